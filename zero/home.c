@@ -124,7 +124,7 @@ void *home_slice(const struct home *h, int unit)
     return (char *)h->placed[unit].flat
         + u->slice * u->element * (size_t)partition_slice(h->partition, h->partition->rank);
 }
-uint64_t home_sharers(const struct home *h)
+uint64_t home_shm_group(const struct home *h)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return (uint64_t)h->partition->ranks;
     return h->kind == TUTTI_ZERO_SHARED ? (uint64_t)h->places.here : 1;

@@ -50,6 +50,6 @@ tutti_status home_use(struct home *home, int unit, uint64_t steps, bool backward
 tutti_status home_await(struct home *home, int unit, uint64_t steps);
 tutti_status home_rest(struct home *home);
 tutti_status home_go_on(struct home *home);             /* collective: all slices have changed */
-uint64_t home_sharers(const struct home *home);         /* ranks that have one flat array, or a slice of it each */
+uint64_t home_shm_group(const struct home *home);         /* ranks that have one flat array, or a slice of it each */
 void *home_flat(const struct home *home, int unit);
 void *home_slice(const struct home *home, int unit);    /* this rank's */

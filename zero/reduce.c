@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { USUAL_BUFFERS = 2, PATIENCE_NS = 50000000, NAP_NS = 50000 };
+enum { USUAL_BUFFERS = 2, SPIN_NS = 50000000, NAP_NS = 50000 };
 enum { AGAIN, DROPS, TAKES, FLAGS };                    /* what ranks tell each other behind `used` */
 
 static size_t bytes_of(const struct reducer *r, int unit) { return partition_bytes(r->partition, unit); }
@@ -102,7 +102,7 @@ static bool is_soon_over(struct reducer *r)
 {
     int64_t began_ns = clock_ns();
     bool over;
-    while (!(over = sum_is_over(flying(r, 0))) && clock_ns() < began_ns + PATIENCE_NS) {
+    while (!(over = sum_is_over(flying(r, 0))) && clock_ns() < began_ns + SPIN_NS) {
         nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
         advance(r);
     }

@@ -485,6 +485,6 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     out->state_bytes = z->optimizer.state_bytes;
     out->parameter_bytes = z->home.gatherer.most_bytes;
     for (int u = 0; u < z->partition.units; u++)
-        out->parameter_bytes += partition_bytes(&z->partition, u) / home_sharers(&z->home);
+        out->parameter_bytes += partition_bytes(&z->partition, u) / home_shm_group(&z->home);
     return TUTTI_OK;
 }

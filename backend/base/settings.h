@@ -54,7 +54,7 @@
     X(verbs_rails, "TUTTI_VERBS_RAILS", NUMBER, "1", "1 to 4", \
       "queue pairs between two processes that share large messages, on the nearest ports in turn; the smaller " \
       "number of the two processes is used") \
-    X(silence_ms, "TUTTI_SILENCE_MS", NUMBER, "5000", "1000 to 60000", \
+    X(peer_timeout_ms, "TUTTI_SILENCE_MS", NUMBER, "5000", "1000 to 60000", \
       "time without a message from another host after which its ranks count as lost, in milliseconds") \
     X(secret_file, "TUTTI_SECRET_FILE", TEXT, "", "", \
       "file with a secret that processes must know in addition to the key from the store: the same on all hosts, " \

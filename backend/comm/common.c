@@ -6,7 +6,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/comm/comm.h"
-#include "backend/join/sharers.h"
+#include "backend/join/shm_group.h"
 #include "backend/memory/available.h"
 #include "backend/memory/memfd.h"
 #include <stdlib.h>
@@ -21,20 +21,20 @@ struct report {                                         /* of one rank, to all *
 };
 struct sharing {
     tutti_comm *comm;
-    struct sharers sharers;
+    struct shm_group shm_group;
     size_t bytes, mapped_bytes;                         /* asked for; in whole pages */
     int descriptor;
     struct common *common;                              /* of this process; NULL: not yet */
     struct report *all;                                 /* [size] */
 };
-static bool is_maker(const struct sharing *s) { return sharers_is_maker(&s->sharers, s->comm->group.rank); }
+static bool is_maker(const struct sharing *s) { return shm_group_is_maker(&s->shm_group, s->comm->group.rank); }
 static bool is_of_my_process(const struct sharing *s, int index)
 {
     const struct group *g = &s->comm->group;
-    return member_shares_process(&g->members[s->sharers.ranks[index]], &g->members[g->rank]);
+    return member_shares_process(&g->members[s->shm_group.ranks[index]], &g->members[g->rank]);
 }
 
-static const unsigned char *token_of(const struct sharing *s) { return s->all[s->sharers.ranks[0]].token; }
+static const unsigned char *token_of(const struct sharing *s) { return s->all[s->shm_group.ranks[0]].token; }
 
 /* ---- what all say ---- */
 static tutti_status check_bytes(const struct sharing *s)
@@ -72,16 +72,16 @@ static tutti_status make(struct sharing *s, struct report *mine)
 static tutti_status pass_on(struct sharing *s)
 {
     const struct group *g = &s->comm->group;
-    if (is_maker(s)) return sharers_send(g, &s->sharers, token_of(s), s->descriptor);
+    if (is_maker(s)) return shm_group_send(g, &s->shm_group, token_of(s), s->descriptor);
     int64_t deadline_ms = clock_deadline(s->comm->timeout_ms);
-    TRY(sharers_receive(g, &s->sharers, token_of(s), deadline_ms, "common memory", &s->descriptor));
+    TRY(shm_group_receive(g, &s->shm_group, token_of(s), deadline_ms, "common memory", &s->descriptor));
     return memfd_check(s->descriptor, s->mapped_bytes, "the group's");
 }
 /* The parts of all ranks of this process. */
 static tutti_status fill(const struct sharing *s)
 {
-    size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->sharers.count;
-    for (int i = 0; i < s->sharers.count; i++) {
+    size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->shm_group.count;
+    for (int i = 0; i < s->shm_group.count; i++) {
         size_t from = pages * (size_t)i / ranks * page_bytes(), to = pages * ((size_t)i + 1) / ranks * page_bytes();
         if (is_of_my_process(s, i)) TRY(memfd_allocate(s->descriptor, from, to - from, "common memory"));
     }
@@ -90,7 +90,7 @@ static tutti_status fill(const struct sharing *s)
 static tutti_status map(struct sharing *s)
 {
     if (!s->common) TRY(common_enter(token_of(s), &s->common));
-    if (!sharers_is_first_of_process(&s->comm->group, &s->sharers, s->comm->group.rank)) return TUTTI_OK;
+    if (!shm_group_is_first_of_process(&s->comm->group, &s->shm_group, s->comm->group.rank)) return TUTTI_OK;
     TRY(pass_on(s));
     TRY(fill(s));
     return common_map(s->common, s->descriptor, s->mapped_bytes);
@@ -117,7 +117,7 @@ tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
     if (!bytes || bytes > most)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "common memory of %zu bytes: allowed are 1 to %zu", bytes, most);
     struct sharing s = { .comm = comm, .bytes = bytes, .mapped_bytes = size_round_up(bytes, page), .descriptor = -1 };
-    s.sharers = (struct sharers){ g->layout->rank + first, host_size(g->layout, g->host), MEMORY_IN_COMMON };
+    s.shm_group = (struct shm_group){ g->layout->rank + first, host_size(g->layout, g->host), MEMORY_IN_COMMON };
     s.all = memory_zeroed((size_t)g->size, sizeof *s.all);
     if (!s.all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on common memory", g->rank);
     tutti_status status = share(&s, out);

@@ -17,7 +17,7 @@ static void stop_running(tutti_comm *comm, bool always, bool leaves)
     failure_ask_to_stop(comm, TUTTI_ABORTED);
     driver_acquire(comm);
     if (!always) operations_go_on(comm);                /* what the others have done already does not fail */
-    bool open = always || comm->backlog.head || comm->messages.open || atomic_load(&comm->gate.intake);
+    bool open = always || comm->run_queue.head || comm->messages.open || atomic_load(&comm->gate.intake);
     for (int64_t n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
     if (leaves)
         comm_fail_silently(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",

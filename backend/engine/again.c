@@ -18,7 +18,7 @@ static tutti_status go_on(tutti_comm *comm, const struct call *call, tutti_statu
     op.part_bytes = bound->part_bytes;
     op.input = bound->input;
     op.output = bound->output;
-    op.sequence = comm->backlog.sequence;
+    op.sequence = comm->run_queue.sequence;
     return operation_go_on(&op, status);
 }
 bool again_run(tutti_comm *comm, struct call *call, const void *input, void *output, tutti_status *out)
@@ -30,7 +30,7 @@ bool again_run(tutti_comm *comm, struct call *call, const void *input, void *out
         return false;
     }
     executor_prepare(&comm->executor);
-    launch_declare(comm, ++comm->backlog.sequence);
+    launch_declare(comm, ++comm->run_queue.sequence);
     *out = executor_again(&comm->executor);
     if (*out == TUTTI_OK) driver_leave(comm);
     else *out = go_on(comm, call, *out);

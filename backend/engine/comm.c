@@ -32,7 +32,7 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
     TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
     TRY(reach_init(&comm->reach, segment->ranks));
-    return group_is_spread(g) ? accord_create(comm, &comm->accord) : TUTTI_OK;
+    return group_is_spread(g) ? agreement_create(comm, &comm->agreement) : TUTTI_OK;
 }
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool fences)
 {
@@ -42,9 +42,9 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool 
     machine_take_network(&typical, machine);            /* on which all hosts have agreed */
     launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical,
         g->segment->tuning);
-    struct patience patience = price_patience(machine, group_is_linked(g) ? LOOK_AT_NETWORK_NS : 0);
-    if (g->segment->ranks <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
-    int polls = g->ladder.pauses / 10;
+    struct spin_budget spin_budget = price_spin_budget(machine, group_is_linked(g) ? LOOK_AT_NETWORK_NS : 0);
+    if (g->segment->ranks <= cores) g->backoff = backoff_of(spin_budget.pauses, spin_budget.yields);
+    int polls = g->backoff.pauses / 10;
     /* tiles are cut by what all hosts know alike, so their slots do not depend on a machine's caches */
     size_t ring = alone ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
     executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring, fences);
@@ -64,8 +64,8 @@ void comm_free(tutti_comm *comm)
 }
 void comm_finish(tutti_comm *comm)
 {
-    accord_destroy(comm->accord);
-    comm->accord = NULL;
+    agreement_destroy(comm->agreement);
+    comm->agreement = NULL;
     router_destroy(comm->router);
     executor_finish(&comm->executor);
     launcher_finish(&comm->launcher);
@@ -77,19 +77,19 @@ void comm_finish(tutti_comm *comm)
 void comm_pause(const tutti_comm *comm, int64_t n)
 {
     static const struct wait_set none;
-    ladder_climb(&comm->group.ladder, n, &none, 1);
+    backoff_wait(&comm->group.backoff, n, &none, 1);
 }
 bool comm_has_left(const tutti_comm *comm, int rank)
 {
     const struct group *g = &comm->group;
-    if (!group_has_here(g, rank)) return accord_has_left(comm->accord, rank);
+    if (!group_has_here(g, rank)) return agreement_has_left(comm->agreement, rank);
     return atomic_load_explicit(&group_control(g, group_index(g, rank))->departed, memory_order_acquire) != 0;
 }
 void comm_leave(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
     struct control *mine = group_control(g, group_index(g, g->rank));
-    if (comm->accord) accord_leave(comm);
+    if (comm->agreement) agreement_leave(comm);
     atomic_store(&mine->departed, 1);
-    if (comm->accord) accord_tell_host(comm->accord);
+    if (comm->agreement) agreement_tell_host(comm->agreement);
 }

@@ -2,7 +2,7 @@
  * constant once joined, the gate is any thread's, the listing is the progress thread's, and all else is the driver's,
  * who holds gate.driver. */
 #pragma once
-#include "backend/engine/accord.h"
+#include "backend/engine/agreement.h"
 #include "backend/engine/driver.h"
 #include "backend/engine/failure.h"
 #include "backend/engine/group.h"
@@ -20,36 +20,36 @@ struct tutti_comm {
     _Atomic bool ended;                                 /* it has left the group, or is about to */
     struct membership *membership;                      /* what joining has left, see join/join.h */
     struct router *router;
-    struct accord *accord;                              /* between its hosts; NULL: it has one */
+    struct agreement *agreement;                              /* between its hosts; NULL: it has one */
     _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];            /* by the user; of any thread */
     _Atomic int64_t timeout_ms;
     _Atomic int priority;
     struct gate gate;
     struct listing listing;
     struct executor executor;                           /* of the driver, from here on */
-    struct backlog backlog;
+    struct run_queue run_queue;
     struct messages messages;
     struct launcher launcher;
     struct reach reach;
     struct outcome outcome;                             /* of any thread; written by the driver but for its words */
 };
-static inline bool comm_has_failed(const tutti_comm *comm)             /* a look that costs nothing; see comm_failure */
+static inline bool comm_has_failed(const tutti_comm *comm) /* a look that costs nothing; see comm_failure */
 {
     return atomic_load_explicit(&comm->outcome.failed, memory_order_relaxed);
 }
 static inline bool comm_is_failing(const tutti_comm *comm) /* or a reason is known, and hosts agree on one */
 {
-    return comm_has_failed(comm) || (comm->accord && accord_is_failing(comm->accord));
+    return comm_has_failed(comm) || (comm->agreement && agreement_is_failing(comm->agreement));
 }
-static inline bool comm_has_verdict(const tutti_comm *comm) /* of several hosts, and nobody has taken it up */
+static inline bool comm_has_decision(const tutti_comm *comm) /* of several hosts, and nobody has taken it up */
 {
-    return comm->accord && accord_is_over(comm->accord) && !comm_has_failed(comm);
+    return comm->agreement && agreement_is_over(comm->agreement) && !comm_has_failed(comm);
 }
 /* Everything but its members. Half of it may be there after an error: comm_finish is due in every case. */
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
 /* Its members and their places are known; takes over the layout. */
 void comm_place(tutti_comm *comm, struct layout *layout);
-/* The segment of its host is mapped, and what stands for the network between hosts that are pretended (else NULL):
+/* The segment of its host is mapped, and what stands for the network between hosts that are simulated (else NULL):
    now it can wait for the others, and fail with them. */
 tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network);
 /* The machine is known, and how many cores the ranks of this host may use, all of them together. Algorithms are chosen

@@ -27,7 +27,7 @@ static void complete(struct operation *op, tutti_status status, const char *deta
     if (is_driven) return;
     word_ring(&completions, &sleepers, false);
 }
-static bool is_driven(const struct operation *op) { return op->comm->backlog.driven == op; }
+static bool is_driven(const struct operation *op) { return op->comm->run_queue.driven == op; }
 void operation_complete(struct operation *op, tutti_status status)
 {
     complete(op, status, op->comm->outcome.detail, is_driven(op));

@@ -1,4 +1,4 @@
-/* The backlog of a communicator, and the role of its driver. Submitting is a push on a list without locks. */
+/* The run queue of a communicator, and the role of its driver. Submitting is a push on a list without locks. */
 #include "backend/base/clock.h"
 #include "backend/base/pause.h"
 #include "backend/engine/comm.h"
@@ -6,8 +6,8 @@
 enum { CHECK_EVERY = 64, GO_ON_MS = 1000 };
 _Atomic int most_sleep_ms = 20;
 
-/* ---- the backlog; driver only ---- */
-bool driver_has_open(const tutti_comm *comm) { return comm->backlog.head || comm->messages.open; }
+/* ---- the run queue; driver only ---- */
+bool driver_has_open(const tutti_comm *comm) { return comm->run_queue.head || comm->messages.open; }
 bool driver_is_idle(const tutti_comm *comm)
 {
     return !driver_has_open(comm) && !atomic_load_explicit(&comm->gate.intake, memory_order_relaxed)
@@ -18,9 +18,9 @@ void driver_accept(tutti_comm *comm, struct operation *op)
     op->next = NULL;
     if (comm_has_failed(comm)) { operation_complete(op, comm->outcome.status); return; }
     if (op->family == POINT_TO_POINT) { message_post(comm, op); return; }
-    if (comm->backlog.tail) comm->backlog.tail->next = op;
-    else comm->backlog.head = op;
-    comm->backlog.tail = op;
+    if (comm->run_queue.last) comm->run_queue.last->next = op;
+    else comm->run_queue.head = op;
+    comm->run_queue.last = op;
 }
 void driver_take_intake(tutti_comm *comm)
 {
@@ -40,10 +40,10 @@ void driver_take_intake(tutti_comm *comm)
 }
 static void leave_queue(tutti_comm *comm, tutti_status status)         /* the head is over */
 {
-    struct operation *op = comm->backlog.head;
-    comm->backlog.head = op->next;
-    if (!comm->backlog.head) comm->backlog.tail = NULL;
-    comm->backlog.running = false;
+    struct operation *op = comm->run_queue.head;
+    comm->run_queue.head = op->next;
+    if (!comm->run_queue.head) comm->run_queue.last = NULL;
+    comm->run_queue.running = false;
     operation_complete(op, status);
 }
 /* The failed operation ends for its caller, and what is queued behind it, when no peer is at its tensors any more: this
@@ -51,22 +51,22 @@ static void leave_queue(tutti_comm *comm, tutti_status status)         /* the he
 static void fail_all(tutti_comm *comm)
 {
     driver_take_intake(comm);
-    bool back = messages_cancel(comm), running = comm->backlog.running;
+    bool back = messages_cancel(comm), running = comm->run_queue.running;
     if (running && !launch_cancel(comm)) back = false;
     if (!back) { router_poll(comm->router); return; }
     messages_fail(comm, comm->outcome.status);
     if (running && comm->executor.run.exposed && !tensors_are_released(comm)) return;
-    while (comm->backlog.head) leave_queue(comm, comm->outcome.status);
+    while (comm->run_queue.head) leave_queue(comm, comm->outcome.status);
 }
 static tutti_status advance(tutti_comm *comm)                          /* the head, as far as it gets */
 {
-    struct backlog *b = &comm->backlog;
+    struct run_queue *b = &comm->run_queue;
     if (!b->running) {
         b->head->sequence = ++b->sequence;
-        if (comm->accord) accord_announce(comm->accord);
+        if (comm->agreement) agreement_announce(comm->agreement);
         TRY(launch_start(comm, b->head));
         b->running = true;
-        if (comm->accord) accord_begin(comm);
+        if (comm->agreement) agreement_begin(comm);
     }
     return launch_step(comm, b->head);
 }
@@ -75,13 +75,13 @@ static void fail(tutti_comm *comm, tutti_status status)                /* becaus
     if (status == TUTTI_MISMATCH) comm_mismatch(comm);
     else if (!failure_is_told(comm, status)) comm_fail(comm, status, "%s", status_detail());
     if (comm_has_failed(comm)) fail_all(comm);
-    else comm->backlog.stuck = true;
+    else comm->run_queue.stuck = true;
 }
 /* The last look before the head succeeds: not if it, or one before it, is known to fail on another rank. */
 static bool may_end(tutti_comm *comm)
 {
-    if (!comm->accord || accord_may_end(comm->accord, comm->backlog.head->sequence)) return true;
-    comm->backlog.stuck = true;
+    if (!comm->agreement || agreement_may_end(comm->agreement, comm->run_queue.head->sequence)) return true;
+    comm->run_queue.stuck = true;
     return false;
 }
 static void settle(tutti_comm *comm, tutti_status status)              /* the head, as far as it has got */
@@ -93,14 +93,14 @@ static void settle(tutti_comm *comm, tutti_status status)              /* the he
 void driver_begin(tutti_comm *comm, struct operation *op)
 {
     op->next = NULL;
-    comm->backlog.head = comm->backlog.tail = op;
+    comm->run_queue.head = comm->run_queue.last = op;
     settle(comm, advance(comm));
 }
 void driver_go_on(tutti_comm *comm, struct operation *op, tutti_status status)
 {
     op->next = NULL;
-    comm->backlog.head = comm->backlog.tail = op;
-    comm->backlog.running = true;
+    comm->run_queue.head = comm->run_queue.last = op;
+    comm->run_queue.running = true;
     settle(comm, status);
 }
 bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
@@ -109,7 +109,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
     bool moved = comm->messages.open && messages_progress(comm, blocked);
     if (comm->messages.open && !moved) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
     if (comm_has_failed(comm)) { fail_all(comm); return moved; }
-    while (comm->backlog.head && !comm->backlog.stuck) {
+    while (comm->run_queue.head && !comm->run_queue.stuck) {
         uint64_t moves = comm->executor.moves;
         tutti_status status = advance(comm);
         moved |= comm->executor.moves != moves;
@@ -132,7 +132,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
 bool operations_check(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
-    if (comm->accord) accord_look(comm);
+    if (comm->agreement) agreement_poll(comm);
     if (!comm_is_alerted(comm)) return false;
     bool moved = driver_progress(comm, &unused);
     if (moved && !driver_has_open(comm)) return true;   /* nothing is left that would have to fail */
@@ -150,7 +150,7 @@ bool driver_check(tutti_comm *comm, int64_t n)
 {
     bool fruitless = n % CHECK_EVERY == CHECK_EVERY - 1;
     if (fruitless) peers_rouse(comm);
-    return (fruitless || ++comm->backlog.visits % 1024 == 0) && operations_check(comm);
+    return (fruitless || ++comm->run_queue.visits % 1024 == 0) && operations_check(comm);
 }
 int64_t driver_soon(int64_t n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
 bool operations_abandon(tutti_comm *comm)
@@ -179,17 +179,17 @@ void driver_acquire(tutti_comm *comm)
 {
     for (int64_t n = 0; !driver_try(comm); n++) comm_pause(comm, n);
 }
-/* What is submitted just now need not be looked for: whoever submits asks the progress thread, which begins its ladder
+/* What is submitted just now need not be looked for: whoever submits asks the progress thread, which begins its backoff
    anew for every asking, much longer than a store takes to become visible. The communicator may be gone afterwards. */
 void driver_release(tutti_comm *comm)
 {
-    bool open = driver_has_open(comm), rests = open && rest_is_possible(comm), rested = comm->gate.resting;
-    rest_record(comm, rests);
-    if (rests) comm->launcher.timed = false;            /* a time would say when its caller comes back */
-    if (rests) atomic_store_explicit(&comm->executor.site.contact->listening, RESTS, memory_order_relaxed);
+    bool open = driver_has_open(comm), deferred = open && rest_is_possible(comm), rested = comm->gate.resting;
+    rest_record(comm, deferred);
+    if (deferred) comm->launcher.timed = false;            /* a time would say when its caller comes back */
+    if (deferred) atomic_store_explicit(&comm->executor.site.contact->listening, DEFERRED, memory_order_relaxed);
     else if (!open || rested) comm_awake(comm);
     /* what rested has been enlisted before */
-    bool asks = open && !(rests && rested) && (engine_enlist(comm) || !rests);
+    bool asks = open && !(deferred && rested) && (engine_list_add(comm) || !deferred);
     driver_leave(comm);
     if (asks) engine_ring();                            /* only now, or the thread finds the role taken and sleeps */
 }
@@ -206,9 +206,9 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         bool alone = op->family == POINT_TO_POINT && message_is_alone(comm, op);
         if (alone && message_take_back(comm, op)) return;
         wait_add(&blocked, &comm->gate.bell, bell, &comm->gate.bell_waiters, false);
-        if (ladder_step(&comm->group.ladder, n, blocked.core_is_wanted)) continue;
+        if (backoff_step(&comm->group.backoff, n, blocked.core_is_wanted)) continue;
         /* a message may be over as soon as it is taken in, which does not count as a move */
-        bool sleeps = !operation_is_over(op) && !comm_has_verdict(comm) && router_arm(comm->router);
+        bool sleeps = !operation_is_over(op) && !comm_has_decision(comm) && router_arm(comm->router);
         if (sleeps) wait_sleep(&blocked, atomic_load(&most_sleep_ms));
         n = driver_soon(n);
     }

@@ -1,4 +1,4 @@
-/* Who does the work. Each communicator has a driver: the one thread that may touch its backlog and its executor. A
+/* Who does the work. Each communicator has a driver: the one thread that may touch its run queue and its executor. A
  * blocking call takes the role if it is free, so that on an idle group nothing stands between the caller and the
  * shared memory; otherwise, and for everything that is only started, there is one progress thread per process
  * (progress.h). Whoever drives does all the work of the communicator, whoever's it is; when it leaves while something
@@ -18,8 +18,8 @@ struct gate {                                           /* of any thread */
     _Atomic bool resting;                               /* what is open can be left alone; see rest.h */
     _Atomic bool settled;                               /* calls like the last one can be repeated; see again.h */
 };
-struct backlog {                                        /* of the driver */
-    struct operation *head, *tail;                      /* collectives, oldest first */
+struct run_queue {                                        /* of the driver */
+    struct operation *head, *last;                      /* collectives, oldest first */
     bool running;                                       /* head has begun */
     bool stuck;                                         /* head ends with the verdict of all hosts, which comes */
     const struct operation *driven;                     /* the driver's own: nobody else waits for it */

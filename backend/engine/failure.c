@@ -14,7 +14,7 @@ enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
-    if (!comm->backlog.running) { snprintf(out, bytes, comm->messages.open ? "a message" : "no operation"); return; }
+    if (!comm->run_queue.running) { snprintf(out, bytes, comm->messages.open ? "a message" : "no operation"); return; }
     struct declaration mine = *comm->executor.run.declaration;
     const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
     if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
@@ -35,7 +35,7 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
     bool *absent = memory_zeroed((size_t)g->size, sizeof *absent);
     size_t used = 0;
     out[0] = 0;
-    if (absent && comm->accord) accord_list_absent(comm->accord, comm->backlog.sequence, absent);
+    if (absent && comm->agreement) agreement_list_absent(comm->agreement, comm->run_queue.sequence, absent);
     for (int r = 0; absent && r < g->size && used + 16 < bytes; r++)
         if (absent[r] || (group_has_here(g, r) && !executor_has_arrived(&comm->executor, r)))
             used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
@@ -48,7 +48,7 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
 static bool have_come_at_last(const tutti_comm *comm)
 {
     _Atomic uint32_t *state = &comm->group.segment->failure->state;
-    if (!comm->backlog.running || comm->executor.run.arrived) return false;
+    if (!comm->run_queue.running || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
     group_alert(&comm->group);
@@ -76,7 +76,7 @@ static void wake(const struct segment *s, int index)    /* whoever sleeps on any
 /* Counted from 0: if all have come to the one that runs, others may succeed in it. */
 static uint64_t first_that_fails(const tutti_comm *comm)
 {
-    return comm->executor.operation + (comm->backlog.running && comm->executor.run.arrived);
+    return comm->executor.operation + (comm->run_queue.running && comm->executor.run.arrived);
 }
 static void tell_others(const tutti_comm *comm)
 {
@@ -109,7 +109,7 @@ static tutti_status propose(tutti_comm *comm, const struct about *about, tutti_s
     struct agree_cause cause = { .kind = (int32_t)about->kind, .status = status, .other = about->other };
     snprintf(cause.detail, sizeof cause.detail, "%.*s", (int)sizeof cause.detail - 1, detail);
     status_fail(status, "%s", detail);
-    accord_fail(comm->accord, &cause);
+    agreement_fail(comm->agreement, &cause);
     return status;
 }
 __attribute__((format(printf, 4, 0))) static tutti_status fail(tutti_comm *comm, const struct about *about,
@@ -117,9 +117,9 @@ __attribute__((format(printf, 4, 0))) static tutti_status fail(tutti_comm *comm,
 {
     char detail[STATUS_DETAIL_BYTES];
     if (comm_has_failed(comm)) return comm_failure(comm);
-    if (comm->accord) {
+    if (comm->agreement) {
         vsnprintf(detail, sizeof detail, format, arguments);
-        bool known = accord_is_failing(comm->accord);
+        bool known = agreement_is_failing(comm->agreement);
         return known ? status_repeat(status, detail) : propose(comm, about, status, detail);
     }
     keep_outcome(&comm->outcome, status, format, arguments);
@@ -164,7 +164,7 @@ void failure_record_lost(tutti_comm *comm, int rank)
     uint32_t nobody = 0;
     if (comm_has_left(comm, rank)) return;
     atomic_compare_exchange_strong(&comm->outcome.lost, &nobody, (uint32_t)rank + 1);
-    if (comm->accord) accord_record_lost(comm->accord, rank);
+    if (comm->agreement) agreement_record_lost(comm->agreement, rank);
     else comm_call(comm);
 }
 void failure_ask_to_stop(tutti_comm *comm, tutti_status status)
@@ -184,16 +184,16 @@ static tutti_status fail_with_others(tutti_comm *comm)
     if (status >= 0 || status < TUTTI_INTERNAL) status = TUTTI_INTERNAL;
     return comm_fail(comm, status, "rank %d failed the group: %s", rank, detail);
 }
-static tutti_status adopt_verdict(tutti_comm *comm)
+static tutti_status decision_adopt(tutti_comm *comm)
 {
     struct agree_cause cause;
     char detail[STATUS_DETAIL_BYTES];
     if (comm_has_failed(comm)) return comm_failure(comm);
-    accord_verdict(comm->accord, &cause);
+    agreement_decide(comm->agreement, &cause);
     tutti_status status = cause.status >= TUTTI_INTERNAL ? (tutti_status)cause.status : TUTTI_INTERNAL;
     words_of_cause(&comm->group, &cause, detail, sizeof detail);
     /* what is open here fails, though the cause may be about a later one: so it succeeds on no rank of this host */
-    accord_close_roll_call(comm->accord, first_that_fails(comm));
+    agreement_close_roll_call(comm->agreement, first_that_fails(comm));
     comm_fail_silently(comm, status, "%s", detail);     /* the others know it */
     if (cause.reporter == comm->group.rank) return status_repeat(status, detail);      /* it has said so before */
     return status_fail(status, "%s", detail);
@@ -283,7 +283,7 @@ static bool is_late(struct limit *l)
 }
 static struct operation *find_late(const tutti_comm *comm)
 {
-    for (struct operation *op = comm->backlog.head; op; op = op->next)
+    for (struct operation *op = comm->run_queue.head; op; op = op->next)
         if (is_late(&op->limit)) return op;
     for (struct operation *op = comm->messages.open; op; op = op->next)
         if (is_late(&op->limit)) return op;
@@ -292,7 +292,7 @@ static struct operation *find_late(const tutti_comm *comm)
 /* A rank of this host that is waited for and has left in good order, its part not done; or -1. */
 static int find_departed(const tutti_comm *comm)
 {
-    int peer = comm->backlog.running ? comm->executor.blocked_peer : -1;
+    int peer = comm->run_queue.running ? comm->executor.blocked_peer : -1;
     return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer) ? peer : -1;
 }
 /* The one walk over the reasons there are, in the order in which they are told. */
@@ -316,27 +316,27 @@ static struct reason find_reason(const tutti_comm *comm)
     if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ .cause = PEER_DIED };
     return find_own_reason(comm);
 }
-/* Of several hosts: when a reason is known anywhere, the verdict comes by itself. */
+/* Of several hosts: when a reason is known anywhere, the decision comes by itself. */
 static struct reason find_reason_between_hosts(const tutti_comm *comm)
 {
-    const struct accord *a = comm->accord;
+    const struct agreement *a = comm->agreement;
     if (comm_has_failed(comm)) return (struct reason){ .cause = FAILED };
-    if (accord_is_over(a)) return (struct reason){ .cause = DECIDED };
-    if (accord_has_lost(a)) return (struct reason){ .cause = PEER_DIED };
-    if (accord_is_failing(a)) return (struct reason){ .cause = NONE };
+    if (agreement_is_over(a)) return (struct reason){ .cause = DECIDED };
+    if (agreement_has_lost(a)) return (struct reason){ .cause = PEER_DIED };
+    if (agreement_is_failing(a)) return (struct reason){ .cause = NONE };
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
     return find_own_reason(comm);
 }
 static struct reason find(const tutti_comm *comm)
 {
-    return comm->accord ? find_reason_between_hosts(comm) : find_reason(comm);
+    return comm->agreement ? find_reason_between_hosts(comm) : find_reason(comm);
 }
 bool comm_is_alerted(const tutti_comm *comm) { return find(comm).cause != NONE; }
 static bool asks_first(const tutti_comm *comm, const struct operation *late)
 {
-    bool running = late == comm->backlog.head && comm->backlog.running;
-    return comm->accord && running && executor_is_complete(&comm->executor)
-        && accord_asks(comm->accord, late->sequence);
+    bool running = late == comm->run_queue.head && comm->run_queue.running;
+    return comm->agreement && running && executor_is_complete(&comm->executor)
+        && agreement_asks(comm->agreement, late->sequence);
 }
 static tutti_status act(tutti_comm *comm, const struct reason *reason)
 {
@@ -347,10 +347,10 @@ static tutti_status act(tutti_comm *comm, const struct reason *reason)
             "%s was aborted, or destroyed while operations ran, by rank %d", comm->group.name, comm->group.rank);
     case FAILED: return comm_failure(comm);
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
-    case DECIDED: return adopt_verdict(comm);
+    case DECIDED: return decision_adopt(comm);
     case PEER_DIED:
-        if (!comm->accord) return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
-        accord_accept_deaths(comm->accord);
+        if (!comm->agreement) return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
+        agreement_accept_deaths(comm->agreement);
         break;
     case LEFT_ALONE: return fail_left_alone(comm, reason->departed);
     case LATE: return asks_first(comm, reason->late) ? TUTTI_OK : fail_late(comm, reason->late);
@@ -362,11 +362,11 @@ tutti_status comm_check(tutti_comm *comm)
 {
     struct reason reason = find(comm);
     if (reason.cause == MESSAGE_LEFT_ALONE && !is_left_alone_after_all(comm)) return TUTTI_OK;
-    bool may_pass = reason.cause >= PEER_DIED && !comm->accord;
+    bool may_pass = reason.cause >= PEER_DIED && !comm->agreement;
     if (may_pass && have_come_at_last(comm)) return TUTTI_OK;          /* or it fails now, certainly */
     tutti_status status = act(comm, &reason);
-    if (!comm->accord || comm_has_failed(comm)) return status;
-    return accord_is_over(comm->accord) ? adopt_verdict(comm) : TUTTI_OK;
+    if (!comm->agreement || comm_has_failed(comm)) return status;
+    return agreement_is_over(comm->agreement) ? decision_adopt(comm) : TUTTI_OK;
 }
 bool failure_is_told(tutti_comm *comm, tutti_status status)
 {

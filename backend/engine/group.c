@@ -10,7 +10,7 @@ tutti_status group_init(struct group *g, int rank, int size, const char *name)
     g->rank = rank;
     g->size = size;
     snprintf(g->name, sizeof g->name, "%.31s", name ? name : "the group");
-    g->ladder = ladder_for(true);
+    g->backoff = backoff_for(true);
     g->members = memory_zeroed((size_t)size, sizeof *g->members);
     g->peers = memory_zeroed((size_t)size, sizeof *g->peers);
     return g->members && g->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);

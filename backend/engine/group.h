@@ -14,11 +14,11 @@ struct group {
     struct member *members;                             /* [size] */
     struct peer **peers;                                /* [size]; NULL: this process */
     const struct segment *segment;                      /* of my host; NULL: not mapped yet */
-    const struct segment *network;                      /* bells and pairs between hosts that are pretended; or NULL */
+    const struct segment *network; /* bells and pairs between hosts that are simulated; or NULL */
     struct layout *layout;                              /* where the ranks are; owned; NULL: not known yet */
     int host;                                           /* mine */
     char interface[16];                                 /* of the network that leads to the other hosts, or empty */
-    struct ladder ladder;                               /* of a thread that drives */
+    struct backoff backoff;                               /* of a thread that drives */
 };
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
 void group_leave(struct group *group);                  /* lets go of the peers; the rest stays readable */
@@ -28,8 +28,8 @@ static inline bool group_is_spread(const struct group *g) { return g->layout->ho
 /* Several hosts, and all between them goes over links and a network; `network` is NULL. */
 static inline bool group_is_linked(const struct group *g)
 {
-    uint32_t pretends = g->members[0].pretends;
-    return group_is_spread(g) && (!pretends || pretends & PRETENDS_LINKS);
+    uint32_t simulates = g->members[0].simulates;
+    return group_is_spread(g) && (!simulates || simulates & SIMULATES_LINKS);
 }
 
 /* ---- the ranks of my host ---- */
@@ -47,7 +47,7 @@ static inline struct control *group_control(const struct group *g, int index)
 void group_alert(const struct group *group);
 
 /* The control block with the bell of a rank of my host, and its word that it has joined; also of a rank of another host
-   that is pretended and shares the network segment. */
+   that is simulated and shares the network segment. */
 static inline struct control *group_contact(const struct group *g, int rank)
 {
     return g->network ? segment_control(g->network, rank) : group_control(g, group_index(g, rank));

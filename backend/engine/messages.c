@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LOOKS = 4 };                                     /* at the transport, for each turn: what comes is seen sooner */
+enum { LOOKS = 4 }; /* at the transport, for each turn: what comes is seen sooner */
 enum { POLLS_BEFORE_LISTENING = 100 };
 
 /* ---- what the transports stand on: the segment of the host, and a network or what stands for one ---- */
@@ -190,12 +190,12 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
 }
 /* While a thread only pauses between its polls, the bell need not ring: the line it is in would go from core to core
    with each message. From the first yield of a driver on it may, and soon in any case: the progress thread climbs a
-   ladder of its own. What is seen of it before then has never been its value, so that
+   backoff of its own. What is seen of it before then has never been its value, so that
    who goes to sleep nevertheless wakes at once. */
 static uint32_t bell_before_poll(tutti_comm *comm)
 {
     struct control *mine = comm->executor.site.contact;
-    int pauses = comm->group.ladder.pauses, most = pauses < POLLS_BEFORE_LISTENING ? pauses : POLLS_BEFORE_LISTENING;
+    int pauses = comm->group.backoff.pauses, most = pauses < POLLS_BEFORE_LISTENING ? pauses : POLLS_BEFORE_LISTENING;
     int *polls = &comm->messages.idle_polls;
     if (*polls < most && atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS_NOT) {
         ++*polls;

@@ -79,7 +79,7 @@ static tutti_status open_one(struct fabric *fabric, const struct group *g, struc
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes = sizeof address;
     struct fabric_place place = { .device = g->interface[0] ? g->interface : NULL,
-        .pretended = g->members[0].pretends != 0 };
+        .simulated = g->members[0].simulates != 0 };
     TRY(fabric_open(fabric, g->members[g->rank].identity.nonce, &place, address, &bytes));
     tutti_status status = address_add(all, address, bytes);
     if (status != TUTTI_OK) fabric_close(fabric);

@@ -49,7 +49,7 @@ static void submit(tutti_comm *comm, struct operation *op)
 static tutti_status end_as_driver(tutti_comm *comm, struct operation *op)
 {
     if (!operation_is_over(op)) driver_drive(comm, op);
-    comm->backlog.driven = NULL;
+    comm->run_queue.driven = NULL;
     driver_release(comm);
     return operation_result(op);
 }
@@ -57,7 +57,7 @@ static tutti_status end_as_driver(tutti_comm *comm, struct operation *op)
    queue and no polling between the call and the shared memory. */
 static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
 {
-    comm->backlog.driven = op;
+    comm->run_queue.driven = op;
     if (driver_is_idle(comm) && op->family != POINT_TO_POINT) {
         driver_begin(comm, op);
     } else {
@@ -70,7 +70,7 @@ tutti_status operation_go_on(struct operation *op, tutti_status status)
 {
     atomic_init(&op->state, OPERATION_PENDING);
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
-    op->comm->backlog.driven = op;
+    op->comm->run_queue.driven = op;
     driver_go_on(op->comm, op, status);
     return end_as_driver(op->comm, op);
 }
@@ -148,7 +148,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
             driver_release(comm);
             return operation_result(op);
         }
-        if (!ladder_step(&comm->group.ladder, n, set.core_is_wanted)) wait_sleep(&set, atomic_load(&most_sleep_ms));
+        if (!backoff_step(&comm->group.backoff, n, set.core_is_wanted)) wait_sleep(&set, atomic_load(&most_sleep_ms));
     }
     atomic_fetch_sub(&comm->gate.inside, 1);
     return operation_result(op);
@@ -159,8 +159,8 @@ static void look_after(struct operation *op, int turns)
     tutti_comm *comm = op->comm;
     if (!enter(op)) return;
     bool drives = atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) && driver_try(comm);
-    if (drives && driver_drive_briefly(comm, turns)) comm->backlog.idle_tests = 0;
-    else if (drives && ++comm->backlog.idle_tests % IDLE_TESTS == 0) peers_rouse(comm);
+    if (drives && driver_drive_briefly(comm, turns)) comm->run_queue.idle_tests = 0;
+    else if (drives && ++comm->run_queue.idle_tests % IDLE_TESTS == 0) peers_rouse(comm);
     atomic_fetch_sub(&comm->gate.inside, 1);            /* now the driver is what keeps it from being destroyed */
     if (drives) driver_release(comm);
 }

@@ -10,7 +10,7 @@ static struct engine {
     pthread_mutex_t lock;                               /* of users, thread */
     int users;
     pthread_t thread;
-    struct ladder ladder;                               /* of the thread */
+    struct backoff backoff;                               /* of the thread */
     _Atomic bool stop;
     _Atomic uint32_t bell, sleepers;
     _Atomic(tutti_comm *) intake;
@@ -18,7 +18,7 @@ static struct engine {
 static unsigned generation = 1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void after_fork(void)                                           /* in the child: no thread of ours lives here */
+static void after_fork(void) /* in the child: no thread of ours lives here */
 {
     generation++;
     engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
@@ -31,7 +31,7 @@ unsigned process_generation(void) { return generation; }
 void engine_ring(void) { word_ring(&engine.bell, &engine.sleepers, false); }
 /* Into the progress thread's hands. False: it was there already, and so its bell is among what that thread sleeps
    on. */
-bool engine_enlist(tutti_comm *comm)
+bool engine_list_add(tutti_comm *comm)
 {
     if (atomic_fetch_add(&comm->listing.scheduled, 1)) return false;
     tutti_comm *first = atomic_load(&engine.intake);
@@ -41,7 +41,7 @@ bool engine_enlist(tutti_comm *comm)
 }
 void engine_schedule(tutti_comm *comm)
 {
-    engine_enlist(comm);
+    engine_list_add(comm);
     engine_ring();
 }
 /* One visit of the progress thread. OPEN: there is something to wait for awake. IDLE: not, but it stays in the list,
@@ -72,10 +72,10 @@ static enum visit visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_
     if (driver_has_open(comm)) went |= driver_check(comm, n);
     bool open = comm->listing.was_open = driver_has_open(comm);
     /* a thread that sees to messages listens for them */
-    if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == RESTS) comm_awake(comm);
-    if (open && !went && ladder_is_climbed(&engine.ladder, n))
-        went = comm_has_verdict(comm) || !router_arm(comm->router);
-    rest_record(comm, open && !went && n >= comm->group.ladder.pauses && rest_is_possible(comm));
+    if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_awake(comm);
+    if (open && !went && backoff_is_over(&engine.backoff, n))
+        went = comm_has_decision(comm) || !router_arm(comm->router);
+    rest_record(comm, open && !went && n >= comm->group.backoff.pauses && rest_is_possible(comm));
     *moved |= went;
     driver_leave(comm);
     if (open) return OPEN;
@@ -121,7 +121,7 @@ static void *progress_main(void *unused)
             moved = true;
         }
         bool open = visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
-        if (!sleeps && !moved) sleeps = !ladder_step(&engine.ladder, n, blocked.core_is_wanted);
+        if (!sleeps && !moved) sleeps = !backoff_step(&engine.backoff, n, blocked.core_is_wanted);
         blocked.idle = !open;
         if (sleeps) wait_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
         if (moved || !list) n = -1;
@@ -134,7 +134,7 @@ static tutti_status start_thread(void)
     sigset_t all, before;
     sigfillset(&all);
     atomic_store(&engine.stop, false);
-    engine.ladder = ladder_for(false);
+    engine.backoff = backoff_for(false);
     pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
     int refused = pthread_create(&engine.thread, NULL, progress_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -15,7 +15,7 @@ tutti_status engine_acquire(void);                      /* starts the thread whe
 void engine_release(void);
 void engine_ring(void);                                 /* wakes it */
 /* Into its hands. False: it was there already, and so its bell is among what that thread sleeps on. */
-bool engine_enlist(tutti_comm *comm);
+bool engine_list_add(tutti_comm *comm);
 void engine_schedule(tutti_comm *comm);                 /* both */
 void engine_forget(tutti_comm *comm);                   /* returns when it has let go of the communicator */
 unsigned process_generation(void);                      /* changes with fork */

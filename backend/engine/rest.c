@@ -22,12 +22,12 @@ static bool all_may_rest(const tutti_comm *comm, const struct operation *op)
 bool rest_is_possible(tutti_comm *comm)
 {
     return !comm->messages.reaching && !comm_has_failed(comm) && !atomic_load(&comm->gate.inside)
-        && all_may_rest(comm, comm->backlog.head) && all_may_rest(comm, comm->messages.open);
+        && all_may_rest(comm, comm->run_queue.head) && all_may_rest(comm, comm->messages.open);
 }
-void rest_record(tutti_comm *comm, bool rests)
+void rest_record(tutti_comm *comm, bool deferred)
 {
-    if (atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) == rests) return;
-    atomic_store_explicit(&comm->gate.resting, rests, memory_order_relaxed);
+    if (atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) == deferred) return;
+    atomic_store_explicit(&comm->gate.resting, deferred, memory_order_relaxed);
 }
 void comm_awake(tutti_comm *comm)
 {
@@ -41,7 +41,7 @@ void peers_rouse(const tutti_comm *comm)
     const struct site *s = &comm->executor.site;
     for (int peer = 0; peer < s->ranks; peer++) {
         struct control *c = group_contact(&comm->group, group_rank(&comm->group, peer));
-        if (peer != s->index && atomic_load_explicit(&c->listening, memory_order_relaxed) == RESTS)
+        if (peer != s->index && atomic_load_explicit(&c->listening, memory_order_relaxed) == DEFERRED)
             word_ring(&c->bell, &c->bell_waiters, true);
     }
 }

@@ -1,6 +1,6 @@
 #include "backend/engine/trials.h"
+#include "backend/base/ab_test.h"
 #include "backend/base/clock.h"
-#include "backend/base/duel.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"
@@ -27,7 +27,7 @@ static const struct measure {
 enum { GO_BACK = VARIANTS };                            /* from what asks more of tensors than the price does */
 static const double AS_GOOD = 1.02;
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 500e3, MOST_LOST = 20;
-static const double TIMED_NS = 100;                     /* what it costs a call that all say when they begin and end */
+static const double TIMED_NS = 100; /* what it costs a call that all say when they begin and end */
 
 /* ---- words ---- */
 static const uint64_t CODE_MASK = (1u << CODE_BITS) - 1;
@@ -99,14 +99,14 @@ int trial_decider(const struct trial_key *key, int ranks)
     return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
 }
 /* By which variant this choice does in spite of the price what only some tensors allow; 0: it does not. */
-static int ventures(const struct trial *t, const struct choice *c)
+static int candidates(const struct trial *t, const struct choice *c)
 {
     if (c->looks) return LOOK_VARIANT;
     return c->reads && !choice_is_open(t->question.placement) ? READ_VARIANT : 0;
 }
 static void prefer(struct trial *t)                     /* that */
 {
-    if (!ventures(t, &t->this.choice) && ventures(t, &t->that.choice)) t->look.before = t->this;
+    if (!candidates(t, &t->this.choice) && candidates(t, &t->that.choice)) t->look.before = t->this;
     t->this = t->that;
 }
 /* For one round of all variants, then for two more, for four more. */
@@ -116,7 +116,7 @@ static void skip(struct trial *t, int variant)
     rounds = rounds ? (unsigned char)(rounds < MOST_ROUNDS ? 2 * rounds : MOST_ROUNDS) : 1;
     t->skips[variant].rounds = t->skips[variant].left = rounds;
 }
-static void give_up_duel(struct trial *t)
+static void ab_test_give_up(struct trial *t)
 {
     t->block = -1;
     t->change = 0;
@@ -127,28 +127,28 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
     t->question = *question;
     t->question.message_bytes = t->key.message_bytes;
     t->priced = *priced;
-    t->this = (struct contender){ .choice = *priced };
+    t->this = (struct candidate){ .choice = *priced };
     t->next = t->calls + (uint64_t)measure_of(t)->first;
     t->move = 0;
     memset(t->skips, 0, sizeof t->skips);
-    give_up_duel(t);
+    ab_test_give_up(t);
 }
 /* What was found that way holds for those tensors only. */
 void trial_has_seen(struct trial *t, enum placement_kind placement)
 {
-    int this = ventures(t, &t->this.choice), that = t->block >= 0 ? ventures(t, &t->that.choice) : 0;
+    int this = candidates(t, &t->this.choice), that = t->block >= 0 ? candidates(t, &t->that.choice) : 0;
     int variant = this ? this : that;
     if (!variant) return;
     bool allows = variant == LOOK_VARIANT ? choice_is_shared(placement) : choice_is_open(placement);
     if (allows) { t->look.seen = placement; return; }
     if (this) t->this = t->look.before;
     skip(t, variant);
-    give_up_duel(t);
+    ab_test_give_up(t);
 }
 
-/* ---- a duel ---- */
+/* ---- an A/B test ---- */
 uint64_t trial_batch(const struct trial *t) { return (uint64_t)measure_of(t)->batch; }
-static struct contender *runs(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
+static struct candidate *runs(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
 static uint32_t timed_code(struct trial *t, int block) { return runs(t, block)->code | TRIAL_TIMED; }
 static void begin_block(struct trial *t, int block, uint64_t start)
 {
@@ -159,7 +159,7 @@ static void begin_block(struct trial *t, int block, uint64_t start)
     t->count = -measure_of(t)->warm;
     t->change = 0;
 }
-static void log_duel(const struct trial *t)
+static void ab_test_log(const struct trial *t)
 {
     char this[CHOICE_WORDS], that[CHOICE_WORDS];
     choice_words(&t->this.choice, this);
@@ -170,21 +170,21 @@ static void log_duel(const struct trial *t)
 /* Ordinary stores are preferred: what else they are measured against may be they as well, and not for long. */
 static bool is_better(const struct trial *t)
 {
-    const struct contender *this = &t->this, *that = &t->that;
+    const struct candidate *this = &t->this, *that = &t->that;
     bool steadier = that->choice.ordinary && !this->choice.ordinary;
-    return steadier ? that->ns < AS_GOOD * this->ns : duel_is_won(this->ns, that->ns, that->most_ns);
+    return steadier ? that->ns < AS_GOOD * this->ns : ab_test_is_won(this->ns, that->ns, that->most_ns);
 }
-static void end_duel(struct trial *t, bool is_complete)
+static void ab_test_end(struct trial *t, bool is_complete)
 {
     unsigned char rounds = t->skips[t->tried].rounds;
-    log_duel(t);
+    ab_test_log(t);
     if (!is_complete) skip(t, t->tried);                /* it was hopeless */
-    else t->skips[t->tried].rounds = ventures(t, &t->that.choice) ? rounds / 2 : 0;    /* it may have been in vain */
+    else t->skips[t->tried].rounds = candidates(t, &t->that.choice) ? rounds / 2 : 0; /* it may have been in vain */
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
     if (is_complete && is_better(t)) prefer(t);
     t->next = t->calls;
-    give_up_duel(t);
+    ab_test_give_up(t);
 }
 /* In calls; of the first call of a block, which may have to plan it, an interruption does not count in full. */
 static double excess(double ns, const struct trial *t)
@@ -195,7 +195,7 @@ static double excess(double ns, const struct trial *t)
 static double median(struct trial *t) { return sorted_at(t->sample, t->count, t->count / 2); }
 static void end_block(struct trial *t)
 {
-    struct contender *c = runs(t, t->block);
+    struct candidate *c = runs(t, t->block);
     double ns = median(t);
     uint64_t calls = t->calls - t->begun;
     if (t->block == 0) c->ns = c->most_ns = 0;
@@ -203,15 +203,15 @@ static void end_block(struct trial *t)
     if (ns > c->most_ns) c->most_ns = ns;
     t->lost += (double)calls * TIMED_NS / t->this.ns;
     if (c == &t->that) t->lost += excess(t->first_ns, t) + (double)calls * excess(ns, t);
-    bool hopeless = t->block == 1 && duel_is_hopeless(t->this.ns, t->that.ns, false);
-    if (hopeless || t->block == BLOCKS - 1) end_duel(t, !hopeless);
+    bool hopeless = t->block == 1 && ab_test_is_hopeless(t->this.ns, t->that.ns, false);
+    if (hopeless || t->block == BLOCKS - 1) ab_test_end(t, !hopeless);
     else begin_block(t, t->block + 1, t->change);
 }
 static bool is_long_enough(struct trial *t)
 {
     bool is_told = t->silent == 1;                      /* since the last call */
-    bool may_be_hopeless = t->block == 1 && t->count >= DUEL_FEW_SAMPLES && is_told;
-    return t->count >= measure_of(t)->enough || (may_be_hopeless && duel_is_hopeless(t->this.ns, median(t), true));
+    bool may_be_hopeless = t->block == 1 && t->count >= AB_TEST_FEW_SAMPLES && is_told;
+    return t->count >= measure_of(t)->enough || (may_be_hopeless && ab_test_is_hopeless(t->this.ns, median(t), true));
 }
 /* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
 static void go_on(struct trial *t, const struct moment *now)
@@ -221,7 +221,7 @@ static void go_on(struct trial *t, const struct moment *now)
     bool runs_another = now->operation >= t->start && code_now(t, now->operation) != timed_code(t, t->block);
     if (++t->silent > MOST_SILENT || runs_another) {    /* nobody tells what it takes, or it was long ago */
         t->next = t->calls + LONG_PAUSE;
-        give_up_duel(t);
+        ab_test_give_up(t);
         return;
     }
     if (!t->change && is_long_enough(t) && may_write(t, now)) t->change = let_run(t, now, timed_code(t, t->block + 1));
@@ -237,7 +237,7 @@ static bool may_spend(const struct trial *t)
 static tutti_status vary(const struct trial *t, const struct variety *v, int variant, struct choice *out, bool *exists)
 {
     struct question question = t->question;
-    if (ventures(t, &t->this.choice)) question.placement = t->look.seen;
+    if (candidates(t, &t->this.choice)) question.placement = t->look.seen;
     if (variant != GO_BACK) return choice_vary(v, &question, &t->this.choice, variant, out, exists);
     *out = t->look.before.choice;
     *exists = true;
@@ -245,7 +245,7 @@ static tutti_status vary(const struct trial *t, const struct variety *v, int var
 }
 static bool find_other(struct trial *t, const struct variety *v)
 {
-    int ventured = ventures(t, &t->this.choice);
+    int ventured = candidates(t, &t->this.choice);
     if (!ventured) t->look.seen = v->could_be;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
@@ -255,7 +255,7 @@ static bool find_other(struct trial *t, const struct variety *v)
         if (vary(t, v, variant, &found, &exists) != TUTTI_OK) return false;
         if (!exists || (t->skips[variant].left && t->skips[variant].left--)) continue;
         t->tried = variant;
-        t->that = (struct contender){ .choice = found, .code = choice_code(&found) };
+        t->that = (struct candidate){ .choice = found, .code = choice_code(&found) };
         return true;
     }
     return false;
@@ -296,8 +296,8 @@ void trial_begin(struct trials *trials, struct trial *t, const struct moment *no
     if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return;               /* not priced yet */
     t->calls++;
     if (is_stopped(trials, t->key.family)) {
-        t->this = (struct contender){ .choice = t->priced };
-        give_up_duel(t);
+        t->this = (struct candidate){ .choice = t->priced };
+        ab_test_give_up(t);
         is_at_rest(t, now);
         return;
     }

@@ -9,10 +9,10 @@
  * apart (execute/tracks.h). All ranks meet kinds of calls in the same order, so they number them alike; and what is
  * tried is part of the fingerprint: if they did not, they would learn it as they learn of any disagreement.
  *
- * A duel is six blocks of calls, this and that in turns, each judged by its median. A call is timed from when the last
- * rank has begun until the last has ended. What is tried costs at most a tenth of the first calls, and a
- * hundredth later. On one host, with a core for each rank, where nobody asks for anything; the bits of a sum depend
- * on nothing that is tried. */
+ * An A/B test is six blocks of calls, this and that in turns, each judged by its median. A call is timed from when
+ * the last rank has begun until the last has ended. Trials cost at most a tenth of the first calls, and a hundredth
+ * later. On one host, with a core for each rank, where nobody asks for anything; the bits of a sum depend on nothing
+ * that is tried. */
 #pragma once
 #include "backend/engine/variants.h"
 #include "backend/host/segment.h"
@@ -26,21 +26,21 @@ uint32_t trial_code_at(uint64_t word, uint64_t operation);
 /* ---- of one kind of call ---- */
 enum { TRIAL_SAMPLES = 24 };
 struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };   /* to half octaves */
-struct contender { struct choice choice; uint32_t code; double ns, most_ns; };         /* medians of its blocks */
+struct candidate { struct choice choice; uint32_t code; double ns, most_ns; };         /* medians of its blocks */
 /* While this or that looks where tensors lie, or reads them, in spite of the price: where they lay, and what ran
    before. */
-struct look { enum placement_kind seen; struct contender before; };
+struct look { enum placement_kind seen; struct candidate before; };
 struct trial {
     struct trial_key key;
     _Atomic uint64_t *word;
     /* The rest is of use to the decider. */
     struct question question;                           /* with the placement that the price goes by */
     struct choice priced;
-    struct contender this, that;                        /* what runs at rest, and what is tried */
+    struct candidate this, that;                        /* what runs at rest, and what is tried */
     struct look look;
     int move, tried;                                    /* the variant to be tried next; that is which one */
     struct { unsigned char rounds, left; } skips[VARIANTS + 1];  /* for so many rounds it is not tried again */
-    int block;                                          /* of the duel, from 0; -1: none */
+    int block;                                          /* of the A/B test, from 0; -1: none */
     uint64_t start, change;                             /* where it and the next one begin; 0: not yet known */
     int silent, count; /* calls since one was told; so many told; below 0: to warm up */
     double sample[TRIAL_SAMPLES], first_ns;             /* what they took */

@@ -14,7 +14,7 @@ void precedence_record(int priority, bool over)
         atomic_store_explicit(&highest, priority, memory_order_relaxed);
     atomic_store_explicit(&moved_ns[priority], over ? 0 : clock_ns(), memory_order_relaxed);
 }
-bool precedence_rests(int priority)
+bool precedence_is_deferred(int priority)
 {
     int top = atomic_load_explicit(&highest, memory_order_relaxed);
     if (priority >= top) return false;

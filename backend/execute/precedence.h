@@ -8,4 +8,4 @@
 extern _Atomic int64_t precedence_moment_ns;            /* how long a moment is */
 /* An operation of this priority, not the usual one, has moved; or is over. */
 void precedence_record(int priority, bool over);
-bool precedence_rests(int priority);                    /* true: it is not to begin more now */
+bool precedence_is_deferred(int priority);                    /* true: it is not to begin more now */

@@ -7,7 +7,7 @@
 #include "backend/execute/precedence.h"
 #include "backend/execute/roll_call.h"
 
-enum { LARGE_BYTES = 64 << 10 };                        /* of one rank's part: it makes others rest, or rests itself */
+enum { LARGE_BYTES = 64 << 10 }; /* of one rank's part: it makes others rest, or rests itself */
 
 /* ---- one step ---- */
 static struct transfer *transfer_at(const struct executor *x, int tile, int step)
@@ -93,11 +93,11 @@ static int program_end(const struct schedule *s)        /* LEAVE belongs to the 
 /* What is small is over before others would notice. */
 static bool is_large(const struct executor *x) { return x->run.cut->tiles > 1 || x->launch.part_bytes >= LARGE_BYTES; }
 /* Something more urgent moves: one tile at a time is enough. Nobody rings when it has ended. */
-static bool rests(struct executor *x)
+static bool deferred(struct executor *x)
 {
-    bool rests = is_large(x) && precedence_rests(router_priority(x->site.router));
-    x->blocked.soon |= rests;
-    return rests;
+    bool deferred = is_large(x) && precedence_is_deferred(router_priority(x->site.router));
+    x->blocked.soon |= deferred;
+    return deferred;
 }
 /* Runs the most urgent step that can run; among equals the oldest tile's. */
 static const struct step *advance(struct executor *x, tutti_status *status)            /* NULL: none could */
@@ -108,7 +108,7 @@ static const struct step *advance(struct executor *x, tutti_status *status)     
         for (int tile = x->run.low; tile < x->run.cut->tiles && tile < window; tile++) {
             int *pc = &x->run.pc[slot_of(x, tile)];
             if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
-            if (*pc == 0 && tile > x->run.low && rests(x)) continue;
+            if (*pc == 0 && tile > x->run.low && deferred(x)) continue;
             if (!perform(x, *pc, tile)) return NULL;
             return &s->steps[(*pc)++];
         }

@@ -51,11 +51,11 @@ struct control {                                       /* of one rank           
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
     _Atomic uint32_t listening;                        /* enum listening                                          */
-    _Atomic uint32_t core;                             /* where it last waited, wait_core(); on a line seldom written */
+    _Atomic uint32_t core; /* where it last waited, wait_core(); on a line seldom written */
 };
-/* LISTENS_NOT: it polls all the time, nobody needs to ring. LISTENS: ring when there is something for it. RESTS: its
+/* LISTENS_NOT: it polls all the time, nobody needs to ring. LISTENS: ring when there is something for it. DEFERRED: its
    thread does other things; ring when you have waited for it in vain. */
-enum listening { LISTENS_NOT, LISTENS, RESTS };
+enum listening { LISTENS_NOT, LISTENS, DEFERRED };
 /* Whoever is going to sleep until the bell rings listens first, and then polls once more; who has something for it
    stores that, and then looks whether it listens. A fence on both sides (on x86 the exchange would be one, elsewhere it
    lets loads pass): so one of the two sees the other. */

@@ -10,7 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { BACKLOG = 512, MOST_DESCRIPTORS = 4 };
+enum { LISTEN_QUEUE = 512, MOST_DESCRIPTORS = 4 };
 
 /* ---- names ---- */
 static socklen_t name_socket(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])
@@ -37,7 +37,7 @@ static int check_user(int descriptor)                                  /* 0 or -
     int error = other_end(descriptor, &other);
     return error ? error : other.uid == geteuid() ? 0 : -EPERM;
 }
-static int checked(int descriptor)                                     /* the descriptor, or it is closed and -errno */
+static int checked(int descriptor) /* the descriptor, or it is closed and -errno */
 {
     int error = check_user(descriptor);
     return error ? close_with(descriptor, -error) : descriptor;
@@ -55,7 +55,7 @@ int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES])
     socklen_t bytes = name_socket(&name, purpose, nonce);
     int descriptor = open_socket();
     if (descriptor < 0) return descriptor;
-    if (bind(descriptor, (struct sockaddr *)&name, bytes) != 0 || listen(descriptor, BACKLOG) != 0)
+    if (bind(descriptor, (struct sockaddr *)&name, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
         return close_with(descriptor, errno);
     return descriptor;
 }

@@ -1,4 +1,4 @@
-/* The ladder and the two futex calls. No wake-up is lost: a sleeper first counts itself in `waiters`, and then the
+/* The backoff and the two futex calls. No wake-up is lost: a sleeper first counts itself in `waiters`, and then the
    kernel compares the word with the value that was seen; whoever changes the word does so before it looks at `waiters`,
    both in sequentially consistent order. So either the sleeper finds the word changed, or the other the sleeper.
 
@@ -22,7 +22,7 @@
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a counter's low half is the word at its address");
 #ifndef SYS_futex_waitv
-#define SYS_futex_waitv 449                                            /* Linux 5.16, the same on every architecture */
+#define SYS_futex_waitv 449 /* Linux 5.16, the same on every architecture */
 #endif
 enum { FUTEX_32_BITS = 2, PRIVATE = 128, WORDS_PER_CALL = 16 };
 struct futex_word { uint64_t value, address; uint32_t flags, unused; }; /* the kernel's struct futex_waitv */
@@ -50,25 +50,25 @@ uint64_t waiting_count(int which)
 }
 
 /* ---- how long ---- */
-static void override(int *rung, int64_t setting)
+static void override(int *phase, int64_t setting)
 {
-    if (setting >= 0) *rung = setting < INT_MAX / 2 ? (int)setting : INT_MAX / 2;
+    if (setting >= 0) *phase = setting < INT_MAX / 2 ? (int)setting : INT_MAX / 2;
 }
 /* Measured: README.md. A pause is about 40 ns, a yield that finds nobody else 300 ns, a sleep with its wake-up 8 us. A
    yield costs little more than a pause when the core is ours, and is what saves us when it turns out not to be. */
-struct ladder ladder_for(bool driver)
+struct backoff backoff_for(bool driver)
 {
-    struct ladder ladder = driver ? (struct ladder){ 100, 200 } : (struct ladder){ 100, 10 };
-    override(&ladder.pauses, settings_get()->pauses);
-    override(&ladder.yields, settings_get()->yields);
-    return ladder;
+    struct backoff backoff = driver ? (struct backoff){ 100, 200 } : (struct backoff){ 100, 10 };
+    override(&backoff.pauses, settings_get()->pauses);
+    override(&backoff.yields, settings_get()->yields);
+    return backoff;
 }
-struct ladder ladder_of(int pauses, int yields)
+struct backoff backoff_of(int pauses, int yields)
 {
-    struct ladder ladder = { pauses, yields };
-    override(&ladder.pauses, settings_get()->pauses);
-    override(&ladder.yields, settings_get()->yields);
-    return ladder;
+    struct backoff backoff = { pauses, yields };
+    override(&backoff.pauses, settings_get()->pauses);
+    override(&backoff.yields, settings_get()->yields);
+    return backoff;
 }
 
 /* ---- what for ---- */
@@ -172,11 +172,11 @@ void wait_sleep(const struct wait_set *set, int most_ms)
     for (int i = 0; i < set->count; i++) atomic_fetch_sub_explicit(set->item[i].waiters, 1, memory_order_relaxed);
 }
 
-/* ---- the ladder ---- */
-bool ladder_step(const struct ladder *ladder, int64_t n, bool core_is_wanted)
+/* ---- the backoff ---- */
+bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
 {
-    if (ladder_is_climbed(ladder, n)) return false;
-    if (n < ladder->pauses && !core_is_wanted) {
+    if (backoff_is_over(backoff, n)) return false;
+    if (n < backoff->pauses && !core_is_wanted) {
         pause_briefly();
         return true;
     }
@@ -184,9 +184,9 @@ bool ladder_step(const struct ladder *ladder, int64_t n, bool core_is_wanted)
     sched_yield();
     return true;
 }
-bool ladder_climb(const struct ladder *ladder, int64_t n, const struct wait_set *set, int most_ms)
+bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms)
 {
-    if (ladder_step(ladder, n, set->core_is_wanted)) return false;
+    if (backoff_step(backoff, n, set->core_is_wanted)) return false;
     wait_sleep(set, most_ms);
     return true;
 }

@@ -1,4 +1,4 @@
-/* Waiting for a word that another rank writes: a ladder of pauses, then yields, then sleep in the kernel on the very
+/* Waiting for a word that another rank writes: a backoff of pauses, then yields, then sleep in the kernel on the very
    words polled. */
 #pragma once
 #include "backend/base/fence.h"
@@ -6,17 +6,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct ladder { int pauses, yields; };                 /* how long each rung is                                   */
+struct backoff { int pauses, yields; };                 /* how long each phase is                                   */
 /* For a thread that has nothing else to do (driver) or that shares its core with computation. */
-struct ladder ladder_for(bool driver);
-struct ladder ladder_of(int pauses, int yields);       /* what the settings do not say otherwise                  */
+struct backoff backoff_for(bool driver);
+struct backoff backoff_of(int pauses, int yields);       /* what the settings do not say otherwise                  */
 
 enum { WAIT_WORDS = 16 };
 struct wait_set {                                      /* words whose change is worth waking up for               */
     int count;
     bool core_is_wanted;                               /* somebody who is to write one of them needs this core     */
     bool soon;                                         /* some of what is waited for rings nobody: a sleep is short */
-    bool idle;                                         /* nothing is waited for: who sleeps is not counted as waiting */
+    bool idle; /* nothing is waited for: who sleeps is not counted as waiting */
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
 static inline void wait_clear(struct wait_set *set)    /* the words need none of it */
@@ -29,14 +29,14 @@ static inline void wait_clear(struct wait_set *set)    /* the words need none of
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
 uint32_t wait_core(void);                              /* 1 + the core this thread runs on; 0: not known          */
 /* After the n-th fruitless poll (0, 1, …) it is time to sleep. */
-static inline bool ladder_is_climbed(const struct ladder *ladder, int64_t n)
+static inline bool backoff_is_over(const struct backoff *backoff, int64_t n)
 {
-    return n >= ladder->pauses && n - ladder->pauses >= ladder->yields;
+    return n >= backoff->pauses && n - backoff->pauses >= backoff->yields;
 }
 /* The n-th fruitless poll: pause (yield, if somebody is in the way) or yield. False: neither, it is time to sleep. */
-bool ladder_step(const struct ladder *ladder, int64_t n, bool core_is_wanted);
+bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted);
 /* The same, and then sleeps until a word changes, but no longer than most_ms. True: it slept. */
-bool ladder_climb(const struct ladder *ladder, int64_t n, const struct wait_set *set, int most_ms);
+bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
 void word_wake(_Atomic uint32_t *word, bool shared);   /* wakes all sleepers of a word                            */
 

@@ -104,7 +104,7 @@ static void put_machine(struct text *t)
     const struct machine_row *rows;
     int count = machine_table(&rows);
     struct machine machine = machine_get(stream_find());
-    struct patience patience = price_patience(&machine, 0);
+    struct spin_budget spin_budget = price_spin_budget(&machine, 0);
     size_t tile = price_largest_tile(&machine);
     put(t, "\"machine\": {");
     for (int i = 0; i < count; i++) {
@@ -113,7 +113,7 @@ static void put_machine(struct text *t)
         put(t, ", ");
     }
     put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile, price_slots(&machine, tile, false));
-    put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", patience.pauses, patience.yields);
+    put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", spin_budget.pauses, spin_budget.yields);
 }
 static void describe_choice(char *out, size_t bytes)
 {

@@ -22,7 +22,7 @@
 enum { HELLO_MS = 2000, MOST_UNKNOWN = 16, RECORDS_PER_MESSAGE = 64, LONGEST_PAUSE_MS = 50 };
 static const char magic[8] = "tutti-i";
 
-struct meeting_point { unsigned char name[SHA256_BYTES]; struct key_id key; };         /* a name has 16 bytes */
+struct host_barrier_point { unsigned char name[SHA256_BYTES]; struct key_id key; };         /* a name has 16 bytes */
 void id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES])
 {
     hmac_sha256(id->bytes, sizeof id->bytes, "tutti id name", 13, name);
@@ -71,7 +71,7 @@ struct client {
 };
 struct server {
     const struct member *mine;
-    const struct meeting_point *point;
+    const struct host_barrier_point *point;
     struct member *table;
     int listener, count, room;
     uint32_t joined, awaited;                          /* awaited: the largest size that anybody was told */
@@ -180,7 +180,7 @@ static tutti_status client_accept(struct server *r)
         *client = (struct client){ .socket = socket, .until_ms = clock_ms() + HELLO_MS };
         if (handshake_open(&client->handshake, magic, socket) == 0) r->count++;
         else close(socket);
-    } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);       /* out of descriptors: do not run in circles */
+    } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1); /* out of descriptors: do not run in circles */
     return TUTTI_OK;
 }
 static void server_poll(struct server *r, int64_t deadline_ms)
@@ -217,7 +217,7 @@ static void server_decide(struct server *r, tutti_status status, struct announce
     r->decided = announcement;
     if (r->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT) receive_all(r, clock_ms() + GRACE_MS);
 }
-static tutti_status id_lead(const struct meeting_point *point, const struct member *mine, int64_t deadline_ms,
+static tutti_status id_lead(const struct host_barrier_point *point, const struct member *mine, int64_t deadline_ms,
     struct announcement *announcement)
 {
     struct server r = {
@@ -244,7 +244,7 @@ static tutti_status id_lead(const struct meeting_point *point, const struct memb
 }
 
 /* ---- the others ---- */
-static int connect_until(const struct meeting_point *point, int64_t deadline_ms)       /* a socket or -errno */
+static int connect_until(const struct host_barrier_point *point, int64_t deadline_ms)       /* a socket or -errno */
 {
     for (int64_t longest_ms = 1;; longest_ms = longest_ms * 2 < LONGEST_PAUSE_MS ? longest_ms * 2 : LONGEST_PAUSE_MS) {
         int socket = socket_connect("id", point->name);
@@ -282,7 +282,7 @@ static tutti_status hear_verdict(int socket, const struct member *mine, int64_t 
     return TUTTI_OK;
 }
 /* Both have proved that they know the id: 0, or -errno. */
-static int id_prove(const struct meeting_point *point, const struct member *mine, int socket, int64_t deadline_ms)
+static int id_prove(const struct host_barrier_point *point, const struct member *mine, int socket, int64_t deadline_ms)
 {
     struct handshake h;
     int got;
@@ -295,7 +295,7 @@ static int id_prove(const struct meeting_point *point, const struct member *mine
         if (!await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
     return got < 0 ? got : 0;
 }
-static tutti_status id_follow(const struct meeting_point *point, int rank, const struct member *mine,
+static tutti_status id_follow(const struct host_barrier_point *point, int rank, const struct member *mine,
     int64_t deadline_ms, struct announcement *found)
 {
     struct introduction say = { .rank = rank, .member = *mine };
@@ -316,7 +316,7 @@ static tutti_status id_follow(const struct meeting_point *point, int rank, const
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table, struct key_id *key)
 {
-    struct meeting_point point;
+    struct host_barrier_point point;
     struct member placed = *mine;
     unsigned char drawn[KEY_BYTES];
     id_derive(id, point.name, drawn);

@@ -43,9 +43,9 @@ tutti_status contact_offer(const char *store_host, struct member *mine)
 {
     const char *names = settings_get()->socket_ifname;
     struct contact at = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
-    if (!mine->pretends || *names) TRY(interface_find(names, store_host, &at));
+    if (!mine->simulates || *names) TRY(interface_find(names, store_host, &at));
     mine->contact = at;
-    bool listens = !mine->pretends || mine->pretends & PRETENDS_LINKS;
+    bool listens = !mine->simulates || mine->simulates & SIMULATES_LINKS;
     return at.family && listens ? links_listen(&at, &mine->contact) : TUTTI_OK;
 }
 const char *member_print(const struct group *g, int rank, char out[MEMBER_TEXT_BYTES])
@@ -66,7 +66,7 @@ tutti_status contacts_check(const struct group *g)
     for (int r = 0; r < g->size; r++) {
         const struct member *m = &g->members[r];
         bool nowhere = !m->contact.family || !m->contact.port;
-        if (!nowhere && (m->pretends || !contact_is_loopback(&m->contact))) continue;
+        if (!nowhere && (m->simulates || !contact_is_loopback(&m->contact))) continue;
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%s cannot be reached from other hosts, but %s of %s is on another one: %s; name a network interface "
             "that leads there with TUTTI_SOCKET_IFNAME",
@@ -94,7 +94,7 @@ static tutti_status await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
         tutti_status status = link_await(peer, last ? deadline_ms : slice_ms);
         if (status == TUTTI_OK) return status;
         if (last || status != TUTTI_TIMEOUT) return refuse(comm, rank, status);
-        TRY(sharers_check(&comm->group));
+        TRY(shm_group_check(&comm->group));
         if (comm_is_alerted(comm)) TRY(comm_check(comm));
     }
 }

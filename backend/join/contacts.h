@@ -3,8 +3,8 @@
 #include "backend/engine/comm.h"
 
 bool transport_is_given(void);                          /* TUTTI_TRANSPORT names one */
-tutti_status transport_check(void);                     /* INVALID_ARGUMENT: the setting names none, with the nearest */
-/* For `mine`, which says already what it pretends; see join_offer. */
+tutti_status transport_check(void); /* INVALID_ARGUMENT: the setting names none, with the nearest */
+/* For `mine`, which says already what it simulates; see join_offer. */
 tutti_status contact_offer(const char *store_host, struct member *mine);
 /* Of a group that is linked: INVALID_ARGUMENT when a rank offers no address that those of other hosts can reach, on
    every rank alike. */

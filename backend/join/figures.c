@@ -14,7 +14,7 @@
 
 enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
-struct figures { struct machine machine; struct crossings crossings; };
+struct figures { struct machine machine; struct link_costs link_costs; };
 _Static_assert(sizeof(struct figures) <= FIGURES_BYTES, "the segment has room for the figures");
 
 static bool is_first(const tutti_comm *comm) { return comm->executor.site.index == 0; }
@@ -127,7 +127,7 @@ static struct machine measure_figures(const tutti_comm *comm, const struct farth
         *keep ? "" : "; later jobs measure again");
     return figures;
 }
-static void tell(const tutti_comm *comm, const struct crossings *crossings)
+static void tell(const tutti_comm *comm, const struct link_costs *link_costs)
 {
     struct told *told = comm->group.segment->told;
     struct farthest far = measure_distance(comm);
@@ -136,9 +136,9 @@ static void tell(const tutti_comm *comm, const struct crossings *crossings)
     bool keep = false, known = machine_recall(distance, &figures);
     if (!known) figures = measure_figures(comm, &far, distance, &keep);
     LOG(DEBUG, "%s: a cache line takes %.0f ns from rank 0 to the farthest rank", comm->group.name, far.line);
-    struct figures all = { figures, *crossings };
+    struct figures all = { figures, *link_costs };
     machine_override(&all.machine, settings_get()->figures);
-    crossings_tell(crossings, &all.machine);
+    link_costs_publish(link_costs, &all.machine);
     told->distance = distance;
     memcpy(told->figures, &all, sizeof all);
     atomic_store(&told->ready, 1);
@@ -152,18 +152,18 @@ static bool may_come(const tutti_comm *comm)
 {
     int first = group_rank(&comm->group, 0);
     const struct peer *peer = comm->group.peers[first];
-    return comm->accord && !comm_has_left(comm, first) && !(peer && peer_is_gone(peer));
+    return comm->agreement && !comm_has_left(comm, first) && !(peer && peer_is_gone(peer));
 }
 static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
 {
     static const struct wait_set none;
-    const struct ladder ladder = ladder_of(PAUSES / 10, AWAKE);
+    const struct backoff backoff = backoff_of(PAUSES / 10, AWAKE);
     const struct segment *segment = comm->group.segment;
     bool alerted = false;
     for (int n = 1; !atomic_load_explicit(&segment->told->ready, memory_order_acquire); n++) {
         if (alerted) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
         if (answer_ping(segment_introduction(segment, comm->executor.site.index))) n = 1;
-        ladder_climb(&ladder, n, &none, 1);
+        backoff_wait(&backoff, n, &none, 1);
         if (n % POLLS) continue;
         alerted = comm_is_alerted(comm) && !may_come(comm);
         if (!alerted && clock_ms() > deadline_ms)
@@ -199,17 +199,17 @@ static void say_choice(const tutti_comm *comm)          /* by what messages go t
     LOG(INFO, "%s: between hosts 64 bytes go by %s, 8 KiB by %s, 1 MiB by %s, 128 MiB by %s", comm->group.name, by[0],
         by[1], by[2], by[3]);
 }
-tutti_status figures_agree(tutti_comm *comm, const struct crossings *crossings, int64_t deadline_ms)
+tutti_status figures_agree(tutti_comm *comm, const struct link_costs *link_costs, int64_t deadline_ms)
 {
-    struct figures figures = { machine_typical(), *crossings };        /* one rank alone has nothing to choose */
-    crossings_tell(crossings, &figures.machine);
+    struct figures figures = { machine_typical(), *link_costs };        /* one rank alone has nothing to choose */
+    link_costs_publish(link_costs, &figures.machine);
     if (comm->executor.site.ranks > 1) {
-        if (is_first(comm)) tell(comm, crossings);
+        if (is_first(comm)) tell(comm, link_costs);
         else TRY(await_word(comm, deadline_ms));
         figures = told_figures(comm);
     }
     comm_tune(comm, &figures.machine, count_cores(comm), all_admit(comm));
-    router_take_crossings(comm->router, figures.crossings.by);
+    router_take_link_costs(comm->router, figures.link_costs.by);
     if (comm->group.rank == 0 && router_networks(comm->router) > 1) say_choice(comm);
     return TUTTI_OK;
 }

@@ -1,4 +1,4 @@
-/* What is pretended is checked where it is read; what members say, here. */
+/* What is simulated is checked where it is read; what members say, here. */
 #include "backend/join/hosts.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -67,7 +67,7 @@ static tutti_status check_member(const struct group *g, int r)
     if (m->host < 0 || m->host >= MOST_HOSTS)
         return status_fail(TUTTI_MISMATCH, "rank %d of %s reports that it is on host %d; the limit is %d hosts", r,
             g->name, m->host, MOST_HOSTS);
-    if (!m->pretends || memcmp(m->host_token, first->host_token, sizeof m->host_token) == 0) return TUTTI_OK;
+    if (!m->simulates || memcmp(m->host_token, first->host_token, sizeof m->host_token) == 0) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "TUTTI_HOSTS simulates hosts for %s, but rank 0 (process %llu on %.40s) and rank %d (process %llu on %.40s) "
         "are on different hosts: unset it",

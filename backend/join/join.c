@@ -9,10 +9,10 @@
 #include "backend/base/settings.h"
 #include "backend/join/contacts.h"
 #include "backend/join/figures.h"
+#include "backend/join/host_barrier.h"
 #include "backend/join/hosts.h"
 #include "backend/join/interface.h"
 #include "backend/join/mapping.h"
-#include "backend/join/meeting.h"
 #include "backend/join/verdict.h"
 #include "backend/model/price.h"
 #include "backend/processes/secret.h"
@@ -89,8 +89,8 @@ tutti_status join_pretend(int rank, int size, struct member *out)
     if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", size);
     tutti_status status = hosts_parse(text, size, hosts);
     out->host = hosts[rank];
-    out->pretends = hosts_number(text, size) & ~PRETENDS_LINKS;
-    if (*text && transport_is_given()) out->pretends |= PRETENDS_LINKS;
+    out->simulates = hosts_number(text, size) & ~SIMULATES_LINKS;
+    if (*text && transport_is_given()) out->simulates |= SIMULATES_LINKS;
     free(hosts);
     return status;
 }
@@ -102,7 +102,7 @@ tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
     out->encrypts = encryption_is_required();
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);
-    if (out->size == 1 || (!spreads && !(out->pretends & PRETENDS_LINKS))) return TUTTI_OK;
+    if (out->size == 1 || (!spreads && !(out->simulates & SIMULATES_LINKS))) return TUTTI_OK;
     return contact_offer(host, out);
 }
 static tutti_status reach(tutti_comm *comm, int rank, int64_t deadline_ms)
@@ -139,7 +139,7 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
         bool alerted = comm_is_alerted(comm);          /* asked first: a rank may join and abort right after */
         if (atomic_load(&group_contact(g, r)->joined)) { i++; continue; }
         if (alerted) TRY(comm_check(comm));
-        if (n % CHECK_EVERY == 0) TRY(sharers_check(g));
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check(g));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r, g->name);
@@ -160,19 +160,19 @@ static tutti_status place_ranks(tutti_comm *comm)
 static tutti_status map_host(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
     int ranks = host_size(g->layout, g->host);
-    struct sharers sharers = { g->layout->rank + g->layout->first[g->host], ranks, g->host };
+    struct shm_group shm_group = { g->layout->rank + g->layout->first[g->host], ranks, g->host };
     bool alone = !group_is_spread(g);
     size_t slots = alone ? SLOT_BYTES : NETWORK_SLOT_BYTES;
-    struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes(), alone ? 0 : accord_account_bytes() };
-    return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
+    struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes(), alone ? 0 : agreement_account_bytes() };
+    return mapping_acquire(g, &shm_group, &shape, deadline_ms, out);
 }
-/* Between pretended hosts: pairs for messages, and bells. All ranks, host by host. */
+/* Between simulated hosts: pairs for messages, and bells. All ranks, host by host. */
 static tutti_status map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
     if (!group_is_spread(g) || group_is_linked(g)) return TUTTI_OK;
-    struct sharers sharers = { g->layout->rank, g->size, NETWORK };
+    struct shm_group shm_group = { g->layout->rank, g->size, NETWORK };
     struct segment_shape shape = { g->size, 0, 0, shm_pair_bytes(), 0 };
-    return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
+    return mapping_acquire(g, &shm_group, &shape, deadline_ms, out);
 }
 static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
 {
@@ -183,7 +183,7 @@ static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
 }
 
 /* For its host, whose other ranks wait for what it says then; if it fails they report what it has found. */
-static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct crossings *out)
+static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
     TRY(contacts_link(comm, deadline_ms));
     return hosts_meet(comm, deadline_ms, out);
@@ -199,10 +199,10 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
     figures_introduce(comm);
     TRY(messages_connect(comm));
     TRY(await_joined(comm, deadline_ms));
-    struct crossings crossings = { 0 };
-    if (!group_is_linked(&comm->group)) return figures_agree(comm, &crossings, deadline_ms);
-    if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &crossings));
-    return figures_agree(comm, &crossings, deadline_later(deadline_ms, GRACE_MS));
+    struct link_costs link_costs = { 0 };
+    if (!group_is_linked(&comm->group)) return figures_agree(comm, &link_costs, deadline_ms);
+    if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &link_costs));
+    return figures_agree(comm, &link_costs, deadline_later(deadline_ms, GRACE_MS));
 }
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
 {
@@ -212,7 +212,7 @@ tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
         LOG(INFO, "%s: rank %d of %d has joined", comm->group.name, comm->group.rank, comm->group.size);
     if (status == TUTTI_OK) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
-    bool tells = comm->group.segment && (!group_is_spread(&comm->group) || comm->accord);
+    bool tells = comm->group.segment && (!group_is_spread(&comm->group) || comm->agreement);
     mapping_fail(&comm->group, status, detail);
     if (tells) return comm_fail(comm, status, "%s", detail);           /* the others must not wait for it */
     peers_give_up(comm->group.members[0].token);

@@ -4,10 +4,10 @@
 
 /* What this rank tells the others of itself; from here on its process can be reached. */
 tutti_status join_introduce(tutti_comm *comm, struct member *out);
-/* Where it pretends to be, as rank `rank` of a job of `size`. */
+/* Where it simulates to be, as rank `rank` of a job of `size`. */
 tutti_status join_pretend(int rank, int size, struct member *out);
 /* Where ranks of other hosts reach this process, if the group may have any: then it listens there. store_host: as in
-   tutti_config. by_id: all are on one host, whatever it pretends. INVALID_ARGUMENT: TUTTI_TRANSPORT,
+   tutti_config. by_id: all are on one host, whatever it simulates. INVALID_ARGUMENT: TUTTI_TRANSPORT,
    TUTTI_SOCKET_IFNAME. */
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out);
 /* The group's members are known: when it returns OK all have come, and operations can run. */

@@ -35,7 +35,7 @@ static void prepare(void)
 /* What one rank knows of the segment it joins. */
 struct joining {
     const struct group *group;
-    const struct sharers *sharers;
+    const struct shm_group *shm_group;
     const struct segment_shape *shape;
     int64_t deadline_ms;
 };
@@ -43,7 +43,7 @@ struct joining {
 static void name_segment(const struct joining *j, unsigned char out[16])
 {
     memcpy(out, j->group->members[0].token, 16);
-    for (int i = 0; i < 4; i++) out[12 + i] ^= (unsigned char)((unsigned)j->sharers->number >> 8 * i);
+    for (int i = 0; i < 4; i++) out[12 + i] ^= (unsigned char)((unsigned)j->shm_group->number >> 8 * i);
 }
 
 /* ---- making it ---- */
@@ -51,14 +51,15 @@ static tutti_status make(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
     TRY(segment_create(&m->segment, j->shape, m->token, &descriptor));
-    tutti_status status = sharers_send(j->group, j->sharers, m->token, descriptor);
+    tutti_status status = shm_group_send(j->group, j->shm_group, m->token, descriptor);
     close(descriptor);
     return status;
 }
 static tutti_status receive(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
-    TRY(sharers_receive(j->group, j->sharers, m->token, j->deadline_ms, "the shared memory of the group", &descriptor));
+    TRY(shm_group_receive(j->group, j->shm_group, m->token, j->deadline_ms, "the shared memory of the group",
+        &descriptor));
     return segment_attach(&m->segment, j->shape, m->token, descriptor);
 }
 
@@ -113,7 +114,7 @@ static tutti_status await_first(struct mapping *m, const struct joining *j)
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
         if (!m->over) status = check_failures(j->group);
-        if (!m->over && status == TUTTI_OK) status = sharers_check(j->group);
+        if (!m->over && status == TUTTI_OK) status = shm_group_check(j->group);
     }
     bool over = m->over;
     pthread_mutex_unlock(&lock);
@@ -131,10 +132,10 @@ static void tell_process(struct mapping *m, tutti_status status)
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
-tutti_status mapping_acquire(const struct group *group, const struct sharers *sharers,
+tutti_status mapping_acquire(const struct group *group, const struct shm_group *shm_group,
     const struct segment_shape *shape, int64_t deadline_ms, struct mapping **out)
 {
-    const struct joining j = { group, sharers, shape, deadline_ms };
+    const struct joining j = { group, shm_group, shape, deadline_ms };
     unsigned char token[16];
     name_segment(&j, token);
     pthread_once(&once, prepare);
@@ -143,8 +144,8 @@ tutti_status mapping_acquire(const struct group *group, const struct sharers *sh
     pthread_mutex_unlock(&lock);
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
-    if (sharers_is_first_of_process(group, sharers, group->rank)) {
-        status = sharers_is_maker(sharers, group->rank) ? make(m, &j) : receive(m, &j);
+    if (shm_group_is_first_of_process(group, shm_group, group->rank)) {
+        status = shm_group_is_maker(shm_group, group->rank) ? make(m, &j) : receive(m, &j);
         tell_process(m, status);
     } else status = await_first(m, &j);
     if (status != TUTTI_OK) { mapping_release(m); return status; }

@@ -1,7 +1,7 @@
 /* Segments as this process sees them: mapped once, shared by all its ranks. A group has one for each of its hosts and,
- * if there are several, one more for what stands for the network between pretended hosts. */
+ * if there are several, one more for what stands for the network between simulated hosts. */
 #pragma once
-#include "backend/join/sharers.h"
+#include "backend/join/shm_group.h"
 
 struct mapping {
     struct segment segment;
@@ -14,7 +14,7 @@ struct mapping {
 };
 /* Joins it: the process of its first rank makes it and sends it to every other process among them, the first rank of
    another process receives it, the rest share. */
-tutti_status mapping_acquire(const struct group *group, const struct sharers *sharers,
+tutti_status mapping_acquire(const struct group *group, const struct shm_group *shm_group,
     const struct segment_shape *shape, int64_t deadline_ms, struct mapping **out);
 /* A rank of this process has failed while it joined: others of it that still wait for a segment fail alike, for whoever
    was to map it may have gone. */

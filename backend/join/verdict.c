@@ -39,13 +39,13 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
             "rank %d was given other members, options or another name of %s than rank 0: they must be the same on "
             "all ranks",
             rank, mine->group);
-    if ((theirs->pretends ^ mine->pretends) == PRETENDS_LINKS)
+    if ((theirs->simulates ^ mine->simulates) == SIMULATES_LINKS)
         return status_fail(TUTTI_MISMATCH,
             "rank %d uses %s between the hosts that TUTTI_HOSTS simulates for %s, but rank 0 uses %s: "
             "TUTTI_TRANSPORT must be the same on all ranks",
-            rank, theirs->pretends & PRETENDS_LINKS ? "a network" : "shared memory", mine->group,
-            mine->pretends & PRETENDS_LINKS ? "a network" : "shared memory");
-    if (theirs->pretends != mine->pretends)
+            rank, theirs->simulates & SIMULATES_LINKS ? "a network" : "shared memory", mine->group,
+            mine->simulates & SIMULATES_LINKS ? "a network" : "shared memory");
+    if (theirs->simulates != mine->simulates)
         return status_fail(TUTTI_MISMATCH,
             "rank %d simulates other hosts than rank 0 for %s: TUTTI_HOSTS must be the same on all ranks, or unset "
             "on all",

@@ -409,8 +409,8 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
    ranks that compute come 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (bench_decode.py shows it). */
 enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
 static int rungs(double time, double each) { return time / each < INT_MAX / 4 ? (int)(time / each) + 1 : INT_MAX / 4; }
-struct patience price_patience(const struct machine *machine, double look)
+struct spin_budget price_spin_budget(const struct machine *machine, double look)
 {
-    return (struct patience){ rungs(machine->sleep / PAUSES_OF_SLEEP, machine->pause + look),
+    return (struct spin_budget){ rungs(machine->sleep / PAUSES_OF_SLEEP, machine->pause + look),
         rungs(SLEEPS_OF_YIELDS * machine->sleep, machine->yield + look) };
 }

@@ -29,6 +29,6 @@ int price_slots(const struct machine *machine, size_t tile_bytes, bool oversubsc
 size_t price_largest_tile(const struct machine *machine);
 
 /* How long to wait awake: so many pauses, then so many yields, then it is cheaper to have slept. */
-struct patience { int pauses, yields; };
+struct spin_budget { int pauses, yields; };
 /* look: ns that a look takes beside the pause: at a network, a system call. */
-struct patience price_patience(const struct machine *machine, double look);
+struct spin_budget price_spin_budget(const struct machine *machine, double look);

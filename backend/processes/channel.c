@@ -18,7 +18,7 @@ struct channel {
     struct peer *const *peers;                          /* [size], until it is closed */
     int size;
     struct routes *routes;                              /* or NULL */
-    struct parcel last;                                 /* flags 0: there are no last words yet */
+    struct ctrl_msg last;                                 /* flags 0: there are no last words yet */
     struct channel_user user;
     bool ticks, closing;                                /* closing: its user is not called any more */
     unsigned round;                                     /* of ticks: the last it was in */
@@ -26,105 +26,105 @@ struct channel {
 };
 static struct {                                         /* registry.lock */
     struct channel *channels, *calling;
-    struct letters incoming, early;
+    struct ctrl_queue incoming, early;
     struct channel *closed[CLOSED];                     /* the latest */
     unsigned closed_count;                              /* ever */
     int64_t ticked_ms;
     unsigned round;
 } room;
 
-/* ---- lists of letters ---- */
+/* ---- queues of control messages ---- */
 static bool address_equal(const struct address *a, const struct address *b)
 {
     return a->rank == b->rank && nonce_equal(a->token, b->token);
 }
-static struct letter *letter_pop(struct letters *list)
+static struct ctrl_entry *ctrl_queue_pop(struct ctrl_queue *list)
 {
-    struct letter *letter = list->first;
-    list->first = letter->next;
+    struct ctrl_entry *entry = list->first;
+    list->first = entry->next;
     if (!list->first) list->last = NULL;
     list->count--;
-    return letter;
+    return entry;
 }
-static void letter_push(struct letters *list, struct letter *letter)
+static void ctrl_queue_push(struct ctrl_queue *list, struct ctrl_entry *entry)
 {
-    letter->next = NULL;
-    if (list->last) list->last->next = letter;
-    else list->first = letter;
-    list->last = letter;
+    entry->next = NULL;
+    if (list->last) list->last->next = entry;
+    else list->first = entry;
+    list->last = entry;
     list->count++;
 }
-static struct letter *find_same(const struct letters *list, const struct parcel *p)    /* the last one */
+static struct ctrl_entry *find_same(const struct ctrl_queue *list, const struct ctrl_msg *p)    /* the last one */
 {
-    struct letter *found = NULL;
-    for (struct letter *l = list->first; l; l = l->next)
-        if (address_equal(&l->parcel.to, &p->to) && l->parcel.from == p->from && l->parcel.word == p->word) found = l;
+    struct ctrl_entry *found = NULL;
+    for (struct ctrl_entry *l = list->first; l; l = l->next)
+        if (address_equal(&l->msg.to, &p->to) && l->msg.from == p->from && l->msg.word == p->word) found = l;
     return found;
 }
 /* In the place of an earlier one of its kind, or at the end. */
-static bool letter_add(struct letters *list, const struct parcel *parcel, const unsigned char via[16])
+static bool ctrl_queue_add(struct ctrl_queue *list, const struct ctrl_msg *msg, const unsigned char via[16])
 {
-    struct letter *letter = find_same(list, parcel);
-    bool is_new = !letter;
-    if (is_new) letter = memory_zeroed(1, sizeof *letter);
-    if (!letter) return false;
-    letter->parcel = *parcel;
-    memcpy(letter->via, via, sizeof letter->via);
-    if (is_new) letter_push(list, letter);
+    struct ctrl_entry *entry = find_same(list, msg);
+    bool is_new = !entry;
+    if (is_new) entry = memory_zeroed(1, sizeof *entry);
+    if (!entry) return false;
+    entry->msg = *msg;
+    memcpy(entry->via, via, sizeof entry->via);
+    if (is_new) ctrl_queue_push(list, entry);
     return true;
 }
-void letters_free(struct letters *list)
+void ctrl_queue_free(struct ctrl_queue *list)
 {
-    while (list->first) free(letter_pop(list));
+    while (list->first) free(ctrl_queue_pop(list));
 }
 
 /* ---- sending ---- */
 void peer_flush(struct peer *peer)
 {
     if (peer->owes_given_ups) peer_tell_given_ups(peer);
-    while (peer->unsent.first && peer_tell_parcel(peer, &peer->unsent.first->parcel) != -EAGAIN)
-        free(letter_pop(&peer->unsent));                /* sent, or it never will be: the end is read soon */
+    while (peer->unsent.first && peer_send_ctrl_msg(peer, &peer->unsent.first->msg) != -EAGAIN)
+        free(ctrl_queue_pop(&peer->unsent));                /* sent, or it never will be: the end is read soon */
     if (!peer->unsent.first && !peer->owes_given_ups) peer_await_room(peer, false);
 }
-static bool peer_post(struct peer *peer, const struct parcel *parcel)
+static bool peer_post(struct peer *peer, const struct ctrl_msg *msg)
 {
     if (peer->state > OPEN) return false;               /* a link that is not open yet takes it later */
     bool first = !peer->unsent.first;
-    int error = first ? peer_tell_parcel(peer, parcel) : -EAGAIN;
+    int error = first ? peer_send_ctrl_msg(peer, msg) : -EAGAIN;
     if (error != -EAGAIN) return !error;
-    if (!letter_add(&peer->unsent, parcel, registry.self.nonce)) return false;
+    if (!ctrl_queue_add(&peer->unsent, msg, registry.self.nonce)) return false;
     if (first) peer_await_room(peer, true);
     return true;
 }
 /* What is said once makes no link, and no way of a channel that is closed does. */
-static bool route(const struct channel *c, bool is_open, const struct parcel *parcel)
+static bool route(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
 {
-    struct peer *peer = routes_next(c->routes, parcel->to.rank, is_open && parcel->from == c->me.rank);
-    bool calls = is_open && !(parcel->flags & LAST_WORD);
-    return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post(peer, parcel);
+    struct peer *peer = routes_next(c->routes, msg->to.rank, is_open && msg->from == c->me.rank);
+    bool calls = is_open && !(msg->flags & LAST_WORD);
+    return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post(peer, msg);
 }
-static bool post(struct channel *c, const struct parcel *parcel)
+static bool post(struct channel *c, const struct ctrl_msg *msg)
 {
-    struct peer *peer = c->peers[parcel->to.rank];
+    struct peer *peer = c->peers[msg->to.rank];
     if (!peer) {
         registry_wake();
-        return letter_add(&room.incoming, parcel, registry.self.nonce);
+        return ctrl_queue_add(&room.incoming, msg, registry.self.nonce);
     }
-    if (!c->routes) return peer_post(peer, parcel);
-    bool sent = route(c, true, parcel);
-    if (!(parcel->flags & LAST_WORD)) routes_record_sent(c->routes, parcel->to.rank);
+    if (!c->routes) return peer_post(peer, msg);
+    bool sent = route(c, true, msg);
+    if (!(msg->flags & LAST_WORD)) routes_record_sent(c->routes, msg->to.rank);
     return sent;
 }
 static bool say(struct channel *c, int to, unsigned word, int flags, const void *bytes, size_t length)
 {
-    struct parcel parcel = { .to = c->me, .from = c->me.rank, .word = (uint16_t)word, .length = (uint32_t)length };
+    struct ctrl_msg msg = { .to = c->me, .from = c->me.rank, .word = (uint16_t)word, .length = (uint32_t)length };
     assert(length <= CHANNEL_BYTES && word < CHANNEL_WORDS);
-    parcel.to.rank = to;
-    parcel.flags = (uint8_t)flags;
-    if (length) memcpy(parcel.bytes, bytes, length);
+    msg.to.rank = to;
+    msg.flags = (uint8_t)flags;
+    if (length) memcpy(msg.bytes, bytes, length);
     pthread_mutex_lock(&registry.lock);
-    if (flags) c->last = parcel;
-    bool sent = post(c, &parcel);
+    if (flags) c->last = msg;
+    bool sent = post(c, &msg);
     pthread_mutex_unlock(&registry.lock);
     return sent;
 }
@@ -138,16 +138,16 @@ bool channel_send_last(struct channel *channel, int to, unsigned word, const voi
 }
 
 /* ---- delivering, on the watch thread ---- */
-void channels_receive(const struct parcel *parcel, const struct peer *by)
+void channels_receive(const struct ctrl_msg *msg, const struct peer *by)
 {
-    letter_add(&room.incoming, parcel, by->identity.nonce);
+    ctrl_queue_add(&room.incoming, msg, by->identity.nonce);
 }
-static void call(struct channel *c, const struct parcel *parcel)       /* NULL: it is time */
+static void call(struct channel *c, const struct ctrl_msg *msg)       /* NULL: it is time */
 {
     struct channel_user user = c->user;
     room.calling = c;
     pthread_mutex_unlock(&registry.lock);
-    if (parcel) user.receive(user.context, parcel->from, parcel->bytes, parcel->length);
+    if (msg) user.receive(user.context, msg->from, msg->bytes, msg->length);
     else user.tick(user.context);
     pthread_mutex_lock(&registry.lock);
     room.calling = NULL;
@@ -169,23 +169,23 @@ static struct channel *find_closed(const struct address *to)
     for (unsigned i = 0; (c = closed(i)) != NULL && !address_equal(&c->me, to);) i++;
     return c;
 }
-static void keep_early(const struct letter *letter)
+static void keep_early(const struct ctrl_entry *entry)
 {
-    letter_add(&room.early, &letter->parcel, letter->via);
-    if (room.early.count > MOST_EARLY) free(letter_pop(&room.early));
+    ctrl_queue_add(&room.early, &entry->msg, entry->via);
+    if (room.early.count > MOST_EARLY) free(ctrl_queue_pop(&room.early));
 }
 /* To one that came late; what comes back to it after that is not answered. */
-static void answer(const struct channel *c, const struct parcel *parcel)
+static void answer(const struct channel *c, const struct ctrl_msg *msg)
 {
-    struct parcel last = c->last;
-    if (!c->routes || !last.flags || parcel->flags & ANSWER) return;
-    if (!routes_may_pass(c->routes, c->me.rank, parcel->from)) return;
-    last.to.rank = parcel->from;
+    struct ctrl_msg last = c->last;
+    if (!c->routes || !last.flags || msg->flags & ANSWER) return;
+    if (!routes_may_pass(c->routes, c->me.rank, msg->from)) return;
+    last.to.rank = msg->from;
     last.flags = LAST_WORD | ANSWER;
     route(c, false, &last);
 }
 /* Of two channels the one from where it is less far. */
-static bool is_nearer(const struct channel *c, const struct parcel *p, const struct channel *than)
+static bool is_nearer(const struct channel *c, const struct ctrl_msg *p, const struct channel *than)
 {
     if (!c->routes || !nonce_equal(c->me.token, p->to.token)) return false;
     if (!routes_may_pass(c->routes, p->from, p->to.rank)) return false;
@@ -197,55 +197,55 @@ static bool is_process_of(const struct channel *c, int member, const unsigned ch
     const struct peer *peer = c->peers[member];
     return nonce_equal(peer ? peer->identity.nonce : registry.self.nonce, nonce);
 }
-static bool is_authentic(const struct channel *c, const struct letter *letter)
+static bool is_authentic(const struct channel *c, const struct ctrl_entry *entry)
 {
-    const struct parcel *p = &letter->parcel;
+    const struct ctrl_msg *p = &entry->msg;
     if (p->from < 0 || p->from >= c->size) return false;
-    if (!c->peers || nonce_equal(letter->via, registry.self.nonce)) return true;
-    if (p->hops == 0) return is_process_of(c, p->from, letter->via);
+    if (!c->peers || nonce_equal(entry->via, registry.self.nonce)) return true;
+    if (p->hops == 0) return is_process_of(c, p->from, entry->via);
     for (int r = 0; c->routes && r < c->size; r++)
-        if (is_process_of(c, r, letter->via)) return true;
+        if (is_process_of(c, r, entry->via)) return true;
     return false;
 }
 /* A process that sends in the name of another, or of a group that it does not belong to, loses its connection. */
-static void letter_refuse(const struct letter *letter)
+static void ctrl_queue_refuse(const struct ctrl_entry *entry)
 {
-    struct peer *near = registry_find(letter->via), *far = link_find(letter->via), *peer = near ? near : far;
+    struct peer *near = registry_find(entry->via), *far = link_find(entry->via), *peer = near ? near : far;
     if (peer && registry.turned_away++ == 0)
         LOG(WARN, "process %llu on %s sent a control message as rank %d, which it is not: its connection was closed",
-            (unsigned long long)peer->identity.pid, peer->identity.host, letter->parcel.from);
+            (unsigned long long)peer->identity.pid, peer->identity.host, entry->msg.from);
     if (near) peer_end(near, LOST);
     if (far) link_end(far, -EPROTO);
 }
-static bool pass_on(struct letter *letter)              /* false: it is for a channel that is to open here */
+static bool pass_on(struct ctrl_entry *entry)              /* false: it is for a channel that is to open here */
 {
-    struct parcel *parcel = &letter->parcel;
+    struct ctrl_msg *msg = &entry->msg;
     const struct channel *best = NULL, *c;
     bool is_open = true;
     for (c = room.channels; c; c = c->next)
-        if (is_nearer(c, parcel, best)) best = c;
+        if (is_nearer(c, msg, best)) best = c;
     for (unsigned i = 0; !best && (c = closed(i)) != NULL; i++)
-        if (is_nearer(c, parcel, best)) best = c, is_open = false;
+        if (is_nearer(c, msg, best)) best = c, is_open = false;
     if (!best) return false;
-    if (!is_authentic(best, letter)) letter_refuse(letter);
-    else if (parcel->hops++ < routes_most_hops(best->routes)) route(best, is_open, parcel);
+    if (!is_authentic(best, entry)) ctrl_queue_refuse(entry);
+    else if (msg->hops++ < routes_most_hops(best->routes)) route(best, is_open, msg);
     return true;
 }
-static void deliver(struct letter *letter)
+static void deliver(struct ctrl_entry *entry)
 {
-    struct channel *c = find(&letter->parcel.to);
-    if (c && !is_authentic(c, letter)) { letter_refuse(letter); return; }
-    if (c && c->routes) routes_record_received(c->routes, letter->parcel.from);
-    if (c && !c->closing) call(c, &letter->parcel);
-    else if (c || (c = find_closed(&letter->parcel.to)) != NULL) answer(c, &letter->parcel);
-    else if (!pass_on(letter)) keep_early(letter);
+    struct channel *c = find(&entry->msg.to);
+    if (c && !is_authentic(c, entry)) { ctrl_queue_refuse(entry); return; }
+    if (c && c->routes) routes_record_received(c->routes, entry->msg.from);
+    if (c && !c->closing) call(c, &entry->msg);
+    else if (c || (c = find_closed(&entry->msg.to)) != NULL) answer(c, &entry->msg);
+    else if (!pass_on(entry)) keep_early(entry);
 }
 void channels_deliver(void)
 {
     while (room.incoming.first) {
-        struct letter *letter = letter_pop(&room.incoming);
-        deliver(letter);
-        free(letter);
+        struct ctrl_entry *entry = ctrl_queue_pop(&room.incoming);
+        deliver(entry);
+        free(entry);
     }
 }
 static struct channel *next_to_tick(unsigned round)     /* that has not been called in this round */
@@ -254,14 +254,14 @@ static struct channel *next_to_tick(unsigned round)     /* that has not been cal
     while (c && (!c->ticks || c->closing || c->round == round)) c = c->next;
     return c;
 }
-int channels_patience_ms(void)
+int channels_poll_timeout_ms(void)
 {
     int64_t left_ms = room.ticked_ms + CHANNEL_TICK_MS - clock_ms();
     return !next_to_tick(room.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
 }
 void channels_tick(void)                                /* the list may change during each call */
 {
-    if (channels_patience_ms() != 0) return;
+    if (channels_poll_timeout_ms() != 0) return;
     room.ticked_ms = clock_ms();
     room.round++;
     for (struct channel *c; (c = next_to_tick(room.round)) != NULL;) {
@@ -274,14 +274,14 @@ void channels_tick(void)                                /* the list may change d
 /* Before what is just coming. */
 static void deliver_early(const struct channel *c)
 {
-    struct letters early = room.early, incoming = room.incoming;
-    room.early = room.incoming = (struct letters){ 0 };
+    struct ctrl_queue early = room.early, incoming = room.incoming;
+    room.early = room.incoming = (struct ctrl_queue){ 0 };
     while (early.first) {
-        struct letter *letter = letter_pop(&early);
-        bool comes = nonce_equal(letter->parcel.to.token, c->me.token);        /* or goes, by way of this process */
-        letter_push(comes ? &room.incoming : &room.early, letter);
+        struct ctrl_entry *entry = ctrl_queue_pop(&early);
+        bool comes = nonce_equal(entry->msg.to.token, c->me.token);        /* or goes, by way of this process */
+        ctrl_queue_push(comes ? &room.incoming : &room.early, entry);
     }
-    while (incoming.first) letter_push(&room.incoming, letter_pop(&incoming));
+    while (incoming.first) ctrl_queue_push(&room.incoming, ctrl_queue_pop(&incoming));
 }
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out)
@@ -346,7 +346,7 @@ void channels_forget(void)
     for (unsigned i = 0; closed(i); i++) forget(closed(i));
     memset(room.closed, 0, sizeof room.closed);
     room.closed_count = 0;
-    letters_free(&room.incoming);
-    letters_free(&room.early);
+    ctrl_queue_free(&room.incoming);
+    ctrl_queue_free(&room.early);
 }
 void channels_after_fork(void) { memset(&room, 0, sizeof room); }

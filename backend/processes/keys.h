@@ -16,7 +16,7 @@ struct pair_key { unsigned char bytes[KEY_BYTES]; };
 tutti_status key_add(const unsigned char key[KEY_BYTES], struct key_id *out);
 /* The key of two processes, by their nonces in either order. false: no key has that id here. */
 bool key_of_pair(const struct key_id *id, const unsigned char a[16], const unsigned char b[16], struct pair_key *out);
-/* A value that only processes with that key can compute, for one purpose (at most 15 letters). false: as above. */
+/* A value that only processes with that key can compute, for one purpose (at most 15 characters). false: as above. */
 bool key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
     unsigned char out[KEY_BYTES]);
 void keys_forget(void);                                 /* all of them, and the secret */

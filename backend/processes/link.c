@@ -1,5 +1,5 @@
 /* One link: from the handshake's end to its own. What cannot be said now is said when the other has read more, or its
- * socket takes more; letters wait in the list of channel.c, and the rest as flags. */
+ * socket takes more; control messages wait in the list of channel.c, and the rest as flags. */
 #include "backend/processes/link.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -90,11 +90,11 @@ static int say(struct peer *peer, const void *message, size_t bytes, size_t most
 }
 int link_say(struct peer *peer, const struct packet *packet, size_t bytes)
 {
-    return say(peer, packet, bytes, packet->kind == PARCEL ? LETTER_WINDOW : PACKET_WINDOW);
+    return say(peer, packet, bytes, packet->kind == CTRL_MSG ? CTRL_WINDOW : PACKET_WINDOW);
 }
-static void beat(struct peer *peer, size_t most)
+static void heartbeat(struct peer *peer, size_t most)
 {
-    struct packet packet = registry_packet(peer->identity.nonce, BEAT);
+    struct packet packet = registry_packet(peer->identity.nonce, HEARTBEAT);
     say(peer, &packet, sizeof packet, most);
 }
 static bool address_send(struct peer *peer)
@@ -110,7 +110,7 @@ void link_catch_up(struct peer *peer)
     if (link->wants_address && peer_tell(peer, ADDRESS_REQUEST, NULL, -1) == 0) link->wants_address = false;
     if (link->owes_address && address_send(peer)) link->owes_address = false;
     if (peer->unsent.first || peer->owes_given_ups) peer_flush(peer);
-    if (link->wire->got - link->wire->told >= TELL_BYTES) beat(peer, WIRE_WINDOW);
+    if (link->wire->got - link->wire->told >= TELL_BYTES) heartbeat(peer, WIRE_WINDOW);
 }
 bool link_push(struct peer *peer)
 {
@@ -133,7 +133,7 @@ static bool hear(struct peer *peer, const union message *m, size_t bytes)      /
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
-    case PARCEL: channels_receive(&m->letter.parcel, peer); return true;
+    case CTRL_MSG: channels_receive(&m->entry.msg, peer); return true;
     case ADDRESS: address_keep(link, &m->process_address, bytes); return true;
     case ADDRESS_REQUEST:
         link->was_asked = true;
@@ -141,7 +141,7 @@ static bool hear(struct peer *peer, const union message *m, size_t bytes)      /
         return true;
     case GIVEN_UP: peer_hear_given_up(peer, &m->packet); return true;
     case GOODBYE: peer_end(peer, LEFT); return false;
-    default: return true;                               /* BEAT */
+    default: return true;                               /* HEARTBEAT */
     }
 }
 static bool hear_all(struct peer *peer)
@@ -171,9 +171,9 @@ void link_ready(struct peer *peer)
 static void open_tick(struct peer *peer, int64_t now_ms)
 {
     struct link *link = peer->link;
-    int64_t period_ms = settings_get()->silence_ms / 10;
+    int64_t period_ms = settings_get()->peer_timeout_ms / 10;
     if (now_ms - link->said_ms >= period_ms) {
-        beat(peer, LETTER_WINDOW);                      /* if it reads nothing its kernel is asked by ours */
+        heartbeat(peer, CTRL_WINDOW);                      /* if it reads nothing its kernel is asked by ours */
         link->said_ms = now_ms;
     }
     links_due(link->said_ms + period_ms);
@@ -190,7 +190,7 @@ void links_tick(void)
         if (p->link && p->state == CONNECTING) call_tick(p, now_ms);
     }
 }
-int links_patience_ms(void)
+int links_poll_timeout_ms(void)
 {
     if (links.due_ms == INT64_MAX) return -1;
     int64_t left_ms = links.due_ms - clock_ms();

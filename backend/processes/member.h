@@ -11,8 +11,8 @@ struct member {                                         /* fixed size, no paddin
     uint32_t size;                                      /* what this rank thinks the group's size is */
     uint32_t build;                                     /* of what sources its tutti was made; never 0 */
     char group[32];                                     /* name, for messages */
-    int32_t host;                                       /* where it is, or pretends to be: below the job's size */
-    uint32_t pretends; /* how, alike on all ranks; 0: nobody does; see PRETENDS_LINKS */
+    int32_t host;                                       /* where it is, or simulates to be: below the job's size */
+    uint32_t simulates; /* how, alike on all ranks; 0: nobody does; see SIMULATES_LINKS */
     uint16_t fabrics;                                   /* the set of what carries its messages to other hosts */
     uint16_t encrypts;                                  /* what goes to other hosts: 1, or 0 */
     int32_t status;                                     /* OK; else why it cannot join: a tutti_status */
@@ -21,8 +21,8 @@ struct member {                                         /* fixed size, no paddin
     uint64_t job;                                       /* of which the group is a part: job_current; 0: not known */
     uint64_t terms;                                     /* the digest of what it was told of the group: terms.h */
 };
-/* A bit of `pretends`: they reach each other as real hosts do; else through shared memory. */
-static const uint32_t PRETENDS_LINKS = 2;
+/* A bit of `simulates`: they reach each other as real hosts do; else through shared memory. */
+static const uint32_t SIMULATES_LINKS = 2;
 static inline bool member_shares_process(const struct member *a, const struct member *b)
 {
     return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;

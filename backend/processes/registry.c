@@ -12,7 +12,7 @@
 
 static const char magic[8] = "tutti-p";
 static_assert(sizeof(struct identity) == 64 && sizeof(struct packet) == 112
-        && offsetof(struct packet_and_parcel, parcel) == 112 && offsetof(struct parcel, bytes) == 32,
+        && offsetof(struct packet_and_ctrl_msg, msg) == 112 && offsetof(struct ctrl_msg, bytes) == 32,
     "no padding");
 
 struct registry registry = { .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
@@ -58,7 +58,7 @@ struct packet registry_packet(const unsigned char to[16], enum kind kind)
     memcpy(packet.to, to, sizeof packet.to);
     return packet;
 }
-static size_t bytes_of(uint32_t length) { return sizeof(struct packet) + offsetof(struct parcel, bytes) + length; }
+static size_t bytes_of(uint32_t length) { return sizeof(struct packet) + offsetof(struct ctrl_msg, bytes) + length; }
 static int peer_say(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
 {
     if (!peer->link) return socket_send(peer->descriptor, packet, bytes, gift);
@@ -70,23 +70,23 @@ int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int
     if (token) memcpy(packet.token, token, sizeof packet.token);
     return peer_say(peer, &packet, sizeof packet, gift);
 }
-int peer_tell_parcel(struct peer *peer, const struct parcel *parcel)
+int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
 {
-    struct packet_and_parcel message;
-    message.packet = registry_packet(peer->identity.nonce, PARCEL);
-    memcpy(&message.parcel, parcel, offsetof(struct parcel, bytes) + parcel->length);
-    return peer_say(peer, &message.packet, bytes_of(parcel->length), -1);
+    struct packet_and_ctrl_msg message;
+    message.packet = registry_packet(peer->identity.nonce, CTRL_MSG);
+    memcpy(&message.msg, msg, offsetof(struct ctrl_msg, bytes) + msg->length);
+    return peer_say(peer, &message.packet, bytes_of(msg->length), -1);
 }
-void peer_await_room(struct peer *peer, bool on)        /* a link awaits room as long as it has letters */
+void peer_await_room(struct peer *peer, bool on)        /* a link awaits room as long as it has control messages */
 {
     if (!peer->link) registry_poll_writing(peer->descriptor, on);
     else if (on) link_want(peer);
 }
-bool parcel_is_for_us(int bytes, const struct packet_and_parcel *m)
+bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *m)
 {
-    return bytes >= (int)bytes_of(0) && m->packet.kind == PARCEL && packet_is_for_us(sizeof m->packet, &m->packet)
-        && m->parcel.length <= CHANNEL_BYTES && bytes == (int)bytes_of(m->parcel.length)
-        && m->parcel.word < CHANNEL_WORDS && m->parcel.flags <= PARCEL_FLAGS;
+    return bytes >= (int)bytes_of(0) && m->packet.kind == CTRL_MSG && packet_is_for_us(sizeof m->packet, &m->packet)
+        && m->msg.length <= CHANNEL_BYTES && bytes == (int)bytes_of(m->msg.length) && m->msg.word < CHANNEL_WORDS
+        && m->msg.flags <= CTRL_MSG_FLAGS;
 }
 bool packet_is_for_us(int bytes, const struct packet *packet)
 {
@@ -128,7 +128,7 @@ void registry_forget(struct peer *peer)
     views_forget(peer);
     if (peer->ways) channels_lose(peer);
     if (peer->link) link_forget(peer);
-    letters_free(&peer->unsent);
+    ctrl_queue_free(&peer->unsent);
     free(peer->handshake);
     free(peer);
 }

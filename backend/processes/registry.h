@@ -12,31 +12,31 @@ enum kind {
     WANTED,
     BLOCK,
     GIVEN_UP,
-    PARCEL,
-    BEAT,
+    CTRL_MSG,
+    HEARTBEAT,
     ADDRESS_REQUEST,
     ADDRESS,      /* over links only */
 };
-struct packet {                                        /* after the handshake; behind a PARCEL or ADDRESS comes one */
+struct packet { /* after the handshake; behind a CTRL_MSG or ADDRESS comes one */
     char magic[8];
     uint32_t version, kind;
     unsigned char to[16], token[16];
     struct identity from;                               /* of GIVEN_UP: who did */
 };
 struct address { unsigned char token[16]; int32_t rank; };     /* of a channel */
-struct parcel {                                        /* travels without the end of `bytes` */
+struct ctrl_msg {                                        /* travels without the end of `bytes` */
     struct address to;
     int32_t from;
     uint16_t word;
-    uint8_t hops, flags;                                /* of those who have passed it on; enum parcel_flag */
+    uint8_t hops, flags;                                /* of those who have passed it on; enum ctrl_msg_flag */
     uint32_t length;
     unsigned char bytes[CHANNEL_BYTES];
 };
-enum parcel_flag { LAST_WORD = 1, ANSWER = 2, PARCEL_FLAGS = 3 };     /* of a rank to another; to one that came late */
-struct packet_and_parcel { struct packet packet; struct parcel parcel; };
+enum ctrl_msg_flag { LAST_WORD = 1, ANSWER = 2, CTRL_MSG_FLAGS = 3 }; /* of a rank to another; to one that came late */
+struct packet_and_ctrl_msg { struct packet packet; struct ctrl_msg msg; };
 /* via: the nonce of the process whose connection it came by; that of this process, of its own. */
-struct letter { struct letter *next; struct parcel parcel; unsigned char via[16]; };
-struct letters { struct letter *first, *last; int count; };
+struct ctrl_entry { struct ctrl_entry *next; struct ctrl_msg msg; unsigned char via[16]; };
+struct ctrl_queue { struct ctrl_entry *first, *last; int count; };
 enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
 struct peer {
     struct identity identity;
@@ -50,7 +50,7 @@ struct peer {
     int users, ways; /* ways: of channels that are closed, which use it while it is */
     struct peer_watch *watches;
     struct view *views;                                 /* of its arena */
-    struct letters unsent;                              /* that its socket does not take at present */
+    struct ctrl_queue unsent;                              /* that its socket does not take at present */
     bool owes_given_ups;                                /* the same of these; it is told all of them again */
     struct peer *next;
 };
@@ -92,11 +92,11 @@ struct packet registry_packet(const unsigned char to[16], enum kind kind);
 /* Sends a packet over the connection or the link of a peer; token may be NULL, gift (a descriptor) -1, and is over a
    link. 0 or -errno; -EAGAIN: not now. */
 int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int gift);
-int peer_tell_parcel(struct peer *peer, const struct parcel *parcel);
+int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg);
 void peer_await_room(struct peer *peer, bool on);       /* whether peer_flush is to be called when there is */
 int peer_begin_handshake(struct peer *peer, const char purpose[8]);      /* of our call: 0, or -ENOMEM */
 bool packet_is_for_us(int bytes, const struct packet *packet);         /* `bytes` without what comes behind it */
-bool parcel_is_for_us(int bytes, const struct packet_and_parcel *message);
+bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *message);
 
 struct peer *registry_find(const unsigned char nonce[16]);             /* of this host, that can be used or will be */
 /* CONNECTING; NULL: no memory. */
@@ -117,14 +117,14 @@ void views_answer(struct peer *peer, const unsigned char token[16]);
 void views_receive(struct peer *peer, const unsigned char token[16], int gift);
 void views_forget(struct peer *peer);                   /* unmaps them all; nobody holds one */
 
-/* channel.c, for the watch thread: a parcel has come; users are called, without the lock; until when; its socket takes
-   something; the end */
-void channels_receive(const struct parcel *parcel, const struct peer *by);
+/* channel.c, for the watch thread: a control message has come; users are called, without the lock; until when; its
+   socket takes something; the end */
+void channels_receive(const struct ctrl_msg *msg, const struct peer *by);
 void channels_deliver(void);
 void channels_tick(void);
-int channels_patience_ms(void);                         /* -1: for ever */
+int channels_poll_timeout_ms(void);                         /* -1: for ever */
 void peer_flush(struct peer *peer);
-void letters_free(struct letters *list);
+void ctrl_queue_free(struct ctrl_queue *list);
 void channels_lose(const struct peer *peer);            /* it is about to be forgotten */
 void channels_forget(void);                             /* nobody has one open */
 void channels_after_fork(void);                         /* in the child: those of the parent are not its own */
@@ -138,9 +138,9 @@ void claims_after_fork(void);                           /* in the child: those o
 void link_ready(struct peer *peer);                     /* its socket is; may end it */
 bool links_handle(int descriptor);                      /* that is one of theirs; false: it is not */
 void links_tick(void);
-int links_patience_ms(void);                            /* -1: for ever */
-int link_say(struct peer *peer, const struct packet *packet, size_t bytes);    /* with what is behind it; 0 or -errno */
-void link_want(struct peer *peer);                      /* it has letters; calls it unless it is open */
+int links_poll_timeout_ms(void);                            /* -1: for ever */
+int link_say(struct peer *peer, const struct packet *packet, size_t bytes); /* with what is behind it; 0 or -errno */
+void link_want(struct peer *peer);                      /* it has control messages; calls it unless it is open */
 bool link_push(struct peer *peer);                      /* sends what it can; true: there is more */
 void link_forget(struct peer *peer);
 void links_close(void);                                 /* nobody has one */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATIENCE = 3 };                                  /* letters without an answer, before a rank is called itself */
+enum { MOST_UNANSWERED = 3 }; /* control messages without an answer, before a rank is called itself */
 struct routes {
     struct route_map map;
     int *host_of, *first, *ranks;                       /* [size]; [hosts + 1], of each host in `ranks`; [size] */
@@ -58,7 +58,7 @@ static void sort_by_host(struct routes *r)
     for (int i = 0; i < r->map.size; i++) r->first[r->host_of[i] + 1]++;
     for (int h = 0; h < r->map.hosts; h++) r->first[h + 1] += r->first[h];
     for (int i = r->map.size - 1; i >= 0; i--) r->ranks[--r->first[r->host_of[i] + 1]] = i;
-    memmove(r->first, r->first + 1, (size_t)r->map.hosts * sizeof *r->first);          /* the ends have become starts */
+    memmove(r->first, r->first + 1, (size_t)r->map.hosts * sizeof *r->first); /* the ends have become starts */
     r->first[r->map.hosts] = r->map.size;
 }
 static void free_all(struct routes *r)
@@ -137,11 +137,11 @@ static bool is_called(const struct routes *r, int to)   /* itself */
     return peer != &gone && (!peer->link || peer->state >= OPEN || peer->unsent.first);
 }
 /* Also to one that is not to be used from here: others may. Over hosts of which this process is the first too, as when
-   they are pretended. */
+   they are simulated. */
 struct peer *routes_next(const struct routes *r, int to, bool mine)
 {
     struct peer *straight = r->peers[to];
-    if (!straight || is_called(r, to) || (mine && r->unanswered[to] >= PATIENCE)) return straight;
+    if (!straight || is_called(r, to) || (mine && r->unanswered[to] >= MOST_UNANSWERED)) return straight;
     for (int host = r->map.host; host >= 0;) {
         int gate = gate_of(r, host);
         if (gate >= 0 && r->peers[gate]) return r->peers[gate];
@@ -158,7 +158,7 @@ int routes_left(const struct routes *r, int to) { return route_distance(r->map.h
 int routes_most_hops(const struct routes *r) { return route_longest(r->map.hosts) + 2; }
 void routes_record_sent(struct routes *r, int to)
 {
-    if (r->peers[to] && r->peers[to]->link && r->unanswered[to] < PATIENCE) r->unanswered[to]++;
+    if (r->peers[to] && r->peers[to]->link && r->unanswered[to] < MOST_UNANSWERED) r->unanswered[to]++;
 }
 void routes_record_received(struct routes *r, int from)
 {

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BACKLOG = 4096, RECEIVE_BYTES = 128 * 1024 };
+enum { LISTEN_QUEUE = 4096, RECEIVE_BYTES = 128 * 1024 };
 union name {
     struct sockaddr any;
     struct sockaddr_in four;
@@ -63,12 +63,12 @@ static void set(int socket, int level, int option, int value)          /* where 
     setsockopt(socket, level, option, &value, sizeof value);
 }
 /* Of keeping alive, the user timeout says when it has been silent for too long; the number of probes does not count. It
-   begins when something is sent once more, which is after the next beat and the least time the kernel waits for an
+   begins when something is sent once more, which is after the next heartbeat and the least time the kernel waits for an
    acknowledgement, 200 ms and a little. */
 static int user_timeout_ms(void)
 {
-    int silence_ms = (int)settings_get()->silence_ms, most_ms = silence_ms * 8 / 10;
-    int rest_ms = silence_ms * 9 / 10 - 300;
+    int peer_timeout_ms = (int)settings_get()->peer_timeout_ms, most_ms = peer_timeout_ms * 8 / 10;
+    int rest_ms = peer_timeout_ms * 9 / 10 - 300;
     return rest_ms < most_ms ? rest_ms : most_ms;
 }
 static void set_options(int socket)
@@ -100,7 +100,7 @@ int tcp_listen(const struct contact *at)
     socklen_t bytes = name_of(at, at, &name);
     if (at->family == AF_INET6) set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
     if (at->port) set(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, BACKLOG) != 0)
+    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
         return close_with(descriptor, errno);
     return descriptor;
 }

@@ -17,7 +17,7 @@ enum { HELLO_MS = 2000, OUT_OF_DESCRIPTORS_MS = 10, LINGER_MS = 50 };
 void peer_end(struct peer *peer, enum state state)
 {
     registry_hang_up(&peer->descriptor);
-    letters_free(&peer->unsent);
+    ctrl_queue_free(&peer->unsent);
     peer->state = state;
     pthread_cond_broadcast(&registry.changed);
     if (peer->users == 0) registry_forget(peer);
@@ -106,16 +106,16 @@ static bool call_advance(struct peer *peer)
 }
 static void peer_read(struct peer *peer)
 {
-    struct packet_and_parcel message;
+    struct packet_and_ctrl_msg message;
     int gift;
     while (peer->state == CONNECTING)
         if (!call_advance(peer)) return;
     for (;;) {
         int got = socket_receive(peer->descriptor, &message, sizeof message, &gift);
         if (got == -EAGAIN) return;
-        if (parcel_is_for_us(got, &message)) {
+        if (ctrl_msg_is_for_us(got, &message)) {
             descriptor_close(&gift);
-            channels_receive(&message.parcel, peer);
+            channels_receive(&message.msg, peer);
             continue;
         }
         if (!packet_is_for_us(got, &message.packet)) break;
@@ -234,9 +234,9 @@ static void call_watches(void)                                         /* the li
 }
 static int sooner_ms(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }      /* -1: never */
 /* Until one of them has to go, or a channel or a link has something to do; -1: nobody. */
-static int patience_ms(void)
+static int poll_timeout_ms(void)
 {
-    int most_ms = sooner_ms(channels_patience_ms(), links_patience_ms());
+    int most_ms = sooner_ms(channels_poll_timeout_ms(), links_poll_timeout_ms());
     if (!registry.pending_count) return most_ms;
     int64_t left = registry.pending[0].until_ms - clock_ms();
     return sooner_ms(most_ms, left < 0 ? 0 : (int)left + 1);
@@ -269,7 +269,7 @@ static bool turn(int most_ms)                           /* false: nothing has ha
 void *registry_watch(void *unused)
 {
     pthread_mutex_lock(&registry.lock);
-    while (!registry.stop) turn(patience_ms());
+    while (!registry.stop) turn(poll_timeout_ms());
     for (int64_t until_ms = clock_ms() + LINGER_MS; turn(0) && clock_ms() < until_ms;) {}
     pthread_mutex_unlock(&registry.lock);
     return unused;

@@ -65,11 +65,11 @@ int wire_pull(struct wire *w, int socket)
 static bool is_for_us(const union message *m, size_t bytes)
 {
     switch (m->packet.kind) {
-    case PARCEL: return parcel_is_for_us((int)bytes, &m->letter);
+    case CTRL_MSG: return ctrl_msg_is_for_us((int)bytes, &m->entry);
     case ADDRESS: return packet_is_for_us(sizeof m->packet, &m->packet);
     case GOODBYE:
     case GIVEN_UP:
-    case BEAT:
+    case HEARTBEAT:
     case ADDRESS_REQUEST: return packet_is_for_us((int)bytes, &m->packet);
     default: return false;
     }

@@ -11,12 +11,12 @@
 
 /* Letters may fill so much of the window, packets that are said once so much, and what only says how much was read all
    of it: one such for each TELL_BYTES, so two processes that both wait for room always hear of it. */
-enum { LETTER_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, TELL_BYTES = 2048, WIRE_IN_BYTES = 4096 };
+enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, TELL_BYTES = 2048, WIRE_IN_BYTES = 4096 };
 struct frame { uint32_t length, heard; }; /* of what follows; bytes of the other read so far, modulo 2^32 */
 struct packet_and_address { struct packet packet; unsigned char process_address[PROCESS_ADDRESS_BYTES]; };
 union message {
     struct packet packet;
-    struct packet_and_parcel letter;
+    struct packet_and_ctrl_msg entry;
     struct packet_and_address process_address;
 };
 struct wire {

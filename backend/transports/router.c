@@ -63,7 +63,7 @@ __attribute__((noinline)) void router_poll_ahead(struct router *r)
         router_poll_once(r);
     }
 }
-static double crossing_ns(const struct crossing *c, uint64_t bytes)
+static double link_cost_ns(const struct link_cost *c, uint64_t bytes)
 {
     return (bytes <= EAGER_BYTES ? c->message_ns : c->announced_ns) + c->byte_ns * (double)bytes;
 }
@@ -76,7 +76,7 @@ __attribute__((noinline)) static struct transport *choose_network(struct router 
     int k = 0;
     for (struct transport *t = route->transport; t; t = t->beside, k++) {
         enum readiness readiness = t->operations->readiness(t, route->member);
-        double ns = crossing_ns(&r->crossings[k], x->wire);
+        double ns = link_cost_ns(&r->link_costs[k], x->wire);
         if (readiness == SENDS_WAIT) return t;
         if (k == r->only) only = t;
         if (readiness == UNCONNECTED || (best && ns >= least)) continue;
@@ -97,15 +97,15 @@ const char *router_network_name(const struct router *r, int network)
     for (int k = 0; t && k < network; k++) t = t->beside;
     return t ? t->network : "network";
 }
-void router_take_crossings(struct router *r, const struct crossing crossings[NETWORKS_AT_MOST])
+void router_take_link_costs(struct router *r, const struct link_cost link_costs[NETWORKS_AT_MOST])
 {
-    for (int k = 0; k < NETWORKS_AT_MOST; k++) r->crossings[k] = crossings[k];
+    for (int k = 0; k < NETWORKS_AT_MOST; k++) r->link_costs[k] = link_costs[k];
 }
 int router_network_for(const struct router *r, uint64_t bytes)
 {
     int best = 0;
     for (int k = 1; k < router_networks(r); k++)
-        if (crossing_ns(&r->crossings[k], bytes) < crossing_ns(&r->crossings[best], bytes)) best = k;
+        if (link_cost_ns(&r->link_costs[k], bytes) < link_cost_ns(&r->link_costs[best], bytes)) best = k;
     return best;
 }
 void router_use_network(struct router *r, int network) { r->only = network; }

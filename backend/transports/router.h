@@ -21,7 +21,7 @@ struct bell { /* wakes this rank; from any thread. ring NULL: there is none */
 };
 /* What it takes to reach another host by a network: ns of a message beside its bytes, sent with them or announced, and
    of a byte. All zero: not known. */
-struct crossing { double message_ns, announced_ns, byte_ns; };
+struct link_cost { double message_ns, announced_ns, byte_ns; };
 enum { EAGER_BYTES = 65536, NETWORKS_AT_MOST = 3 }; /* up to so many bytes a network sends a message with its bytes */
 struct route {
     struct transport *transport;
@@ -36,10 +36,10 @@ struct router {
     struct bell bell;
     tutti_status failure; /* OK, or why nothing goes any more */
     struct transport *transports; /* in the order of router_add */
-    struct transport *polled;     /* the same; after a failure `failed`, until it has ended all transfers, then NULL */
+    struct transport *polled; /* the same; after a failure `failed`, until it has ended all transfers, then NULL */
     struct route *routes;         /* [size] */
     struct transport *network;    /* the first that leads to other hosts, others beside it; NULL: there is none */
-    struct crossing crossings[NETWORKS_AT_MOST]; /* by each of them */
+    struct link_cost link_costs[NETWORKS_AT_MOST]; /* by each of them */
     int only;                     /* this one alone is used; -1: any */
     int ahead;                    /* messages that have come before their turn */
     struct transport failed;      /* has always something to say, so that a poll looks at the failure */
@@ -60,7 +60,7 @@ void router_add_network(struct router *router, struct transport *network);
 int router_networks(const struct router *router); /* how many */
 const char *router_network_name(const struct router *router, int network); /* "network" of what stands for one */
 /* What each takes, in the order in which they were added: it decides which is used. */
-void router_take_crossings(struct router *router, const struct crossing crossings[NETWORKS_AT_MOST]);
+void router_take_link_costs(struct router *router, const struct link_cost link_costs[NETWORKS_AT_MOST]);
 int router_network_for(const struct router *router, uint64_t bytes); /* when all are connected */
 /* Sends by this one alone, which is measured; -1: by any again. */
 void router_use_network(struct router *router, int network);

@@ -45,7 +45,7 @@ static struct pair private_pair, shared_pair;
 static void tiny_reference(enum beside beside)
 {
     if (beside == PING_PONG) flag_there_and_back();
-    else if (beside == LADDER_BARRIER) ladder_barrier();
+    else if (beside == BACKOFF_BARRIER) backoff_barrier();
     else flag_barrier();
 }
 /* Ours and the reference without and with pauses, in turns of a batch; who begins changes. Cores are moved at times:

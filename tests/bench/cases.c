@@ -53,7 +53,7 @@ static void set_goal_of_two(struct bench_case *c)
 }
 static void set_goal_of_more(struct bench_case *c)      /* than there are cores, on the machine of the goals */
 {
-    c->beside = c->bytes < 4 * KI ? LADDER_BARRIER : MEMCPY;
+    c->beside = c->bytes < 4 * KI ? BACKOFF_BARRIER : MEMCPY;
     if (c->bytes == 8) {
         c->goal = 1.25;
         c->goal_p99_us = 1000;

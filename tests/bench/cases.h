@@ -6,7 +6,7 @@
 enum verb { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, ALL_TO_ALL, REDUCE, GATHER, SCATTER, SEND_RECV, VERBS };
 enum beside {                                           /* measured in turns with ours                            */
     FLAG_BARRIER,                                       /* of the same ranks                                      */
-    LADDER_BARRIER,                                     /* waiting as the product does: more ranks than cores     */
+    BACKOFF_BARRIER,                                     /* waiting as the product does: more ranks than cores     */
     PING_PONG,                                          /* a flag there and back                                  */
     MEMCPY,                                             /* of as many bytes, on all ranks at once (send: alone)   */
     COHERENCE,                                          /* n / W_shared + n / R_dirty                             */

@@ -208,24 +208,24 @@ static bool is_in_the_way(uint64_t value)
             return true;
     return false;
 }
-static void climb(const struct ladder *ladder, struct line *line, uint64_t value)
+static void climb(const struct backoff *backoff, struct line *line, uint64_t value)
 {
     uint64_t seen;
     for (int n = 0; (seen = atomic_load_explicit(&line->word, memory_order_acquire)) < value; n++) {
         struct wait_set set = { .core_is_wanted = is_in_the_way(value) };
         wait_add(&set, (_Atomic uint32_t *)(void *)&line->word, (uint32_t)seen, &line->waiters, true);
-        ladder_climb(ladder, n, &set, 100);
+        backoff_wait(backoff, n, &set, 100);
     }
 }
-void ladder_barrier(void)
+void backoff_barrier(void)
 {
-    static struct ladder ladder;
+    static struct backoff backoff;
     struct line *own = &shared->rung[measure_rank];
     uint64_t mine = ++rungs;
-    if (mine == 1) ladder = ladder_for(true);
+    if (mine == 1) backoff = backoff_for(true);
     counter_publish(NULL, &own->word, mine, &own->waiters);
     for (int r = 0; r < measure_ranks; r++)
-        if (r != measure_rank) climb(&ladder, &shared->rung[r], mine);
+        if (r != measure_rank) climb(&backoff, &shared->rung[r], mine);
 }
 void flag_there_and_back(void)
 {

@@ -43,7 +43,7 @@ double median_of(double *values, int count);            /* sorts them           
    rank that gets no core until the others are done would have waited for nothing. */
 double begin_together(void);
 void flag_barrier(void);                                /* the least any meeting of ranks can cost                */
-void ladder_barrier(void);                              /* the same with the product's way of waiting             */
+void backoff_barrier(void);                              /* the same with the product's way of waiting             */
 void flag_there_and_back(void);                         /* ranks 0 and 1; with others only those two              */
 extern bool flag_pauses;                                /* while polling a flag; sometimes it is better so        */
 void measure_relax(int tries);                          /* after the n-th fruitless poll                          */

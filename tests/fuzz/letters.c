@@ -30,11 +30,11 @@ int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
 }
 int socket_send(int socket, const void *message, size_t bytes, int descriptor)
 {
-    const struct packet_and_parcel *m = message;
+    const struct packet_and_ctrl_msg *m = message;
     (void)socket;
     FUZZ_CHECK(descriptor == -1 && bytes >= sizeof m->packet);
-    if (m->packet.kind == PARCEL)
-        FUZZ_CHECK(bytes == offsetof(struct packet_and_parcel, parcel.bytes) + m->parcel.length);
+    if (m->packet.kind == CTRL_MSG)
+        FUZZ_CHECK(bytes == offsetof(struct packet_and_ctrl_msg, msg.bytes) + m->msg.length);
     return full ? -EAGAIN : 0;
 }
 
@@ -61,19 +61,19 @@ static void close_channel(int which)
 }
 static void take_parcel(struct input *in)
 {
-    struct packet_and_parcel m = { .packet = registry_packet(registry.self.nonce, PARCEL) };
-    m.parcel.to.token[0] = input_byte(in) % (CHANNELS + 1);
-    m.parcel.to.rank = (int8_t)input_byte(in);
-    m.parcel.from = (int8_t)input_byte(in);
-    m.parcel.word = input_byte(in);
-    m.parcel.hops = input_byte(in);
-    m.parcel.flags = input_byte(in);
-    m.parcel.length = input_byte(in) << 3 | input_byte(in);
-    input_take(in, m.parcel.bytes, m.parcel.length < 64 ? m.parcel.length : 64);
-    int bytes = (int)(offsetof(struct packet_and_parcel, parcel.bytes) + m.parcel.length - (input_byte(in) == 255));
-    if (!parcel_is_for_us(bytes, &m)) return;
+    struct packet_and_ctrl_msg m = { .packet = registry_packet(registry.self.nonce, CTRL_MSG) };
+    m.msg.to.token[0] = input_byte(in) % (CHANNELS + 1);
+    m.msg.to.rank = (int8_t)input_byte(in);
+    m.msg.from = (int8_t)input_byte(in);
+    m.msg.word = input_byte(in);
+    m.msg.hops = input_byte(in);
+    m.msg.flags = input_byte(in);
+    m.msg.length = input_byte(in) << 3 | input_byte(in);
+    input_take(in, m.msg.bytes, m.msg.length < 64 ? m.msg.length : 64);
+    int bytes = (int)(offsetof(struct packet_and_ctrl_msg, msg.bytes) + m.msg.length - (input_byte(in) == 255));
+    if (!ctrl_msg_is_for_us(bytes, &m)) return;
     pthread_mutex_lock(&registry.lock);
-    channels_receive(&m.parcel, &peers[1 + input_byte(in) % (RANKS - 1)]);
+    channels_receive(&m.msg, &peers[1 + input_byte(in) % (RANKS - 1)]);
     pthread_mutex_unlock(&registry.lock);
 }
 static void take_step(struct input *in)
@@ -117,6 +117,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     channels_deliver();
     channels_forget();
     pthread_mutex_unlock(&registry.lock);
-    for (int r = 1; r < RANKS; r++) letters_free(&peers[r].unsent);
+    for (int r = 1; r < RANKS; r++) ctrl_queue_free(&peers[r].unsent);
     return 0;
 }

@@ -9,9 +9,9 @@ enum { MOST_FRAMES = 256 };
 static void check(const union message *m, int bytes)
 {
     FUZZ_CHECK((size_t)bytes >= sizeof m->packet && (size_t)bytes <= sizeof *m);
-    if (m->packet.kind == PARCEL)
-        FUZZ_CHECK(m->letter.parcel.length <= CHANNEL_BYTES && m->letter.parcel.word < CHANNEL_WORDS
-            && (size_t)bytes == offsetof(struct packet_and_parcel, parcel.bytes) + m->letter.parcel.length);
+    if (m->packet.kind == CTRL_MSG)
+        FUZZ_CHECK(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.word < CHANNEL_WORDS
+            && (size_t)bytes == offsetof(struct packet_and_ctrl_msg, msg.bytes) + m->entry.msg.length);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

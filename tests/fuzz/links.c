@@ -114,11 +114,11 @@ static void say_frame(struct other *o)
     size_t bytes = sizeof m.packet;
     m.packet.token[0] = input_byte(&in) % 4;
     m.packet.from = (struct identity){ { o->process }, 1, "another host" };
-    if (m.packet.kind == PARCEL) {
-        m.letter.parcel = (struct parcel){ .to.rank = (int8_t)input_byte(&in), .from = (int8_t)input_byte(&in) };
-        m.letter.parcel.to.token[0] = input_byte(&in) % 4;
-        m.letter.parcel.length = input_byte(&in);
-        bytes = offsetof(struct packet_and_parcel, parcel.bytes) + m.letter.parcel.length;
+    if (m.packet.kind == CTRL_MSG) {
+        m.entry.msg = (struct ctrl_msg){ .to.rank = (int8_t)input_byte(&in), .from = (int8_t)input_byte(&in) };
+        m.entry.msg.to.token[0] = input_byte(&in) % 4;
+        m.entry.msg.length = input_byte(&in);
+        bytes = offsetof(struct packet_and_ctrl_msg, msg.bytes) + m.entry.msg.length;
     } else if (m.packet.kind == ADDRESS) bytes += input_byte(&in);
     for (int changes = input_byte(&in) % 4 / 3; changes > 0; changes--)
         ((unsigned char *)&m)[input_byte(&in) % bytes] = input_byte(&in);

@@ -62,7 +62,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     (void)count;
     (void)arguments;
     fabric = (struct fabric)FABRIC(&tcp_operations);
-    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .pretended = true }) == TUTTI_OK);
+    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .simulated = true }) == TUTTI_OK);
     return 0;
 }
 static void forget(void)

@@ -34,7 +34,7 @@ tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
 {
     s->listener.descriptor = listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->address.family = AF_INET;
-    return place->pretended && listener >= 0 ? TUTTI_OK : TUTTI_SYSTEM;
+    return place->simulated && listener >= 0 ? TUTTI_OK : TUTTI_SYSTEM;
 }
 int address_call(const struct sockets *s, const struct tcp_address *address)
 {
@@ -142,7 +142,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     (void)arguments;
     FUZZ_CHECK(key_add(bytes, &key) == TUTTI_OK);
     fabric = (struct fabric)FABRIC(&tcp_operations);
-    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .pretended = true }) == TUTTI_OK);
+    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .simulated = true }) == TUTTI_OK);
     return 0;
 }
 static void forget(void)

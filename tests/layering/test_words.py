@@ -12,15 +12,15 @@ from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 
 CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
 CEILINGS = {
-    "names of private words": 1148,
+    "names of private words": 244,
     "tags with two meanings": 32,
     "static functions of one word": 435,
     "comments beside the code": 2170,
-    "sentences of comments": 795,
+    "sentences of comments": 794,
     "sentences of literals": 0,
     "sentences of pages": 0,
 }
-LEAST_WORDS_OF_A_NAME = 2.08
+LEAST_WORDS_OF_A_NAME = 2.09
 # backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
 PROVIDERS = [f"backend/transports/{name}" for name in ("fabric", "tcp", "ucx", "verbs")]
 CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/cpu"]]

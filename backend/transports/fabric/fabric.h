@@ -94,7 +94,7 @@ struct saved_msg {
 struct saved_msgs { struct saved_msg *first, *last; int count; };
 struct fabric_place { /* what a fabric is told of where it is */
     const char *device; /* the network interface that leads to the other hosts, or NULL */
-    bool pretended;     /* the hosts are on one machine: nothing but what stands for a network is used */
+    bool simulated;     /* the hosts are on one machine: nothing but what stands for a network is used */
 };
 struct fabric_operations {
     const char *name;

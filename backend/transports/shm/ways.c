@@ -1,10 +1,10 @@
 #include "backend/transports/shm/ways.h"
-#include "backend/base/duel.h"
+#include "backend/base/ab_test.h"
 #include "backend/base/sorted.h"
 #include <math.h>
 #include <string.h>
 
-enum { NUMBER_BITS = 16, NUMBER_MASK = (1 << NUMBER_BITS) - 1, SECOND_DUEL = 1024, DUEL_EVERY = 8192 };
+enum { NUMBER_BITS = 16, NUMBER_MASK = (1 << NUMBER_BITS) - 1, SECOND_AB_TEST = 1024, AB_TEST_EVERY = 8192 };
 enum { MOST_NS = 1 << 24 };
 
 /* A block begins with as many fillings as come before memory is written again: by then it lies where this way of
@@ -20,15 +20,15 @@ static unsigned block_of(enum filling filling) { return lap_of(filling) + 2 * WA
 
 /* ---- the writer's end ---- */
 static uint8_t said_of(enum filling filling, uint64_t said) { return (uint8_t)(said >> filling * FILLING_BITS); }
-struct way ways_duel(struct ways *ways, enum filling filling, uint64_t said)
+struct way ways_ab_test(struct ways *ways, enum filling filling, uint64_t said)
 {
     struct way_state *w = &ways->of[filling];
     uint8_t judged = said_of(filling, said) >> 1;
     bool around = way_is_around(filling, said);
-    if (w->fillings == w->duel_from) w->judged = judged;
-    unsigned number = w->fillings - w->duel_from, block = number / block_of(filling);
+    if (w->fillings == w->ab_test_from) w->judged = judged;
+    unsigned number = w->fillings - w->ab_test_from, block = number / block_of(filling);
     if (block < WAY_BLOCKS && w->judged == judged) return (struct way){ around != is_other(block), number + 1 };
-    w->duel_from = w->fillings < SECOND_DUEL ? SECOND_DUEL : (w->fillings / DUEL_EVERY + 1) * DUEL_EVERY;
+    w->ab_test_from = w->fillings < SECOND_AB_TEST ? SECOND_AB_TEST : (w->fillings / AB_TEST_EVERY + 1) * AB_TEST_EVERY;
     return (struct way){ .around = around };
 }
 uint64_t way_word(unsigned number, int64_t ns)
@@ -47,13 +47,13 @@ static void say(struct judge *j, enum filling filling, bool other)
 static bool is_better(const double *median)             /* 0: a block is missing */
 {
     double this = fmin(median[0], median[3]), least = fmin(median[1], median[2]);
-    return this > 0 && least > 0 && duel_is_won(this, least, fmax(median[1], median[2]));
+    return this > 0 && least > 0 && ab_test_is_won(this, least, fmax(median[1], median[2]));
 }
 static bool decide(struct judge *j, enum filling filling, unsigned block, bool few)
 {
     const double *median = j->of[filling].median;
     bool over = block == WAY_BLOCKS - 1;
-    bool hopeless = block == 1 && median[0] > 0 && duel_is_hopeless(median[0], median[1], few);
+    bool hopeless = block == 1 && median[0] > 0 && ab_test_is_hopeless(median[0], median[1], few);
     if (over || hopeless) say(j, filling, over && is_better(median));
     return over || hopeless;
 }
@@ -65,16 +65,16 @@ bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t re
     uint64_t writing_ns = word >> NUMBER_BITS;
     if (block >= WAY_BLOCKS || writing_ns > MOST_NS || reading_ns < 0 || bytes < FILLING_AT_LEAST) return false;
     if (reading_ns > MOST_NS) reading_ns = MOST_NS;
-    bool few = block == 1 && at < DUEL_FEW_SAMPLES, again = number <= t->last;
+    bool few = block == 1 && at < AB_TEST_FEW_SAMPLES, again = number <= t->last;
     unsigned phase = 2 * block + !few;
-    if (again) memset(t->median, 0, sizeof t->median);  /* it is another duel */
+    if (again) memset(t->median, 0, sizeof t->median);  /* it is another A/B test */
     if (!few && at < lap_of(filling)) return false;
     if (again || phase != t->phase) t->count = 0;
     t->last = number;
     t->phase = phase;
     if (t->count == WAY_SAMPLES) return false;
     t->sample[t->count++] = (double)(writing_ns + (uint64_t)reading_ns) / (double)bytes;
-    if (t->count < (few ? DUEL_FEW_SAMPLES : WAY_SAMPLES)) return false;
+    if (t->count < (few ? AB_TEST_FEW_SAMPLES : WAY_SAMPLES)) return false;
     t->median[block] = sorted_at(t->sample, (int)t->count, (int)t->count / 2);
     return decide(j, filling, block, few);
 }

@@ -1,5 +1,5 @@
 /* Where this process listens, and how its sockets are opened: on the network interface that leads to the other hosts,
- * by IPv4 if it has an address of it; between hosts that are pretended, on loopback. */
+ * by IPv4 if it has an address of it; between hosts that are simulated, on loopback. */
 #include "backend/base/descriptor.h"
 #include "backend/transports/tcp/sockets.h"
 #include <arpa/inet.h>
@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BACKLOG = 4096 };
+enum { LISTEN_QUEUE = 4096 };
 union name {
     struct sockaddr any;
     struct sockaddr_in four;
@@ -74,13 +74,13 @@ static void keep_address(struct sockets *s, const union name *name)
 tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
 {
     union name name = { .four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
-    const char *device = place->pretended ? NULL : place->device;
+    const char *device = place->simulated ? NULL : place->device;
     if (device) TRY(find_address(device, &name));
     socklen_t bytes = bytes_of(&name);
     int descriptor = s->listener.descriptor = open_socket(name.any.sa_family);
     if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "cannot create a socket for TCP: %s", strerror(-descriptor));
     if (name.any.sa_family == AF_INET6) set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, BACKLOG) != 0
+    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0
         || getsockname(descriptor, &name.any, &bytes) != 0)
         return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback", strerror(errno));
     keep_address(s, &name);

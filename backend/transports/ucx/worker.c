@@ -29,20 +29,20 @@ static tutti_status refused(const char *what, ucs_status_t status)
 }
 /* Where the user says nothing: between hosts anything but shared memory, which would be found between containers, too;
    and of TCP only the interface that was chosen, as UCX would take any, and loopback, too. */
-static void configure(ucp_config_t *config, const char *device, bool pretended)
+static void configure(ucp_config_t *config, const char *device, bool simulated)
 {
-    bool tcp_only = pretended || !ucx_has_rdma();
+    bool tcp_only = simulated || !ucx_has_rdma();
     if (!settings_given("UCX_TLS")) ucx.ucp_config_modify(config, "TLS", tcp_only ? "tcp" : "^sm");
     if (device && tcp_only && !settings_given("UCX_NET_DEVICES")) ucx.ucp_config_modify(config, "NET_DEVICES", device);
 }
-static tutti_status start_context(const char *device, bool pretended)
+static tutti_status start_context(const char *device, bool simulated)
 {
     ucp_config_t *config;
     const ucp_params_t parameters = { .field_mask = UCP_PARAM_FIELD_FEATURES,
         .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP };
     ucs_status_t status = ucx.ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK) return refused("configuration", status);
-    configure(config, device, pretended);
+    configure(config, device, simulated);
     status = ucx.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &worker.context);
     ucx.ucp_config_release(config);
     return status == UCS_OK ? TUTTI_OK : refused("context", status);
@@ -84,7 +84,7 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
 {
     worker = (struct worker){ .ucp = NULL };
     TRY(ucx_library_load());
-    TRY(start_context(place->device, place->pretended));
+    TRY(start_context(place->device, place->simulated));
     return start_worker(fabric);
 }
 

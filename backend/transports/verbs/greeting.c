@@ -112,9 +112,9 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
 }
 static void greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
 {
-    if (!e->owes_answer && now_ms - e->said_ms < e->patience_ms) return;
+    if (!e->owes_answer && now_ms - e->said_ms < e->poll_timeout_ms) return;
     if (!e->owes_answer)
-        e->patience_ms = e->patience_ms < AGAIN_MOST_MS / 2 ? 2 * e->patience_ms + AGAIN_MS : AGAIN_MOST_MS;
+        e->poll_timeout_ms = e->poll_timeout_ms < AGAIN_MOST_MS / 2 ? 2 * e->poll_timeout_ms + AGAIN_MS : AGAIN_MOST_MS;
     e->owes_answer = false;
     e->said_ms = now_ms;
     say_hello(fabric, e, e->base.open ? OPEN : GREETS);

@@ -12,7 +12,7 @@
 /* ---- made ---- */
 static tutti_status find_ports(struct nic *nic, const struct fabric_place *place)
 {
-    const struct device_environment environment = { .interface = place->pretended ? NULL : place->device };
+    const struct device_environment environment = { .interface = place->simulated ? NULL : place->device };
     TRY(verbs_library_load());
     return devices_create(&environment, &nic->devices);
 }

@@ -92,7 +92,7 @@ struct verbs_endpoint {
     struct ibv_ah *address_handle;
     uint64_t theirs; /* the turn of its endpoint to us; 0: not known yet */
     bool owes_answer, hopeless; /* hopeless: the device does not connect it */
-    int64_t said_ms, patience_ms; /* when it was greeted last, and how long until it is greeted again */
+    int64_t said_ms, poll_timeout_ms; /* when it was greeted last, and how long until it is greeted again */
     uint32_t inline_bytes;
     struct box box;
     struct lane lanes[RAILS_MOST];

@@ -31,7 +31,7 @@ static void note(tutti_request *request, void *semaphore)
     (void)request;
     sem_post(semaphore);
 }
-static void sum_in_turns(struct rank *me, size_t count, int how)       /* waited for, or ended by the progress thread */
+static void sum_in_turns(struct rank *me, size_t count, int how) /* waited for, or ended by the progress thread */
 {
     int32_t *data = calloc(count, sizeof *data);
     sem_t over;
@@ -132,7 +132,7 @@ static void start_one(struct rank *me, bool collective, tutti_request *r)
 static bool has_met(const struct transfer *t) { return t->state == TRANSFER_POSTED && !t->is_send && t->source >= 0; }
 static bool reads(const tutti_comm *comm)
 {
-    const struct program *p = comm->backlog.running ? comm->executor.launch.program : NULL;
+    const struct program *p = comm->run_queue.running ? comm->executor.launch.program : NULL;
     for (int i = 0; p && i < p->plan->slots * p->schedule->step_count; i++)
         if (has_met(&p->transfers[i])) return true;
     return comm->messages.open && has_met(&comm->messages.open->message.transfer);

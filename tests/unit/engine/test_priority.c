@@ -182,18 +182,18 @@ static void test_precedence(void **state)
 {
     (void)state;
     atomic_store(&precedence_moment_ns, INT64_C(100000) * MILLISECOND);
-    assert_false(precedence_rests(0));
+    assert_false(precedence_is_deferred(0));
     precedence_record(2, false);
-    assert_true(precedence_rests(0) && precedence_rests(1));
-    assert_false(precedence_rests(2) || precedence_rests(3));
+    assert_true(precedence_is_deferred(0) && precedence_is_deferred(1));
+    assert_false(precedence_is_deferred(2) || precedence_is_deferred(3));
     precedence_record(5, false);
     precedence_record(2, true);
-    assert_true(precedence_rests(0) && precedence_rests(4));
+    assert_true(precedence_is_deferred(0) && precedence_is_deferred(4));
     precedence_record(5, true);
-    assert_false(precedence_rests(0));
+    assert_false(precedence_is_deferred(0));
     precedence_record(1, false);
     atomic_store(&precedence_moment_ns, 0);             /* it is over in no time */
-    assert_false(precedence_rests(0));
+    assert_false(precedence_is_deferred(0));
     precedence_record(1, true);
 }
 int main(void)

@@ -176,7 +176,7 @@ static void failed_while_a_peer_copies(struct rank *me)
         REQUIRE(messages_cancel(me->comm));
         messages_fail(me->comm, me->comm->outcome.status);
         REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
-        for (int n = 0; turn(me->comm); n++) REQUIRE(n < 10);           /* rank 1 may say that it gives up, but then */
+        for (int n = 0; turn(me->comm); n++) REQUIRE(n < 10); /* rank 1 may say that it gives up, but then */
         REQUIRE(!turn(me->comm));                       /* there is nothing to be busy with, while it waits */
         atomic_store(&group_control(&me->comm->group, 1)->copying, 0);
         messages_fail(me->comm, me->comm->outcome.status);
@@ -213,7 +213,7 @@ static void test_another_thread_tells_why_a_message_failed(void **state)
     (void)state;
     world_threads(2, NULL, told_by_another, &step);
 }
-/* However long the ladder: the bell is listened for after some polls, and the fruitless are not counted for ever. */
+/* However long the backoff: the bell is listened for after some polls, and the fruitless are not counted for ever. */
 static void listen_soon(struct rank *me)
 {
     tutti_request request = TUTTI_REQUEST_INIT;
@@ -222,8 +222,8 @@ static void listen_soon(struct rank *me)
         struct control *mine = me->comm->executor.site.mine;
         REQUIRE(start(me, false, &byte, 1, 1, &request) == TUTTI_OK);
         drive_alone(me->comm);
-        struct ladder ladder = me->comm->group.ladder;
-        me->comm->group.ladder.pauses = 1000000;
+        struct backoff backoff = me->comm->group.backoff;
+        me->comm->group.backoff.pauses = 1000000;
         me->comm->messages.idle_polls = 0;
         atomic_store(&mine->listening, 0);
         REQUIRE(!turn(me->comm) && !atomic_load(&mine->listening));
@@ -232,7 +232,7 @@ static void listen_soon(struct rank *me)
         int counted = me->comm->messages.idle_polls;
         for (int n = 0; n < 1000; n++) REQUIRE(!turn(me->comm));
         REQUIRE(me->comm->messages.idle_polls == counted);
-        me->comm->group.ladder = ladder;
+        me->comm->group.backoff = backoff;
         driver_release(me->comm);
         atomic_store((_Atomic int *)me->context, 1);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_OK);

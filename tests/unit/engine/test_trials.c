@@ -245,12 +245,12 @@ static void lasts_as_long_as_tensors_allow(struct bench *b, struct trial *t, con
     call(b, t, &operation, 20000, venture->ns, &noise);
     assert_true(venture->ns(&t->this.choice) == 700);
     lies = TENSORS_PRIVATE;
-    uint64_t before = operation, ventures = 0;
+    uint64_t before = operation, candidates = 0;
     for (int i = 0; i < 20000; i++) {
         call(b, t, &operation, 1, venture->ns, &noise);
-        ventures += venture->is_of(code_at(t, operation - 1));
+        candidates += venture->is_of(code_at(t, operation - 1));
     }
-    assert_true(operation - before == 20000 && ventures < 200);         /* seldom, although this rank's allow it */
+    assert_true(operation - before == 20000 && candidates < 200);         /* seldom, although this rank's allow it */
     b->variety.could_be = TENSORS_PRIVATE;
     call(b, t, &operation, 3 * TRACKS, venture->ns, &noise);
     for (int i = 0; i < 2000; i++) {
@@ -312,7 +312,7 @@ static void trying_costs_little(void **state)
     double early = call(b, t, &operation, 1000, nothing_else_ns, &noise);
     double later = call(b, t, &operation, 100000, nothing_else_ns, &noise);
     assert_true(nothing_else_ns(&t->this.choice) == 1000);
-    assert_true(early < 1000 * 1000 * 1.3);             /* a tenth, and one duel more that nobody could foresee */
+    assert_true(early < 1000 * 1000 * 1.3);             /* a tenth, and one A/B test more that nobody could foresee */
     assert_true(later < 1000 * 100000 * 1.03);
     bench_destroy(b);
 }

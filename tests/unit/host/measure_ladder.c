@@ -1,5 +1,5 @@
-/* Not a test: measures a barrier of 8-byte flags between processes for given rungs of the ladder, to choose the
-   constants of ladder_for. Usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
+/* Not a test: measures a barrier of 8-byte flags between processes for given rungs of the backoff, to choose the
+   constants of backoff_for. Usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
    COMPUTE_US, the last rank computes for so long before each barrier. Ranks leave the core to those who are missing
    there, as the executor does, unless they are blind. Prints microseconds per barrier, how often a core went from rank
    to rank, and the processor time of all. */
@@ -29,7 +29,7 @@ static bool is_in_the_way(int rank, int ranks, uint64_t target)
             return true;
     return false;
 }
-static void await(struct ladder ladder, struct flag *flag, int rank, int ranks, uint64_t target)
+static void await(struct backoff backoff, struct flag *flag, int rank, int ranks, uint64_t target)
 {
     for (int n = 0;; n++) {
         struct wait_set set = { .count = 0 };
@@ -37,14 +37,14 @@ static void await(struct ladder ladder, struct flag *flag, int rank, int ranks, 
         if (now >= target) return;
         wait_add(&set, (_Atomic uint32_t *)(void *)&flag->counter, (uint32_t)now, &flag->waiters, true);
         set.core_is_wanted = is_in_the_way(rank, ranks, target);
-        ladder_climb(&ladder, n, &set, 100);
+        backoff_wait(&backoff, n, &set, 100);
     }
 }
 static void compute(int64_t us)
 {
     for (int64_t until = clock_ns() + us * 1000; clock_ns() < until;) {}
 }
-static uint64_t run(struct ladder ladder, int rank, int ranks, int64_t ms, int64_t compute_us)
+static uint64_t run(struct backoff backoff, int rank, int ranks, int64_t ms, int64_t compute_us)
 {
     uint64_t rounds = 0, last = UINT64_MAX;
     for (int64_t until = clock_ms() + ms; rounds < last;) {
@@ -55,7 +55,7 @@ static uint64_t run(struct ladder ladder, int rank, int ranks, int64_t ms, int64
             atomic_store(&flags[MOST_RANKS].counter, last);
         }
         counter_publish(NULL, &flags[rank].counter, rounds, &flags[rank].waiters);
-        for (int peer = 0; peer < ranks; peer++) await(ladder, &flags[peer], rank, ranks, rounds);
+        for (int peer = 0; peer < ranks; peer++) await(backoff, &flags[peer], rank, ranks, rounds);
         uint64_t said = atomic_load(&flags[MOST_RANKS].counter);
         if (said) last = said;
     }
@@ -82,20 +82,20 @@ int main(int count, char **arguments)
         fprintf(stderr, "usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]\n");
         return 2;
     }
-    struct ladder ladder = { atoi(arguments[2]), atoi(arguments[3]) };
+    struct backoff backoff = { atoi(arguments[2]), atoi(arguments[3]) };
     int64_t ms = count > 4 ? atoi(arguments[4]) : 1000, compute_us = count > 5 ? atoi(arguments[5]) : 0;
     flags = mmap(NULL, (MOST_RANKS + 1) * sizeof *flags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (flags == MAP_FAILED) return 1;
     int64_t begin = clock_ns();
     for (int rank = 1; rank < ranks; rank++)
-        if (fork() == 0) { run(ladder, rank, ranks, ms, compute_us); _exit(0); }
-    uint64_t rounds = run(ladder, 0, ranks, ms, compute_us);
+        if (fork() == 0) { run(backoff, rank, ranks, ms, compute_us); _exit(0); }
+    uint64_t rounds = run(backoff, 0, ranks, ms, compute_us);
     int64_t took = clock_ns() - begin;
     while (wait(NULL) > 0) {}
     int64_t cpu_us, switches;
     used_up(&cpu_us, &switches);
     printf("%d ranks, %d pauses, %d yields%s: %.3f us per barrier, %.2f switches, %.2f us of processor time\n", ranks,
-        ladder.pauses, ladder.yields, blind ? ", blind" : "", (double)took / 1000 / (double)rounds,
+        backoff.pauses, backoff.yields, blind ? ", blind" : "", (double)took / 1000 / (double)rounds,
         (double)switches / (double)rounds, (double)cpu_us / (double)rounds);
     return 0;
 }

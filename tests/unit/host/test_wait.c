@@ -30,12 +30,12 @@ static void add(struct wait_set *set, struct word *word, uint64_t seen)
 }
 static bool sleep_once(const struct side *me, uint64_t seen)     /* false: it lasted as long as it may */
 {
-    static const struct ladder at_once = { 0, 0 };
+    static const struct backoff at_once = { 0, 0 };
     struct wait_set set = { .count = 0 };
     for (unsigned i = 0; i < me->decoys; i++) add(&set, &me->table->decoys[i], 0);
     add(&set, &me->table->turn, seen);
     int64_t begin = clock_ms();
-    ladder_climb(&at_once, 0, &set, LOST_MS);
+    backoff_wait(&at_once, 0, &set, LOST_MS);
     return clock_ms() - begin < LOST_MS;
 }
 static void *play(void *context)
@@ -295,11 +295,11 @@ static void test_idle_thread_does_not_wait(void **state)
 }
 static void test_each_yield_nap_and_wake_up_counts(void **state)
 {
-    struct ladder ladder = { 3, 2 };
+    struct backoff backoff = { 3, 2 };
     struct wait_set none = { .count = 0 };
     static struct word word = { 7, 0 };
     remember();
-    for (int n = 0; n < 9; n++) ladder_climb(&ladder, n, &none, 1);
+    for (int n = 0; n < 9; n++) backoff_wait(&backoff, n, &none, 1);
     counter_publish(NULL, &word.counter, 8, &word.waiters);
     word_wake(&word.waiters, false);
     assert_more(WAITING_YIELDS, 2);
@@ -317,40 +317,40 @@ static void test_counters_have_names(void **state)
     (void)state;
 }
 
-/* ---- the ladder ---- */
+/* ---- the backoff ---- */
 static void test_rungs_follow_each_other(void **state)
 {
     yields = 0;
-    struct ladder ladder = { 3, 2 };
+    struct backoff backoff = { 3, 2 };
     struct wait_set none = { .count = 0 };
-    for (int n = 0; n < 3; n++) assert_false(ladder_climb(&ladder, n, &none, 1));
+    for (int n = 0; n < 3; n++) assert_false(backoff_wait(&backoff, n, &none, 1));
     assert_int_equal(yields, 0);
-    for (int n = 3; n < 5; n++) assert_false(ladder_climb(&ladder, n, &none, 1));
+    for (int n = 3; n < 5; n++) assert_false(backoff_wait(&backoff, n, &none, 1));
     assert_int_equal(yields, 2);
-    for (int n = 5; n < 9; n++) assert_true(ladder_climb(&ladder, n, &none, 1));
+    for (int n = 5; n < 9; n++) assert_true(backoff_wait(&backoff, n, &none, 1));
     assert_int_equal(yields, 2);
     (void)state;
 }
 /* However long it has waited. */
 static void test_rungs_do_not_come_again(void **state)
 {
-    const struct ladder ladder = { 3, 2 };
+    const struct backoff backoff = { 3, 2 };
     const struct wait_set none = { .count = 0 };
     yields = 0;
     for (int64_t n = (int64_t)INT32_MAX - 1; n < (int64_t)INT32_MAX + 3; n++)
-        assert_true(ladder_climb(&ladder, n, &none, 1));
-    assert_true(ladder_climb(&ladder, (int64_t)1 << 32, &none, 1));
+        assert_true(backoff_wait(&backoff, n, &none, 1));
+    assert_true(backoff_wait(&backoff, (int64_t)1 << 32, &none, 1));
     assert_int_equal(yields, 0);
     (void)state;
 }
 static void test_who_is_in_the_way_does_not_pause(void **state)
 {
-    struct ladder ladder = { 3, 2 };
+    struct backoff backoff = { 3, 2 };
     struct wait_set set = { .core_is_wanted = true };
     yields = 0;
-    for (int n = 0; n < 5; n++) assert_false(ladder_climb(&ladder, n, &set, 1));
+    for (int n = 0; n < 5; n++) assert_false(backoff_wait(&backoff, n, &set, 1));
     assert_int_equal(yields, 5);
-    assert_true(ladder_climb(&ladder, 5, &set, 1));
+    assert_true(backoff_wait(&backoff, 5, &set, 1));
     (void)state;
 }
 static void test_cores_have_numbers(void **state)
@@ -373,12 +373,12 @@ static void test_settings_decide(void **state)
     setenv("TUTTI_YIELDS", "0", 1);
     settings_get();
     settings_reload();
-    struct ladder ladder = ladder_for(true);
+    struct backoff backoff = backoff_for(true);
     unsetenv("TUTTI_PAUSES");
     unsetenv("TUTTI_YIELDS");
     settings_reload();
-    assert_int_equal(ladder.pauses, 7);
-    assert_int_equal(ladder.yields, 0);
+    assert_int_equal(backoff.pauses, 7);
+    assert_int_equal(backoff.yields, 0);
     (void)state;
 }
 int main(void)

@@ -82,7 +82,7 @@ static void listen_to_nobody(struct rank *me)
     struct told *told = me->comm->group.segment->told;
     if (me->rank == 0) return;
     atomic_store(&told->ready, 0);
-    REQUIRE(figures_agree(me->comm, &(struct crossings){ 0 }, clock_ms() + 20) == TUTTI_TIMEOUT);
+    REQUIRE(figures_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_TIMEOUT);
     REQUIRE(strstr(tutti_get_last_error(),
                 "rank 0 of choir has joined but did not publish the machine parameters in time")
         != NULL);
@@ -99,11 +99,11 @@ static void listen_to_nonsense(struct rank *me)
     struct machine typical = machine_typical(), known;
     if (me->rank == 0) return;
     memset(told->figures, 0xff, sizeof told->figures);  /* not even numbers */
-    REQUIRE(figures_agree(me->comm, &(struct crossings){ 0 }, clock_ms() + 20) == TUTTI_OK);
+    REQUIRE(figures_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
     REQUIRE(memcmp(&me->comm->launcher.chooser.machine, &typical, sizeof typical) == 0);
     memcpy(told->figures, &typical, sizeof typical);
     told->distance = 1 << 30;                           /* fine figures, but of nowhere */
-    REQUIRE(figures_agree(me->comm, &(struct crossings){ 0 }, clock_ms() + 20) == TUTTI_OK);
+    REQUIRE(figures_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
     REQUIRE(machine_recall(1, &known) && known.line == marked(1));
 }
 static void nonsense_is_not_believed(void **state)

@@ -70,7 +70,7 @@ static void make_group(const struct said *said, struct member *members, struct g
         members[r].host_token[15] = (unsigned char)said->tokens[r];
         if (!said->pretended) continue;
         members[r].host = said->pretended[r];
-        members[r].pretends = 1;
+        members[r].simulates = 1;
     }
 }
 static void expect_layout(const struct said *said, const int *hosts)

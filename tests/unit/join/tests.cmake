@@ -1,6 +1,6 @@
 tutti_world(join/test_figures)
 tutti_world(join/test_hosts)
-tutti_world(join/test_meeting)
+tutti_world(join/test_host_barrier)
 tutti_over_inproc(test_hosts "*")
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
   tutti_world(join/test_given_up)

@@ -271,13 +271,13 @@ static void caches_of_no_size_are_survived(void **state)
 static void patience_is_about_what_a_sleep_costs(void **state)
 {
     (void)state;
-    struct patience p = price_patience(&near_cores, 0);
+    struct patience p = price_spin_budget(&near_cores, 0);
     double awake = p.pauses * near_cores.pause;
     assert_true(awake > near_cores.sleep / 8 && awake < near_cores.sleep);
     assert_true(p.yields * near_cores.yield > near_cores.sleep);
     struct machine slow = near_cores;
     slow.sleep *= 10;
-    assert_true(price_patience(&slow, 0).pauses > p.pauses && price_patience(&slow, 0).yields > p.yields);
+    assert_true(price_spin_budget(&slow, 0).pauses > p.pauses && price_spin_budget(&slow, 0).yields > p.yields);
 }
 
 /* ---- no memory ---- */

@@ -25,18 +25,18 @@ static void fail(const char *text, int line)
 /* ---- a stream ---- */
 static size_t add_frame(unsigned char *stream)
 {
-    static const enum kind kinds[] = { PARCEL, PARCEL, BEAT, ADDRESS, ADDRESS_REQUEST, GIVEN_UP, GOODBYE };
+    static const enum kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, GIVEN_UP, GOODBYE };
     union message m;
     memset(&m, (int)draw(256), sizeof m);
     m.packet = registry_packet(registry.self.nonce, kinds[draw(7)]);
     size_t bytes = sizeof m.packet;
     if (m.packet.kind == ADDRESS) bytes += draw(PROCESS_ADDRESS_BYTES + 1);
-    if (m.packet.kind == PARCEL) {
-        m.letter.parcel.word = (uint16_t)draw(CHANNEL_WORDS);
-        m.letter.parcel.hops = (uint8_t)draw(256);
-        m.letter.parcel.flags = (uint8_t)draw(PARCEL_FLAGS + 1);
-        m.letter.parcel.length = draw(CHANNEL_BYTES + 1);
-        bytes += offsetof(struct parcel, bytes) + m.letter.parcel.length;
+    if (m.packet.kind == CTRL_MSG) {
+        m.entry.msg.word = (uint16_t)draw(CHANNEL_WORDS);
+        m.entry.msg.hops = (uint8_t)draw(256);
+        m.entry.msg.flags = (uint8_t)draw(CTRL_MSG_FLAGS + 1);
+        m.entry.msg.length = draw(CHANNEL_BYTES + 1);
+        bytes += offsetof(struct ctrl_msg, bytes) + m.entry.msg.length;
     }
     struct frame frame = { (uint32_t)bytes, 0 };
     memcpy(stream, &frame, sizeof frame);
@@ -66,14 +66,14 @@ static void spoil(unsigned char *stream, size_t *bytes)
 /* ---- what comes out ---- */
 static int hear(struct wire *w)                         /* frames, or -EPROTO */
 {
-    union message *m = malloc(sizeof *m);               /* of its very size, so the sanitizer sees one byte too many */
+    union message *m = malloc(sizeof *m); /* of its very size, so the sanitizer sees one byte too many */
     int count = 0, bytes;
     while ((bytes = wire_next(w, m)) > 0) {
         REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);
         REQUIRE(m->packet.kind != ADDRESS || bytes - (int)sizeof m->packet <= PROCESS_ADDRESS_BYTES);
-        if (m->packet.kind == PARCEL)
-            REQUIRE(m->letter.parcel.length <= CHANNEL_BYTES && m->letter.parcel.word < CHANNEL_WORDS
-                && m->letter.parcel.flags <= PARCEL_FLAGS);
+        if (m->packet.kind == CTRL_MSG)
+            REQUIRE(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.word < CHANNEL_WORDS
+                && m->entry.msg.flags <= CTRL_MSG_FLAGS);
         count++;
     }
     REQUIRE(bytes < 0 || w->in_bytes < sizeof w->in);   /* there is room for more, or it is over */
@@ -102,7 +102,7 @@ static void execute(unsigned char *stream)
     if (!mistakes) REQUIRE(heard == frames && w->got == (uint32_t)bytes && !w->in_bytes);
     if (draw(4) == 0)                                   /* however much is said, it has a bound */
         for (int i = 0; i < 100; i++) {
-            struct packet packet = registry_packet(registry.self.nonce, BEAT);
+            struct packet packet = registry_packet(registry.self.nonce, HEARTBEAT);
             wire_put(w, &packet, sizeof packet, WIRE_WINDOW);
             REQUIRE(w->out_bytes <= sizeof w->out && w->put - w->taken <= WIRE_WINDOW);
         }

@@ -359,12 +359,12 @@ static void send_as_another(void)
     struct channel *c = rank < 2 && !(early && rank == 0) ? open_channel(token, rank, peers, &box) : NULL;
     world_barrier(3);
     if (rank == 2) {
-        struct parcel parcel = { .to = { .rank = 0 }, .from = 1, .hops = (uint8_t)(getpid() % 2), .length = 12 };
+        struct ctrl_msg msg = { .to = { .rank = 0 }, .from = 1, .hops = (uint8_t)(getpid() % 2), .length = 12 };
         struct note note = { 1, 0, END };
-        memcpy(parcel.to.token, token, sizeof parcel.to.token);
-        memcpy(parcel.bytes, &note, sizeof note);
+        memcpy(msg.to.token, token, sizeof msg.to.token);
+        memcpy(msg.bytes, &note, sizeof note);
         pthread_mutex_lock(&registry.lock);
-        REQUIRE(peer_tell_parcel(peers[0], &parcel) == 0);
+        REQUIRE(peer_send_ctrl_msg(peers[0], &msg) == 0);
         pthread_mutex_unlock(&registry.lock);
     }
     world_barrier(3);

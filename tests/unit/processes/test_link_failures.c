@@ -143,7 +143,7 @@ __attribute__((format(printf, 1, 2))) static bool run(const char *format, ...)
 static void say_more_than_once(struct peer *peer)
 {
     pthread_mutex_lock(&registry.lock);
-    struct packet packet = registry_packet(peer->identity.nonce, BEAT);
+    struct packet packet = registry_packet(peer->identity.nonce, HEARTBEAT);
     if (link_say(peer, &packet, sizeof packet) == 0) {
         struct pollfd end = { .fd = peer->descriptor };
         REQUIRE(poll(&end, 1, GENEROUS_MS) == 1);

@@ -26,7 +26,7 @@ static int walk(int hosts, int from, int to, const bool *missing)      /* steps,
         if (next < 0) return -1;
         assert_true(next < hosts && !missing[next]);
         assert_true(is_power((next - from + hosts) % hosts) || is_power((from - next + hosts) % hosts));
-        assert_true(route_distance(hosts, next, to) < route_distance(hosts, from, to));        /* so there is no loop */
+        assert_true(route_distance(hosts, next, to) < route_distance(hosts, from, to)); /* so there is no loop */
         from = next;
     }
     return steps;
@@ -84,7 +84,7 @@ static int per_host, host_of[MOST];
 static _Atomic bool says_again;                         /* then what was lost may come twice, and late */
 static _Atomic int heard[MOST], echoed[MOST], farewells[MOST];         /* by others; of ours */
 static void send_value(int to, unsigned word, int value) { channel_send(channel, to, word, &value, sizeof value); }
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;            /* what came early may be delivered meanwhile */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* what came early may be delivered meanwhile */
 static void receive(void *context, int from, const void *bytes, size_t length)
 {
     int value;
@@ -297,26 +297,26 @@ static void test_who_goes_passes_on_what_has_come(void **state)
     for (int i = 0; i < 20; i++) world_run(4, pass_on_and_go, 0);
 }
 
-/* ---- parcels that are wrong ---- */
+/* ---- control messages that are wrong ---- */
 static void forge(void)
 {
     int value = 1;
     meet(2);
     open_here();
     world_barrier(size);
-    struct parcel parcel = { .from = 0, .length = sizeof value };
-    memcpy(parcel.to.token, token, sizeof token);
-    memcpy(parcel.bytes, &value, sizeof value);
+    struct ctrl_msg msg = { .from = 0, .length = sizeof value };
+    memcpy(msg.to.token, token, sizeof token);
+    memcpy(msg.bytes, &value, sizeof value);
     const struct {
         int from, to, hops;
     } wrong[] = { { 0, 3, 99 }, { 0, 3, 255 }, { 0, size, 0 }, { 0, -7, 0 }, { 0, INT32_MAX, 0 }, { -1, 3, 0 },
         { size, 3, 0 }, { 0, INT32_MIN, 0 } };
     for (int i = 0; rank == 0 && i < 8; i++) {
-        parcel.from = wrong[i].from;
-        parcel.to.rank = wrong[i].to;
-        parcel.hops = (uint8_t)wrong[i].hops;
+        msg.from = wrong[i].from;
+        msg.to.rank = wrong[i].to;
+        msg.hops = (uint8_t)wrong[i].hops;
         pthread_mutex_lock(&registry.lock);
-        REQUIRE(peer_tell_parcel(peers[2], &parcel) == 0);
+        REQUIRE(peer_send_ctrl_msg(peers[2], &msg) == 0);
         pthread_mutex_unlock(&registry.lock);
     }
     world_barrier(size);

@@ -53,7 +53,7 @@ struct key_id ranks_key(void)
 static void open_rank(const struct ways *w, struct table_of_addresses *t, int rank, int process)
 {
     ranks_key();
-    const struct fabric_place place = { .device = "lo", .pretended = true };
+    const struct fabric_place place = { .device = "lo", .simulated = true };
     unsigned char *nonce = t->rank[rank].process;
     memset(nonce, 0, 16);
     nonce[0] = (unsigned char)(1 + process);
@@ -69,12 +69,12 @@ static void open_rank(const struct ways *w, struct table_of_addresses *t, int ra
 /* Beside each other the first is for what is short, the next for what is longer. */
 static void connect_rank(const struct ways *w, struct table_of_addresses *t, struct router *router)
 {
-    static const struct crossing crossings[NETWORKS_AT_MOST] = { { 100, 100, 1 }, { 1100, 1100, 0.01 } };
+    static const struct link_cost link_costs[NETWORKS_AT_MOST] = { { 100, 100, 1 }, { 1100, 1100, 0.01 } };
     struct fabric_callbacks callbacks = { t, process_of, address_of, name_of_host, ranks_key() };
     for (int k = 0; k < w->count; k++)
         if (fabric_connect(fabric_of(w, k, router->rank), router, &callbacks) != TUTTI_OK)
             ranks_stop(router->rank, __FILE__, __LINE__, status_detail());
-    router_take_crossings(router, crossings);
+    router_take_link_costs(router, link_costs);
 }
 static void close_rank(const struct ways *w, int rank)
 {

@@ -133,7 +133,7 @@ static void join_group(void)
 }
 static int open_all(void **state)
 {
-    const struct fabric_place place = { .pretended = true };
+    const struct fabric_place place = { .simulated = true };
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes;
     (void)state;

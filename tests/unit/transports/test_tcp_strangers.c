@@ -24,7 +24,7 @@ static struct key_id key;
 
 static void start(struct fabric *fabric, unsigned char nonce, struct tcp_address *out)
 {
-    const struct fabric_place place = { .pretended = true };
+    const struct fabric_place place = { .simulated = true };
     unsigned char process[16] = { nonce }, bytes[FABRIC_ADDRESS_BYTES];
     size_t count;
     assert_int_equal(fabric_open(fabric, process, &place, bytes, &count), TUTTI_OK);

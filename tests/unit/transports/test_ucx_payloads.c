@@ -21,7 +21,7 @@ static struct key_id key;
 static int start(void **state)
 {
     key = ranks_key();
-    const struct fabric_place place = { .device = "lo", .pretended = true };
+    const struct fabric_place place = { .device = "lo", .simulated = true };
     (void)state;
     return fabric_open(&ucx_fabric, mine, &place, address, &address_bytes) != TUTTI_OK;
 }

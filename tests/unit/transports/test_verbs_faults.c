@@ -143,7 +143,7 @@ static void test_a_call_that_fails_while_it_starts(void **state)
 {
     static const enum fake_call calls[] = { FAKE_OPEN_DEVICE, FAKE_ALLOC_PD, FAKE_CREATE_CHANNEL, FAKE_CREATE_CQ,
         FAKE_CREATE_SRQ, FAKE_CREATE_QP, FAKE_MODIFY_QP, FAKE_POST_RECV };
-    const struct fabric_place place = { .device = "lo", .pretended = true };
+    const struct fabric_place place = { .device = "lo", .simulated = true };
     const unsigned char process[16] = { 1 };
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes;
@@ -165,7 +165,7 @@ static void test_a_call_that_fails_while_it_starts(void **state)
 static void test_completions_have_room_whatever_fails(void **state)
 {
     enum { MANY = 40 };
-    const struct fabric_place place = { .device = "lo", .pretended = true };
+    const struct fabric_place place = { .device = "lo", .simulated = true };
     struct fabric *fabric = &verbs_fabrics[0];
     unsigned char process[16] = { 1 }, address[FABRIC_ADDRESS_BYTES];
     const struct key_id key = ranks_key();

@@ -190,7 +190,7 @@ static void test_a_device_that_refuses(void **state)
     } calls[] = { { FAKE_ALLOC_PD, 1, "fake_1:1 has no protection domain" },
         { FAKE_CREATE_CHANNEL, 1, "fake_1:1 has no completion channel" },
         { FAKE_CREATE_CQ, 1, "fake_1:1 has no completion queue" } };
-    const struct fabric_place place = { .device = "lo", .pretended = true };
+    const struct fabric_place place = { .device = "lo", .simulated = true };
     unsigned char address[FABRIC_ADDRESS_BYTES], process[16] = { 1 };
     size_t bytes;
     (void)state;

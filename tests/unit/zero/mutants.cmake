@@ -5,7 +5,7 @@ function(zero_mutant file name from to)
 endfunction()
 # who waits for whom
 zero_mutant(reduce waits_without_patience "&& is_soon_over(r)" "")
-zero_mutant(reduce waits_and_naps_for_ever "&& clock_ns() < began_ns + PATIENCE_NS" "")
+zero_mutant(reduce waits_and_naps_for_ever "&& clock_ns() < began_ns + SPIN_NS" "")
 zero_mutant(zero steps_wait_for_all_updates "TRY(reducer_next(&z->reducer));\n    return" "TRY(reducer_next(&z->reducer));\n    for (int u = 0; u < units; u++) TRY(home_await(&z->home, u, z->steps + 1));\n    return")
 zero_mutant(home says_nothing_on_one_host "        say(placed);\n        return TUTTI_OK;" "        return TUTTI_OK;")
 zero_mutant(async_step ends_without_a_word "    t->busy = false;\n    pthread_cond_broadcast(&t->changed);" "    t->busy = false;")

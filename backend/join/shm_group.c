@@ -1,5 +1,5 @@
 /* Nobody waits for a maker that is gone, nor beyond the deadline. */
-#include "backend/join/sharers.h"
+#include "backend/join/shm_group.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/processes/peers.h"
@@ -8,13 +8,13 @@
 
 enum { SLICE_MS = 50 };
 
-bool sharers_is_first_of_process(const struct group *g, const struct sharers *s, int rank)
+bool shm_group_is_first_of_process(const struct group *g, const struct shm_group *s, int rank)
 {
     const int *r = s->ranks;
     while (*r != rank && !member_shares_process(&g->members[*r], &g->members[rank])) r++;
     return *r == rank;
 }
-tutti_status sharers_check(const struct group *group)
+tutti_status shm_group_check(const struct group *group)
 {
     const struct member *table = group->members;
     struct identity by;
@@ -34,24 +34,25 @@ static tutti_status refuse(int rank, tutti_status status)
     snprintf(why, sizeof why, "%.500s", status_detail());
     return status_fail(status, "sending the shared memory of the group to rank %d failed: %s", rank, why);
 }
-tutti_status sharers_send(const struct group *g, const struct sharers *s, const unsigned char token[16], int descriptor)
+tutti_status shm_group_send(const struct group *g, const struct shm_group *s, const unsigned char token[16],
+    int descriptor)
 {
     tutti_status status = TUTTI_OK;
     for (int i = 1; i < s->count && status == TUTTI_OK; i++) {
         struct peer *peer = g->peers[s->ranks[i]];
-        if (peer && sharers_is_first_of_process(g, s, s->ranks[i]))
+        if (peer && shm_group_is_first_of_process(g, s, s->ranks[i]))
             status = peer_send_descriptor(peer, token, descriptor);
         if (status != TUTTI_OK) status = refuse(s->ranks[i], status);
     }
     return status;
 }
-tutti_status sharers_receive(const struct group *g, const struct sharers *s, const unsigned char token[16],
+tutti_status shm_group_receive(const struct group *g, const struct shm_group *s, const unsigned char token[16],
     int64_t deadline_ms, const char *what, int *descriptor)
 {
     const struct peer *maker = g->peers[s->ranks[0]];
     tutti_status status = TUTTI_TIMEOUT;
     while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
-        TRY(sharers_check(g));
+        TRY(shm_group_check(g));
         int64_t slice_ms = clock_ms() + SLICE_MS;
         status = peers_await_descriptor(token, slice_ms < deadline_ms ? slice_ms : deadline_ms, descriptor);
     }

@@ -125,14 +125,14 @@ static void fails_before_the_verdict(struct rank *me)
     sleep_us(100000);
     struct agree_cause cause = { .kind = AGREE_FAILED, .status = TUTTI_SYSTEM, .other = -1 };
     strcpy(cause.detail, "what the test says");
-    accord_fail(me->comm->accord, &cause);
-    REQUIRE(accord_is_failing(me->comm->accord));
+    agreement_fail(me->comm->agreement, &cause);
+    REQUIRE(agreement_is_failing(me->comm->agreement));
     REQUIRE(comm_fail(me->comm, TUTTI_TIMEOUT, "what comes %s", "second") == TUTTI_TIMEOUT);
     SAYS("what comes second");                          /* what returns an error tells it */
     /* it has all it needs */
     REQUIRE(tutti_broadcast(one, one, 8, TUTTI_FLOAT32, 0, me->comm, NULL) == TUTTI_SYSTEM);
     SAYS("what the test says");
-    REQUIRE(accord_is_over(me->comm->accord));
+    REQUIRE(agreement_is_over(me->comm->agreement));
     REQUIRE(kill((pid_t)me->comm->group.members[1].identity.pid, SIGCONT) == 0);
 }
 static void test_what_fails_does_not_succeed_before_the_verdict(void **state)

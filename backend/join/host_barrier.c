@@ -3,10 +3,10 @@
    log2(hosts) rounds, rounded up, it has heard of all; and once more, with what has been measured between. These are
    the first messages that go over the network: so what does not pass there is found now, and not by the first
    operation. */
-#include "backend/join/meeting.h"
+#include "backend/join/host_barrier.h"
 #include "backend/base/clock.h"
 #include "backend/join/contacts.h"
-#include "backend/join/crossing.h"
+#include "backend/join/link_cost.h"
 #include "backend/join/mapping.h"
 
 enum { CHECK_EVERY = 64 };
@@ -62,7 +62,7 @@ static tutti_status await_transfer(tutti_comm *comm, const struct transfer *x, i
         if (x->state == TRANSFER_DONE) return TUTTI_OK;
         if (alerted) TRY(comm_check(comm));
         if (x->state == TRANSFER_FAILED && !comm_is_failing(comm)) return fail_message(comm, x);
-        if (n % CHECK_EVERY == 0) TRY(sharers_check(&comm->group));
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check(&comm->group));
         if (clock_ms() > deadline_ms) return fail_late(comm, x);
         if (moved) n = 0;
         else comm_pause(comm, n);
@@ -76,7 +76,7 @@ static tutti_status finish(tutti_comm *comm, struct swap *s, int64_t deadline_ms
     end(comm->router, &s->told);
     return status;
 }
-tutti_status meeting_swap(tutti_comm *comm, uint64_t number, int peer, void *says, void *hears, size_t bytes,
+tutti_status host_barrier_exchange(tutti_comm *comm, uint64_t number, int peer, void *says, void *hears, size_t bytes,
     int64_t deadline_ms)
 {
     struct swap s = { .says = { says, bytes, bytes }, .hears = { hears, bytes, bytes } };
@@ -85,18 +85,18 @@ tutti_status meeting_swap(tutti_comm *comm, uint64_t number, int peer, void *say
 }
 
 /* ---- all hosts ---- */
-static void keep_larger(struct crossing *mine, const struct crossing *theirs)
+static void keep_larger(struct link_cost *mine, const struct link_cost *theirs)
 {
     if (theirs->message_ns > mine->message_ns) mine->message_ns = theirs->message_ns;
     if (theirs->announced_ns > mine->announced_ns) mine->announced_ns = theirs->announced_ns;
     if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
 }
 /* Afterwards all have the largest of what any had. */
-static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct crossings *figures, int64_t deadline_ms)
+static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct link_costs *figures, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
     for (int64_t ahead = 1; ahead < g->layout->hosts; ahead *= 2, number++) {
-        struct crossings mine = *figures, theirs;
+        struct link_costs mine = *figures, theirs;
         struct swap s = { .says = { (void *)&mine, sizeof mine, sizeof mine },
             .hears = { (void *)&theirs, sizeof theirs, sizeof theirs } };
         begin(comm, number, &s, first_of(g, ahead), first_of(g, -ahead));
@@ -105,7 +105,7 @@ static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct crossi
     }
     return TUTTI_OK;
 }
-int meeting_networks(const tutti_comm *comm)            /* what tests put in place of one is one */
+int host_barrier_networks(const tutti_comm *comm)            /* what tests put in place of one is one */
 {
     int count = router_networks(comm->router);
     return count ? count : 1;
@@ -113,21 +113,21 @@ int meeting_networks(const tutti_comm *comm)            /* what tests put in pla
 static tutti_status meet_by_each(tutti_comm *comm, int64_t deadline_ms)
 {
     tutti_status status = TUTTI_OK;
-    for (int k = 0; k < meeting_networks(comm) && status == TUTTI_OK; k++) {
-        struct crossings none = { 0 };
+    for (int k = 0; k < host_barrier_networks(comm) && status == TUTTI_OK; k++) {
+        struct link_costs none = { 0 };
         router_use_network(comm->router, k);
-        status = disseminate(comm, MEETING_JOINED + (uint64_t)k * MEETING_OF_EACH, &none, deadline_ms);
+        status = disseminate(comm, HOST_BARRIER_JOINED + (uint64_t)k * HOST_BARRIER_OF_EACH, &none, deadline_ms);
     }
     router_use_network(comm->router, -1);
     return status;
 }
-tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct crossings *out)
+tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
     TRY(meet_by_each(comm, deadline_ms));
-    TRY(crossings_measure(comm, deadline_ms, out));
-    TRY(disseminate(comm, MEETING_FIGURES, out, deadline_ms));
+    TRY(link_costs_measure(comm, deadline_ms, out));
+    TRY(disseminate(comm, HOST_BARRIER_COSTS, out, deadline_ms));
     struct machine all = machine_typical();             /* alike on all hosts, whatever they are like */
-    crossings_tell(out, &all);
-    if (!machine_is_sane(&all)) *out = (struct crossings){ 0 };
+    link_costs_publish(out, &all);
+    if (!machine_is_sane(&all)) *out = (struct link_costs){ 0 };
     return TUTTI_OK;
 }

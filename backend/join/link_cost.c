@@ -4,11 +4,11 @@
    so some three messages. Where the bytes of the first length are slow there is no second, and it is taken for three;
    where hosts are far apart, as the kernel has seen by their link, there are few of each. So it all takes 50 ms at
    most on any link that is worth the name. Every decision is made by what both have said. */
-#include "backend/join/crossing.h"
+#include "backend/join/link_cost.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
-#include "backend/join/meeting.h"
+#include "backend/join/host_barrier.h"
 #include "backend/processes/links.h"
 #include <float.h>
 #include <pthread.h>
@@ -20,30 +20,30 @@ enum { MEDIUM_BYTES = 128 << 10, LARGE_BYTES = 512 << 10, SLOW_NS = 500000, ANNO
 enum { KNOWN = 64 };
 static struct { /* of this process with others, the latest */
     pthread_mutex_t lock;
-    struct { unsigned char process[16]; struct crossings crossings; } pair[KNOWN];
+    struct { unsigned char process[16]; struct link_costs link_costs; } pair[KNOWN];
     unsigned count;
 } known = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static void before_fork(void) { pthread_mutex_lock(&known.lock); }
 static void after_fork(void) { pthread_mutex_unlock(&known.lock); }
 static void prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
-static bool recall(const unsigned char process[16], struct crossings *out)
+static bool recall(const unsigned char process[16], struct link_costs *out)
 {
     bool found = false;
     pthread_mutex_lock(&known.lock);
     for (unsigned i = 0; i < KNOWN && i < known.count && !found; i++) {
         found = memcmp(known.pair[i].process, process, 16) == 0;
-        if (found) *out = known.pair[i].crossings;
+        if (found) *out = known.pair[i].link_costs;
     }
     pthread_mutex_unlock(&known.lock);
     return found;
 }
-static void remember(const unsigned char process[16], const struct crossings *crossings)
+static void remember(const unsigned char process[16], const struct link_costs *link_costs)
 {
     pthread_mutex_lock(&known.lock);
     unsigned at = known.count++ % KNOWN;
     memcpy(known.pair[at].process, process, 16);
-    known.pair[at].crossings = *crossings;
+    known.pair[at].link_costs = *link_costs;
     pthread_mutex_unlock(&known.lock);
 }
 
@@ -57,7 +57,8 @@ struct measuring {
 static tutti_status swap(struct measuring *m, size_t bytes, double *ns)
 {
     int64_t began_ns = clock_ns();
-    TRY(meeting_swap(m->comm, MEETING_MEASURES + m->turn++, m->peer, m->sent, m->got, bytes, m->deadline_ms));
+    TRY(host_barrier_exchange(m->comm, HOST_BARRIER_MEASURES + m->turn++, m->peer, m->sent, m->got, bytes,
+        m->deadline_ms));
     *ns = (double)(clock_ns() - began_ns);
     return TUTTI_OK;
 }
@@ -86,7 +87,7 @@ static tutti_status best_of(struct measuring *m, int count, int together, size_t
 }
 /* What is left of an exchange; at least a part of it, for what is measured is not that exact. */
 static double rest(double whole, double part) { return most(whole - part, whole / BELIEVED); }
-static tutti_status measure(struct measuring *m, struct crossing *out)
+static tutti_status measure(struct measuring *m, struct link_cost *out)
 {
     double medium, large, way = link_way_ns(m->comm->group.peers[m->peer]);
     TRY(say(m, &way));
@@ -103,11 +104,11 @@ static tutti_status measure(struct measuring *m, struct crossing *out)
     out->announced_ns = most(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
     return TUTTI_OK;
 }
-static tutti_status measure_each(struct measuring *m, struct crossings *out)
+static tutti_status measure_each(struct measuring *m, struct link_costs *out)
 {
     struct router *router = m->comm->router;
     tutti_status status = TUTTI_OK;
-    for (int k = 0; k < meeting_networks(m->comm) && status == TUTTI_OK; k++) {
+    for (int k = 0; k < host_barrier_networks(m->comm) && status == TUTTI_OK; k++) {
         router_use_network(router, k);
         status = measure(m, &out->by[k]);
         LOG(DEBUG, "%s: by %s a message to rank %d takes %.0f ns, one with rendezvous %.0f ns, and a byte %.3f ns",
@@ -117,7 +118,7 @@ static tutti_status measure_each(struct measuring *m, struct crossings *out)
     router_use_network(router, -1);
     return status;
 }
-static tutti_status with_peer(struct measuring *m, struct crossings *out)
+static tutti_status with_peer(struct measuring *m, struct link_costs *out)
 {
     const unsigned char *process = m->comm->group.members[m->peer].identity.nonce;
     double unknown = !recall(process, out);
@@ -127,20 +128,20 @@ static tutti_status with_peer(struct measuring *m, struct crossings *out)
         remember(process, out);
         return TUTTI_OK;
     }
-    for (int k = 0; k < meeting_networks(m->comm); k++) {
+    for (int k = 0; k < host_barrier_networks(m->comm); k++) {
         TRY(say(m, &out->by[k].message_ns));
         TRY(say(m, &out->by[k].announced_ns));
         TRY(say(m, &out->by[k].byte_ns));
     }
     return TUTTI_OK;
 }
-tutti_status crossings_measure(tutti_comm *comm, int64_t deadline_ms, struct crossings *out)
+tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
     const struct group *g = &comm->group;
     int other = g->host ^ 1;
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, prepare);
-    *out = (struct crossings){ 0 };
+    *out = (struct link_costs){ 0 };
     if (other >= g->layout->hosts) return TUTTI_OK;
     struct measuring m = { .comm = comm, .peer = rank_at(g->layout, other, 0), .deadline_ms = deadline_ms };
     m.sent = memory_zeroed(2, LARGE_BYTES);
@@ -150,12 +151,12 @@ tutti_status crossings_measure(tutti_comm *comm, int64_t deadline_ms, struct cro
     free(m.sent);
     return status;
 }
-static double large_ns(const struct crossing *c) { return c->announced_ns + c->byte_ns * LARGE_BYTES; }
-void crossings_tell(const struct crossings *crossings, struct machine *figures)
+static double large_ns(const struct link_cost *c) { return c->announced_ns + c->byte_ns * LARGE_BYTES; }
+void link_costs_publish(const struct link_costs *link_costs, struct machine *figures)
 {
-    const struct crossing *shortest = NULL, *largest = NULL;
+    const struct link_cost *shortest = NULL, *largest = NULL;
     for (int k = 0; k < NETWORKS_AT_MOST; k++) {
-        const struct crossing *c = &crossings->by[k];
+        const struct link_cost *c = &link_costs->by[k];
         if (c->message_ns > 0 && (!shortest || c->message_ns < shortest->message_ns)) shortest = c;
         if (c->byte_ns > 0 && (!largest || large_ns(c) < large_ns(largest))) largest = c;
     }

@@ -3,14 +3,14 @@
 #pragma once
 #include <stdbool.h>
 
-enum { DUEL_FEW_SAMPLES = 4 };                          /* of the first block of that; they show what is hopeless */
+enum { AB_TEST_FEW_SAMPLES = 4 }; /* of the first block of that; they show what is hopeless */
 /* Each block of that is better than each of this, and its best by 3 %. */
-static inline bool duel_is_won(double this_least, double that_least, double that_most)
+static inline bool ab_test_is_won(double this_least, double that_least, double that_most)
 {
     return that_most < this_least && that_least < 0.97 * this_least;
 }
 /* After its first block, or a few samples of it. */
-static inline bool duel_is_hopeless(double this_ns, double that_ns, bool few)
+static inline bool ab_test_is_hopeless(double this_ns, double that_ns, bool few)
 {
     return that_ns > (few ? 1.3 : 1.1) * this_ns;
 }

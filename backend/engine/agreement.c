@@ -7,7 +7,7 @@
 
    What a rank misses on its host travels in its declaration of the operation, behind what all agree on: so who reaches
    a timeout can name a rank of another host that has not come. */
-#include "backend/engine/accord.h"
+#include "backend/engine/agreement.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -17,18 +17,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAILURE, VERDICT, RECORDS, POKE = AGREE_MESSAGES, LOOK_MS = 5, ANSWER_MS = 200 };
+enum { FAILURE, DECISION, RECORDS, POKE = AGREE_MESSAGES, LOOK_MS = 5, ANSWER_MS = 200 };
 enum { AGREED_BYTES = offsetof(struct declaration, tensor) };           /* what all ranks agree on */
 _Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "it travels, and who is missed");
 _Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message is one of the channel");
 _Static_assert((int)POKE < (int)CHANNEL_WORDS, "a word for each kind, and one for the host");
 
-struct heard {                                          /* of a rank of another host, while this one was in `number` */
+struct heard { /* of a rank of another host, while this one was in `number` */
     uint64_t number, begun;
     int64_t at_ms;
     int missed;                                         /* by it, on its host, in `begun`; or -1 */
 };
-struct accord {
+struct agreement {
     tutti_comm *comm;
     struct channel *channel;
     pthread_mutex_t lock;                               /* of all that follows */
@@ -43,15 +43,15 @@ struct accord {
     _Atomic bool announcing;                            /* an operation that has not begun here yet */
     _Atomic bool has_lost, fails, over;
 };
-size_t accord_account_bytes(void) { return RECORDS * AGREE_WIRE_BYTES; }
-static const struct group *group_of(const struct accord *a) { return &a->comm->group; }
+size_t agreement_account_bytes(void) { return RECORDS * AGREE_WIRE_BYTES; }
+static const struct group *group_of(const struct agreement *a) { return &a->comm->group; }
 
 /* ---- records of the host ---- */
-static unsigned char *account_of(const struct accord *a, int index, int record)
+static unsigned char *account_of(const struct agreement *a, int index, int record)
 {
     return segment_account(group_of(a)->segment, index) + record * AGREE_WIRE_BYTES;
 }
-static bool read_record(const struct accord *a, int record, struct agree_cause *out)   /* false: there is none */
+static bool read_record(const struct agreement *a, int record, struct agree_cause *out)   /* false: there is none */
 {
     const struct group *g = group_of(a);
     uint32_t first = atomic_load(&g->segment->failure->first[record]);
@@ -63,14 +63,14 @@ static bool read_record(const struct accord *a, int record, struct agree_cause *
     *out = m.cause;
     return true;
 }
-void accord_tell_host(const struct accord *a)
+void agreement_tell_host(const struct agreement *a)
 {
     const struct group *g = group_of(a);
     for (int i = 0; i < g->segment->ranks; i++)
         if (group_rank(g, i) != g->rank) channel_send(a->channel, group_rank(g, i), POKE, NULL, 0);
 }
 /* Whoever knows of the record says so, as its writer may have died; the earliest operation that anybody says stands. */
-void accord_close_roll_call(const struct accord *a, uint64_t operation)
+void agreement_close_roll_call(const struct agreement *a, uint64_t operation)
 {
     const struct group *g = group_of(a);
     struct failure *failure = g->segment->failure;
@@ -80,7 +80,7 @@ void accord_close_roll_call(const struct accord *a, uint64_t operation)
     group_alert(g);
 }
 /* Unless another rank of the host was first. *out: what the record says. */
-static void write_record(struct accord *a, int record, struct agree_cause *out)
+static void write_record(struct agreement *a, int record, struct agree_cause *out)
 {
     const struct group *g = group_of(a);
     int mine = group_index(g, g->rank);
@@ -89,21 +89,21 @@ static void write_record(struct accord *a, int record, struct agree_cause *out)
     *out = a->agree.held;
     if (!atomic_load(first)) {
         agree_encode(&(struct agree_message){ .kind = AGREE_FAIL, .cause = *out }, account_of(a, mine, record));
-        if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) accord_tell_host(a);
+        if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) agreement_tell_host(a);
     }
     read_record(a, record, out);
-    accord_close_roll_call(a, out->operation - 1);          /* there they count from 0 */
+    agreement_close_roll_call(a, out->operation - 1);          /* there they count from 0 */
 }
-static void look_at_host(struct accord *a)
+static void look_at_host(struct agreement *a)
 {
     const struct group *g = group_of(a);
     struct agree_cause cause;
     if (a->agree.state <= AGREE_CLAIMS && read_record(a, FAILURE, &cause)) {
-        accord_close_roll_call(a, cause.operation - 1);
+        agreement_close_roll_call(a, cause.operation - 1);
         agree_host_failed(&a->agree, &cause);
     }
-    if (a->agree.state < AGREE_OVER && read_record(a, VERDICT, &cause)) {
-        accord_close_roll_call(a, cause.operation - 1);
+    if (a->agree.state < AGREE_OVER && read_record(a, DECISION, &cause)) {
+        agreement_close_roll_call(a, cause.operation - 1);
         agree_host_decided(&a->agree, &cause);
     }
     for (int i = 0; i < g->segment->ranks; i++) {
@@ -115,14 +115,14 @@ static void look_at_host(struct accord *a)
 }
 
 /* ---- outputs ---- */
-static void say_missed(const struct accord *a, struct agree_message *m)
+static void say_missed(const struct agreement *a, struct agree_message *m)
 {
     for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++) {
         int32_t missed = m->calls[i].number == a->agree.begun ? a->missed : -1;
         memcpy(m->calls[i].declaration + AGREED_BYTES, &missed, sizeof missed);
     }
 }
-static void send_all(struct accord *a)
+static void send_all(struct agreement *a)
 {
     struct agree_message m;
     unsigned char bytes[AGREE_WIRE_BYTES];
@@ -135,7 +135,7 @@ static void send_all(struct accord *a)
     }
 }
 /* ---- what an input leads to ---- */
-static void accept_deaths(struct accord *a)
+static void accept_deaths(struct agreement *a)
 {
     atomic_store(&a->has_lost, false);
     for (int r = 0; r < group_of(a)->size; r++) {
@@ -144,7 +144,7 @@ static void accept_deaths(struct accord *a)
         agree_lost(&a->agree, r);                       /* unless it has left */
     }
 }
-static void settle(struct accord *a)
+static void settle(struct agreement *a)
 {
     struct agree_cause cause;
     bool open = a->agree.begun != a->agree.ended || atomic_load(&a->announcing);
@@ -154,7 +154,7 @@ static void settle(struct accord *a)
         agree_host_failed(&a->agree, &cause);
     }
     if (a->agree.state == AGREE_DECIDES) {
-        write_record(a, VERDICT, &cause);
+        write_record(a, DECISION, &cause);
         agree_host_decided(&a->agree, &cause);
     }
     send_all(a);
@@ -165,12 +165,12 @@ static void settle(struct accord *a)
     atomic_store(&a->fails, fails);
     if (over && !atomic_exchange(&a->over, true)) comm_call(a->comm);
 }
-static void enter(struct accord *a)
+static void enter(struct agreement *a)
 {
     pthread_mutex_lock(&a->lock);
     agree_tick(&a->agree, clock_ms());
 }
-static void leave(struct accord *a)
+static void leave(struct agreement *a)
 {
     settle(a);
     pthread_mutex_unlock(&a->lock);
@@ -178,18 +178,18 @@ static void leave(struct accord *a)
 
 /* ---- deaths ---- */
 /* If an operation is open it goes on first as far as it gets, by its driver. */
-static void lost_record(struct accord *a, int rank)
+static void lost_record(struct agreement *a, int rank)
 {
     a->lost[rank] = true;
     atomic_store(&a->has_lost, true);
 }
-void accord_accept_deaths(struct accord *a)
+void agreement_accept_deaths(struct agreement *a)
 {
     enter(a);
     accept_deaths(a);
     leave(a);
 }
-void accord_record_lost(struct accord *a, int rank)
+void agreement_record_lost(struct agreement *a, int rank)
 {
     enter(a);
     look_at_host(a);                                    /* perhaps it has left */
@@ -199,7 +199,7 @@ void accord_record_lost(struct accord *a, int rank)
 }
 
 /* ---- what others say, on the watch thread ---- */
-static void hear(struct accord *a, int from, const struct agree_message *m)
+static void hear(struct agreement *a, int from, const struct agree_message *m)
 {
     struct heard *h = &a->heard[from];
     int32_t missed = -1;
@@ -213,7 +213,7 @@ static void hear(struct accord *a, int from, const struct agree_message *m)
 }
 static void receive(void *context, int from, const void *bytes, size_t length)
 {
-    struct accord *a = context;
+    struct agreement *a = context;
     const struct group *g = group_of(a);
     struct agree_message m;
     enter(a);
@@ -230,7 +230,7 @@ static void receive(void *context, int from, const void *bytes, size_t length)
 }
 static void tick(void *context)
 {
-    struct accord *a = context;
+    struct agreement *a = context;
     enter(a);
     look_at_host(a);
     leave(a);
@@ -238,11 +238,11 @@ static void tick(void *context)
 
 /* ---- operations ---- */
 /* Others may complete it, and die, before this rank can say what it is. */
-void accord_announce(struct accord *a) { atomic_store(&a->announcing, true); }
-void accord_begin(tutti_comm *comm)
+void agreement_announce(struct agreement *a) { atomic_store(&a->announcing, true); }
+void agreement_begin(tutti_comm *comm)
 {
-    struct accord *a = comm->accord;
-    struct agree_call call = { .number = comm->backlog.sequence,
+    struct agreement *a = comm->agreement;
+    struct agree_call call = { .number = comm->run_queue.sequence,
         .fingerprint = executor_fingerprint_of(executor_name(&comm->executor)) };
     memcpy(call.declaration, comm->executor.run.declaration, AGREED_BYTES);
     enter(a);
@@ -251,18 +251,18 @@ void accord_begin(tutti_comm *comm)
     atomic_store(&a->announcing, false);
     leave(a);
 }
-static void wait_for(struct accord *a, int rank, bool waits)
+static void wait_for(struct agreement *a, int rank, bool waits)
 {
     if (waits != a->waits[rank]) agree_wait(&a->agree, rank, waits);
     a->waits[rank] = waits;
     a->waiting |= waits;
 }
-static void wait_for_nobody(struct accord *a)
+static void wait_for_nobody(struct agreement *a)
 {
     for (int r = 0; a->waiting && r < group_of(a)->size; r++) wait_for(a, r, false);
     a->waiting = false;
 }
-bool accord_may_end(struct accord *a, uint64_t number)
+bool agreement_may_end(struct agreement *a, uint64_t number)
 {
     enter(a);
     wait_for_nobody(a);
@@ -270,7 +270,7 @@ bool accord_may_end(struct accord *a, uint64_t number)
     leave(a);
     return may;
 }
-static void waits_record(struct accord *a)
+static void waits_record(struct agreement *a)
 {
     const struct group *g = group_of(a);
     bool waits[64];
@@ -282,7 +282,7 @@ static void waits_record(struct accord *a)
         if (!group_has_here(g, r)) wait_for(a, r, now[r]);
     if (now != waits) free(now);
 }
-static void missed_record(struct accord *a)
+static void missed_record(struct agreement *a)
 {
     const struct group *g = group_of(a);
     a->missed = -1;
@@ -292,34 +292,34 @@ static void missed_record(struct accord *a)
 /* A message that has met nothing: of an operation to come, or of another call than ours. */
 static void arrival_record(void *context, const struct arrival *arrival)
 {
-    struct accord *a = context;
+    struct agreement *a = context;
     uint64_t operation = arrival->name.operation;
     if (operation >= OPERATION_OF_JOIN || group_has_here(group_of(a), arrival->source)) return;
     int32_t ahead = (int32_t)((uint32_t)operation + 1 - (uint32_t)a->agree.begun);
     agree_arrived(&a->agree, arrival->source, a->agree.begun + (uint64_t)(int64_t)ahead,
         executor_fingerprint_of(operation));
 }
-void accord_look(tutti_comm *comm)
+void agreement_poll(tutti_comm *comm)
 {
-    struct accord *a = comm->accord;
+    struct agreement *a = comm->agreement;
     int64_t now_ms = clock_ms();
     if (now_ms < a->looked_ms + LOOK_MS) return;
     a->looked_ms = now_ms;
     enter(a);
     look_at_host(a);
-    if (comm->backlog.running) {
+    if (comm->run_queue.running) {
         missed_record(a);
         waits_record(a);
         matching_each(&comm->router->matching, arrival_record, a);
     }
     leave(a);
 }
-static bool knows_absent(const struct accord *a, uint64_t number, int rank)
+static bool knows_absent(const struct agreement *a, uint64_t number, int rank)
 {
     const struct heard *h = &a->heard[rank];
     return h->number == number && (h->begun < number || (h->begun == number && h->missed >= 0));
 }
-bool accord_asks(struct accord *a, uint64_t number)
+bool agreement_asks(struct agreement *a, uint64_t number)
 {
     bool asks = false, known = false;
     enter(a);
@@ -336,7 +336,7 @@ bool accord_asks(struct accord *a, uint64_t number)
     leave(a);
     return (asks && passed_ms < ANSWER_MS) || (!known && passed_ms < 2 * ANSWER_MS);
 }
-void accord_list_absent(struct accord *a, uint64_t number, bool *absent)
+void agreement_list_absent(struct agreement *a, uint64_t number, bool *absent)
 {
     pthread_mutex_lock(&a->lock);
     for (int r = 0; r < group_of(a)->size; r++) {
@@ -347,7 +347,7 @@ void accord_list_absent(struct accord *a, uint64_t number, bool *absent)
 }
 
 /* ---- failing ---- */
-void accord_fail(struct accord *a, const struct agree_cause *cause)
+void agreement_fail(struct agreement *a, const struct agree_cause *cause)
 {
     struct agree_cause mine = *cause;
     enter(a);
@@ -356,11 +356,11 @@ void accord_fail(struct accord *a, const struct agree_cause *cause)
     agree_fail(&a->agree, &mine);
     leave(a);
 }
-bool accord_has_lost(const struct accord *a) { return atomic_load(&a->has_lost); }
-bool accord_has_left(const struct accord *a, int rank) { return atomic_load(&a->left[rank]); }
-bool accord_is_failing(const struct accord *a) { return atomic_load(&a->fails); }
-bool accord_is_over(const struct accord *a) { return atomic_load(&a->over); }
-void accord_verdict(struct accord *a, struct agree_cause *out)
+bool agreement_has_lost(const struct agreement *a) { return atomic_load(&a->has_lost); }
+bool agreement_has_left(const struct agreement *a, int rank) { return atomic_load(&a->left[rank]); }
+bool agreement_is_failing(const struct agreement *a) { return atomic_load(&a->fails); }
+bool agreement_is_over(const struct agreement *a) { return atomic_load(&a->over); }
+void agreement_decide(struct agreement *a, struct agree_cause *out)
 {
     pthread_mutex_lock(&a->lock);
     *out = a->agree.held;
@@ -368,16 +368,16 @@ void accord_verdict(struct accord *a, struct agree_cause *out)
 }
 
 /* ---- lifetime ---- */
-/* A verdict that is due comes within half a second (AGREE_TAKE_OVER_MS), and is told before the leave. */
-void accord_leave(tutti_comm *comm)
+/* A decision that is due comes within half a second (AGREE_TAKE_OVER_MS), and is told before the leave. */
+void agreement_leave(tutti_comm *comm)
 {
-    struct accord *a = comm->accord;
-    for (int64_t n = 0; accord_is_failing(a) && !accord_is_over(a); n++) comm_pause(comm, n);
+    struct agreement *a = comm->agreement;
+    for (int64_t n = 0; agreement_is_failing(a) && !agreement_is_over(a); n++) comm_pause(comm, n);
     enter(a);
     agree_leave(&a->agree);
     leave(a);
 }
-void accord_destroy(struct accord *a)
+void agreement_destroy(struct agreement *a)
 {
     if (!a) return;
     channel_close(a->channel);
@@ -391,7 +391,7 @@ void accord_destroy(struct accord *a)
     free((void *)a->left);
     free(a);
 }
-static tutti_status init(struct accord *a)
+static tutti_status init(struct agreement *a)
 {
     const struct group *g = group_of(a);
     size_t size = (size_t)g->size;
@@ -411,10 +411,10 @@ static tutti_status init(struct accord *a)
     a->missed = -1;
     return TUTTI_OK;
 }
-static tutti_status create(tutti_comm *comm, struct accord **out)
+static tutti_status create(tutti_comm *comm, struct agreement **out)
 {
     const struct group *g = &comm->group;
-    struct accord *a = memory_zeroed(1, sizeof *a);
+    struct agreement *a = memory_zeroed(1, sizeof *a);
     *out = a;
     if (!a) return status_fail(TUTTI_NO_MEMORY, "no memory for the agreement of %d ranks", g->size);
     a->comm = comm;
@@ -427,11 +427,11 @@ static tutti_status create(tutti_comm *comm, struct accord **out)
     pthread_mutex_unlock(&a->lock);
     return status;
 }
-tutti_status accord_create(tutti_comm *comm, struct accord **out)
+tutti_status agreement_create(tutti_comm *comm, struct agreement **out)
 {
     tutti_status status = create(comm, out);
     if (status == TUTTI_OK) return status;
-    accord_destroy(*out);
+    agreement_destroy(*out);
     *out = NULL;
     return status;
 }
