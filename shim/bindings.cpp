@@ -93,7 +93,7 @@ static void bind_group(py::module_ &module)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
         .def("_drop_coalescing", &ProcessGroupTutti::drop_coalescing)
         .def("_predict", &predicted, py::arg("collective"), py::arg("algorithm"), py::arg("bytes"))
-        .def("_figures", &ProcessGroupTutti::figures, released())
+        .def("_figures", &ProcessGroupTutti::parameters, released())
         .def_property_readonly("_communicator", &ProcessGroupTutti::address)
         /* torch asks this of a backend that can split, on the ranks that are not in the new group */
         .def("perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));

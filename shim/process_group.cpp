@@ -160,7 +160,7 @@ uintptr_t ProcessGroupTutti::address() const
     communicator_->check_process();
     return reinterpret_cast<uintptr_t>(communicator_->get());
 }
-std::string ProcessGroupTutti::figures() const
+std::string ProcessGroupTutti::parameters() const
 {
     communicator_->check_process();
     size_t needed = 0;

@@ -110,7 +110,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* What a collective would run as, and take; algorithm empty: the core's choice. Local. */
     tutti_prediction predict(const std::string &collective, const std::string &algorithm, size_t bytes) const;
     uintptr_t address() const; /* of the core's communicator, for what is built on tutti.h; valid while the group is */
-    std::string figures() const; /* what the group goes by when it chooses, as JSON; local */
+    std::string parameters() const; /* what the group goes by when it chooses, as JSON; local */
     void setTimeout(std::chrono::milliseconds timeout) override;
     void enableCollectivesTiming() override { timing_ = true; }
     BackendPointer split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,

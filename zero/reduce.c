@@ -77,7 +77,7 @@ static void add_round(struct reducer *r, int unit)
     if (g->rounds++ == 0) return;
     reduce_find(u->dtype, TUTTI_SUM)(&g->sum, 1, from, 2, u->slice, 1);
 }
-static struct sum *flying(struct reducer *r, int n) /* the n-th oldest */ { return &r->unit[r->flying[n]].flight; }
+static struct sum *flying(struct reducer *r, int n) /* the n-th oldest */ { return &r->unit[r->flying[n]].running; }
 static void advance(struct reducer *r)
 {
     for (int n = 0; n < r->flies && sum_advance(&r->sums, flying(r, n)); n++) continue;
@@ -87,7 +87,7 @@ static tutti_status reduction_complete(struct reducer *r, int n)
     int unit = r->flying[n];
     struct gathering_sum *g = &r->unit[unit];
     int64_t began_ns = clock_ns();
-    TRY(sum_wait(&r->sums, &g->flight));
+    TRY(sum_wait(&r->sums, &g->running));
     r->waited_ns += (uint64_t)(clock_ns() - began_ns);
     r->flies--;
     memmove(&r->flying[n], &r->flying[n + 1], (size_t)(r->flies - n) * sizeof *r->flying);
@@ -139,7 +139,7 @@ static tutti_status start_sum(struct reducer *r, int unit)
     struct gathering_sum *g = &r->unit[unit];
     void *into;
     TRY(place_of_sum(r, unit, &into));
-    TRY(sum_start(&r->sums, &g->flight, unit, g->buffer->memory, into));
+    TRY(sum_start(&r->sums, &g->running, unit, g->buffer->memory, into));
     g->sent = g->buffer;
     g->buffer = NULL;
     g->ready = 0;
@@ -324,7 +324,7 @@ void reducer_finish(struct reducer *r)
 {
     sums_finish(&r->sums);                              /* first, as above: no sum is on its way any more */
     for (int u = 0; r->unit && u < r->partition->units; u++) {
-        sum_finish(&r->sums, &r->unit[u].flight);
+        sum_finish(&r->sums, &r->unit[u].running);
         free_buffer(r->unit[u].buffer);
         free_buffer(r->unit[u].sent);
         free_buffer(r->unit[u].kept);

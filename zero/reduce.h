@@ -22,7 +22,7 @@ struct gathering_sum {                                  /* of one unit */
     int ready;                                          /* parameters that are READY */
     bool complete;                                      /* all are */
     int started, rounds;                                /* its sums of this step; those that are in `sum` */
-    struct sum flight;                                  /* of the one that is on its way */
+    struct sum running;                                  /* of the one that is on its way */
 };
 struct reducer {
     const struct partition *partition;

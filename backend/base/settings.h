@@ -74,7 +74,7 @@
     X(trials, "TUTTI_TRIALS", NUMBER, "1", "0 to 2", \
       "now and then runs an operation on one host in another way than the one predicted to be fastest, and " \
       "measures it: 0 no, 1 yes, 2 all the time, whatever it costs (for tests)") \
-    X(figures, "TUTTI_FIGURES", TEXT, "", "", \
+    X(parameters, "TUTTI_FIGURES", TEXT, "", "", \
       "machine parameters that replace the measured ones, as in line=300,fetch=0.05 (tutti model lists their " \
       "names)")
 

@@ -76,8 +76,8 @@ struct failure {                                       /* the first error of the
     /* Of several hosts: 1 + the index of the rank that was first to claim a failure, to decide; its account has it. */
     _Atomic uint32_t first[2];
 };
-enum { CORE_WORDS = 16, FIGURES_BYTES = 320 };
-struct introduction {                                  /* of one rank; join/figures.c                             */
+enum { CORE_WORDS = 16, PARAMETERS_BYTES = 320 };
+struct introduction {                                  /* of one rank; join/calibration.c                             */
     uint64_t cores[CORE_WORDS];                        /* it may run on, a bit for each                           */
     uint64_t nonce_at;                                 /* where its process has its nonce: host/reading.h         */
     uint64_t admits;                                   /* 1: others can put fences into its threads: base/fence.h */
@@ -87,7 +87,7 @@ struct introduction {                                  /* of one rank; join/figu
 struct told {                                          /* by rank 0 to the others, when all have joined           */
     _Atomic uint32_t ready;                            /* 1: the rest is there                                    */
     int32_t distance;
-    unsigned char figures[FIGURES_BYTES];              /* of the machine, and of what leads to other hosts        */
+    unsigned char parameters[PARAMETERS_BYTES]; /* of the machine, and of what leads to other hosts        */
 };
 enum { TRIALS = 64 };
 struct tuning {                                        /* what runs of several choices: engine/trials.h           */

@@ -188,7 +188,7 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
 }
 
 /* ---- a group ---- */
-static void put_figures(struct text *t, const struct machine *machine)
+static void parameters_put(struct text *t, const struct machine *machine)
 {
     const struct machine_row *rows;
     int count = machine_table(&rows);
@@ -231,7 +231,7 @@ tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, s
     for (int h = 0; h < g->layout->hosts; h++) put(&t, "%s%d", h ? ", " : "", host_size(g->layout, h));
     put(&t, "], \"cores_of_host\": %d, ", chooser->cores);
     put_single_copy(&t, comm);
-    put_figures(&t, &chooser->machine);
+    parameters_put(&t, &chooser->machine);
     put(&t, "}");
     if (bytes) *bytes = t.length;
     return TUTTI_OK;

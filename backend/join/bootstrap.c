@@ -1,14 +1,14 @@
 /* Through a key-value store, which may still hold what earlier attempts have left: records of processes that are dead,
  * or of a group that has been destroyed. Rank 0 begins an attempt: it draws a token, puts its record, which has it,
  * under "r0", and everything else of this attempt has a key that begins with the token: "<token>/r3" is what rank 3
- * answered to it, "<token>/table" the verdict, when all have come or one cannot. So the one word that can be out of
+ * answered to it, "<token>/table" the result, when all have come or one cannot. So the one word that can be out of
  * date is "r0", and the others find that out without asking whether a process lives:
- *   a verdict that was there before they came is of an attempt that ended without them: they wait for another "r0";
- *   no verdict: they answer, and look at "r0" again while none comes. One that comes was made after they had come.
+ *   a result that was there before they came is of an attempt that ended without them: they wait for another "r0";
+ *   no result: they answer, and look at "r0" again while none comes. One that comes was made after they had come.
  * The others wait for it a little longer than their own deadline, so that they report what rank 0 found and not merely
  * that they have waited. In the word of an attempt there is also the key by which the group's processes know each
  * other (keys.h), and the name by which those of one host find each other (claims.h): each rank adds the key and claims
- * the name before it answers, and lets go of the name when the verdict has come, so when all have claimed.
+ * the name before it answers, and lets go of the name when the result has come, so when all have claimed.
  * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
  * it began itself, so ranks of one attempt may have different counts.
  * What all must have been told alike (terms.h) stands in "r0" in words. A rank that was told otherwise, also one that
@@ -19,7 +19,7 @@
  * and its rank in the job, where those who wait for that rank find them.
  * A rank that cannot join (no such interface, say) says so in its record, and why under "<token>/why3", so that all
  * hear of it who come within 2 s. A group that has formed leaves two short keys: each of the others takes its record
- * away when it has the verdict, and rank 0 cuts the verdict short when all have joined. "r0" is never touched again: it
+ * away when it has the result, and rank 0 cuts the result short when all have joined. "r0" is never touched again: it
  * may be of the next attempt by then. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
@@ -27,8 +27,8 @@
 #include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
+#include "backend/join/join_result.h"
 #include "backend/join/records.h"
-#include "backend/join/verdict.h"
 #include "backend/processes/claims.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -210,37 +210,37 @@ static tutti_status store_collect(const tutti_config *config, const struct state
     return clock_ms() - began_ms > AGAIN_MS ? read_again(store, mine, table) : TUTTI_OK;
 }
 static tutti_status store_announce(const tutti_config *config, const struct statement *said, const char *why,
-    int64_t deadline_ms, struct announcement *announcement)
+    int64_t deadline_ms, struct join_reply *reply)
 {
     char key[STORE_KEY_BYTES];
     const tutti_store *store = &config->store;
     const struct member *mine = &said->member;
     name_key(mine, "table", key);
-    announcement->table[0] = *mine;
+    reply->table[0] = *mine;
     TRY(value_put(store, first_key, said, sizeof *said));
-    tutti_status status = store_collect(config, said, why, deadline_ms, announcement->table);
-    announcement_decide(announcement, status, mine->size);
-    size_t bytes = sizeof *announcement + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
-    tutti_status told = value_put(store, key, announcement, bytes);
-    return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
+    tutti_status status = store_collect(config, said, why, deadline_ms, reply->table);
+    join_reply_decide(reply, status, mine->size);
+    size_t bytes = sizeof *reply + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
+    tutti_status told = value_put(store, key, reply, bytes);
+    return status == TUTTI_OK ? told : status_repeat(status, reply->result.detail);
 }
 static tutti_status store_lead(const tutti_config *config, struct statement *said, const char *why, int64_t deadline_ms,
-    struct announcement *announcement, struct key_id *key)
+    struct join_reply *reply, struct key_id *key)
 {
     struct member *mine = &said->member;
     TRY(check_earlier(&config->store, said));
     TRY(random_fill(mine->key, sizeof mine->key));
     TRY(key_add(mine->key, key));
     TRY(take_host(mine, key, deadline_ms, mine));
-    tutti_status status = store_announce(config, said, why, deadline_ms, announcement);
+    tutti_status status = store_announce(config, said, why, deadline_ms, reply);
     leave_host(mine, mine);
     return status;
 }
 void bootstrap_shorten(const tutti_config *config, const struct member *mine)
 {
     char key[STORE_KEY_BYTES];
-    struct verdict formed;
-    verdict_of_formed(&formed, mine->size);
+    struct join_result formed;
+    join_result_of_formed(&formed, mine->size);
     name_key(mine, "table", key);
     config->store.put(config->store.context, key, &formed, FORMED_BYTES);      /* refused: it stays whole */
 }
@@ -252,29 +252,29 @@ struct follower {
     struct member *mine;                               /* in it */
     const char *why;                                   /* it cannot join, if it cannot */
     int64_t deadline_ms;
-    struct announcement *found;
+    struct join_reply *found;
     struct member first;                               /* rank 0, as last seen; zeroed: not yet */
     struct key_id *key;                                /* that it has drawn */
-    bool over, answered;                               /* its verdict was there before us; this rank has answered */
+    bool over, answered;                               /* its result was there before us; this rank has answered */
     bool placed;                                       /* and has said on which host it is */
     struct statement differs;                          /* rank 0's, when this rank was told otherwise; else zeroed */
 };
 static bool was_told_otherwise(const struct follower *f) { return member_has_come(&f->differs.member); }
 static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
-static tutti_status get_verdict(const struct follower *f, size_t *out)
+static tutti_status result_get(const struct follower *f, size_t *out)
 {
     char key[STORE_KEY_BYTES];
     name_key(&f->first, "table", key);
     return value_get(&f->config->store, key, NOW, table_bytes(f), f->found, out);
 }
-static tutti_status read_verdict(const struct follower *f)
+static tutti_status result_read(const struct follower *f)
 {
     size_t bytes = 0;
-    tutti_status status = get_verdict(f, &bytes);
-    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && f->found->verdict.status == TUTTI_OK);
+    tutti_status status = result_get(f, &bytes);
+    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && f->found->result.status == TUTTI_OK);
     if (formed && was_told_otherwise(f)) return terms_fail(&f->differs, f->said);
-    size_t expected = f->found->verdict.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
-    if (status == TUTTI_OK && verdict_is_of_formed(&f->found->verdict, bytes))
+    size_t expected = f->found->result.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
+    if (status == TUTTI_OK && join_result_is_of_formed(&f->found->result, bytes))
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "two processes have joined %s as rank %d: this process (%llu) and another one, with which the group was "
             "formed",
@@ -329,14 +329,14 @@ static tutti_status enter_attempt(struct follower *f, const struct statement *fi
     take_back_answer(f);
     f->first = first->member;
     f->differs = terms_differ(first, f->said) ? *first : (struct statement){ 0 };
-    tutti_status status = get_verdict(f, &ignored);
+    tutti_status status = result_get(f, &ignored);
     f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
     f->answered = status == TUTTI_TIMEOUT;
     if (!f->over && !f->answered) return status;
     if (was_told_otherwise(f)) return answer_otherwise(f);
     if (f->answered) return answer(f);
     /* the others of this job were told otherwise, and rank 0 has said so before this rank came */
-    f->answered = member_shares_job(&f->first, f->mine) && f->found->verdict.status == TUTTI_MISMATCH;
+    f->answered = member_shares_job(&f->first, f->mine) && f->found->result.status == TUTTI_MISMATCH;
     return TUTTI_OK;
 }
 static tutti_status look_at_first(struct follower *f, int64_t timeout_ms)
@@ -375,7 +375,7 @@ static void tell_what_for(const struct follower *f)
         f->config->rank, f->mine->size, f->mine->group, f->first.size, (unsigned long long)f->first.identity.pid,
         f->first.identity.host);
 }
-static tutti_status await_verdict(struct follower *f)
+static tutti_status result_await(struct follower *f)
 {
     bool told = false;
     int64_t began_ns = clock_ns(), deadline_ms = f->deadline_ms;
@@ -383,7 +383,7 @@ static tutti_status await_verdict(struct follower *f)
     TRY(look_at_first(f, f->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
         int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;
-        tutti_status status = f->answered ? read_verdict(f) : TUTTI_TIMEOUT;
+        tutti_status status = f->answered ? result_read(f) : TUTTI_TIMEOUT;
         if (status != TUTTI_TIMEOUT) return status;
         if (clock_ms() >= until_ms) return fail_unheard(f);
         back_off(began_ns, until_ms);
@@ -401,14 +401,14 @@ static void store_decline(struct follower *f)
     int64_t began_ns = clock_ns(), until_ms = clock_deadline(GRACE_MS);
     if (until_ms > f->deadline_ms) until_ms = f->deadline_ms;
     while (look_at_first(f, NOW) == TUTTI_OK && clock_ms() < until_ms) {
-        if (f->answered && get_verdict(f, &ignored) != TUTTI_TIMEOUT) break;
+        if (f->answered && result_get(f, &ignored) != TUTTI_TIMEOUT) break;
         back_off(began_ns, until_ms);
     }
     leave_attempt(f);
 }
 static tutti_status store_follow(struct follower *f)
 {
-    tutti_status status = await_verdict(f);
+    tutti_status status = result_await(f);
     leave_attempt(f);
     if (status != TUTTI_TIMEOUT) take_back_answer(f);
     return status;
@@ -419,8 +419,8 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
 {
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, status_detail());
-    struct announcement *announcement = announcement_create(mine);
-    if (!announcement) return TUTTI_NO_MEMORY;
+    struct join_reply *reply = join_reply_create(mine);
+    if (!reply) return TUTTI_NO_MEMORY;
     struct statement said = { *mine, *terms };
     said.member.terms = terms->digest;
     if (mine->status != TUTTI_OK) said.member.contact = (struct contact){ 0 }; /* it takes no place on a host */
@@ -429,16 +429,16 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
         .mine = &said.member,
         .why = why,
         .deadline_ms = deadline_ms,
-        .found = announcement,
+        .found = reply,
         .key = key };
     tutti_status status = TUTTI_OK;
-    if (config->rank == 0) status = store_lead(config, &said, why, deadline_ms, announcement, key);
+    if (config->rank == 0) status = store_lead(config, &said, why, deadline_ms, reply, key);
     else if (mine->status == TUTTI_OK) status = store_follow(&other);
     else store_decline(&other);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
-    if (status == TUTTI_OK) status = announcement_accept(announcement, config->rank, &said.member, table);
-    explicit_bzero(announcement->table[0].key, sizeof announcement->table[0].key);
+    if (status == TUTTI_OK) status = join_reply_accept(reply, config->rank, &said.member, table);
+    explicit_bzero(reply->table[0].key, sizeof reply->table[0].key);
     if (status == TUTTI_OK) explicit_bzero(table[0].key, sizeof table[0].key);
-    free(announcement);
+    free(reply);
     return status;
 }

@@ -7,7 +7,7 @@
 
 /* Both check that sizes and builds agree, and through a store the terms (MISMATCH shows both sides), and that a rank
    that does not come is named (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits:
-   rank 0 decides and its verdict goes to all. Through a store a rank that cannot join (mine->status, and why in its
+   rank 0 decides and its result goes to all. Through a store a rank that cannot join (mine->status, and why in its
    last error) says so: it gets that error again, and the others get it in its words. Through a store the ranks are
    put on hosts (host_token): by claims if they offer contacts, else all on one; by a unique id they are on one, and
    the caller has said so. `table` has room for mine->size records, and holds something only when all is well; then

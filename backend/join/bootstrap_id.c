@@ -1,15 +1,15 @@
 /* Through a unique id, from which the name of a socket and a key follow: rank 0 listens there, every other rank
  * connects, both prove that they know the id (handshake.h), the rank says who it is, and rank 0 answers all of them
- * with one verdict when all have come or one cannot. Who has said nothing for two seconds loses his place, and so
+ * with one result when all have come or one cannot. Who has said nothing for two seconds loses his place, and so
  * does somebody silent when all places are taken; but nobody before what he may have said meanwhile has been read:
- * rank 0 may have been stopped. So before the verdict there is a place for each rank and a few more, and after it
+ * rank 0 may have been stopped. So before the result there is a place for each rank and a few more, and after it
  * nobody who has heard it keeps one. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/join/bootstrap.h"
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include "backend/processes/handshake.h"
 #include <assert.h>
 #include <errno.h>
@@ -75,7 +75,7 @@ struct server {
     struct member *table;
     int listener, count, room;
     uint32_t joined, awaited;                          /* awaited: the largest size that anybody was told */
-    const struct announcement *decided;                /* not NULL: who still comes only hears it */
+    const struct join_reply *decided;                /* not NULL: who still comes only hears it */
     struct client *clients;
     struct pollfd *polls;                              /* of the clients; then the listener */
 };
@@ -84,20 +84,20 @@ static void client_dismiss(struct server *r, int index)
     close(r->clients[index].socket);
     r->clients[index] = r->clients[--r->count];
 }
-static void tell(int socket, const struct announcement *announcement, int64_t until_ms)
+static void tell(int socket, const struct join_reply *reply, int64_t until_ms)
 {
-    const struct verdict *verdict = &announcement->verdict;
-    int error = send_all(socket, verdict, sizeof *verdict, until_ms);
-    for (uint32_t q = 0; verdict->status == TUTTI_OK && !error && q < verdict->size; q += RECORDS_PER_MESSAGE)
-        error = send_all(socket, &announcement->table[q], records_in_message(verdict->size, q), until_ms);
+    const struct join_result *result = &reply->result;
+    int error = send_all(socket, result, sizeof *result, until_ms);
+    for (uint32_t q = 0; result->status == TUTTI_OK && !error && q < result->size; q += RECORDS_PER_MESSAGE)
+        error = send_all(socket, &reply->table[q], records_in_message(result->size, q), until_ms);
 }
-/* Whoever is a rank hears the verdict and goes. */
-static void tell_all(struct server *r, const struct announcement *announcement)
+/* Whoever is a rank hears the result and goes. */
+static void tell_all(struct server *r, const struct join_reply *reply)
 {
     int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */
     for (int i = r->count - 1; i >= 0; i--) {
         if (!r->clients[i].rank) continue;
-        tell(r->clients[i].socket, announcement, until_ms);
+        tell(r->clients[i].socket, reply, until_ms);
         client_dismiss(r, i);
     }
 }
@@ -209,22 +209,20 @@ static tutti_status receive_all(struct server *r, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-/* The verdict, for those who are there; a bad one waits a little for those who are only just coming. */
-static void server_decide(struct server *r, tutti_status status, struct announcement *announcement)
+/* The result, for those who are there; a bad one waits a little for those who are only just coming. */
+static void server_decide(struct server *r, tutti_status status, struct join_reply *reply)
 {
-    announcement_decide(announcement, status, r->mine->size);
-    tell_all(r, announcement);
-    r->decided = announcement;
+    join_reply_decide(reply, status, r->mine->size);
+    tell_all(r, reply);
+    r->decided = reply;
     if (r->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT) receive_all(r, clock_ms() + GRACE_MS);
 }
 static tutti_status id_lead(const struct host_barrier_point *point, const struct member *mine, int64_t deadline_ms,
-    struct announcement *announcement)
+    struct join_reply *reply)
 {
-    struct server r = {
-        .mine = mine, .point = point, .table = announcement->table, .joined = 1, .awaited = mine->size
-    };
+    struct server r = { .mine = mine, .point = point, .table = reply->table, .joined = 1, .awaited = mine->size };
     r.room = (int)mine->size + MOST_UNKNOWN;
-    announcement->table[0] = *mine;
+    reply->table[0] = *mine;
     r.clients = memory_zeroed((size_t)r.room, sizeof *r.clients);
     r.polls = memory_zeroed((size_t)r.room + 1, sizeof *r.polls);
     r.listener = r.clients && r.polls ? socket_listen("id", point->name) : -ENOMEM;
@@ -235,7 +233,7 @@ static tutti_status id_lead(const struct host_barrier_point *point, const struct
     else if (r.listener < 0)
         status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
     else status = receive_all(&r, deadline_ms);
-    server_decide(&r, status, announcement);
+    server_decide(&r, status, reply);
     while (r.count) client_dismiss(&r, 0);
     if (r.listener >= 0) close(r.listener);
     free(r.clients);
@@ -269,11 +267,11 @@ static tutti_status explain(const struct member *mine, int error)
     return status_fail(TUTTI_SYSTEM, "rank 0 of %u of %s cannot be reached: %s", size, group,
         error == -EPERM ? "it runs as another user" : strerror(-error));
 }
-static tutti_status hear_verdict(int socket, const struct member *mine, int64_t deadline_ms, struct announcement *found)
+static tutti_status result_receive(int socket, const struct member *mine, int64_t deadline_ms, struct join_reply *found)
 {
-    int got = receive_one(socket, &found->verdict, sizeof found->verdict, deadline_ms);
-    if (got != (int)sizeof found->verdict) return explain(mine, got > 0 ? -EMSGSIZE : got);
-    TRY(verdict_obey(&found->verdict, mine));
+    int got = receive_one(socket, &found->result, sizeof found->result, deadline_ms);
+    if (got != (int)sizeof found->result) return explain(mine, got > 0 ? -EMSGSIZE : got);
+    TRY(join_result_apply(&found->result, mine));
     for (uint32_t q = 0; q < mine->size; q += RECORDS_PER_MESSAGE) {
         size_t bytes = records_in_message(mine->size, q);
         got = receive_one(socket, &found->table[q], bytes, deadline_ms);
@@ -296,7 +294,7 @@ static int id_prove(const struct host_barrier_point *point, const struct member 
     return got < 0 ? got : 0;
 }
 static tutti_status id_follow(const struct host_barrier_point *point, int rank, const struct member *mine,
-    int64_t deadline_ms, struct announcement *found)
+    int64_t deadline_ms, struct join_reply *found)
 {
     struct introduction say = { .rank = rank, .member = *mine };
     memcpy(say.magic, magic, sizeof magic);
@@ -309,7 +307,7 @@ static tutti_status id_follow(const struct host_barrier_point *point, int rank, 
     int error = id_prove(point, mine, socket, deadline_ms);
     if (!error) error = send_all(socket, &say, sizeof say, deadline_ms);
     deadline_ms = deadline_later(deadline_ms, GRACE_MS);
-    tutti_status status = error ? explain(mine, error) : hear_verdict(socket, mine, deadline_ms, found);
+    tutti_status status = error ? explain(mine, error) : result_receive(socket, mine, deadline_ms, found);
     close(socket);
     return status;
 }
@@ -322,12 +320,12 @@ tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct memb
     id_derive(id, point.name, drawn);
     TRY(key_add(drawn, &point.key));
     memcpy(placed.host_token, point.name, sizeof placed.host_token);           /* the socket is on one host */
-    struct announcement *announcement = announcement_create(mine);
-    if (!announcement) return TUTTI_NO_MEMORY;
-    tutti_status status = rank == 0 ? id_lead(&point, &placed, deadline_ms, announcement)
-                                    : id_follow(&point, rank, &placed, deadline_ms, announcement);
-    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, &placed, table);
+    struct join_reply *reply = join_reply_create(mine);
+    if (!reply) return TUTTI_NO_MEMORY;
+    tutti_status status =
+        rank == 0 ? id_lead(&point, &placed, deadline_ms, reply) : id_follow(&point, rank, &placed, deadline_ms, reply);
+    if (status == TUTTI_OK) status = join_reply_accept(reply, rank, &placed, table);
     *key = point.key;
-    free(announcement);
+    free(reply);
     return status;
 }

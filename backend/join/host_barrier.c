@@ -92,16 +92,16 @@ static void keep_larger(struct link_cost *mine, const struct link_cost *theirs)
     if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
 }
 /* Afterwards all have the largest of what any had. */
-static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct link_costs *figures, int64_t deadline_ms)
+static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct link_costs *parameters, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
     for (int64_t ahead = 1; ahead < g->layout->hosts; ahead *= 2, number++) {
-        struct link_costs mine = *figures, theirs;
+        struct link_costs mine = *parameters, theirs;
         struct swap s = { .says = { (void *)&mine, sizeof mine, sizeof mine },
             .hears = { (void *)&theirs, sizeof theirs, sizeof theirs } };
         begin(comm, number, &s, first_of(g, ahead), first_of(g, -ahead));
         TRY(finish(comm, &s, deadline_ms));
-        for (int k = 0; k < NETWORKS_AT_MOST; k++) keep_larger(&figures->by[k], &theirs.by[k]);
+        for (int k = 0; k < NETWORKS_AT_MOST; k++) keep_larger(&parameters->by[k], &theirs.by[k]);
     }
     return TUTTI_OK;
 }

@@ -2,9 +2,9 @@
 #pragma once
 #include "backend/engine/comm.h"
 
-/* Of a group that is linked, by the first rank of each host, when all of its host have joined: returns OK when all
-   of all hosts have, and they go by the same figures of the network. Fails the group: TIMEOUT names two ranks, and what
-   to look at. */
+/* Called by the first rank of each host of a linked group, when all ranks of its host have joined. Returns OK when all
+   ranks of all hosts have joined, with the same link costs on all of them. Fails the group: TIMEOUT names two ranks,
+   and what to check. */
 struct link_costs;
 tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out);
 int host_barrier_networks(const tutti_comm *comm);            /* that lead to other hosts: 1 or more */

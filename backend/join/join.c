@@ -7,13 +7,13 @@
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/base/settings.h"
+#include "backend/join/calibration.h"
 #include "backend/join/contacts.h"
-#include "backend/join/figures.h"
 #include "backend/join/host_barrier.h"
 #include "backend/join/hosts.h"
 #include "backend/join/interface.h"
+#include "backend/join/join_result.h"
 #include "backend/join/mapping.h"
-#include "backend/join/verdict.h"
 #include "backend/model/price.h"
 #include "backend/processes/secret.h"
 #include "backend/processes/tls.h"
@@ -196,13 +196,13 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
     TRY(connect_peers(comm, deadline_ms));
     TRY(map_segments(comm, deadline_ms));
     watch_peers(comm);
-    figures_introduce(comm);
+    parameters_introduce(comm);
     TRY(messages_connect(comm));
     TRY(await_joined(comm, deadline_ms));
     struct link_costs link_costs = { 0 };
-    if (!group_is_linked(&comm->group)) return figures_agree(comm, &link_costs, deadline_ms);
+    if (!group_is_linked(&comm->group)) return parameters_agree(comm, &link_costs, deadline_ms);
     if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &link_costs));
-    return figures_agree(comm, &link_costs, deadline_later(deadline_ms, GRACE_MS));
+    return parameters_agree(comm, &link_costs, deadline_later(deadline_ms, GRACE_MS));
 }
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
 {

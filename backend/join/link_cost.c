@@ -152,7 +152,7 @@ tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct li
     return status;
 }
 static double large_ns(const struct link_cost *c) { return c->announced_ns + c->byte_ns * LARGE_BYTES; }
-void link_costs_publish(const struct link_costs *link_costs, struct machine *figures)
+void link_costs_publish(const struct link_costs *link_costs, struct machine *parameters)
 {
     const struct link_cost *shortest = NULL, *largest = NULL;
     for (int k = 0; k < NETWORKS_AT_MOST; k++) {
@@ -160,7 +160,7 @@ void link_costs_publish(const struct link_costs *link_costs, struct machine *fig
         if (c->message_ns > 0 && (!shortest || c->message_ns < shortest->message_ns)) shortest = c;
         if (c->byte_ns > 0 && (!largest || large_ns(c) < large_ns(largest))) largest = c;
     }
-    if (shortest) figures->message = shortest->message_ns;
-    if (largest && largest->announced_ns > 0) figures->announced = largest->announced_ns;
-    if (largest) figures->wire = largest->byte_ns;
+    if (shortest) parameters->message = shortest->message_ns;
+    if (largest && largest->announced_ns > 0) parameters->announced = largest->announced_ns;
+    if (largest) parameters->wire = largest->byte_ns;
 }

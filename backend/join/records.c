@@ -1,7 +1,7 @@
 /* Keys of a store, and what is written and read there. */
 #include "backend/join/records.h"
 #include "backend/base/status.h"
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include <stdio.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
-/* The figures of this machine on disk, from job to job: a small text in the user's cache folder, its name made from the
-   identity of the machine, so that one home may serve many. What is read is believed only if it is whole, of this
-   machine and version, and every figure within its bounds; anything else counts as missing. It is written to a file
-   beside it and renamed, so a reader sees an old file or a new one. */
+/* The parameters of this machine on disk, from job to job: a small text in the user's cache folder. Its name
+   contains the identity of the machine, so several machines may share a home. A file counts only if it is whole, of
+   this machine and version, and with every parameter within its bounds; otherwise it counts as missing. A new file
+   is written beside the old one and renamed, so a reader sees one of the two. */
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "backend/model/machine.h"

@@ -1,4 +1,4 @@
-/* The table of figures, and what this process knows of them, by distance of the cores. */
+/* The table of parameters, and what this process knows of them, by distance of the cores. */
 #include "backend/model/machine.h"
 #include "backend/base/log.h"
 #include <math.h>
@@ -8,7 +8,7 @@
 
 static const struct machine_row rows[] = {
 #define X(name, unit, typical, least, most, help) { #name, unit, help, typical, least, most },
-    MACHINE_FIGURES(X)
+    MACHINE_PARAMETERS(X)
 #undef X
 };
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -48,9 +48,9 @@ static int find_row(const char *name, size_t length)    /* or ROWS */
     while (i < ROWS && (strlen(rows[i].name) != length || strncmp(rows[i].name, name, length))) i++;
     return i;
 }
-void machine_override(struct machine *machine, const char *figures)
+void machine_override(struct machine *machine, const char *parameters)
 {
-    for (const char *at = figures, *end; *at; at = *end ? end + 1 : end) {
+    for (const char *at = parameters, *end; *at; at = *end ? end + 1 : end) {
         end = at + strcspn(at, ",");
         size_t length = strcspn(at, "=,");
         int row = find_row(at, length);
@@ -112,17 +112,17 @@ bool machine_recall(int distance, struct machine *out)
     pthread_mutex_unlock(&lock);
     return found;
 }
-void machine_learn(int distance, const struct machine *figures, bool keep)
+void machine_learn(int distance, const struct machine *parameters, bool keep)
 {
     char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
     enter();
-    if (!is_known[distance]) known[distance] = *figures;
+    if (!is_known[distance]) known[distance] = *parameters;
     is_known[distance] = true;
     latest = distance;
     pthread_mutex_unlock(&lock);
     if (!keep || distance == 0 || !kept_folder(folder, sizeof folder)) return;
     machine_identity(distance, identity);
-    kept_write(folder, identity, figures);
+    kept_write(folder, identity, parameters);
 }
 struct machine machine_get(machine_copy *stream)
 {

@@ -3,12 +3,12 @@
    jobs (kept.c), and from then on only read: by the price of a schedule (price.c), and by how long it is worth while to
    wait awake.
 
-   A group decides by the figures of one of its ranks, so all its ranks decide alike. */
+   A group decides by the parameters of one of its ranks, so all its ranks decide alike. */
 #pragma once
 #include "include/tutti.h"
 
 /* name, unit, typical (where it cannot be measured), least and most that are believed, what it is */
-#define MACHINE_FIGURES(X) \
+#define MACHINE_PARAMETERS(X) \
     X(l2, "bytes", 1 << 20, 32 << 10, 1 << 30, "second-level cache of a core") \
     X(last, "bytes", 32 << 20, 256 << 10, 1e11, "last-level cache") \
     X(line, "ns", 100, 1, 1e5, "fetch a cache line that another core has written") \
@@ -39,7 +39,7 @@
 
 struct machine {
 #define X(name, unit, typical, least, most, help) double name;
-    MACHINE_FIGURES(X)
+    MACHINE_PARAMETERS(X)
 #undef X
 };
 struct machine_row { const char *name, *unit, *help; double typical, least, most; };
@@ -47,9 +47,9 @@ int machine_table(const struct machine_row **out);      /* in the order of struc
 double machine_figure(const struct machine *machine, int row);
 void machine_set(struct machine *machine, int row, double figure);
 struct machine machine_typical(void);
-/* Replaces the figures that a text names, as in "line=300,fetch=0.05", as far as they are within their bounds; of what
-   it does not understand it warns. */
-void machine_override(struct machine *machine, const char *figures);
+/* Replaces the parameters that a text names, as in "line=300,fetch=0.05", if they are within their bounds; warns about
+   anything else in the text. */
+void machine_override(struct machine *machine, const char *parameters);
 /* What messages between hosts cost, as `from` has it: it belongs to a group, all else to a machine. */
 void machine_take_network(struct machine *machine, const struct machine *from);
 bool machine_is_sane(const struct machine *machine);    /* every figure is within its bounds */
@@ -59,11 +59,11 @@ enum { DISTANCES = 36 };
 int machine_distance(double line_ns);
 
 /* ---- what this process knows; any thread ---- */
-/* The figures of ranks at that distance: those it has learnt before, or that an earlier job has kept; where it is not
-   known, the latest of this process, or any. False: there are none. */
+/* The parameters of ranks at that distance: learnt before, or kept by an earlier job; at an unknown distance the latest
+   of this process, or any. False: there are none. */
 bool machine_recall(int distance, struct machine *out);
 /* The first for a distance stay. keep: for later jobs, too; those of an unknown distance are never. */
-void machine_learn(int distance, const struct machine *figures, bool keep);
+void machine_learn(int distance, const struct machine *parameters, bool keep);
 /* Those of an unknown distance; if there are none, measured now. `stream`: copies around the cache, or NULL. */
 typedef void machine_copy(void *to, const void *from, size_t bytes);
 struct machine machine_get(machine_copy *stream);
@@ -71,13 +71,14 @@ struct machine machine_get(machine_copy *stream);
 /* ---- probe.c ---- */
 enum { PROBE_MS = 60 };                                 /* the longest it may take; then the rest stays typical */
 /* Measures, on these two cores (NULL: the caller's and another), or on two threads of one where there is no other.
-   True: all of it; false: some figures are only typical, because there is one core only, or others keep the cores
+   True: all of it; false: some parameters are only typical, because there is one core only, or others keep the cores
    busy. */
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
 enum { PROBE_NUMBER = 8 };                              /* to be raised when what is measured changes */
 enum { IDENTITY_BYTES = 512 };
-/* Version of tutti, processor, number of cores, kernel, distance: figures of one are not those of another. One line. */
+/* Version of tutti, processor, number of cores, kernel, distance, in one line: parameters of one identity do not count
+   for another. */
 void machine_identity(int distance, char out[IDENTITY_BYTES]);
 double cache_bytes(int level);                          /* of the first core; 0: the system does not say */
 bool cores_are_siblings(int a, int b);                  /* two threads of one core */

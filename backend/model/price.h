@@ -1,6 +1,6 @@
 /* What a plan costs on a machine, in nanoseconds: predicted from the schedules themselves, which are what runs. The
-   same figures and the same question give the same answer to the bit on every rank, so ranks that have agreed on the
-   figures need not talk about what follows from them. */
+   same parameters and the same question give the same answer to the bit on every rank, so ranks that have agreed on the
+   parameters need not talk about what follows from them. */
 #pragma once
 #include "backend/model/machine.h"
 #include "backend/schedule/schedule.h"

@@ -5,7 +5,7 @@
    do not count.
 
    What is left out on purpose: nothing here says how slots are best written (execute/pace.c goes on finding that out,
-   because cores are moved without notice), and nothing depends on figures being better than to a factor of two. */
+   because cores are moved without notice), and nothing depends on parameters being better than to a factor of two. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/pause.h"

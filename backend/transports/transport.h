@@ -13,7 +13,7 @@
  * A small message leaves with its bytes, and the send is over, while the member has credit; otherwise, and if it is
  * large, it is announced: its bytes stay, under an id, until the receiver asks.
  * Arrival. In poll. matching_arrive names the receive that takes it. Bytes that are there go into it at once;
- * for an announced message see accept. If there is none yet, matching_keep keeps an arrival: the announcement, or a
+ * for an announced message see accept. If there is none yet, matching_keep keeps an arrival: the announced, or a
  * copy of the bytes.
  * Credit. What a member has sent unasked, under way or kept, is bounded: from one a number of bytes (shm 64 KiB) or of
  * messages. It comes back when the bytes meet their receive: at arrival, or by release.
@@ -55,8 +55,7 @@ enum readiness {
 struct transport_operations {
     const char *name;
     void (*send)(struct transport *transport, int member, struct transfer *send);
-    void (*accept)(struct transport *transport, int member, struct transfer *receive,
-        const struct arrival *announcement);
+    void (*accept)(struct transport *transport, int member, struct transfer *receive, const struct arrival *announced);
     void (*release)(struct transport *transport, int member, uint64_t bytes); /* of a message that was kept */
     bool (*poll)(struct transport *transport);
     bool (*cancel)(struct transport *transport, int member, struct transfer *transfer); /* not of one in the matching */

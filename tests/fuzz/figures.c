@@ -1,4 +1,4 @@
-/* The file in which the figures of the machine are kept, whatever it holds: what is believed is sane, and is written
+/* The file in which the parameters of the machine are kept, whatever it holds: what is believed is sane, and is written
    again as it was read. */
 #include "backend/model/kept.c"
 #include "tests/fuzz/input.h"

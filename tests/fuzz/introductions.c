@@ -3,7 +3,7 @@
    are the fuzzer's. */
 #include "backend/host/socket.h"
 #include "backend/join/bootstrap.h"
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include "backend/processes/handshake.h"
 #include "tests/fuzz/pipes.h"
 #include "tests/fuzz/pretended_clock.h"
@@ -94,14 +94,14 @@ static int give_records(void *message, size_t room)
 }
 int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
 {
-    struct announcement announcement;
+    struct join_reply reply;
     (void)socket;
     if (descriptor) *descriptor = -1;
     if (!in.left) return 0;
-    announcement_decide(&announcement, TUTTI_OK, SIZE);
+    join_reply_decide(&reply, TUTTI_OK, SIZE);
     switch ((enum answer)(input_byte(&in) % ANSWERS)) {
     case INTRODUCTION: return give_introduction(message, bytes);
-    case VERDICT: return give(&announcement, sizeof announcement, message, bytes);
+    case VERDICT: return give(&reply, sizeof reply, message, bytes);
     case RECORDS: return give_records(message, bytes);
     case BYTES: return (int)input_take(&in, message, bytes);
     case END: return 0;

@@ -1,13 +1,13 @@
-/* What rank 0 of a new group has decided, as it comes to the others: the verdict and the records of all members. What
+/* What rank 0 of a new group has decided, as it comes to the others: the result and the records of all members. What
    is accepted is placed on hosts, checked and told of, as joining does. */
 #include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include "tests/fuzz/input.h"
 #include <stdlib.h>
 
 enum { SIZE = 4, RANK = 2 };
-struct received { struct verdict verdict; struct member table[SIZE]; };
+struct received { struct join_result result; struct member table[SIZE]; };
 
 static struct member member_of_input(struct input *in)
 {
@@ -44,8 +44,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct member table[SIZE], mine = member_of_input(&in);
     mine.size = SIZE;
     bool raw = input_byte(&in) % 2;
-    announcement_decide((struct announcement *)received, TUTTI_OK, SIZE);
-    if (raw) input_take(&in, &received->verdict, sizeof received->verdict);
+    join_reply_decide((struct join_reply *)received, TUTTI_OK, SIZE);
+    if (raw) input_take(&in, &received->result, sizeof received->result);
     for (int r = 0; r < SIZE; r++) {
         received->table[r] = member_of_input(&in);
         if (!raw && r != RANK) received->table[r].size = SIZE;
@@ -54,8 +54,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (input_byte(&in) % 8) received->table[RANK] = mine;
     members_fail_absent(&mine, received->table);
-    verdict_is_of_formed(&received->verdict, input_byte(&in) % 2 ? FORMED_BYTES : sizeof received->verdict);
-    if (announcement_accept((struct announcement *)received, RANK, &mine, table) == TUTTI_OK) place(table);
+    join_result_is_of_formed(&received->result, input_byte(&in) % 2 ? FORMED_BYTES : sizeof received->result);
+    if (join_reply_accept((struct join_reply *)received, RANK, &mine, table) == TUTTI_OK) place(table);
     free(received);
     return 0;
 }

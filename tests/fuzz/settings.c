@@ -25,7 +25,7 @@ static void understand(const struct settings *s, int ranks)
     char unknown[FABRIC_TEXT_BYTES], text[FABRIC_TEXT_BYTES];
     int hosts[MOST_RANKS];
     algorithms_of_settings(chosen);
-    machine_override(&machine, s->figures);
+    machine_override(&machine, s->parameters);
     FUZZ_CHECK(machine_is_sane(&machine));
     transport_check();
     fabrics_print(fabrics_parse(s->transport, unknown), text);

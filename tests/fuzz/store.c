@@ -1,7 +1,7 @@
 /* A group that is formed through a key-value store of which every answer is the fuzzer's: nothing, too much, an
    error, bytes, or a record that is right but for some of its bytes. */
 #include "backend/join/bootstrap.h"
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/pretended_clock.h"
 
@@ -11,7 +11,7 @@ enum answer { ABSENT, ABSENT_TOO, RECORD, VERDICT, TABLE, FORMED, BYTES, LARGER,
 static struct member mine;
 static struct statement said;                          /* as rank 0 puts it, or a rank that was told otherwise */
 static struct {
-    struct verdict verdict;
+    struct join_result verdict;
     struct member table[SIZE];
 } table;
 
@@ -82,7 +82,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     mine.token[0] = config.rank == 0;
     mine.status = input_byte(&in) % 4 ? TUTTI_OK : TUTTI_SYSTEM;
     said = (struct statement){ .member = mine, .terms = { .digest = mine.terms, .name = "group", .members = "0-2" } };
-    announcement_decide((struct announcement *)&table, TUTTI_OK, SIZE);
+    join_reply_decide((struct join_reply *)&table, TUTTI_OK, SIZE);
     for (int r = 0; r < SIZE; r++) table.table[r] = mine;
     tutti_status status = bootstrap_store(&config, &mine, &said.terms, clock_deadline(TIMEOUT_MS), found, &key);
     if (status == TUTTI_OK) FUZZ_CHECK(memcmp(&found[config.rank].identity, &mine.identity, sizeof mine.identity) == 0);

@@ -248,7 +248,7 @@ static void hear_eager(struct shm *shm, struct link *l, const struct envelope *e
     }
     reader_return(&l->in, e->bytes);
 }
-static void hear_announcement(struct shm *shm, struct link *l, const struct envelope *e)
+static void announced_receive(struct shm *shm, struct link *l, const struct envelope *e)
 {
     struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
     if (x) link_accept(shm, l, x, e);
@@ -288,7 +288,7 @@ __attribute__((noinline)) static void hear_other(struct shm *shm, struct link *l
     l->busy = true; /* perhaps; link_settle sees */
     switch (e->kind) {
     case ENVELOPE_EAGER: return;
-    case ENVELOPE_ANNOUNCE: hear_announcement(shm, l, e); return;
+    case ENVELOPE_ANNOUNCE: announced_receive(shm, l, e); return;
     case ENVELOPE_CLEAR:
     case ENVELOPE_MISMATCH: hear_answer(shm, l, e); return;
     case ENVELOPE_WITHDRAW: hear_withdrawal(shm, l, e); return;

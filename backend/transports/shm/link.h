@@ -50,7 +50,7 @@ static inline bool shm_has_failed(const struct shm *shm) { return shm->base.rout
 void link_meet(struct shm *shm, struct link *link);  /* the peer has opened its pair */
 void link_send(struct shm *shm, struct link *link, struct transfer *send);
 /* A receive has met a message that this peer announced. */
-void link_accept(struct shm *shm, struct link *link, struct transfer *receive, const struct envelope *announcement);
+void link_accept(struct shm *shm, struct link *link, struct transfer *receive, const struct envelope *announced);
 /* A poll would find nothing: one look at the ring. */
 static inline bool link_is_quiet(const struct link *l) { return !l->busy && !reader_is_ready(&l->in); }
 bool link_poll(struct shm *shm, struct link *link);

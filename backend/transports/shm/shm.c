@@ -15,8 +15,8 @@ static void shm_send(struct transport *t, int member, struct transfer *x)
 static void shm_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
     struct shm *shm = (struct shm *)t;
-    const struct envelope announcement = { a->name, a->bytes, a->id, ENVELOPE_ANNOUNCE, a->place };
-    link_accept(shm, &shm->links[member], x, &announcement);
+    const struct envelope announced = { a->name, a->bytes, a->id, ENVELOPE_ANNOUNCE, a->place };
+    link_accept(shm, &shm->links[member], x, &announced);
     link_settle(shm, &shm->links[member]);
 }
 static void shm_release(struct transport *t, int member, uint64_t bytes)

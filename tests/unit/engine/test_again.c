@@ -275,7 +275,7 @@ static void test_a_child_cannot(void **state)
 }
 #endif
 
-/* Nobody looks where the tensors of so short a call lie, whatever this machine's figures are. */
+/* Nobody looks where the tensors of so short a call lie, whatever this machine's parameters are. */
 static int choose_figures(void **state)
 {
     (void)state;

@@ -238,9 +238,9 @@ static void test_another_order_would_be_seen(void **state)
 /* The longer messages are beyond this cache, so that results are written around it. */
 static void believe_in_a_small_cache(void)
 {
-    struct machine figures = machine_typical();
-    figures.last = 256 << 10;
-    for (int distance = 0; distance < DISTANCES; distance++) machine_learn(distance, &figures, false);
+    struct machine parameters = machine_typical();
+    parameters.last = 256 << 10;
+    for (int distance = 0; distance < DISTANCES; distance++) machine_learn(distance, &parameters, false);
 }
 
 int main(void)

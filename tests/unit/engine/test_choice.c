@@ -69,7 +69,7 @@ static void is_always_an_algorithm_for_one_host(void **state)
 }
 /* Over several hosts: of the hierarchical ones, whatever is said of placements, on small layouts and large. */
 /* ---- private tensors that can be read where they lie ---- */
-/* By its figures one copy pays where copies between caches cost the same however they are written, for much that is
+/* By its parameters one copy pays where copies between caches cost the same however they are written, for much that is
    exchanged, and nowhere where shared memory carries twice as much. A setting decides for itself, and between hosts
    nothing is read. */
 static void reading_is_chosen_as_figures_ask(void **state)
@@ -161,7 +161,7 @@ static void two_rounds(struct machine_group *g, size_t bytes, enum placement_kin
 {
     assert_int_equal(strncmp(name(g, ALLREDUCE, bytes, placement), "two_shot", 8), 0);
 }
-/* As was measured on the machine whose figures these are: 2, 4 and 8 ranks on two cores. */
+/* As was measured on the machine whose parameters these are: 2, 4 and 8 ranks on two cores. */
 static void what_was_measured_best_is_chosen(void **state)
 {
     (void)state;

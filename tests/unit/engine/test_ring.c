@@ -150,7 +150,7 @@ int main(void)
         cmocka_unit_test(no_operation_meets_the_slots_of_the_last),
         cmocka_unit_test(staging_that_does_not_fit_is_refused),
     };
-    setenv("TUTTI_SINGLE_COPY", "0", 1);                /* by the figures of a slow build tensors are read instead */
+    setenv("TUTTI_SINGLE_COPY", "0", 1);                /* by the parameters of a slow build tensors are read instead */
     setenv("TUTTI_TRIALS", "0", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

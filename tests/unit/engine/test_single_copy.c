@@ -20,12 +20,12 @@
    reads is priced so high that plans win in which not every rank reads. */
 static const char plain[] = "line=20,hand_over=20,near=0.01,far=0.02,one_copy=1,lost_one_copy=1";
 enum { COUNT = 600000, SECONDS = 60 };
-/* With a setting of this rank; and by figures that let all look where tensors lie, whatever this machine does. */
-static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, const char *figures)
+/* With a setting of this rank; and by parameters that let all look where tensors lie, whatever this machine does. */
+static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, const char *parameters)
 {
     tutti_comm *comm;
     setenv("TUTTI_SINGLE_COPY", single_copy, 1);
-    setenv("TUTTI_FIGURES", figures, 1);
+    setenv("TUTTI_FIGURES", parameters, 1);
     settings_reload();
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
     return comm;
@@ -191,17 +191,17 @@ static void test_what_cannot_be_read_is_an_error(void **state)
 }
 
 /* ---- when it pays ---- */
-/* As figures of a machine have it on which what is copied twice costs twice: there it is chosen, and by the figures of
-   one where the kernel copies slowly it is not. */
+/* With the parameters of a machine on which two copies cost twice as much as one it is chosen; with those of a machine
+   whose kernel copies slowly it is not. */
 static void as_figures_say(struct rank *me)
 {
-    const char *const figures[] = {
+    const char *const parameters[] = {
         "line=20,near=0.01,far=0.02,lost_write=0.1,lost_read=0.1,fetch=0.001,lost_fetch=0.001,reading=100,"
         "one_copy=0.5,lost_one_copy=0.5",
         "line=20,near=0.01,far=0.02,lost_write=0.1,lost_read=0.1,fetch=2,lost_fetch=2,one_copy=3,lost_one_copy=3",
     };
     for (int k = 0; k < 2; k++) {
-        tutti_comm *comm = group_of_way(me, "-1", figures[k]);
+        tutti_comm *comm = group_of_way(me, "-1", parameters[k]);
         free(result(comm, ALLGATHER, false, me->rank));
         REQUIRE(has_read(comm, ALLGATHER) == (k == 0));
         tutti_request send = TUTTI_REQUEST_INIT;

@@ -4,7 +4,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/host/socket.h"
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>

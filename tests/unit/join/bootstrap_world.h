@@ -43,7 +43,7 @@ tutti_status store_remove(void *context, const char *key);
 int store_keys(struct store *s);
 struct member member_of(const struct way *way, int rank);
 struct statement statement_of(const struct way *way, int rank);
-void store_put_first(struct store *s, const struct way *way);          /* the word of its rank 0, and no verdict */
+void store_put_first(struct store *s, const struct way *way);          /* the word of its rank 0, and no result */
 void bring(struct rank *r, bool by_id);
 void run_store(const struct way *way, struct store *s, struct outcome outcomes[MOST]);
 struct store *store_create(void);

@@ -4,7 +4,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/host/socket.h"
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include "backend/processes/handshake.h"
 #include "tests/unit/join/bootstrap_world.h"
 #include <dirent.h>
@@ -239,7 +239,7 @@ static void introduce(int socket, struct handshake h, const struct way *way, int
     } say = { "tutti-i", rank, 0, member_of(way, rank) };
     assert_int_equal(socket_send(socket, &say, sizeof say, -1), 0);
 }
-static tutti_status hear(int socket, struct verdict *out)
+static tutti_status hear(int socket, struct join_result *out)
 {
     struct pollfd one = { .fd = socket, .events = POLLIN };
     assert_int_equal(poll(&one, 1, JOIN_MS), 1);
@@ -258,7 +258,7 @@ static void join_when_stopped(int guests, int later)
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
     static struct outcome outcome;
     struct rank first = { .way = &way, .rank = 0, .outcome = &outcome };
-    struct verdict verdict;
+    struct join_result result;
     pthread_t thread;
     int sockets[32];
     atomic_store(&seconds, 1000);
@@ -273,7 +273,7 @@ static void join_when_stopped(int guests, int later)
     atomic_store(&seconds, 1000 + later);
     atomic_store(&stopped, 0);
     introduce(sockets[0], h, &way, 1);
-    assert_int_equal(hear(sockets[0], &verdict), TUTTI_OK);
+    assert_int_equal(hear(sockets[0], &result), TUTTI_OK);
     pthread_join(thread, NULL);
     atomic_store(&seconds, 0);
     assert_int_equal(outcome.status, TUTTI_OK);
@@ -296,7 +296,7 @@ static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
     struct way way = { .size = TOLD, .odd_rank = -1, .timeout_ms = JOIN_MS }, theirs = way;
     static struct outcome outcome;
     struct rank first = { .way = &way, .rank = 0, .outcome = &outcome };
-    struct verdict verdict;
+    struct join_result result;
     pthread_t thread;
     int sockets[ARE];
     theirs.size = ARE;
@@ -307,8 +307,8 @@ static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
         introduce(sockets[r], say_hello(sockets[r], &first.id, &theirs, r), &theirs, r);
     }
     for (int r = 1; r < ARE; r++) {
-        assert_int_equal(hear(sockets[r], &verdict), TUTTI_MISMATCH);
-        assert_non_null(strstr(verdict.detail, "joins test group as a group of 40 ranks, rank 0 as one of 4"));
+        assert_int_equal(hear(sockets[r], &result), TUTTI_MISMATCH);
+        assert_non_null(strstr(result.detail, "joins test group as a group of 40 ranks, rank 0 as one of 4"));
         close(sockets[r]);
     }
     pthread_join(thread, NULL);

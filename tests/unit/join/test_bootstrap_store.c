@@ -189,7 +189,7 @@ static void test_rank_0_that_died_while_joining_is_not_waited_for(void **state)
     struct store *s = store_create();
     struct way dead = { .size = 3, .odd_rank = -1 };
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
-    store_put_first(s, &dead);                          /* and no verdict */
+    store_put_first(s, &dead);                          /* and no result */
     put_record(s, &dead, &dead, 1);
     bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
     expect_tables(&way, outcomes);
@@ -334,7 +334,7 @@ static void test_contacts_are_offered_with_a_claim(void **state)
     struct way dead = { .size = 3, .odd_rank = -1, .has_contacts = true };
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1, .has_contacts = true };
     assert_int_equal(peers_acquire(&mine), TUTTI_OK);
-    store_put_first(s, &dead); /* and no verdict: ranks 1 and 2 answer it first */
+    store_put_first(s, &dead); /* and no result: ranks 1 and 2 answer it first */
     bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
     expect_host(&way, outcomes, outcomes[0].table[0].host_token);      /* all are threads of this process */
     assert_memory_not_equal(outcomes[0].table[0].host_token, (unsigned char[16]){ 0 }, 16);

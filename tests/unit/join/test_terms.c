@@ -146,7 +146,7 @@ static void test_an_earlier_job_is_not_believed(void **state)
     d.b.way.job = JOB + 1;
     run_store(&d.b.way, d.store, d.b.outcomes);
     expect_tables(&d.b.way, d.b.outcomes);
-    store_put_first(d.store, &d.a.way);                 /* one that has died, without a verdict */
+    store_put_first(d.store, &d.a.way);                 /* one that has died, without a result */
     d.b.way.attempt = 2;
     run_store(&d.b.way, d.store, d.b.outcomes);
     expect_tables(&d.b.way, d.b.outcomes);

@@ -1,4 +1,4 @@
-tutti_world(join/test_figures)
+tutti_world(join/test_calibration)
 tutti_world(join/test_hosts)
 tutti_world(join/test_host_barrier)
 tutti_over_inproc(test_hosts "*")
@@ -12,5 +12,5 @@ foreach(name bootstrap bootstrap_store terms)
   tutti_unit(join/test_${name} transports)
   target_sources(test_${name} PRIVATE unit/join/bootstrap_world.c ${CMAKE_SOURCE_DIR}/backend/join/bootstrap.c
     ${CMAKE_SOURCE_DIR}/backend/join/bootstrap_id.c ${CMAKE_SOURCE_DIR}/backend/join/records.c
-    ${CMAKE_SOURCE_DIR}/backend/join/terms.c ${CMAKE_SOURCE_DIR}/backend/join/verdict.c)
+    ${CMAKE_SOURCE_DIR}/backend/join/terms.c ${CMAKE_SOURCE_DIR}/backend/join/join_result.c)
 endforeach()

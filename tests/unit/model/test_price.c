@@ -271,7 +271,7 @@ static void caches_of_no_size_are_survived(void **state)
 static void patience_is_about_what_a_sleep_costs(void **state)
 {
     (void)state;
-    struct patience p = price_spin_budget(&near_cores, 0);
+    struct spin_budget p = price_spin_budget(&near_cores, 0);
     double awake = p.pauses * near_cores.pause;
     assert_true(awake > near_cores.sleep / 8 && awake < near_cores.sleep);
     assert_true(p.yields * near_cores.yield > near_cores.sleep);

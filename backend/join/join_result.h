@@ -4,14 +4,14 @@
 #include "backend/join/bootstrap.h"
 #include <stddef.h>
 
-struct verdict {
+struct join_result {
     char magic[8];
     int32_t status;
     uint32_t size;
     char detail[512];
 };
-enum { FORMED_BYTES = offsetof(struct verdict, detail) };              /* of one that all have obeyed */
-struct announcement { struct verdict verdict; struct member table[]; };
+enum { FORMED_BYTES = offsetof(struct join_result, detail) };              /* of one that all have obeyed */
+struct join_reply { struct join_result result; struct member table[]; };
 
 /* ---- rank 0 collects: a table begins zeroed ---- */
 bool member_has_come(const struct member *member);
@@ -25,16 +25,16 @@ void members_list_absent(const struct member *table, uint32_t size, char *out, s
 tutti_status members_fail_absent(const struct member *mine, const struct member *table);
 
 /* ---- and decides ---- */
-struct announcement *announcement_create(const struct member *mine);   /* freed with free; NULL: NO_MEMORY, said */
-void announcement_decide(struct announcement *announcement, tutti_status status, uint32_t size);
-void verdict_of_formed(struct verdict *out, uint32_t size);            /* FORMED_BYTES of it */
-bool verdict_is_of_formed(const struct verdict *verdict, size_t bytes);
+struct join_reply *join_reply_create(const struct member *mine);   /* freed with free; NULL: NO_MEMORY, said */
+void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t size);
+void join_result_of_formed(struct join_result *out, uint32_t size);            /* FORMED_BYTES of it */
+bool join_result_is_of_formed(const struct join_result *result, size_t bytes);
 
 /* ---- the others obey ---- */
-/* OK; or the error that rank 0 decided, said again; or MISMATCH when its verdict makes no sense. */
-tutti_status verdict_obey(struct verdict *verdict, const struct member *mine);
-/* Hands out the table when the verdict is OK and this rank is in it. */
-tutti_status announcement_accept(struct announcement *found, int rank, const struct member *mine, struct member *out);
+/* OK; or the error that rank 0 decided, said again; or MISMATCH when its result makes no sense. */
+tutti_status join_result_apply(struct join_result *result, const struct member *mine);
+/* Hands out the table when the result is OK and this rank is in it. */
+tutti_status join_reply_accept(struct join_reply *found, int rank, const struct member *mine, struct member *out);
 
 /* ---- time: the others wait so much longer than rank 0 ---- */
 enum { GRACE_MS = 2000 };

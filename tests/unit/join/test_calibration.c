@@ -1,7 +1,7 @@
-/* All ranks of a group go by the figures of the distance at which they stand, whatever rank 0 then says is checked, and
-   nobody waits for its word for ever. */
+/* All ranks of a group use the parameters of their cores' distance, check what rank 0 publishes, and wait for it only
+   for a limited time. */
 #include "backend/base/clock.h"
-#include "backend/join/figures.h"
+#include "backend/join/calibration.h"
 #include "tests/support/world.h"
 #include <sched.h>
 #include <setjmp.h>
@@ -13,13 +13,13 @@
 #include <cmocka.h>
 
 static double marked(int distance) { return 1000 + distance; }
-static int set_up(void **state)                         /* figures that say of which distance they are */
+static int set_up(void **state)                         /* parameters that say of which distance they are */
 {
     (void)state;
     for (int distance = 0; distance < DISTANCES; distance++) {
-        struct machine figures = machine_typical();
-        figures.line = marked(distance);
-        machine_learn(distance, &figures, false);
+        struct machine parameters = machine_typical();
+        parameters.line = marked(distance);
+        machine_learn(distance, &parameters, false);
     }
     return 0;
 }
@@ -41,7 +41,7 @@ static void stand_on(int core)
     REQUIRE(sched_setaffinity(0, sizeof set, &set) == 0);
 }
 
-/* ---- whose figures ---- */
+/* ---- whose parameters ---- */
 struct stage { int core[2], distance; };
 static void split_there(struct rank *me)
 {
@@ -82,7 +82,7 @@ static void listen_to_nobody(struct rank *me)
     struct told *told = me->comm->group.segment->told;
     if (me->rank == 0) return;
     atomic_store(&told->ready, 0);
-    REQUIRE(figures_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_TIMEOUT);
+    REQUIRE(parameters_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_TIMEOUT);
     REQUIRE(strstr(tutti_get_last_error(),
                 "rank 0 of choir has joined but did not publish the machine parameters in time")
         != NULL);
@@ -98,12 +98,12 @@ static void listen_to_nonsense(struct rank *me)
     struct told *told = me->comm->group.segment->told;
     struct machine typical = machine_typical(), known;
     if (me->rank == 0) return;
-    memset(told->figures, 0xff, sizeof told->figures);  /* not even numbers */
-    REQUIRE(figures_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
+    memset(told->parameters, 0xff, sizeof told->parameters);  /* not even numbers */
+    REQUIRE(parameters_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
     REQUIRE(memcmp(&me->comm->launcher.chooser.machine, &typical, sizeof typical) == 0);
-    memcpy(told->figures, &typical, sizeof typical);
-    told->distance = 1 << 30;                           /* fine figures, but of nowhere */
-    REQUIRE(figures_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
+    memcpy(told->parameters, &typical, sizeof typical);
+    told->distance = 1 << 30;                           /* fine parameters, but of nowhere */
+    REQUIRE(parameters_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
     REQUIRE(machine_recall(1, &known) && known.line == marked(1));
 }
 static void nonsense_is_not_believed(void **state)

@@ -1,5 +1,5 @@
 /* The checks that rank 0 makes and the words for what it finds. What comes from others is made printable first. */
-#include "backend/join/verdict.h"
+#include "backend/join/join_result.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -10,7 +10,7 @@
 
 enum { MOST_NAMED = 16 };
 static const char magic[8] = "tutti-v";
-static_assert(sizeof(struct member) == 232 && sizeof(struct verdict) == 528, "no padding");
+static_assert(sizeof(struct member) == 232 && sizeof(struct join_result) == 528, "no padding");
 
 /* ---- rank 0 collects ---- */
 bool member_has_come(const struct member *member) { return member->build != 0; }
@@ -104,44 +104,44 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
 }
 
 /* ---- and decides ---- */
-struct announcement *announcement_create(const struct member *mine)
+struct join_reply *join_reply_create(const struct member *mine)
 {
-    struct announcement *made = memory_zeroed(1, sizeof *made + mine->size * sizeof *mine);
+    struct join_reply *made = memory_zeroed(1, sizeof *made + mine->size * sizeof *mine);
     if (!made) status_fail(TUTTI_NO_MEMORY, "no memory for the %u members of %s", mine->size, mine->group);
     return made;
 }
-void verdict_of_formed(struct verdict *out, uint32_t size)
+void join_result_of_formed(struct join_result *out, uint32_t size)
 {
-    *out = (struct verdict){ .status = TUTTI_OK, .size = size };
+    *out = (struct join_result){ .status = TUTTI_OK, .size = size };
     memcpy(out->magic, magic, sizeof magic);
 }
-bool verdict_is_of_formed(const struct verdict *verdict, size_t bytes)
+bool join_result_is_of_formed(const struct join_result *result, size_t bytes)
 {
-    return bytes == FORMED_BYTES && memcmp(verdict->magic, magic, sizeof magic) == 0 && verdict->status == TUTTI_OK;
+    return bytes == FORMED_BYTES && memcmp(result->magic, magic, sizeof magic) == 0 && result->status == TUTTI_OK;
 }
-void announcement_decide(struct announcement *announcement, tutti_status status, uint32_t size)
+void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t size)
 {
-    struct verdict *verdict = &announcement->verdict;
-    verdict_of_formed(verdict, size);
-    verdict->status = status;
-    if (status != TUTTI_OK) snprintf(verdict->detail, sizeof verdict->detail, "%.511s", status_detail());
+    struct join_result *result = &reply->result;
+    join_result_of_formed(result, size);
+    result->status = status;
+    if (status != TUTTI_OK) snprintf(result->detail, sizeof result->detail, "%.511s", status_detail());
 }
 
 /* ---- the others obey ---- */
-tutti_status verdict_obey(struct verdict *verdict, const struct member *mine)
+tutti_status join_result_apply(struct join_result *result, const struct member *mine)
 {
-    verdict->detail[sizeof verdict->detail - 1] = 0;
-    bool known = verdict->status == TUTTI_OK || (verdict->status < 0 && verdict->status >= TUTTI_INTERNAL);
-    if (memcmp(verdict->magic, magic, sizeof magic) != 0 || !known)
+    result->detail[sizeof result->detail - 1] = 0;
+    bool known = result->status == TUTTI_OK || (result->status < 0 && result->status >= TUTTI_INTERNAL);
+    if (memcmp(result->magic, magic, sizeof magic) != 0 || !known)
         return status_fail(TUTTI_MISMATCH, "rank 0 of %s runs another version of tutti", mine->group);
-    if (verdict->status != TUTTI_OK) return status_repeat((tutti_status)verdict->status, verdict->detail);
-    if (verdict->size == mine->size) return TUTTI_OK;
+    if (result->status != TUTTI_OK) return status_repeat((tutti_status)result->status, result->detail);
+    if (result->size == mine->size) return TUTTI_OK;
     return status_fail(TUTTI_MISMATCH, "rank 0 joins %s as a group of %u ranks, this rank as one of %u", mine->group,
-        verdict->size, mine->size);
+        result->size, mine->size);
 }
-tutti_status announcement_accept(struct announcement *found, int rank, const struct member *mine, struct member *out)
+tutti_status join_reply_accept(struct join_reply *found, int rank, const struct member *mine, struct member *out)
 {
-    TRY(verdict_obey(&found->verdict, mine));
+    TRY(join_result_apply(&found->result, mine));
     const struct identity *me = &mine->identity, *other = &found->table[rank].identity;
     if (memcmp(&found->table[rank], mine, sizeof *mine) != 0)
         return status_fail(TUTTI_INVALID_ARGUMENT,

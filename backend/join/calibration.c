@@ -1,9 +1,9 @@
-/* What the ranks of a group tell each other of the machine, while they join: the cores they may use, and the figures
-   that all go by. Those depend on where the ranks stand: a hypervisor, or the system, may have put them elsewhere than
-   those of the last group. So rank 0 first exchanges pings with the others, a few microseconds with each, and
-   takes the figures that are known of that distance; only if there are none does it measure them, on its own core and
-   that of the rank farthest from it. The others answer the pings and wait for its word. All waits have a limit. */
-#include "backend/join/figures.h"
+/* Exchanges, while a group joins, the cores that ranks may use and the machine parameters that all ranks apply. The
+   parameters depend on the distance of the ranks' cores, which the hypervisor or the system may have changed since the
+   last group. So rank 0 first exchanges pings with the others, a few microseconds with each, and takes the known
+   parameters of that distance. Only if there are none, it measures them, on its own core and the core of the farthest
+   rank. The others answer the pings and wait for the parameters. All waits have a limit. */
+#include "backend/join/calibration.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/pause.h"
@@ -14,13 +14,13 @@
 
 enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
-struct figures { struct machine machine; struct link_costs link_costs; };
-_Static_assert(sizeof(struct figures) <= FIGURES_BYTES, "the segment has room for the figures");
+struct parameters { struct machine machine; struct link_costs link_costs; };
+_Static_assert(sizeof(struct parameters) <= PARAMETERS_BYTES, "the segment has room for the figures");
 
 static bool is_first(const tutti_comm *comm) { return comm->executor.site.index == 0; }
 
 /* ---- cores ---- */
-void figures_introduce(const tutti_comm *comm)
+void parameters_introduce(const tutti_comm *comm)
 {
     cpu_set_t set;
     struct introduction *mine = segment_introduction(comm->group.segment, group_index(&comm->group, comm->group.rank));
@@ -118,31 +118,31 @@ static bool are_still_there(const tutti_comm *comm, int distance)
     int moved = machine_distance(measure_distance(comm).line) - distance;
     return moved >= -1 && moved <= 1;
 }
-static struct machine measure_figures(const tutti_comm *comm, const struct farthest *far, int distance, bool *keep)
+static struct machine parameters_measure(const tutti_comm *comm, const struct farthest *far, int distance, bool *keep)
 {
-    struct machine figures;
-    bool complete = machine_probe(stream_find(), distance ? far->cores : NULL, &figures);
+    struct machine parameters;
+    bool complete = machine_probe(stream_find(), distance ? far->cores : NULL, &parameters);
     *keep = complete && distance && are_still_there(comm, distance);
     LOG(DEBUG, "%s: the machine was measured%s%s", comm->group.name, complete ? "" : " in part",
         *keep ? "" : "; later jobs measure again");
-    return figures;
+    return parameters;
 }
 static void tell(const tutti_comm *comm, const struct link_costs *link_costs)
 {
     struct told *told = comm->group.segment->told;
     struct farthest far = measure_distance(comm);
-    struct machine figures;
+    struct machine parameters;
     int distance = machine_distance(far.line);
-    bool keep = false, known = machine_recall(distance, &figures);
-    if (!known) figures = measure_figures(comm, &far, distance, &keep);
+    bool keep = false, known = machine_recall(distance, &parameters);
+    if (!known) parameters = parameters_measure(comm, &far, distance, &keep);
     LOG(DEBUG, "%s: a cache line takes %.0f ns from rank 0 to the farthest rank", comm->group.name, far.line);
-    struct figures all = { figures, *link_costs };
-    machine_override(&all.machine, settings_get()->figures);
+    struct parameters all = { parameters, *link_costs };
+    machine_override(&all.machine, settings_get()->parameters);
     link_costs_publish(link_costs, &all.machine);
     told->distance = distance;
-    memcpy(told->figures, &all, sizeof all);
+    memcpy(told->parameters, &all, sizeof all);
     atomic_store(&told->ready, 1);
-    if (!known) machine_learn(distance, &figures, keep);               /* a disk may be slow: nobody waits for it */
+    if (!known) machine_learn(distance, &parameters, keep);               /* a disk may be slow: nobody waits for it */
 }
 
 /* ---- the others ---- */
@@ -176,19 +176,19 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
 }
 
 /* ---- all ---- */
-/* The figures were checked by rank 0; here once more, as for all that is shared. */
-static struct figures told_figures(const tutti_comm *comm)
+/* The parameters were checked by rank 0; here once more, as for all that is shared. */
+static struct parameters parameters_told(const tutti_comm *comm)
 {
     const struct told *told = comm->group.segment->told;
-    struct figures figures;
-    memcpy(&figures, told->figures, sizeof figures);
-    if (!machine_is_sane(&figures.machine)) return (struct figures){ .machine = machine_typical() };
-    if (is_first(comm)) return figures;
+    struct parameters parameters;
+    memcpy(&parameters, told->parameters, sizeof parameters);
+    if (!machine_is_sane(&parameters.machine)) return (struct parameters){ .machine = machine_typical() };
+    if (is_first(comm)) return parameters;
     int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
-    struct machine own = figures.machine, typical = machine_typical();
+    struct machine own = parameters.machine, typical = machine_typical();
     machine_take_network(&own, &typical);
     if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &own, false);
-    return figures;
+    return parameters;
 }
 static void say_choice(const tutti_comm *comm)          /* by what messages go to other hosts */
 {
@@ -199,17 +199,17 @@ static void say_choice(const tutti_comm *comm)          /* by what messages go t
     LOG(INFO, "%s: between hosts 64 bytes go by %s, 8 KiB by %s, 1 MiB by %s, 128 MiB by %s", comm->group.name, by[0],
         by[1], by[2], by[3]);
 }
-tutti_status figures_agree(tutti_comm *comm, const struct link_costs *link_costs, int64_t deadline_ms)
+tutti_status parameters_agree(tutti_comm *comm, const struct link_costs *link_costs, int64_t deadline_ms)
 {
-    struct figures figures = { machine_typical(), *link_costs };        /* one rank alone has nothing to choose */
-    link_costs_publish(link_costs, &figures.machine);
+    struct parameters parameters = { machine_typical(), *link_costs };        /* one rank alone has nothing to choose */
+    link_costs_publish(link_costs, &parameters.machine);
     if (comm->executor.site.ranks > 1) {
         if (is_first(comm)) tell(comm, link_costs);
         else TRY(await_word(comm, deadline_ms));
-        figures = told_figures(comm);
+        parameters = parameters_told(comm);
     }
-    comm_tune(comm, &figures.machine, count_cores(comm), all_admit(comm));
-    router_take_link_costs(comm->router, figures.link_costs.by);
+    comm_tune(comm, &parameters.machine, count_cores(comm), all_admit(comm));
+    router_take_link_costs(comm->router, parameters.link_costs.by);
     if (comm->group.rank == 0 && router_networks(comm->router) > 1) say_choice(comm);
     return TUTTI_OK;
 }
