@@ -13,20 +13,20 @@ struct tutti_compressor {
 };
 /* Ranks of one host have a part each, the sides of an exchange a slice of it each. */
 enum { LEAST_SLICE = 16 };
-struct cut { size_t part, slice, at, kept; };           /* at, kept: of this rank's part */
+struct compress_cut { size_t part, slice, at, kept; };           /* at, kept: of this rank's part */
 
-static struct cut cut(const tutti_compressor *c, size_t count)
+static struct compress_cut cut(const tutti_compressor *c, size_t count)
 {
     const struct compressed_exchange *x = &c->exchange;
     size_t parts = x->here ? (size_t)x->places.here : 1, index = x->here ? (size_t)x->places.index : 0;
-    struct cut k = { .part = (count + parts - 1) / parts };
+    struct compress_cut k = { .part = (count + parts - 1) / parts };
     k.slice = size_round_up((k.part + (size_t)x->sides - 1) / (size_t)x->sides, LEAST_SLICE);
     k.at = size_smaller(index * k.part, count);
     k.kept = size_smaller(k.part, count - k.at);
     return k;
 }
 /* Of a side's slice: it may be short, or empty. */
-static struct numbers slice_of(struct cut k, int side, void *data, tutti_dtype dtype, uint64_t turn)
+static struct numbers slice_of(struct compress_cut k, int side, void *data, tutti_dtype dtype, uint64_t turn)
 {
     size_t begin = size_smaller(k.slice * (size_t)side, k.kept), end = size_smaller(begin + k.slice, k.kept);
     return (struct numbers){ (char *)data + (k.at + begin) * tutti_dtype_bytes(dtype), end - begin, k.at + begin, dtype,
@@ -78,7 +78,7 @@ tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size
 {
     if (!c || !at || !kept || !keepers)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span: a pointer to a result is NULL");
-    struct cut k = cut(c, count);
+    struct compress_cut k = cut(c, count);
     *at = k.at;
     *kept = k.kept;
     *keepers = c->exchange.sides;
@@ -97,7 +97,7 @@ static tutti_status make_room(tutti_compressor *c, size_t slice)
     c->room = slice;
     return TUTTI_OK;
 }
-static void find_parts(const struct compressed_exchange *x, struct cut k, size_t count)
+static void find_parts(const struct compressed_exchange *x, struct compress_cut k, size_t count)
 {
     for (int i = 0; i < x->places.here; i++) {
         x->offsets[i] = size_smaller((size_t)i * k.part, count);
@@ -119,13 +119,13 @@ static tutti_status average_mine(tutti_compressor *c, struct numbers mine, float
     for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
     return TUTTI_OK;
 }
-static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_dtype dtype, float *array, uint64_t turn,
-    uint64_t label)
+static tutti_status cross(tutti_compressor *c, struct compress_cut k, void *data, tutti_dtype dtype, float *array,
+    uint64_t turn, uint64_t label)
 {
     const struct compressed_exchange *x = &c->exchange;
     struct numbers mine = slice_of(k, x->side, data, dtype, turn);
     tutti_request request = { .struct_size = sizeof request, .blocking = true, .label = label };
-    struct kept kept = exchange_keep(x, array, k.kept);
+    struct kept_numbers kept = exchange_keep(x, array, k.kept);
     for (int side = 0; side < x->sides; side++) {
         struct numbers n = slice_of(k, side, data, dtype, turn);
         packed_write(&c->packed, x, side, n, kept_from(kept, n.first - k.at));
@@ -150,7 +150,7 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
             "gradients of type %s cannot be compressed; use float32 or bfloat16",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
     const struct compressed_exchange *x = &c->exchange;
-    struct cut k = cut(c, count);
+    struct compress_cut k = cut(c, count);
     char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
     TRY(make_room(c, k.slice));
     find_parts(x, k, count);

@@ -143,9 +143,9 @@ size_t exchange_kept(const struct compressed_exchange *x, size_t count)
 {
     return x->how.momentum > 0 ? 2 * count : count;
 }
-struct kept exchange_keep(const struct compressed_exchange *x, float *array, size_t count)
+struct kept_numbers exchange_keep(const struct compressed_exchange *x, float *array, size_t count)
 {
-    return (struct kept){ array, array && x->how.momentum > 0 ? array + count : NULL };
+    return (struct kept_numbers){ array, array && x->how.momentum > 0 ? array + count : NULL };
 }
 static void gather_momentum(struct numbers n, float *momentum, float factor)
 {
@@ -158,7 +158,7 @@ static void gather_momentum(struct numbers n, float *momentum, float factor)
     }
 }
 void packed_write(struct packed_slices *p, const struct compressed_exchange *x, int side, struct numbers from,
-    struct kept kept)
+    struct kept_numbers kept)
 {
     struct packing how = packing_of(x, from.turn, false);
     if (kept.momentum) gather_momentum(from, kept.momentum, (float)x->how.momentum);

@@ -36,17 +36,17 @@ void packed_finish(struct packed_slices *packed);
    ranks. */
 struct numbers { void *at; size_t count, first; tutti_dtype dtype; uint64_t turn; };
 /* What stays on this rank of numbers that are packed, or NULL. */
-struct kept { float *lost, *momentum; };
-static inline struct kept kept_from(struct kept kept, size_t first)
+struct kept_numbers { float *lost, *momentum; };
+static inline struct kept_numbers kept_from(struct kept_numbers kept, size_t first)
 {
-    return (struct kept){ kept.lost ? kept.lost + first : NULL, kept.momentum ? kept.momentum + first : NULL };
+    return (struct kept_numbers){ kept.lost ? kept.lost + first : NULL, kept.momentum ? kept.momentum + first : NULL };
 }
 size_t exchange_kept(const struct compressed_exchange *exchange, size_t count); /* numbers that are kept of so many */
 /* Uses `array`, which has exchange_kept() numbers. */
-struct kept exchange_keep(const struct compressed_exchange *exchange, float *array, size_t count);
+struct kept_numbers exchange_keep(const struct compressed_exchange *exchange, float *array, size_t count);
 /* For a side, or back from mine to all. Momentum changes what is packed. */
 void packed_write(struct packed_slices *packed, const struct compressed_exchange *exchange, int side,
-    struct numbers from, struct kept kept);
+    struct numbers from, struct kept_numbers kept);
 void packed_write_back(struct packed_slices *packed, const struct compressed_exchange *exchange, struct numbers from,
     float *lost);
 /* Where slices are packed in as many bytes as it takes, sides tell each other first how many; then they send. */

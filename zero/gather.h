@@ -10,7 +10,7 @@ enum wholeness { CLOSED, COMING, WHOLE };
 struct whole {                                          /* of one unit */
     void *flat, *slice;                                 /* the whole array, at times; this rank's part, always */
     tutti_request request;                              /* while it is COMING */
-    struct span span;
+    struct trace_span span;
     enum wholeness state;
     /* The same on all ranks, as only uses and releases change them: */
     bool here;                                          /* a use needs no gathering */

@@ -12,7 +12,7 @@ struct placed_unit {                                          /* of one unit, bu
     struct version *said;                               /* [ranks of this host], of SHARED */
     struct home *home;
     tutti_request gathering;                            /* of what others have updated */
-    struct span span;
+    struct trace_span span;
     uint64_t steps;                                     /* this rank has published */
     bool gathers;                                       /* `gathering` has been started */
 };

@@ -61,14 +61,14 @@ static tutti_status cut_unit(struct partition *partition, const tutti_zero_confi
     u->slice = u->count / (size_t)partition->slices;
     return TUTTI_OK;
 }
-struct piece partition_piece(const struct partition *partition, int parameter, int rank)
+struct slice_piece partition_piece(const struct partition *partition, int parameter, int rank)
 {
     const struct place_of_parameter *p = &partition->parameter[parameter];
     size_t slice = partition->unit[p->unit].slice;
     size_t begin = slice * (size_t)partition_slice(partition, rank), end = begin + slice;
     size_t from = size_larger(p->offset, begin), to = size_smaller(p->offset + p->count, end);
-    if (from >= to) return (struct piece){ .parameter = parameter };
-    return (struct piece){ parameter, from - p->offset, from - begin, to - from };
+    if (from >= to) return (struct slice_piece){ .parameter = parameter };
+    return (struct slice_piece){ parameter, from - p->offset, from - begin, to - from };
 }
 static void find_pieces(struct partition *partition)
 {
@@ -77,7 +77,7 @@ static void find_pieces(struct partition *partition)
         struct unit_partition *u = &partition->unit[n];
         u->first_piece = next;
         for (int i = 0; i < u->parameters; i++) {
-            struct piece piece = partition_piece(partition, u->first_parameter + i, partition->rank);
+            struct slice_piece piece = partition_piece(partition, u->first_parameter + i, partition->rank);
             if (piece.count) partition->piece[next++] = piece;
         }
         u->pieces = next - u->first_piece;

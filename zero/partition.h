@@ -3,7 +3,10 @@
 #include "include/tutti_zero.h"
 
 struct place_of_parameter { size_t count, offset; int unit, group; };  /* offset: in its unit, in elements */
-struct piece { int parameter; size_t at, from, count; }; /* of a parameter, from element `at`; `from`: in the slice */
+struct slice_piece {
+    int parameter;
+    size_t at, from, count;
+}; /* of a parameter, from element `at`; `from`: in the slice */
 struct unit_partition {
     tutti_dtype dtype;
     size_t element;                                     /* bytes of one */
@@ -16,7 +19,7 @@ struct partition {
     int slices;                                         /* of a unit: one for each rank, or one for all */
     struct place_of_parameter *parameter;               /* [parameters] */
     struct unit_partition *unit;                             /* [units] */
-    struct piece *piece;                                /* [parameters] at most */
+    struct slice_piece *piece;                                /* [parameters] at most */
 };
 /* INVALID_ARGUMENT, NO_MEMORY. partition_finish is due in every case. */
 tutti_status partition_init(struct partition *partition, const tutti_zero_config *config, int rank, int ranks);
@@ -32,6 +35,6 @@ static inline int partition_slice(const struct partition *partition, int rank)
     return partition->slices == 1 ? 0 : rank;
 }
 /* What of a parameter lies in the slice of a rank. */
-struct piece partition_piece(const struct partition *partition, int parameter, int rank);
+struct slice_piece partition_piece(const struct partition *partition, int parameter, int rank);
 /* Equal partitions have equal ones. */
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *config);

@@ -18,27 +18,27 @@ static size_t slice_bytes(const struct reducer *r, int unit) { return bytes_of(r
 static bool is_in_place(const struct reducer *r) { return r->partition->slices == 1; }
 
 /* ---- buffers ---- */
-static struct buffer *find_spare(struct reducer *r, size_t bytes)
+static struct gradient_buffer *find_spare(struct reducer *r, size_t bytes)
 {
-    struct buffer **link = &r->spare;
+    struct gradient_buffer **link = &r->spare;
     while (*link && (*link)->bytes != bytes) link = &(*link)->next;
-    struct buffer *found = *link;
+    struct gradient_buffer *found = *link;
     if (found) *link = found->next;
     return found;
 }
 static int count_buffers(const struct reducer *r, size_t bytes)
 {
     int count = 0;
-    for (const struct buffer *b = r->spare; b; b = b->next) count += b->bytes == bytes;
+    for (const struct gradient_buffer *b = r->spare; b; b = b->next) count += b->bytes == bytes;
     for (int u = 0; u < r->partition->units; u++) {
         const struct gathering_sum *g = &r->unit[u];
         count += (g->buffer && g->buffer->bytes == bytes) + (g->sent && g->sent->bytes == bytes);
     }
     return count;
 }
-static tutti_status make_buffer(struct reducer *r, size_t bytes, struct buffer **out)
+static tutti_status make_buffer(struct reducer *r, size_t bytes, struct gradient_buffer **out)
 {
-    struct buffer *b = memory_zeroed(1, sizeof *b);
+    struct gradient_buffer *b = memory_zeroed(1, sizeof *b);
     if (!b) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for a buffer of gradients");
     b->bytes = bytes;
     tutti_status status = tutti_mem_alloc(&b->memory, bytes);
@@ -50,14 +50,14 @@ static tutti_status make_buffer(struct reducer *r, size_t bytes, struct buffer *
     *out = b;
     return TUTTI_OK;
 }
-static void free_buffer(struct buffer *b)
+static void free_buffer(struct gradient_buffer *b)
 {
     if (b) tutti_mem_free(b->memory);
     free(b);
 }
 
 /* What was made beyond the limit, because nothing was on its way that could be waited for, goes. */
-static void give_back(struct reducer *r, struct buffer *b)
+static void give_back(struct reducer *r, struct gradient_buffer *b)
 {
     if (count_buffers(r, b->bytes) > r->buffers) {
         r->gradient_bytes -= b->bytes;
@@ -77,7 +77,10 @@ static void add_round(struct reducer *r, int unit)
     if (g->rounds++ == 0) return;
     reduce_find(u->dtype, TUTTI_SUM)(&g->sum, 1, from, 2, u->slice, 1);
 }
-static struct sum *flying(struct reducer *r, int n) /* the n-th oldest */ { return &r->unit[r->flying[n]].running; }
+static struct gradient_sum *flying(struct reducer *r, int n) /* the n-th oldest */
+{
+    return &r->unit[r->flying[n]].running;
+}
 static void advance(struct reducer *r)
 {
     for (int n = 0; n < r->flies && sum_advance(&r->sums, flying(r, n)); n++) continue;
@@ -112,7 +115,7 @@ static bool is_soon_over(struct reducer *r)
 static tutti_status take_buffer(struct reducer *r, int unit)
 {
     size_t bytes = bytes_of(r, unit);
-    struct buffer **out = &r->unit[unit].buffer;
+    struct gradient_buffer **out = &r->unit[unit].buffer;
     while (!*out) {
         *out = find_spare(r, bytes);
         if (*out) return TUTTI_OK;
@@ -332,7 +335,7 @@ void reducer_finish(struct reducer *r)
         tutti_mem_free(r->unit[u].sum);
         tutti_mem_free(r->unit[u].more);
     }
-    for (struct buffer *b = r->spare, *next; b; b = next) {
+    for (struct gradient_buffer *b = r->spare, *next; b; b = next) {
         next = b->next;
         free_buffer(b);
     }

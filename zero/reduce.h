@@ -13,16 +13,16 @@
 #include "zero/sum.h"
 
 enum presence { ABSENT, HELD, READY };                  /* of a parameter's gradient in its unit's buffer */
-struct buffer { void *memory; size_t bytes; struct buffer *next; };
+struct gradient_buffer { void *memory; size_t bytes; struct gradient_buffer *next; };
 struct gathering_sum {                                  /* of one unit */
-    struct buffer *buffer;                              /* its gradients; NULL: none have come since the last sum */
-    struct buffer *sent;                                /* those that are being summed, or NULL */
-    struct buffer *kept;                                /* has `sum`, where one slice is everybody's */
+    struct gradient_buffer *buffer; /* its gradients; NULL: none have come since the last sum */
+    struct gradient_buffer *sent;                                /* those that are being summed, or NULL */
+    struct gradient_buffer *kept;                                /* has `sum`, where one slice is everybody's */
     void *sum, *more;                                   /* of this rank's slice: of the step, and of a later round */
     int ready;                                          /* parameters that are READY */
     bool complete;                                      /* all are */
     int started, rounds;                                /* its sums of this step; those that are in `sum` */
-    struct sum running;                                  /* of the one that is on its way */
+    struct gradient_sum running;                                  /* of the one that is on its way */
 };
 struct reducer {
     const struct partition *partition;
@@ -35,7 +35,7 @@ struct reducer {
     struct order order;
     int begun;                                          /* sums started in this step */
     int *flying, flies;                                 /* [units] those on their way, oldest first */
-    struct buffer *spare;
+    struct gradient_buffer *spare;
     int buffers;                                        /* of one length */
     bool held, closed;                                  /* closed: no gradient comes until the next step */
     uint64_t waited_ns, late_units, sum_bytes, gradient_bytes;

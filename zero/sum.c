@@ -38,7 +38,7 @@ void sums_finish(struct sums *s)
     free(s->lost);
     if (is_packed(s)) exchange_finish(&s->exchange);
 }
-void sum_finish(struct sums *s, struct sum *sum)
+void sum_finish(struct sums *s, struct gradient_sum *sum)
 {
     if (!is_packed(s)) return;
     tutti_mem_free(sum->part);
@@ -52,7 +52,7 @@ void sum_finish(struct sums *s, struct sum *sum)
 /* DistributedDataParallel multiplies by 1 / ranks, then sums. With a power of two an average has the same bits, as
    either way of dividing is exact but for subnormal numbers and sums that overflow, and is quicker. */
 static tutti_op op_for(int ranks) { return (ranks & (ranks - 1)) == 0 ? TUTTI_AVG : TUTTI_PREMUL_SUM; }
-static tutti_status start_whole(struct sums *s, struct sum *sum)
+static tutti_status start_whole(struct sums *s, struct gradient_sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     sum->request.factor = 1.0 / s->partition->ranks;
@@ -65,7 +65,7 @@ static tutti_status start_whole(struct sums *s, struct sum *sum)
 }
 
 /* ---- packed ---- */
-static struct numbers slice_of(const struct sums *s, const struct sum *sum, int side)
+static struct numbers slice_of(const struct sums *s, const struct gradient_sum *sum, int side)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     size_t first = u->slice * (size_t)exchange_rank(&s->exchange, side);
@@ -85,7 +85,7 @@ static void clear_gaps(const struct sums *s, int unit, void *array)
         end = i < u->parameters ? p->offset + p->count : 0;
     }
 }
-static tutti_status send(struct sums *s, struct sum *sum)
+static tutti_status send(struct sums *s, struct gradient_sum *sum)
 {
     sum->stage = MOVING;
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
@@ -94,10 +94,11 @@ static tutti_status send(struct sums *s, struct sum *sum)
     s->packed_bytes += sum->packed.sent;
     return TUTTI_OK;
 }
-static tutti_status cross(struct sums *s, struct sum *sum)
+static tutti_status cross(struct sums *s, struct gradient_sum *sum)
 {
     size_t slice = s->partition->unit[sum->unit].slice;
-    struct kept kept = exchange_keep(&s->exchange, s->lost ? s->lost[sum->unit] : NULL, lost_count(s, sum->unit));
+    struct kept_numbers kept =
+        exchange_keep(&s->exchange, s->lost ? s->lost[sum->unit] : NULL, lost_count(s, sum->unit));
     sum->stage = MOVING;
     TRY(packed_fit(&sum->packed, &s->exchange, slice));
     for (int side = 0; side < s->exchange.sides; side++)
@@ -109,7 +110,7 @@ static tutti_status cross(struct sums *s, struct sum *sum)
     return TUTTI_OK;
 }
 /* Of each side's slice, the sum of this host: on the rank that has my index there. */
-static tutti_status add_here(struct sums *s, struct sum *sum)
+static tutti_status add_here(struct sums *s, struct gradient_sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     const struct compressed_exchange *x = &s->exchange;
@@ -129,19 +130,19 @@ static tutti_status add_here(struct sums *s, struct sum *sum)
     sum->stage = ADDING;
     return TUTTI_OK;
 }
-static bool is_added(const struct sums *s, struct sum *sum)
+static bool is_added(const struct sums *s, struct gradient_sum *sum)
 {
     for (int side = 0; sum->here && side < s->exchange.sides; side++)
         if (tutti_test(&sum->here[side]) == TUTTI_IN_PROGRESS) return false;
     return true;
 }
-static tutti_status await_added(const struct sums *s, struct sum *sum)
+static tutti_status await_added(const struct sums *s, struct gradient_sum *sum)
 {
     for (int side = 0; sum->stage == ADDING && sum->here && side < s->exchange.sides; side++)
         TRY(tutti_wait(&sum->here[side], 0));
     return TUTTI_OK;
 }
-bool sum_advance(struct sums *s, struct sum *sum)
+bool sum_advance(struct sums *s, struct gradient_sum *sum)
 {
     if (sum->stage == ADDING) {
         if (!is_added(s, sum)) return false;
@@ -159,9 +160,9 @@ bool sum_advance(struct sums *s, struct sum *sum)
 }
 
 /* ---- one ---- */
-tutti_status sum_start(struct sums *s, struct sum *sum, int unit, void *from, void *into)
+tutti_status sum_start(struct sums *s, struct gradient_sum *sum, int unit, void *from, void *into)
 {
-    *sum = (struct sum){ .unit = unit, .from = from, .into = into, .turn = s->begun++ };
+    *sum = (struct gradient_sum){ .unit = unit, .from = from, .into = into, .turn = s->begun++ };
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
     span_begin(&sum->span, s->trace, TUTTI_ZERO_SUMMED, unit, partition_bytes(s->partition, unit));
     if (!is_packed(s)) return start_whole(s, sum);
@@ -171,11 +172,11 @@ tutti_status sum_start(struct sums *s, struct sum *sum, int unit, void *from, vo
     sum->stage = ADDING;                                /* nothing; but one tells when those before it have sent */
     return TUTTI_OK;
 }
-bool sum_is_over(struct sum *sum)
+bool sum_is_over(struct gradient_sum *sum)
 {
     return sum->stage == MOVING && (sum->status != TUTTI_OK || tutti_test(&sum->request) != TUTTI_IN_PROGRESS);
 }
-tutti_status sum_cross(struct sums *s, struct sum *sum)
+tutti_status sum_cross(struct sums *s, struct gradient_sum *sum)
 {
     TRY(await_added(s, sum));
     sum_advance(s, sum);
@@ -183,7 +184,7 @@ tutti_status sum_cross(struct sums *s, struct sum *sum)
     sum_advance(s, sum);
     return sum->status;
 }
-tutti_status sum_wait(struct sums *s, struct sum *sum)
+tutti_status sum_wait(struct sums *s, struct gradient_sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     TRY(sum_cross(s, sum));
@@ -200,7 +201,7 @@ tutti_status sum_wait(struct sums *s, struct sum *sum)
 
 /* ---- what was lost ---- */
 /* The piece of a parameter in a side's slice, and where what this rank has lost of it lies. */
-static float *lost_of(const struct sums *s, int parameter, int side, struct piece *out)
+static float *lost_of(const struct sums *s, int parameter, int side, struct slice_piece *out)
 {
     int unit = s->partition->parameter[parameter].unit;
     *out = partition_piece(s->partition, parameter, exchange_rank(&s->exchange, side));
@@ -209,7 +210,7 @@ static float *lost_of(const struct sums *s, int parameter, int side, struct piec
 tutti_status sums_get_lost(const struct sums *s, int parameter, float *to, tutti_comm *word)
 {
     size_t count = s->partition->parameter[parameter].count;
-    struct piece piece;
+    struct slice_piece piece;
     memset(to, 0, count * sizeof *to);
     for (int side = 0; s->lost && side < s->exchange.sides; side++) {
         const float *lost = lost_of(s, parameter, side, &piece);
@@ -220,7 +221,7 @@ tutti_status sums_get_lost(const struct sums *s, int parameter, float *to, tutti
 void sums_set_lost(struct sums *s, int parameter, const float *from)
 {
     float share = (float)s->partition->ranks / (float)s->exchange.sides;
-    struct piece piece;
+    struct slice_piece piece;
     for (int side = 0; s->lost && side < s->exchange.sides; side++) {
         float *lost = lost_of(s, parameter, side, &piece);
         float *momentum =
@@ -232,7 +233,7 @@ void sums_set_lost(struct sums *s, int parameter, const float *from)
 void sums_give_back(struct sums *s, int parameter, const void *sum)
 {
     if (!s->lost) return;
-    struct piece piece;
+    struct slice_piece piece;
     float *lost = lost_of(s, parameter, s->exchange.side, &piece);
     const float *wide = (const float *)sum + piece.from;
     const uint16_t *narrow = (const uint16_t *)sum + piece.from;

@@ -13,7 +13,7 @@ struct sums {                                           /* what all of them have
     float **lost;                                       /* [units] what is kept of each side's slice; or NULL */
 };
 enum stage { MOVING, ADDING, TELLING }; /* what is on its way: `request`, or `here` before it, or how long slices are */
-struct sum {
+struct gradient_sum {
     int unit;
     void *from, *into, *part;                           /* part: of each side's slice, the sum of this host */
     struct packed_slices packed;
@@ -21,7 +21,7 @@ struct sum {
     enum stage stage;
     tutti_status status;                                /* of what followed it */
     uint64_t turn;
-    struct span span;
+    struct trace_span span;
 };
 /* Collective, where gradients are packed. sums_finish is due in every case. */
 tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
@@ -29,13 +29,13 @@ tutti_status sums_init(struct sums *sums, const struct partition *partition, con
 void sums_finish(struct sums *sums);
 /* Both stay until sum_wait has returned; what is in `from` may change. All ranks start the same ones in the same order,
    and each goes through sum_advance or sum_wait in that order. */
-tutti_status sum_start(struct sums *sums, struct sum *sum, int unit, void *from, void *into);
+tutti_status sum_start(struct sums *sums, struct gradient_sum *sum, int unit, void *from, void *into);
 /* False: a later one has to wait until this one is further. sum_cross waits until it is. */
-bool sum_advance(struct sums *sums, struct sum *sum);
-tutti_status sum_cross(struct sums *sums, struct sum *sum);
-bool sum_is_over(struct sum *sum);
-tutti_status sum_wait(struct sums *sums, struct sum *sum);
-void sum_finish(struct sums *sums, struct sum *sum);    /* when nothing runs any more */
+bool sum_advance(struct sums *sums, struct gradient_sum *sum);
+tutti_status sum_cross(struct sums *sums, struct gradient_sum *sum);
+bool sum_is_over(struct gradient_sum *sum);
+tutti_status sum_wait(struct sums *sums, struct gradient_sum *sum);
+void sum_finish(struct sums *sums, struct gradient_sum *sum);    /* when nothing runs any more */
 
 /* Of a parameter, what averages have not had yet: [count], the same on all ranks. Collective. */
 tutti_status sums_get_lost(const struct sums *sums, int parameter, float *out, tutti_comm *word);

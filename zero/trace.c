@@ -53,29 +53,29 @@ void trace_record(struct trace *j, tutti_zero_event_kind kind, int unit, int64_t
 {
     if (began_ns) keep(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
 }
-void span_begin(struct span *s, struct trace *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
+void span_begin(struct trace_span *s, struct trace *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
 {
-    *s = (struct span){ j, { kind, unit, trace_now(j), 0, bytes }, false };
+    *s = (struct trace_span){ j, { kind, unit, trace_now(j), 0, bytes }, false };
 }
 static void end_with(tutti_request *request, void *span)
 {
-    struct span *s = span;
+    struct trace_span *s = span;
     (void)request;
     span_end(s);
     s->followed = false;
 }
-void span_follow(struct span *s, tutti_request *request)
+void span_follow(struct trace_span *s, tutti_request *request)
 {
     if (!s->event.began_ns) return;
     request->done = end_with;
     request->context = s;
     s->followed = true;
 }
-void span_await(struct span *s)
+void span_await(struct trace_span *s)
 {
     while (s->followed) sched_yield();
 }
-void span_end(struct span *s)
+void span_end(struct trace_span *s)
 {
     if (!s->event.began_ns) return;
     s->event.ended_ns = clock_ns();

@@ -11,7 +11,7 @@ struct trace {
     size_t room, count, missed;
 };
 /* From the start of an operation to its end, on whichever thread that is. */
-struct span { struct trace *trace; tutti_zero_event event; _Atomic bool followed; };
+struct trace_span { struct trace *trace; tutti_zero_event event; _Atomic bool followed; };
 void trace_init(struct trace *trace);
 void trace_finish(struct trace *trace);
 tutti_status trace_open(struct trace *trace, size_t events);     /* empty, for so many; 0: closed */
@@ -20,8 +20,8 @@ int64_t trace_now(struct trace *trace);           /* 0: no trace is open */
 /* began_ns 0: no trace was open then, and the event is not recorded. */
 void trace_record(struct trace *trace, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes);
 /* Of an operation that is about to start: the request tells of its end, or the caller does with span_end. */
-void span_begin(struct span *span, struct trace *trace, tutti_zero_event_kind kind, int unit, uint64_t bytes);
-void span_follow(struct span *span, tutti_request *request);
-void span_end(struct span *span);
+void span_begin(struct trace_span *span, struct trace *trace, tutti_zero_event_kind kind, int unit, uint64_t bytes);
+void span_follow(struct trace_span *span, tutti_request *request);
+void span_end(struct trace_span *span);
 /* Of a request that is over: returns when it has told so, and the span may be used again. */
-void span_await(struct span *span);
+void span_await(struct trace_span *span);

@@ -44,7 +44,7 @@ static tutti_status make_floats(struct optimizer *o, int unit, bool wanted, floa
 tutti_status optimizer_begin(struct optimizer *o, int unit, void *slice)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
-    struct state *s = &o->state[unit];
+    struct optimizer_state *s = &o->state[unit];
     s->slice = slice;
     TRY(make_floats(o, unit, has_first(o->rule), &s->first));
     TRY(make_floats(o, unit, has_second(o->rule), &s->second));
@@ -75,11 +75,11 @@ static struct update_factors factors_of(tutti_zero_rule rule, const tutti_zero_r
     if (rule == TUTTI_ZERO_ADAMW) f.decay = (float)(1 - r->rate * r->decay);
     return f;
 }
-static void update_piece(const struct optimizer *o, int unit, const struct piece *piece, const void *gradient,
+static void update_piece(const struct optimizer *o, int unit, const struct slice_piece *piece, const void *gradient,
     const struct update_factors *f)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
-    const struct state *s = &o->state[unit];
+    const struct optimizer_state *s = &o->state[unit];
     size_t from = piece->from;
     struct update_arrays a = { .value = s->value + from, .gradient = (const char *)gradient + from * u->element };
     if (s->first) a.first = s->first + from;
@@ -91,7 +91,7 @@ void optimizer_update(struct optimizer *o, int unit, const void *gradient, const
     const tutti_zero_rates *rates, double scale)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
-    const struct piece *piece = &o->partition->piece[u->first_piece];
+    const struct slice_piece *piece = &o->partition->piece[u->first_piece];
     for (int i = u->first_parameter; i < u->first_parameter + u->parameters; i++) o->steps[i] += used[i];
     for (int i = 0; i < u->pieces; i++) {
         int parameter = piece[i].parameter;
@@ -104,14 +104,14 @@ void optimizer_update(struct optimizer *o, int unit, const void *gradient, const
 void optimizer_copy(struct optimizer *o, int unit)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
-    const struct state *s = &o->state[unit];
+    const struct optimizer_state *s = &o->state[unit];
     if (!owns_value(u)) return;
     for (size_t i = 0; i < u->slice; i++) ((uint16_t *)s->slice)[i] = update_narrow(s->value[i]);
 }
 double optimizer_squares(const struct optimizer *o, int unit, const void *gradient)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
-    const struct piece *piece = &o->partition->piece[u->first_piece];
+    const struct slice_piece *piece = &o->partition->piece[u->first_piece];
     double sum = 0;
     for (int i = 0; i < u->pieces; i++)
         sum += squares_find(u->dtype)((const char *)gradient + piece[i].from * u->element, piece[i].count);

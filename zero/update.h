@@ -3,14 +3,14 @@
 #include "kernels/update.h"
 #include "zero/partition.h"
 
-struct state {
+struct optimizer_state {
     float *value, *first, *second;
     void *slice;
 };          /* of one unit; value: slice, or a copy of its own */
 struct optimizer {
     const struct partition *partition;
     tutti_zero_rule rule;
-    struct state *state;                                /* [units] */
+    struct optimizer_state *state;                                /* [units] */
     uint64_t *steps;                                    /* [parameters] that have updated it */
     uint64_t state_bytes;
 };

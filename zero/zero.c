@@ -387,7 +387,7 @@ tutti_status tutti_zero_span(const tutti_zero *z, int parameter, int rank, size_
     if (rank < 0 || rank >= z->partition.ranks)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: rank %d does not exist; there are %d", rank,
             z->partition.ranks);
-    struct piece piece = partition_piece(&z->partition, parameter, rank);
+    struct slice_piece piece = partition_piece(&z->partition, parameter, rank);
     *at = piece.at;
     *count = piece.count;
     return TUTTI_OK;
@@ -395,9 +395,9 @@ tutti_status tutti_zero_span(const tutti_zero *z, int parameter, int rank, size_
 tutti_status tutti_zero_get_piece(const tutti_zero *z, int parameter, tutti_zero_piece *out)
 {
     TRY(check_parameter(z, parameter));
-    struct piece piece = partition_piece(&z->partition, parameter, z->partition.rank);
+    struct slice_piece piece = partition_piece(&z->partition, parameter, z->partition.rank);
     int unit = z->partition.parameter[parameter].unit;
-    const struct state *s = &z->optimizer.state[unit];
+    const struct optimizer_state *s = &z->optimizer.state[unit];
     const struct gathering_sum *g = &z->reducer.unit[unit];
     size_t element = z->partition.unit[unit].element;
     *out = (tutti_zero_piece){ .at = piece.at, .count = piece.count, .steps = z->optimizer.steps[parameter] };

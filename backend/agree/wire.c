@@ -3,42 +3,42 @@
 #include "backend/agree/agree.h"
 #include <string.h>
 
-struct writer { unsigned char *at; };
-struct reader { const unsigned char *at; };
-static void put(struct writer *w, uint64_t value, int bytes)
+struct agree_writer { unsigned char *at; };
+struct agree_reader { const unsigned char *at; };
+static void put(struct agree_writer *w, uint64_t value, int bytes)
 {
     for (int i = 0; i < bytes; i++) *w->at++ = (unsigned char)(value >> 8 * i);
 }
-static uint64_t get(struct reader *r, int bytes)
+static uint64_t get(struct agree_reader *r, int bytes)
 {
     uint64_t value = 0;
     for (int i = 0; i < bytes; i++) value |= (uint64_t)*r->at++ << 8 * i;
     return value;
 }
-static void put_bytes(struct writer *w, const void *from, size_t bytes)
+static void put_bytes(struct agree_writer *w, const void *from, size_t bytes)
 {
     memcpy(w->at, from, bytes);
     w->at += bytes;
 }
-static void get_bytes(struct reader *r, void *to, size_t bytes)
+static void get_bytes(struct agree_reader *r, void *to, size_t bytes)
 {
     memcpy(to, r->at, bytes);
     r->at += bytes;
 }
-static int32_t get_signed(struct reader *r) { return (int32_t)(uint32_t)get(r, 4); }
-static void put_call(struct writer *w, const struct agree_call *call)
+static int32_t get_signed(struct agree_reader *r) { return (int32_t)(uint32_t)get(r, 4); }
+static void put_call(struct agree_writer *w, const struct agree_call *call)
 {
     put(w, call->number, 8);
     put(w, call->fingerprint, 8);
     put_bytes(w, call->declaration, sizeof call->declaration);
 }
-static void get_call(struct reader *r, struct agree_call *out)
+static void get_call(struct agree_reader *r, struct agree_call *out)
 {
     out->number = get(r, 8);
     out->fingerprint = get(r, 8);
     get_bytes(r, out->declaration, sizeof out->declaration);
 }
-static void put_cause(struct writer *w, const struct agree_cause *cause)
+static void put_cause(struct agree_writer *w, const struct agree_cause *cause)
 {
     put(w, (uint32_t)cause->kind, 4);
     put(w, (uint32_t)cause->status, 4);
@@ -49,7 +49,7 @@ static void put_cause(struct writer *w, const struct agree_cause *cause)
     put_call(w, &cause->calls[1]);
     put_bytes(w, cause->detail, sizeof cause->detail);
 }
-static void get_cause(struct reader *r, struct agree_cause *out)
+static void get_cause(struct agree_reader *r, struct agree_cause *out)
 {
     out->kind = get_signed(r);
     out->status = get_signed(r);
@@ -62,7 +62,7 @@ static void get_cause(struct reader *r, struct agree_cause *out)
 }
 void agree_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES])
 {
-    struct writer w = { out };
+    struct agree_writer w = { out };
     put(&w, AGREE_VERSION, 2);
     put(&w, message->kind, 2);
     put(&w, message->decided, 4);
@@ -83,7 +83,7 @@ static bool is_cause(const struct agree_cause *c, int size)
 bool agree_decode(const unsigned char *bytes, size_t length, int size, struct agree_message *out)
 {
     struct agree_message m;
-    struct reader r = { bytes };
+    struct agree_reader r = { bytes };
     memset(&m, 0, sizeof m);
     if (length != AGREE_WIRE_BYTES || get(&r, 2) != AGREE_VERSION) return false;
     m.kind = get(&r, 2);

@@ -51,7 +51,7 @@ static void rewrite_buffer(struct checker *k, const struct schedule *s, enum buf
 {
     for (int c = 0; !s->absent[buffer] && c < s->chunks[buffer]; c++)
         for (int t = 0; t < k->tiles; t++) {
-            struct cell *cell = checker_cell(k, chunk(s->rank, buffer, c), 0, t, operation);
+            struct check_cell *cell = checker_cell(k, chunk(s->rank, buffer, c), 0, t, operation);
             checker_touch(k, cell, s->rank * k->slots, true, NULL, -1, t);
             cell->value = (struct value){ .chunk = c, .tile = t, .operation = operation, .valid = buffer == INPUT };
             cell->value.have[s->rank / 64] = bit(s->rank);

@@ -69,7 +69,7 @@ static void post(struct checker *k, int thread, int step, int tile, int operatio
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     const struct step *t = &s->steps[step];
-    struct message *m = memory_zeroed(1, sizeof *m);
+    struct check_message *m = memory_zeroed(1, sizeof *m);
     int n = 0;
     *checker_message(k, s->rank, step, tile, operation) = m;
     if (m) m->value_count = chunks_of(s, t);
@@ -80,15 +80,15 @@ static void post(struct checker *k, int thread, int step, int tile, int operatio
     }
     for (int x = 0; x < t->from_count + t->to_count; x++)
         for (int i = 0; i < s->spans[t->span + x].count; i++) {
-            struct cell *c = checker_cell(k, s->spans[t->span + x], i, tile, operation);
+            struct check_cell *c = checker_cell(k, s->spans[t->span + x], i, tile, operation);
             checker_touch(k, c, thread, t->kind == RECV, m, step, tile);
             if (t->kind == SEND) m->values[n++] = c->value;
         }
     ++*checker_now(k, thread);
     m->clock = checker_snapshot(k, thread);
 }
-static void message_receive(struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile,
-    int operation)
+static void message_receive(struct checker *k, const struct schedule *s, int step, const struct check_message *sent,
+    int tile, int operation)
 {
     const struct step *t = &s->steps[step];
     int n = 0;
@@ -103,7 +103,7 @@ static void message_receive(struct checker *k, const struct schedule *s, int ste
 static bool complete(struct checker *k, int thread, int step, int tile, int operation)
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
-    struct message *m = *checker_message(k, s->rank, step, tile, operation), *other = NULL;
+    struct check_message *m = *checker_message(k, s->rank, step, tile, operation), *other = NULL;
     struct position end = match_of(k->match, s->rank, step);
     if (!m) checker_fail(k, "awaits a message before posting it", s->rank, step, tile);
     if (!m || m->done_at) return m != NULL;
@@ -126,10 +126,10 @@ static void work(struct checker *k, int thread, int step, int tile, int operatio
     const struct step *t = &s->steps[step];
     const struct span *from = step_from(s, t), *to = step_to(s, t);
     for (int i = 0; t->to_count && i < to->count; i++) {
-        struct cell *first = checker_cell(k, *from, i, tile, operation);
+        struct check_cell *first = checker_cell(k, *from, i, tile, operation);
         struct value sum = first->value;
         for (int f = 0; f < t->from_count; f++) {
-            struct cell *c = checker_cell(k, from[f], i, tile, operation);
+            struct check_cell *c = checker_cell(k, from[f], i, tile, operation);
             checker_touch(k, c, thread, false, NULL, step, tile);
             if (f) value_reduce(k, &sum, &c->value);
         }
@@ -139,7 +139,7 @@ static void work(struct checker *k, int thread, int step, int tile, int operatio
         sum.finished |= t->finish;
         sum.raw |= t->raw;
         for (int d = 0; d < t->to_count; d++) {
-            struct cell *c = checker_cell(k, to[d], i, tile, operation);
+            struct check_cell *c = checker_cell(k, to[d], i, tile, operation);
             if (c != first || t->from_count > 1) checker_touch(k, c, thread, true, NULL, step, tile);
             c->value = sum;
         }

@@ -43,7 +43,7 @@ int *checker_snapshot(struct checker *k, int thread)
 }
 
 /* ---- cells ---- */
-struct cell *checker_cell(struct checker *k, struct span a, int index, int tile, int operation)
+struct check_cell *checker_cell(struct checker *k, struct span a, int index, int tile, int operation)
 {
     size_t rank = (size_t)a.rank, slots = (size_t)k->slots;
     if (a.buffer == SCRATCH) {
@@ -59,8 +59,8 @@ static bool is_over(const struct checker *k, const struct access *a, int thread)
     int at = a->message ? a->message->done_at : a->at;
     return at > 0 && (a->thread == thread || k->thread[thread].clock[a->thread] >= at);
 }
-void checker_touch(struct checker *k, struct cell *c, int thread, bool write, const struct message *m, int step,
-    int tile)
+void checker_touch(struct checker *k, struct check_cell *c, int thread, bool write, const struct check_message *m,
+    int step, int tile)
 {
     static const char *const races[2][2] = { { "", "race: written, then read" },
         { "race: read, then written", "race: written twice" } };
@@ -80,7 +80,7 @@ void checker_touch(struct checker *k, struct cell *c, int thread, bool write, co
     c->list = list;
     list[c->count++] = (struct access){ m, thread, *checker_now(k, thread) + 1, write };
 }
-struct message **checker_message(struct checker *k, int rank, int step, int tile, int operation)
+struct check_message **checker_message(struct checker *k, int rank, int step, int tile, int operation)
 {
     size_t row = (size_t)step * (size_t)k->operations + (size_t)operation;
     return &k->messages[k->message_base[rank] + row * (size_t)k->tiles + (size_t)tile];

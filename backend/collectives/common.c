@@ -39,10 +39,10 @@ struct team team_blocks(const struct schedule *s)
     t.pieces = s->size;
     return t;
 }
-struct run team_run(const struct schedule *s, const struct team *t, enum buffer buffer, int first, int count)
+struct piece_run team_run(const struct schedule *s, const struct team *t, enum buffer buffer, int first, int count)
 {
     int start = mod(first, t->pieces), before_wrap = least(count, t->pieces - start);
-    struct run run = { .parts = before_wrap < count ? 2 : 1 };
+    struct piece_run run = { .parts = before_wrap < count ? 2 : 1 };
     run.part[0] = (struct span){ s->rank, buffer, t->base + start, before_wrap };
     run.part[1] = (struct span){ s->rank, buffer, t->base, count - before_wrap };
     return run;
@@ -65,22 +65,22 @@ bool team_is_alone_with(struct schedule *s, const struct team *t, struct span su
     if (t->size == 1 && !span_same(sum, have)) step_copy(s, sum, have);
     return t->size == 1;
 }
-void run_send(struct schedule *s, struct run from, int peer)
+void run_send(struct schedule *s, struct piece_run from, int peer)
 {
     step_send(s, from.part[0], peer);
     if (from.parts == 2) step_also(s, from.part[1]);
 }
-void run_recv(struct schedule *s, struct run into, int peer)
+void run_recv(struct schedule *s, struct piece_run into, int peer)
 {
     step_recv(s, into.part[0], peer);
     if (into.parts == 2) step_also(s, into.part[1]);
 }
-void run_copy(struct schedule *s, struct span to, struct run from)
+void run_copy(struct schedule *s, struct span to, struct piece_run from)
 {
     for (int i = 0, done = 0; i < from.parts; done += from.part[i++].count)
         step_copy(s, span_part(to, done, from.part[i].count), from.part[i]);
 }
-void run_accumulate(struct schedule *s, struct run sum, struct run have, struct span received)
+void run_accumulate(struct schedule *s, struct piece_run sum, struct piece_run have, struct span received)
 {
     for (int i = 0, done = 0; i < sum.parts; done += sum.part[i++].count)
         accumulate(s, sum.part[i], have.part[i], span_part(received, done, sum.part[i].count));
@@ -121,9 +121,10 @@ struct branch branch_of(struct schedule *s)
     if (nth) b.landing = fresh(s, b.count);
     return b;
 }
-struct run branch_blocks(const struct schedule *s, const struct branch *b, enum buffer at_root, int first, int count)
+struct piece_run branch_blocks(const struct schedule *s, const struct branch *b, enum buffer at_root, int first,
+    int count)
 {
     struct team all = team_blocks(s);
     if (b->parent < 0) return team_run(s, &all, at_root, s->root + first, count);
-    return (struct run){ { span_part(b->landing, first, count) }, 1 };
+    return (struct piece_run){ { span_part(b->landing, first, count) }, 1 };
 }

@@ -18,17 +18,17 @@ struct span accumulate(struct schedule *s, struct span sum, struct span have, st
 void accumulate_host(struct schedule *s, struct span into, int first);
 
 /* Pieces first … first + count - 1 of a team in one of my buffers: one span, or two when the numbers wrap. */
-struct run { struct span part[2]; int parts; };
+struct piece_run { struct span part[2]; int parts; };
 struct team team_blocks(const struct schedule *s);          /* the whole group; piece i is the block of rank i */
-struct run team_run(const struct schedule *s, const struct team *t, enum buffer buffer, int first, int count);
+struct piece_run team_run(const struct schedule *s, const struct team *t, enum buffer buffer, int first, int count);
 struct span team_piece(const struct schedule *s, const struct team *t, enum buffer buffer, int index);
 struct span team_part(const struct schedule *s, const struct team *t, enum buffer buffer);    /* all pieces */
 bool team_is_alone(struct schedule *s, const struct team *t);  /* then the result is what it brings, done here */
 bool team_is_alone_with(struct schedule *s, const struct team *t, struct span sum);    /* the same, if it goes there */
-void run_send(struct schedule *s, struct run from, int peer);
-void run_recv(struct schedule *s, struct run into, int peer);
-void run_copy(struct schedule *s, struct span to, struct run from);
-void run_accumulate(struct schedule *s, struct run sum, struct run have, struct span received);
+void run_send(struct schedule *s, struct piece_run from, int peer);
+void run_recv(struct schedule *s, struct piece_run into, int peer);
+void run_copy(struct schedule *s, struct span to, struct piece_run from);
+void run_accumulate(struct schedule *s, struct piece_run sum, struct piece_run have, struct span received);
 
 /* A group folded to a power of two. Of the first `extra` pairs of neighbours the even one gives its data to the odd
    one, which takes part for both and passes the result back. */
@@ -45,7 +45,8 @@ int fold_first(const struct fold *f, int id);                          /* the fi
    its own on. They lie in their places of a tensor at the root, in `landing` elsewhere. */
 struct branch { int count, parent; struct span landing; };             /* parent: -1 at the root */
 struct branch branch_of(struct schedule *s);
-struct run branch_blocks(const struct schedule *s, const struct branch *b, enum buffer at_root, int first, int count);
+struct piece_run branch_blocks(const struct schedule *s, const struct branch *b, enum buffer at_root, int first,
+    int count);
 
 /* Where a rank stands in one of two binary trees whose inner nodes differ. Indices of a team; -1: none. */
 struct node { int parent, child[2]; };

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 /* What was asked before, and what was chosen then. */
-struct answer { struct question question; struct choice choice; };
+struct choice_answer { struct question question; struct choice choice; };
 enum {
     SLOTS_TO_PRICE = 3,
     UNKNOWN_BYTES = 1 << 20,
@@ -189,12 +189,12 @@ static bool is_same(const struct question *a, const struct question *b)
 static tutti_status answer(struct chooser *x, const struct question *q, struct choice *out)
 {
     struct choice made = { 0 };
-    struct answer *answers = memory_grow(x->answers, x->answer_count, &x->answer_room, sizeof *answers);
+    struct choice_answer *answers = memory_grow(x->answers, x->answer_count, &x->answer_room, sizeof *answers);
     if (!answers) return status_fail(TUTTI_NO_MEMORY, "no memory to remember a choice");
     x->answers = answers;
     TRY(compare(x, q, &made));
     assert(made.algorithm && made.algorithm->family == q->family);
-    answers[x->answer_count++] = (struct answer){ *q, made };
+    answers[x->answer_count++] = (struct choice_answer){ *q, made };
     *out = made;
     return TUTTI_OK;
 }

@@ -50,7 +50,7 @@ struct chooser {                                        /* of one communicator *
     int cores;                                          /* that the ranks of one host may run on */
     struct machine machine;                             /* alike on all ranks */
     double reading[2]; /* of little and much: a byte's cost, ÷ its figure; 0: unknown */
-    struct answer *answers;                             /* what was asked before */
+    struct choice_answer *answers;                             /* what was asked before */
     int answer_count, answer_room;
 };
 size_t half_octave(size_t bytes);                       /* the largest of 1, 1.5, 2, 3, 4, 6, … that is not above it */

@@ -39,7 +39,7 @@ static inline bool call_is_like(const struct call *a, const struct call *b)
 enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };
 /* Calls that were timed; how long they took is read of all ranks when some have come together. */
 enum { PENDING = 8 };
-struct pending {
+struct pending_launch {
     struct {
         struct trial *trial;
         uint64_t number;
@@ -61,7 +61,7 @@ struct launcher {                                       /* of the driver */
     struct trials trials;
     uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
     bool deferred;                                      /* it looks: its plan is chosen after the roll call */
-    struct pending pending;
+    struct pending_launch pending;
     bool timed;                                         /* what runs now: all are to say when they begin and end it */
     int64_t begun_ns;                                   /* then: when this rank did */
 };

@@ -99,7 +99,7 @@ static int64_t took(const tutti_comm *comm, uint64_t number)
    some operations later. For TRACKS operations they cannot have written over it. */
 static void evaluate(tutti_comm *comm)
 {
-    struct pending *p = &comm->launcher.pending;
+    struct pending_launch *p = &comm->launcher.pending;
     int kept = 0;
     for (int i = 0; i < p->count; i++) {
         uint64_t number = p->of[i].number;
@@ -113,7 +113,7 @@ static void evaluate(tutti_comm *comm)
 void trying_end(tutti_comm *comm, struct trial *t)
 {
     struct launcher *l = &comm->launcher;
-    struct pending *p = &l->pending;
+    struct pending_launch *p = &l->pending;
     uint64_t number = comm->executor.operation;         /* from 1: the next one's, from 0 */
     if (l->timed) stamp(comm, number);
     bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= trial_batch(p->of[0].trial));

@@ -18,7 +18,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
 {
     const struct plan *plan = x->launch.program->plan;
     const struct schedule *s = x->launch.program->schedule;
-    struct cut *c = &x->launch.program->cut;
+    struct program_cut *c = &x->launch.program->cut;
     size_t chunks = (size_t)(s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT]);
     size_t scratch = (size_t)s->chunks[SCRATCH], tile = chunk_bytes, most = SIZE_MAX;
     if (chunk_bytes * chunks > x->launch.tile_bytes)
@@ -42,7 +42,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
 static size_t chunk_length(const struct executor *x, const struct span *a, int index, size_t from)
 {
     const struct launch *l = &x->launch;
-    const struct cut *c = x->run.cut;
+    const struct program_cut *c = x->run.cut;
     size_t whole = c->chunk_bytes;
     if (l->uneven && !uneven_is_alike(l->uneven)) return c->tile_bytes;
     if (l->uneven && l->program->blocks.of) {
@@ -55,7 +55,7 @@ static size_t chunk_length(const struct executor *x, const struct span *a, int i
 }
 static struct piece locate_scratch(const struct executor *x, int track, const struct span *a, int index, int tile)
 {
-    const struct cut *c = x->run.cut;
+    const struct program_cut *c = x->run.cut;
     size_t at = (size_t)(a->first + index), length = chunk_length(x, a, index, (size_t)tile * c->tile_bytes);
     int owner = site_index(&x->site, a->rank);
     unsigned char *payload = segment_line(x->site.segment, owner, track)->payload;
@@ -81,7 +81,7 @@ struct piece bind_locate(const struct executor *x, const struct span *a, int ind
     if (a->buffer == SCRATCH) return locate_scratch(x, x->run.track, a, index, tile);
     const struct operand *o =
         a->rank == x->site.rank ? &x->run.operand[a->buffer] : &x->theirs[site_index(&x->site, a->rank)][a->buffer];
-    const struct cut *c = x->run.cut;
+    const struct program_cut *c = x->run.cut;
     size_t at = (size_t)(a->first + index), from = (size_t)tile * c->tile_bytes, part = 0;
     if (o->lengths) return locate_uneven(x, o, a, index, from);
     size_t cut = (size_t)x->launch.program->schedule->cut;
@@ -93,7 +93,7 @@ struct piece bind_locate(const struct executor *x, const struct span *a, int ind
 }
 
 /* ---- addresses, once for all calls that repeat a cut; pointers, once for all that repeat the tensors ---- */
-static size_t fix_one(const struct executor *x, const struct span *a, int index, struct address *out)
+static size_t fix_one(const struct executor *x, const struct span *a, int index, struct program_address *out)
 {
     out->buffer = a->buffer;
     if (a->buffer != SCRATCH) {

@@ -64,7 +64,7 @@ static void stop_touching(struct executor *x) { atomic_store(&x->site.mine->touc
 static void end(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
-    const struct cut *c = x->run.cut;
+    const struct program_cut *c = x->run.cut;
     uint64_t slots = (uint64_t)plan->slots, rounds = c->single ? 1 : ((uint64_t)c->tiles + slots - 1) / slots;
     x->base += x->run.one_sided ? TRACK_POSITIONS : 2 + rounds * (uint64_t)plan->period;
     slots_leave(x);

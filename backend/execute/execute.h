@@ -84,7 +84,7 @@ struct first_look { unsigned after, at_once; };         /* in parts of a step; s
 struct run {                                            /* of the operation that runs */
     struct declaration *declaration;                    /* mine, where the others read it */
     struct operand operand[2];
-    const struct cut *cut;                              /* the program's */
+    const struct program_cut *cut;                              /* the program's */
     size_t slots_at;                                    /* where its slots begin, in those of each rank */
     int track, parity;                                   /* of lines; of counts and large slots */
     int low, roll, pc[MAX_SLOTS];

@@ -5,7 +5,7 @@
 #include "backend/schedule/blocks.h"
 #include "backend/transports/router.h"
 
-struct cut {                                            /* how a message is cut; see bind.c */
+struct program_cut {                                            /* how a message is cut; see bind.c */
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
     size_t unit_bytes;                                  /* what cuts fall on multiples of */
     size_t wanted_bytes;                                /* of a tile of the whole message, as it was asked for */
@@ -19,7 +19,10 @@ struct cut {                                            /* how a message is cut;
     bool one_sided;                                     /* nobody waits for ranks that it does not need: tracks.h */
 };
 struct touch { int rank; enum buffer buffer; };
-struct address { enum buffer buffer; uintptr_t at; };   /* in my tensor, or in the slots of whoever; lines: track 0 */
+struct program_address {
+    enum buffer buffer;
+    uintptr_t at;
+};   /* in my tensor, or in the slots of whoever; lines: track 0 */
 /* Few bytes: none goes around the cache. A mere copy is one whatever the call is: nothing is multiplied or divided. */
 enum ease { PART_MERE_COPY = 1, PART_MERE_SUM };
 /* Of a step; count: elements; its froms, then its tos, begin at `first`. */
@@ -37,11 +40,11 @@ struct program {                                        /* a plan made ready to 
     unsigned char *fetched;                             /* room for what is read of peers, or NULL: fetch.c */
     struct touch *touches;                              /* the peers' tensors that its steps name */
     int touch_count;
-    struct cut cut;                                     /* of the last message: most calls repeat it */
+    struct program_cut cut;                                     /* of the last message: most calls repeat it */
     bool is_cut, is_fixed;
     bool tells;                                         /* with one tile, the prelude publishes */
     struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
-    struct address *addresses;
+    struct program_address *addresses;
     int *part_at, address_count;                        /* [step_count + 1] */
     void **pointers[TRACKS];                             /* by track: what the addresses are ... */
     struct buffers aimed[TRACKS];                        /* ... for these tensors and slots */

@@ -36,18 +36,18 @@ size_t slots_most_chunks(const struct executor *x, int tiles)
 {
     return slots_most_bytes(x) / CACHE_LINE / (size_t)tiles;
 }
-static size_t lap_bytes(const struct executor *x, const struct cut *c)
+static size_t lap_bytes(const struct executor *x, const struct program_cut *c)
 {
     return c->short_laps ? ring_bytes(x) / SHORT_LAPS : ring_bytes(x);
 }
-static bool begins_a_lap(const struct executor *x, const struct cut *c)
+static bool begins_a_lap(const struct executor *x, const struct program_cut *c)
 {
     size_t bytes = c->slots_bytes, lap = size_larger(size_smaller(x->ring.taken / LAPS, lap_bytes(x, c)), 3 * bytes);
     return x->ring.at + bytes > lap && bytes <= x->ring.first;
 }
 void slots_take(struct executor *x)
 {
-    const struct cut *c = x->run.cut;
+    const struct program_cut *c = x->run.cut;
     if (c->in_line) x->run.slots_at = 0;
     else if (c->one_sided && !x->run.deferred) x->run.slots_at = ring_bytes(x) + (size_t)x->run.track * TRACK_BYTES;
     else if (!c->goes_round)
@@ -55,12 +55,13 @@ void slots_take(struct executor *x)
     else x->run.slots_at = begins_a_lap(x, c) ? 0 : x->ring.at;
 }
 /* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
-static uint32_t count_tile_slots(const struct executor *x, const struct cut *c, size_t slots, size_t tile_slot_bytes)
+static uint32_t count_tile_slots(const struct executor *x, const struct program_cut *c, size_t slots,
+    size_t tile_slot_bytes)
 {
     size_t times = lap_bytes(x, c) / 2 / (slots * tile_slot_bytes);
     return (uint32_t)(slots * size_larger(times, 1));
 }
-void slots_lay_out(struct executor *x, struct cut *c)
+void slots_lay_out(struct executor *x, struct program_cut *c)
 {
     const struct plan *plan = x->launch.program->plan;
     c->tile_slot_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
@@ -84,7 +85,7 @@ static tutti_status reserve_tracks(struct executor *x)   /* all of them: they ar
 /* As much as operations have come to: a group that is seldom used takes little. */
 tutti_status slots_reserve(struct executor *x)
 {
-    const struct cut *c = x->run.cut;
+    const struct program_cut *c = x->run.cut;
     if (c->one_sided && !x->run.deferred) return reserve_tracks(x);
     size_t first = c->goes_round ? 0 : x->run.slots_at;
     size_t *reserved = &x->ring.reserved[c->goes_round ? 2 : x->run.parity];

@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum { MOST_NAME = TUTTI_GRID_NAME - 1 };
-struct part { int axis[TUTTI_GRID_AXES], count, size; };/* some axes, and how many ranks differ in them alone */
+struct grid_part { int axis[TUTTI_GRID_AXES], count, size; };/* some axes, and how many ranks differ in them alone */
 
 /* ---- texts ---- */
 static size_t name_length(const char *text)
@@ -110,7 +110,7 @@ tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, in
 }
 
 /* ---- parts ---- */
-static tutti_status choose(const tutti_grid *g, const char *names, struct part *chosen)
+static tutti_status choose(const tutti_grid *g, const char *names, struct grid_part *chosen)
 {
     const char *text = names, *name;
     size_t length;
@@ -123,7 +123,7 @@ static tutti_status choose(const tutti_grid *g, const char *names, struct part *
                 names, (int)length, name);
         is_chosen[axis] = true;
     } while (*text);
-    *chosen = (struct part){ .size = 1 };
+    *chosen = (struct grid_part){ .size = 1 };
     for (int a = 0; a < g->axes; a++) {                 /* in the order of the grid, whatever that of the names */
         if (!is_chosen[a]) continue;
         chosen->axis[chosen->count++] = a;
@@ -131,9 +131,9 @@ static tutti_status choose(const tutti_grid *g, const char *names, struct part *
     }
     return TUTTI_OK;
 }
-static struct part others_of(const tutti_grid *g, const struct part *chosen)
+static struct grid_part others_of(const tutti_grid *g, const struct grid_part *chosen)
 {
-    struct part others = { .size = g->ranks / chosen->size };
+    struct grid_part others = { .size = g->ranks / chosen->size };
     for (int a = 0, c = 0; a < g->axes; a++) {
         if (c < chosen->count && chosen->axis[c] == a) c++;
         else others.axis[others.count++] = a;
@@ -147,7 +147,7 @@ static int stride_of(const tutti_grid *g, int axis)
     return stride;
 }
 /* Where in the grid the n-th of a part is, and which of it a rank is. */
-static int rank_of(const tutti_grid *g, const struct part *p, int n)
+static int rank_of(const tutti_grid *g, const struct grid_part *p, int n)
 {
     int rank = 0;
     for (int i = 0; i < p->count; i++) {
@@ -156,7 +156,7 @@ static int rank_of(const tutti_grid *g, const struct part *p, int n)
     }
     return rank;
 }
-static int number_of(const tutti_grid *g, const struct part *p, int rank)
+static int number_of(const tutti_grid *g, const struct grid_part *p, int rank)
 {
     int n = 0, before = 1;
     for (int i = 0; i < p->count; i++) {
@@ -178,7 +178,7 @@ tutti_status grid_index(const tutti_grid *g, int rank, int *out)
 }
 tutti_status grid_groups(const tutti_grid *g, const char *names, int *groups, int *size)
 {
-    struct part chosen;
+    struct grid_part chosen;
     TRY(choose(g, names, &chosen));
     *groups = g->ranks / chosen.size;
     *size = chosen.size;
@@ -186,7 +186,7 @@ tutti_status grid_groups(const tutti_grid *g, const char *names, int *groups, in
 }
 tutti_status grid_group(const tutti_grid *g, const char *names, int group, int *out)
 {
-    struct part chosen, others;
+    struct grid_part chosen, others;
     TRY(choose(g, names, &chosen));
     others = others_of(g, &chosen);
     if (group < 0 || group >= others.size)
@@ -198,7 +198,7 @@ tutti_status grid_group(const tutti_grid *g, const char *names, int group, int *
 }
 tutti_status grid_find(const tutti_grid *g, const char *names, int rank, int *group, int *place)
 {
-    struct part chosen, others;
+    struct grid_part chosen, others;
     TRY(check_rank(g, rank));
     TRY(choose(g, names, &chosen));
     others = others_of(g, &chosen);
@@ -208,7 +208,7 @@ tutti_status grid_find(const tutti_grid *g, const char *names, int rank, int *gr
 }
 tutti_status grid_straddles(const tutti_grid *g, const char *names, const int *host, int *group, int *most)
 {
-    struct part chosen, others;
+    struct grid_part chosen, others;
     TRY(choose(g, names, &chosen));
     others = others_of(g, &chosen);
     *group = -1;

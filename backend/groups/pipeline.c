@@ -214,7 +214,7 @@ static void make_dualpipe_v(struct tutti_pipeline *p)
 }
 
 /* ---- schedules ---- */
-static const struct schedule {
+static const struct pipeline_rule {
     const char *name;
     rule *choose;                                       /* or */
     void (*write)(struct tutti_pipeline *);
@@ -234,13 +234,14 @@ static const struct schedule {
 enum { SCHEDULES = sizeof schedules / sizeof schedules[0] };
 enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 65536, MOST_CHUNKS = 64, MOST_WORK = 1 << 24 };
 const char *pipeline_name(int index) { return index >= 0 && index < SCHEDULES ? schedules[index].name : NULL; }
-static const struct schedule *find_schedule(const char *name)
+static const struct pipeline_rule *find_schedule(const char *name)
 {
     for (int i = 0; i < SCHEDULES; i++)
         if (strcmp(schedules[i].name, name) == 0) return &schedules[i];
     return NULL;
 }
-static tutti_status check_sizes(const struct schedule *s, const char *name, int ranks, int chunks, int microbatches)
+static tutti_status check_sizes(const struct pipeline_rule *s, const char *name, int ranks, int chunks,
+    int microbatches)
 {
     if (!s)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -267,7 +268,7 @@ static tutti_status check_sizes(const struct schedule *s, const char *name, int 
             ranks, microbatches);
     return TUTTI_OK;
 }
-static tutti_status make(struct tutti_pipeline *p, const struct schedule *s)
+static tutti_status make(struct tutti_pipeline *p, const struct pipeline_rule *s)
 {
     size_t each = (size_t)p->chunks * (size_t)p->microbatches * 3;
     p->list = memory_zeroed((size_t)p->ranks, sizeof *p->list);
@@ -282,7 +283,7 @@ static tutti_status make(struct tutti_pipeline *p, const struct schedule *s)
 }
 tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)
 {
-    const struct schedule *s = find_schedule(schedule);
+    const struct pipeline_rule *s = find_schedule(schedule);
     TRY(check_sizes(s, schedule, ranks, chunks, microbatches));
     struct tutti_pipeline *p = memory_zeroed(1, sizeof *p);
     if (!p) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");

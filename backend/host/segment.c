@@ -17,7 +17,7 @@
 #define MADV_POPULATE_WRITE 23                                         /* Linux 5.14 */
 #endif
 enum { ALIGNMENT = 512 };
-struct header {
+struct segment_header {
     char magic[8];
     unsigned char nonce[16];
     uint32_t filled;                                   /* this kernel cannot populate, so everything was allocated */
@@ -52,7 +52,7 @@ static bool round_to_pages(size_t bytes, size_t *out)
 /* Fills in all of *out but the addresses. */
 static bool offsets_compute(struct segment *out, const struct segment_shape *shape, struct offsets *at)
 {
-    size_t page = page_bytes(), end = sizeof(struct header), ranks = (size_t)shape->ranks, none = 0;
+    size_t page = page_bytes(), end = sizeof(struct segment_header), ranks = (size_t)shape->ranks, none = 0;
     size_t counts = ranks * (size_t)shape->columns;
     *out = (struct segment){ .ranks = shape->ranks, .columns = shape->columns };
     out->account_bytes = shape->account_bytes;
@@ -86,9 +86,9 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
             strerror(errno));
     memfd_keep_out(base, offsets->bytes);
     out->base = base;
-    out->failure = &((struct header *)base)->failure;
-    out->told = &((struct header *)base)->told;
-    out->tuning = &((struct header *)base)->tuning;
+    out->failure = &((struct segment_header *)base)->failure;
+    out->told = &((struct segment_header *)base)->told;
+    out->tuning = &((struct segment_header *)base)->tuning;
     out->introductions = (struct introduction *)(void *)(out->base + offsets->introductions);
     out->controls = (struct control *)(void *)(out->base + offsets->controls);
     out->lines = (struct line *)(void *)(out->base + offsets->lines);
@@ -112,7 +112,7 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
 {
     size_t page = page_bytes(), offset = (size_t)((unsigned char *)at - segment->base), first = offset / page * page;
     assert((unsigned char *)at >= segment->base && bytes <= segment->bytes && offset <= segment->bytes - bytes);
-    if (!bytes || ((const struct header *)(const void *)segment->base)->filled) return TUTTI_OK;
+    if (!bytes || ((const struct segment_header *)(const void *)segment->base)->filled) return TUTTI_OK;
     size_t length = size_round_up(offset + bytes - first, page);
     int error;
     do error = populate(segment->base + first, length);
@@ -138,7 +138,7 @@ static tutti_status build(struct segment *out, const struct offsets *offsets, co
     TRY(memfd_create_sealed(offsets->bytes, fd));
     TRY(allocate(*fd, offsets->counts, "control blocks"));
     TRY(segment_map(out, offsets, *fd));
-    struct header *header = (struct header *)(void *)out->base;
+    struct segment_header *header = (struct segment_header *)(void *)out->base;
     atomic_store(&out->failure->operation, UINT64_MAX);
     header->filled = populate(out->base, page_bytes()) == EINVAL;
     if (header->filled) TRY(allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
@@ -167,7 +167,7 @@ tutti_status segment_create(struct segment *out, const struct segment_shape *sha
 /* ---- attach ---- */
 static tutti_status check_header(const struct segment *segment, const unsigned char nonce[16])
 {
-    const struct header *header = (const struct header *)(const void *)segment->base;
+    const struct segment_header *header = (const struct segment_header *)(const void *)segment->base;
     if (memcmp(header->magic, magic, sizeof magic) != 0 || memcmp(header->nonce, nonce, sizeof header->nonce) != 0)
         return status_fail(TUTTI_SYSTEM, "the received shared memory does not belong to this group");
     return TUTTI_OK;

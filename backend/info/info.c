@@ -21,9 +21,9 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-struct text { char *at; size_t capacity, length; };
-static void put(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void put(struct text *t, const char *format, ...)
+struct info_text { char *at; size_t capacity, length; };
+static void put(struct info_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct info_text *t, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -32,7 +32,7 @@ static void put(struct text *t, const char *format, ...)
     va_end(arguments);
     if (n > 0) t->length += (size_t)n;
 }
-static void put_string(struct text *t, const char *s)                  /* as JSON */
+static void put_string(struct info_text *t, const char *s)                  /* as JSON */
 {
     put(t, "\"");
     for (; *s; s++) {
@@ -42,14 +42,14 @@ static void put_string(struct text *t, const char *s)                  /* as JSO
     }
     put(t, "\"");
 }
-static void put_pair(struct text *t, const char *name, const char *value, const char *after)
+static void put_pair(struct info_text *t, const char *name, const char *value, const char *after)
 {
     put_string(t, name);
     put(t, ": ");
     put_string(t, value);
     put(t, "%s", after);
 }
-static void put_limit(struct text *t, const char *name, int which, const char *after)
+static void put_limit(struct info_text *t, const char *name, int which, const char *after)
 {
     struct rlimit limit;
     bool known = getrlimit((__rlimit_resource_t)which, &limit) == 0;
@@ -59,7 +59,7 @@ static void put_limit(struct text *t, const char *name, int which, const char *a
 }
 
 /* ---- parts ---- */
-static void put_host(struct text *t)
+static void put_host(struct info_text *t)
 {
     struct utsname name;
     char host[64] = "";
@@ -71,7 +71,7 @@ static void put_host(struct text *t)
     put_pair(t, "kernel", uname(&name) == 0 ? name.release : "", ", ");
     put(t, "\"usable_cores\": %d}, ", cores);
 }
-static void put_limits(struct text *t)
+static void put_limits(struct info_text *t)
 {
     struct statvfs shm;
     put(t, "\"limits\": {");
@@ -82,7 +82,7 @@ static void put_limits(struct text *t)
         put(t, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
     else put(t, "\"dev_shm_bytes\": null}, ");
 }
-static void put_kernels(struct text *t)
+static void put_kernels(struct info_text *t)
 {
     put(t, "\"isa\": {");
     put_pair(t, "used", kernels_isa(), ", \"available\": [");
@@ -92,14 +92,14 @@ static void put_kernels(struct text *t)
     }
     put(t, "]}, ");
 }
-static void put_decimal(struct text *t, double value)   /* whatever the locale, as JSON has it */
+static void put_decimal(struct info_text *t, double value)   /* whatever the locale, as JSON has it */
 {
     enum { MILLION = 1000000 };
     unsigned long long millionths = (unsigned long long)(value * MILLION + 0.5);
     put(t, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
 }
 /* What collectives of several ranks of this host go by. Measured now, if nobody has yet. */
-static void put_machine(struct text *t)
+static void put_machine(struct info_text *t)
 {
     const struct machine_row *rows;
     int count = machine_table(&rows);
@@ -124,7 +124,7 @@ static void describe_choice(char *out, size_t bytes)
     if (*given) snprintf(out, bytes, "%s", *names ? names : "TUTTI_TRANSPORT names an unknown transport");
     else snprintf(out, bytes, "%s, because %s RDMA port of this host is active", names, sockets ? "no" : "an");
 }
-static void put_transports(struct text *t)
+static void put_transports(struct info_text *t)
 {
     char ucx[1024], verbs[1024], choice[128];
     describe_choice(choice, sizeof choice);
@@ -138,7 +138,7 @@ static void put_transports(struct text *t)
     put_pair(t, "tcp", "yes: the system's sockets", ", ");
     put_pair(t, "between hosts", choice, "}, ");
 }
-static void put_settings(struct text *t)
+static void put_settings(struct info_text *t)
 {
     const struct settings_row *rows;
     int count = settings_table(&rows);
@@ -155,7 +155,7 @@ static void put_settings(struct text *t)
     }
     put(t, "], ");
 }
-static void put_algorithms(struct text *t)
+static void put_algorithms(struct info_text *t)
 {
     put(t, "\"algorithms\": {");
     for (int f = 0; f < FAMILY_COUNT; f++) {
@@ -171,7 +171,7 @@ static void put_algorithms(struct text *t)
 }
 tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
 {
-    struct text t = { buffer, capacity, 0 };
+    struct info_text t = { buffer, capacity, 0 };
     put(&t, "{");
     put_pair(&t, "version", TUTTI_VERSION, ", ");
     put_pair(&t, "compiler", __VERSION__, ", ");
@@ -188,7 +188,7 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
 }
 
 /* ---- a group ---- */
-static void parameters_put(struct text *t, const struct machine *machine)
+static void parameters_put(struct info_text *t, const struct machine *machine)
 {
     const struct machine_row *rows;
     int count = machine_table(&rows);
@@ -206,7 +206,7 @@ static void parameters_put(struct text *t, const struct machine *machine)
     put(t, "}");
 }
 /* Whether private tensors of peers can be read where they lie; found out by the first operation that may want it. */
-static void put_single_copy(struct text *t, const tutti_comm *comm)
+static void put_single_copy(struct info_text *t, const tutti_comm *comm)
 {
     const struct reach *reach = &comm->reach;
     int known = atomic_load(&reach->reading);
@@ -222,7 +222,7 @@ static void put_single_copy(struct text *t, const tutti_comm *comm)
 }
 tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
-    struct text t = { buffer, capacity, 0 };
+    struct info_text t = { buffer, capacity, 0 };
     const struct group *g = &comm->group;
     const struct chooser *chooser = &comm->launcher.chooser;
     put(&t, "{");

@@ -30,7 +30,7 @@ void id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsi
 }
 
 /* ---- messages ---- */
-struct introduction {                                  /* what a rank says first */
+struct id_introduction {                                  /* what a rank says first */
     char magic[8];
     int32_t rank;
     uint32_t unused;
@@ -101,7 +101,7 @@ static void tell_all(struct server *r, const struct join_reply *reply)
         client_dismiss(r, i);
     }
 }
-static tutti_status client_join(struct server *r, struct client *client, const struct introduction *said)
+static tutti_status client_join(struct server *r, struct client *client, const struct id_introduction *said)
 {
     const struct member *theirs = &said->member;
     struct member *seat = (uint32_t)said->rank < r->mine->size ? &r->table[said->rank] : NULL;
@@ -126,7 +126,7 @@ static tutti_status fail_left(const struct server *r, int rank)
         (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
 }
 /* False: not one of us. A rank out of range is one when its idea of the size is the reason. */
-static bool is_introduction(const struct server *r, int bytes, const struct introduction *said)
+static bool is_introduction(const struct server *r, int bytes, const struct id_introduction *said)
 {
     if (bytes != (int)sizeof *said || memcmp(said->magic, magic, sizeof magic) != 0) return false;
     if (said->rank <= 0 || !member_has_come(&said->member)) return false;
@@ -144,7 +144,7 @@ static int client_prove(const struct server *r, struct client *client) /* 1: now
 /* last: if it still says nothing, it goes. */
 static tutti_status client_hear(struct server *r, int index, bool last)
 {
-    struct introduction said;
+    struct id_introduction said;
     struct client *client = &r->clients[index];
     if (!client->proved) {
         int proved = client_prove(r, client);
@@ -296,7 +296,7 @@ static int id_prove(const struct host_barrier_point *point, const struct member 
 static tutti_status id_follow(const struct host_barrier_point *point, int rank, const struct member *mine,
     int64_t deadline_ms, struct join_reply *found)
 {
-    struct introduction say = { .rank = rank, .member = *mine };
+    struct id_introduction say = { .rank = rank, .member = *mine };
     memcpy(say.magic, magic, sizeof magic);
     int socket = connect_until(point, deadline_ms);
     if (socket == -ETIMEDOUT)

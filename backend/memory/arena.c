@@ -19,7 +19,7 @@
 
 enum { MOST_BLOCKS = 512, MANY_BLOCKS = 256, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
 enum { LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };
-struct header {                                        /* the first page of a block */
+struct arena_header {                                        /* the first page of a block */
     char magic[8];
     uint64_t block;
     _Atomic uint32_t retired;
@@ -125,7 +125,7 @@ struct arena_extent arena_extent(void)
 }
 
 /* ---- blocks ---- */
-static struct header *header_of(void *base) { return base; }
+static struct arena_header *header_of(void *base) { return base; }
 static unsigned char *region_of(const struct block *b) { return b->base + page_bytes(); }
 static size_t region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
 static void block_unmake(struct block *b)              /* its memory is free at once, whoever has mapped it, too */
@@ -370,7 +370,7 @@ static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const c
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of %s shared tensors: %s (limit on address space? see ulimit -v)", bytes, whose,
             strerror(errno));
-    const struct header *header = header_of(base);
+    const struct arena_header *header = header_of(base);
     if (memcmp(header->magic, magic, sizeof magic) != 0 || header->block != block) {
         munmap(base, bytes);
         return status_fail(TUTTI_SYSTEM, "the received block of %s shared tensors is not the requested one", whose);
@@ -385,5 +385,8 @@ tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const ch
     close(descriptor);
     return status;
 }
-bool arena_is_retired(const void *attached) { return atomic_load(&((const struct header *)attached)->retired) != 0; }
+bool arena_is_retired(const void *attached)
+{
+    return atomic_load(&((const struct arena_header *)attached)->retired) != 0;
+}
 void arena_detach(void *attached, size_t bytes) { munmap(attached, bytes); }

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 1024, TEXT_BYTES = 8192 };
-struct version { const char *line, *folder, *limit, *used, *files[2]; };
-static const struct version versions[] = {
+struct cgroup_version { const char *line, *folder, *limit, *used, *files[2]; };
+static const struct cgroup_version versions[] = {
     { "0::", "", "memory.max", "memory.current", { "inactive_file ", "active_file " } },
     { ":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
         { "total_inactive_file ", "total_active_file " } },
@@ -42,7 +42,7 @@ static uint64_t number_in(const char *folder, const char *file, const char *key)
     snprintf(path, sizeof path, "%s/%s", folder, file);
     return read_text(path, text) ? number_of(text, key) : UINT64_MAX;
 }
-static uint64_t group_available(const char *folder, const struct version *v)
+static uint64_t group_available(const char *folder, const struct cgroup_version *v)
 {
     uint64_t limit = number_in(folder, v->limit, ""), used = number_in(folder, v->used, "");
     if (limit == UINT64_MAX || used == UINT64_MAX) return UINT64_MAX;
@@ -53,7 +53,7 @@ static uint64_t group_available(const char *folder, const struct version *v)
     return limit > used ? limit - used : 0;
 }
 /* Of the group that a line of /proc/self/cgroup names, and of all above it. */
-static uint64_t groups_available(const char *cgroups, const struct version *v, const char *group, size_t bytes)
+static uint64_t groups_available(const char *cgroups, const struct cgroup_version *v, const char *group, size_t bytes)
 {
     uint64_t least = UINT64_MAX;
     char folder[PATH_BYTES];

@@ -129,7 +129,7 @@ static void address_keep(struct link *link, const struct packet_and_address *mes
     link->process_address->bytes = bytes - sizeof message->packet;
     memcpy(link->process_address->content, message->process_address, link->process_address->bytes);
 }
-static bool hear(struct peer *peer, const union message *m, size_t bytes)      /* false: it is the end */
+static bool hear(struct peer *peer, const union link_message *m, size_t bytes)      /* false: it is the end */
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
@@ -146,7 +146,7 @@ static bool hear(struct peer *peer, const union message *m, size_t bytes)      /
 }
 static bool hear_all(struct peer *peer)
 {
-    union message message;
+    union link_message message;
     int bytes;
     while ((bytes = wire_next(peer->link->wire, &message)) > 0)
         if (!hear(peer, &message, (size_t)bytes)) return false;

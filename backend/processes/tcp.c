@@ -11,12 +11,12 @@
 #include <unistd.h>
 
 enum { LISTEN_QUEUE = 4096, RECEIVE_BYTES = 128 * 1024 };
-union name {
+union local_name {
     struct sockaddr any;
     struct sockaddr_in four;
     struct sockaddr_in6 six;
 };
-static socklen_t name_of(const struct contact *c, const struct contact *near, union name *out)
+static socklen_t name_of(const struct contact *c, const struct contact *near, union local_name *out)
 {
     memset(out, 0, sizeof *out);
     out->any.sa_family = c->family;
@@ -31,7 +31,7 @@ static socklen_t name_of(const struct contact *c, const struct contact *near, un
         out->six.sin6_scope_id = near->family == AF_INET6 && near->scope ? near->scope : c->scope;
     return sizeof out->six;
 }
-static struct contact contact_of(const union name *name)
+static struct contact contact_of(const union local_name *name)
 {
     struct contact c = { .family = name->any.sa_family };
     if (c.family == AF_INET) {
@@ -46,14 +46,14 @@ static struct contact contact_of(const union name *name)
 }
 struct contact tcp_here(int socket)
 {
-    union name name = { .any = { 0 } };
+    union local_name name = { .any = { 0 } };
     socklen_t bytes = sizeof name;
     getsockname(socket, &name.any, &bytes);
     return contact_of(&name);
 }
 struct contact tcp_there(int socket)
 {
-    union name name = { .any = { 0 } };
+    union local_name name = { .any = { 0 } };
     socklen_t bytes = sizeof name;
     getpeername(socket, &name.any, &bytes);
     return contact_of(&name);
@@ -94,7 +94,7 @@ static int close_with(int descriptor, int error)
 }
 int tcp_listen(const struct contact *at)
 {
-    union name name;
+    union local_name name;
     int descriptor = open_socket(at->family);
     if (descriptor < 0) return descriptor;
     socklen_t bytes = name_of(at, at, &name);
@@ -106,7 +106,7 @@ int tcp_listen(const struct contact *at)
 }
 int tcp_call(const struct contact *at, const struct contact *near)
 {
-    union name name;
+    union local_name name;
     int descriptor = open_socket(at->family);
     if (descriptor < 0) return descriptor;
     socklen_t bytes = name_of(at, near, &name);

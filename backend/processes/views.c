@@ -31,8 +31,8 @@ struct view {
     char detail[256];
     struct view *next;
 };
-struct order { uint64_t block, number; };               /* what the token of WANTED carries */
-struct answer { uint64_t number, bytes; };              /* and of BLOCK; bytes 0: there is no such block */
+struct view_order { uint64_t block, number; };               /* what the token of WANTED carries */
+struct view_answer { uint64_t number, bytes; };              /* and of BLOCK; bytes 0: there is no such block */
 static uint64_t last_number;
 static _Atomic uint32_t arrivals, sleepers;
 
@@ -85,12 +85,12 @@ void views_forget(struct peer *peer)
 }
 
 /* ---- asking ---- */
-static_assert(sizeof(struct order) == 16 && sizeof(struct answer) == 16, "they are tokens");
+static_assert(sizeof(struct view_order) == 16 && sizeof(struct view_answer) == 16, "they are tokens");
 /* That a peer is gone is for the watch thread to tell. */
 static tutti_status ask(struct view *view)
 {
     struct peer *peer = view->peer;
-    struct order order = { view->block, view->number };
+    struct view_order order = { view->block, view->number };
     unsigned char token[sizeof order];
     memcpy(token, &order, sizeof token);
     if (peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
@@ -134,12 +134,12 @@ void view_release(struct view *view)
 /* ---- answering; on the watch thread ---- */
 void views_answer(struct peer *peer, const unsigned char token[16])
 {
-    struct order order;
-    unsigned char reply[sizeof(struct answer)];
+    struct view_order order;
+    unsigned char reply[sizeof(struct view_answer)];
     size_t bytes = 0;
     memcpy(&order, token, sizeof order);
     int descriptor = arena_descriptor(order.block, &bytes);
-    memcpy(reply, &(struct answer){ order.number, bytes }, sizeof reply);
+    memcpy(reply, &(struct view_answer){ order.number, bytes }, sizeof reply);
     peer_tell(peer, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
     if (descriptor >= 0) close(descriptor);
 }
@@ -158,7 +158,7 @@ static tutti_status view_map(struct view *view, size_t bytes, int gift)
 }
 void views_receive(struct peer *peer, const unsigned char token[16], int gift)
 {
-    struct answer answer;
+    struct view_answer answer;
     memcpy(&answer, token, sizeof answer);
     struct view *view = peer->views;
     while (view && view->number != answer.number) view = view->next;

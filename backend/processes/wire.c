@@ -11,7 +11,7 @@
 static_assert(sizeof(struct frame) == 8
         && sizeof(struct packet_and_address) == sizeof(struct packet) + PROCESS_ADDRESS_BYTES,
     "no padding");
-static_assert(sizeof(struct frame) + sizeof(union message) <= WIRE_IN_BYTES, "the longest frame fits");
+static_assert(sizeof(struct frame) + sizeof(union link_message) <= WIRE_IN_BYTES, "the longest frame fits");
 
 int wire_put(struct wire *w, const void *message, size_t bytes, size_t most)
 {
@@ -62,7 +62,7 @@ int wire_pull(struct wire *w, int socket)
     w->in_bytes += (size_t)came;
     return (int)came;
 }
-static bool is_for_us(const union message *m, size_t bytes)
+static bool is_for_us(const union link_message *m, size_t bytes)
 {
     switch (m->packet.kind) {
     case CTRL_MSG: return ctrl_msg_is_for_us((int)bytes, &m->entry);
@@ -74,7 +74,7 @@ static bool is_for_us(const union message *m, size_t bytes)
     default: return false;
     }
 }
-int wire_next(struct wire *w, union message *out)
+int wire_next(struct wire *w, union link_message *out)
 {
     struct frame frame;
     if (w->in_bytes < sizeof frame) return 0;

@@ -14,7 +14,7 @@
 enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, TELL_BYTES = 2048, WIRE_IN_BYTES = 4096 };
 struct frame { uint32_t length, heard; }; /* of what follows; bytes of the other read so far, modulo 2^32 */
 struct packet_and_address { struct packet packet; unsigned char process_address[PROCESS_ADDRESS_BYTES]; };
-union message {
+union link_message {
     struct packet packet;
     struct packet_and_ctrl_msg entry;
     struct packet_and_address process_address;
@@ -34,4 +34,4 @@ bool wire_has_unsent(const struct wire *wire); /* or for the other end, so that 
 void wire_free(struct wire *wire);                      /* NULL, too */
 int wire_pull(struct wire *wire, int socket);           /* bytes that came, 0 at the end, or -errno */
 /* The next whole message: its bytes; 0: not here yet; -EPROTO: this is not what a link says. */
-int wire_next(struct wire *wire, union message *out);
+int wire_next(struct wire *wire, union link_message *out);

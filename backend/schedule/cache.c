@@ -7,10 +7,10 @@
 #include <stdlib.h>
 
 enum { CACHE_ROWS = 64 };
-struct entry {
+struct cache_entry {
     struct plan key, plan;
-    struct entry *next;                                     /* in its row */
-    struct entry *newer, *older;                            /* by when they were asked for */
+    struct cache_entry *next;                                     /* in its row */
+    struct cache_entry *newer, *older;                            /* by when they were asked for */
     size_t bytes;
     void *made;
     uint64_t masks[];                                       /* in_place, then shared, of both */
@@ -19,16 +19,16 @@ struct cache {
     size_t bytes, most;
     plan_release *release;
     void *context;
-    struct entry *newest, *oldest;
-    struct entry *rows[CACHE_ROWS];
+    struct cache_entry *newest, *oldest;
+    struct cache_entry *rows[CACHE_ROWS];
 };
 
-static void entry_destroy(struct entry *e)
+static void entry_destroy(struct cache_entry *e)
 {
     plan_finish(&e->plan);
     free(e);
 }
-static bool may_go(struct cache *cache, const struct entry *e)
+static bool may_go(struct cache *cache, const struct cache_entry *e)
 {
     return !cache->release || cache->release(cache->context, &e->plan, e->made);
 }
@@ -43,7 +43,7 @@ struct cache *cache_create(size_t most, plan_release *release, void *context)
 }
 void cache_destroy(struct cache *cache)
 {
-    for (struct entry *e = cache ? cache->newest : NULL, *older; e; e = older) {
+    for (struct cache_entry *e = cache ? cache->newest : NULL, *older; e; e = older) {
         older = e->older;
         may_go(cache, e);
         entry_destroy(e);
@@ -54,12 +54,12 @@ void cache_limit(struct cache *cache, size_t most) { cache->most = most; }
 size_t cache_held(const struct cache *cache) { return cache->bytes; }
 
 /* ---- by when they were asked for ---- */
-static void unlink_age(struct cache *cache, struct entry *e)
+static void unlink_age(struct cache *cache, struct cache_entry *e)
 {
     *(e->newer ? &e->newer->older : &cache->newest) = e->older;
     *(e->older ? &e->older->newer : &cache->oldest) = e->newer;
 }
-static void make_newest(struct cache *cache, struct entry *e)
+static void make_newest(struct cache *cache, struct cache_entry *e)
 {
     e->newer = NULL;
     e->older = cache->newest;
@@ -87,15 +87,15 @@ static size_t row_of(const struct plan *key)
     }
     return (size_t)(h % CACHE_ROWS);
 }
-static struct entry *entry_find(const struct cache *cache, const struct plan *key)
+static struct cache_entry *entry_find(const struct cache *cache, const struct plan *key)
 {
-    struct entry *e = cache->rows[row_of(key)];
+    struct cache_entry *e = cache->rows[row_of(key)];
     while (e && !key_equal(&e->key, key)) e = e->next;
     return e;
 }
-static void evict(struct cache *cache, struct entry *e)
+static void evict(struct cache *cache, struct cache_entry *e)
 {
-    struct entry **at = &cache->rows[row_of(&e->key)];
+    struct cache_entry **at = &cache->rows[row_of(&e->key)];
     while (*at != e) at = &(*at)->next;
     *at = e->next;
     unlink_age(cache, e);
@@ -105,17 +105,17 @@ static void evict(struct cache *cache, struct entry *e)
 /* All but the newest may go. */
 static void make_room(struct cache *cache)
 {
-    for (struct entry *e = cache->oldest, *newer; cache->bytes > cache->most && e != cache->newest; e = newer) {
+    for (struct cache_entry *e = cache->oldest, *newer; cache->bytes > cache->most && e != cache->newest; e = newer) {
         newer = e->newer;
         if (may_go(cache, e)) evict(cache, e);
     }
 }
 
 /* ---- asking ---- */
-static struct entry *entry_create(const struct plan *key)
+static struct cache_entry *entry_create(const struct plan *key)
 {
     int members = plan_members(key), words = mask_words(members);
-    struct entry *e = memory_zeroed(1, sizeof *e + 2 * (size_t)words * sizeof *e->masks);
+    struct cache_entry *e = memory_zeroed(1, sizeof *e + 2 * (size_t)words * sizeof *e->masks);
     if (!e) return NULL;
     mask_copy(e->masks, key->in_place, members);
     mask_copy(e->masks + words, key->shared, members);
@@ -126,9 +126,9 @@ static struct entry *entry_create(const struct plan *key)
     e->bytes = sizeof *e - sizeof e->plan + 2 * (size_t)words * sizeof *e->masks;
     return e;
 }
-static void entry_add(struct cache *cache, struct entry *e)
+static void entry_add(struct cache *cache, struct cache_entry *e)
 {
-    struct entry **row = &cache->rows[row_of(&e->key)];
+    struct cache_entry **row = &cache->rows[row_of(&e->key)];
     e->next = *row;
     *row = e;
     e->bytes += plan_bytes(&e->plan);
@@ -139,7 +139,7 @@ static void entry_add(struct cache *cache, struct entry *e)
 /* What the builder finds on its way (staging, unshared ranks) must not change what the plan is found by. */
 tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out)
 {
-    struct entry *e = entry_find(cache, key);
+    struct cache_entry *e = entry_find(cache, key);
     if (e) {
         unlink_age(cache, e);
         make_newest(cache, e);
@@ -161,9 +161,9 @@ tutti_status cache_plan(struct cache *cache, const struct plan *key, const struc
 }
 
 /* ---- what is made of plans ---- */
-static struct entry *entry_of(const struct plan *plan)
+static struct cache_entry *entry_of(const struct plan *plan)
 {
-    return (struct entry *)((uintptr_t)plan - offsetof(struct entry, plan));
+    return (struct cache_entry *)((uintptr_t)plan - offsetof(struct cache_entry, plan));
 }
 void *cache_made(const struct plan *plan) { return entry_of(plan)->made; }
 void cache_attach(struct cache *cache, const struct plan *plan, void *made, size_t bytes)

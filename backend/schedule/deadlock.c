@@ -8,13 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct run {
+struct deadlock_run {
     const struct plan *plan;
     struct match *match;
     int *at;
 };
 
-static bool is_met(const struct run *x, int rank, const struct wait *w)
+static bool is_met(const struct deadlock_run *x, int rank, const struct wait *w)
 {
     const struct plan *p = x->plan;
     if (w->lag == SLOT_REUSE) return true;
@@ -23,7 +23,7 @@ static bool is_met(const struct run *x, int rank, const struct wait *w)
     return other.rank < 0 || x->at[plan_index(p, other.rank)] > other.step;
 }
 /* As far as the member gets; true: it moved. */
-static bool run_member(const struct run *x, int member)
+static bool run_member(const struct deadlock_run *x, int member)
 {
     const struct schedule *s = &x->plan->ranks[member];
     int from = x->at[member];
@@ -34,7 +34,7 @@ static bool run_member(const struct run *x, int member)
     }
     return x->at[member] > from;
 }
-static bool judge(const struct run *x, struct plan *p)
+static bool judge(const struct deadlock_run *x, struct plan *p)
 {
     for (int m = 0; m < p->count; m++)
         if (x->at[m] < p->ranks[m].step_count) {
@@ -50,7 +50,9 @@ static bool judge(const struct run *x, struct plan *p)
 bool deadlock_free(const struct build *b)
 {
     struct plan *p = b->plan;
-    struct run x = { .plan = p, .match = match_create(p), .at = memory_zeroed((size_t)p->count, sizeof *x.at) };
+    struct deadlock_run x = {
+        .plan = p, .match = match_create(p), .at = memory_zeroed((size_t)p->count, sizeof *x.at)
+    };
     bool ran = x.match && x.at, free_of_it = false;
     if (ran) {
         for (bool moved = true; moved;) {

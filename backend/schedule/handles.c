@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct reader { int step, next; }; /* a send that reads a cell; next: 1 + the one before */
-struct cell { int receive, readers; }; /* 1 + step; 1 + the newest reader */
+struct handle_reader { int step, next; }; /* a send that reads a cell; next: 1 + the one before */
+struct handle_cell { int receive, readers; }; /* 1 + step; 1 + the newest reader */
 struct handles {
     const struct build *build;
     struct schedule *s;
-    struct cell *cells; /* of all ranks of the host */
-    struct reader *readers;
+    struct handle_cell *cells; /* of all ranks of the host */
+    struct handle_reader *readers;
     int *due, *open; /* messages the next step awaits; that only peers depend on */
     bool *done;
     int reader_count, reader_room, due_count, open_count;
@@ -40,7 +40,7 @@ static bool handles_init(struct handles *h, const struct build *b, struct schedu
     if (!fine) schedule_fail(s, schedule_no_memory);
     return fine;
 }
-static struct cell *cell_at(const struct handles *h, struct span a, int index)
+static struct handle_cell *cell_at(const struct handles *h, struct span a, int index)
 {
     size_t row = (size_t)place_of(h->s->layout, a.rank).index * (size_t)h->build->cells;
     return &h->cells[row + (size_t)cell_of(h->build->plan, a, index)];
@@ -58,22 +58,22 @@ static void handles_due(struct handles *h, const struct step *t)
     for (int x = 0; x < t->from_count + t->to_count; x++) {
         struct span a = h->s->spans[t->span + x];
         for (int i = 0; i < a.count; i++) {
-            const struct cell *c = cell_at(h, a, i);
+            const struct handle_cell *c = cell_at(h, a, i);
             if (c->receive) add_due(h, c->receive - 1);
             for (int n = x < t->from_count ? 0 : c->readers; n; n = h->readers[n - 1].next)
                 add_due(h, h->readers[n - 1].step);
         }
     }
 }
-static void add_reader(struct handles *h, struct cell *c, int step)
+static void add_reader(struct handles *h, struct handle_cell *c, int step)
 {
-    struct reader *readers = memory_grow(h->readers, h->reader_count, &h->reader_room, sizeof *readers);
+    struct handle_reader *readers = memory_grow(h->readers, h->reader_count, &h->reader_room, sizeof *readers);
     if (!readers) {
         schedule_fail(h->s, schedule_no_memory);
         return;
     }
     h->readers = readers;
-    readers[h->reader_count++] = (struct reader){ step, c->readers };
+    readers[h->reader_count++] = (struct handle_reader){ step, c->readers };
     c->readers = h->reader_count;
 }
 /* Notes what the step reads and writes. */
@@ -83,8 +83,8 @@ static void handles_start(struct handles *h, int step)
     for (int x = 0; x < t->from_count + t->to_count; x++) {
         struct span a = h->s->spans[t->span + x];
         for (int i = 0; i < a.count; i++) {
-            struct cell *c = cell_at(h, a, i);
-            if (x >= t->from_count) *c = (struct cell){ t->kind == RECV ? step + 1 : 0, 0 };
+            struct handle_cell *c = cell_at(h, a, i);
+            if (x >= t->from_count) *c = (struct handle_cell){ t->kind == RECV ? step + 1 : 0, 0 };
             else if (t->kind == SEND) add_reader(h, c, step);
         }
     }

@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum { SMALL = 4096, BOUNCE = 4096 };
-static int rank_of(const struct port *p) { return p->base.router->rank; }
+static int rank_of(const struct inproc_port *p) { return p->base.router->rank; }
 static struct transfer *find(const struct queue *q, uint64_t key)
 {
     struct transfer *x = q->first;
@@ -21,32 +21,36 @@ static struct transfer *find(const struct queue *q, uint64_t key)
     return x;
 }
 /* ---- departure ---- */
-static struct message *message_new(struct port *p, enum kind kind, const struct transfer *x, size_t room)
+static struct inproc_message *message_new(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x,
+    size_t room)
 {
-    struct message *m = memory_zeroed(1, sizeof *m + room);
-    if (m) *m = (struct message){ .kind = kind, .name = x->name, .bytes = x->wire, .id = x->key, .source = rank_of(p) };
+    struct inproc_message *m = memory_zeroed(1, sizeof *m + room);
+    if (m)
+        *m = (struct inproc_message){
+            .kind = kind, .name = x->name, .bytes = x->wire, .id = x->key, .source = rank_of(p)
+        };
     return m;
 }
-static void dispatch(struct port *p, struct message *m, int to)
+static void dispatch(struct inproc_port *p, struct inproc_message *m, int to)
 {
     struct inproc_world *w = p->world;
-    struct port *peer = &w->ports[to];
+    struct inproc_port *peer = &w->ports[to];
     if (peer->bonds[m->source].lost || p->bonds[to].lost) {
         free(m);
         return;
     }
     m->due = wire_soon(w);
-    for (const struct message *other = peer->inbox; other; other = other->next)
+    for (const struct inproc_message *other = peer->inbox; other; other = other->next)
         if (other->source == m->source && name_is(other->name, m->name) && other->due > m->due) m->due = other->due;
-    struct message **at = &peer->inbox;
+    struct inproc_message **at = &peer->inbox;
     while (*at && (*at)->due <= m->due) at = &(*at)->next;
     m->next = *at;
     *at = m;
     port_notice(peer);
 }
-static void tell(struct port *p, enum kind kind, const struct transfer *x, int to, bool agreed)
+static void tell(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x, int to, bool agreed)
 {
-    struct message *m = message_new(p, kind, x, 0);
+    struct inproc_message *m = message_new(p, kind, x, 0);
     if (!m) {
         router_fail(p->base.router,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", rank_of(p), to));
@@ -57,11 +61,11 @@ static void tell(struct port *p, enum kind kind, const struct transfer *x, int t
 }
 static void inproc_send(struct transport *t, int to, struct transfer *x)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     bool small = x->wire <= SMALL && p->bonds[to].buffered < p->world->options.budget && wire_draw(p->world) % 2;
     x->key = ++p->world->sent;
     x->others = 0;
-    struct message *m = message_new(p, small ? EAGER : ANNOUNCE, x, small ? (size_t)x->wire : 0);
+    struct inproc_message *m = message_new(p, small ? EAGER : ANNOUNCE, x, small ? (size_t)x->wire : 0);
     if (!m) {
         router_refuse(p->base.router, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", rank_of(p), to));
@@ -76,15 +80,15 @@ static void inproc_send(struct transport *t, int to, struct transfer *x)
 }
 
 /* ---- arrival ---- */
-static void give_back(struct port *p, int source) { p->world->ports[source].bonds[rank_of(p)].buffered--; }
+static void give_back(struct inproc_port *p, int source) { p->world->ports[source].bonds[rank_of(p)].buffered--; }
 static void inproc_release(struct transport *t, int source, uint64_t bytes)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     (void)bytes;
     give_back(p, source);
     port_leave(p);
 }
-static void accept(struct port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
+static void accept(struct inproc_port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
 {
     x->key = id;
     if (!transfer_meets(x, source, bytes)) {
@@ -97,11 +101,11 @@ static void accept(struct port *p, int source, struct transfer *x, uint64_t byte
 }
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     accept(p, source, x, a->bytes, a->id);
     port_leave(p);
 }
-static void keep(struct port *p, const struct message *m)
+static void keep(struct inproc_port *p, const struct inproc_message *m)
 {
     struct matching *matching = &p->base.router->matching;
     struct arrival *a = matching_arrival(matching, m->kind == EAGER ? (size_t)m->bytes : 0);
@@ -119,7 +123,7 @@ static void keep(struct port *p, const struct message *m)
     if (m->kind == EAGER) memcpy(a->data, m->data, (size_t)m->bytes);
     matching_keep(matching, a);
 }
-static void hear_message(struct port *p, const struct message *m)
+static void hear_message(struct inproc_port *p, const struct inproc_message *m)
 {
     struct transfer *x = matching_arrive(&p->base.router->matching, m->source, m->name);
     if (!x) keep(p, m);
@@ -132,13 +136,13 @@ static void hear_message(struct port *p, const struct message *m)
         give_back(p, m->source);
     }
 }
-static void hear_withdrawal(struct port *p, const struct message *m)
+static void hear_withdrawal(struct inproc_port *p, const struct inproc_message *m)
 {
     struct matching *matching = &p->base.router->matching;
     struct arrival *a = matching_withdraw(matching, NULL, m->source, m->name, m->id);
     if (a) matching_free(matching, a); /* else its receive finds nothing to read */
 }
-static void hear_end(struct port *p, const struct message *m)
+static void hear_end(struct inproc_port *p, const struct inproc_message *m)
 {
     struct transfer *x = find(&p->open, m->id);
     if (!x) return; /* cancelled meanwhile */
@@ -146,7 +150,7 @@ static void hear_end(struct port *p, const struct message *m)
     if (m->agreed) transfer_done(x);
     else transfer_fail(x, TUTTI_MISMATCH, m->bytes);
 }
-static void hear(struct port *p, const struct message *m)
+static void hear(struct inproc_port *p, const struct inproc_message *m)
 {
     switch (m->kind) {
     case EAGER:
@@ -165,14 +169,14 @@ static void copy(struct transfer *from, struct transfer *to, uint64_t bytes)
     }
 }
 /* All that is left, or a part of it and the rest later. */
-static bool read_some(struct port *p, struct transfer *from, struct transfer *to) /* true: all is there */
+static bool read_some(struct inproc_port *p, struct transfer *from, struct transfer *to) /* true: all is there */
 {
     uint64_t left = to->wire - to->moved, share = wire_draw(p->world) % 4;
     copy(from, to, share ? left : left / 2);
     to->others = wire_soon(p->world);
     return to->moved == to->wire;
 }
-static void read_due(struct port *p)
+static void read_due(struct inproc_port *p)
 {
     for (struct transfer *before = NULL, *x = p->reads.first; x; x = before ? before->next : p->reads.first) {
         struct transfer *from = find(&p->world->ports[x->source].open, x->key);
@@ -189,10 +193,10 @@ static void read_due(struct port *p)
 }
 static bool inproc_poll(struct transport *t)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     if (!p->world->wire.runs) p->world->clock++;
     bool moved = port_is_about_to_move(p);
-    for (struct message *m; (m = p->inbox) != NULL && m->due <= p->world->clock; free(m)) {
+    for (struct inproc_message *m; (m = p->inbox) != NULL && m->due <= p->world->clock; free(m)) {
         p->inbox = m->next;
         hear(p, m);
     }
@@ -203,25 +207,25 @@ static bool inproc_poll(struct transport *t)
 
 /* ---- cancelling ---- */
 /* Also true once it has been read, until that is heard. */
-static bool is_being_read(const struct port *p, const struct transfer *send)
+static bool is_being_read(const struct inproc_port *p, const struct transfer *send)
 {
     return send->moved || find(&p->world->ports[send->peer].reads, send->key);
 }
-static bool forget_send(struct port *p, struct transfer *x)
+static bool forget_send(struct inproc_port *p, struct transfer *x)
 {
     if (is_being_read(p, x)) return false;
     queue_remove(&p->open, x);
     tell(p, WITHDRAW, x, x->peer, false);
     return true;
 }
-static bool forget_receive(struct port *p, struct transfer *x)
+static bool forget_receive(struct inproc_port *p, struct transfer *x)
 {
     if (queue_remove(&p->reads, x)) tell(p, OVER, x, x->source, true);
     return true;
 }
 static bool inproc_cancel(struct transport *t, int member, struct transfer *x)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     int64_t limit = p->world->options.cancel_ms, now = clock_ms();
     bool forgotten = x->is_send ? forget_send(p, x) : forget_receive(p, x);
     bool first = !forgotten && x->others == 0;
@@ -242,11 +246,11 @@ static void fail_all_with(struct queue *q, int rank, tutti_status status)
 }
 static void inproc_lose(struct transport *t, int member, tutti_status status)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     p->bonds[member].lost = true;
     fail_all_with(&p->open, member, status);
     fail_all_with(&p->reads, member, status);
-    for (struct message **at = &p->inbox, *m; (m = *at) != NULL;) {
+    for (struct inproc_message **at = &p->inbox, *m; (m = *at) != NULL;) {
         if (m->source != member) {
             at = &m->next;
             continue;
@@ -258,7 +262,7 @@ static void inproc_lose(struct transport *t, int member, tutti_status status)
 }
 static bool inproc_arm(struct transport *t)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     bool armed = port_arm(p);
     port_leave(p);
     return armed;
@@ -267,7 +271,7 @@ static bool inproc_arm(struct transport *t)
 /* ---- the end ---- */
 static void inproc_close(struct transport *t)
 {
-    struct port *p = port_enter(t);
+    struct inproc_port *p = port_enter(t);
     p->open = p->reads = (struct queue){ NULL, NULL };
     t->router = NULL;
     p->armed = false;

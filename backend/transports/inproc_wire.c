@@ -20,35 +20,35 @@ uint64_t wire_soon(struct inproc_world *w)
     return w->clock + (w->options.delay ? wire_draw(w) % (uint64_t)w->options.delay : 0);
 }
 static uint64_t now_us(const struct inproc_world *w) { return (uint64_t)(clock_ns() - w->wire.begin_ns) / 1000; }
-struct port *port_enter(struct transport *t)
+struct inproc_port *port_enter(struct transport *t)
 {
-    struct port *p = (struct port *)t;
+    struct inproc_port *p = (struct inproc_port *)t;
     pthread_mutex_lock(&p->world->lock);
     if (p->world->wire.runs) p->world->clock = now_us(p->world);
     return p;
 }
-void port_leave(struct port *p) { pthread_mutex_unlock(&p->world->lock); }
+void port_leave(struct inproc_port *p) { pthread_mutex_unlock(&p->world->lock); }
 
 /* ---- waking ---- */
-static void wake(struct port *p)
+static void wake(struct inproc_port *p)
 {
     const struct router *r = p->base.router;
     if (r && p->armed && r->bell.ring) r->bell.ring(r->bell.context);
     p->armed = false;
 }
-void port_notice(struct port *p)
+void port_notice(struct inproc_port *p)
 {
     if (p->world->wire.runs) pthread_cond_signal(&p->world->wire.changed);
     else wake(p);
 }
-static uint64_t next_due(const struct port *p)
+static uint64_t next_due(const struct inproc_port *p)
 {
     uint64_t due = p->inbox ? p->inbox->due : UINT64_MAX;
     for (const struct transfer *x = p->reads.first; x; x = x->next)
         if (x->others < due) due = x->others;
     return due;
 }
-bool port_is_about_to_move(const struct port *p)
+bool port_is_about_to_move(const struct inproc_port *p)
 {
     uint64_t due = next_due(p);
     return p->world->wire.runs ? due <= p->world->clock : due < UINT64_MAX;
@@ -57,7 +57,7 @@ static uint64_t wake_due(struct inproc_world *w) /* when to look again */
 {
     uint64_t next = UINT64_MAX;
     w->clock = now_us(w);
-    for (struct port *p = w->ports; p < w->ports + w->size; p++) {
+    for (struct inproc_port *p = w->ports; p < w->ports + w->size; p++) {
         uint64_t due = p->armed ? next_due(p) : UINT64_MAX;
         if (due <= w->clock) wake(p);
         else if (due < next) next = due;
@@ -79,7 +79,7 @@ static void *wire_main(void *context)
     return NULL;
 }
 
-bool port_arm(struct port *p)
+bool port_arm(struct inproc_port *p)
 {
     p->armed = !port_is_about_to_move(p);
     if (p->armed && p->world->wire.runs) pthread_cond_signal(&p->world->wire.changed);
@@ -128,14 +128,14 @@ struct inproc_world *inproc_create(int size, const struct inproc_options *option
 void inproc_connect(struct inproc_world *world, struct router *router)
 {
     assert(router->size == world->size);
-    struct port *p = port_enter(&world->ports[router->rank].base);
+    struct inproc_port *p = port_enter(&world->ports[router->rank].base);
     p->base.router = router;
     port_leave(p);
     router_add(router, &p->base, NULL, world->size);
 }
 uint64_t inproc_bytes_sent(struct inproc_world *world, int rank)
 {
-    struct port *p = port_enter(&world->ports[rank].base);
+    struct inproc_port *p = port_enter(&world->ports[rank].base);
     uint64_t bytes = p->bytes_sent;
     port_leave(p);
     return bytes;
@@ -144,8 +144,8 @@ void inproc_destroy(struct inproc_world *w)
 {
     if (!w) return;
     wire_stop(w);
-    for (struct port *p = w->ports; p && p < w->ports + w->size; p++) {
-        for (struct message *m; (m = p->inbox) != NULL; free(m)) p->inbox = m->next;
+    for (struct inproc_port *p = w->ports; p && p < w->ports + w->size; p++) {
+        for (struct inproc_message *m; (m = p->inbox) != NULL; free(m)) p->inbox = m->next;
         free(p->bonds);
     }
     free(w->ports);

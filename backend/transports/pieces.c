@@ -20,19 +20,19 @@ bool pieces_start(struct transfer *transfer)
     transfer->offset = 0;
     return true;
 }
-struct run {
+struct byte_run {
     unsigned char *at;
     size_t real, wire;
 };
 
 /* The longest run of the next `most` bytes that lies in one piece; the cursor moves past it. */
-static struct run next_run(struct transfer *x, size_t most)
+static struct byte_run next_run(struct transfer *x, size_t most)
 {
     assert(x->piece < x->piece_count);
     const struct piece *p = &x->pieces[x->piece];
     size_t rest = p->wire - x->offset, wire = rest < most ? rest : most;
     size_t left = p->length > x->offset ? p->length - x->offset : 0;
-    struct run run = { left ? p->at + x->offset : NULL, left < wire ? left : wire, wire };
+    struct byte_run run = { left ? p->at + x->offset : NULL, left < wire ? left : wire, wire };
     x->offset += wire;
     x->moved += wire;
     if (x->offset == p->wire) {
@@ -49,7 +49,7 @@ void piece_copy(copy_function *copy, void *to, const void *from, size_t bytes)
 void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned char *to, size_t bytes)
 {
     while (bytes) {
-        struct run run = next_run(transfer, bytes);
+        struct byte_run run = next_run(transfer, bytes);
         piece_copy(copy, to, run.at, run.real);
         to += run.wire;
         bytes -= run.wire;
@@ -58,7 +58,7 @@ void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned
 void pieces_scatter_with(copy_function *copy, struct transfer *transfer, const unsigned char *from, size_t bytes)
 {
     while (bytes) {
-        struct run run = next_run(transfer, bytes);
+        struct byte_run run = next_run(transfer, bytes);
         piece_copy(copy, run.at, from, run.real);
         from += run.wire;
         bytes -= run.wire;

@@ -101,8 +101,8 @@ INLINE float number_at(const struct strips *s, size_t i)
     return s->lost ? s->lost[i] : update_gradient(s->from, i, s->wide);
 }
 /* From `from` on all are wanted, of those between `least` and that the first `few`. */
-struct choice { uint32_t least, from; size_t few; bool finite; };
-static bool is_chosen(struct choice *choice, uint32_t magnitude)
+struct largest_choice { uint32_t least, from; size_t few; bool finite; };
+static bool is_chosen(struct largest_choice *choice, uint32_t magnitude)
 {
     if (magnitude >= choice->from) return true;
     if (magnitude < choice->least || choice->few == 0) return false;
@@ -110,7 +110,7 @@ static bool is_chosen(struct choice *choice, uint32_t magnitude)
     return true;
 }
 /* `list`: the places of what reaches the bound, as far as there is room for them; returns how many do. */
-INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t room, struct choice *out)
+INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t room, struct largest_choice *out)
 {
     uint32_t bin[BINS] = { 0 }, largest, bound = find_bound(s, kept, &largest);
     uint16_t place[STRIP];
@@ -129,11 +129,11 @@ INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t
         }
     }
     uint32_t least = bound + ((uint32_t)walk_down(bin, kept, &above) << shift);
-    *out = (struct choice){ least, least + (1u << shift), kept - above, largest < NOT_FINITE };
+    *out = (struct largest_choice){ least, least + (1u << shift), kept - above, largest < NOT_FINITE };
     return reach;
 }
 /* When the list had no room for all: by strip and column, as it would have been. */
-INLINE void list_chosen(const struct strips *s, struct choice choice, uint32_t *list)
+INLINE void list_chosen(const struct strips *s, struct largest_choice choice, uint32_t *list)
 {
     uint16_t place[STRIP];
     size_t taken = 0;
@@ -160,7 +160,7 @@ INLINE void take(char *values, const struct strips *s, const uint32_t *places, s
 INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
 {
     uint32_t *list = (void *)packed, *places = list + kept;
-    struct choice choice;
+    struct largest_choice choice;
     size_t reach = choose(s, kept, list, 2 * kept, &choice), taken = 0;
     if (reach > 2 * kept) list_chosen(s, choice, list);
     else

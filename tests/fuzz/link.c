@@ -6,7 +6,7 @@
 enum { MOST_FRAMES = 256 };
 
 /* What the checks of a frame promise to whoever handles it. */
-static void check(const union message *m, int bytes)
+static void check(const union link_message *m, int bytes)
 {
     FUZZ_CHECK((size_t)bytes >= sizeof m->packet && (size_t)bytes <= sizeof *m);
     if (m->packet.kind == CTRL_MSG)
@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct wire wire;
     struct input in = { data, size };
-    union message message;
+    union link_message message;
     int bytes = 0;
     memset(&wire, 0, sizeof wire);
     for (int i = 0; i < MOST_FRAMES && in.left && bytes >= 0; i++) {

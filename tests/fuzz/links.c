@@ -110,7 +110,7 @@ static void go_on(struct other *o)
 }
 static void say_frame(struct other *o)
 {
-    union message m = { .packet = registry_packet(registry.self.nonce, 1 + input_byte(&in) % 10) };
+    union link_message m = { .packet = registry_packet(registry.self.nonce, 1 + input_byte(&in) % 10) };
     size_t bytes = sizeof m.packet;
     m.packet.token[0] = input_byte(&in) % 4;
     m.packet.from = (struct identity){ { o->process }, 1, "another host" };

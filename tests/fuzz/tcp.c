@@ -18,14 +18,15 @@ static void hand_over(int socket, const void *bytes, size_t count)
 /* Near to what a process says; what it announces or asks for has small numbers, as ours have. */
 static void say_frame(struct fuzz_rank *r, int socket, struct input *in)
 {
-    unsigned char said[sizeof(struct frame) + sizeof(struct header) + 256];
+    unsigned char said[sizeof(struct tcp_frame) + sizeof(struct header) + 256];
     struct header header = rank_header(r, in);
-    struct frame frame = { .what = input_byte(in) % 8, .id = header.id, .extent = header.bytes };
+    struct tcp_frame frame = { .what = input_byte(in) % 8, .id = header.id, .extent = header.bytes };
     size_t bytes = sizeof frame, behind = header.bytes < 256 ? (size_t)header.bytes : 255;
     header.from = input_byte(in) == 255 ? header.from : 1;
     if (frame.what > GOODBYE) frame.what = header.id ? OFFER : EAGER;
     if (frame.what == EAGER) frame.bytes = behind;
-    if (frame.what == DATA) frame = (struct frame){ DATA, behind, 1 + input_byte(in) % 4, input_byte(in) % 2 * behind };
+    if (frame.what == DATA)
+        frame = (struct tcp_frame){ DATA, behind, 1 + input_byte(in) % 4, input_byte(in) % 2 * behind };
     if (input_byte(in) == 255) frame.bytes = input_number(in);
     memcpy(said, &frame, sizeof frame);
     memcpy(said + bytes, &header, sizeof header);

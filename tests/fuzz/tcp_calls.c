@@ -169,7 +169,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fuzz_rank rank;
     in = (struct input){ data, size };
     rank_init(&rank, &fabric);
-    ((struct port *)rank.router->network)->callbacks.key = key;
+    ((struct fabric_transport *)rank.router->network)->callbacks.key = key;
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
     check();
     rank_finish(&rank);

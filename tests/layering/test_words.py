@@ -13,10 +13,10 @@ from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
 CEILINGS = {
     "names of private words": 0,
-    "tags with two meanings": 32,
+    "tags with two meanings": 0,
     "static functions of one word": 435,
-    "comments beside the code": 2170,
-    "sentences of comments": 790,
+    "comments beside the code": 2168,
+    "sentences of comments": 789,
     "sentences of literals": 0,
     "sentences of pages": 0,
 }

@@ -9,23 +9,26 @@
 
 static const char twice[] = "its process has sent a message twice", missing[] = "a message of its process is missing";
 
-static struct matching *matching_of(struct port *p) { return &p->base.router->matching; }
-static void fail(struct port *p, tutti_status status) { router_fail(p->base.router, status); }
-static void fail_memory(struct port *p, int from)
+static struct matching *matching_of(struct fabric_transport *p) { return &p->base.router->matching; }
+static void fail(struct fabric_transport *p, tutti_status status) { router_fail(p->base.router, status); }
+static void fail_memory(struct fabric_transport *p, int from)
 {
     fail(p, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d", p->rank, from));
 }
 
 /* ---- announced messages ---- */
-static struct pending_rndv **bucket_of(struct port *p, uint64_t id) { return &p->pending[id % PENDING_RNDV_BUCKETS]; }
-static struct pending_rndv *pending_rndv_find(struct port *p, const struct link *link, uint64_t id)
+static struct pending_rndv **bucket_of(struct fabric_transport *p, uint64_t id)
+{
+    return &p->pending[id % PENDING_RNDV_BUCKETS];
+}
+static struct pending_rndv *pending_rndv_find(struct fabric_transport *p, const struct fabric_link *link, uint64_t id)
 {
     struct pending_rndv *pending = *bucket_of(p, id);
     while (pending && (pending->id != id || pending->link != link)) pending = pending->next;
     return pending;
 }
-static struct pending_rndv *pending_rndv_new(struct port *p, struct link *link, const struct header *h,
-    void *descriptor, size_t bytes)
+static struct pending_rndv *pending_rndv_new(struct fabric_transport *p, struct fabric_link *link,
+    const struct header *h, void *descriptor, size_t bytes)
 {
     struct pending_rndv *pending = memory_zeroed(1, sizeof *pending), **at = bucket_of(p, h->id);
     if (!pending) return NULL;
@@ -61,12 +64,12 @@ static struct pending_rndv *due_pop(struct due *due)
     if (pending) due_remove(due, pending);
     return pending;
 }
-static void release(struct port *p, struct pending_rndv *pending)
+static void release(struct fabric_transport *p, struct pending_rndv *pending)
 {
     if (pending->descriptor) p->fabric->operations->release(p->fabric, pending->descriptor);
     pending->descriptor = NULL;
 }
-static void pending_rndv_free(struct port *p, struct pending_rndv *pending)
+static void pending_rndv_free(struct fabric_transport *p, struct pending_rndv *pending)
 {
     release(p, pending);
     if (pending->due) due_remove(&p->met, pending);
@@ -76,7 +79,8 @@ static void pending_rndv_free(struct port *p, struct pending_rndv *pending)
     pending->link->pending--;
     free(pending);
 }
-static void fetch(struct port *p, struct link *link, struct transfer *x, struct pending_rndv *pending)
+static void fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
+    struct pending_rndv *pending)
 {
     /* Without an endpoint that is whole nothing could end the fetch: so it is not to the caller's memory. */
     bool safe = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
@@ -102,7 +106,7 @@ static void fetch(struct port *p, struct link *link, struct transfer *x, struct 
     fabric_op_add(f, &p->completed);
 }
 /* What is refused stays pending until its sender has heard so and withdraws it: to let go of it is success there. */
-void port_accept(struct port *p, struct link *link, struct transfer *x, uint64_t id, uint64_t bytes)
+void port_accept(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id, uint64_t bytes)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, id);
     x->key = id;
@@ -117,7 +121,7 @@ void port_accept(struct port *p, struct link *link, struct transfer *x, uint64_t
     if (pending) pending_rndv_free(p, pending);
 }
 /* Again where memory was missing for it, but not where the connection has broken. */
-void port_refuse(struct port *p)
+void port_refuse(struct fabric_transport *p)
 {
     struct due due = p->refusing;
     p->refusing = (struct due){ NULL, NULL };
@@ -126,14 +130,14 @@ void port_refuse(struct port *p)
         if (!told && !at->link->broken_ms && !at->link->unreachable) due_push(&p->refusing, at);
     }
 }
-void port_begin_met(struct port *p)
+void port_begin_met(struct fabric_transport *p)
 {
     for (struct pending_rndv *at; (at = due_pop(&p->met)) != NULL;)
         port_accept(p, at->link, at->receive, at->id, at->wire);
 }
 /* The sender takes it back, or has died: nobody will fetch it. Its receive, if there is one, finds it gone. What is
    fetched, or has been, is not pending any more. */
-static void pending_rndv_withdraw(struct port *p, const struct link *link, uint64_t id)
+static void pending_rndv_withdraw(struct fabric_transport *p, const struct fabric_link *link, uint64_t id)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, id);
     if (!pending) return;
@@ -143,7 +147,7 @@ static void pending_rndv_withdraw(struct port *p, const struct link *link, uint6
     if (a) matching_free(matching_of(p), a);
     pending_rndv_free(p, pending);
 }
-void port_forget_arrivals(struct port *p, const struct link *link)
+void port_forget_arrivals(struct fabric_transport *p, const struct fabric_link *link)
 {
     for (int i = 0; i < PENDING_RNDV_BUCKETS; i++)
         for (struct pending_rndv *at = p->pending[i], *next; at; at = next) {
@@ -151,7 +155,7 @@ void port_forget_arrivals(struct port *p, const struct link *link)
             if (!link || at->link == link) pending_rndv_free(p, at);
         }
 }
-bool link_forget_receive(struct port *p, struct link *link, const struct transfer *x)
+bool link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
 {
     struct pending_rndv *pending = p->met.first;
     while (pending && (pending->link != link || pending->receive != x)) pending = pending->next_due;
@@ -161,7 +165,8 @@ bool link_forget_receive(struct port *p, struct link *link, const struct transfe
 
 /* ---- messages ---- */
 /* Not inlined, like what is seldom done: a short message that is expected passes by. */
-__attribute__((noinline)) static void hear_announced(struct port *p, struct link *link, const struct header *h)
+__attribute__((noinline)) static void hear_announced(struct fabric_transport *p, struct fabric_link *link,
+    const struct header *h)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, h->id);
     if (!pending) return; /* it was withdrawn before its turn came */
@@ -184,7 +189,8 @@ __attribute__((noinline)) static void hear_announced(struct port *p, struct link
     a->announced = true;
     matching_keep(matching_of(p), a);
 }
-static void hear_eager(struct port *p, struct link *link, const struct header *h, const unsigned char *data)
+static void hear_eager(struct fabric_transport *p, struct fabric_link *link, const struct header *h,
+    const unsigned char *data)
 {
     struct transfer *x = matching_arrive(matching_of(p), link->rank, h->name);
     if (x) {
@@ -207,17 +213,18 @@ static void hear_eager(struct port *p, struct link *link, const struct header *h
     matching_keep(matching_of(p), a);
 }
 /* How many messages of this rank, in the order in which they left, are to be heard before. */
-static int messages_before(const struct port *p, const struct header *h)
+static int messages_before(const struct fabric_transport *p, const struct header *h)
 {
     return (int)(h->sequence - p->base.router->routes[h->from].heard);
 }
-static inline void hear_next(struct port *p, struct link *link, const struct header *h, const void *data)
+static inline void hear_next(struct fabric_transport *p, struct fabric_link *link, const struct header *h,
+    const void *data)
 {
     p->base.router->routes[link->rank].heard++;
     if (h->id) hear_announced(p, link, h);
     else hear_eager(p, link, h, data);
 }
-static struct saved_msg *saved_msg_of(struct link *link, struct endpoint *from, const struct header *h,
+static struct saved_msg *saved_msg_of(struct fabric_link *link, struct endpoint *from, const struct header *h,
     const void *data)
 {
     bool announced = h->kind == MESSAGE && h->id;
@@ -228,18 +235,18 @@ static struct saved_msg *saved_msg_of(struct link *link, struct endpoint *from, 
     link->pending += !msg->announced; /* that is pending, and counts */
     return msg;
 }
-static void saved_msg_end(struct port *p, struct saved_msg *msg)
+static void saved_msg_end(struct fabric_transport *p, struct saved_msg *msg)
 {
     p->links[msg->header.from].pending -= !msg->announced;
     saved_msg_free(p->fabric, msg);
 }
-static void put_ahead(struct port *p, struct saved_msg *msg)
+static void put_ahead(struct fabric_transport *p, struct saved_msg *msg)
 {
     saved_msgs_push(&p->ahead, msg);
     p->base.router->ahead++;
 }
-__attribute__((noinline)) static void hear_out_of_turn(struct port *p, struct link *link, struct endpoint *from,
-    const struct header *h, const void *data)
+__attribute__((noinline)) static void hear_out_of_turn(struct fabric_transport *p, struct fabric_link *link,
+    struct endpoint *from, const struct header *h, const void *data)
 {
     int before = messages_before(p, h);
     if (before < 0 || !p->base.router->network->beside) {
@@ -250,14 +257,14 @@ __attribute__((noinline)) static void hear_out_of_turn(struct port *p, struct li
     if (msg) put_ahead(p, msg);
     else fail_memory(p, link->rank);
 }
-static inline void hear_message(struct port *p, struct link *link, struct endpoint *from, const struct header *h,
-    const void *data)
+static inline void hear_message(struct fabric_transport *p, struct fabric_link *link, struct endpoint *from,
+    const struct header *h, const void *data)
 {
     if (messages_before(p, h) == 0) hear_next(p, link, h, data);
     else hear_out_of_turn(p, link, from, h, data);
 }
 /* Those of one rank are in their order. */
-bool port_hear_ahead(struct port *p)
+bool port_hear_ahead(struct fabric_transport *p)
 {
     struct router *router = p->base.router;
     struct saved_msgs all = p->ahead;
@@ -265,7 +272,7 @@ bool port_hear_ahead(struct port *p)
     p->ahead = (struct saved_msgs){ NULL, NULL, 0 };
     router->ahead -= all.count;
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&all)) != NULL;) {
-        struct link *link = &p->links[msg->header.from];
+        struct fabric_link *link = &p->links[msg->header.from];
         int before = link->lost ? 0 : messages_before(p, &msg->header);
         if (before > 0) {
             put_ahead(p, msg);
@@ -278,26 +285,26 @@ bool port_hear_ahead(struct port *p)
     }
     return heard;
 }
-static inline void hear(struct port *p, struct link *link, struct endpoint *from, const struct header *h,
-    const void *data)
+static inline void hear(struct fabric_transport *p, struct fabric_link *link, struct endpoint *from,
+    const struct header *h, const void *data)
 {
-    switch ((enum kind)h->kind) {
+    switch ((enum fabric_kind)h->kind) {
     case MESSAGE: hear_message(p, link, from, h, data); return;
     case WITHDRAWN: pending_rndv_withdraw(p, link, h->id); return;
     case REFUSED: port_refused(p, h); return;
     default: return; /* credit has been taken */
     }
 }
-void port_handle_saved_msgs(struct port *p)
+void port_handle_saved_msgs(struct fabric_transport *p)
 {
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL; saved_msg_end(p, msg)) {
-        struct link *link = &p->links[msg->header.from];
+        struct fabric_link *link = &p->links[msg->header.from];
         if (!link->lost && !msg->from->faulty) hear(p, link, msg->from, &msg->header, msg->data);
     }
 }
 
 /* ---- what may come ---- */
-static bool is_its_own(const struct port *p, struct link *link, const struct endpoint *from)
+static bool is_its_own(const struct fabric_transport *p, struct fabric_link *link, const struct endpoint *from)
 {
     if (link->by == from) return true;
     if (memcmp(p->callbacks.process(p->callbacks.context, link->rank), from->process, sizeof from->process) != 0)
@@ -306,9 +313,10 @@ static bool is_its_own(const struct port *p, struct link *link, const struct end
     return true;
 }
 /* What is wrong with a message that this process has sent to this port; NULL: nothing. */
-static const char *fault_of(const struct port *p, const struct endpoint *from, const struct header *h, bool announced)
+static const char *fault_of(const struct fabric_transport *p, const struct endpoint *from, const struct header *h,
+    bool announced)
 {
-    struct link *link = h->from >= 0 && h->from < p->size ? &p->links[h->from] : NULL;
+    struct fabric_link *link = h->from >= 0 && h->from < p->size ? &p->links[h->from] : NULL;
     if (!link || !is_its_own(p, link, from)) return "its process has sent a message as another process";
     if (link->lost) return NULL;
     if (h->returned - link->returned > link->charged - link->returned)
@@ -323,8 +331,8 @@ static const char *fault_of(const struct port *p, const struct endpoint *from, c
 _Static_assert(PENDING_RNDV_MOST == 65536, "as the text says");
 /* At once, though its rank does not poll: where it lies, or that it lies nowhere any more, as its sender waits for
    that. false: there was no memory. */
-static bool arrival_take(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
-    bool announced)
+static bool arrival_take(struct fabric_transport *p, struct fabric_link *link, const struct header *h, void *data,
+    size_t bytes, bool announced)
 {
     link->returned = h->returned;
     if (h->kind == WITHDRAWN) {
@@ -336,11 +344,12 @@ static bool arrival_take(struct port *p, struct link *link, const struct header 
     } else if (h->kind == MESSAGE) link->arrived += charge_of(h->bytes);
     return true;
 }
-bool port_hear(struct port *p, struct endpoint *from, const struct header *h, void *data, size_t bytes, bool announced)
+bool port_hear(struct fabric_transport *p, struct endpoint *from, const struct header *h, void *data, size_t bytes,
+    bool announced)
 {
     const char *fault = fault_of(p, from, h, announced);
     if (fault) endpoint_mark_faulty(p->fabric, from, fault);
-    struct link *link = fault ? NULL : &p->links[h->from];
+    struct fabric_link *link = fault ? NULL : &p->links[h->from];
     if (!link || link->lost) return false;
     if (!arrival_take(p, link, h, data, bytes, announced)) {
         port_starve(p);

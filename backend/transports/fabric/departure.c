@@ -11,7 +11,7 @@
 
 static const char reset[] = "the connection was reset";
 
-static struct fabric_op *fabric_op_for(struct port *p, struct link *link, size_t room)
+static struct fabric_op *fabric_op_for(struct fabric_transport *p, struct fabric_link *link, size_t room)
 {
     struct fabric_op *f = fabric_op_new(p->fabric, room);
     if (!f) return NULL;
@@ -22,7 +22,7 @@ static struct fabric_op *fabric_op_for(struct port *p, struct link *link, size_t
     link->told = link->owed;
     return f;
 }
-void link_mark_broken(struct port *p, struct link *link, const char *why)
+void link_mark_broken(struct fabric_transport *p, struct fabric_link *link, const char *why)
 {
     if (link->broken_ms || link->lost) return;
     link->broken_ms = clock_ms();
@@ -30,25 +30,26 @@ void link_mark_broken(struct port *p, struct link *link, const char *why)
     p->broken++;
 }
 /* It had a number: what is sent later could not be heard, as the other waits for this one. */
-static void lost_message_record(struct port *p, const struct fabric_op *f)
+static void lost_message_record(struct fabric_transport *p, const struct fabric_op *f)
 {
     bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
     if (f->why && expected) link_mark_broken(p, f->link, f->why);
 }
 /* An op that is not under way has completed: with success, or not. */
-static void dispatch(struct port *p, struct fabric_op *f, const void *data, bool announced)
+static void dispatch(struct fabric_transport *p, struct fabric_op *f, const void *data, bool announced)
 {
     bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
     if (!flies) lost_message_record(p, f);
     if (!flies && !f->why && !f->transfer) fabric_op_free(p->fabric, f); /* nobody waits for it */
     else fabric_op_add(f, flies ? &p->ops : &p->completed);
 }
-static void refuse(struct port *p, struct transfer *x, tutti_status status)
+static void refuse(struct fabric_transport *p, struct transfer *x, tutti_status status)
 {
     router_refuse(p->base.router, x, status);
 }
 /* NULL: no memory, and the transfer has failed. */
-static struct fabric_op *fabric_op_of_message(struct port *p, struct link *link, struct transfer *x, size_t room)
+static struct fabric_op *fabric_op_of_message(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
+    size_t room)
 {
     struct fabric_op *f = fabric_op_for(p, link, room);
     if (!f) {
@@ -62,11 +63,11 @@ static struct fabric_op *fabric_op_of_message(struct port *p, struct link *link,
     f->header.bytes = x->wire;
     return f;
 }
-static bool has_credit(const struct link *link, uint64_t bytes)
+static bool has_credit(const struct fabric_link *link, uint64_t bytes)
 {
     return link->charged - link->returned + charge_of(bytes) <= CREDIT_BYTES;
 }
-static void send_eager(struct port *p, struct link *link, struct transfer *x)
+static void send_eager(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     struct fabric_op *f = fabric_op_of_message(p, link, x, (size_t)x->wire);
     if (!f) return;
@@ -77,7 +78,7 @@ static void send_eager(struct port *p, struct link *link, struct transfer *x)
     transfer_done(x);
 }
 static bool is_one_run(const struct transfer *x) { return x->piece_count == 1 && x->pieces[0].length > 0; }
-static void announce(struct port *p, struct link *link, struct transfer *x)
+static void announce(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     bool packed = !is_one_run(x);
     size_t room = x->wire ? (size_t)x->wire : 1; /* a byte for nothing, which cannot be announced */
@@ -92,19 +93,19 @@ static void announce(struct port *p, struct link *link, struct transfer *x)
 }
 /* The connection has broken. Why is for the control connection to tell, which knows a death from the end of a process;
    only if nothing comes the transfer fails for this. */
-static void hold(struct port *p, struct link *link, struct transfer *x, const char *why)
+static void hold(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, const char *why)
 {
     queue_push(&link->held, x);
     link_mark_broken(p, link, why);
 }
-static void take_off(struct port *p, struct link *link, struct transfer *x)
+static void take_off(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     if (link->broken_ms) hold(p, link, x, link->why);
     else if (endpoint_is_broken(link->endpoint)) hold(p, link, x, link->endpoint->why);
     else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
     else announce(p, link, x);
 }
-static tutti_status find_endpoint(struct port *p, struct link *link)
+static tutti_status find_endpoint(struct fabric_transport *p, struct fabric_link *link)
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
     const unsigned char *process = p->callbacks.process(p->callbacks.context, link->rank);
@@ -119,7 +120,7 @@ static tutti_status find_endpoint(struct port *p, struct link *link)
     link->endpoint = e;
     return TUTTI_OK;
 }
-bool link_connect(struct port *p, struct link *link)
+bool link_connect(struct fabric_transport *p, struct fabric_link *link)
 {
     char name[256], why[STATUS_DETAIL_BYTES / 2];
     if (link->endpoint || link->unreachable || link->broken_ms) return link->endpoint;
@@ -143,26 +144,26 @@ bool link_connect(struct port *p, struct link *link)
 }
 
 /* ---- beside another network, by which messages go that need not wait for this one ---- */
-static void say_unconnected(const struct port *p, const struct link *link, const char *why)
+static void say_unconnected(const struct fabric_transport *p, const struct fabric_link *link, const char *why)
 {
     char name[256];
     p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
     LOG(WARN, "rank %d has no connection by %s with rank %d on %s (%s): messages go by another network", p->rank,
         p->base.network, link->rank, name, why);
 }
-void link_mark_refused(struct port *p, struct link *link, const char *why)
+void link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why)
 {
     if (!link->refused) say_unconnected(p, link, why);
     link->refused = true;
 }
-static bool is_late(struct link *link)
+static bool is_late(struct fabric_link *link)
 {
     int64_t now_ms = clock_ms();
     if (!link->asked_ms) link->asked_ms = now_ms;
     return now_ms - link->asked_ms >= UNCONNECTED_MS;
 }
 /* Behind what a broken connection holds others wait, too: by another network they would overtake it. */
-enum readiness port_readiness(struct port *p, struct link *link)
+enum readiness port_readiness(struct fabric_transport *p, struct fabric_link *link)
 {
     if (link->waiting.first || link->broken_ms) return SENDS_WAIT;
     if (link->refused) return UNCONNECTED;
@@ -175,7 +176,7 @@ enum readiness port_readiness(struct port *p, struct link *link)
 }
 
 /* ---- sent ---- */
-void port_send(struct port *p, struct link *link, struct transfer *x)
+void port_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     bool waits = link->waiting.first;
     if (link->endpoint && !waits) {
@@ -186,12 +187,12 @@ void port_send(struct port *p, struct link *link, struct transfer *x)
     p->waiting += !waits;
     if (!waits) port_send_waiting(p);
 }
-bool port_send_waiting(struct port *p)
+bool port_send_waiting(struct fabric_transport *p)
 {
     bool moved = false;
     p->waiting = 0;
     for (int r = 0; r < p->size; r++) {
-        struct link *link = &p->links[r];
+        struct fabric_link *link = &p->links[r];
         if (!link->waiting.first) continue;
         if (link_connect(p, link))
             while (link->waiting.first) take_off(p, link, queue_take(&link->waiting, NULL));
@@ -200,7 +201,7 @@ bool port_send_waiting(struct port *p)
     }
     return moved;
 }
-bool port_tell(struct port *p, struct link *link, const struct header *said)
+bool port_tell(struct fabric_transport *p, struct fabric_link *link, const struct header *said)
 {
     bool can = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     struct fabric_op *f = can ? fabric_op_for(p, link, 0) : NULL;
@@ -213,24 +214,24 @@ bool port_tell(struct port *p, struct link *link, const struct header *said)
     return true;
 }
 /* Most credit goes back with the next message; this is for those who are only sent to. */
-void port_return_credit(struct port *p)
+void port_return_credit(struct fabric_transport *p)
 {
     p->owes = false;
     for (int r = 0; r < p->size; r++) {
-        struct link *link = &p->links[r];
+        struct fabric_link *link = &p->links[r];
         if (link_owes_much(link) && !link->lost) port_tell(p, link, &(struct header){ .kind = CREDIT });
     }
 }
 
 /* ---- what the fabric is done with ---- */
-static void end_send(struct port *p, struct fabric_op *f)
+static void end_send(struct fabric_transport *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;
     if (f->refused) transfer_fail(x, TUTTI_MISMATCH, f->theirs);
     else if (!f->why) transfer_done(x);
     else hold(p, f->link, x, f->why);
 }
-static void end_receive(struct port *p, struct fabric_op *f)
+static void end_receive(struct fabric_transport *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;
     if (f->why) {
@@ -240,7 +241,7 @@ static void end_receive(struct port *p, struct fabric_op *f)
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));
     transfer_done(x);
 }
-void port_end_completed(struct port *p)
+void port_end_completed(struct fabric_transport *p)
 {
     for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) {
         fabric_op_remove(f);
@@ -252,7 +253,7 @@ void port_end_completed(struct port *p)
         else end_receive(p, f);
     }
 }
-void port_refused(struct port *p, const struct header *header)
+void port_refused(struct fabric_transport *p, const struct header *header)
 {
     for (struct fabric_op *f = p->ops; f; f = f->next)
         if (f->transfer && f->transfer->is_send && f->link->rank == header->from && f->header.id == header->id) {

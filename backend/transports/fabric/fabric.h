@@ -23,7 +23,7 @@ enum {
     EARLY_MOST = 16384,    /* messages of a process that wait here for groups that are not there yet */
     EARLY_BYTES = 4 << 20, /* of them */
 };
-enum kind {
+enum fabric_kind {
     MESSAGE,   /* eager with its bytes, or announced: its bytes are fetched */
     CREDIT,    /* nothing but `returned` */
     WITHDRAWN, /* the announced message `id` is not to be fetched any more */
@@ -59,15 +59,15 @@ struct endpoint { /* to a process; a fabric's own begins with this */
     struct endpoint *next;
 };
 struct fabric;
-struct link;
-struct port;
+struct fabric_link;
+struct fabric_transport;
 /* Something the fabric is at: an eager message on its way (room has its bytes), an announced one, or one that is
    fetched. From its post until it has completed. */
 struct fabric_op {
     struct header header;
     uint64_t connection; /* of a fabric that sends it behind the header */
-    struct port *owner; /* NULL: nobody is interested any more */
-    struct link *link;
+    struct fabric_transport *owner; /* NULL: nobody is interested any more */
+    struct fabric_link *link;
     struct endpoint *endpoint;
     struct transfer *transfer;      /* NULL: it is over for its caller */
     bool packed;                    /* the transfer's bytes go through room */
@@ -148,7 +148,7 @@ struct fabric {
     unsigned breaks; /* endpoints that have broken, ever */
     bool faults;     /* some are faulty that are not disconnected yet */
     /* of what is common */
-    struct port *ports, *polling;
+    struct fabric_transport *ports, *polling;
     struct past past;
     struct saved_msgs early; /* for communicators that are not there yet */
     struct fabric_op *orphans; /* under way, and nobody is interested any more */

@@ -6,18 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct port *enter(struct transport *t)
+static struct fabric_transport *enter(struct transport *t)
 {
-    struct port *p = (struct port *)t;
+    struct fabric_transport *p = (struct fabric_transport *)t;
     pthread_mutex_lock(&p->fabric->lock);
     return p;
 }
-static void leave(struct port *p) { pthread_mutex_unlock(&p->fabric->lock); }
+static void leave(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
 
 /* ---- for what a fabric tells ---- */
-struct port *port_find(const struct fabric *fabric, uint64_t comm, int rank)
+struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, int rank)
 {
-    struct port *p = fabric->ports;
+    struct fabric_transport *p = fabric->ports;
     while (p && (p->comm != comm || p->rank != rank)) p = p->next;
     return p;
 }
@@ -28,32 +28,32 @@ bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank)
         if (past->closed[i].comm == comm && past->closed[i].rank == rank) return true;
     return false;
 }
-static void disarm(struct port *p)
+static void disarm(struct fabric_transport *p)
 {
     p->fabric->armed -= p->armed;
     p->armed = false;
 }
-static void wake(struct port *p)
+static void wake(struct fabric_transport *p)
 {
     const struct bell *bell = &p->base.router->bell;
     if (p->armed && bell->ring) bell->ring(bell->context);
     disarm(p);
 }
-void port_save_msg(struct port *p, struct saved_msg *msg)
+void port_save_msg(struct fabric_transport *p, struct saved_msg *msg)
 {
     saved_msgs_push(&p->saved_msgs, msg);
     wake(p);
 }
-void port_starve(struct port *p)
+void port_starve(struct fabric_transport *p)
 {
     p->out_of_memory = true;
     wake(p);
 }
 void ports_wake(const struct fabric *fabric)
 {
-    for (struct port *p = fabric->ports; p; p = p->next) wake(p);
+    for (struct fabric_transport *p = fabric->ports; p; p = p->next) wake(p);
 }
-void port_complete(struct port *p, struct fabric_op *f)
+void port_complete(struct fabric_transport *p, struct fabric_op *f)
 {
     fabric_op_add(f, &p->completed);
     if (p->fabric->polling != p) wake(p);
@@ -62,32 +62,32 @@ void port_complete(struct port *p, struct fabric_op *f)
 /* ---- the contract ---- */
 static void fabric_send(struct transport *t, int member, struct transfer *x)
 {
-    struct port *p = enter(t);
+    struct fabric_transport *p = enter(t);
     port_send(p, &p->links[member], x);
     leave(p);
 }
 static enum readiness fabric_readiness(struct transport *t, int member)
 {
-    struct port *p = enter(t);
+    struct fabric_transport *p = enter(t);
     enum readiness readiness = port_readiness(p, &p->links[member]);
     leave(p);
     return readiness;
 }
 static void fabric_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
-    struct port *p = enter(t);
+    struct fabric_transport *p = enter(t);
     port_accept(p, &p->links[member], x, a->id, a->bytes);
     port_end_completed(p);
     leave(p);
 }
 static void fabric_release(struct transport *t, int member, uint64_t bytes)
 {
-    struct port *p = enter(t);
+    struct fabric_transport *p = enter(t);
     link_owe(p, &p->links[member], bytes);
     leave(p);
 }
 /* What saved messages and callbacks have left to be done. */
-static bool settle(struct port *p)
+static bool settle(struct fabric_transport *p)
 {
     bool moved = p->met.first || p->completed;
     if (p->ahead.first) moved |= port_hear_ahead(p);
@@ -100,7 +100,7 @@ static bool settle(struct port *p)
 }
 /* Endpoints that broke since, in whichever communicator it was noticed. What a rank announces to one that has no
    endpoint of its own any more UCX drops without a word, so that link is broken, too. */
-static void breaks_record(struct port *p)
+static void breaks_record(struct fabric_transport *p)
 {
     bool beside = p->base.router->network->beside;
     unsigned known = p->breaks;
@@ -108,7 +108,7 @@ static void breaks_record(struct port *p)
     for (const struct endpoint *e = p->fabric->endpoints; e; e = e->next) {
         if (!endpoint_is_broken(e) || e->left || (int)(e->broke - known) <= 0) continue;
         for (int r = 0; r < p->size; r++) {
-            struct link *link = &p->links[r];
+            struct fabric_link *link = &p->links[r];
             bool its = link->endpoint ? link->endpoint == e
                                       : memcmp(p->callbacks.process(p->callbacks.context, r), e->process, 16) == 0;
             if (its && beside && !e->open && !link->waiting.first) link_mark_refused(p, link, e->why);
@@ -116,7 +116,7 @@ static void breaks_record(struct port *p)
         }
     }
 }
-static bool progress(struct port *p)
+static bool progress(struct fabric_transport *p)
 {
     struct fabric *fabric = p->fabric;
     bool moved = p->saved_msgs.first;
@@ -132,16 +132,16 @@ static bool progress(struct port *p)
     return moved;
 }
 /* A connection that broke and has been held in vain. */
-static struct link *find_broken(const struct port *p)
+static struct fabric_link *find_broken(const struct fabric_transport *p)
 {
     int64_t now_ms = clock_ms();
     for (int r = 0; p->broken && r < p->size; r++) {
-        struct link *link = &p->links[r];
+        struct fabric_link *link = &p->links[r];
         if (link->broken_ms && !link->lost && (link->unreachable || now_ms - link->broken_ms >= HOLD_MS)) return link;
     }
     return NULL;
 }
-static void lose(struct port *p, const struct link *link)
+static void lose(struct fabric_transport *p, const struct fabric_link *link)
 {
     char name[256];
     p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
@@ -151,9 +151,9 @@ static void lose(struct port *p, const struct link *link)
 }
 static bool fabric_poll(struct transport *t)
 {
-    struct port *p = enter(t);
+    struct fabric_transport *p = enter(t);
     bool moved = progress(p);
-    const struct link *broken = p->broken ? find_broken(p) : NULL;
+    const struct fabric_link *broken = p->broken ? find_broken(p) : NULL;
     bool out_of_memory = p->out_of_memory;
     leave(p);
     if (broken) lose(p, broken);
@@ -163,7 +163,7 @@ static bool fabric_poll(struct transport *t)
 }
 static bool fabric_arm(struct transport *t)
 {
-    struct port *p = enter(t);
+    struct fabric_transport *p = enter(t);
     bool ready = !p->saved_msgs.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
         && !p->refusing.first && !p->out_of_memory;
     if (ready && !p->armed) {
@@ -176,7 +176,7 @@ static bool fabric_arm(struct transport *t)
 }
 
 /* ---- taking back ---- */
-static struct fabric_op *fabric_op_find(const struct port *p, const struct transfer *x)
+static struct fabric_op *fabric_op_find(const struct fabric_transport *p, const struct transfer *x)
 {
     struct fabric_op *f = p->ops;
     while (f && f->transfer != x) f = f->next;
@@ -184,7 +184,7 @@ static struct fabric_op *fabric_op_find(const struct port *p, const struct trans
 }
 /* A rendezvous cannot be called back: the other end is asked to let go of it, and after a while the connection is
    broken, which ends all that is under way. */
-static bool is_overdue(struct port *p, struct fabric_op *f)
+static bool is_overdue(struct fabric_transport *p, struct fabric_op *f)
 {
     int64_t now_ms = clock_ms();
     if (f->withdrawn_ms) return now_ms - f->withdrawn_ms >= TRANSPORT_CANCEL_MS;
@@ -193,7 +193,7 @@ static bool is_overdue(struct port *p, struct fabric_op *f)
         port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .name = f->header.name, .id = f->header.id });
     return false;
 }
-static bool unwait(struct port *p, struct link *link, const struct transfer *x)
+static bool unwait(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
 {
     if (!queue_remove(&link->waiting, x)) return false;
     p->waiting -= !link->waiting.first;
@@ -201,8 +201,8 @@ static bool unwait(struct port *p, struct link *link, const struct transfer *x)
 }
 static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
 {
-    struct port *p = enter(t);
-    struct link *link = &p->links[member];
+    struct fabric_transport *p = enter(t);
+    struct fabric_link *link = &p->links[member];
     bool forgotten = unwait(p, link, x) || queue_remove(&link->held, x) || link_forget_receive(p, link, x),
          late = false;
     struct fabric_op *f = forgotten ? NULL : fabric_op_find(p, x);
@@ -221,7 +221,8 @@ static void fail_all(struct queue *q, tutti_status status)
 {
     while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
 }
-static bool is_at(const struct port *p, const struct link *link) /* memory of a caller may be touched */
+/* Whether an operation on the link may still use memory of its caller. */
+static bool is_at(const struct fabric_transport *p, const struct fabric_link *link)
 {
     const struct fabric_op *f = p->ops;
     while (f && (f->link != link || !f->transfer || f->packed)) f = f->next;
@@ -230,14 +231,14 @@ static bool is_at(const struct port *p, const struct link *link) /* memory of a 
 /* What it hears meanwhile is noted. */
 static void break_endpoint(struct fabric *fabric, struct endpoint *e)
 {
-    struct port *polling = fabric->polling;
+    struct fabric_transport *polling = fabric->polling;
     endpoint_mark_broken(fabric, e, "this process closed it");
     fabric->polling = NULL;
     fabric->operations->disconnect(fabric, e);
     fabric->polling = polling;
 }
 /* What is at a caller's memory has an endpoint, and ends with it. */
-static void let_go(struct port *p, struct link *link)
+static void let_go(struct fabric_transport *p, struct fabric_link *link)
 {
     if (link->endpoint && is_at(p, link)) break_endpoint(p->fabric, link->endpoint);
     for (int64_t until_ms = clock_ms() + TRANSPORT_CANCEL_MS; is_at(p, link) && clock_ms() < until_ms;)
@@ -246,7 +247,7 @@ static void let_go(struct port *p, struct link *link)
         LOG(ERROR, "%s does not release memory of rank %d, whose connection was closed", p->fabric->operations->name,
             p->rank);
 }
-static void end_link(struct port *p, struct link *link, tutti_status status)
+static void end_link(struct fabric_transport *p, struct fabric_link *link, tutti_status status)
 {
     link->lost = true;
     for (struct pending_rndv *at = p->met.first; at; at = at->next_due)
@@ -266,11 +267,11 @@ static void end_link(struct port *p, struct link *link, tutti_status status)
 }
 static void fabric_lose(struct transport *t, int member, tutti_status status)
 {
-    struct port *p = enter(t);
+    struct fabric_transport *p = enter(t);
     end_link(p, &p->links[member], status);
     leave(p);
 }
-static void fabric_ops_orphan(struct port *p)
+static void fabric_ops_orphan(struct fabric_transport *p)
 {
     for (struct fabric_op *f; (f = p->ops) != NULL; f->owner = NULL) {
         fabric_op_remove(f);
@@ -278,7 +279,7 @@ static void fabric_ops_orphan(struct port *p)
     }
     for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) fabric_op_remove(f);
 }
-static void closed_record(const struct port *p)
+static void closed_record(const struct fabric_transport *p)
 {
     struct past *past = &p->fabric->past;
     past->closed[past->count % PAST_PORTS].comm = p->comm;
@@ -286,8 +287,8 @@ static void closed_record(const struct port *p)
 }
 static void fabric_destroy(struct transport *t)
 {
-    struct port *p = enter(t);
-    struct port **at = &p->fabric->ports;
+    struct fabric_transport *p = enter(t);
+    struct fabric_transport **at = &p->fabric->ports;
     while (*at && *at != p) at = &(*at)->next;
     if (*at) *at = p->next;
     closed_record(p);
@@ -313,7 +314,7 @@ static const struct transport_operations operations = { .name = "fabric",
     .destroy = fabric_destroy };
 
 /* ---- the beginning ---- */
-static void take_early(struct port *p)
+static void take_early(struct fabric_transport *p)
 {
     struct fabric *fabric = p->fabric;
     for (int left = fabric->early.count; left > 0; left--) {
@@ -330,21 +331,23 @@ static void take_early(struct port *p)
 }
 tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_callbacks *callbacks)
 {
-    struct port *p = memory_zeroed(1, sizeof *p);
-    struct link *links = memory_zeroed((size_t)router->size, sizeof *links);
+    struct fabric_transport *p = memory_zeroed(1, sizeof *p);
+    struct fabric_link *links = memory_zeroed((size_t)router->size, sizeof *links);
     if (!p || !links) {
         free(p);
         free(links);
         return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for links with %d ranks", router->rank,
             router->size);
     }
-    *p = (struct port){ .base = { .operations = &operations, .router = router, .network = fabric->operations->name },
+    *p = (struct fabric_transport){
+        .base = { .operations = &operations, .router = router, .network = fabric->operations->name },
         .fabric = fabric,
         .comm = router->comm,
         .rank = router->rank,
         .size = router->size,
         .callbacks = *callbacks,
-        .links = links };
+        .links = links
+    };
     for (int r = 0; r < p->size; r++) links[r].rank = r;
     pthread_mutex_lock(&fabric->lock);
     p->breaks = fabric->breaks; /* those before are none of this group's */

@@ -12,7 +12,7 @@ enum {
     HOLD_MS = 1000,        /* how long a connection that broke is held, for the reason to come by another way */
     UNCONNECTED_MS = 3000  /* after which it is said that messages go by another network */
 };
-struct link { /* with one rank */
+struct fabric_link { /* with one rank */
     int rank;
     bool lost;
     bool refused; /* beside another network: a connection that nobody waited for was, and is not asked for */
@@ -36,7 +36,7 @@ struct pending_rndv {
     struct pending_rndv *next, **at; /* of its bucket */
     struct pending_rndv *next_due;   /* of the port's `met` or `refusing` */
     bool due;                  /* it is in one of them */
-    struct link *link;
+    struct fabric_link *link;
     struct message_name name;
     void *descriptor; /* NULL: it was withdrawn */
     size_t bytes;
@@ -45,13 +45,13 @@ struct pending_rndv {
     uint64_t wanted;          /* of refusing: bytes of the receive that has */
 };
 struct due { struct pending_rndv *first, *last; }; /* oldest first */
-struct port {
+struct fabric_transport {
     struct transport base;
     struct fabric *fabric;
     uint64_t comm;
     int rank, size;
     struct fabric_callbacks callbacks;
-    struct link *links;        /* [size] */
+    struct fabric_link *links;        /* [size] */
     struct fabric_op *ops, *completed;
     struct saved_msgs saved_msgs, ahead; /* ahead: that wait for others, which come by another network */
     struct pending_rndv *pending[PENDING_RNDV_BUCKETS];
@@ -62,47 +62,52 @@ struct port {
     unsigned breaks;           /* of the fabric that are known here */
     bool out_of_memory;
     uint64_t ids;
-    struct port *next;
+    struct fabric_transport *next;
 };
 static inline uint64_t charge_of(uint64_t bytes) { return bytes < LEAST_CHARGE ? LEAST_CHARGE : bytes; }
-static inline bool link_owes_much(const struct link *link) { return link->owed - link->told >= CREDIT_BYTES / 4; }
+static inline bool link_owes_much(const struct fabric_link *link)
+{
+    return link->owed - link->told >= CREDIT_BYTES / 4;
+}
 /* An eager message of so many bytes has met its receive. */
-static inline void link_owe(struct port *p, struct link *link, uint64_t bytes)
+static inline void link_owe(struct fabric_transport *p, struct fabric_link *link, uint64_t bytes)
 {
     link->owed += charge_of(bytes);
     p->owes |= link_owes_much(link);
 }
 
 /* ---- departure.c ---- */
-enum readiness port_readiness(struct port *p, struct link *link);
-void port_send(struct port *p, struct link *link, struct transfer *x);
-bool port_send_waiting(struct port *p);             /* those whose link now has an endpoint; false: none has */
+enum readiness port_readiness(struct fabric_transport *p, struct fabric_link *link);
+void port_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x);
+bool port_send_waiting(struct fabric_transport *p); /* those whose link now has an endpoint; false: none has */
 /* Kind, name, id and bytes of `said`. false: it cannot be told. */
-bool port_tell(struct port *p, struct link *link, const struct header *said);
-void port_return_credit(struct port *p);
-void port_end_completed(struct port *p);               /* transfers that the fabric is done with */
-void port_refused(struct port *p, const struct header *header);
-void link_mark_broken(struct port *p, struct link *link, const char *why);
-bool link_connect(struct port *p, struct link *link);  /* true: it has an endpoint; false: not yet, or never */
-void link_mark_refused(struct port *p, struct link *link, const char *why); /* beside another network; says so */
+bool port_tell(struct fabric_transport *p, struct fabric_link *link, const struct header *said);
+void port_return_credit(struct fabric_transport *p);
+void port_end_completed(struct fabric_transport *p);               /* transfers that the fabric is done with */
+void port_refused(struct fabric_transport *p, const struct header *header);
+void link_mark_broken(struct fabric_transport *p, struct fabric_link *link, const char *why);
+/* true: the link has an endpoint; false: not yet, or never. */
+bool link_connect(struct fabric_transport *p, struct fabric_link *link);
+/* This network does not connect, but another one may: logs why. */
+void link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why);
 /* ---- arrival.c ---- */
 /* A message for it has come, or has waited for it: `data` of an announced one is the descriptor. true: it is kept. */
-bool port_hear(struct port *p, struct endpoint *from, const struct header *header, void *data, size_t bytes,
+bool port_hear(struct fabric_transport *p, struct endpoint *from, const struct header *header, void *data, size_t bytes,
     bool announced);
-void port_handle_saved_msgs(struct port *p);
-void port_accept(struct port *p, struct link *link, struct transfer *x, uint64_t id, uint64_t bytes);
-void port_refuse(struct port *p);
-void port_begin_met(struct port *p);                /* receives that met an announced message in a callback */
-bool port_hear_ahead(struct port *p);               /* those whose turn has come; false: none */
-void port_forget_arrivals(struct port *p, const struct link *link); /* from it; NULL: from all */
-bool link_forget_receive(struct port *p, struct link *link, const struct transfer *x);
+void port_handle_saved_msgs(struct fabric_transport *p);
+void port_accept(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id, uint64_t bytes);
+void port_refuse(struct fabric_transport *p);
+void port_begin_met(struct fabric_transport *p); /* receives that met an announced message in a callback */
+bool port_hear_ahead(struct fabric_transport *p);               /* those whose turn has come; false: none */
+void port_forget_arrivals(struct fabric_transport *p, const struct fabric_link *link); /* from it; NULL: from all */
+bool link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x);
 
 /* ---- port.c, for what a fabric tells ---- */
-struct port *port_find(const struct fabric *fabric, uint64_t comm, int rank);
+struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, int rank);
 bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
-void port_save_msg(struct port *p, struct saved_msg *msg); /* is heard in its next poll */
-void port_complete(struct port *p, struct fabric_op *op);
-void port_starve(struct port *p); /* there was no memory to msg a message: it fails in its next poll */
+void port_save_msg(struct fabric_transport *p, struct saved_msg *msg); /* is heard in its next poll */
+void port_complete(struct fabric_transport *p, struct fabric_op *op);
+void port_starve(struct fabric_transport *p); /* there was no memory to msg a message: it fails in its next poll */
 void ports_wake(const struct fabric *fabric); /* all that sleep */
 
 /* ---- ops.c, thread.c ---- */

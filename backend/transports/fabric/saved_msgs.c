@@ -98,7 +98,7 @@ bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct head
     const char *fault = from->faulty ? NULL : fault_of(header, bytes, announced);
     if (fault) endpoint_mark_faulty(fabric, from, fault);
     if (from->faulty) return false;
-    struct port *port = port_find(fabric, header->comm, header->to);
+    struct fabric_transport *port = port_find(fabric, header->comm, header->to);
     return port ? port_hear(port, from, header, data, bytes, announced)
                 : keep_early(fabric, from, header, data, bytes, announced);
 }

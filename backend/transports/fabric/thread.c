@@ -29,7 +29,7 @@ static void drain_waker(const struct fabric *fabric)
 }
 static bool arm(struct fabric *fabric)
 {
-    struct port *polling = fabric->polling;
+    struct fabric_transport *polling = fabric->polling;
     fabric->polling = NULL;
     bool armed = fabric->operations->arm(fabric), ended = fabric->faults && fabric_end_faulty(fabric);
     fabric->polling = polling;

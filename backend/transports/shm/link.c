@@ -24,7 +24,7 @@ struct transfer *open_find(struct shm *shm, int rank, uint64_t id, bool is_send)
 }
 
 /* ---- opening: memory is reserved before it is touched ---- */
-static void activate(struct shm *shm, struct link *l)
+static void activate(struct shm *shm, struct shm_link *l)
 {
     if (!l->active) shm->active[shm->active_count++] = l;
     l->active = true;
@@ -37,7 +37,7 @@ static struct pair *pair_of(struct shm *shm, int from, int to)
 {
     return (struct pair *)(void *)shm->callbacks.pair(shm->callbacks.context, from, to);
 }
-static tutti_status open_outgoing(struct shm *shm, struct link *l)
+static tutti_status open_outgoing(struct shm *shm, struct shm_link *l)
 {
     if (l->out.pair) return TUTTI_OK;
     struct pair *pair = pair_of(shm, shm->me, l->peer);
@@ -50,26 +50,26 @@ static tutti_status open_outgoing(struct shm *shm, struct link *l)
     atomic_fetch_add_explicit(&doorbell->opened, 1, memory_order_release);
     return TUTTI_OK;
 }
-static tutti_status prepare_eager(struct shm *shm, struct link *l)
+static tutti_status prepare_eager(struct shm *shm, struct shm_link *l)
 {
     if (!l->eager_ready) TRY(reserve(shm, l->out.pair->eager, sizeof l->out.pair->eager));
     l->eager_ready = true;
     return TUTTI_OK;
 }
-static tutti_status prepare_pipe(struct shm *shm, struct link *l)
+static tutti_status prepare_pipe(struct shm *shm, struct shm_link *l)
 {
     if (!l->pipe_ready) TRY(reserve(shm, l->out.pair->pipe, sizeof l->out.pair->pipe));
     l->pipe_ready = true;
     return TUTTI_OK;
 }
-void link_meet(struct shm *shm, struct link *l)
+void link_meet(struct shm *shm, struct shm_link *l)
 {
     if (l->in.pair || l->lost) return;
     l->in.pair = pair_of(shm, l->peer, shm->me);
     activate(shm, l);
     link_settle(shm, l);
 }
-void link_settle(struct shm *shm, struct link *l)
+void link_settle(struct shm *shm, struct shm_link *l)
 {
     if (l->spoke) shm->callbacks.ring(shm->callbacks.context, l->peer);
     l->spoke = false;
@@ -85,7 +85,7 @@ static struct queued_envelope *queued_envelope_new(struct shm *shm)
     shm->spare_envelopes = queued->next;
     return queued;
 }
-static void envelope_queue(struct shm *shm, struct link *l, const struct envelope *e)
+static void envelope_queue(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct queued_envelope *queued = queued_envelope_new(shm);
     if (!queued) {
@@ -99,8 +99,8 @@ static void envelope_queue(struct shm *shm, struct link *l, const struct envelop
     else l->queued = queued;
     l->last_queued = queued;
 }
-bool link_can_tell(struct link *l) { return !l->out.pair || (!l->queued && writer_has_room(&l->out)); }
-void link_tell(struct shm *shm, struct link *l, const struct envelope *e)
+bool link_can_tell(struct shm_link *l) { return !l->out.pair || (!l->queued && writer_has_room(&l->out)); }
+void link_tell(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) router_fail(shm->base.router, status);
@@ -110,12 +110,12 @@ void link_tell(struct shm *shm, struct link *l, const struct envelope *e)
         l->spoke = true;
     }
 }
-static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, struct message_name name, uint64_t bytes,
+static void tell(struct shm *shm, struct shm_link *l, enum envelope_kind kind, struct message_name name, uint64_t bytes,
     uint64_t id)
 {
     link_tell(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
 }
-static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x)
+static tutti_status announce(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     struct remote place = share_remote(shm, x);
     TRY(prepare_pipe(shm, l));
@@ -125,20 +125,20 @@ static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x
     return TUTTI_OK;
 }
 static struct pen pen_of(const struct shm *shm) { return (struct pen){ shm->callbacks.stream, shm->callbacks.paced }; }
-static tutti_status send_eagerly(struct shm *shm, struct link *l, struct transfer *x)
+static tutti_status send_eagerly(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (x->wire > INLINE_BYTES) TRY(prepare_eager(shm, l));
     writer_send(&l->out, x, pen_of(shm));
     transfer_done(x);
     return TUTTI_OK;
 }
-static void clear(struct shm *shm, struct link *l, struct transfer *x)
+static void clear(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR, { 0, 0 } });
     open_add(shm, x);
     l->expecting++;
 }
-static bool flush(struct shm *shm, struct link *l) /* what waits for room in the ring */
+static bool flush(struct shm *shm, struct shm_link *l) /* what waits for room in the ring */
 {
     bool moved = false;
     for (struct queued_envelope *queued; (queued = l->queued) != NULL && writer_has_room(&l->out); moved = true) {
@@ -158,7 +158,7 @@ static bool flush(struct shm *shm, struct link *l) /* what waits for room in the
     l->spoke |= moved;
     return moved;
 }
-static bool stream(struct shm *shm, struct link *l)
+static bool stream(struct shm *shm, struct shm_link *l)
 {
     bool moved = false;
     for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
@@ -172,7 +172,7 @@ static bool stream(struct shm *shm, struct link *l)
     return moved;
 }
 /* A few bytes that nothing waits before: the cell, and no list is touched. */
-static bool send_at_once(struct shm *shm, struct link *l, struct transfer *x)
+static bool send_at_once(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     bool small = x->wire <= INLINE_BYTES && x->piece_count == 1 && x->pieces->length == x->wire;
     if (!small || !l->out.pair || l->queued || l->outbox.first) return false;
@@ -183,7 +183,7 @@ static bool send_at_once(struct shm *shm, struct link *l, struct transfer *x)
     return true;
 }
 /* Not inlined: the few bytes before would have to make room for it. */
-__attribute__((noinline)) static void send_in_turn(struct shm *shm, struct link *l, struct transfer *x)
+__attribute__((noinline)) static void send_in_turn(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) {
@@ -194,13 +194,13 @@ __attribute__((noinline)) static void send_in_turn(struct shm *shm, struct link 
     flush(shm, l);
     link_settle(shm, l);
 }
-void link_send(struct shm *shm, struct link *l, struct transfer *x)
+void link_send(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (!send_at_once(shm, l, x)) send_in_turn(shm, l, x);
 }
 
 /* ---- hearing ---- */
-void link_accept(struct shm *shm, struct link *l, struct transfer *x, const struct envelope *e)
+void link_accept(struct shm *shm, struct shm_link *l, struct transfer *x, const struct envelope *e)
 {
     if (!transfer_meets(x, l->rank, e->bytes)) {
         tell(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
@@ -215,7 +215,7 @@ void link_accept(struct shm *shm, struct link *l, struct transfer *x, const stru
     else flush(shm, l);
 }
 /* Nobody has asked for it yet. */
-static void keep(struct shm *shm, struct link *l, const struct envelope *e)
+static void keep(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     bool eager = e->kind == ENVELOPE_EAGER;
     struct arrival *a = matching_arrival(shm->matching, eager ? (size_t)e->bytes : 0);
@@ -235,7 +235,7 @@ static void keep(struct shm *shm, struct link *l, const struct envelope *e)
     if (eager) reader_copy(&l->in, e, a->data);
     matching_keep(shm->matching, a);
 }
-static void hear_eager(struct shm *shm, struct link *l, const struct envelope *e)
+static void hear_eager(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
     if (!x) {
@@ -248,14 +248,14 @@ static void hear_eager(struct shm *shm, struct link *l, const struct envelope *e
     }
     reader_return(&l->in, e->bytes);
 }
-static void announced_receive(struct shm *shm, struct link *l, const struct envelope *e)
+static void announced_receive(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
     if (x) link_accept(shm, l, x, e);
     else keep(shm, l, e);
 }
 /* Answers to a send that has been cancelled in the meantime find nothing. */
-static void hear_answer(struct shm *shm, struct link *l, const struct envelope *e)
+static void hear_answer(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = open_find(shm, l->rank, e->id, true);
     if (!x) return;
@@ -263,13 +263,13 @@ static void hear_answer(struct shm *shm, struct link *l, const struct envelope *
     if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
     else queue_push(&l->streams, x);
 }
-static struct transfer *uncleared(const struct link *l, uint64_t id)
+static struct transfer *uncleared(const struct shm_link *l, uint64_t id)
 {
     struct transfer *x = l->outbox.first;
     while (x && (x->is_send || x->key != id)) x = x->next;
     return x;
 }
-static void hear_withdrawal(struct shm *shm, struct link *l, const struct envelope *e)
+static void hear_withdrawal(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct arrival *a = matching_withdraw(shm->matching, NULL, l->rank, e->name, e->id);
     struct transfer *x = a ? NULL : open_find(shm, l->rank, e->id, false);
@@ -283,7 +283,7 @@ static void hear_withdrawal(struct shm *shm, struct link *l, const struct envelo
     if (x) transfer_fail(x, TUTTI_ABORTED, 0);
 }
 /* Not inlined, to leave room for the messages that come with their bytes. */
-__attribute__((noinline)) static void hear_other(struct shm *shm, struct link *l, const struct envelope *e)
+__attribute__((noinline)) static void hear_other(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     l->busy = true; /* perhaps; link_settle sees */
     switch (e->kind) {
@@ -297,7 +297,7 @@ __attribute__((noinline)) static void hear_other(struct shm *shm, struct link *l
     case ENVELOPE_FINISHED: share_hear_finished(shm, l, e); return;
     }
 }
-static bool drain_ring(struct shm *shm, struct link *l) /* one ring full at most: the other peers come next */
+static bool drain_ring(struct shm *shm, struct shm_link *l) /* one ring full at most: the other peers come next */
 {
     int n = 0;
     for (struct envelope e; n < RING_CELLS && reader_is_ready(&l->in); n++) {
@@ -309,7 +309,7 @@ static bool drain_ring(struct shm *shm, struct link *l) /* one ring full at most
     }
     return n > 0;
 }
-static void fill(struct shm *shm, struct link *l, struct transfer *x, const struct filled *slot)
+static void fill(struct shm *shm, struct shm_link *l, struct transfer *x, const struct filled *slot)
 {
     uint64_t rest = x->wire - x->moved;
     if (slot->bytes != (rest < slot_bytes(x->wire) ? rest : slot_bytes(x->wire))) {
@@ -323,7 +323,7 @@ static void fill(struct shm *shm, struct link *l, struct transfer *x, const stru
     l->expecting--;
     transfer_done(x);
 }
-static bool drain_pipe(struct shm *shm, struct link *l)
+static bool drain_pipe(struct shm *shm, struct shm_link *l)
 {
     int n = 0;
     for (; n < PIPE_SLOTS && reader_has_slot(&l->in); n++) {
@@ -336,7 +336,7 @@ static bool drain_pipe(struct shm *shm, struct link *l)
     }
     return n > 0;
 }
-static bool is_corrupt(struct shm *shm, const struct link *l)
+static bool is_corrupt(struct shm *shm, const struct shm_link *l)
 {
     if (!l->in.corrupt && !l->out.corrupt) return false;
     router_fail(shm->base.router,
@@ -346,7 +346,7 @@ static bool is_corrupt(struct shm *shm, const struct link *l)
             shm->base.router->rank, l->rank));
     return true;
 }
-bool link_poll(struct shm *shm, struct link *l)
+bool link_poll(struct shm *shm, struct shm_link *l)
 {
     bool moved = l->in.pair && drain_ring(shm, l);
     if (!l->busy && !l->spoke && !l->in.corrupt && !l->out.corrupt) return moved; /* small messages and nothing else */
@@ -360,7 +360,7 @@ bool link_poll(struct shm *shm, struct link *l)
 }
 
 /* ---- cancelling: the peer touches shared memory only, so a transfer can be forgotten at any time ---- */
-void link_cancel(struct shm *shm, struct link *l, struct transfer *x)
+void link_cancel(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (queue_remove(&l->outbox, x)) {
         if (!x->is_send) tell(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key); /* let it come, and drop it */
@@ -388,13 +388,13 @@ static void fail_open(struct queue *q, int rank, tutti_status status)
         if (rank_of(x) == rank) transfer_fail(queue_take(q, before), status, 0);
         else before = x;
 }
-static void deactivate(struct shm *shm, struct link *l)
+static void deactivate(struct shm *shm, struct shm_link *l)
 {
     for (int i = 0; i < shm->active_count; i++)
         if (shm->active[i] == l) shm->active[i--] = shm->active[--shm->active_count];
     l->active = false;
 }
-void link_lose(struct shm *shm, struct link *l, tutti_status status)
+void link_lose(struct shm *shm, struct shm_link *l, tutti_status status)
 {
     for (int i = 0; i < OPEN_BUCKETS; i++) fail_open(&shm->open[i], l->rank, status);
     fail_queue(&l->outbox, status);

@@ -76,8 +76,8 @@ __attribute__((noinline)) static uint64_t write_timed(struct transfer *x, const 
     atomic_thread_fence(memory_order_seq_cst);
     return way_word(number, clock_ns() - begun_ns);
 }
-static inline uint64_t write_long(struct writer *w, struct transfer *x, enum filling filling, const struct runs *to,
-    struct pen pen, bool compares)
+static inline uint64_t write_long(struct pair_writer *w, struct transfer *x, enum filling filling,
+    const struct runs *to, struct pen pen, bool compares)
 {
     struct way way = { .around = true };
     uint64_t said = pen.paced ? atomic_load_explicit(&w->pair->ways, memory_order_relaxed) : 0;
@@ -96,7 +96,7 @@ static void have_read(struct reader *r, enum filling filling, uint64_t timed, in
 }
 
 /* ---- writer ---- */
-bool writer_has_room(struct writer *w)
+bool writer_has_room(struct pair_writer *w)
 {
     if (w->told - w->taken < RING_CELLS) return true;
     uint32_t taken = atomic_load_explicit(&w->pair->taken, memory_order_acquire);
@@ -104,7 +104,7 @@ bool writer_has_room(struct writer *w)
     if (!w->corrupt) w->taken = taken;
     return w->told - w->taken < RING_CELLS;
 }
-bool writer_has_credit(struct writer *w, uint64_t bytes)
+bool writer_has_credit(struct pair_writer *w, uint64_t bytes)
 {
     if (bytes > EAGER_LIMIT) return false;
     if (w->spent - w->returned + credit_of(bytes) <= EAGER_CREDIT) return true;
@@ -113,7 +113,7 @@ bool writer_has_credit(struct writer *w, uint64_t bytes)
     if (!w->corrupt) w->returned = returned;
     return w->spent - w->returned + credit_of(bytes) <= EAGER_CREDIT;
 }
-bool writer_has_slot(struct writer *w)
+bool writer_has_slot(struct pair_writer *w)
 {
     if (w->filled - w->emptied < PIPE_SLOTS) return true;
     uint64_t emptied = atomic_load_explicit(&w->pair->emptied, memory_order_acquire);
@@ -121,7 +121,8 @@ bool writer_has_slot(struct writer *w)
     if (!w->corrupt) w->emptied = emptied;
     return w->filled - w->emptied < PIPE_SLOTS;
 }
-static struct cell *fill_cell(struct writer *w, enum envelope_kind kind, struct message_name name, uint64_t eager_bytes)
+static struct cell *fill_cell(struct pair_writer *w, enum envelope_kind kind, struct message_name name,
+    uint64_t eager_bytes)
 {
     struct cell *cell = &w->pair->cells[w->told % RING_CELLS];
     assert(w->told - w->taken < RING_CELLS);
@@ -130,11 +131,11 @@ static struct cell *fill_cell(struct writer *w, enum envelope_kind kind, struct 
     atomic_store_explicit(&cell->message, name.message, memory_order_relaxed);
     return cell;
 }
-static void publish_cell(struct writer *w, struct cell *cell)
+static void publish_cell(struct pair_writer *w, struct cell *cell)
 {
     atomic_store_explicit(&cell->sequence, ++w->told, memory_order_release);
 }
-void writer_tell(struct writer *w, const struct envelope *e)
+void writer_tell(struct pair_writer *w, const struct envelope *e)
 {
     struct cell *cell = fill_cell(w, e->kind, e->name, 0);
     atomic_store_explicit(&cell->body.about.id, e->id, memory_order_relaxed);
@@ -143,14 +144,14 @@ void writer_tell(struct writer *w, const struct envelope *e)
     atomic_store_explicit(&cell->body.about.offset, e->place.offset, memory_order_relaxed);
     publish_cell(w, cell);
 }
-void writer_send_small(struct writer *w, const struct transfer *x)
+void writer_send_small(struct pair_writer *w, const struct transfer *x)
 {
     struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
     if (x->wire) memcpy(cell->body.payload, x->pieces->at, (size_t)x->wire);
     w->spent += credit_of(x->wire);
     publish_cell(w, cell);
 }
-void writer_send(struct writer *w, struct transfer *x, struct pen pen)
+void writer_send(struct pair_writer *w, struct transfer *x, struct pen pen)
 {
     struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
     size_t bytes = (size_t)x->wire;
@@ -166,7 +167,7 @@ void writer_send(struct writer *w, struct transfer *x, struct pen pen)
     w->spent += credit_of(bytes);
     publish_cell(w, cell);
 }
-void writer_stream(struct writer *w, struct transfer *x, struct pen pen)
+void writer_stream(struct pair_writer *w, struct transfer *x, struct pen pen)
 {
     size_t index = w->filled % PIPE_SLOTS, bytes = slot_bytes(x->wire);
     struct slot *slot = &w->pair->slots[index];

@@ -95,7 +95,7 @@ bool claims_left(const struct pair *pair, uint64_t id, uint64_t parts);
 bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out); /* false: there are none left */
 
 /* ---- the writer's end ---- */
-struct writer {
+struct pair_writer {
     struct pair *pair;
     uint32_t told, taken;               /* cells written; the reader's count as last seen */
     uint64_t position, spent, returned; /* in the eager part; credit */
@@ -105,9 +105,9 @@ struct writer {
 };
 /* How it may write what is long: with this function, or by memcpy (NULL); paced: by whichever costs less. */
 struct pen { copy_function *copy; bool paced; };
-bool writer_has_room(struct writer *writer);                   /* for one envelope */
-bool writer_has_credit(struct writer *writer, uint64_t bytes); /* false as well when it is too much for eager */
-bool writer_has_slot(struct writer *writer);
+bool writer_has_room(struct pair_writer *writer);                   /* for one envelope */
+bool writer_has_credit(struct pair_writer *writer, uint64_t bytes); /* false as well when it is too much for eager */
+bool writer_has_slot(struct pair_writer *writer);
 /* Bytes of each filling but the last: both ends are at work, and small ones are soon there. */
 static inline size_t slot_bytes(uint64_t wire) { return wire <= 32768 ? 16384 : wire < 4 << 20 ? 32768 : SLOT_BYTES; }
 /* Where in its slot the n-th filling lies: small ones go round in it, so that they come back as late as large ones. */
@@ -116,10 +116,10 @@ static inline size_t slot_offset(uint64_t n, uint64_t wire)
     return n / PIPE_SLOTS % (SLOT_BYTES / slot_bytes(wire)) * slot_bytes(wire);
 }
 /* Each needs the room asked for above. */
-void writer_tell(struct writer *writer, const struct envelope *envelope);
-void writer_send_small(struct writer *writer, const struct transfer *transfer); /* one piece that fits the cell */
-void writer_send(struct writer *writer, struct transfer *transfer, struct pen pen);   /* the whole of it, eager */
-void writer_stream(struct writer *writer, struct transfer *transfer, struct pen pen); /* the next slot of it */
+void writer_tell(struct pair_writer *writer, const struct envelope *envelope);
+void writer_send_small(struct pair_writer *writer, const struct transfer *transfer); /* one piece that fits the cell */
+void writer_send(struct pair_writer *writer, struct transfer *transfer, struct pen pen);   /* the whole of it, eager */
+void writer_stream(struct pair_writer *writer, struct transfer *transfer, struct pen pen); /* the next slot of it */
 
 /* ---- the reader's end ---- */
 struct reader {

@@ -31,11 +31,11 @@ static bool is_reachable(struct remote place)
 {
     return place.block != REMOTE_NONE && place.block != REMOTE_PRIVATE && place.block != REMOTE_OPEN;
 }
-static struct pair *pair_of(const struct link *l, const struct transfer *x)
+static struct pair *pair_of(const struct shm_link *l, const struct transfer *x)
 {
     return x->is_send ? l->out.pair : l->in.pair;
 }
-static void tell(struct shm *shm, struct link *l, const struct transfer *x, enum envelope_kind kind, uint64_t parts,
+static void tell(struct shm *shm, struct shm_link *l, const struct transfer *x, enum envelope_kind kind, uint64_t parts,
     struct remote place)
 {
     link_tell(shm, l,
@@ -57,7 +57,7 @@ static void copy_part(const struct shm *shm, const struct transfer *x, unsigned 
 }
 /* IN_PROGRESS: not now. OK: a part has been copied, or, *none, there is none left. Then the peer may have copied all,
    be over and have freed its tensor before it could be reached from here: that it cannot be is no error. */
-static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *x, bool *none)
+static tutti_status copy_next(struct shm *shm, struct shm_link *l, struct transfer *x, bool *none)
 {
     const struct shm_callbacks *callbacks = &shm->callbacks;
     unsigned char *theirs;
@@ -74,7 +74,7 @@ static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *
 }
 
 /* The same, of what is read; nobody helps, so the parts come in turn. */
-static tutti_status read_next(struct shm *shm, struct link *l, struct transfer *x, bool *none)
+static tutti_status read_next(struct shm *shm, struct shm_link *l, struct transfer *x, bool *none)
 {
     const struct shm_callbacks *callbacks = &shm->callbacks;
     uint64_t from = x->moved * part_bytes(x->wire);
@@ -89,7 +89,7 @@ static tutti_status read_next(struct shm *shm, struct link *l, struct transfer *
 }
 
 /* ---- the receiver ---- */
-static void begin(struct shm *shm, struct link *l) /* with the first of the receives */
+static void begin(struct shm *shm, struct shm_link *l) /* with the first of the receives */
 {
     struct transfer *x = l->shares.first;
     if (!x || l->refused) return;
@@ -98,7 +98,7 @@ static void begin(struct shm *shm, struct link *l) /* with the first of the rece
     bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;   /* never where it is read: mine is private */
     if (is_reachable(mine) && helps) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
 }
-bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
+bool share_accept(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     struct remote mine = share_remote(shm, x);
     bool plain = mine.block != REMOTE_NONE && x->place.block != REMOTE_NONE;
@@ -110,13 +110,13 @@ bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
     if (l->shares.first == x) begin(shm, l);
     return true;
 }
-static void next(struct shm *shm, struct link *l) /* the first is over */
+static void next(struct shm *shm, struct shm_link *l) /* the first is over */
 {
     queue_take(&l->shares, NULL);
     claims_open(l->in.pair, 0);
     begin(shm, l);
 }
-static bool receive(struct shm *shm, struct link *l)
+static bool receive(struct shm *shm, struct shm_link *l)
 {
     struct transfer *x = l->shares.first;
     bool none = true;
@@ -134,7 +134,7 @@ static bool receive(struct shm *shm, struct link *l)
     else router_refuse(shm->base.router, x, status);
     return true;
 }
-void share_hear_copied(struct link *l, const struct envelope *e)
+void share_hear_copied(struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = l->shares.first;
     if (!x || x->key != e->id) return; /* cancelled meanwhile */
@@ -143,7 +143,7 @@ void share_hear_copied(struct link *l, const struct envelope *e)
 }
 
 /* ---- the sender ---- */
-void share_hear_offer(struct shm *shm, struct link *l, const struct envelope *e)
+void share_hear_offer(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = open_find(shm, l->rank, e->id, true);
     if (!x) return;
@@ -155,7 +155,7 @@ void share_hear_offer(struct shm *shm, struct link *l, const struct envelope *e)
     x->place = e->place;
     l->helped = x;
 }
-static bool send(struct shm *shm, struct link *l)
+static bool send(struct shm *shm, struct shm_link *l)
 {
     struct transfer *x = l->helped;
     bool none;
@@ -171,7 +171,7 @@ static bool send(struct shm *shm, struct link *l)
     else open_add(shm, x);
     return true;
 }
-void share_hear_finished(struct shm *shm, struct link *l, const struct envelope *e)
+void share_hear_finished(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = l->helped && l->helped->key == e->id ? l->helped : open_find(shm, l->rank, e->id, true);
     if (!x) return;
@@ -181,13 +181,13 @@ void share_hear_finished(struct shm *shm, struct link *l, const struct envelope 
 }
 
 /* ---- both ---- */
-bool share_poll(struct shm *shm, struct link *l)
+bool share_poll(struct shm *shm, struct shm_link *l)
 {
     bool moved = l->shares.first && receive(shm, l);
     if (l->helped) moved |= send(shm, l);
     return moved;
 }
-bool share_remove(struct shm *shm, struct link *l, struct transfer *x)
+bool share_remove(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (x == l->helped) {
         tell(shm, l, x, ENVELOPE_WITHDRAW, 0, x->place);
@@ -200,7 +200,7 @@ bool share_remove(struct shm *shm, struct link *l, struct transfer *x)
     if (first) next(shm, l);
     return found;
 }
-struct transfer *share_find(const struct link *l, uint64_t id)
+struct transfer *share_find(const struct shm_link *l, uint64_t id)
 {
     struct transfer *x = l->shares.first;
     while (x && x->key != id) x = x->next;

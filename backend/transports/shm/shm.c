@@ -36,8 +36,8 @@ static bool shm_poll(struct transport *t)
     uint32_t opened = atomic_load_explicit(&shm->doorbell->opened, memory_order_acquire);
     if (opened != shm->rings_seen) answer_doorbell(shm, opened);
     bool moved = false;
-    struct link **end = shm->active + shm->active_count; /* one that comes during this poll is for the next */
-    for (struct link **l = shm->active; l < end; l++)
+    struct shm_link **end = shm->active + shm->active_count; /* one that comes during this poll is for the next */
+    for (struct shm_link **l = shm->active; l < end; l++)
         if (!link_is_quiet(*l)) moved |= link_poll(shm, *l);
     return moved;
 }
@@ -111,7 +111,7 @@ tutti_status shm_connect(struct router *router, const struct shm_callbacks *call
     shm->doorbell = &mine->doorbell;
     shm->me = me;
     for (int i = 0; i < count; i++) {
-        struct link *l = &shm->links[i];
+        struct shm_link *l = &shm->links[i];
         l->peer = i;
         l->rank = ranks ? ranks[i] : i;
         l->out.ways = &l->ways;

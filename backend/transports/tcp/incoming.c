@@ -21,10 +21,10 @@ void incoming_forget(struct fabric *fabric, struct incoming *in)
 static struct header header_of(const struct incoming *in)
 {
     struct header header;
-    memcpy(&header, in->head + sizeof(struct frame), sizeof header);
+    memcpy(&header, in->head + sizeof(struct tcp_frame), sizeof header);
     return header;
 }
-static const char *hear_offer(struct fabric *fabric, struct tcp_endpoint *e, const struct frame *frame)
+static const char *hear_offer(struct fabric *fabric, struct tcp_endpoint *e, const struct tcp_frame *frame)
 {
     struct header header = header_of(&e->in);
     if (!frame->extent || frame->id <= e->last_offer) return cannot_be;
@@ -35,7 +35,7 @@ static const char *hear_offer(struct fabric *fabric, struct tcp_endpoint *e, con
     if (!fabric_hear(fabric, &e->base, &header, xfer, xfer->bytes, true)) tcp_release(fabric, xfer);
     return NULL;
 }
-static const char *hear_wish(struct fabric *fabric, struct tcp_endpoint *e, const struct frame *frame)
+static const char *hear_wish(struct fabric *fabric, struct tcp_endpoint *e, const struct tcp_frame *frame)
 {
     struct tcp_xfer *xfer = tcp_xfers_find(&e->offered, frame->id);
     if (!xfer) return cannot_be;
@@ -49,7 +49,7 @@ static const char *hear_wish(struct fabric *fabric, struct tcp_endpoint *e, cons
     if (!(e->handle.events & EPOLLOUT)) endpoint_make_busy(fabric, e);
     return NULL;
 }
-static const char *hear_data(struct tcp_endpoint *e, const struct frame *frame)
+static const char *hear_data(struct tcp_endpoint *e, const struct tcp_frame *frame)
 {
     struct tcp_xfer *xfer = tcp_xfers_find(&e->fetching, frame->id);
     if (!xfer || !frame->bytes || frame->extent != xfer->moved || frame->bytes > xfer->bytes - xfer->moved)
@@ -59,7 +59,7 @@ static const char *hear_data(struct tcp_endpoint *e, const struct frame *frame)
     e->in.left = (size_t)frame->bytes;
     return NULL;
 }
-static const char *expect_eager(struct fabric *fabric, struct incoming *in, const struct frame *frame)
+static const char *expect_eager(struct fabric *fabric, struct incoming *in, const struct tcp_frame *frame)
 {
     in->room = fabric_op_new(fabric, (size_t)frame->bytes);
     if (!in->room) return no_memory;
@@ -89,7 +89,7 @@ static void is_whole(struct fabric *fabric, struct tcp_endpoint *e)
 /* The head has come, and `bytes` behind it are at `at`: how many of them it takes. */
 static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
 {
-    struct frame frame;
+    struct tcp_frame frame;
     const char *wrong = NULL;
     memcpy(&frame, e->in.head, sizeof frame);
     e->in.head_bytes = 0;
@@ -119,7 +119,7 @@ static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigne
 /* ---- bytes ---- */
 static size_t head_needs(const struct incoming *in)
 {
-    struct frame frame;
+    struct tcp_frame frame;
     if (in->head_bytes < sizeof frame) return sizeof frame - in->head_bytes;
     memcpy(&frame, in->head, sizeof frame);
     return frame.what <= OFFER ? MOST_HEAD - in->head_bytes : 0;

@@ -31,7 +31,7 @@ void tcp_xfers_push(struct tcp_xfers *list, struct tcp_xfer *xfer)
 }
 static int priority_of(const struct tcp_xfer *xfer)
 {
-    const struct port *owner = xfer->op ? xfer->op->owner : NULL;
+    const struct fabric_transport *owner = xfer->op ? xfer->op->owner : NULL;
     return owner ? router_priority(owner->base.router) : 0;
 }
 void tcp_xfers_push_by_priority(struct tcp_xfers *list, struct tcp_xfer *xfer)
@@ -103,8 +103,8 @@ bool tcp_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool
     xfer->op = f;
     xfer->from = data ? data : f->room;
     xfer->bytes = f->bytes;
-    xfer->frame = announced ? (struct frame){ .what = OFFER, .id = ++sockets_of(fabric)->ids, .extent = f->bytes }
-                            : (struct frame){ .what = EAGER, .bytes = f->bytes };
+    xfer->frame = announced ? (struct tcp_frame){ .what = OFFER, .id = ++sockets_of(fabric)->ids, .extent = f->bytes }
+                            : (struct tcp_frame){ .what = EAGER, .bytes = f->bytes };
     enum send_status status = tcp_xfer_write(fabric, e, xfer);
     if (status == FAILED || (status == SENT && !announced)) return end_now(fabric, xfer, status);
     if (status == SENT) tcp_xfers_push(&e->offered, xfer);

@@ -7,12 +7,12 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-static size_t bytes_of_header(const struct frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
-static size_t bytes_of(const struct frame *f) { return sizeof *f + bytes_of_header(f) + (size_t)f->bytes; }
+static size_t bytes_of_header(const struct tcp_frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
+static size_t bytes_of(const struct tcp_frame *f) { return sizeof *f + bytes_of_header(f) + (size_t)f->bytes; }
 /* More of its frame. The bytes that were written, or -1 and errno. */
 static ssize_t write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
-    struct frame *frame = &xfer->frame;
+    struct tcp_frame *frame = &xfer->frame;
     unsigned char *from = (unsigned char *)(uintptr_t)xfer->from;
     struct iovec list[3], *at = list;
     size_t skip = xfer->written;
@@ -32,7 +32,7 @@ static ssize_t write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
 /* The next part of what the other side has asked for. */
 void tcp_xfer_begin_part(struct tcp_xfer *xfer)
 {
-    xfer->frame = (struct frame){ .what = DATA,
+    xfer->frame = (struct tcp_frame){ .what = DATA,
         .bytes = size_smaller(PART_BYTES, xfer->bytes - xfer->moved),
         .id = xfer->frame.id,
         .extent = xfer->moved };

@@ -30,20 +30,20 @@ struct tcp_address { /* how others reach a process */
     uint16_t family, port;
     uint8_t address[16];
 };
-enum what { EAGER, OFFER, PULL, RELEASE, DATA, GOODBYE };
-struct frame { /* then, of EAGER and OFFER, the header; then `bytes` of EAGER and DATA */
+enum tcp_what { EAGER, OFFER, PULL, RELEASE, DATA, GOODBYE };
+struct tcp_frame { /* then, of EAGER and OFFER, the header; then `bytes` of EAGER and DATA */
     uint64_t what, bytes;
     uint64_t id;     /* of an announced message, by its sender: it grows from each to the next */
     uint64_t extent; /* OFFER: its bytes; DATA: how many come before these */
 };
-enum { MOST_HEAD = sizeof(struct frame) + sizeof(struct header) };
+enum { MOST_HEAD = sizeof(struct tcp_frame) + sizeof(struct header) };
 struct tcp_endpoint;
 /* A message at one of its ends, from beginning to end: in one list of its endpoint, or pending. */
 struct tcp_xfer {
     struct tcp_xfer *next;
     struct tcp_endpoint *endpoint;
     struct fabric_op *op; /* NULL: none, or not yet */
-    struct frame frame;
+    struct tcp_frame frame;
     const unsigned char *from;
     unsigned char *into;
     size_t bytes, moved; /* of an announced message: all, and those that have been */

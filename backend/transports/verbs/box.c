@@ -59,7 +59,7 @@ bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct verb
 {
     return write_message(fabric, e, xfer, false);
 }
-bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, bool signalled)
+bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled)
 {
     return write_message(fabric, e, &(struct verbs_xfer){ .what = what }, signalled);
 }
@@ -125,7 +125,7 @@ void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_
     }
     unsigned char *at = box->in + offset + sizeof prefix;
     box->left = prefix.heard;
-    switch ((enum what)prefix.what) {
+    switch ((enum verbs_what)prefix.what) {
     case EAGER:
     case OFFER: hear_with_header(fabric, e, &prefix, at); break;
     case DONE: hear_done(fabric, e, at); break;

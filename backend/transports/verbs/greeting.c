@@ -79,7 +79,7 @@ void greeter_finish(struct nic *nic)
 }
 
 /* ---- said ---- */
-static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stage stage)
+static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum handshake_stage stage)
 {
     struct nic *nic = nic_of(fabric);
     struct greeter *g = &nic->greeter;

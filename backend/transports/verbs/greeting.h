@@ -4,7 +4,7 @@
 #include <stddef.h>
 
 #define HELLO_MAGIC "tutti 3"
-enum stage { GREETS, OPEN, GIVEN_UP }; /* OPEN: it has heard all it must, so this needs no answer */
+enum handshake_stage { GREETS, OPEN, GIVEN_UP }; /* OPEN: it has heard all it must, so this needs no answer */
 struct hello {
     char magic[8];
     struct greeting greeting;

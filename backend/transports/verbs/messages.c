@@ -18,7 +18,7 @@ static void take_out(struct verbs_xfer **list, const struct verbs_xfer *xfer)
     while (*list != xfer) list = &(*list)->next;
     *list = xfer->next;
 }
-static struct verbs_xfer *xfer_new(struct fabric_op *op, enum what what)
+static struct verbs_xfer *xfer_new(struct fabric_op *op, enum verbs_what what)
 {
     struct verbs_xfer *xfer = memory_zeroed(1, sizeof *xfer);
     if (!xfer) return NULL;

@@ -37,7 +37,7 @@ struct verbs_address { /* how others reach a pair of queues */
     uint64_t life;                        /* of a process: of its fabric */
 };
 /* What a message in a box is. */
-enum what { EAGER, OFFER, DONE, HEARD, GOODBYE };
+enum verbs_what { EAGER, OFFER, DONE, HEARD, GOODBYE };
 struct prefix { /* before each */
     uint64_t position; /* where it ends, counted from the first */
     uint64_t heard;    /* of the other's messages, likewise */
@@ -56,7 +56,7 @@ struct descriptor { /* of an offer that has come */
 struct verbs_xfer {
     struct verbs_xfer *next, **at;
     struct fabric_op *op; /* NULL: of nobody (DONE) */
-    enum what what;
+    enum verbs_what what;
     const void *data;    /* of a message, until it is put together */
     struct offer offer;  /* mine; or the other's, of what is fetched */
     unsigned char *into; /* where it is fetched to */
@@ -196,7 +196,7 @@ void endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, cons
 /* ---- box.c ---- */
 /* Puts a message together where the other's box has room for it, and sends it. false: there is none now. */
 bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
-bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, bool signalled);
+bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);
 bool box_owes(const struct box *box); /* much was heard that the other does not know of */
 void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
 /* ---- endpoints.c ---- */

@@ -17,16 +17,16 @@ enum { ENTRIES = 1024, HINTS = 64, DROPS = 16 };
 enum { ONCE = -1 };                                     /* in the place of an entry: known to its user only */
 static const size_t ALL = SIZE_MAX; /* whatever is not in use makes room */
 enum { TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
-enum state { FREE, PENDING, READY, GONE };              /* being registered; found; only its users know it */
-struct entry {
+enum registration_state { FREE, PENDING, READY, GONE }; /* being registered; found; only its users know it */
+struct registration_entry {
     struct ibv_mr *region;
     uintptr_t begin, end;
     uint64_t block, used;                               /* of the arena, or 0; when it was last taken */
     int users;
-    enum state state;
+    enum registration_state state;
     bool writable, for_good;
 };
-struct span { uintptr_t begin, end; };
+struct registered_span { uintptr_t begin, end; };
 struct registration {
     struct mapping_listener listener;
     struct ibv_pd *domain;
@@ -36,8 +36,8 @@ struct registration {
     struct registration_counts counts;                  /* its entries and bytes: what can be evicted */
     uint64_t clock;
     int top;                                            /* entries from here on have never been used */
-    struct span spans[ENTRIES];                         /* of those that are READY and no block's */
-    struct entry entries[ENTRIES];
+    struct registered_span spans[ENTRIES];                         /* of those that are READY and no block's */
+    struct registration_entry entries[ENTRIES];
     int hints[HINTS];
 };
 static uintptr_t page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
@@ -79,8 +79,8 @@ static bool use(struct registration *r, int i, struct registered *out)
 }
 
 /* ---- entries come and go; with the lock held ---- */
-static bool can_be_evicted(const struct entry *e) { return !e->block && !e->for_good; }
-static void account(struct registration *r, const struct entry *e, bool comes)
+static bool can_be_evicted(const struct registration_entry *e) { return !e->block && !e->for_good; }
+static void account(struct registration *r, const struct registration_entry *e, bool comes)
 {
     if (!can_be_evicted(e)) return;
     r->counts.entries += comes ? 1 : -1;
@@ -88,23 +88,23 @@ static void account(struct registration *r, const struct entry *e, bool comes)
 }
 static void hide(struct registration *r, int i)         /* nobody finds it any more */
 {
-    struct entry *e = &r->entries[i];
+    struct registration_entry *e = &r->entries[i];
     account(r, e, false);
     e->state = GONE;
-    r->spans[i] = (struct span){ 0, 0 };
+    r->spans[i] = (struct registered_span){ 0, 0 };
 }
 static void gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
 {
     struct registration *r = (struct registration *)(void *)listener;
     for (int i = 0; i < r->top; i++) {
-        const struct entry *e = &r->entries[i];
+        const struct registration_entry *e = &r->entries[i];
         bool lives = e->state == READY || e->state == PENDING;
         if (!lives || !can_be_evicted(e) || e->end <= begin || end <= e->begin) continue;
         hide(r, i);
         r->counts.gone++;
     }
 }
-static int claim(struct registration *r, const struct entry *e)
+static int claim(struct registration *r, const struct registration_entry *e)
 {
     int i = 0;
     while (i < r->top && r->entries[i].state != FREE) i++;
@@ -117,11 +117,11 @@ static int claim(struct registration *r, const struct entry *e)
 static struct ibv_mr *release(struct registration *r, int i)
 {
     struct ibv_mr *region = r->entries[i].region;
-    r->entries[i] = (struct entry){ .state = FREE };
+    r->entries[i] = (struct registration_entry){ .state = FREE };
     return region;
 }
 static bool is_retired(uint64_t block) { return block && !arena_at((struct location){ block, 0 }, 1); }
-static bool is_done_with(const struct entry *e, bool all)
+static bool is_done_with(const struct registration_entry *e, bool all)
 {
     if (e->users || e->state == FREE) return false;
     return e->state == GONE || is_retired(e->block) || (all && !e->for_good);
@@ -130,7 +130,7 @@ static int longest_unused(const struct registration *r)
 {
     int found = ONCE;
     for (int i = 0; i < r->top; i++) {
-        const struct entry *e = &r->entries[i];
+        const struct registration_entry *e = &r->entries[i];
         if (e->state != READY || e->users || !can_be_evicted(e)) continue;
         if (found < 0 || e->used < r->entries[found].used) found = i;
     }
@@ -221,7 +221,7 @@ static tutti_status refuse(const struct registration *r, const void *at, size_t 
 /* Watched before it is registered: what changes meanwhile makes it GONE, and its one user will give it back. */
 static int begin_entry(struct registration *r, uintptr_t begin, uintptr_t end, uint64_t block)
 {
-    struct entry e = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
+    struct registration_entry e = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
     mappings_lock();
     r->counts.misses++;
     bool fits = block || (!is_full(r, end - begin) && r->watches && mappings_watch(begin, end));
@@ -234,7 +234,7 @@ static struct registered end_entry(struct registration *r, int i, struct ibv_mr 
 {
     if (i == ONCE) return (struct registered){ region, ONCE, false };
     mappings_lock();
-    struct entry *e = &r->entries[i];
+    struct registration_entry *e = &r->entries[i];
     e->region = region;
     e->writable = writable;
     e->used = ++r->clock;
@@ -243,7 +243,7 @@ static struct registered end_entry(struct registration *r, int i, struct ibv_mr 
         release(r, i);
     } else if (e->state == PENDING) {
         e->state = READY;
-        if (!e->block) r->spans[i] = (struct span){ e->begin, e->end };
+        if (!e->block) r->spans[i] = (struct registered_span){ e->begin, e->end };
     }
     mappings_unlock();
     return (struct registered){ region, i, false };
@@ -291,7 +291,7 @@ tutti_status registration_keep(struct registration *r, void *at, size_t bytes, i
     struct ibv_mr *region = ask(r, begin, begin + bytes, access);
     if (!region) return refuse(r, at, bytes);
     bool for_all = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
-    struct entry e = { .region = region,
+    struct registration_entry e = { .region = region,
         .begin = begin,
         .end = begin + bytes,
         .users = 1,
@@ -300,7 +300,7 @@ tutti_status registration_keep(struct registration *r, void *at, size_t bytes, i
         .for_good = true };
     mappings_lock();
     int i = claim(r, &e);
-    if (i >= 0 && for_all) r->spans[i] = (struct span){ e.begin, e.end };
+    if (i >= 0 && for_all) r->spans[i] = (struct registered_span){ e.begin, e.end };
     mappings_unlock();
     *out = (struct registered){ region, i, true };
     return TUTTI_OK;
@@ -328,7 +328,7 @@ void registration_give(struct registration *r, const struct registered *register
     if (i == ONCE) dropped = registered->region;
     else {
         mappings_lock();
-        struct entry *e = &r->entries[i];
+        struct registration_entry *e = &r->entries[i];
         e->users--;
         if (registered->for_good) hide(r, i);
         if (e->state == GONE && !e->users) dropped = release(r, i);

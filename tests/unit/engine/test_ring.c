@@ -89,7 +89,7 @@ static void mix(struct rank *me)
         size_t bytes = sizes[(together >> 16) % (sizeof sizes / sizeof *sizes)];
         for (int again = 0; again < 3; again++) {
             sum(me, data, bytes, call + again);
-            const struct cut *c = x->run.cut;               /* tiles of one place are of one counter */
+            const struct program_cut *c = x->run.cut;               /* tiles of one place are of one counter */
             REQUIRE(c->single || c->tile_slots % (uint32_t)x->launch.program->plan->slots == 0);
             size_t said = 0;                            /* all ranks say the same */
             _Atomic size_t *at = &shared->slots_at[3 * call + again];

@@ -14,7 +14,7 @@ static struct piece locate(size_t length, size_t offset, int tile)
 {
     size_t lengths[] = { length }, offsets[] = { offset };
     struct operand theirs[1][2] = { { { memory, lengths, offsets, MAPPED, NULL } } };
-    struct cut cut = { .tile_bytes = TILE };
+    struct program_cut cut = { .tile_bytes = TILE };
     static const struct place places[] = { { 0, 0 }, { 0, 1 } };
     struct uneven uneven = { .agreement = IN_PAIRS };
     struct executor x = {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FRAMES = 12, STREAM_BYTES = MOST_FRAMES * (int)(sizeof(struct frame) + sizeof(union message)) };
+enum { MOST_FRAMES = 12, STREAM_BYTES = MOST_FRAMES * (int)(sizeof(struct frame) + sizeof(union link_message)) };
 static uint64_t state;
 static unsigned draw(unsigned below)                    /* xorshift64* */
 {
@@ -26,7 +26,7 @@ static void fail(const char *text, int line)
 static size_t add_frame(unsigned char *stream)
 {
     static const enum kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, GIVEN_UP, GOODBYE };
-    union message m;
+    union link_message m;
     memset(&m, (int)draw(256), sizeof m);
     m.packet = registry_packet(registry.self.nonce, kinds[draw(7)]);
     size_t bytes = sizeof m.packet;
@@ -66,7 +66,7 @@ static void spoil(unsigned char *stream, size_t *bytes)
 /* ---- what comes out ---- */
 static int hear(struct wire *w)                         /* frames, or -EPROTO */
 {
-    union message *m = malloc(sizeof *m); /* of its very size, so the sanitizer sees one byte too many */
+    union link_message *m = malloc(sizeof *m); /* of its very size, so the sanitizer sees one byte too many */
     int count = 0, bytes;
     while ((bytes = wire_next(w, m)) > 0) {
         REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);

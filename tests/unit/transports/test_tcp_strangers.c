@@ -208,7 +208,7 @@ static void test_another_that_answers_is_not_believed(void **state)
 /* ---- who is known ---- */
 static void test_what_cannot_be_breaks_the_connection(void **state)
 {
-    static const struct frame wrong[] = {
+    static const struct tcp_frame wrong[] = {
         { .what = GOODBYE + 1 },
         { .what = UINT64_MAX, .bytes = UINT64_MAX, .id = UINT64_MAX, .extent = UINT64_MAX },
         { .what = EAGER, .bytes = EAGER_BYTES + 1 },
@@ -281,8 +281,8 @@ static void pair_end(struct pair *p)
 }
 static void announce(struct pair *p, size_t bytes)
 {
-    const struct frame offer = { .what = OFFER, .id = 5, .extent = bytes };
-    struct frame asked;
+    const struct tcp_frame offer = { .what = OFFER, .id = 5, .extent = bytes };
+    struct tcp_frame asked;
     say(p->partner, &offer, sizeof offer);
     say(p->partner, &p->header, sizeof p->header);
     do router_poll(p->me.router);
@@ -292,7 +292,7 @@ static void announce(struct pair *p, size_t bytes)
 }
 static void test_data_that_cannot_be_touches_nothing(void **state)
 {
-    static const struct frame wrong[] = {
+    static const struct tcp_frame wrong[] = {
         { .what = DATA, .id = 5, .bytes = BYTES + 1 },
         { .what = DATA, .id = 5, .bytes = 8, .extent = BYTES },
         { .what = DATA, .id = 5, .bytes = 8, .extent = 1 },
@@ -341,7 +341,7 @@ static void test_frames_may_be_cut_anywhere(void **state)
         if (announced) announce(&p, bytes);
         else p.header.id = 0;
         for (size_t at = 0; at < bytes; at += first, first = bytes - at) {
-            const struct frame frame = { .what = announced ? DATA : EAGER, .id = 5, .bytes = first, .extent = at };
+            const struct tcp_frame frame = { .what = announced ? DATA : EAGER, .id = 5, .bytes = first, .extent = at };
             dribble(&p, &frame, sizeof frame);
             if (!announced) dribble(&p, &p.header, sizeof p.header);
             dribble(&p, sent + at, first);
@@ -356,7 +356,7 @@ static void test_frames_may_be_cut_anywhere(void **state)
 /* ---- who is known, and speaks of what is not its own ---- */
 static void say_short(int s, const struct header *header, const void *data)
 {
-    const struct frame frame = { .what = EAGER, .bytes = header->kind == MESSAGE ? header->bytes : 0 };
+    const struct tcp_frame frame = { .what = EAGER, .bytes = header->kind == MESSAGE ? header->bytes : 0 };
     say(s, &frame, sizeof frame);
     say(s, header, sizeof *header);
     say(s, data, (size_t)frame.bytes);
@@ -375,12 +375,12 @@ static void assert_received(struct pair *p, uint32_t sequence)
 }
 static void test_a_withdrawal_takes_what_was_announced(void **state)
 {
-    const struct frame offer = { .what = OFFER, .id = 5, .extent = BYTES };
+    const struct tcp_frame offer = { .what = OFFER, .id = 5, .extent = BYTES };
     unsigned char in[8];
     static unsigned char into[BYTES];
     struct transfer late;
     struct piece piece;
-    struct frame answer;
+    struct tcp_frame answer;
     struct pair p;
     (void)state;
     pair_open(&p, 80, in, sizeof in);

@@ -317,7 +317,7 @@ static void test_an_end_of_what_was_not_offered(void **state)
 static void test_a_message_of_a_kind_that_is_none(void **state)
 {
     (void)state;
-    by_hand = (struct verbs_xfer){ .what = (enum what)(GOODBYE + 1) };
+    by_hand = (struct verbs_xfer){ .what = (enum verbs_what)(GOODBYE + 1) };
     complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }

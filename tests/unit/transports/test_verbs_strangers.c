@@ -12,7 +12,7 @@ static struct fabric *const here = &verbs_fabrics[1], *const there = &verbs_fabr
 static struct endpoint *end_here, *end_there; /* of their connection */
 
 /* As the other process says it, in the name of that endpoint. */
-static struct hello hello_of(const struct endpoint *e, enum stage stage)
+static struct hello hello_of(const struct endpoint *e, enum handshake_stage stage)
 {
     struct hello h = { .magic = HELLO_MAGIC, .address = nic_address(there), .stage = stage, .lane_count = 1 };
     h.lanes[0] = h.address;
@@ -42,7 +42,7 @@ static void of_earlier_endpoints(const struct rank *me)
 {
     struct endpoint earlier = *end_there;
     earlier.turn--;
-    for (enum stage stage = GREETS; stage <= GIVEN_UP; stage++) {
+    for (enum handshake_stage stage = GREETS; stage <= GIVEN_UP; stage++) {
         struct hello h = hello_of(&earlier, stage);
         hello_prove(&h);
         REQUIRE(changes_nothing(&h));

@@ -18,7 +18,7 @@
 #endif
 
 enum { MOST_STRANDS = 2 * MOST_RANKS, STACK_BYTES = 256 << 10, NAP_S = 1000, MOST_NAPS = 100 };
-enum state { READY, WAITS, ASKS, WATCHES, LAGS, OVER };
+enum optimizer_state { READY, WAITS, ASKS, WATCHES, LAGS, OVER };
 struct strand {
     ucontext_t context;
     char *stack;
@@ -27,7 +27,7 @@ struct strand {
     void *(*thread)(void *);
     void *argument;
     const char *doing;
-    enum state state;
+    enum optimizer_state state;
     const bool *until;
     bool stubborn;                                      /* waits on when waits are ended: for its own rank */
     bool over, woken;
@@ -151,7 +151,7 @@ enum ending strands_run(bool (*ripen)(void))
     }
     return all ? ALL_OVER : asks ? INFEASIBLE : DEADLOCK;
 }
-static void wait_in(enum state state, const bool *until)
+static void wait_in(enum optimizer_state state, const bool *until)
 {
     struct strand *s = now;
     s->state = state;
@@ -266,7 +266,7 @@ int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *how, void *(*mai
     *out = (pthread_t)(s - strands);
     return 0;
 }
-static void wait_for_own(enum state state, const bool *until)
+static void wait_for_own(enum optimizer_state state, const bool *until)
 {
     now->stubborn = true;
     if (!*until) wait_in(state, until);
@@ -305,7 +305,7 @@ int __wrap_pthread_cond_broadcast(pthread_cond_t *condition)
         if (strands[i].sleeps == condition) strands[i].woken = true;
     return 0;
 }
-static void sleep_on(enum state state, pthread_cond_t *condition, pthread_mutex_t *lock)
+static void sleep_on(enum optimizer_state state, pthread_cond_t *condition, pthread_mutex_t *lock)
 {
     now->sleeps = condition;
     now->woken = false;

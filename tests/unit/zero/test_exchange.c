@@ -29,7 +29,7 @@ static tutti_status go_there(struct packed_slices *p, const struct compressed_ex
 {
     tutti_request request = { .struct_size = sizeof request, .blocking = true };
     for (int side = 0; side < x->sides; side++) {
-        packed_write(p, x, side, n, (struct kept){ NULL, NULL });
+        packed_write(p, x, side, n, (struct kept_numbers){ NULL, NULL });
         if (spoilt == PLACES_THERE)
             spoil(p->out + p->slot * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
         if (spoilt == LENGTH_THERE && side == 0) p->given[side] = p->slot + 1;
