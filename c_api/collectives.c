@@ -46,7 +46,7 @@ static inline bool call_again(tutti_comm *comm, struct call *call, const void *s
         && comm->group.generation == process_generation();
     return may && again_run(comm, call, send, recv, out);
 }
-static tutti_status collective(struct call *call, const void *send, void *recv, tutti_comm *comm,
+static tutti_status call_collective(struct call *call, const void *send, void *recv, tutti_comm *comm,
     tutti_request *request)
 {
     struct operation o;
@@ -61,59 +61,59 @@ static tutti_status collective(struct call *call, const void *send, void *recv, 
 tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    return collective(&(struct call){ .family = ALLREDUCE, .dtype = dtype, .op = op, .count = count }, send, recv, comm,
-        request);
+    return call_collective(&(struct call){ .family = ALLREDUCE, .dtype = dtype, .op = op, .count = count }, send, recv,
+        comm, request);
 }
 tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op, int root,
     tutti_comm *comm, tutti_request *request)
 {
-    return collective(&(struct call){ .family = REDUCE, .root = root, .dtype = dtype, .op = op, .count = count }, send,
-        recv, comm, request);
+    return call_collective(&(struct call){ .family = REDUCE, .root = root, .dtype = dtype, .op = op, .count = count },
+        send, recv, comm, request);
 }
 tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
     tutti_request *request)
 {
-    return collective(&(struct call){ .family = BROADCAST, .root = root, .dtype = dtype, .count = count }, send, recv,
-        comm, request);
+    return call_collective(&(struct call){ .family = BROADCAST, .root = root, .dtype = dtype, .count = count }, send,
+        recv, comm, request);
 }
 tutti_status tutti_all_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
-    return collective(&(struct call){ .family = ALLGATHER, .dtype = dtype, .count = send_count }, send, recv, comm,
+    return call_collective(&(struct call){ .family = ALLGATHER, .dtype = dtype, .count = send_count }, send, recv, comm,
         request);
 }
 tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    return collective(&(struct call){ .family = REDUCE_SCATTER, .dtype = dtype, .op = op, .count = recv_count }, send,
-        recv, comm, request);
+    return call_collective(&(struct call){ .family = REDUCE_SCATTER, .dtype = dtype, .op = op, .count = recv_count },
+        send, recv, comm, request);
 }
 tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request)
 {
-    return collective(&(struct call){ .family = GATHER, .root = root, .dtype = dtype, .count = send_count }, send, recv,
-        comm, request);
+    return call_collective(&(struct call){ .family = GATHER, .root = root, .dtype = dtype, .count = send_count }, send,
+        recv, comm, request);
 }
 tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request)
 {
-    return collective(&(struct call){ .family = SCATTER, .root = root, .dtype = dtype, .count = recv_count }, send,
+    return call_collective(&(struct call){ .family = SCATTER, .root = root, .dtype = dtype, .count = recv_count }, send,
         recv, comm, request);
 }
 tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
 {
-    return collective(&(struct call){ .family = BARRIER, .dtype = TUTTI_UINT8, .op = TUTTI_BOR }, NULL, NULL, comm,
+    return call_collective(&(struct call){ .family = BARRIER, .dtype = TUTTI_UINT8, .op = TUTTI_BOR }, NULL, NULL, comm,
         request);
 }
 tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
-    return collective(&(struct call){ .family = ALL_TO_ALL, .dtype = dtype, .count = count }, send, recv, comm,
+    return call_collective(&(struct call){ .family = ALL_TO_ALL, .dtype = dtype, .count = count }, send, recv, comm,
         request);
 }
 
 /* ---- point to point ---- */
-static tutti_status message(bool is_send, const void *send, void *recv, size_t count, tutti_dtype dtype, int peer,
+static tutti_status call_message(bool is_send, const void *send, void *recv, size_t count, tutti_dtype dtype, int peer,
     uint32_t tag, tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
@@ -137,10 +137,10 @@ static tutti_status message(bool is_send, const void *send, void *recv, size_t c
 tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
     tutti_request *request)
 {
-    return message(true, send, NULL, count, dtype, peer, tag, comm, request);
+    return call_message(true, send, NULL, count, dtype, peer, tag, comm, request);
 }
 tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
     tutti_request *request)
 {
-    return message(false, NULL, recv, count, dtype, peer, tag, comm, request);
+    return call_message(false, NULL, recv, count, dtype, peer, tag, comm, request);
 }

@@ -62,13 +62,13 @@ static tutti_status make_counts(int agreement, size_t size, struct uneven **out)
     *out = u;
     return TUTTI_OK;
 }
-static tutti_status refuse(struct uneven *u, tutti_status status)
+static tutti_status uneven_refuse(struct uneven *u, tutti_status status)
 {
     free(u);
     return status;
 }
 /* bytes: about what a rank's part is, for those who ask whether the operation is small. */
-static tutti_status run(struct operation *o, const void *send, void *recv, struct uneven *u, size_t bytes,
+static tutti_status uneven_run(struct operation *o, const void *send, void *recv, struct uneven *u, size_t bytes,
     tutti_request *request)
 {
     o->part_bytes = bytes / (size_t)o->comm->group.size + 1;
@@ -98,7 +98,7 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     if (status == TUTTI_OK) status = call_check_buffer(recv, received, "receive");
     if (status == TUTTI_OK) status = check_received_apart(&o, u);
     if (status == TUTTI_OK) status = check_parts_apart(&o, u, send, sent, recv, received);
-    return status == TUTTI_OK ? run(&o, send, recv, u, sent, request) : refuse(u, status);
+    return status == TUTTI_OK ? uneven_run(&o, send, recv, u, sent, request) : uneven_refuse(u, status);
 }
 
 /* ---- one part on one side, and a part of each rank on the other ---- */
@@ -142,7 +142,7 @@ static tutti_status run_one_and_all(struct operation *o, const struct sides *s, 
                 "the counts of %d ranks add up to more bytes than the address space has", size);
     if (status == TUTTI_OK && gathers) status = check_received_apart(o, u);
     if (status == TUTTI_OK) status = check_one_apart(o, u, s);
-    return status == TUTTI_OK ? run(o, send, recv, u, all, request) : refuse(u, status);
+    return status == TUTTI_OK ? uneven_run(o, send, recv, u, all, request) : uneven_refuse(u, status);
 }
 tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
     tutti_dtype dtype, tutti_comm *comm, tutti_request *request)

@@ -22,14 +22,14 @@ static size_t bytes_of_group(const struct packing *how, size_t count)
     default: return packing_kept(how, count) * sizeof(float);
     }
 }
-static size_t aligned(size_t bytes) { return (bytes + 3) / 4 * 4; }
+static size_t bytes_aligned(size_t bytes) { return (bytes + 3) / 4 * 4; }
 size_t packing_bytes(const struct packing *how, size_t count)
 {
     size_t head = how->form == PACKING_THRESHOLD ? HEAD_BYTES : 0;
     if (how->form == PACKING_TOPK || how->form == PACKING_THRESHOLD)
         return count ? head + packing_kept(how, count) * PLACED_BYTES : 0;
-    return count / PACKING_GROUP * aligned(bytes_of_group(how, PACKING_GROUP))
-        + aligned(bytes_of_group(how, count % PACKING_GROUP));
+    return count / PACKING_GROUP * bytes_aligned(bytes_of_group(how, PACKING_GROUP))
+        + bytes_aligned(bytes_of_group(how, count % PACKING_GROUP));
 }
 size_t packing_length(const struct packing *how, const void *packed, size_t count)
 {

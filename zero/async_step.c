@@ -30,7 +30,7 @@ static void *async_step_main(void *async)
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
-static int begin(struct async_step *t)                        /* an error number */
+static int thread_begin(struct async_step *t)                        /* an error number */
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -59,7 +59,7 @@ tutti_status async_step_create(int units, tutti_status (*work)(void *), void *co
     *t = (struct async_step){ .work = work, .context = context, .steps = steps };
     pthread_mutex_init(&t->lock, NULL);
     clock_condition_init(&t->changed);
-    int refused = begin(t);
+    int refused = thread_begin(t);
     if (refused) {
         give_back(t);
         return status_fail(TUTTI_SYSTEM,
@@ -96,7 +96,7 @@ void async_step_complete_unit(struct async_step *t, int unit, uint64_t steps)
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
 }
-static tutti_status result(const struct async_step *t)
+static tutti_status async_step_result(const struct async_step *t)
 {
     return t->status == TUTTI_OK ? TUTTI_OK : status_repeat(t->status, t->why);
 }
@@ -111,7 +111,7 @@ tutti_status async_step_await_unit(struct async_step *t, int unit, uint64_t step
     if (!t) return TUTTI_OK;
     pthread_mutex_lock(&t->lock);
     if (t->busy && t->steps[unit] < steps) await_unit(t, unit, steps);
-    tutti_status status = result(t);
+    tutti_status status = async_step_result(t);
     pthread_mutex_unlock(&t->lock);
     return status;
 }
@@ -120,7 +120,7 @@ tutti_status async_step_await(struct async_step *t)
     if (!t) return TUTTI_OK;
     pthread_mutex_lock(&t->lock);
     while (t->busy) pthread_cond_wait(&t->changed, &t->lock);
-    tutti_status status = result(t);
+    tutti_status status = async_step_result(t);
     pthread_mutex_unlock(&t->lock);
     return status;
 }

@@ -15,7 +15,7 @@ struct tutti_compressor {
 enum { LEAST_SLICE = 16 };
 struct compress_cut { size_t part, slice, at, kept; };           /* at, kept: of this rank's part */
 
-static struct compress_cut cut(const tutti_compressor *c, size_t count)
+static struct compress_cut compress_cut_of(const tutti_compressor *c, size_t count)
 {
     const struct compressed_exchange *x = &c->exchange;
     size_t parts = x->here ? (size_t)x->places.here : 1, index = x->here ? (size_t)x->places.index : 0;
@@ -34,7 +34,7 @@ static struct numbers slice_of(struct compress_cut k, int side, void *data, tutt
 }
 
 /* ---- lifetime ---- */
-static tutti_status compare(tutti_comm *comm, const tutti_compression *how)
+static tutti_status compressions_compare(tutti_comm *comm, const tutti_compression *how)
 {
     uint64_t digest = exchange_digest(how), range[2] = { digest, ~digest };
     TRY(tutti_all_reduce(range, range, 2, TUTTI_UINT64, TUTTI_MAX, comm, NULL));
@@ -44,9 +44,9 @@ static tutti_status compare(tutti_comm *comm, const tutti_compression *how)
         "momentum and seed must be the same on all",
         tutti_comm_user_rank(comm));
 }
-static tutti_status init(tutti_compressor *c, tutti_comm *comm, const tutti_compression *how)
+static tutti_status compressor_init(tutti_compressor *c, tutti_comm *comm, const tutti_compression *how)
 {
-    TRY(compare(comm, how));
+    TRY(compressions_compare(comm, how));
     return exchange_init(&c->exchange, how, comm);
 }
 tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how)
@@ -60,7 +60,7 @@ tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, c
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a tutti_compressor needs a form other than NONE");
     tutti_compressor *c = memory_zeroed(1, sizeof *c);
     if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_compressor");
-    tutti_status status = init(c, comm, how);
+    tutti_status status = compressor_init(c, comm, how);
     if (status == TUTTI_OK) *out = c;
     else tutti_compressor_destroy(c);
     return status;
@@ -78,7 +78,7 @@ tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size
 {
     if (!c || !at || !kept || !keepers)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span: a pointer to a result is NULL");
-    struct compress_cut k = cut(c, count);
+    struct compress_cut k = compress_cut_of(c, count);
     *at = k.at;
     *kept = k.kept;
     *keepers = c->exchange.sides;
@@ -119,8 +119,8 @@ static tutti_status average_mine(tutti_compressor *c, struct numbers mine, float
     for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
     return TUTTI_OK;
 }
-static tutti_status cross(tutti_compressor *c, struct compress_cut k, void *data, tutti_dtype dtype, float *array,
-    uint64_t turn, uint64_t label)
+static tutti_status gradients_exchange(tutti_compressor *c, struct compress_cut k, void *data, tutti_dtype dtype,
+    float *array, uint64_t turn, uint64_t label)
 {
     const struct compressed_exchange *x = &c->exchange;
     struct numbers mine = slice_of(k, x->side, data, dtype, turn);
@@ -150,12 +150,12 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
             "gradients of type %s cannot be compressed; use float32 or bfloat16",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
     const struct compressed_exchange *x = &c->exchange;
-    struct compress_cut k = cut(c, count);
+    struct compress_cut k = compress_cut_of(c, count);
     char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
     TRY(make_room(c, k.slice));
     find_parts(x, k, count);
     if (x->here) TRY(tutti_reduce_scatter_v(data, x->lengths, x->offsets, mine, dtype, TUTTI_SUM, x->here, NULL));
-    tutti_status status = cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn));
+    tutti_status status = gradients_exchange(c, k, data, dtype, lost, turn, label_of(count, dtype, turn));
     if (status == TUTTI_INTERNAL) exchange_abandon(&c->exchange);
     if (status != TUTTI_OK) return status;
     *sent += c->packed.sent;

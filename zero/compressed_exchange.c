@@ -75,7 +75,7 @@ int exchange_rank(const struct compressed_exchange *x, int side)
 }
 
 /* ---- packing ---- */
-static uint32_t mix(uint64_t seed, uint64_t number)
+static uint32_t number_mix(uint64_t seed, uint64_t number)
 {
     uint64_t x = (seed + number * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xbf58476d1ce4e5b9);
     return (uint32_t)((x ^ x >> 31) * UINT64_C(0x94d049bb133111eb) >> 32);
@@ -93,8 +93,8 @@ static struct packing packing_of(const struct compressed_exchange *x, uint64_t t
         [TUTTI_COMPRESS_RANDOMK] = PACKING_RANDOMK,
         [TUTTI_COMPRESS_THRESHOLD] = PACKING_THRESHOLD,
     };
-    uint32_t seed = mix(x->how.seed, turn);
-    if (!keeps_some(x->how.form)) seed = mix(seed, 2 * (uint64_t)exchange_rank(x, x->side) + back);
+    uint32_t seed = number_mix(x->how.seed, turn);
+    if (!keeps_some(x->how.form)) seed = number_mix(seed, 2 * (uint64_t)exchange_rank(x, x->side) + back);
     bool chosen = x->how.form == TUTTI_COMPRESS_TOPK || x->how.form == TUTTI_COMPRESS_THRESHOLD;
     int times = back && chosen ? x->sides < MOST_TIMES ? x->sides : MOST_TIMES : 1;
     int kept = x->how.kept * times < PACKING_GROUP ? x->how.kept * times : PACKING_GROUP;

@@ -45,7 +45,7 @@ static tutti_status gathering_complete(struct gatherer *g, int unit)
         "order: %s",
         unit, why);
 }
-static tutti_status start(struct gatherer *g, int unit)
+static tutti_status gathering_start(struct gatherer *g, int unit)
 {
     const struct unit_partition *u = &g->partition->unit[unit];
     struct whole *w = &g->unit[unit];
@@ -71,11 +71,11 @@ static tutti_status close_unit(struct gatherer *g, int unit)
     g->whole_bytes -= bytes_of(g, unit);
     return pages_close(&g->pages, w->flat, bytes_of(g, unit));
 }
-static void leave(struct whole *w) { w->here = w->done = w->early = false; }
+static void whole_leave(struct whole *w) { w->here = w->done = w->early = false; }
 static tutti_status close_all(struct gatherer *g)
 {
     for (int u = 0; u < g->partition->units; u++) {
-        leave(&g->unit[u]);
+        whole_leave(&g->unit[u]);
         g->unit[u].waits = 0;
         TRY(close_unit(g, u));
     }
@@ -95,13 +95,13 @@ tutti_status gatherer_look(struct gatherer *g)
     int count = prefetcher_predict(&g->prefetcher, g->prefetch, g->foreseen);
     for (int u = 0; u < g->partition->units && !g->keeps; u++) {
         struct whole *w = &g->unit[u];
-        if ((w->done || w->early) && !is_foreseen(g, count, u)) leave(w);
+        if ((w->done || w->early) && !is_foreseen(g, count, u)) whole_leave(w);
         if (!w->here && !w->waits) TRY(close_unit(g, u));
     }
     for (int i = 0; i < count; i++) {
         struct whole *w = &g->unit[g->foreseen[i]];
         w->early |= w->done || !w->here;                /* else it is in use */
-        if (!w->here) TRY(start(g, g->foreseen[i]));
+        if (!w->here) TRY(gathering_start(g, g->foreseen[i]));
     }
     return TUTTI_OK;
 }
@@ -111,7 +111,7 @@ tutti_status gatherer_use(struct gatherer *g, int unit, bool backward)
     bool comes = w->early || !w->here;
     if (!w->here) {
         g->unforeseen++;
-        TRY(start(g, unit));
+        TRY(gathering_start(g, unit));
     }
     w->early = w->done = false;
     w->waits = backward ? g->partition->unit[unit].parameters : 0;
@@ -138,7 +138,7 @@ tutti_status gatherer_keep(struct gatherer *g, bool kept)
     if (!kept) return gatherer_look(g);
     for (int u = 0; u < g->partition->units; u++)
         if (!g->unit[u].here) {
-            TRY(start(g, u));
+            TRY(gathering_start(g, u));
             g->unit[u].done = true;                     /* but for this, nobody uses it */
         }
     for (int u = 0; u < g->partition->units; u++) TRY(gathering_complete(g, u));

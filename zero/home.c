@@ -135,7 +135,7 @@ void *home_flat(const struct home *h, int unit)
 }
 
 /* ---- telling ---- */
-static void say(struct placed_unit *placed)
+static void version_publish(struct placed_unit *placed)
 {
     atomic_store_explicit(&placed->said[placed->home->places.index].steps, placed->steps, memory_order_release);
 }
@@ -144,7 +144,7 @@ static void say_gathered(tutti_request *request, void *context)        /* on the
     struct placed_unit *placed = context;
     bool fine = tutti_test(request) == TUTTI_OK;
     span_end(&placed->span);                             /* first: who hears the other may use it again */
-    if (fine) say(placed);
+    if (fine) version_publish(placed);
 }
 static tutti_status gather_across(struct home *h, struct placed_unit *placed, const struct unit_partition *u,
     tutti_comm *comm)
@@ -160,7 +160,8 @@ static tutti_status gather_across(struct home *h, struct placed_unit *placed, co
     h->moved_bytes += u->slice * u->element * (size_t)(h->places.hosts - 1);
     return tutti_all_gather_v(mine, placed->flat, h->lengths, h->offsets, u->dtype, comm, &placed->gathering);
 }
-static tutti_status gather(struct home *h, struct placed_unit *placed, const struct unit_partition *u, tutti_comm *comm)
+static tutti_status unit_gather(struct home *h, struct placed_unit *placed, const struct unit_partition *u,
+    tutti_comm *comm)
 {
     void *mine = (char *)placed->flat + u->slice * u->element * (size_t)h->partition->rank;
     placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
@@ -175,13 +176,13 @@ tutti_status home_publish(struct home *h, int unit, uint64_t steps)
     const struct unit_partition *u = &h->partition->unit[unit];
     placed->steps = steps;
     if (h->kind == TUTTI_ZERO_SHARED && h->places.hosts == 1) {
-        say(placed);
+        version_publish(placed);
         return TUTTI_OK;
     }
     size_t others = (size_t)(h->kind == TUTTI_ZERO_SHARED ? h->places.hosts : h->partition->ranks) - 1;
     span_begin(&placed->span, h->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
     TRY(h->kind == TUTTI_ZERO_SHARED ? gather_across(h, placed, u, lanes_across(h->lanes, unit))
-                                     : gather(h, placed, u, lanes_all(h->lanes, unit)));
+                                     : unit_gather(h, placed, u, lanes_all(h->lanes, unit)));
     placed->gathers = true;
     return TUTTI_OK;
 }

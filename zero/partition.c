@@ -22,7 +22,7 @@ static tutti_status check_parameter(const tutti_zero_config *c, int i)
             p->group, c->groups);
     return TUTTI_OK;
 }
-static tutti_status check(const tutti_zero_config *c)
+static tutti_status config_check(const tutti_zero_config *c)
 {
     if (c->parameters < 1 || c->units < 1 || c->groups < 1 || !c->parameter || !c->dtype)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -87,7 +87,7 @@ tutti_status partition_init(struct partition *partition, const tutti_zero_config
 {
     int next = 0;
     *partition = (struct partition){ .rank = rank, .ranks = ranks, .slices = c->home == TUTTI_ZERO_WHOLE ? 1 : ranks };
-    TRY(check(c));
+    TRY(config_check(c));
     partition->parameters = c->parameters;
     partition->units = c->units;
     partition->groups = c->groups;
@@ -108,19 +108,21 @@ void partition_finish(struct partition *partition)
 }
 
 /* ---- comparing ---- */
-static uint64_t mix(uint64_t digest, uint64_t number)
+static uint64_t number_mix(uint64_t digest, uint64_t number)
 {
     digest = (digest ^ number) * UINT64_C(0x9e3779b97f4a7c15);
     return digest ^ digest >> 29;
 }
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *c)
 {
-    uint64_t digest = mix(mix(mix(0, (uint64_t)partition->parameters), (uint64_t)c->home), (uint64_t)c->rule);
-    digest = mix(digest, c->home == TUTTI_ZERO_SHARDED ? (uint64_t)c->prefetch : (uint64_t)c->ahead);
+    uint64_t digest =
+        number_mix(number_mix(number_mix(0, (uint64_t)partition->parameters), (uint64_t)c->home), (uint64_t)c->rule);
+    digest = number_mix(digest, c->home == TUTTI_ZERO_SHARDED ? (uint64_t)c->prefetch : (uint64_t)c->ahead);
     for (int i = 0; i < partition->parameters; i++) {
         const struct place_of_parameter *p = &partition->parameter[i];
-        digest = mix(mix(mix(mix(digest, p->count), p->offset), (uint64_t)p->unit), (uint64_t)p->group);
+        digest = number_mix(number_mix(number_mix(number_mix(digest, p->count), p->offset), (uint64_t)p->unit),
+            (uint64_t)p->group);
     }
-    for (int n = 0; n < partition->units; n++) digest = mix(digest, (uint64_t)partition->unit[n].dtype);
+    for (int n = 0; n < partition->units; n++) digest = number_mix(digest, (uint64_t)partition->unit[n].dtype);
     return digest;
 }

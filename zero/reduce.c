@@ -77,13 +77,13 @@ static void add_round(struct reducer *r, int unit)
     if (g->rounds++ == 0) return;
     reduce_find(u->dtype, TUTTI_SUM)(&g->sum, 1, from, 2, u->slice, 1);
 }
-static struct gradient_sum *flying(struct reducer *r, int n) /* the n-th oldest */
+static struct gradient_sum *sum_flying(struct reducer *r, int n) /* the n-th oldest */
 {
     return &r->unit[r->flying[n]].running;
 }
-static void advance(struct reducer *r)
+static void reducer_advance(struct reducer *r)
 {
-    for (int n = 0; n < r->flies && sum_advance(&r->sums, flying(r, n)); n++) continue;
+    for (int n = 0; n < r->flies && sum_advance(&r->sums, sum_flying(r, n)); n++) continue;
 }
 static tutti_status reduction_complete(struct reducer *r, int n)
 {
@@ -105,9 +105,9 @@ static bool is_soon_over(struct reducer *r)
 {
     int64_t began_ns = clock_ns();
     bool over;
-    while (!(over = sum_is_over(flying(r, 0))) && clock_ns() < began_ns + SPIN_NS) {
+    while (!(over = sum_is_over(sum_flying(r, 0))) && clock_ns() < began_ns + SPIN_NS) {
         nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
-        advance(r);
+        reducer_advance(r);
     }
     r->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return over;
@@ -170,7 +170,7 @@ tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool
             "zero: parameter %d has a new gradient, but the gradients of this step have been averaged: take the "
             "step first",
             parameter);
-    advance(r);
+    reducer_advance(r);
     TRY(take_buffer(r, p->unit));
     *out = (char *)r->unit[p->unit].buffer->memory + p->offset * r->partition->unit[p->unit].element;
     *adds = r->presence[parameter] != ABSENT;
@@ -230,7 +230,7 @@ static tutti_status start_round(struct reducer *r, int round)
         if (!r->unit[unit].complete) TRY(fill_absent(r, unit));
         TRY(start_sum(r, unit));
     }
-    for (int n = 0; n < r->flies; n++) TRY(sum_cross(&r->sums, flying(r, n)));
+    for (int n = 0; n < r->flies; n++) TRY(sum_cross(&r->sums, sum_flying(r, n)));
     return TUTTI_OK;
 }
 static tutti_status start_again(struct reducer *r)
@@ -267,7 +267,7 @@ tutti_status reducer_settle(struct reducer *r)
     return reductions_complete(r);
 }
 /* What rank 0 has seen in the first step is the order from then on. */
-static tutti_status learn(struct reducer *r)
+static tutti_status order_learn(struct reducer *r)
 {
     int *turn = r->order.turn;
     order_learned(&r->order);
@@ -289,7 +289,7 @@ tutti_status reducer_next(struct reducer *r)
     memset(r->used, 0, (size_t)r->partition->parameters + FLAGS);
     r->begun = 0;
     r->closed = false;
-    return r->order.learns ? learn(r) : TUTTI_OK;
+    return r->order.learns ? order_learn(r) : TUTTI_OK;
 }
 bool reducer_is_at_rest(const struct reducer *r)
 {

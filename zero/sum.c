@@ -85,7 +85,7 @@ static void clear_gaps(const struct sums *s, int unit, void *array)
         end = i < u->parameters ? p->offset + p->count : 0;
     }
 }
-static tutti_status send(struct sums *s, struct gradient_sum *sum)
+static tutti_status sum_send(struct sums *s, struct gradient_sum *sum)
 {
     sum->stage = MOVING;
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
@@ -94,7 +94,7 @@ static tutti_status send(struct sums *s, struct gradient_sum *sum)
     s->packed_bytes += sum->packed.sent;
     return TUTTI_OK;
 }
-static tutti_status cross(struct sums *s, struct gradient_sum *sum)
+static tutti_status sum_exchange(struct sums *s, struct gradient_sum *sum)
 {
     size_t slice = s->partition->unit[sum->unit].slice;
     struct kept_numbers kept =
@@ -103,7 +103,7 @@ static tutti_status cross(struct sums *s, struct gradient_sum *sum)
     TRY(packed_fit(&sum->packed, &s->exchange, slice));
     for (int side = 0; side < s->exchange.sides; side++)
         packed_write(&sum->packed, &s->exchange, side, slice_of(s, sum, side), kept_from(kept, slice * (size_t)side));
-    if (!exchange_sends_lengths(&s->exchange)) return send(s, sum);
+    if (!exchange_sends_lengths(&s->exchange)) return sum_send(s, sum);
     sum->request.label = sum->turn;
     TRY(packed_send_lengths(&sum->packed, &s->exchange, &sum->request));
     sum->stage = TELLING;
@@ -147,13 +147,13 @@ bool sum_advance(struct sums *s, struct gradient_sum *sum)
     if (sum->stage == ADDING) {
         if (!is_added(s, sum)) return false;
         sum->status = await_added(s, sum);
-        if (sum->status == TUTTI_OK) sum->status = cross(s, sum);
+        if (sum->status == TUTTI_OK) sum->status = sum_exchange(s, sum);
         else sum->stage = MOVING;
     }
     if (sum->stage == TELLING) {
         if (tutti_test(&sum->request) == TUTTI_IN_PROGRESS) return false;
         sum->status = tutti_wait(&sum->request, 0);
-        if (sum->status == TUTTI_OK) sum->status = send(s, sum);
+        if (sum->status == TUTTI_OK) sum->status = sum_send(s, sum);
         else sum->stage = MOVING;
     }
     return true;
@@ -168,7 +168,7 @@ tutti_status sum_start(struct sums *s, struct gradient_sum *sum, int unit, void 
     if (!is_packed(s)) return start_whole(s, sum);
     clear_gaps(s, unit, from);
     if (s->exchange.here) return add_here(s, sum);
-    if (!exchange_sends_lengths(&s->exchange)) return cross(s, sum);
+    if (!exchange_sends_lengths(&s->exchange)) return sum_exchange(s, sum);
     sum->stage = ADDING;                                /* nothing; but one tells when those before it have sent */
     return TUTTI_OK;
 }

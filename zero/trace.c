@@ -42,7 +42,7 @@ size_t trace_read(struct trace *j, tutti_zero_event *out, size_t capacity, size_
     return count;
 }
 int64_t trace_now(struct trace *j) { return atomic_load_explicit(&j->open, memory_order_relaxed) ? clock_ns() : 0; }
-static void keep(struct trace *j, const tutti_zero_event *event)
+static void event_keep(struct trace *j, const tutti_zero_event *event)
 {
     pthread_mutex_lock(&j->lock);
     if (j->open && j->count < j->room) j->event[j->count++] = *event;
@@ -51,7 +51,7 @@ static void keep(struct trace *j, const tutti_zero_event *event)
 }
 void trace_record(struct trace *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
 {
-    if (began_ns) keep(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
+    if (began_ns) event_keep(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
 }
 void span_begin(struct trace_span *s, struct trace *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
 {
@@ -79,5 +79,5 @@ void span_end(struct trace_span *s)
 {
     if (!s->event.began_ns) return;
     s->event.ended_ns = clock_ns();
-    keep(s->trace, &s->event);
+    event_keep(s->trace, &s->event);
 }

@@ -36,18 +36,18 @@ struct tutti_zero {
 
 /* ---- checks ---- */
 /* The others are not to wait for this rank. */
-static void abandon(tutti_zero *z)
+static void zero_abandon(tutti_zero *z)
 {
     lanes_abandon(&z->lanes);
     if (z->word) tutti_comm_abort(z->word);
     home_abandon(&z->home);
     exchange_abandon(&z->reducer.sums.exchange);
 }
-static tutti_status keep(tutti_zero *z, tutti_status status)
+static tutti_status status_keep(tutti_zero *z, tutti_status status)
 {
     if (status == TUTTI_OK || status_is_refusal() || z->failure) return status;
     snprintf(z->why, sizeof z->why, "%s", status_detail());
-    abandon(z);
+    zero_abandon(z);
     /* An asynchronous step that has failed has aborted what this call was in, and knows why; abandoned, it ends. */
     tutti_status of_async_step = status == TUTTI_ABORTED && z->async ? async_step_await(z->async) : TUTTI_OK;
     if (of_async_step != TUTTI_OK && of_async_step != TUTTI_ABORTED) {
@@ -66,14 +66,14 @@ static tutti_status check_now(const tutti_zero *z)
     if (!z->begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
     return TUTTI_OK;
 }
-static tutti_status check(const tutti_zero *z)          /* and no asynchronous step is at it any more */
+static tutti_status zero_check(const tutti_zero *z)          /* and no asynchronous step is at it any more */
 {
     TRY(check_now(z));
     return async_step_await(z->async);
 }
 static tutti_status check_parameter(const tutti_zero *z, int parameter)
 {
-    TRY(check(z));
+    TRY(zero_check(z));
     if (parameter >= 0 && parameter < z->partition.parameters) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d does not exist; there are %d", parameter,
         z->partition.parameters);
@@ -111,22 +111,22 @@ static tutti_status check_choices(const tutti_zero_config *c)
 
 /* ---- a step ---- */
 /* All ranks have come to it when they have closed it; who had closed it before may have gone on reading. */
-static tutti_status arrive(tutti_zero *z)
+static tutti_status ranks_arrive(tutti_zero *z)
 {
     bool closed = z->reducer.closed;
     TRY(reducer_close(&z->reducer));
     return closed ? tutti_barrier(z->word, NULL) : TUTTI_OK;
 }
 /* Until no rank reads parameters any more. */
-static tutti_status claim(tutti_zero *z)
+static tutti_status pieces_claim(tutti_zero *z)
 {
     if (z->claimed) return TUTTI_OK;
-    TRY(arrive(z));
+    TRY(ranks_arrive(z));
     TRY(reducer_settle(&z->reducer));
     z->claimed = true;
     return TUTTI_OK;
 }
-static tutti_status update(tutti_zero *z, int unit)
+static tutti_status unit_update(tutti_zero *z, int unit)
 {
     struct reducer *r = &z->reducer;
     TRY(reducer_complete(r, unit));
@@ -144,7 +144,7 @@ static tutti_status update_all(tutti_zero *z)
     int units = z->partition.units, *turn = z->reducer.order.turn;
     for (int i = 0; i < units; i++) {
         int unit = turn[z->async ? units - 1 - i : i];
-        TRY(update(z, unit));
+        TRY(unit_update(z, unit));
         if (z->async) async_step_complete_unit(z->async, unit, z->steps);
     }
     TRY(reducer_next(&z->reducer));
@@ -156,14 +156,14 @@ static tutti_status work_ahead(void *zero)              /* of the asynchronous s
     if (status == TUTTI_OK) return status;
     char why[STATUS_DETAIL_BYTES];
     snprintf(why, sizeof why, "%s", status_detail());
-    abandon(zero);
+    zero_abandon(zero);
     return status_repeat(status, why);
 }
 /* rates NULL: the caller has updated the pieces. */
 static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
     int64_t began_ns = trace_now(&z->trace);
-    if (!z->claimed) TRY(arrive(z));
+    if (!z->claimed) TRY(ranks_arrive(z));
     TRY(home_rest(&z->home));
     z->updates = rates;
     z->scale = scale;
@@ -178,7 +178,7 @@ static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, doub
 
 /* ---- lifetime ---- */
 /* All ranks have the same partition, or all refuse it. */
-static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tutti_status mine)
+static tutti_status models_compare(const tutti_zero *z, const tutti_zero_config *c, tutti_status mine)
 {
     char why[STATUS_DETAIL_BYTES] = "";
     if (mine != TUTTI_OK) snprintf(why, sizeof why, "%s", status_detail());
@@ -194,11 +194,11 @@ static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tut
         "in the same units and groups, and the home, the optimizer and the compression be the same, on all ranks",
         z->partition.rank);
 }
-static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
+static tutti_status zero_create(tutti_zero *z, const tutti_zero_config *c)
 {
     tutti_status mine = partition_init(&z->partition, c, tutti_comm_user_rank(c->comm), tutti_comm_count(c->comm));
     if (mine == TUTTI_OK) mine = check_choices(c);
-    TRY(compare(z, c, mine));
+    TRY(models_compare(z, c, mine));
     TRY(lanes_init(&z->lanes, &z->partition, c));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->word));
     TRY(home_init(&z->home, &z->partition, c, &z->lanes, z->word, &z->trace));
@@ -220,7 +220,7 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
     if (!z) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_zero");
     z->process = getpid();
     trace_init(&z->trace);
-    tutti_status status = create(z, c);
+    tutti_status status = zero_create(z, c);
     if (status == TUTTI_OK) {
         *out = z;
         return status;
@@ -232,19 +232,19 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
     return refusal ? status_repeat_refusal(status, why) : status_repeat(status, why);
 }
 /* What others still need of this rank reaches them, if it is soon. */
-static void leave(tutti_zero *z)
+static void zero_leave(tutti_zero *z)
 {
     int64_t until_ms = clock_ms() + LANDING_MS;
     bool over = !z->async || async_step_is_over(z->async, until_ms);
     bool midway = !over || (z->reducer.partition && !reducer_is_at_rest(&z->reducer));
-    if (midway && !z->failure) abandon(z);
+    if (midway && !z->failure) zero_abandon(z);
     else if (!z->failure && z->home.partition) home_complete(&z->home, until_ms);
     async_step_destroy(z->async);
 }
 tutti_status tutti_zero_destroy(tutti_zero *z)
 {
     if (!z) return TUTTI_OK;
-    if (z->process == getpid()) leave(z);
+    if (z->process == getpid()) zero_leave(z);
     lanes_finish(&z->lanes);                            /* first: nothing runs any more on the memory below */
     tutti_comm_destroy(z->word);
     if (z->home.partition) home_finish(&z->home);
@@ -262,7 +262,7 @@ void *tutti_zero_parameter_at(const tutti_zero *z, int parameter)
     const struct place_of_parameter *p = &z->partition.parameter[parameter];
     return (char *)home_flat(&z->home, p->unit) + p->offset * z->partition.unit[p->unit].element;
 }
-static tutti_status begin(tutti_zero *z)
+static tutti_status zero_begin(tutti_zero *z)
 {
     TRY(home_begin(&z->home));
     for (int u = 0; u < z->partition.units; u++) TRY(optimizer_begin(&z->optimizer, u, home_slice(&z->home, u)));
@@ -270,27 +270,27 @@ static tutti_status begin(tutti_zero *z)
 }
 tutti_status tutti_zero_begin(tutti_zero *z)
 {
-    if (!z) return check(z);
+    if (!z) return zero_check(z);
     if (z->failure) return status_repeat(z->failure, z->why);
     TRY(async_step_await(z->async));
     z->begun = true;
     z->claimed = false;
     tutti_status status = home_claim(&z->home, z->steps);
-    return keep(z, status == TUTTI_OK ? begin(z) : status);
+    return status_keep(z, status == TUTTI_OK ? zero_begin(z) : status);
 }
 
 /* ---- what happens ---- */
-static tutti_status use(tutti_zero *z, int unit, bool backward)
+static tutti_status unit_use(tutti_zero *z, int unit, bool backward)
 {
     TRY(check_unit(z, unit));
     int64_t began_ns = trace_now(&z->trace);
     TRY(async_step_await_unit(z->async, unit, z->steps));
-    TRY(keep(z, home_use(&z->home, unit, z->steps, backward)));
+    TRY(status_keep(z, home_use(&z->home, unit, z->steps, backward)));
     trace_record(&z->trace, TUTTI_ZERO_USED, unit, began_ns, 0);
     return TUTTI_OK;
 }
-tutti_status tutti_zero_use(tutti_zero *z, int unit) { return use(z, unit, false); }
-tutti_status tutti_zero_use_backward(tutti_zero *z, int unit) { return use(z, unit, true); }
+tutti_status tutti_zero_use(tutti_zero *z, int unit) { return unit_use(z, unit, false); }
+tutti_status tutti_zero_use_backward(tutti_zero *z, int unit) { return unit_use(z, unit, true); }
 tutti_status tutti_zero_release(tutti_zero *z, int unit)
 {
     TRY(check_unit(z, unit));
@@ -299,8 +299,8 @@ tutti_status tutti_zero_release(tutti_zero *z, int unit)
 }
 tutti_status tutti_zero_keep(tutti_zero *z, bool kept)
 {
-    TRY(check(z));
-    return keep(z, home_keep(&z->home, z->steps, kept));
+    TRY(zero_check(z));
+    return status_keep(z, home_keep(&z->home, z->steps, kept));
 }
 tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
 {
@@ -308,32 +308,32 @@ tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool 
     TRY(check_parameter(z, parameter));
     int unit = z->partition.parameter[parameter].unit;
     if (is_sharded(z)) TRY(gatherer_check(&z->home.gatherer, unit));
-    TRY(keep(z, reducer_gradient(&z->reducer, parameter, out, adds)));
+    TRY(status_keep(z, reducer_gradient(&z->reducer, parameter, out, adds)));
     if (trace_now(&z->trace) > began_ns + LOOK_NS) trace_record(&z->trace, TUTTI_ZERO_ASKED, unit, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
 {
     TRY(check_parameter(z, parameter));
-    TRY(keep(z, reducer_ready(&z->reducer, parameter)));
+    TRY(status_keep(z, reducer_ready(&z->reducer, parameter)));
     if (is_sharded(z)) gatherer_count(&z->home.gatherer, z->partition.parameter[parameter].unit);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_hold(tutti_zero *z, bool held)
 {
-    TRY(check(z));
+    TRY(zero_check(z));
     z->reducer.held = held;
     return TUTTI_OK;
 }
 tutti_status tutti_zero_settle(tutti_zero *z)
 {
     int64_t began_ns = z ? trace_now(&z->trace) : 0;
-    TRY(check(z));
-    TRY(keep(z, reducer_settle(&z->reducer)));
+    TRY(zero_check(z));
+    TRY(status_keep(z, reducer_settle(&z->reducer)));
     trace_record(&z->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
-static tutti_status norm(tutti_zero *z, double *out)
+static tutti_status zero_norm(tutti_zero *z, double *out)
 {
     double sum = 0;
     TRY(reducer_settle(&z->reducer));
@@ -346,38 +346,38 @@ static tutti_status norm(tutti_zero *z, double *out)
 tutti_status tutti_zero_norm(tutti_zero *z, double *out)
 {
     int64_t began_ns = z ? trace_now(&z->trace) : 0;
-    TRY(check(z));
-    TRY(keep(z, norm(z, out)));
+    TRY(zero_check(z));
+    TRY(status_keep(z, zero_norm(z, out)));
     trace_record(&z->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
-    TRY(check(z));
+    TRY(zero_check(z));
     if (!rates || z->optimizer.rule == TUTTI_ZERO_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: a step needs a rule and rates; without a rule, update the pieces and call tutti_zero_publish");
-    return keep(z, take_step(z, rates, scale));
+    return status_keep(z, take_step(z, rates, scale));
 }
 tutti_status tutti_zero_claim(tutti_zero *z)
 {
-    TRY(check(z));
-    if (!reducer_is_at_rest(&z->reducer)) return keep(z, claim(z));
-    return keep(z, home_claim(&z->home, z->steps));
+    TRY(zero_check(z));
+    if (!reducer_is_at_rest(&z->reducer)) return status_keep(z, pieces_claim(z));
+    return status_keep(z, home_claim(&z->home, z->steps));
 }
 tutti_status tutti_zero_publish(tutti_zero *z)
 {
-    TRY(check(z));
+    TRY(zero_check(z));
     if (!z->claimed)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: pieces are updated between tutti_zero_claim and _publish");
-    return keep(z, take_step(z, NULL, 1));
+    return status_keep(z, take_step(z, NULL, 1));
 }
 tutti_status tutti_zero_drop(tutti_zero *z)
 {
     TRY(check_now(z));
     if (!async_step_is_over(z->async, 0)) return TUTTI_OK;     /* nothing has come since the step */
     TRY(async_step_await(z->async));
-    return keep(z, reducer_drop(&z->reducer));
+    return status_keep(z, reducer_drop(&z->reducer));
 }
 
 /* ---- what a rank keeps ---- */
@@ -411,8 +411,8 @@ tutti_status tutti_zero_get_piece(const tutti_zero *z, int parameter, tutti_zero
 }
 tutti_status tutti_zero_claim_pieces(tutti_zero *z)
 {
-    TRY(check(z));
-    return keep(z, home_claim_pieces(&z->home, z->steps));
+    TRY(zero_check(z));
+    return status_keep(z, home_claim_pieces(&z->home, z->steps));
 }
 static tutti_status begin_pieces(tutti_zero *z)
 {
@@ -428,8 +428,8 @@ static tutti_status begin_pieces(tutti_zero *z)
 }
 tutti_status tutti_zero_begin_pieces(tutti_zero *z)
 {
-    TRY(check(z));
-    return keep(z, begin_pieces(z));
+    TRY(zero_check(z));
+    return status_keep(z, begin_pieces(z));
 }
 tutti_status tutti_zero_set_steps(tutti_zero *z, int parameter, uint64_t steps)
 {
@@ -457,12 +457,12 @@ tutti_status tutti_zero_set_lost(tutti_zero *z, int parameter, const float *in)
 }
 tutti_status tutti_zero_watch(tutti_zero *z, size_t events)
 {
-    TRY(check(z));
+    TRY(zero_check(z));
     return trace_open(&z->trace, events);
 }
 tutti_status tutti_zero_get_events(tutti_zero *z, tutti_zero_event *out, size_t capacity, size_t *count, size_t *missed)
 {
-    TRY(check(z));
+    TRY(zero_check(z));
     if (!count || !missed || (capacity && !out))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the array of events or a pointer to a count is NULL");
     *count = trace_read(&z->trace, out, capacity, missed);
@@ -470,7 +470,7 @@ tutti_status tutti_zero_get_events(tutti_zero *z, tutti_zero_event *out, size_t 
 }
 tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
 {
-    TRY(check(z));
+    TRY(zero_check(z));
     if (!out || out->struct_size != sizeof *out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
     *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps - z->writes };

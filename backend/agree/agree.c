@@ -8,21 +8,21 @@
 /* LOST, LEFT: it is gone. WAITS: this rank waits for it. SAID: which cause it holds. OWES, and three bits above: it is
    to be sent an ASK, SAY, FAIL or BYE. */
 enum { LOST = 1, LEFT = 2, GONE = LOST | LEFT, WAITS = 4, SAID = 8, OWES = 16, OWES_ALL = 15 * OWES };
-static uint16_t owes(enum agree_message_kind kind) { return (uint16_t)(OWES << kind); }
-static void set(uint16_t *flags, int these) { *flags = (uint16_t)(*flags | these); }
-static void clear(uint16_t *flags, int these) { *flags = (uint16_t)(*flags & ~these); }
+static uint16_t kind_owed_flag(enum agree_message_kind kind) { return (uint16_t)(OWES << kind); }
+static void flags_set(uint16_t *flags, int these) { *flags = (uint16_t)(*flags | these); }
+static void flags_clear(uint16_t *flags, int these) { *flags = (uint16_t)(*flags & ~these); }
 
 /* ---- peers and speakers ---- */
 static int own_host(const struct agree *a) { return a->layout.host_of[a->layout.rank]; }
 static bool is_remote(const struct agree *a, int peer) { return a->layout.host_of[peer] != own_host(a); }
 static bool is_gone(const struct agree *a, int peer) { return a->layout.peers[peer].flags & GONE; }
-static bool speaks(const struct agree *a) { return a->layout.speakers[own_host(a)] == a->layout.rank; }
-static void owe(struct agree *a, int peer, enum agree_message_kind kind)
+static bool agree_is_speaker(const struct agree *a) { return a->layout.speakers[own_host(a)] == a->layout.rank; }
+static void peer_owe(struct agree *a, int peer, enum agree_message_kind kind)
 {
     struct agree_peer *p = &a->layout.peers[peer];
     if (is_gone(a, peer)) return;
     if (!(p->flags & OWES_ALL)) a->owed++;
-    set(&p->flags, owes(kind));
+    flags_set(&p->flags, kind_owed_flag(kind));
 }
 /* The first rank from `from` on that is of that host and not gone. */
 static void find_speaker(struct agree *a, int host, int from)
@@ -62,27 +62,27 @@ static bool is_same(const struct agree_cause *x, const struct agree_cause *y)
 }
 static void decide_if_agreed(struct agree *a)
 {
-    if (a->state != AGREE_KNOWS || !speaks(a)) return;
+    if (a->state != AGREE_KNOWS || !agree_is_speaker(a)) return;
     for (int h = 0; h < a->layout.hosts; h++)
         if (!has_said_the_same(a, h)) return;
     a->state = AGREE_DECIDES;
 }
-static void sooner(int64_t *at_ms, int64_t than_ms)
+static void deadline_advance(int64_t *at_ms, int64_t than_ms)
 {
     if (!*at_ms || than_ms < *at_ms) *at_ms = than_ms;
 }
-static void spread(struct agree *a)                     /* what this rank holds, or that it speaks now */
+static void cause_spread(struct agree *a)                     /* what this rank holds, or that it speaks now */
 {
-    if (speaks(a)) {
-        sooner(&a->settle_at_ms, a->now_ms + AGREE_SETTLE_MS);
-        sooner(&a->repeat_at_ms, a->now_ms + AGREE_REPEAT_MS);
+    if (agree_is_speaker(a)) {
+        deadline_advance(&a->settle_at_ms, a->now_ms + AGREE_SETTLE_MS);
+        deadline_advance(&a->repeat_at_ms, a->now_ms + AGREE_REPEAT_MS);
     }
-    for (int h = 0; speaks(a) && h < a->layout.hosts; h++)
-        if (h != own_host(a) && a->layout.speakers[h] >= 0) owe(a, a->layout.speakers[h], AGREE_FAIL);
+    for (int h = 0; agree_is_speaker(a) && h < a->layout.hosts; h++)
+        if (h != own_host(a) && a->layout.speakers[h] >= 0) peer_owe(a, a->layout.speakers[h], AGREE_FAIL);
     decide_if_agreed(a);
 }
 static bool is_told(const struct agree *a) { return a->state >= AGREE_KNOWS && a->state <= AGREE_OVER; }
-static void bar(struct agree *a, uint64_t operation)
+static void operation_bar(struct agree *a, uint64_t operation)
 {
     if (operation < a->barred) a->barred = operation;
 }
@@ -92,12 +92,12 @@ void agree_fail(struct agree *a, const struct agree_cause *cause)
     if (a->state != AGREE_RUNS) return;
     a->held = *cause;
     a->state = AGREE_CLAIMS;
-    bar(a, cause->operation);
+    operation_bar(a, cause->operation);
 }
 /* A verdict told anywhere is followed by all who have none yet, whatever they hold. */
-static void hear(struct agree *a, const struct agree_cause *cause, bool decided)
+static void cause_hear(struct agree *a, const struct agree_cause *cause, bool decided)
 {
-    bar(a, cause->operation);
+    operation_bar(a, cause->operation);
     if (decided && a->state < AGREE_DECIDES) {
         a->held = *cause;
         a->state = AGREE_DECIDES;
@@ -106,7 +106,7 @@ static void hear(struct agree *a, const struct agree_cause *cause, bool decided)
         a->state = AGREE_CLAIMS;
     } else if (a->state == AGREE_KNOWS && agree_precedes(cause, &a->held)) {
         a->held = *cause;
-        spread(a);
+        cause_spread(a);
     }
 }
 /* What this rank has found itself is forgotten if another rank of its host was first. */
@@ -115,30 +115,30 @@ void agree_host_failed(struct agree *a, const struct agree_cause *record)
     if (a->state != AGREE_RUNS && a->state != AGREE_CLAIMS) return;
     bool mine = a->state == AGREE_CLAIMS && a->held.reporter == a->layout.rank;
     if (a->state == AGREE_RUNS || mine || agree_precedes(record, &a->held)) a->held = *record;
-    bar(a, record->operation);
+    operation_bar(a, record->operation);
     a->state = AGREE_KNOWS;
     a->settle_at_ms = a->now_ms + AGREE_TAKE_OVER_MS;   /* or sooner, if it speaks */
     a->repeat_at_ms = a->now_ms + AGREE_STAND_IN_MS;
-    spread(a);
+    cause_spread(a);
 }
 void agree_host_decided(struct agree *a, const struct agree_cause *record)
 {
     if (a->state >= AGREE_OVER) return;
     bool same = a->state >= AGREE_KNOWS && is_same(record, &a->held);
     a->held = *record;
-    bar(a, record->operation);
+    operation_bar(a, record->operation);
     a->state = AGREE_OVER;
     a->decided = 1;
-    if (!same) spread(a);
+    if (!same) cause_spread(a);
 }
 
 /* ---- reasons that this object finds itself ---- */
-static const struct agree_call *recall(const struct agree *a, uint64_t number)
+static const struct agree_call *call_recall(const struct agree *a, uint64_t number)
 {
     const struct agree_call *call = &a->history[number % AGREE_HISTORY];
     return number && call->number == number ? call : NULL;
 }
-static struct agree_cause reason(const struct agree *a, enum agree_kind kind, tutti_status status, int other,
+static struct agree_cause cause_of(const struct agree *a, enum agree_kind kind, tutti_status status, int other,
     uint64_t operation)
 {
     struct agree_cause cause;
@@ -148,24 +148,24 @@ static struct agree_cause reason(const struct agree *a, enum agree_kind kind, tu
     cause.reporter = a->layout.rank;
     cause.other = other;
     cause.operation = operation;
-    const struct agree_call *open = a->begun > a->ended ? recall(a, a->begun) : NULL;
+    const struct agree_call *open = a->begun > a->ended ? call_recall(a, a->begun) : NULL;
     if (open) cause.calls[0] = *open;
     return cause;
 }
 /* Of calls that differ the first: later ones do because of it. */
-static void compare(struct agree *a, int peer, const struct agree_message *m)
+static void call_compare(struct agree *a, int peer, const struct agree_message *m)
 {
     const struct agree_call *theirs = NULL;
     for (int i = 0; i < AGREE_HISTORY; i++) {
-        const struct agree_call *call = &m->calls[i], *mine = recall(a, call->number);
+        const struct agree_call *call = &m->calls[i], *mine = call_recall(a, call->number);
         bool differs = mine && mine->fingerprint != call->fingerprint;
         if (differs && (!theirs || call->number < theirs->number)) theirs = call;
     }
     if (!theirs) return;
-    struct agree_cause cause = reason(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, theirs->number);
-    cause.calls[0] = *recall(a, theirs->number);
+    struct agree_cause cause = cause_of(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, theirs->number);
+    cause.calls[0] = *call_recall(a, theirs->number);
     cause.calls[1] = *theirs;
-    bar(a, theirs->number);
+    operation_bar(a, theirs->number);
     agree_fail(a, &cause);
 }
 static uint64_t last_of(const struct agree_message *m)
@@ -179,16 +179,16 @@ static void look_for_left(struct agree *a, int peer)
 {
     const struct agree_peer *p = &a->layout.peers[peer];
     if (!(p->flags & LEFT) || !(p->flags & WAITS) || p->operation >= a->begun) return;
-    struct agree_cause cause = reason(a, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, a->begun);
+    struct agree_cause cause = cause_of(a, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, a->begun);
     agree_fail(a, &cause);
 }
 static void change_speaker(struct agree *a, int host, int from)
 {
     find_speaker(a, host, from);
     int speaker = a->layout.speakers[host];
-    if (!is_told(a) || !speaks(a)) return;
-    if (host == own_host(a)) spread(a);                 /* it is this rank */
-    else if (speaker >= 0) owe(a, speaker, AGREE_FAIL);
+    if (!is_told(a) || !agree_is_speaker(a)) return;
+    if (host == own_host(a)) cause_spread(a);                 /* it is this rank */
+    else if (speaker >= 0) peer_owe(a, speaker, AGREE_FAIL);
     decide_if_agreed(a);
 }
 static void remove_peer(struct agree *a, int peer, int flag)
@@ -196,8 +196,8 @@ static void remove_peer(struct agree *a, int peer, int flag)
     struct agree_peer *p = &a->layout.peers[peer];
     int host = a->layout.host_of[peer];
     if (p->flags & OWES_ALL) a->owed--;
-    clear(&p->flags, OWES_ALL);
-    set(&p->flags, flag);
+    flags_clear(&p->flags, OWES_ALL);
+    flags_set(&p->flags, flag);
     if (a->layout.speakers[host] == peer) change_speaker(a, host, peer);
 }
 void agree_lost(struct agree *a, int peer)
@@ -205,7 +205,7 @@ void agree_lost(struct agree *a, int peer)
     if (peer == a->layout.rank) return;
     bool known = is_gone(a, peer);
     remove_peer(a, peer, LOST);
-    struct agree_cause cause = reason(a, AGREE_LOST, TUTTI_PEER_LOST, peer, a->ended + 1);
+    struct agree_cause cause = cause_of(a, AGREE_LOST, TUTTI_PEER_LOST, peer, a->ended + 1);
     if (!known) agree_fail(a, &cause);
 }
 void agree_left(struct agree *a, int peer, uint64_t last)
@@ -225,20 +225,20 @@ void agree_begin(struct agree *a, const struct agree_call *call)
 bool agree_arrived(struct agree *a, int peer, uint64_t number, uint64_t fingerprint)
 {
     if (number > a->begun) return false;
-    const struct agree_call *mine = recall(a, number);
+    const struct agree_call *mine = call_recall(a, number);
     if (!mine || mine->fingerprint == fingerprint) return true;
-    bar(a, number);                                     /* it fails, whatever the other has to say */
+    operation_bar(a, number);                                     /* it fails, whatever the other has to say */
     if (a->state != AGREE_RUNS || a->suspect.operation) return true;
     a->suspect = (struct agree_suspect){ number, fingerprint, a->now_ms + AGREE_SUSPECT_MS, peer };
-    owe(a, peer, AGREE_ASK);
+    peer_owe(a, peer, AGREE_ASK);
     return true;
 }
 void agree_wait(struct agree *a, int peer, bool waits)
 {
     struct agree_peer *p = &a->layout.peers[peer];
     assert(is_remote(a, peer));
-    if (!waits) { clear(&p->flags, WAITS); return; }
-    set(&p->flags, WAITS);
+    if (!waits) { flags_clear(&p->flags, WAITS); return; }
+    flags_set(&p->flags, WAITS);
     if (!a->ask_at_ms) {
         a->ask_gap_ms = AGREE_ASK_MS;
         a->ask_at_ms = a->now_ms + AGREE_ASK_MS;
@@ -255,8 +255,8 @@ void agree_leave(struct agree *a)
 {
     for (int r = 0; r < a->layout.size; r++) {
         if (!is_remote(a, r)) continue;
-        if (a->decided) owe(a, r, AGREE_FAIL);          /* who has none yet must not decide without this rank */
-        owe(a, r, AGREE_BYE);
+        if (a->decided) peer_owe(a, r, AGREE_FAIL);          /* who has none yet must not decide without this rank */
+        peer_owe(a, r, AGREE_BYE);
     }
     a->state = AGREE_LEFT;
 }
@@ -265,20 +265,20 @@ void agree_leave(struct agree *a)
 void agree_receive(struct agree *a, int peer, const struct agree_message *m)
 {
     if (a->state == AGREE_LEFT || a->layout.peers[peer].flags & LEFT) return;    /* nothing comes after a BYE */
-    if (a->state == AGREE_OVER && !m->decided) owe(a, peer, AGREE_FAIL);
-    else if (m->kind == AGREE_ASK) owe(a, peer, AGREE_SAY);
-    if (m->kind != AGREE_FAIL) compare(a, peer, m);
+    if (a->state == AGREE_OVER && !m->decided) peer_owe(a, peer, AGREE_FAIL);
+    else if (m->kind == AGREE_ASK) peer_owe(a, peer, AGREE_SAY);
+    if (m->kind != AGREE_FAIL) call_compare(a, peer, m);
     if (m->kind == AGREE_BYE) agree_left(a, peer, last_of(m));
     if (m->kind != AGREE_FAIL) return;
     struct agree_peer *p = &a->layout.peers[peer];
     p->operation = m->cause.operation;
     p->kind = (uint16_t)m->cause.kind;
     p->reporter = m->cause.reporter;
-    set(&p->flags, SAID);
-    hear(a, &m->cause, m->decided);
+    flags_set(&p->flags, SAID);
+    cause_hear(a, &m->cause, m->decided);
     decide_if_agreed(a);
 }
-static void compose(const struct agree *a, enum agree_message_kind kind, struct agree_message *out)
+static void message_compose(const struct agree *a, enum agree_message_kind kind, struct agree_message *out)
 {
     memset(out, 0, sizeof *out);
     out->kind = kind;
@@ -294,21 +294,21 @@ bool agree_next(struct agree *a, int *to, struct agree_message *out)
     while (!(a->layout.peers[a->cursor].flags & OWES_ALL)) a->cursor = (a->cursor + 1) % (uint64_t)a->layout.size;
     struct agree_peer *p = &a->layout.peers[a->cursor];
     int i = 0;
-    while (!(p->flags & owes(order[i]))) i++;
-    clear(&p->flags, owes(order[i]));
+    while (!(p->flags & kind_owed_flag(order[i]))) i++;
+    flags_clear(&p->flags, kind_owed_flag(order[i]));
     if (!(p->flags & OWES_ALL)) a->owed--;
     *to = (int)a->cursor;
-    compose(a, order[i], out);
+    message_compose(a, order[i], out);
     return true;
 }
 
 /* ---- time ---- */
-static void ask(struct agree *a)
+static void causes_ask(struct agree *a)
 {
     bool any = false;
     for (int r = 0; r < a->layout.size; r++) {
         if (!(a->layout.peers[r].flags & WAITS) || is_gone(a, r)) continue;
-        owe(a, r, AGREE_ASK);
+        peer_owe(a, r, AGREE_ASK);
         any = true;
     }
     a->ask_gap_ms = a->ask_gap_ms * 2 < AGREE_ASK_MOST_MS ? a->ask_gap_ms * 2 : AGREE_ASK_MOST_MS;
@@ -316,20 +316,20 @@ static void ask(struct agree *a)
 }
 void agree_hurry(struct agree *a)
 {
-    if (a->state == AGREE_RUNS) ask(a);
+    if (a->state == AGREE_RUNS) causes_ask(a);
 }
-static void accuse(struct agree *a)                     /* without the words of the other, who does not answer */
+static void absent_accuse(struct agree *a)                     /* without the words of the other, who does not answer */
 {
-    const struct agree_call *mine = recall(a, a->suspect.operation);
+    const struct agree_call *mine = call_recall(a, a->suspect.operation);
     int peer = (int)a->suspect.peer;
-    struct agree_cause cause = reason(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, a->suspect.operation);
+    struct agree_cause cause = cause_of(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, a->suspect.operation);
     if (mine) cause.calls[0] = *mine;
     cause.calls[1].fingerprint = a->suspect.fingerprint;
     a->suspect.operation = 0;
     agree_fail(a, &cause);
 }
 /* A speaker that does not answer may be stopped: then the other ranks of its host are told, more of them each time. */
-static void repeat(struct agree *a)
+static void messages_repeat(struct agree *a)
 {
     uint64_t most = (uint64_t)1 << ++a->repeats;
     a->repeat_at_ms = 0;
@@ -339,15 +339,15 @@ static void repeat(struct agree *a)
         if (first < 0 || has_said_the_same(a, h)) continue;
         if (a->repeats < AGREE_REPEATS) a->repeat_at_ms = a->now_ms + AGREE_REPEAT_MS;
         for (int r = first; r < a->layout.size && told < most; r++)
-            if (a->layout.host_of[r] == h && !is_gone(a, r)) { owe(a, r, AGREE_FAIL); told++; }
+            if (a->layout.host_of[r] == h && !is_gone(a, r)) { peer_owe(a, r, AGREE_FAIL); told++; }
     }
 }
 void agree_tick(struct agree *a, int64_t now_ms)
 {
     a->now_ms = now_ms;
-    if (a->state == AGREE_RUNS && a->ask_at_ms && now_ms >= a->ask_at_ms) ask(a);
-    if (a->state == AGREE_RUNS && a->suspect.operation && now_ms >= a->suspect.until_ms) accuse(a);
+    if (a->state == AGREE_RUNS && a->ask_at_ms && now_ms >= a->ask_at_ms) causes_ask(a);
+    if (a->state == AGREE_RUNS && a->suspect.operation && now_ms >= a->suspect.until_ms) absent_accuse(a);
     if (a->state != AGREE_KNOWS) return;
     if (now_ms >= a->settle_at_ms) a->state = AGREE_DECIDES;
-    else if (a->repeat_at_ms && now_ms >= a->repeat_at_ms) repeat(a);
+    else if (a->repeat_at_ms && now_ms >= a->repeat_at_ms) messages_repeat(a);
 }

@@ -25,7 +25,7 @@ int settings_table(const struct settings_row **out)
 const char *settings_given(const char *variable) { return getenv(variable); }
 
 /* ---- nearest name ---- */
-static int smallest(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+static int int_least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
 static int edit_distance(const char *a, const char *b)  /* Levenshtein, one row at a time; long names are cut */
 {
     int row[NAME_BYTES + 1], length = (int)strnlen(b, NAME_BYTES);
@@ -36,7 +36,7 @@ static int edit_distance(const char *a, const char *b)  /* Levenshtein, one row 
         for (int j = 1; j <= length; j++) {
             int change = diagonal + (a[i - 1] != b[j - 1]);
             diagonal = row[j];
-            row[j] = smallest(row[j] + 1, row[j - 1] + 1, change);
+            row[j] = int_least(row[j] + 1, row[j - 1] + 1, change);
         }
     }
     return row[length];
@@ -104,7 +104,7 @@ static void read_NUMBER(int64_t *field, const char *variable, const char *value,
     LOG(WARN, "%s=%s %s (allowed: %s); using %s", variable, given, problem, range, value);
     *field = strtoll(value, NULL, 10);
 }
-static void load(void)
+static void settings_load(void)
 {
 #define X(field, variable, kind, value, range, help) read_##kind(&current.field, variable, value, range);
     SETTINGS_MAP(X)
@@ -114,9 +114,9 @@ static void load(void)
     else LOG(WARN, "TUTTI_LOG=%s is not a level (allowed: error, warn, info, debug); using warn", current.log);
     warn_of_unknown();
 }
-void settings_reload(void) { load(); }
+void settings_reload(void) { settings_load(); }
 const struct settings *settings_get(void)
 {
-    pthread_once(&once, load);
+    pthread_once(&once, settings_load);
     return &current;
 }

@@ -2,7 +2,7 @@
 #include "backend/check/check.h"
 #include "backend/schedule/build.h"
 
-static uint64_t bit(int rank) { return (uint64_t)1 << (rank % 64); }
+static uint64_t rank_bit(int rank) { return (uint64_t)1 << (rank % 64); }
 /* Which chunk of INPUT belongs in chunk c of OUTPUT; whose, or -1: everybody's. */
 static int expected_chunk(const struct schedule *s, int c)
 {
@@ -19,7 +19,7 @@ static bool result_right(const struct checker *k, const struct schedule *s, int 
 {
     int only = expected_owner(s, c);
     bool right = v->valid && v->tile == tile && v->chunk == expected_chunk(s, c) && v->raw == k->plan->stage_inputs;
-    for (int q = 0; q < s->size; q++) right &= ((v->have[q / 64] & bit(q)) != 0) == (only < 0 || q == only);
+    for (int q = 0; q < s->size; q++) right &= ((v->have[q / 64] & rank_bit(q)) != 0) == (only < 0 || q == only);
     return right && (s->size == 1 || v->finished == family_reduces(s->family));
 }
 static void judge_results(struct checker *k, const struct schedule *s, int operation)
@@ -36,7 +36,7 @@ static bool input_intact(const struct checker *k, const struct schedule *s, int 
 {
     int home = plan_home(k->plan, s->rank, INPUT, c), output = plan_home(k->plan, s->rank, OUTPUT, 0);
     bool intact = v->valid && v->chunk == c && !v->raw && !v->finished;
-    for (int w = 0; w < CHECK_WORDS; w++) intact &= v->have[w] == (w == s->rank / 64 ? bit(s->rank) : 0);
+    for (int w = 0; w < CHECK_WORDS; w++) intact &= v->have[w] == (w == s->rank / 64 ? rank_bit(s->rank) : 0);
     return intact || (!s->absent[OUTPUT] && home >= output && home < output + s->chunks[OUTPUT]);
 }
 static void judge_inputs(struct checker *k, const struct schedule *s, int operation)
@@ -54,7 +54,7 @@ static void rewrite_buffer(struct checker *k, const struct schedule *s, enum buf
             struct check_cell *cell = checker_cell(k, chunk(s->rank, buffer, c), 0, t, operation);
             checker_touch(k, cell, s->rank * k->slots, true, NULL, -1, t);
             cell->value = (struct value){ .chunk = c, .tile = t, .operation = operation, .valid = buffer == INPUT };
-            cell->value.have[s->rank / 64] = bit(s->rank);
+            cell->value.have[s->rank / 64] = rank_bit(s->rank);
         }
 }
 void checker_judge(struct checker *k, const struct schedule *s, int operation)

@@ -12,21 +12,21 @@
 
 /* ---- operations ---- */
 /* The threads of a rank meet at the ends of an operation. */
-static void join(struct checker *k, int rank)
+static void caller_join(struct checker *k, int rank)
 {
     int first = rank * k->slots;
     for (int i = 1; i < k->slots; i++) checker_learn(k, first, k->thread[first + i].clock);
     for (int i = 1; i < k->slots; i++) checker_learn(k, first + i, k->thread[first].clock);
 }
 /* The last call has returned, the next is made: its tensors are new, and the rank announces that it has come. */
-static void call(struct checker *k, int rank)
+static void caller_call(struct checker *k, int rank)
 {
     const struct schedule *s = &k->plan->ranks[rank];
     struct walker *w = &k->walker[rank];
     if (w->operation) checker_judge(k, s, w->operation - 1);
     checker_rewrite(k, s, w->operation);
     ++*checker_now(k, rank * k->slots);
-    join(k, rank);
+    caller_join(k, rank);
     w->called = true;
     if (w->operation == k->operations) return;
     int *arrival = &w->arrival[(size_t)w->operation * (size_t)k->threads];
@@ -65,7 +65,7 @@ static int chunks_of(const struct schedule *s, const struct step *t)
     for (int x = 0; x < t->from_count + t->to_count; x++) count += s->spans[t->span + x].count;
     return count;
 }
-static void post(struct checker *k, int thread, int step, int tile, int operation)
+static void checker_post_message(struct checker *k, int thread, int step, int tile, int operation)
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     const struct step *t = &s->steps[step];
@@ -100,7 +100,7 @@ static void message_receive(struct checker *k, const struct schedule *s, int ste
         }
 }
 /* Is the message that this rank posted at `step` complete, or can it be now? */
-static bool complete(struct checker *k, int thread, int step, int tile, int operation)
+static bool message_complete(struct checker *k, int thread, int step, int tile, int operation)
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     struct check_message *m = *checker_message(k, s->rank, step, tile, operation), *other = NULL;
@@ -120,7 +120,7 @@ static bool complete(struct checker *k, int thread, int step, int tile, int oper
     m->done_at = ++*checker_now(k, thread);
     return true;
 }
-static void work(struct checker *k, int thread, int step, int tile, int operation)
+static void step_work(struct checker *k, int thread, int step, int tile, int operation)
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     const struct step *t = &s->steps[step];
@@ -148,13 +148,13 @@ static void work(struct checker *k, int thread, int step, int tile, int operatio
 }
 
 /* ---- counters ---- */
-static uint64_t position(const struct checker *k, int operation, int tile, int step)
+static uint64_t step_position(const struct checker *k, int operation, int tile, int step)
 {
     uint64_t rounds = (uint64_t)((k->tiles + k->slots - 1) / k->slots);
     uint64_t round = (uint64_t)operation * rounds + (uint64_t)(tile / k->slots);
     return round * (uint64_t)k->plan->period + (uint64_t)step + 1;
 }
-static void publish(struct checker *k, int thread, uint64_t value)
+static void checker_publish(struct checker *k, int thread, uint64_t value)
 {
     struct thread *t = &k->thread[thread];
     struct published *log = memory_grow(t->log, t->logged, &t->room, sizeof *log);
@@ -164,7 +164,7 @@ static void publish(struct checker *k, int thread, uint64_t value)
     else checker_fail(k, "the checker is out of memory", thread / k->slots, 0, 0);
 }
 /* Learns from the earliest publication that tells of the position. */
-static bool reached(struct checker *k, int thread, int peer, int tile, uint64_t target)
+static bool counter_reached(struct checker *k, int thread, int peer, int tile, uint64_t target)
 {
     const struct thread *q = &k->thread[peer * k->slots + tile % k->slots];
     int low = 0, high = q->logged;
@@ -179,10 +179,11 @@ static bool reached(struct checker *k, int thread, int peer, int tile, uint64_t 
 static bool is_met(struct checker *k, int thread, const struct wait *w, int tile, int operation)
 {
     int of = w->lag == SLOT_REUSE ? tile - k->slots : tile;
-    if (w->rank == thread / k->slots) return complete(k, thread, w->step, tile, operation);
-    if (w->lag != EVERY_TILE) return of < 0 || reached(k, thread, w->rank, of, position(k, operation, of, w->step));
+    if (w->rank == thread / k->slots) return message_complete(k, thread, w->step, tile, operation);
+    if (w->lag != EVERY_TILE)
+        return of < 0 || counter_reached(k, thread, w->rank, of, step_position(k, operation, of, w->step));
     for (int t = k->tiles > k->slots ? k->tiles - k->slots : 0; t < k->tiles; t++)
-        if (!reached(k, thread, w->rank, t, position(k, operation, t, w->step))) return false;
+        if (!counter_reached(k, thread, w->rank, t, step_position(k, operation, t, w->step))) return false;
     return true;
 }
 
@@ -196,16 +197,18 @@ static bool step_runs(struct checker *k, int thread, int operation)
     if (me->step >= s->prelude && !roll_call(k, s->rank)) return false;
     for (int i = 0; i < t->wait_count; i++)
         if (!is_met(k, thread, &s->waits[t->wait + i], me->tile, operation)) return false;
-    if (step_is_message(t)) post(k, thread, me->step, me->tile, operation);
-    else work(k, thread, me->step, me->tile, operation);
-    if (step_publishes(t, me->tile, k->tiles, k->slots)) publish(k, thread, position(k, operation, me->tile, me->step));
+    if (step_is_message(t)) checker_post_message(k, thread, me->step, me->tile, operation);
+    else step_work(k, thread, me->step, me->tile, operation);
+    if (step_publishes(t, me->tile, k->tiles, k->slots))
+        checker_publish(k, thread, step_position(k, operation, me->tile, me->step));
     return true;
 }
 static bool messages_over(struct checker *k, int thread, int operation)
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
-        if (step_is_message(&s->steps[j]) && !complete(k, thread, j, k->thread[thread].tile, operation)) return false;
+        if (step_is_message(&s->steps[j]) && !message_complete(k, thread, j, k->thread[thread].tile, operation))
+            return false;
     return true;
 }
 /* Up to `most` steps of one slot; true: it moved. */
@@ -227,7 +230,7 @@ static bool walk_slot(struct checker *k, int thread, int most)
     }
     return moved;
 }
-static int draw(struct checker *k, int n)
+static int checker_draw(struct checker *k, int n)
 {
     k->random = k->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
     return (int)((k->random >> 33) % (uint64_t)n);
@@ -238,7 +241,7 @@ static bool operation_over(struct checker *k, int rank)
     for (int i = 0; i < k->slots; i++)
         if (k->thread[rank * k->slots + i].tile < k->tiles) return false;
     if (!roll_call(k, rank)) return false;
-    join(k, rank);
+    caller_join(k, rank);
     const struct step *leave = s->step_count ? &s->steps[s->step_count - 1] : NULL;
     for (int i = 0; leave && leave->kind == LEAVE && i < leave->wait_count; i++)
         if (!is_met(k, rank * k->slots, &s->waits[leave->wait + i], k->tiles - 1, k->walker[rank].operation))
@@ -246,18 +249,18 @@ static bool operation_over(struct checker *k, int rank)
     return true;
 }
 /* As far as the rank gets, or a few steps when the order is drawn. */
-static bool walk(struct checker *k, int rank)
+static bool caller_walk(struct checker *k, int rank)
 {
     struct walker *w = &k->walker[rank];
-    int start = k->random ? draw(k, k->slots) : 0;
+    int start = k->random ? checker_draw(k, k->slots) : 0;
     bool moved = false;
     if (!w->called) {
-        call(k, rank);
+        caller_call(k, rank);
         moved = true;
     }
     if (w->operation == k->operations) return moved;
     for (int i = 0; i < k->slots; i++) {
-        int most = k->random ? draw(k, 4) + 1 : INT32_MAX;
+        int most = k->random ? checker_draw(k, 4) + 1 : INT32_MAX;
         moved |= walk_slot(k, rank * k->slots + (start + i) % k->slots, most);
     }
     if (k->failed || !operation_over(k, rank)) return moved;
@@ -265,13 +268,13 @@ static bool walk(struct checker *k, int rank)
     w->called = w->arrived = false;
     return true;
 }
-static void run(struct checker *k)
+static void checker_run(struct checker *k)
 {
     int size = k->plan->size;
     for (bool moved = true; moved && !k->failed;) {
-        int start = k->random ? draw(k, size) : 0, way = k->random && draw(k, 2) ? size - 1 : 1;
+        int start = k->random ? checker_draw(k, size) : 0, way = k->random && checker_draw(k, 2) ? size - 1 : 1;
         moved = false;
-        for (int i = 0; i < size && !k->failed; i++) moved |= walk(k, (start + i * way) % size);
+        for (int i = 0; i < size && !k->failed; i++) moved |= caller_walk(k, (start + i * way) % size);
     }
     for (int r = 0; r < size; r++) {
         const struct thread *t = &k->thread[r * k->slots];
@@ -296,7 +299,7 @@ bool plan_check(const struct plan *p, int tiles, int operations, unsigned seed, 
         snprintf(why, why_bytes, "the checker takes plans of all ranks, %d at most", CHECK_RANKS);
         return false;
     }
-    if (checker_init(&k)) run(&k);
+    if (checker_init(&k)) checker_run(&k);
     checker_finish(&k);
     return !k.failed;
 }

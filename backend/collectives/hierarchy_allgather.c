@@ -4,7 +4,7 @@
 
 static void copy_own(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
 /* The blocks of my host lie in INPUT of their ranks, those of others in OUTPUT of who received them. */
-static void collect(struct schedule *s, int host, int leader)          /* leader -1: each rank's carrier */
+static void leader_collect(struct schedule *s, int host, int leader)          /* leader -1: each rank's carrier */
 {
     for (int i = 0; i < host_size(s->layout, host); i++) {
         int rank = rank_at(s->layout, host, i);
@@ -29,7 +29,7 @@ void allgather_hierarchy(struct schedule *s)
             if (carrier_of(l, me, rank_at(l, from, i)) == s->rank)
                 step_recv(s, chunk(s->rank, OUTPUT, rank_at(l, from, i)), rank_at(l, from, i));
     }
-    for (int hop = 0; hop < l->hosts; hop++) collect(s, mod(me + hop, l->hosts), -1);
+    for (int hop = 0; hop < l->hosts; hop++) leader_collect(s, mod(me + hop, l->hosts), -1);
 }
 
 /* Leaders: one rank of each host sends the blocks of all its ranks as one message to that of every other. H - 1 rounds;
@@ -45,5 +45,5 @@ void allgather_leaders(struct schedule *s)
         for (int i = 1; i < host.size; i++) step_also(s, whole(s, team_rank(&host, i), INPUT));
         blocks_recv(s, OUTPUT, from, team_rank(&leaders, from));
     }
-    for (int hop = 0; hop < hosts; hop++) collect(s, mod(me + hop, hosts), team_rank(&leaders, me));
+    for (int hop = 0; hop < hosts; hop++) leader_collect(s, mod(me + hop, hosts), team_rank(&leaders, me));
 }

@@ -48,7 +48,7 @@ static tutti_status check_bytes(const struct sharing *s)
     return TUTTI_OK;
 }
 /* A rank that fails here has its own text; the others learn who it was. */
-static tutti_status tell(struct sharing *s, struct report *mine)
+static tutti_status report_exchange(struct sharing *s, struct report *mine)
 {
     char detail[STATUS_DETAIL_BYTES] = "";
     if (mine->status != TUTTI_OK) strcpy(detail, status_detail());
@@ -62,7 +62,7 @@ static tutti_status tell(struct sharing *s, struct report *mine)
 }
 
 /* ---- one host ---- */
-static tutti_status make(struct sharing *s, struct report *mine)
+static tutti_status memory_make(struct sharing *s, struct report *mine)
 {
     TRY(memory_check(s->mapped_bytes, "common memory"));
     TRY(random_fill(mine->token, sizeof mine->token));
@@ -78,7 +78,7 @@ static tutti_status pass_on(struct sharing *s)
     return memfd_check(s->descriptor, s->mapped_bytes, "the group's");
 }
 /* The parts of all ranks of this process. */
-static tutti_status fill(const struct sharing *s)
+static tutti_status memory_fill(const struct sharing *s)
 {
     size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->shm_group.count;
     for (int i = 0; i < s->shm_group.count; i++) {
@@ -87,25 +87,25 @@ static tutti_status fill(const struct sharing *s)
     }
     return TUTTI_OK;
 }
-static tutti_status map(struct sharing *s)
+static tutti_status memory_map(struct sharing *s)
 {
     if (!s->common) TRY(common_enter(token_of(s), &s->common));
     if (!shm_group_is_first_of_process(&s->comm->group, &s->shm_group, s->comm->group.rank)) return TUTTI_OK;
     TRY(pass_on(s));
-    TRY(fill(s));
+    TRY(memory_fill(s));
     return common_map(s->common, s->descriptor, s->mapped_bytes);
 }
 
 /* ---- all of it ---- */
 /* The first round: sizes agree, and each host has a memfd. The second: each process has mapped it. */
-static tutti_status share(struct sharing *s, void **out)
+static tutti_status sharing_run(struct sharing *s, void **out)
 {
     struct report mine = { .bytes = s->bytes };
-    if (is_maker(s)) mine.status = make(s, &mine);
-    TRY(tell(s, &mine));
+    if (is_maker(s)) mine.status = memory_make(s, &mine);
+    TRY(report_exchange(s, &mine));
     TRY(check_bytes(s));
-    mine.status = map(s);
-    TRY(tell(s, &mine));
+    mine.status = memory_map(s);
+    TRY(report_exchange(s, &mine));
     *out = common_base(s->common);
     return TUTTI_OK;
 }
@@ -120,7 +120,7 @@ tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
     s.shm_group = (struct shm_group){ g->layout->rank + first, host_size(g->layout, g->host), MEMORY_IN_COMMON };
     s.all = memory_zeroed((size_t)g->size, sizeof *s.all);
     if (!s.all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on common memory", g->rank);
-    tutti_status status = share(&s, out);
+    tutti_status status = sharing_run(&s, out);
     if (status != TUTTI_OK) common_leave(s.common);
     if (s.descriptor >= 0) close(s.descriptor);
     free(s.all);

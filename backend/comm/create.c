@@ -72,7 +72,7 @@ static tutti_status comm_bootstrap(const tutti_config *config, const tutti_uniqu
     g->members[0] = mine;
     return id ? TUTTI_OK : stay_alone(config, &mine, &terms);
 }
-static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
+static tutti_status comm_build(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     TRY(check_job(config));
     TRY(comm_new(config->rank, config->size, config->name, config->timeout_ms, out));
@@ -111,5 +111,5 @@ tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void 
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     *out = NULL;
-    return comm_or_nothing(create(config, id, out), out);
+    return comm_or_nothing(comm_build(config, id, out), out);
 }

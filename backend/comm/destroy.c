@@ -46,7 +46,7 @@ static void grant_grace(const tutti_comm *comm)
         comm_pause(comm, n);
     }
 }
-static void end(tutti_comm *comm)
+static void comm_end(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
     LOG(INFO, "%s: rank %d of %d leaves", g->name, g->rank, g->size);
@@ -71,12 +71,12 @@ void comm_retain(tutti_comm *comm) { atomic_fetch_add(&comm->holders, 1); }
 void comm_release(tutti_comm *comm)
 {
     if (!comm || is_inherited(comm) || atomic_fetch_sub(&comm->holders, 1) != 1) return;
-    if (!atomic_exchange(&comm->ended, true)) end(comm);
+    if (!atomic_exchange(&comm->ended, true)) comm_end(comm);
     comm_free(comm);
 }
 void comm_destroy(tutti_comm *comm)
 {
     if (!comm || is_inherited(comm)) return;
-    if (!atomic_exchange(&comm->ended, true)) end(comm);
+    if (!atomic_exchange(&comm->ended, true)) comm_end(comm);
     comm_release(comm);
 }

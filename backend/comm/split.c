@@ -30,7 +30,7 @@ static const unsigned char *split_token(const tutti_comm *parent, const struct s
         if (all[q].color == all[first].color && split_order(all, q, first) < 0) first = q;
     return all[first].member.token;
 }
-static tutti_status split(tutti_comm *parent, const struct split *all, int rank, int size, tutti_comm **out)
+static tutti_status comm_split_into(tutti_comm *parent, const struct split *all, int rank, int size, tutti_comm **out)
 {
     struct member mine;
     tutti_status status = comm_new(rank, size, parent->group.name, parent->timeout_ms, out);
@@ -55,7 +55,7 @@ tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out
         size += all[q].color == color;
         rank += all[q].color == color && split_order(all, q, g->rank) < 0;
     }
-    if (status == TUTTI_OK && color >= 0) status = comm_or_nothing(split(parent, all, rank, size, out), out);
+    if (status == TUTTI_OK && color >= 0) status = comm_or_nothing(comm_split_into(parent, all, rank, size, out), out);
     free(all);
     return status;
 }

@@ -144,7 +144,7 @@ static void accept_deaths(struct agreement *a)
         agree_lost(&a->agree, r);                       /* unless it has left */
     }
 }
-static void settle(struct agreement *a)
+static void agreement_settle(struct agreement *a)
 {
     struct agree_cause cause;
     bool open = a->agree.begun != a->agree.ended || atomic_load(&a->announcing);
@@ -165,14 +165,14 @@ static void settle(struct agreement *a)
     atomic_store(&a->fails, fails);
     if (over && !atomic_exchange(&a->over, true)) comm_call(a->comm);
 }
-static void enter(struct agreement *a)
+static void agreement_enter(struct agreement *a)
 {
     pthread_mutex_lock(&a->lock);
     agree_tick(&a->agree, clock_ms());
 }
-static void leave(struct agreement *a)
+static void lock_leave(struct agreement *a)
 {
-    settle(a);
+    agreement_settle(a);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -185,21 +185,21 @@ static void lost_record(struct agreement *a, int rank)
 }
 void agreement_accept_deaths(struct agreement *a)
 {
-    enter(a);
+    agreement_enter(a);
     accept_deaths(a);
-    leave(a);
+    lock_leave(a);
 }
 void agreement_record_lost(struct agreement *a, int rank)
 {
-    enter(a);
+    agreement_enter(a);
     look_at_host(a);                                    /* perhaps it has left */
     lost_record(a, rank);
-    leave(a);
+    lock_leave(a);
     comm_call(a->comm);
 }
 
 /* ---- what others say, on the watch thread ---- */
-static void hear(struct agreement *a, int from, const struct agree_message *m)
+static void message_hear(struct agreement *a, int from, const struct agree_message *m)
 {
     struct heard *h = &a->heard[from];
     int32_t missed = -1;
@@ -211,29 +211,29 @@ static void hear(struct agreement *a, int from, const struct agree_message *m)
     }
     if (missed >= 0 && missed < group_of(a)->size) h->missed = missed;
 }
-static void receive(void *context, int from, const void *bytes, size_t length)
+static void channel_receive(void *context, int from, const void *bytes, size_t length)
 {
     struct agreement *a = context;
     const struct group *g = group_of(a);
     struct agree_message m;
-    enter(a);
+    agreement_enter(a);
     bool member = from >= 0 && from < g->size;
     if (!member) LOG(WARN, "%s: control message from the invalid rank %d", g->name, from);
     else if (!length || group_has_here(g, from)) look_at_host(a);      /* what its ranks say is there */
     else if (!agree_decode(bytes, length, g->size, &m)) lost_record(a, from);
     else {
         if (m.kind == AGREE_BYE) a->left[from] = true;
-        if (m.kind != AGREE_FAIL) hear(a, from, &m);
+        if (m.kind != AGREE_FAIL) message_hear(a, from, &m);
         agree_receive(&a->agree, from, &m);
     }
-    leave(a);
+    lock_leave(a);
 }
-static void tick(void *context)
+static void agreement_tick(void *context)
 {
     struct agreement *a = context;
-    enter(a);
+    agreement_enter(a);
     look_at_host(a);
-    leave(a);
+    lock_leave(a);
 }
 
 /* ---- operations ---- */
@@ -245,11 +245,11 @@ void agreement_begin(tutti_comm *comm)
     struct agree_call call = { .number = comm->run_queue.sequence,
         .fingerprint = executor_fingerprint_of(executor_name(&comm->executor)) };
     memcpy(call.declaration, comm->executor.run.declaration, AGREED_BYTES);
-    enter(a);
+    agreement_enter(a);
     a->missed = -1;
     agree_begin(&a->agree, &call);
     atomic_store(&a->announcing, false);
-    leave(a);
+    lock_leave(a);
 }
 static void wait_for(struct agreement *a, int rank, bool waits)
 {
@@ -264,10 +264,10 @@ static void wait_for_nobody(struct agreement *a)
 }
 bool agreement_may_end(struct agreement *a, uint64_t number)
 {
-    enter(a);
+    agreement_enter(a);
     wait_for_nobody(a);
     bool may = agree_may_end(&a->agree, number);
-    leave(a);
+    lock_leave(a);
     return may;
 }
 static void waits_record(struct agreement *a)
@@ -305,14 +305,14 @@ void agreement_poll(tutti_comm *comm)
     int64_t now_ms = clock_ms();
     if (now_ms < a->looked_ms + LOOK_MS) return;
     a->looked_ms = now_ms;
-    enter(a);
+    agreement_enter(a);
     look_at_host(a);
     if (comm->run_queue.running) {
         missed_record(a);
         waits_record(a);
         matching_each(&comm->router->matching, arrival_record, a);
     }
-    leave(a);
+    lock_leave(a);
 }
 static bool knows_absent(const struct agreement *a, uint64_t number, int rank)
 {
@@ -322,7 +322,7 @@ static bool knows_absent(const struct agreement *a, uint64_t number, int rank)
 bool agreement_asks(struct agreement *a, uint64_t number)
 {
     bool asks = false, known = false;
-    enter(a);
+    agreement_enter(a);
     if (a->late != number) {
         a->late = number;
         a->asked_ms = a->agree.now_ms;
@@ -333,7 +333,7 @@ bool agreement_asks(struct agreement *a, uint64_t number)
         asks |= a->waits[r] && a->heard[r].at_ms < a->asked_ms;
         known |= knows_absent(a, number, r);
     }
-    leave(a);
+    lock_leave(a);
     return (asks && passed_ms < ANSWER_MS) || (!known && passed_ms < 2 * ANSWER_MS);
 }
 void agreement_list_absent(struct agreement *a, uint64_t number, bool *absent)
@@ -350,11 +350,11 @@ void agreement_list_absent(struct agreement *a, uint64_t number, bool *absent)
 void agreement_fail(struct agreement *a, const struct agree_cause *cause)
 {
     struct agree_cause mine = *cause;
-    enter(a);
+    agreement_enter(a);
     mine.reporter = group_of(a)->rank;
     mine.operation = a->agree.ended + 1;
     agree_fail(&a->agree, &mine);
-    leave(a);
+    lock_leave(a);
 }
 bool agreement_has_lost(const struct agreement *a) { return atomic_load(&a->has_lost); }
 bool agreement_has_left(const struct agreement *a, int rank) { return atomic_load(&a->left[rank]); }
@@ -373,9 +373,9 @@ void agreement_leave(tutti_comm *comm)
 {
     struct agreement *a = comm->agreement;
     for (int64_t n = 0; agreement_is_failing(a) && !agreement_is_over(a); n++) comm_pause(comm, n);
-    enter(a);
+    agreement_enter(a);
     agree_leave(&a->agree);
-    leave(a);
+    lock_leave(a);
 }
 void agreement_destroy(struct agreement *a)
 {
@@ -391,7 +391,7 @@ void agreement_destroy(struct agreement *a)
     free((void *)a->left);
     free(a);
 }
-static tutti_status init(struct agreement *a)
+static tutti_status agreement_init(struct agreement *a)
 {
     const struct group *g = group_of(a);
     size_t size = (size_t)g->size;
@@ -411,7 +411,7 @@ static tutti_status init(struct agreement *a)
     a->missed = -1;
     return TUTTI_OK;
 }
-static tutti_status create(tutti_comm *comm, struct agreement **out)
+static tutti_status agreement_make(tutti_comm *comm, struct agreement **out)
 {
     const struct group *g = &comm->group;
     struct agreement *a = memory_zeroed(1, sizeof *a);
@@ -419,17 +419,17 @@ static tutti_status create(tutti_comm *comm, struct agreement **out)
     if (!a) return status_fail(TUTTI_NO_MEMORY, "no memory for the agreement of %d ranks", g->size);
     a->comm = comm;
     pthread_mutex_init(&a->lock, NULL);
-    TRY(init(a));
+    TRY(agreement_init(a));
     pthread_mutex_lock(&a->lock);                       /* who is called already waits until the channel is known */
     struct route_map map = { g->size, g->layout->hosts, g->host, a->agree.layout.host_of };
     tutti_status status = channel_open(g->members[0].token, g->rank, g->peers, g->size,
-        group_is_linked(g) ? &map : NULL, &(struct channel_user){ receive, tick, a }, &a->channel);
+        group_is_linked(g) ? &map : NULL, &(struct channel_user){ channel_receive, agreement_tick, a }, &a->channel);
     pthread_mutex_unlock(&a->lock);
     return status;
 }
 tutti_status agreement_create(tutti_comm *comm, struct agreement **out)
 {
-    tutti_status status = create(comm, out);
+    tutti_status status = agreement_make(comm, out);
     if (status == TUTTI_OK) return status;
     agreement_destroy(*out);
     *out = NULL;

@@ -73,7 +73,7 @@ static int cores_of(const struct chooser *x, const struct plan *plan)  /* its pa
 {
     return (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
 }
-static struct machine scaled(const struct machine *machine, double reading)
+static struct machine machine_scaled(const struct machine *machine, double reading)
 {
     struct machine m = *machine;
     m.fetch *= reading;
@@ -85,7 +85,7 @@ static tutti_status price_exchange(struct chooser *x, size_t part, double readin
 {
     const struct algorithm *a = collectives_table;
     const struct plan *plan;
-    struct machine machine = scaled(&x->machine, reading);
+    struct machine machine = machine_scaled(&x->machine, reading);
     struct cutting cutting;
     while (a->family != ALLGATHER || !a->host_memory) a++;
     if (!x->pair) TRY(layout_create(NULL, 2, &x->pair));
@@ -115,12 +115,12 @@ static tutti_status machine_for(struct chooser *x, const struct question *q, boo
     TRY(find_reading(x, LITTLE, x->machine.one_copy, &x->reading[0]));
     TRY(find_reading(x, MUCH, x->machine.lost_one_copy, &x->reading[1]));
     much = fmin(fmax(much, 0), 1);
-    *out = scaled(&x->machine, (1 - much) * x->reading[0] + much * x->reading[1]);
+    *out = machine_scaled(&x->machine, (1 - much) * x->reading[0] + much * x->reading[1]);
     return TUTTI_OK;
 }
 /* Who lets others read asks the kernel twice whether it could. */
 static double to_offer(const struct chooser *x, bool reads) { return reads ? 2 * x->machine.reading : 0; }
-static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a, bool reads,
+static tutti_status candidate_price(struct chooser *x, const struct question *q, const struct algorithm *a, bool reads,
     struct choice *out)
 {
     struct machine machine;
@@ -150,19 +150,19 @@ static bool is_candidate(const struct chooser *x, const struct question *q, cons
     bool many = hosts > MANY_HOSTS || hosts * x->layout->largest > MANY_PIECES;
     return hosts == 1 ? a->host_memory : a->hierarchical && !(a->few_hosts && many);
 }
-static double weighed(const struct choice *c)
+static double choice_weight(const struct choice *c)
 {
     if (!c->reads) return c->price;
     return c->price / (is_one_way(c->algorithm->family) ? READING_ONE_WAY_IS_WORTH_IT : READING_IS_WORTH_IT);
 }
-static tutti_status compare(struct chooser *x, const struct question *q, struct choice *best)
+static tutti_status algorithms_compare(struct chooser *x, const struct question *q, struct choice *best)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         struct choice c;
         if (!is_candidate(x, q, a)) continue;
         for (int reads = q->reading; reads <= choice_is_open(q->placement); reads++) {
-            TRY(price(x, q, a, reads, &c));
-            if (!best->algorithm || weighed(&c) < WORTH_IT * weighed(best)) *best = c;
+            TRY(candidate_price(x, q, a, reads, &c));
+            if (!best->algorithm || choice_weight(&c) < WORTH_IT * choice_weight(best)) *best = c;
         }
     }
     return TUTTI_OK;
@@ -186,13 +186,13 @@ static bool is_same(const struct question *a, const struct question *b)
     return a->family == b->family && a->algorithm == b->algorithm && a->message_bytes == b->message_bytes
         && a->placement == b->placement && a->uneven == b->uneven && a->reading == b->reading;
 }
-static tutti_status answer(struct chooser *x, const struct question *q, struct choice *out)
+static tutti_status question_answer(struct chooser *x, const struct question *q, struct choice *out)
 {
     struct choice made = { 0 };
     struct choice_answer *answers = memory_grow(x->answers, x->answer_count, &x->answer_room, sizeof *answers);
     if (!answers) return status_fail(TUTTI_NO_MEMORY, "no memory to remember a choice");
     x->answers = answers;
-    TRY(compare(x, q, &made));
+    TRY(algorithms_compare(x, q, &made));
     assert(made.algorithm && made.algorithm->family == q->family);
     answers[x->answer_count++] = (struct choice_answer){ *q, made };
     *out = made;
@@ -212,7 +212,7 @@ tutti_status choose(struct chooser *x, const struct question *asked, struct choi
     q.message_bytes = half_octave(q.message_bytes ? q.message_bytes : UNKNOWN_BYTES);
     for (int i = 0; i < x->answer_count; i++)
         if (is_same(&x->answers[i].question, &q)) { *out = x->answers[i].choice; return TUTTI_OK; }
-    return answer(x, &q, out);
+    return question_answer(x, &q, out);
 }
 tutti_status choice_price(struct chooser *x, const struct question *q, struct choice *c)
 {

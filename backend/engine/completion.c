@@ -6,7 +6,7 @@
 
 static _Atomic uint32_t completions, sleepers;
 
-static void complete(struct operation *op, tutti_status status, const char *detail, bool is_driven)
+static void operation_finish(struct operation *op, tutti_status status, const char *detail, bool is_driven)
 {
     tutti_request *request = op->request;
     if (op->uneven) free(op->uneven);
@@ -30,17 +30,17 @@ static void complete(struct operation *op, tutti_status status, const char *deta
 static bool is_driven(const struct operation *op) { return op->comm->run_queue.driven == op; }
 void operation_complete(struct operation *op, tutti_status status)
 {
-    complete(op, status, op->comm->outcome.detail, is_driven(op));
+    operation_finish(op, status, op->comm->outcome.detail, is_driven(op));
 }
 void operation_turn_away(struct operation *op)
 {
-    complete(op, op->comm->outcome.status, op->comm->outcome.detail, false);
+    operation_finish(op, op->comm->outcome.status, op->comm->outcome.detail, false);
 }
 void operation_refuse(struct operation *op, tutti_status status)
 {
     op->refused = true;
     if (op->request) op->request->refused = true;
-    complete(op, status, status_detail(), is_driven(op));
+    operation_finish(op, status, status_detail(), is_driven(op));
 }
 tutti_status operation_result(const struct operation *op)
 {

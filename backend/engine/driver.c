@@ -58,7 +58,7 @@ static void fail_all(tutti_comm *comm)
     if (running && comm->executor.run.exposed && !tensors_are_released(comm)) return;
     while (comm->run_queue.head) leave_queue(comm, comm->outcome.status);
 }
-static tutti_status advance(tutti_comm *comm)                          /* the head, as far as it gets */
+static tutti_status driver_advance(tutti_comm *comm)                          /* the head, as far as it gets */
 {
     struct run_queue *b = &comm->run_queue;
     if (!b->running) {
@@ -70,7 +70,7 @@ static tutti_status advance(tutti_comm *comm)                          /* the he
     }
     return launch_step(comm, b->head);
 }
-static void fail(tutti_comm *comm, tutti_status status)                /* because of the head */
+static void driver_fail(tutti_comm *comm, tutti_status status)                /* because of the head */
 {
     if (status == TUTTI_MISMATCH) comm_mismatch(comm);
     else if (!failure_is_told(comm, status)) comm_fail(comm, status, "%s", status_detail());
@@ -84,24 +84,24 @@ static bool may_end(tutti_comm *comm)
     comm->run_queue.stuck = true;
     return false;
 }
-static void settle(tutti_comm *comm, tutti_status status)              /* the head, as far as it has got */
+static void driver_settle(tutti_comm *comm, tutti_status status)              /* the head, as far as it has got */
 {
     if (status == TUTTI_IN_PROGRESS) return;
-    if (status != TUTTI_OK) fail(comm, status);
+    if (status != TUTTI_OK) driver_fail(comm, status);
     else if (may_end(comm)) leave_queue(comm, TUTTI_OK);
 }
 void driver_begin(tutti_comm *comm, struct operation *op)
 {
     op->next = NULL;
     comm->run_queue.head = comm->run_queue.last = op;
-    settle(comm, advance(comm));
+    driver_settle(comm, driver_advance(comm));
 }
 void driver_go_on(tutti_comm *comm, struct operation *op, tutti_status status)
 {
     op->next = NULL;
     comm->run_queue.head = comm->run_queue.last = op;
     comm->run_queue.running = true;
-    settle(comm, status);
+    driver_settle(comm, status);
 }
 bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
 {
@@ -111,7 +111,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
     if (comm_has_failed(comm)) { fail_all(comm); return moved; }
     while (comm->run_queue.head && !comm->run_queue.stuck) {
         uint64_t moves = comm->executor.moves;
-        tutti_status status = advance(comm);
+        tutti_status status = driver_advance(comm);
         moved |= comm->executor.moves != moves;
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
@@ -122,7 +122,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
             break;
         }
         moved = true;
-        if (status != TUTTI_OK) { fail(comm, status); break; }
+        if (status != TUTTI_OK) { driver_fail(comm, status); break; }
         if (may_end(comm)) leave_queue(comm, TUTTI_OK);
     }
     return moved;

@@ -62,7 +62,7 @@ static bool may_tell(struct failure *failure)           /* false: another rank w
         if (atomic_compare_exchange_weak(&failure->state, &found, found | FAILURE_TELLING)) return true;
     return false;
 }
-static void wake(const struct segment *s, int index)    /* whoever sleeps on any word of that rank */
+static void rank_wake(const struct segment *s, int index)    /* whoever sleeps on any word of that rank */
 {
     struct control *c = segment_control(s, index);
     atomic_fetch_add(&c->bell, 1);
@@ -89,7 +89,7 @@ static void tell_others(const tutti_comm *comm)
     failure->operation = first_that_fails(comm);
     snprintf(failure->detail, sizeof failure->detail, "%.499s", comm->outcome.detail);
     atomic_fetch_or(&failure->state, FAILURE_READY);
-    for (int peer = 0; peer < g->segment->ranks; peer++) wake(g->segment, peer);
+    for (int peer = 0; peer < g->segment->ranks; peer++) rank_wake(g->segment, peer);
 }
 struct about { enum agree_kind kind; int other; };       /* kind of the reason, and whom it is about, or -1 */
 __attribute__((format(printf, 3, 0))) static void keep_outcome(struct outcome *outcome, tutti_status status,
@@ -104,7 +104,8 @@ static enum agree_kind kind_of(tutti_status status)
     return status == TUTTI_ABORTED ? AGREE_ABORTED : status == TUTTI_TIMEOUT ? AGREE_LATE : AGREE_FAILED;
 }
 /* Of several hosts: they agree on one cause first, and until then the communicator has not failed. */
-static tutti_status propose(tutti_comm *comm, const struct about *about, tutti_status status, const char *detail)
+static tutti_status failure_propose(tutti_comm *comm, const struct about *about, tutti_status status,
+    const char *detail)
 {
     struct agree_cause cause = { .kind = (int32_t)about->kind, .status = status, .other = about->other };
     snprintf(cause.detail, sizeof cause.detail, "%.*s", (int)sizeof cause.detail - 1, detail);
@@ -120,7 +121,7 @@ __attribute__((format(printf, 4, 0))) static tutti_status fail(tutti_comm *comm,
     if (comm->agreement) {
         vsnprintf(detail, sizeof detail, format, arguments);
         bool known = agreement_is_failing(comm->agreement);
-        return known ? status_repeat(status, detail) : propose(comm, about, status, detail);
+        return known ? status_repeat(status, detail) : failure_propose(comm, about, status, detail);
     }
     keep_outcome(&comm->outcome, status, format, arguments);
     status_fail(status, "%s", comm->outcome.detail);
@@ -327,18 +328,18 @@ static struct reason find_reason_between_hosts(const tutti_comm *comm)
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
     return find_own_reason(comm);
 }
-static struct reason find(const tutti_comm *comm)
+static struct reason reason_find(const tutti_comm *comm)
 {
     return comm->agreement ? find_reason_between_hosts(comm) : find_reason(comm);
 }
-bool comm_is_alerted(const tutti_comm *comm) { return find(comm).cause != NONE; }
+bool comm_is_alerted(const tutti_comm *comm) { return reason_find(comm).cause != NONE; }
 static bool asks_first(const tutti_comm *comm, const struct operation *late)
 {
     bool running = late == comm->run_queue.head && comm->run_queue.running;
     return comm->agreement && running && executor_is_complete(&comm->executor)
         && agreement_asks(comm->agreement, late->sequence);
 }
-static tutti_status act(tutti_comm *comm, const struct reason *reason)
+static tutti_status reason_act(tutti_comm *comm, const struct reason *reason)
 {
     switch (reason->cause) {
     case NONE: break;
@@ -360,11 +361,11 @@ static tutti_status act(tutti_comm *comm, const struct reason *reason)
 }
 tutti_status comm_check(tutti_comm *comm)
 {
-    struct reason reason = find(comm);
+    struct reason reason = reason_find(comm);
     if (reason.cause == MESSAGE_LEFT_ALONE && !is_left_alone_after_all(comm)) return TUTTI_OK;
     bool may_pass = reason.cause >= PEER_DIED && !comm->agreement;
     if (may_pass && have_come_at_last(comm)) return TUTTI_OK;          /* or it fails now, certainly */
-    tutti_status status = act(comm, &reason);
+    tutti_status status = reason_act(comm, &reason);
     if (!comm->agreement || comm_has_failed(comm)) return status;
     return agreement_is_over(comm->agreement) ? decision_adopt(comm) : TUTTI_OK;
 }
@@ -385,7 +386,7 @@ static tutti_status fail_disagreement(tutti_comm *comm, int other, uint64_t oper
     words_of_disagreement(g, g->rank, &mine, other, &theirs, what, sizeof what);
     return fail_about(comm, (struct about){ AGREE_DISAGREEMENT, other }, TUTTI_MISMATCH, "%s", what);
 }
-static struct about between(const tutti_comm *comm, int a, int b)
+static struct about about_pair(const tutti_comm *comm, int a, int b)
 {
     return (struct about){ AGREE_DISAGREEMENT, a == comm->group.rank ? b : a };
 }
@@ -400,7 +401,7 @@ static tutti_status mismatch_alike(tutti_comm *comm)
             uint64_t here = segment_counts(x->site.segment, a, parity, alike)[q] / x->launch.element_bytes;
             uint64_t there = first[q] / x->launch.element_bytes;
             if (here != there)
-                return fail_about(comm, between(comm, group_rank(&comm->group, 0), group_rank(&comm->group, a)),
+                return fail_about(comm, about_pair(comm, group_rank(&comm->group, 0), group_rank(&comm->group, a)),
                     TUTTI_MISMATCH,
                     "%s with uneven counts, operation %llu of %s: rank %d gives "
                     "rank %d a count of %llu elements, but rank %d gives it %llu; all ranks must give the same counts",
@@ -422,7 +423,7 @@ static tutti_status mismatch_counts(tutti_comm *comm)
             uint64_t sent = segment_counts(x->site.segment, i, x->run.parity, INPUT)[b] / x->launch.element_bytes;
             uint64_t expected = segment_counts(x->site.segment, j, x->run.parity, OUTPUT)[a] / x->launch.element_bytes;
             if (sent != expected)
-                return fail_about(comm, between(comm, a, b), TUTTI_MISMATCH,
+                return fail_about(comm, about_pair(comm, a, b), TUTTI_MISMATCH,
                     "all_to_all with uneven counts, operation %llu of %s: rank %d "
                     "sends %llu elements to rank %d, which expects %llu",
                     (unsigned long long)x->run.declaration->sequence, comm->group.name, a, (unsigned long long)sent, b,

@@ -36,7 +36,7 @@ static size_t early_bytes(const tutti_comm *comm, const struct operation *op)
     return group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
 }
 /* How the message is cut if the settings say, and as several hosts can. */
-static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
+static void choice_cut(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
 {
     if (comm->launcher.tile_setting) c->tile_bytes = (size_t)comm->launcher.tile_setting;
     if (comm->launcher.slots_setting) c->slots = (int)comm->launcher.slots_setting;
@@ -63,7 +63,7 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
     struct question question = { (enum family)op->family, asked, bytes, placement, op->uneven != NULL,
         r->reading && r->open };
     TRY(choose(&comm->launcher.chooser, &question, out));
-    cut(comm, op->uneven, out);
+    choice_cut(comm, op->uneven, out);
     tell_trial(&comm->launcher, &question, r, out);
     return TUTTI_OK;
 }
@@ -78,7 +78,7 @@ tutti_status launch_predict(tutti_comm *comm, const struct question *question, b
         q.reading = comm->launcher.single_copy > 0;
         TRY(choose(x, &q, &made));
     }
-    cut(comm, NULL, &made);
+    choice_cut(comm, NULL, &made);
     TRY(choice_price(x, &q, &made));
     *out = made;
     return TUTTI_OK;
@@ -175,7 +175,7 @@ static tutti_status check_rows(const tutti_comm *comm, const struct operation *o
         comm->group.size);
 }
 /* What can be said before anybody has come, as if all tensors were private. */
-static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+static tutti_status launch_anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
     size_t bytes = early_bytes(comm, op);
@@ -227,7 +227,7 @@ static tutti_status plan_early(tutti_comm *comm, const struct operation *op, str
 }
 
 /* ---- the launch ---- */
-static void describe(tutti_comm *comm)
+static void launch_describe(tutti_comm *comm)
 {
     const struct launcher *l = &comm->launcher;
     const struct call *call = &l->last;
@@ -248,20 +248,20 @@ static void describe(tutti_comm *comm)
 void launch_declare(tutti_comm *comm, uint64_t sequence)
 {
     if (comm->launcher.repeats < DECLARATIONS) {
-        describe(comm);
+        launch_describe(comm);
         comm->launcher.repeats++;
     }
     comm->executor.run.declaration->sequence = sequence;
 }
 /* All but what differs from call to call of the same kind. */
-static tutti_status prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
+static tutti_status launch_prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
 {
     struct launch *out = &comm->executor.launch;
     struct recent *r = &comm->launcher.recent[op->family];
     bool reduces = family_reduces((enum family)op->family), premultiplies = reduces && op->op == TUTTI_PREMUL_SUM;
     if (!r->algorithm || r->bytes != recent_bytes(comm, op) || r->uneven != (op->uneven != NULL) || r->root != op->root
         || r->stage_inputs != premultiplies || r->asked != asked)
-        TRY(anticipate(comm, op, asked, premultiplies, r));
+        TRY(launch_anticipate(comm, op, asked, premultiplies, r));
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : dtype_bytes(op->dtype);
     out->reduce = op->sum.reduce;
@@ -291,7 +291,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     if (!repeated) {
         comm->launcher.repeats = 0;
         atomic_store_explicit(&comm->gate.settled, false, memory_order_relaxed);
-        TRY(prepare(comm, op, asked));
+        TRY(launch_prepare(comm, op, asked));
         comm->launcher.last = call;
     }
     uint32_t code = trying_begin(comm, op, r->trial);
@@ -321,7 +321,7 @@ static enum placement_kind kind_of(const struct placement *p, int ranks)
 }
 /* If one rank has asked for what the others would have taken anyway, all take it. Who has no input, or no output,
    counts as in place, and says nothing about the others. */
-static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
+static tutti_status launch_decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct placement p = tensors_placement(comm, op, r->runs.reads);
     int ranks = comm->launcher.ranks;
@@ -349,7 +349,7 @@ static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op
     tutti_status status = executor_roll_call(x);
     if (status != TUTTI_OK) return status;
     if (!x->launch.program) {
-        TRY(decide(comm, op, r));
+        TRY(launch_decide(comm, op, r));
         TRY(check_rows(comm, op, r->program));
         take_program(x, r);
     }

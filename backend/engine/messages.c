@@ -46,7 +46,7 @@ static void ring_host(void *context, int index)
 }
 static void ring_network(void *context, int rank) { ring_bell(group_contact(group_of(context), rank)); }
 static void ring_mine(void *context) { ring_network(context, group_of(context)->rank); }
-static bool find(void *context, const void *at, size_t bytes, struct remote *out)
+static bool tensor_find(void *context, const void *at, size_t bytes, struct remote *out)
 {
     struct location place;
     (void)context;
@@ -54,7 +54,8 @@ static bool find(void *context, const void *at, size_t bytes, struct remote *out
     *out = (struct remote){ place.block, place.offset };
     return true;
 }
-static tutti_status reach(void *context, int index, bool sends, struct remote place, size_t bytes, unsigned char **out)
+static tutti_status peer_reach(void *context, int index, bool sends, struct remote place, size_t bytes,
+    unsigned char **out)
 {
     tutti_comm *comm = context;
     tutti_status status = tensor_reach(comm, group_rank(&comm->group, index), sends ? HELD_SENDING : HELD_RECEIVING,
@@ -71,14 +72,14 @@ static bool pays_to_read(tutti_comm *comm, size_t bytes)
     if (setting >= 0 || group_is_spread(&comm->group)) return setting > 0;
     return choose(&comm->launcher.chooser, &question, &choice) == TUTTI_OK && choice.reads;
 }
-static bool opens(void *context, const void *at, size_t bytes)
+static bool tensor_opens(void *context, const void *at, size_t bytes)
 {
     tutti_comm *comm = context;
     bool open = pays_to_read(comm, bytes) && reading_is_possible(at, bytes);
     comm->messages.opened |= open;
     return open;
 }
-static bool reads(void *context)
+static bool peer_reads(void *context)
 {
     tutti_comm *comm = context;
     return comm->launcher.single_copy && tensors_can_read(comm);
@@ -96,7 +97,7 @@ static tutti_status read_private(void *context, int index, uint64_t at, void *to
     return error ? reading_failed(source, error, comm->group.rank, owner) : TUTTI_OK;
 }
 /* As may_touch of execute.c: who fails first says so and then looks whether somebody copies. */
-static bool enter(void *context)
+static bool arena_enter(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store(&comm->executor.site.mine->copying, 1);
@@ -104,7 +105,7 @@ static bool enter(void *context)
     atomic_store(&comm->executor.site.mine->copying, 0);
     return false;
 }
-static void leave(void *context)
+static void arena_leave(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store_explicit(&comm->executor.site.mine->copying, 0, memory_order_release);
@@ -118,12 +119,12 @@ static tutti_status connect_host(tutti_comm *comm, const struct site *s)
         .stream = s->stream,
         .stream_far = s->stream,
         .paced = s->paced,
-        .find = find,
-        .reach = reach,
-        .enter = enter,
-        .leave = leave,
-        .opens = opens,
-        .reads = reads,
+        .find = tensor_find,
+        .reach = peer_reach,
+        .enter = arena_enter,
+        .leave = arena_leave,
+        .opens = tensor_opens,
+        .reads = peer_reads,
         .read = read_private };
     return shm_connect(comm->router, &callbacks, s->index, s->rank_at, s->ranks);
 }

@@ -17,7 +17,7 @@ static const char *next_family(void *unused, int index)
     (void)unused;
     return index < FAMILY_COUNT ? family_name((enum family)index) : NULL;
 }
-static tutti_status unknown(const char *what, const char *name, const char *near)
+static tutti_status name_unknown(const char *what, const char *name, const char *near)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT, "unknown %s \"%s\"%s%s%s", what, name, near ? ", did you mean \"" : "",
         near ? near : "", near ? "\"?" : "");
@@ -26,12 +26,12 @@ tutti_status algorithm_by_name(const char *family, const char *name, const struc
 {
     int f = 0;
     while (f < FAMILY_COUNT && strcmp(family_name((enum family)f), family) != 0) f++;
-    if (f == FAMILY_COUNT) return unknown("collective", family, settings_nearest(family, next_family, NULL));
+    if (f == FAMILY_COUNT) return name_unknown("collective", family, settings_nearest(family, next_family, NULL));
     const struct algorithm *found = collectives_find((enum family)f, name);
     if (!found) {
         char what[64];
         snprintf(what, sizeof what, "%s algorithm", family);
-        return unknown(what, name, settings_nearest(name, next_algorithm, (void *)(uintptr_t)family));
+        return name_unknown(what, name, settings_nearest(name, next_algorithm, (void *)(uintptr_t)family));
     }
     *out = found;
     return TUTTI_OK;

@@ -30,7 +30,7 @@ void operation_init(struct operation *out, tutti_comm *comm, int family, uint64_
     atomic_init(&out->hastened, false);
     out->refused = false;
 }
-static void submit(tutti_comm *comm, struct operation *op)
+static void operation_submit(tutti_comm *comm, struct operation *op)
 {
     struct operation *newest = atomic_load_explicit(&comm->gate.intake, memory_order_relaxed);
     atomic_fetch_add(&comm->gate.inside, 1);
@@ -95,7 +95,7 @@ tutti_status operation_run(struct operation *op, bool blocking)
     atomic_store_explicit(&op->state, OPERATION_PENDING, memory_order_relaxed);
     if (blocking && driver_try(comm)) return run_as_driver(comm, op);
     if (!blocking && start_as_driver(comm, op)) return TUTTI_OK;
-    submit(comm, op);
+    operation_submit(comm, op);
     return blocking ? operation_wait(op, 0) : TUTTI_OK;
 }
 static void shorten_deadline(struct operation *op, int64_t timeout_ms)
@@ -109,7 +109,7 @@ static void shorten_deadline(struct operation *op, int64_t timeout_ms)
 }
 /* The communicator of an operation that is over may be gone. Whoever destroys it ends its operations, waits until
    nobody is entering, and then until nobody is inside. */
-static bool enter(const struct operation *op)           /* false: it is over */
+static bool operation_enter(const struct operation *op)           /* false: it is over */
 {
     atomic_fetch_add(&entering, 1);
     bool open = !operation_is_over(op);
@@ -133,7 +133,7 @@ void operations_close(tutti_comm *comm)
 }
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 {
-    if (!enter(op)) return operation_result(op);
+    if (!operation_enter(op)) return operation_result(op);
     tutti_comm *comm = op->comm;
     if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
     for (int64_t n = 0;; n++) {
@@ -157,7 +157,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 static void look_after(struct operation *op, int turns)
 {
     tutti_comm *comm = op->comm;
-    if (!enter(op)) return;
+    if (!operation_enter(op)) return;
     bool drives = atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) && driver_try(comm);
     if (drives && driver_drive_briefly(comm, turns)) comm->run_queue.idle_tests = 0;
     else if (drives && ++comm->run_queue.idle_tests % IDLE_TESTS == 0) peers_rouse(comm);
@@ -172,7 +172,7 @@ tutti_status operation_test(struct operation *op)
 void operation_hasten(struct operation *op)
 {
     if (!operation_is_over(op)) look_after(op, POLLS_BEFORE_WAKING);
-    if (!enter(op)) return;
+    if (!operation_enter(op)) return;
     atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
     engine_schedule(op->comm);
     atomic_fetch_sub(&op->comm->gate.inside, 1);

@@ -9,7 +9,7 @@ static bool can_read(tutti_comm *comm)
 {
     return !group_is_spread(&comm->group) && comm->launcher.single_copy && tensors_can_read(comm);
 }
-static tutti_status predict(tutti_comm *comm, enum family family, const struct algorithm *asked, size_t bytes,
+static tutti_status plan_predict(tutti_comm *comm, enum family family, const struct algorithm *asked, size_t bytes,
     tutti_prediction *out)
 {
     struct question question = { .family = family,
@@ -34,7 +34,7 @@ tutti_status prediction_make(tutti_comm *comm, enum family family, const struct 
         status = comm_failure(comm);
     } else {
         driver_acquire(comm);
-        status = status_as_refusal(predict(comm, family, asked, bytes, out));
+        status = status_as_refusal(plan_predict(comm, family, asked, bytes, out));
         driver_release(comm);
     }
     atomic_fetch_sub(&comm->gate.inside, 1);

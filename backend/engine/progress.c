@@ -24,8 +24,8 @@ static void after_fork(void) /* in the child: no thread of ours lives here */
     engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
     operations_after_fork();
 }
-static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
-void engine_watch_forks(void) { pthread_once(&once, prepare); }
+static void fork_prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
+void engine_watch_forks(void) { pthread_once(&once, fork_prepare); }
 unsigned process_generation(void) { return generation; }
 
 void engine_ring(void) { word_ring(&engine.bell, &engine.sleepers, false); }
@@ -55,7 +55,7 @@ static bool stays_idle(tutti_comm *comm, bool active)
     if (active) comm->listing.idle_until_ms = now + IDLE_MS;
     return now < comm->listing.idle_until_ms;
 }
-static enum visit visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_set *blocked, bool *moved)
+static enum visit comm_visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_set *blocked, bool *moved)
 {
     uint64_t asked = atomic_load(&comm->listing.scheduled);
     struct control *mine = comm->executor.site.contact;
@@ -92,7 +92,7 @@ static bool visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bo
     for (tutti_comm *comm = *list; comm; comm = next) {
         int words = blocked->count;
         next = comm->listing.next;
-        enum visit found = visit(comm, n, idle < MOST_IDLE, blocked, moved);
+        enum visit found = comm_visit(comm, n, idle < MOST_IDLE, blocked, moved);
         if (found == GONE) {
             blocked->count = words;                     /* its memory may be unmapped from now on */
             continue;

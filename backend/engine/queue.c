@@ -110,7 +110,7 @@ tutti_status queue_destroy(tutti_queue *queue)
     return TUTTI_OK;
 }
 /* Without the lock meanwhile: to hasten an operation may end it, here. */
-static void hasten(tutti_queue *queue, struct operation *op)
+static void queue_hasten(tutti_queue *queue, struct operation *op)
 {
     unlink_resting(op);
     op->queued.held = true;
@@ -135,7 +135,7 @@ tutti_status queue_wait(tutti_queue *queue, int64_t timeout_ms, struct operation
     bool in_time = timeout_ms != 0;
     pthread_mutex_lock(&queue->lock);
     while ((*out = take_over(queue)) == NULL && (queue->open || queue->ended)) {
-        if (queue->resting) hasten(queue, queue->resting);
+        if (queue->resting) queue_hasten(queue, queue->resting);
         else if (!in_time) break;
         else in_time = sleep_until(queue, deadline_ms);
     }

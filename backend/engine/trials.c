@@ -99,18 +99,18 @@ int trial_decider(const struct trial_key *key, int ranks)
     return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
 }
 /* By which variant this choice does in spite of the price what only some tensors allow; 0: it does not. */
-static int candidates(const struct trial *t, const struct choice *c)
+static int choice_candidates(const struct trial *t, const struct choice *c)
 {
     if (c->looks) return LOOK_VARIANT;
     return c->reads && !choice_is_open(t->question.placement) ? READ_VARIANT : 0;
 }
-static void prefer(struct trial *t)                     /* that */
+static void candidate_prefer(struct trial *t)                     /* that */
 {
-    if (!candidates(t, &t->this.choice) && candidates(t, &t->that.choice)) t->look.before = t->this;
+    if (!choice_candidates(t, &t->this.choice) && choice_candidates(t, &t->that.choice)) t->look.before = t->this;
     t->this = t->that;
 }
 /* For one round of all variants, then for two more, for four more. */
-static void skip(struct trial *t, int variant)
+static void variant_skip(struct trial *t, int variant)
 {
     unsigned char rounds = t->skips[variant].rounds;
     rounds = rounds ? (unsigned char)(rounds < MOST_ROUNDS ? 2 * rounds : MOST_ROUNDS) : 1;
@@ -136,20 +136,20 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
 /* What was found that way holds for those tensors only. */
 void trial_has_seen(struct trial *t, enum placement_kind placement)
 {
-    int this = candidates(t, &t->this.choice), that = t->block >= 0 ? candidates(t, &t->that.choice) : 0;
+    int this = choice_candidates(t, &t->this.choice), that = t->block >= 0 ? choice_candidates(t, &t->that.choice) : 0;
     int variant = this ? this : that;
     if (!variant) return;
     bool allows = variant == LOOK_VARIANT ? choice_is_shared(placement) : choice_is_open(placement);
     if (allows) { t->look.seen = placement; return; }
     if (this) t->this = t->look.before;
-    skip(t, variant);
+    variant_skip(t, variant);
     ab_test_give_up(t);
 }
 
 /* ---- an A/B test ---- */
 uint64_t trial_batch(const struct trial *t) { return (uint64_t)measure_of(t)->batch; }
-static struct candidate *runs(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
-static uint32_t timed_code(struct trial *t, int block) { return runs(t, block)->code | TRIAL_TIMED; }
+static struct candidate *block_candidate(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
+static uint32_t timed_code(struct trial *t, int block) { return block_candidate(t, block)->code | TRIAL_TIMED; }
 static void begin_block(struct trial *t, int block, uint64_t start)
 {
     t->block = block;
@@ -178,31 +178,32 @@ static void ab_test_end(struct trial *t, bool is_complete)
 {
     unsigned char rounds = t->skips[t->tried].rounds;
     ab_test_log(t);
-    if (!is_complete) skip(t, t->tried);                /* it was hopeless */
-    else t->skips[t->tried].rounds = candidates(t, &t->that.choice) ? rounds / 2 : 0; /* it may have been in vain */
+    if (!is_complete) variant_skip(t, t->tried);                /* it was hopeless */
+    /* The trial may not have paid off. */
+    else t->skips[t->tried].rounds = choice_candidates(t, &t->that.choice) ? rounds / 2 : 0;
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
-    if (is_complete && is_better(t)) prefer(t);
+    if (is_complete && is_better(t)) candidate_prefer(t);
     t->next = t->calls;
     ab_test_give_up(t);
 }
 /* In calls; of the first call of a block, which may have to plan it, an interruption does not count in full. */
-static double excess(double ns, const struct trial *t)
+static double cost_excess(double ns, const struct trial *t)
 {
     double calls = ns / t->this.ns - 1;
     return calls < 0 ? 0 : calls < MOST_LOST ? calls : MOST_LOST;
 }
-static double median(struct trial *t) { return sorted_at(t->sample, t->count, t->count / 2); }
+static double block_median(struct trial *t) { return sorted_at(t->sample, t->count, t->count / 2); }
 static void end_block(struct trial *t)
 {
-    struct candidate *c = runs(t, t->block);
-    double ns = median(t);
+    struct candidate *c = block_candidate(t, t->block);
+    double ns = block_median(t);
     uint64_t calls = t->calls - t->begun;
     if (t->block == 0) c->ns = c->most_ns = 0;
     if (c->ns == 0 || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
     t->lost += (double)calls * TIMED_NS / t->this.ns;
-    if (c == &t->that) t->lost += excess(t->first_ns, t) + (double)calls * excess(ns, t);
+    if (c == &t->that) t->lost += cost_excess(t->first_ns, t) + (double)calls * cost_excess(ns, t);
     bool hopeless = t->block == 1 && ab_test_is_hopeless(t->this.ns, t->that.ns, false);
     if (hopeless || t->block == BLOCKS - 1) ab_test_end(t, !hopeless);
     else begin_block(t, t->block + 1, t->change);
@@ -211,7 +212,8 @@ static bool is_long_enough(struct trial *t)
 {
     bool is_told = t->silent == 1;                      /* since the last call */
     bool may_be_hopeless = t->block == 1 && t->count >= AB_TEST_FEW_SAMPLES && is_told;
-    return t->count >= measure_of(t)->enough || (may_be_hopeless && ab_test_is_hopeless(t->this.ns, median(t), true));
+    return t->count >= measure_of(t)->enough
+        || (may_be_hopeless && ab_test_is_hopeless(t->this.ns, block_median(t), true));
 }
 /* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
 static void go_on(struct trial *t, const struct moment *now)
@@ -234,10 +236,11 @@ static bool may_spend(const struct trial *t)
     return t->lost <= fmin(EARLY_SHARE * calls, once + LATER_SHARE * calls);
 }
 /* A variant of what runs at rest. */
-static tutti_status vary(const struct trial *t, const struct variety *v, int variant, struct choice *out, bool *exists)
+static tutti_status trial_vary(const struct trial *t, const struct variety *v, int variant, struct choice *out,
+    bool *exists)
 {
     struct question question = t->question;
-    if (candidates(t, &t->this.choice)) question.placement = t->look.seen;
+    if (choice_candidates(t, &t->this.choice)) question.placement = t->look.seen;
     if (variant != GO_BACK) return choice_vary(v, &question, &t->this.choice, variant, out, exists);
     *out = t->look.before.choice;
     *exists = true;
@@ -245,14 +248,14 @@ static tutti_status vary(const struct trial *t, const struct variety *v, int var
 }
 static bool find_other(struct trial *t, const struct variety *v)
 {
-    int ventured = candidates(t, &t->this.choice);
+    int ventured = choice_candidates(t, &t->this.choice);
     if (!ventured) t->look.seen = v->could_be;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
         int variant = ventured && t->move == ventured ? GO_BACK : t->move;
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
-        if (vary(t, v, variant, &found, &exists) != TUTTI_OK) return false;
+        if (trial_vary(t, v, variant, &found, &exists) != TUTTI_OK) return false;
         if (!exists || (t->skips[variant].left && t->skips[variant].left--)) continue;
         t->tried = variant;
         t->that = (struct candidate){ .choice = found, .code = choice_code(&found) };
@@ -266,10 +269,10 @@ bool trial_may_search(const struct trials *trials, const struct trial *t)
     return is_due(t, t->calls + 1) && !is_stopped(trials, t->key.family);
 }
 /* For tests: the next variant of what ran last, whatever it costs. */
-static void wander(struct trial *t, const struct moment *now, const struct variety *v)
+static void trial_wander(struct trial *t, const struct moment *now, const struct variety *v)
 {
     if (!may_write(t, now) || !find_other(t, v)) return;
-    prefer(t);
+    candidate_prefer(t);
     let_run(t, now, t->this.code);
 }
 /* What runs is as it should be, else it is brought back to that. */
@@ -280,7 +283,7 @@ static bool is_at_rest(struct trial *t, const struct moment *now)
     let_run(t, now, t->this.code);
     return false;
 }
-static void rest(struct trial *t, const struct moment *now, const struct variety *v)
+static void trial_rest(struct trial *t, const struct moment *now, const struct variety *v)
 {
     if (!is_at_rest(t, now) || !is_due(t, t->calls)) return;
     t->next = t->calls + (uint64_t)measure_of(t)->pause;
@@ -301,9 +304,9 @@ void trial_begin(struct trials *trials, struct trial *t, const struct moment *no
         is_at_rest(t, now);
         return;
     }
-    if (trials->trying == TRIES_ANYTHING) { wander(t, now, v); return; }
+    if (trials->trying == TRIES_ANYTHING) { trial_wander(t, now, v); return; }
     if (t->block >= 0) go_on(t, now);
-    if (t->block < 0) rest(t, now, v);
+    if (t->block < 0) trial_rest(t, now, v);
 }
 void trial_took(struct trial *t, uint64_t operation, double ns)
 {

@@ -41,7 +41,7 @@ static bool is_decider(const tutti_comm *comm, const struct trial *t)
     return trial_decider(&t->key, comm->launcher.ranks) == comm->group.rank;
 }
 /* Before an operation in which all await all is over, nobody begins another. */
-static struct moment now(const tutti_comm *comm, const struct operation *op)
+static struct moment moment_now(const tutti_comm *comm, const struct operation *op)
 {
     const struct executor *x = &comm->executor;
     bool apart = family_has_root((enum family)op->family) && !comm->launcher.recent[op->family].looks;
@@ -58,7 +58,7 @@ uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial
         bool anything = l->trials.trying == TRIES_ANYTHING;
         struct variety variety = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
             trial_may_search(&l->trials, t) ? could_be(comm, op) : TENSORS_PRIVATE };
-        struct moment moment = now(comm, op);
+        struct moment moment = moment_now(comm, op);
         trial_begin(&l->trials, t, &moment, &variety);
     }
     uint32_t code = trial_code_at(atomic_load_explicit(t->word, memory_order_acquire), x->operation);
@@ -71,7 +71,7 @@ static struct stamp *stamp_of(const tutti_comm *comm, int index, uint64_t number
     return &executor_declaration(&comm->executor, index, number - 1)->stamp;
 }
 /* A reader that finds the number before and after has read what belongs to it. */
-static void stamp(const tutti_comm *comm, uint64_t number)
+static void time_stamp(const tutti_comm *comm, uint64_t number)
 {
     struct stamp *mine = stamp_of(comm, comm->executor.site.index, number);
     atomic_store_explicit(&mine->number, 0, memory_order_relaxed);
@@ -81,7 +81,7 @@ static void stamp(const tutti_comm *comm, uint64_t number)
 }
 /* From when the last rank has begun until the last has ended, so nobody's being late counts; 0: not all have said. All
    have one clock. */
-static int64_t took(const tutti_comm *comm, uint64_t number)
+static int64_t call_took(const tutti_comm *comm, uint64_t number)
 {
     int64_t begun = 0, ended = 0;
     for (int index = 0; index < comm->executor.site.ranks; index++) {
@@ -97,13 +97,13 @@ static int64_t took(const tutti_comm *comm, uint64_t number)
 }
 /* Others may not have ended it when this rank has, but when they come to the next operation; where they need not come,
    some operations later. For TRACKS operations they cannot have written over it. */
-static void evaluate(tutti_comm *comm)
+static void trial_evaluate(tutti_comm *comm)
 {
     struct pending_launch *p = &comm->launcher.pending;
     int kept = 0;
     for (int i = 0; i < p->count; i++) {
         uint64_t number = p->of[i].number;
-        int64_t ns = took(comm, number);
+        int64_t ns = call_took(comm, number);
         if (ns) trial_took(p->of[i].trial, number - 1, (double)ns);
         else if (comm->executor.operation - number < TRACKS) p->of[kept++] = p->of[i];
     }
@@ -115,9 +115,9 @@ void trying_end(tutti_comm *comm, struct trial *t)
     struct launcher *l = &comm->launcher;
     struct pending_launch *p = &l->pending;
     uint64_t number = comm->executor.operation;         /* from 1: the next one's, from 0 */
-    if (l->timed) stamp(comm, number);
+    if (l->timed) time_stamp(comm, number);
     bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= trial_batch(p->of[0].trial));
-    if (is_due) evaluate(comm);
+    if (is_due) trial_evaluate(comm);
     if (!l->timed || !is_decider(comm, t) || p->count == PENDING) return;
     p->of[p->count].trial = t;
     p->of[p->count++].number = number;

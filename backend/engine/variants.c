@@ -9,7 +9,7 @@ _Static_assert(ROW_BITS + TILE_BITS + SLOT_BITS + FLAG_BITS == CHOICE_BITS, "all
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
 
 /* ---- as a number ---- */
-static uint32_t take(uint32_t *code, int bits)
+static uint32_t bits_take(uint32_t *code, int bits)
 {
     uint32_t field = *code & ((1u << bits) - 1);
     *code >>= bits;
@@ -25,12 +25,12 @@ uint32_t choice_code(const struct choice *c)
 }
 bool choice_decode(uint32_t code, enum family family, struct choice *out)
 {
-    *out = (struct choice){ .ordinary = take(&code, 1) };
-    out->reads = take(&code, 1);
-    out->short_laps = take(&code, 1);
-    out->looks = take(&code, 1);
-    out->slots = (int)take(&code, SLOT_BITS);
-    out->tile_bytes = (size_t)1 << take(&code, TILE_BITS);
+    *out = (struct choice){ .ordinary = bits_take(&code, 1) };
+    out->reads = bits_take(&code, 1);
+    out->short_laps = bits_take(&code, 1);
+    out->looks = bits_take(&code, 1);
+    out->slots = (int)bits_take(&code, SLOT_BITS);
+    out->tile_bytes = (size_t)1 << bits_take(&code, TILE_BITS);
     out->algorithm = collectives_table;
     while (out->algorithm->name && code) { out->algorithm++; code--; }
     const struct algorithm *a = out->algorithm;
@@ -55,7 +55,7 @@ static tutti_status choose_where(const struct variety *v, const struct question 
     return choose(v->chooser, &other, out);
 }
 /* Who looks awaits all, so what may be one-sided (execute/tracks.h) stays so: no call's time says what that saves. */
-static tutti_status look(const struct variety *v, const struct question *q, struct choice *out, bool *exists)
+static tutti_status variant_look(const struct variety *v, const struct question *q, struct choice *out, bool *exists)
 {
     size_t part = q->message_bytes / (size_t)v->chooser->layout->largest;
     bool awaits_all = !family_has_root(q->family) || part > TRACK_BYTES;
@@ -129,7 +129,7 @@ tutti_status choice_vary(const struct variety *v, const struct question *q, cons
     } else if (number == READ_VARIANT) {
         TRY(read_or_stage(v, q, &found, exists));
     } else if (number == LOOK_VARIANT) {
-        TRY(look(v, q, &found, exists));
+        TRY(variant_look(v, q, &found, exists));
     } else {
         TRY(other_algorithm(v, q, from, number - FIRST_ALGORITHM, &found, exists));
     }

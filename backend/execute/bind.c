@@ -109,7 +109,7 @@ static struct buffers buffers_of(const struct executor *x)
 {
     return (struct buffers){ x->launch.input, x->launch.output, x->run.slots_at };
 }
-static void aim(struct program *p, int track, struct buffers at)
+static void track_aim(struct program *p, int track, struct buffers at)
 {
     size_t line = p->cut.in_line ? (size_t)track * sizeof(struct line) : 0;
     const uintptr_t origin[] = {
@@ -130,7 +130,7 @@ static enum ease ease_of(const struct step *t, size_t bytes)
     if (t->from_count > 1) return PART_MERE_SUM;
     return t->to_count == 1 && !t->raw && !t->finish ? PART_MERE_COPY : 0;
 }
-static void fix(struct executor *x)
+static void address_fix(struct executor *x)
 {
     struct program *p = x->launch.program;
     const struct schedule *s = p->schedule;
@@ -149,24 +149,24 @@ static void fix(struct executor *x)
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
     for (int track = 0; track < TRACKS; track++) p->aimed[track].slots_at = SIZE_MAX;       /* at nothing yet */
-    aim(p, x->run.track, buffers_of(x));
+    track_aim(p, x->run.track, buffers_of(x));
     count_elements(p, x->launch.element_bytes);
     p->is_fixed = true;
 }
 /* What differs from the last call, as far as it does. */
-static void repeat(struct executor *x)
+static void program_repeat(struct executor *x)
 {
     struct program *p = x->launch.program;
     const struct launch *l = &x->launch;
     const struct buffers *aimed = &p->aimed[x->run.track];
     if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->run.slots_at)
-        aim(p, x->run.track, buffers_of(x));
+        track_aim(p, x->run.track, buffers_of(x));
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
 void bind_again(struct executor *x)
 {
     slots_take(x);
-    repeat(x);
+    program_repeat(x);
 }
 static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
 {
@@ -213,7 +213,7 @@ void bind_operands(struct executor *x)
         x->run.operand[b].bytes = SIZE_MAX;
     }
     if (again) {
-        if (program->cut.single && program->parts) fix(x);             /* it may come once more */
+        if (program->cut.single && program->parts) address_fix(x);             /* it may come once more */
         return;
     }
     program->is_fixed = false;
@@ -255,7 +255,7 @@ static void copy_bytes(void *to, const void *from, size_t bytes)
     else if (bytes == 4) memcpy(to, from, 4);
     else memcpy(to, from, bytes);
 }
-static void copy(const struct executor *x, const struct step *t, struct span span, void *to, const void *from,
+static void span_copy(const struct executor *x, const struct step *t, struct span span, void *to, const void *from,
     size_t bytes)
 {
     const struct launch *l = &x->launch;
@@ -286,7 +286,7 @@ static bool are_aligned_alike(void *const *to, int to_count)
     return true;
 }
 /* Slots that are streamed, which come last, take the result from where it was left, unless all of it is streamed. */
-static void reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+static void span_reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part)
 {
     const struct launch *l = &x->launch;
@@ -299,18 +299,18 @@ static void reduce(const struct executor *x, const struct step *t, void *const *
     (around ? l->reduce_streamed : l->reduce)(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
     for (int k = direct; k < t->to_count; k++) x->site.stream(to[k], to[0], part->bytes);
 }
-static inline void compute(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
-    const struct part *part)
+static inline void span_compute(const struct executor *x, const struct step *t, void *const *to,
+    const void *const *from, const struct part *part)
 {
     const struct span *spans = step_to(x->launch.program->schedule, t);
-    if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) reduce(x, t, to, from, part);
+    if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) span_reduce(x, t, to, from, part);
     else
-        for (int k = 0; k < t->to_count; k++) copy(x, t, spans[k], to[k], from[0], part->bytes);
+        for (int k = 0; k < t->to_count; k++) span_copy(x, t, spans[k], to[k], from[0], part->bytes);
 }
 void bind_compute_piece(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part)
 {
-    compute(x, t, to, from, part);
+    span_compute(x, t, to, from, part);
 }
 void bind_compute_fixed(const struct executor *x, int step)
 {
@@ -324,7 +324,7 @@ void bind_compute_fixed(const struct executor *x, int step)
         if (part->ease == PART_MERE_COPY && from[0] != to[0]) copy_bytes(to[0], from[0], part->bytes);
         else if (part->ease == PART_MERE_SUM && !l->rows_early)
             l->reduce(to, t->to_count, from, t->from_count, part->count, t->finish ? l->divisor : 1);
-        else compute(x, t, to, from, part);
+        else span_compute(x, t, to, from, part);
     }
 }
 bool bind_compute(struct executor *x, const struct step *t, int tile)
@@ -345,7 +345,7 @@ bool bind_compute(struct executor *x, const struct step *t, int tile)
             bytes = size_smaller(bytes, p.length);
         }
         struct part part = { .bytes = bytes, .count = bytes / l->element_bytes };
-        if (!l->program->fetched) compute(x, t, l->program->piece.to, l->program->piece.from, &part);
+        if (!l->program->fetched) span_compute(x, t, l->program->piece.to, l->program->piece.from, &part);
         else if (!fetch_compute(x, t, &part)) return false;
     }
     return true;

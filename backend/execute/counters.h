@@ -4,8 +4,8 @@
 #pragma once
 #include "backend/execute/execute.h"
 
-static inline uint64_t arrival(const struct executor *x) { return x->base + 1; }
-static inline uint64_t position(const struct executor *x, int tile, int step)
+static inline uint64_t counter_arrival(const struct executor *x) { return x->base + 1; }
+static inline uint64_t counter_position(const struct executor *x, int tile, int step)
 {
     unsigned round = x->run.cut->single ? 0 : (unsigned)tile / (unsigned)x->launch.program->plan->slots;
     return x->base + 2 + (uint64_t)round * (uint64_t)x->launch.program->plan->period + (uint64_t)step;
@@ -31,19 +31,19 @@ static inline bool reached_soon(struct executor *x, int peer, int counter, uint6
 {
     return x->seen[peer][counter] >= target || counter_look(x, peer, counter, target, polls);
 }
-static inline int polls(const struct executor *x) { return x->core_is_shared ? 0 : x->site.polls; }
-static inline bool reached(struct executor *x, int peer, int counter, uint64_t target)
+static inline int counter_polls(const struct executor *x) { return x->core_is_shared ? 0 : x->site.polls; }
+static inline bool counter_reached(struct executor *x, int peer, int counter, uint64_t target)
 {
     return reached_soon(x, peer, counter, target, 0);
 }
 /* Who only sends has more to send. Where all await all, the first look is better not before the line can be seen. */
-static inline void publish(struct executor *x, int index, uint64_t value)
+static inline void counter_announce(struct executor *x, int index, uint64_t value)
 {
     _Atomic uint64_t *counter = counter_in(&x->site.lines[x->run.track], index);
     counter_publish(x->run.one_sided ? &x->publisher : NULL, counter, value, &x->site.mine->waiters);
 }
-static inline void arrive(struct executor *x)
+static inline void counter_arrive(struct executor *x)
 {
     x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
-    publish(x, SEEN_COUNTER, arrival(x));
+    counter_announce(x, SEEN_COUNTER, counter_arrival(x));
 }

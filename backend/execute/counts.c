@@ -5,7 +5,7 @@
 #include "backend/base/status.h"
 
 /* Other hosts do not see the counts, but must cut alike and send what is expected. */
-static uint64_t digest(const struct uneven *u, int size)
+static uint64_t counts_digest(const struct uneven *u, int size)
 {
     uint64_t sum = 0;
     for (int q = 0; q < size; q++) {
@@ -14,7 +14,7 @@ static uint64_t digest(const struct uneven *u, int size)
     }
     return sum;
 }
-static tutti_status reserve(struct executor *x)
+static tutti_status counts_reserve(struct executor *x)
 {
     const struct segment *s = x->site.segment;
     if (!x->counts_reserved)
@@ -28,7 +28,7 @@ tutti_status counts_announce(struct executor *x)
     const struct segment *s = x->site.segment;
     uint64_t extent = 0;
     int me = x->site.index;
-    TRY(reserve(x));
+    TRY(counts_reserve(x));
     for (int direction = INPUT; direction <= OUTPUT; direction++)
         for (int q = 0; q < s->columns; q++) {
             segment_counts(s, me, x->run.parity, direction)[q] = u->lengths[direction][q];
@@ -37,7 +37,7 @@ tutti_status counts_announce(struct executor *x)
         }
     x->run.declaration->extent = extent;
     bool told = x->site.spread && uneven_is_alike(u);
-    x->run.declaration->counts = told ? digest(u, s->columns) : 0;
+    x->run.declaration->counts = told ? counts_digest(u, s->columns) : 0;
     return TUTTI_OK;
 }
 static bool do_agree(const struct executor *x, int a)   /* with all of this host, or, if all are alike, with me */

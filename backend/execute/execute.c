@@ -24,7 +24,8 @@ static bool is_ready_straight(struct executor *x, const struct step *t)
     const struct wait *w = &x->launch.program->schedule->waits[t->wait], *end = w + t->wait_count;
     for (; w < end; w++)
         if (w->lag != SLOT_REUSE
-            && !reached_soon(x, site_index(&x->site, w->rank), SEEN_COUNTER, x->base + 2 + (uint64_t)w->step, polls(x)))
+            && !reached_soon(x, site_index(&x->site, w->rank), SEEN_COUNTER, x->base + 2 + (uint64_t)w->step,
+                counter_polls(x)))
             return false;
     return true;
 }
@@ -35,7 +36,7 @@ static bool perform_straight(struct executor *x, int step)             /* false:
     if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
     else if (t->kind == WORK && !bind_compute(x, t, 0)) return false;
     x->moves++;
-    if (t->by_tile || t->by_leave) publish(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
+    if (t->by_tile || t->by_leave) counter_announce(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
     return true;
 }
 /* Belongs to the announcement: whatever else is to be done before the first look at a peer is done while the line
@@ -61,7 +62,7 @@ static tutti_status run_straight(struct executor *x)
 
 /* ---- an operation ---- */
 static void stop_touching(struct executor *x) { atomic_store(&x->site.mine->touching, 0); }
-static void end(struct executor *x)
+static void executor_end(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
     const struct program_cut *c = x->run.cut;
@@ -74,14 +75,14 @@ static void end(struct executor *x)
 }
 /* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is
    published at all. */
-static tutti_status announce(struct executor *x)
+static tutti_status executor_announce(struct executor *x)
 {
     TRY(slots_reserve(x));
     x->run.started = true;
-    if (!is_straight(x)) { arrive(x); return TUTTI_OK; }
+    if (!is_straight(x)) { counter_arrive(x); return TUTTI_OK; }
     x->run.looked = !x->run.cut->in_line;
     x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
-    if (!x->launch.program->tells) arrive(x);
+    if (!x->launch.program->tells) counter_arrive(x);
     run_prelude(x);
     return TUTTI_OK;
 }
@@ -155,9 +156,9 @@ tutti_status executor_begin(struct executor *x)
         bind_operands(x);
         x->run.one_sided = x->run.cut->one_sided;
         if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
-        return announce(x);
+        return executor_announce(x);
     }
-    arrive(x);
+    counter_arrive(x);
     return TUTTI_OK;
 }
 tutti_status executor_roll_call(struct executor *x)
@@ -189,7 +190,7 @@ tutti_status executor_step(struct executor *x)
     if (x->run.unread.error) return fetch_failed(x);
     if (status == TUTTI_OK) {
         if (x->launch.rows && !x->launch.rows_early) rows_end(x);
-        end(x);
+        executor_end(x);
         return TUTTI_OK;
     }
     x->blocked.core_is_wanted = executor_core_is_wanted(x);
@@ -203,10 +204,10 @@ tutti_status executor_again(struct executor *x)
     tracks_record(x);
     if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
     bind_again(x);
-    TRY(announce(x));
+    TRY(executor_announce(x));
     wait_for_nothing(x);
     tutti_status status = run_straight(x);
-    if (status == TUTTI_OK) end(x);
+    if (status == TUTTI_OK) executor_end(x);
     else if (status == TUTTI_IN_PROGRESS) x->blocked.core_is_wanted = executor_core_is_wanted(x);
     return status;
 }
@@ -247,10 +248,10 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
 }
 void executor_reach_out(struct executor *x, struct control *contact) { x->site.contact = contact; }
 void executor_connect(struct executor *x, struct router *router) { x->site.router = router; }
-void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes, bool may_be_bare)
+void executor_tune(struct executor *x, int counter_polls, size_t cache_bytes, size_t ring_bytes, bool may_be_bare)
 {
     x->publisher.may_be_bare = may_be_bare;
-    x->site.polls = polls;
+    x->site.polls = counter_polls;
     x->site.cache_bytes = cache_bytes;
     x->site.ring_bytes = ring_bytes;
 }

@@ -14,7 +14,7 @@ static bool is_fetched(const struct executor *x, struct span a)
 {
     return a.rank != x->site.rank && a.buffer != SCRATCH && operand_of(x, a)->source;
 }
-static bool fetch(struct executor *x, struct span a, void *to, const void *at, size_t bytes)
+static bool span_fetch(struct executor *x, struct span a, void *to, const void *at, size_t bytes)
 {
     int error = bytes ? reading_copy(operand_of(x, a)->source, to, (uintptr_t)at, bytes) : 0;
     if (error) x->run.unread = (struct unread){ a.rank, a.buffer, error };
@@ -23,7 +23,7 @@ static bool fetch(struct executor *x, struct span a, void *to, const void *at, s
 static bool copy_fetched(struct executor *x, const struct step *t, struct span from, const struct part *part)
 {
     struct program *p = x->launch.program;
-    if (!fetch(x, from, p->piece.to[0], p->piece.from[0], part->bytes)) return false;
+    if (!span_fetch(x, from, p->piece.to[0], p->piece.from[0], part->bytes)) return false;
     p->piece.from[0] = p->piece.to[0];
     bind_compute_piece(x, t, p->piece.to, p->piece.from, part);
     return true;
@@ -37,7 +37,7 @@ static bool add_block(struct executor *x, const struct step *t, size_t begin, si
         const unsigned char *at = (const unsigned char *)p->piece.from[f] + begin;
         p->block.from[f] = at;
         if (!is_fetched(x, spans[f])) continue;
-        if (!fetch(x, spans[f], room, at, bytes)) return false;
+        if (!span_fetch(x, spans[f], room, at, bytes)) return false;
         p->block.from[f] = room;
         room += block;
     }

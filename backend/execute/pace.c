@@ -26,7 +26,7 @@ void pace_record(struct pace *p, double line_ns)
     if (p->line_ns < NEAR_NS) p->ordinary = true;
     else if (p->line_ns > FAR_NS) p->ordinary = false;
 }
-static double sample(void *to)
+static double line_sample(void *to)
 {
     int64_t begin = clock_ns();
     atomic_fetch_or_explicit((_Atomic uint64_t *)to, 0, memory_order_relaxed);
@@ -34,6 +34,6 @@ static double sample(void *to)
 }
 bool pace_streams(void *to)
 {
-    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_is_due(&mine)) pace_record(&mine, sample(to));
+    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_is_due(&mine)) pace_record(&mine, line_sample(to));
     return !mine.ordinary;
 }

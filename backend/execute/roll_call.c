@@ -6,12 +6,12 @@
 
 /* ---- counters of peers ---- */
 /* Looks once, and then `polls` times more, unless it has seen enough before. */
-static inline bool look(struct executor *x, int peer, uint64_t *seen, _Atomic uint64_t *counter, uint64_t target,
-    int polls)
+static inline bool peer_look(struct executor *x, int peer, uint64_t *seen, _Atomic uint64_t *counter, uint64_t target,
+    int counter_polls)
 {
     struct control *c = segment_control(x->site.segment, peer);
     uint64_t now = atomic_load_explicit(counter, memory_order_acquire);
-    for (int n = 0; n < polls && now < target; n++) {
+    for (int n = 0; n < counter_polls && now < target; n++) {
         pause_briefly();
         now = atomic_load_explicit(counter, memory_order_acquire);
     }
@@ -20,15 +20,15 @@ static inline bool look(struct executor *x, int peer, uint64_t *seen, _Atomic ui
     wait_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
     return false;
 }
-bool counter_look(struct executor *x, int peer, int which, uint64_t target, int polls)
+bool counter_look(struct executor *x, int peer, int which, uint64_t target, int counter_polls)
 {
     struct line *line = segment_line(x->site.segment, peer, x->run.track);
-    return look(x, peer, &x->seen[peer][which], counter_in(line, which), target, polls);
+    return peer_look(x, peer, &x->seen[peer][which], counter_in(line, which), target, counter_polls);
 }
-bool track_look(struct executor *x, int peer, int track, uint64_t target, int polls)
+bool track_look(struct executor *x, int peer, int track, uint64_t target, int counter_polls)
 {
     struct line *line = segment_line(x->site.segment, peer, track);
-    return look(x, peer, &x->seen[peer][SEEN_COUNTER], &line->counter, target, polls);
+    return peer_look(x, peer, &x->seen[peer][SEEN_COUNTER], &line->counter, target, counter_polls);
 }
 
 /* ---- the roll call ---- */
@@ -60,7 +60,7 @@ static const struct line *line_of(const struct executor *x, int peer)
 }
 static inline bool has_come(struct executor *x, int peer, tutti_status *status)       /* and means the same */
 {
-    if (!reached_soon(x, peer, SEEN_COUNTER, arrival(x), polls(x))) return false;
+    if (!reached_soon(x, peer, SEEN_COUNTER, counter_arrival(x), counter_polls(x))) return false;
     if (line_of(x, peer)->fingerprint == x->run.fingerprint) return true;
     *status = TUTTI_MISMATCH;
     return false;
@@ -83,7 +83,7 @@ static void look_first(struct executor *x)
     if (x->core_is_shared || (f->at_once && f->at_once--)) return;
     pass_steps(f->after / STEP);
     const struct line *line = line_of(x, x->site.index ? 0 : 1);
-    first_look_record(f, atomic_load_explicit(&line->counter, memory_order_acquire) < arrival(x));
+    first_look_record(f, atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(x));
 }
 /* A peer that was there before me may be some operations ahead: then a line that I shall need can be on its way. The
    next one, or where what it announces has to be fetched as well, one that is farther off. */
@@ -104,7 +104,7 @@ __attribute__((noinline)) static bool have_come_who_are_needed(struct executor *
     const struct program *p = x->launch.program;
     for (; x->run.roll < p->needed.count; x->run.roll++) {
         int peer = site_index(&x->site, p->needed.ranks[x->run.roll]);
-        bool at_once = reached(x, peer, SEEN_COUNTER, arrival(x));
+        bool at_once = counter_reached(x, peer, SEEN_COUNTER, counter_arrival(x));
         if (!has_come(x, peer, status)) return false;
         if (at_once) fetch_ahead(x, peer);
     }
@@ -122,7 +122,7 @@ bool roll_call(struct executor *x, tutti_status *status)
 }
 static bool has_arrived(const struct executor *x, int peer)
 {
-    return peer == x->site.index || atomic_load(&line_of(x, peer)->counter) >= arrival(x);
+    return peer == x->site.index || atomic_load(&line_of(x, peer)->counter) >= counter_arrival(x);
 }
 bool executor_has_arrived(const struct executor *x, int rank) { return has_arrived(x, site_index(&x->site, rank)); }
 bool executor_is_complete(const struct executor *x)

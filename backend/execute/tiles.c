@@ -16,7 +16,8 @@ static struct transfer *transfer_at(const struct executor *x, int tile, int step
 }
 static bool is_reached(struct executor *x, const struct wait *w, int tile)
 {
-    return reached(x, site_index(&x->site, w->rank), counter_index(x, tile), position(x, tile, w->step));
+    return counter_reached(x, site_index(&x->site, w->rank), counter_index(x, tile),
+        counter_position(x, tile, w->step));
 }
 static bool is_reached_by_all(struct executor *x, const struct wait *w)         /* tiles that nobody follows */
 {
@@ -50,7 +51,7 @@ static bool is_ready(struct executor *x, int step, int tile, tutti_status *statu
         if (!is_met(x, &s->waits[t->wait + w], tile)) return false;
     return true;
 }
-static void post(struct executor *x, int step, int tile)
+static void step_post(struct executor *x, int step, int tile)
 {
     struct program *program = x->launch.program;
     const struct schedule *s = program->schedule;
@@ -68,20 +69,20 @@ static void post(struct executor *x, int step, int tile)
         .piece_count = n };
     router_post(x->site.router, transfer);
 }
-static bool perform(struct executor *x, int step, int tile)            /* false: see bind_compute */
+static bool step_perform(struct executor *x, int step, int tile)            /* false: see bind_compute */
 {
     const struct step *t = &x->launch.program->schedule->steps[step];
     if (t->kind == WORK && !bind_compute(x, t, tile)) return false;
     x->moves++;
-    if (step_is_message(t)) post(x, step, tile);
+    if (step_is_message(t)) step_post(x, step, tile);
     if (step_publishes(t, tile, x->run.cut->tiles, x->launch.program->plan->slots))
-        publish(x, counter_index(x, tile), position(x, tile, step));
+        counter_announce(x, counter_index(x, tile), counter_position(x, tile, step));
     return true;
 }
 
 /* ---- many tiles ---- */
 /* First what feeds the network, then what a peer of this host waits for, then the rest. */
-static int urgency(const struct schedule *s, int step)
+static int step_urgency(const struct schedule *s, int step)
 {
     if (s->first_message >= 0 && step >= s->first_message && step <= s->last_message + 1) return 0;
     return s->steps[step].by_tile ? 1 : 2;
@@ -93,23 +94,23 @@ static int program_end(const struct schedule *s)        /* LEAVE belongs to the 
 /* What is small is over before others would notice. */
 static bool is_large(const struct executor *x) { return x->run.cut->tiles > 1 || x->launch.part_bytes >= LARGE_BYTES; }
 /* Something more urgent moves: one tile at a time is enough. Nobody rings when it has ended. */
-static bool deferred(struct executor *x)
+static bool tiles_are_deferred(struct executor *x)
 {
     bool deferred = is_large(x) && precedence_is_deferred(router_priority(x->site.router));
     x->blocked.soon |= deferred;
     return deferred;
 }
 /* Runs the most urgent step that can run; among equals the oldest tile's. */
-static const struct step *advance(struct executor *x, tutti_status *status)            /* NULL: none could */
+static const struct step *tiles_advance(struct executor *x, tutti_status *status)            /* NULL: none could */
 {
     const struct schedule *s = x->launch.program->schedule;
     int end = program_end(s), window = x->run.low + x->launch.program->plan->slots;
     for (int wanted = s->first_message >= 0 ? 0 : 1; wanted <= 2; wanted++)
         for (int tile = x->run.low; tile < x->run.cut->tiles && tile < window; tile++) {
             int *pc = &x->run.pc[slot_of(x, tile)];
-            if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
-            if (*pc == 0 && tile > x->run.low && deferred(x)) continue;
-            if (!perform(x, *pc, tile)) return NULL;
+            if (*pc == end || step_urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
+            if (*pc == 0 && tile > x->run.low && tiles_are_deferred(x)) continue;
+            if (!step_perform(x, *pc, tile)) return NULL;
             return &s->steps[(*pc)++];
         }
     return NULL;
@@ -130,9 +131,9 @@ __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
     int priority = is_large(x) ? router_priority(x->site.router) : 0;
     tutti_status status = TUTTI_IN_PROGRESS;
     while (x->run.low < x->run.cut->tiles) {
-        const struct step *done = advance(x, &status);
-        bool moved = done, polls = !done || (!step_is_message(done) && x->run.cut->tiles > 1), came = false;
-        if (polls && s->first_message >= 0) came = router_poll(x->site.router);
+        const struct step *done = tiles_advance(x, &status);
+        bool moved = done, counter_polls = !done || (!step_is_message(done) && x->run.cut->tiles > 1), came = false;
+        if (counter_polls && s->first_message >= 0) came = router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;
         if (moved && priority) precedence_record(priority, false);       /* what has come may be for others */

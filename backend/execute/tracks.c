@@ -5,13 +5,13 @@
 #include "backend/execute/counters.h"
 #include <assert.h>
 
-static uint64_t number(const struct executor *x) { return x->operation + 1; }
+static uint64_t track_number(const struct executor *x) { return x->operation + 1; }
 void tracks_enter(struct executor *x)
 {
     x->run.track = x->tracks.at;
     x->run.parity = (int)(x->tracks.turn & 1);
 }
-void tracks_record(struct executor *x) { x->tracks.last[x->run.track] = (struct last){ number(x), x->base }; }
+void tracks_record(struct executor *x) { x->tracks.last[x->run.track] = (struct last){ track_number(x), x->base }; }
 /* An operation has the newest track, or the one before it in the ring; `other` is the other of both. */
 int tracks_next(const struct executor *x)
 {
@@ -23,7 +23,7 @@ void tracks_leave(struct executor *x)
     if (!x->run.one_sided) {
         l->at = l->other;
         l->other = x->run.track;
-        l->joined = number(x);
+        l->joined = track_number(x);
         l->turn++;
         return;
     }
@@ -40,7 +40,7 @@ bool track_is_reached(const struct executor *x, int peer, int track)
     return peer == x->site.index || atomic_load(&line->counter) > x->tracks.last[track].base;
 }
 /* The track of the operation in which all have to be; -1: they are known to have been there. */
-static int awaited(const struct executor *x)
+static int track_awaited(const struct executor *x)
 {
     uint64_t used = x->tracks.last[tracks_next(x)].number;
     int track = 0;
@@ -53,13 +53,14 @@ static int awaited(const struct executor *x)
 }
 bool tracks_are_free(struct executor *x, tutti_status *status)
 {
-    int track = awaited(x);
+    int track = track_awaited(x);
     if (track < 0) return true;
     uint64_t arrived = x->tracks.last[track].base + 1, wanted = x->tracks.last[track].number;
     uint64_t mine = executor_declaration(x, x->site.index, wanted - 1)->fingerprint;
     for (int peer = 0; peer < x->site.ranks; peer++) {
         if (peer == x->site.index) continue;
-        if (x->seen[peer][SEEN_COUNTER] < arrived && !track_look(x, peer, track, arrived, polls(x))) return false;
+        if (x->seen[peer][SEEN_COUNTER] < arrived && !track_look(x, peer, track, arrived, counter_polls(x)))
+            return false;
         if (executor_declaration(x, peer, wanted - 1)->fingerprint == mine) continue;
         *status = TUTTI_MISMATCH;
         return false;
@@ -69,7 +70,7 @@ bool tracks_are_free(struct executor *x, tutti_status *status)
 }
 bool tracks_may_be_free(const struct executor *x)
 {
-    int track = awaited(x);
+    int track = track_awaited(x);
     for (int peer = 0; track >= 0 && peer < x->site.ranks; peer++)
         if (!track_is_reached(x, peer, track)) return false;
     return true;

@@ -54,7 +54,7 @@ static void *row_at(const tutti_experts_rows *r, size_t choice)        /* NULL: 
     int64_t expert = r->expert[choice], place = r->place[choice];
     return expert < 0 || place < 0 ? NULL : (char *)r->first[expert] + (size_t)place * row_bytes(r);
 }
-static tutti_status check(const tutti_experts_rows *r)
+static tutti_status rows_check(const tutti_experts_rows *r)
 {
     if (!blend_find(r->dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -66,7 +66,7 @@ static tutti_status check(const tutti_experts_rows *r)
 }
 tutti_status experts_scatter(const tutti_experts_rows *r, const void *from, const float *weight)
 {
-    TRY(check(r));
+    TRY(rows_check(r));
     blend_function *blend = blend_find(r->dtype);
     size_t bytes = row_bytes(r), choices = (size_t)r->choices;
     for (size_t token = 0; token < r->tokens; token++) {
@@ -81,7 +81,7 @@ tutti_status experts_scatter(const tutti_experts_rows *r, const void *from, cons
 }
 tutti_status experts_gather(const tutti_experts_rows *r, void *to, const float *weight)
 {
-    TRY(check(r));
+    TRY(rows_check(r));
     blend_function *blend = blend_find(r->dtype);
     size_t bytes = row_bytes(r), choices = (size_t)r->choices;
     for (size_t token = 0; token < r->tokens; token++) {
@@ -93,7 +93,7 @@ tutti_status experts_gather(const tutti_experts_rows *r, void *to, const float *
 }
 tutti_status experts_dot(const tutti_experts_rows *r, const void *with, float *out)
 {
-    TRY(check(r));
+    TRY(rows_check(r));
     dot_function *dot = dot_find(r->dtype);
     size_t bytes = row_bytes(r), choices = (size_t)r->choices;
     for (size_t i = 0; i < r->tokens * choices; i++) {

@@ -110,7 +110,7 @@ tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, in
 }
 
 /* ---- parts ---- */
-static tutti_status choose(const tutti_grid *g, const char *names, struct grid_part *chosen)
+static tutti_status parts_choose(const tutti_grid *g, const char *names, struct grid_part *chosen)
 {
     const char *text = names, *name;
     size_t length;
@@ -179,7 +179,7 @@ tutti_status grid_index(const tutti_grid *g, int rank, int *out)
 tutti_status grid_groups(const tutti_grid *g, const char *names, int *groups, int *size)
 {
     struct grid_part chosen;
-    TRY(choose(g, names, &chosen));
+    TRY(parts_choose(g, names, &chosen));
     *groups = g->ranks / chosen.size;
     *size = chosen.size;
     return TUTTI_OK;
@@ -187,7 +187,7 @@ tutti_status grid_groups(const tutti_grid *g, const char *names, int *groups, in
 tutti_status grid_group(const tutti_grid *g, const char *names, int group, int *out)
 {
     struct grid_part chosen, others;
-    TRY(choose(g, names, &chosen));
+    TRY(parts_choose(g, names, &chosen));
     others = others_of(g, &chosen);
     if (group < 0 || group >= others.size)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: group %d of \"%s\" does not exist; there are %d", group,
@@ -200,7 +200,7 @@ tutti_status grid_find(const tutti_grid *g, const char *names, int rank, int *gr
 {
     struct grid_part chosen, others;
     TRY(check_rank(g, rank));
-    TRY(choose(g, names, &chosen));
+    TRY(parts_choose(g, names, &chosen));
     others = others_of(g, &chosen);
     *group = number_of(g, &others, rank);
     *place = number_of(g, &chosen, rank);
@@ -209,7 +209,7 @@ tutti_status grid_find(const tutti_grid *g, const char *names, int rank, int *gr
 tutti_status grid_straddles(const tutti_grid *g, const char *names, const int *host, int *group, int *most)
 {
     struct grid_part chosen, others;
-    TRY(choose(g, names, &chosen));
+    TRY(parts_choose(g, names, &chosen));
     others = others_of(g, &chosen);
     *group = -1;
     *most = 0;

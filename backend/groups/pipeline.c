@@ -44,58 +44,58 @@ static int in_flight(const struct maker *m, int stage)
 {
     return m->taken[TUTTI_FORWARD][stage] - m->taken[pipeline_backward(m->p)][stage];
 }
-static int held(const struct maker *m, int stage)       /* activations, until weights have had them */
+static int activations_held(const struct maker *m, int stage)       /* activations, until weights have had them */
 {
     return m->taken[TUTTI_FORWARD][stage] - m->taken[m->p->splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD][stage];
 }
-static bool act(struct maker *m, tutti_work work, int stage, tutti_action *out)
+static bool rule_act(struct maker *m, tutti_work work, int stage, tutti_action *out)
 {
     *out = (tutti_action){ work, stage, m->taken[work][stage] };
     return true;
 }
 
 /* ---- rules ---- */
-static bool gpipe(struct maker *m, int rank, tutti_action *out)
+static bool rule_gpipe(struct maker *m, int rank, tutti_action *out)
 {
-    if (forward_is_ready(m, rank)) return act(m, TUTTI_FORWARD, rank, out);
+    if (forward_is_ready(m, rank)) return rule_act(m, TUTTI_FORWARD, rank, out);
     bool all = m->taken[TUTTI_FORWARD][rank] == m->p->microbatches;
-    return all && backward_is_ready(m, rank) && act(m, pipeline_backward(m->p), rank, out);
+    return all && backward_is_ready(m, rank) && rule_act(m, pipeline_backward(m->p), rank, out);
 }
 /* As many forwards ahead as there are stages from here on; then each backward frees a place. */
 static bool one_forward_one_backward(struct maker *m, int rank, tutti_action *out)
 {
-    if (backward_is_ready(m, rank)) return act(m, pipeline_backward(m->p), rank, out);
+    if (backward_is_ready(m, rank)) return rule_act(m, pipeline_backward(m->p), rank, out);
     bool may = in_flight(m, rank) < m->p->ranks - rank;
-    return may && forward_is_ready(m, rank) && act(m, TUTTI_FORWARD, rank, out);
+    return may && forward_is_ready(m, rank) && rule_act(m, TUTTI_FORWARD, rank, out);
 }
 /* ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2023): the same, and gradients of weights fill what is idle; no
    rank holds more than the first one of 1F1B. A forward that may be goes first: others wait for it. */
 static bool zero_bubble(struct maker *m, int rank, tutti_action *out)
 {
-    bool may = in_flight(m, rank) < m->p->ranks - rank && held(m, rank) < m->p->ranks;
-    if (may && forward_is_ready(m, rank)) return act(m, TUTTI_FORWARD, rank, out);
-    if (backward_is_ready(m, rank)) return act(m, TUTTI_BACKWARD_INPUT, rank, out);
-    return weight_is_ready(m, rank) && act(m, TUTTI_BACKWARD_WEIGHT, rank, out);
+    bool may = in_flight(m, rank) < m->p->ranks - rank && activations_held(m, rank) < m->p->ranks;
+    if (may && forward_is_ready(m, rank)) return rule_act(m, TUTTI_FORWARD, rank, out);
+    if (backward_is_ready(m, rank)) return rule_act(m, TUTTI_BACKWARD_INPUT, rank, out);
+    return weight_is_ready(m, rank) && rule_act(m, TUTTI_BACKWARD_WEIGHT, rank, out);
 }
 /* ZB-V (the same authors): each rank has a stage on the way up and one on the way down, so the last gradients come to
    the rank that has the first stage as well. It holds as much as 1F1B's first rank: 2 ranks halves. */
 static bool zero_bubble_v(struct maker *m, int rank, tutti_action *out)
 {
     int up = rank, down = 2 * m->p->ranks - 1 - rank;
-    bool may = held(m, up) + held(m, down) < 2 * m->p->ranks;
-    if (may && forward_is_ready(m, down)) return act(m, TUTTI_FORWARD, down, out);
-    if (may && forward_is_ready(m, up)) return act(m, TUTTI_FORWARD, up, out);
-    if (backward_is_ready(m, down)) return act(m, TUTTI_BACKWARD_INPUT, down, out);
-    if (backward_is_ready(m, up)) return act(m, TUTTI_BACKWARD_INPUT, up, out);
-    if (weight_is_ready(m, down)) return act(m, TUTTI_BACKWARD_WEIGHT, down, out);
-    return weight_is_ready(m, up) && act(m, TUTTI_BACKWARD_WEIGHT, up, out);
+    bool may = activations_held(m, up) + activations_held(m, down) < 2 * m->p->ranks;
+    if (may && forward_is_ready(m, down)) return rule_act(m, TUTTI_FORWARD, down, out);
+    if (may && forward_is_ready(m, up)) return rule_act(m, TUTTI_FORWARD, up, out);
+    if (backward_is_ready(m, down)) return rule_act(m, TUTTI_BACKWARD_INPUT, down, out);
+    if (backward_is_ready(m, up)) return rule_act(m, TUTTI_BACKWARD_INPUT, up, out);
+    if (weight_is_ready(m, down)) return rule_act(m, TUTTI_BACKWARD_WEIGHT, down, out);
+    return weight_is_ready(m, up) && rule_act(m, TUTTI_BACKWARD_WEIGHT, up, out);
 }
 
 /* ---- making lists ---- */
 static const int ticks[TUTTI_WORKS] = {
     [TUTTI_FORWARD] = 1, [TUTTI_BACKWARD] = 2, [TUTTI_BACKWARD_INPUT] = 1, [TUTTI_BACKWARD_WEIGHT] = 1
 };
-static void add(struct tutti_pipeline *p, int rank, tutti_action action)
+static void action_add(struct tutti_pipeline *p, int rank, tutti_action action)
 {
     p->list[rank].action[p->list[rank].count++] = action;
 }
@@ -106,7 +106,7 @@ static bool take_tick(struct maker *m, rule *choose)    /* false: all is done */
         tutti_action a;
         left += m->p->list[rank].count < each || m->free_at[rank] > m->now;
         if (m->free_at[rank] > m->now || !choose(m, rank, &a)) continue;
-        add(m->p, rank, a);
+        action_add(m->p, rank, a);
         m->taken[a.work][a.stage]++;
         m->free_at[rank] = m->now + ticks[a.work];
         m->over[a.work][pipeline_cell(m->p, a.stage, a.microbatch)] = m->free_at[rank];
@@ -139,13 +139,13 @@ static void make_naive(struct tutti_pipeline *p)        /* a microbatch goes all
 {
     for (int rank = 0; rank < p->ranks; rank++)
         for (int n = 0; n < p->microbatches; n++) {
-            add(p, rank, (tutti_action){ TUTTI_FORWARD, rank, n });
-            add(p, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
+            action_add(p, rank, (tutti_action){ TUTTI_FORWARD, rank, n });
+            action_add(p, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
         }
 }
 /* The n-th forward, or backward, of a rank (Megatron-LM: as many microbatches as there are ranks through a chunk, then
    the next chunk). */
-static tutti_action interleaved(const struct tutti_pipeline *p, int rank, int n, bool back)
+static tutti_action action_interleaved(const struct tutti_pipeline *p, int rank, int n, bool back)
 {
     int chunk = n / p->ranks % p->chunks;
     if (back) chunk = p->chunks - 1 - chunk;
@@ -158,12 +158,12 @@ static void make_interleaved(struct tutti_pipeline *p)
     for (int rank = 0; rank < p->ranks; rank++) {
         int ahead = (p->ranks - rank - 1) * 2 + (p->chunks - 1) * p->ranks;
         if (ahead > all) ahead = all;
-        for (int n = 0; n < ahead; n++) add(p, rank, interleaved(p, rank, n, false));
+        for (int n = 0; n < ahead; n++) action_add(p, rank, action_interleaved(p, rank, n, false));
         for (int n = ahead; n < all; n++) {
-            add(p, rank, interleaved(p, rank, n, false));
-            add(p, rank, interleaved(p, rank, n - ahead, true));
+            action_add(p, rank, action_interleaved(p, rank, n, false));
+            action_add(p, rank, action_interleaved(p, rank, n - ahead, true));
         }
-        for (int n = all - ahead; n < all; n++) add(p, rank, interleaved(p, rank, n, true));
+        for (int n = all - ahead; n < all; n++) action_add(p, rank, action_interleaved(p, rank, n, true));
     }
 }
 
@@ -173,19 +173,19 @@ struct dual { struct tutti_pipeline *p; int rank, forwards[2], backwards[2], due
 static int dual_stage(const struct dual *d, int half) { return half ? 2 * d->p->ranks - 1 - d->rank : d->rank; }
 static void dual_forward(struct dual *d, int half)
 {
-    add(d->p, d->rank, (tutti_action){ TUTTI_FORWARD, dual_stage(d, half), d->forwards[half]++ });
+    action_add(d->p, d->rank, (tutti_action){ TUTTI_FORWARD, dual_stage(d, half), d->forwards[half]++ });
 }
 static void dual_backward(struct dual *d, int half, bool splits)
 {
     tutti_work work = splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
-    add(d->p, d->rank, (tutti_action){ work, dual_stage(d, half), d->backwards[half]++ });
+    action_add(d->p, d->rank, (tutti_action){ work, dual_stage(d, half), d->backwards[half]++ });
 }
 static void dual_weight(struct dual *d)                 /* the oldest that is due */
 {
     const struct pipeline_list *l = &d->p->list[d->rank];
     while (l->action[d->due].work != TUTTI_BACKWARD_INPUT) d->due++;
     tutti_action a = l->action[d->due++];
-    add(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
+    action_add(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
 }
 static void dual_drain(struct dual *d, int turns)       /* the second half of them leaves weights for later */
 {
@@ -224,7 +224,7 @@ static const struct pipeline_rule {
     bool even;                                          /* only multiples of the ranks */
 } schedules[] = {
     { "naive", .write = make_naive, .chunks = 1 },
-    { "gpipe", .choose = gpipe, .chunks = 1 },
+    { "gpipe", .choose = rule_gpipe, .chunks = 1 },
     { "1f1b", .choose = one_forward_one_backward, .chunks = 1, .least = 1 },
     { "interleaved", .write = make_interleaved, .least = 1, .even = true },
     { "zb-h1", .choose = zero_bubble, .chunks = 1, .splits = true, .least = 1 },
@@ -268,7 +268,7 @@ static tutti_status check_sizes(const struct pipeline_rule *s, const char *name,
             ranks, microbatches);
     return TUTTI_OK;
 }
-static tutti_status make(struct tutti_pipeline *p, const struct pipeline_rule *s)
+static tutti_status rules_run(struct tutti_pipeline *p, const struct pipeline_rule *s)
 {
     size_t each = (size_t)p->chunks * (size_t)p->microbatches * 3;
     p->list = memory_zeroed((size_t)p->ranks, sizeof *p->list);
@@ -288,7 +288,7 @@ tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, in
     struct tutti_pipeline *p = memory_zeroed(1, sizeof *p);
     if (!p) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
     *p = (struct tutti_pipeline){ ranks, chunks, ranks * chunks, microbatches, s->turns, s->splits, NULL };
-    tutti_status status = make(p, s);
+    tutti_status status = rules_run(p, s);
     if (status == TUTTI_OK) *out = p;
     else pipeline_destroy(p);
     return status;

@@ -26,9 +26,9 @@ static double length_of(const struct play *y, tutti_action a)
     default: return c->input[a.stage] + c->weight[a.stage];
     }
 }
-static double later(double a, double b) { return a > b ? a : b; }
+static double time_later(double a, double b) { return a > b ? a : b; }
 /* When the message of another stage's work is here; below 0: not yet. */
-static double arrival(const struct play *y, tutti_work work, int stage, int microbatch, int rank)
+static double input_arrival(const struct play *y, tutti_work work, int stage, int microbatch, int rank)
 {
     double over = y->over[work][pipeline_cell(y->p, stage, microbatch)];
     return over < 0 || pipeline_rank(y->p, stage) == rank ? over : over + y->cost->message;
@@ -36,24 +36,24 @@ static double arrival(const struct play *y, tutti_work work, int stage, int micr
 /* The same of a backward, whole or of inputs. */
 static double arrival_back(const struct play *y, int stage, int microbatch, int rank)
 {
-    double whole = arrival(y, TUTTI_BACKWARD, stage, microbatch, rank);
-    return whole < 0 ? arrival(y, TUTTI_BACKWARD_INPUT, stage, microbatch, rank) : whole;
+    double whole = input_arrival(y, TUTTI_BACKWARD, stage, microbatch, rank);
+    return whole < 0 ? input_arrival(y, TUTTI_BACKWARD_INPUT, stage, microbatch, rank) : whole;
 }
 /* When it can begin, below 0: not yet. */
-static double beginning(const struct play *y, int rank, tutti_action a)
+static double action_beginning(const struct play *y, int rank, tutti_action a)
 {
     double mine = y->free_at[rank], own, other = 0;
     if (a.work == TUTTI_FORWARD) {
-        other = a.stage ? arrival(y, TUTTI_FORWARD, a.stage - 1, a.microbatch, rank) : 0;
-        return other < 0 ? other : later(mine, other);
+        other = a.stage ? input_arrival(y, TUTTI_FORWARD, a.stage - 1, a.microbatch, rank) : 0;
+        return other < 0 ? other : time_later(mine, other);
     }
     if (a.work == TUTTI_BACKWARD_WEIGHT) {
         own = y->over[TUTTI_BACKWARD_INPUT][pipeline_cell(y->p, a.stage, a.microbatch)];
-        return own < 0 ? own : later(mine, own);
+        return own < 0 ? own : time_later(mine, own);
     }
     own = y->over[TUTTI_FORWARD][pipeline_cell(y->p, a.stage, a.microbatch)];
     if (a.stage < y->p->stages - 1) other = arrival_back(y, a.stage + 1, a.microbatch, rank);
-    return own < 0 || other < 0 ? -1 : later(mine, later(own, other));
+    return own < 0 || other < 0 ? -1 : time_later(mine, time_later(own, other));
 }
 
 /* ---- all ---- */
@@ -64,7 +64,7 @@ static bool play_on(struct play *y, double *ends)       /* false: nobody can go 
         const struct pipeline_list *l = &y->p->list[rank];
         while (y->next[rank] < l->count) {
             tutti_action a = l->action[y->next[rank]];
-            double begin = beginning(y, rank, a);
+            double begin = action_beginning(y, rank, a);
             if (begin < 0) break;
             y->free_at[rank] = y->over[a.work][pipeline_cell(y->p, a.stage, a.microbatch)] = begin + length_of(y, a);
             if (ends) ends[before + y->next[rank]] = y->free_at[rank];
@@ -86,7 +86,7 @@ static tutti_status describe_stop(const struct play *y)
     }
     return TUTTI_OK;
 }
-static tutti_status play(struct play *y, double *ends)
+static tutti_status pipeline_play(struct play *y, double *ends)
 {
     size_t cells = (size_t)y->p->stages * (size_t)y->p->microbatches;
     y->next = memory_zeroed((size_t)y->p->ranks, sizeof *y->next);
@@ -101,7 +101,7 @@ static tutti_status play(struct play *y, double *ends)
     while (play_on(y, ends)) continue;
     return describe_stop(y);
 }
-static void stop(struct play *y)
+static void play_stop(struct play *y)
 {
     for (int w = 0; w < TUTTI_WORKS; w++) free(y->over[w]);
     free(y->next);
@@ -129,16 +129,16 @@ tutti_status pipeline_time(const struct tutti_pipeline *p, const tutti_pipeline_
 {
     TRY(check_cost(p, cost));
     struct play y = { .p = p, .cost = cost };
-    tutti_status status = play(&y, ends);
+    tutti_status status = pipeline_play(&y, ends);
     *makespan = 0;
     for (int rank = 0; status == TUTTI_OK && rank < p->ranks; rank++) {
         const struct pipeline_list *l = &p->list[rank];
         busy[rank] = 0;
         for (int i = 0; i < l->count; i++) busy[rank] += length_of(&y, l->action[i]);
         held[rank] = most_held(l);
-        *makespan = later(*makespan, y.free_at[rank]);
+        *makespan = time_later(*makespan, y.free_at[rank]);
     }
-    stop(&y);
+    play_stop(&y);
     return status;
 }
 
@@ -200,8 +200,8 @@ tutti_status pipeline_check(const struct tutti_pipeline *p)
     tutti_status status = ones && seen ? check_each_once(p, seen) : status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
     for (int s = 0; ones && s < p->stages; s++) ones[s] = 1;
     struct play y = { .p = p, .cost = &(tutti_pipeline_cost){ ones, ones, ones, 0 } };
-    if (status == TUTTI_OK) status = play(&y, NULL);
-    stop(&y);
+    if (status == TUTTI_OK) status = pipeline_play(&y, NULL);
+    play_stop(&y);
     for (int s = 0; s < p->stages - 1 && s < 2 * p->ranks && status == TUTTI_OK; s++) { /* then pairs come again */
         int a = pipeline_rank(p, s), b = pipeline_rank(p, s + 1);
         if (a != b) status = check_messages(p, true, a, b);

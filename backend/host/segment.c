@@ -36,7 +36,7 @@ struct offsets {                                       /* offsets, and the size 
 };
 
 /* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
-static bool place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
+static bool region_place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
 {
     size_t start, length;
     if (!size_add(*end, step - 1, &start) || !size_multiply(count, bytes, &length)) return false;
@@ -58,14 +58,15 @@ static bool offsets_compute(struct segment *out, const struct segment_shape *sha
     out->account_bytes = shape->account_bytes;
     bool fits = round_to_pages(shape->slot_bytes, &out->slot_bytes)
         && round_to_pages(shape->pair_bytes, &out->pair_bytes)
-        && place(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
-        && place(&end, ranks, TRACKS * sizeof(struct line), page, &at->lines)
-        && place(&end, ranks, DECLARATIONS * sizeof(struct declaration), ALIGNMENT, &at->declarations)
-        && place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
-        && place(&end, ranks, out->account_bytes, ALIGNMENT, &at->accounts)
-        && place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), page, &at->counts)
-        && place(&end, ranks, out->slot_bytes, page, &at->slots)
-        && place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs) && place(&end, 0, 0, page, &none);
+        && region_place(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
+        && region_place(&end, ranks, TRACKS * sizeof(struct line), page, &at->lines)
+        && region_place(&end, ranks, DECLARATIONS * sizeof(struct declaration), ALIGNMENT, &at->declarations)
+        && region_place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
+        && region_place(&end, ranks, out->account_bytes, ALIGNMENT, &at->accounts)
+        && region_place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), page, &at->counts)
+        && region_place(&end, ranks, out->slot_bytes, page, &at->slots)
+        && region_place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs)
+        && region_place(&end, 0, 0, page, &none);
     at->bytes = out->bytes = none;
     return fits && none <= INT64_MAX;
 }
@@ -101,7 +102,7 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
 }
 
 /* ---- making memory real ---- */
-static int populate(void *at, size_t bytes)                            /* 0 or errno */
+static int pages_populate(void *at, size_t bytes)                            /* 0 or errno */
 {
     while (madvise(at, bytes, MADV_POPULATE_WRITE) != 0)
         if (errno != EINTR && errno != EAGAIN) return errno;
@@ -115,7 +116,7 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
     if (!bytes || ((const struct segment_header *)(const void *)segment->base)->filled) return TUTTI_OK;
     size_t length = size_round_up(offset + bytes - first, page);
     int error;
-    do error = populate(segment->base + first, length);
+    do error = pages_populate(segment->base + first, length);
     while (is_shortage(error) && arena_give_up_spare());
     if (!error) return TUTTI_OK;
     if (is_shortage(error))                             /* EFAULT: else a SIGBUS */
@@ -126,22 +127,24 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
 }
 
 /* ---- create ---- */
-static tutti_status allocate(int descriptor, size_t bytes, const char *what)
+static tutti_status pages_allocate(int descriptor, size_t bytes, const char *what)
 {
     tutti_status status;
     do status = memfd_allocate(descriptor, 0, bytes, what);
     while (status == TUTTI_NO_MEMORY && arena_give_up_spare());
     return status;
 }
-static tutti_status build(struct segment *out, const struct offsets *offsets, const unsigned char nonce[16], int *fd)
+static tutti_status segment_build(struct segment *out, const struct offsets *offsets, const unsigned char nonce[16],
+    int *fd)
 {
     TRY(memfd_create_sealed(offsets->bytes, fd));
-    TRY(allocate(*fd, offsets->counts, "control blocks"));
+    TRY(pages_allocate(*fd, offsets->counts, "control blocks"));
     TRY(segment_map(out, offsets, *fd));
     struct segment_header *header = (struct segment_header *)(void *)out->base;
     atomic_store(&out->failure->operation, UINT64_MAX);
-    header->filled = populate(out->base, page_bytes()) == EINVAL;
-    if (header->filled) TRY(allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
+    header->filled = pages_populate(out->base, page_bytes()) == EINVAL;
+    if (header->filled)
+        TRY(pages_allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
     memcpy(header->magic, magic, sizeof magic);
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;
@@ -153,7 +156,7 @@ tutti_status segment_create(struct segment *out, const struct segment_shape *sha
     struct offsets offsets = { 0 };
     int descriptor = -1;
     TRY(segment_plan(&made, shape, &offsets));
-    tutti_status status = build(&made, &offsets, nonce, &descriptor);
+    tutti_status status = segment_build(&made, &offsets, nonce, &descriptor);
     if (status != TUTTI_OK) {
         segment_detach(&made);
         if (descriptor >= 0) close(descriptor);

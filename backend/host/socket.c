@@ -37,7 +37,7 @@ static int check_user(int descriptor)                                  /* 0 or -
     int error = other_end(descriptor, &other);
     return error ? error : other.uid == geteuid() ? 0 : -EPERM;
 }
-static int checked(int descriptor) /* the descriptor, or it is closed and -errno */
+static int descriptor_checked(int descriptor) /* the descriptor, or it is closed and -errno */
 {
     int error = check_user(descriptor);
     return error ? close_with(descriptor, -error) : descriptor;
@@ -66,14 +66,14 @@ int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
     int descriptor = open_socket();
     if (descriptor < 0) return descriptor;
     if (connect(descriptor, (struct sockaddr *)&name, bytes) != 0) return close_with(descriptor, errno);
-    return checked(descriptor);
+    return descriptor_checked(descriptor);
 }
 int socket_accept(int listener)
 {
     int descriptor;
     do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
-    return descriptor < 0 ? -errno : checked(descriptor);
+    return descriptor < 0 ? -errno : descriptor_checked(descriptor);
 }
 
 int64_t socket_process(int socket)

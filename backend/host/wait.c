@@ -31,7 +31,7 @@ static _Atomic bool only_single;                                       /* futex_
 
 /* ---- what it comes to ---- */
 static struct { _Alignas(128) _Atomic uint64_t count[WAITING_COUNTERS]; } waiting;      /* on lines of their own */
-static void count(enum waiting_counter which, uint64_t more)
+static void wait_count(enum waiting_counter which, uint64_t more)
 {
     atomic_fetch_add_explicit(&waiting.count[which], more, memory_order_relaxed);
 }
@@ -50,7 +50,7 @@ uint64_t waiting_count(int which)
 }
 
 /* ---- how long ---- */
-static void override(int *phase, int64_t setting)
+static void phase_override(int *phase, int64_t setting)
 {
     if (setting >= 0) *phase = setting < INT_MAX / 2 ? (int)setting : INT_MAX / 2;
 }
@@ -59,15 +59,15 @@ static void override(int *phase, int64_t setting)
 struct backoff backoff_for(bool driver)
 {
     struct backoff backoff = driver ? (struct backoff){ 100, 200 } : (struct backoff){ 100, 10 };
-    override(&backoff.pauses, settings_get()->pauses);
-    override(&backoff.yields, settings_get()->yields);
+    phase_override(&backoff.pauses, settings_get()->pauses);
+    phase_override(&backoff.yields, settings_get()->yields);
     return backoff;
 }
 struct backoff backoff_of(int pauses, int yields)
 {
     struct backoff backoff = { pauses, yields };
-    override(&backoff.pauses, settings_get()->pauses);
-    override(&backoff.yields, settings_get()->yields);
+    phase_override(&backoff.pauses, settings_get()->pauses);
+    phase_override(&backoff.yields, settings_get()->yields);
     return backoff;
 }
 
@@ -83,7 +83,7 @@ void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atom
 }
 void word_wake(_Atomic uint32_t *word, bool shared)
 {
-    count(WAITING_WAKES, 1);
+    wait_count(WAITING_WAKES, 1);
     syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -148,23 +148,23 @@ static bool has_changed(const struct wait_set *set)
 }
 static void count_sleep(const struct wait_set *set, int64_t ns, bool timed_out)
 {
-    if (timed_out && has_changed(set)) count(WAITING_LATE, 1);
+    if (timed_out && has_changed(set)) wait_count(WAITING_LATE, 1);
     if (set->idle) return;
-    count(WAITING_SLEEPS, 1);
-    count(WAITING_ASLEEP_NS, (uint64_t)ns);
-    if (timed_out) count(WAITING_TIMED_OUT, 1);
+    wait_count(WAITING_SLEEPS, 1);
+    wait_count(WAITING_ASLEEP_NS, (uint64_t)ns);
+    if (timed_out) wait_count(WAITING_TIMED_OUT, 1);
 }
-static void nap(int ms)
+static void thread_nap(int ms)
 {
     struct timespec most = time_of_ms(ms);
-    count(WAITING_NAPS, 1);
+    wait_count(WAITING_NAPS, 1);
     clock_nanosleep(CLOCK_MONOTONIC, 0, &most, NULL);
 }
 void wait_sleep(const struct wait_set *set, int most_ms)
 {
     if (set->soon && most_ms > 1) most_ms = 1;
     if (most_ms <= 0) return;
-    if (set->count == 0) { nap(most_ms); return; }
+    if (set->count == 0) { thread_nap(most_ms); return; }
     if (!count_in(set) && most_ms > 1) most_ms = 1;    /* for once a wake-up may be missed */
     int64_t begin = clock_ns();
     bool timed_out = sleep_on_words(set, most_ms) == ETIMEDOUT;
@@ -180,7 +180,7 @@ bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
         pause_briefly();
         return true;
     }
-    count(WAITING_YIELDS, 1);
+    wait_count(WAITING_YIELDS, 1);
     sched_yield();
     return true;
 }

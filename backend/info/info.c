@@ -22,8 +22,8 @@
 #include <unistd.h>
 
 struct info_text { char *at; size_t capacity, length; };
-static void put(struct info_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void put(struct info_text *t, const char *format, ...)
+static void text_put(struct info_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void text_put(struct info_text *t, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -34,28 +34,28 @@ static void put(struct info_text *t, const char *format, ...)
 }
 static void put_string(struct info_text *t, const char *s)                  /* as JSON */
 {
-    put(t, "\"");
+    text_put(t, "\"");
     for (; *s; s++) {
-        if (*s == '"' || *s == '\\') put(t, "\\%c", *s);
-        else if ((unsigned char)*s < 32) put(t, "\\u%04x", (unsigned)*s);
-        else put(t, "%c", *s);
+        if (*s == '"' || *s == '\\') text_put(t, "\\%c", *s);
+        else if ((unsigned char)*s < 32) text_put(t, "\\u%04x", (unsigned)*s);
+        else text_put(t, "%c", *s);
     }
-    put(t, "\"");
+    text_put(t, "\"");
 }
 static void put_pair(struct info_text *t, const char *name, const char *value, const char *after)
 {
     put_string(t, name);
-    put(t, ": ");
+    text_put(t, ": ");
     put_string(t, value);
-    put(t, "%s", after);
+    text_put(t, "%s", after);
 }
 static void put_limit(struct info_text *t, const char *name, int which, const char *after)
 {
     struct rlimit limit;
     bool known = getrlimit((__rlimit_resource_t)which, &limit) == 0;
     put_string(t, name);
-    if (!known || limit.rlim_cur == RLIM_INFINITY) put(t, ": null%s", after);
-    else put(t, ": %llu%s", (unsigned long long)limit.rlim_cur, after);
+    if (!known || limit.rlim_cur == RLIM_INFINITY) text_put(t, ": null%s", after);
+    else text_put(t, ": %llu%s", (unsigned long long)limit.rlim_cur, after);
 }
 
 /* ---- parts ---- */
@@ -66,37 +66,37 @@ static void put_host(struct info_text *t)
     cpu_set_t set;
     int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     gethostname(host, sizeof host - 1);
-    put(t, "\"host\": {");
+    text_put(t, "\"host\": {");
     put_pair(t, "name", host, ", ");
     put_pair(t, "kernel", uname(&name) == 0 ? name.release : "", ", ");
-    put(t, "\"usable_cores\": %d}, ", cores);
+    text_put(t, "\"usable_cores\": %d}, ", cores);
 }
 static void put_limits(struct info_text *t)
 {
     struct statvfs shm;
-    put(t, "\"limits\": {");
+    text_put(t, "\"limits\": {");
     put_limit(t, "memlock_bytes", RLIMIT_MEMLOCK, ", ");
     put_limit(t, "open_files", RLIMIT_NOFILE, ", ");
     put_limit(t, "address_space_bytes", RLIMIT_AS, ", ");
     if (statvfs("/dev/shm", &shm) == 0)
-        put(t, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
-    else put(t, "\"dev_shm_bytes\": null}, ");
+        text_put(t, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
+    else text_put(t, "\"dev_shm_bytes\": null}, ");
 }
 static void put_kernels(struct info_text *t)
 {
-    put(t, "\"isa\": {");
+    text_put(t, "\"isa\": {");
     put_pair(t, "used", kernels_isa(), ", \"available\": [");
     for (int i = 0; kernels_isa_name(i); i++) {
-        if (i) put(t, ", ");
+        if (i) text_put(t, ", ");
         put_string(t, kernels_isa_name(i));
     }
-    put(t, "]}, ");
+    text_put(t, "]}, ");
 }
 static void put_decimal(struct info_text *t, double value)   /* whatever the locale, as JSON has it */
 {
     enum { MILLION = 1000000 };
     unsigned long long millionths = (unsigned long long)(value * MILLION + 0.5);
-    put(t, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
+    text_put(t, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
 }
 /* What collectives of several ranks of this host go by. Measured now, if nobody has yet. */
 static void put_machine(struct info_text *t)
@@ -106,14 +106,16 @@ static void put_machine(struct info_text *t)
     struct machine machine = machine_get(stream_find());
     struct spin_budget spin_budget = price_spin_budget(&machine, 0);
     size_t tile = price_largest_tile(&machine);
-    put(t, "\"machine\": {");
+    text_put(t, "\"machine\": {");
     for (int i = 0; i < count; i++) {
-        put(t, "\"%s (%s)\": ", rows[i].help, rows[i].unit);
+        text_put(t, "\"%s (%s)\": ", rows[i].help, rows[i].unit);
         put_decimal(t, machine_figure(&machine, i));
-        put(t, ", ");
+        text_put(t, ", ");
     }
-    put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile, price_slots(&machine, tile, false));
-    put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", spin_budget.pauses, spin_budget.yields);
+    text_put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile,
+        price_slots(&machine, tile, false));
+    text_put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", spin_budget.pauses,
+        spin_budget.yields);
 }
 static void describe_choice(char *out, size_t bytes)
 {
@@ -130,7 +132,7 @@ static void put_transports(struct info_text *t)
     describe_choice(choice, sizeof choice);
     ucx_describe(ucx, sizeof ucx);
     verbs_describe(verbs, sizeof verbs);
-    put(t, "\"transports\": {");
+    text_put(t, "\"transports\": {");
     put_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
     put_pair(t, "single copy", reading_describe(), ", ");
     put_pair(t, "ucx", ucx, ", ");
@@ -142,37 +144,37 @@ static void put_settings(struct info_text *t)
 {
     const struct settings_row *rows;
     int count = settings_table(&rows);
-    put(t, "\"settings\": [");
+    text_put(t, "\"settings\": [");
     for (int i = 0; i < count; i++) {
         const char *given = settings_given(rows[i].variable);
-        put(t, "%s{", i ? ", " : "");
+        text_put(t, "%s{", i ? ", " : "");
         put_pair(t, "name", rows[i].variable, ", ");
         put_pair(t, "default", rows[i].value, ", ");
         put_pair(t, "range", rows[i].range, ", ");
         put_pair(t, "help", rows[i].help, ", \"value\": ");
         put_string(t, given ? given : rows[i].value);
-        put(t, "}");
+        text_put(t, "}");
     }
-    put(t, "], ");
+    text_put(t, "], ");
 }
 static void put_algorithms(struct info_text *t)
 {
-    put(t, "\"algorithms\": {");
+    text_put(t, "\"algorithms\": {");
     for (int f = 0; f < FAMILY_COUNT; f++) {
         const char *before = "";
-        put(t, "%s", f ? ", " : "");
+        text_put(t, "%s", f ? ", " : "");
         put_string(t, family_name((enum family)f));
-        put(t, ": [");
+        text_put(t, ": [");
         for (const struct algorithm *a = collectives_table; a->name; a++)
-            if (a->family == (enum family)f) { put(t, "%s", before); put_string(t, a->name); before = ", "; }
-        put(t, "]");
+            if (a->family == (enum family)f) { text_put(t, "%s", before); put_string(t, a->name); before = ", "; }
+        text_put(t, "]");
     }
-    put(t, "}");
+    text_put(t, "}");
 }
 tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
 {
     struct info_text t = { buffer, capacity, 0 };
-    put(&t, "{");
+    text_put(&t, "{");
     put_pair(&t, "version", TUTTI_VERSION, ", ");
     put_pair(&t, "compiler", __VERSION__, ", ");
     put_host(&t);
@@ -182,7 +184,7 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
     put_limits(&t);
     put_settings(&t);
     put_algorithms(&t);
-    put(&t, "}");
+    text_put(&t, "}");
     if (bytes) *bytes = t.length;
     return TUTTI_OK;
 }
@@ -192,18 +194,18 @@ static void parameters_put(struct info_text *t, const struct machine *machine)
 {
     const struct machine_row *rows;
     int count = machine_table(&rows);
-    put(t, "\"figures\": {");
+    text_put(t, "\"figures\": {");
     for (int i = 0; i < count; i++) {
         put_string(t, rows[i].name);
-        put(t, ": {\"value\": ");
+        text_put(t, ": {\"value\": ");
         put_decimal(t, machine_figure(machine, i));
-        put(t, ", \"typical\": ");
+        text_put(t, ", \"typical\": ");
         put_decimal(t, rows[i].typical);
-        put(t, ", ");
+        text_put(t, ", ");
         put_pair(t, "unit", rows[i].unit, ", ");
         put_pair(t, "help", rows[i].help, i + 1 < count ? "}, " : "}");
     }
-    put(t, "}");
+    text_put(t, "}");
 }
 /* Whether private tensors of peers can be read where they lie; found out by the first operation that may want it. */
 static void put_single_copy(struct info_text *t, const tutti_comm *comm)
@@ -225,14 +227,14 @@ tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, s
     struct info_text t = { buffer, capacity, 0 };
     const struct group *g = &comm->group;
     const struct chooser *chooser = &comm->launcher.chooser;
-    put(&t, "{");
+    text_put(&t, "{");
     put_pair(&t, "name", g->name, ", ");
-    put(&t, "\"rank\": %d, \"ranks\": %d, \"ranks_of_host\": [", g->rank, g->size);
-    for (int h = 0; h < g->layout->hosts; h++) put(&t, "%s%d", h ? ", " : "", host_size(g->layout, h));
-    put(&t, "], \"cores_of_host\": %d, ", chooser->cores);
+    text_put(&t, "\"rank\": %d, \"ranks\": %d, \"ranks_of_host\": [", g->rank, g->size);
+    for (int h = 0; h < g->layout->hosts; h++) text_put(&t, "%s%d", h ? ", " : "", host_size(g->layout, h));
+    text_put(&t, "], \"cores_of_host\": %d, ", chooser->cores);
     put_single_copy(&t, comm);
     parameters_put(&t, &chooser->machine);
-    put(&t, "}");
+    text_put(&t, "}");
     if (bytes) *bytes = t.length;
     return TUTTI_OK;
 }

@@ -84,7 +84,7 @@ static void client_dismiss(struct server *r, int index)
     close(r->clients[index].socket);
     r->clients[index] = r->clients[--r->count];
 }
-static void tell(int socket, const struct join_reply *reply, int64_t until_ms)
+static void reply_send(int socket, const struct join_reply *reply, int64_t until_ms)
 {
     const struct join_result *result = &reply->result;
     int error = send_all(socket, result, sizeof *result, until_ms);
@@ -97,7 +97,7 @@ static void tell_all(struct server *r, const struct join_reply *reply)
     int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */
     for (int i = r->count - 1; i >= 0; i--) {
         if (!r->clients[i].rank) continue;
-        tell(r->clients[i].socket, reply, until_ms);
+        reply_send(r->clients[i].socket, reply, until_ms);
         client_dismiss(r, i);
     }
 }
@@ -158,7 +158,7 @@ static tutti_status client_hear(struct server *r, int index, bool last)
     if (is_introduction(r, got, &said)) {
         TRY(client_join(r, client, &said));
         if (!r->decided) return TUTTI_OK;
-        tell(client->socket, r->decided, clock_ms() + GRACE_MS);
+        reply_send(client->socket, r->decided, clock_ms() + GRACE_MS);
     }
     client_dismiss(r, index);
     return TUTTI_OK;
@@ -251,7 +251,7 @@ static int connect_until(const struct host_barrier_point *point, int64_t deadlin
         sleep_ms(1 + clock_ns() % longest_ms);                         /* so that not all come at once */
     }
 }
-static tutti_status explain(const struct member *mine, int error)
+static tutti_status error_explain(const struct member *mine, int error)
 {
     const char *group = mine->group;
     unsigned size = mine->size;
@@ -270,12 +270,12 @@ static tutti_status explain(const struct member *mine, int error)
 static tutti_status result_receive(int socket, const struct member *mine, int64_t deadline_ms, struct join_reply *found)
 {
     int got = receive_one(socket, &found->result, sizeof found->result, deadline_ms);
-    if (got != (int)sizeof found->result) return explain(mine, got > 0 ? -EMSGSIZE : got);
+    if (got != (int)sizeof found->result) return error_explain(mine, got > 0 ? -EMSGSIZE : got);
     TRY(join_result_apply(&found->result, mine));
     for (uint32_t q = 0; q < mine->size; q += RECORDS_PER_MESSAGE) {
         size_t bytes = records_in_message(mine->size, q);
         got = receive_one(socket, &found->table[q], bytes, deadline_ms);
-        if (got != (int)bytes) return explain(mine, got > 0 ? -EMSGSIZE : got);
+        if (got != (int)bytes) return error_explain(mine, got > 0 ? -EMSGSIZE : got);
     }
     return TUTTI_OK;
 }
@@ -303,11 +303,11 @@ static tutti_status id_follow(const struct host_barrier_point *point, int rank, 
         return status_fail(TUTTI_TIMEOUT,
             "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host", mine->size,
             mine->group, (long long)mine->timeout_ms);
-    if (socket < 0) return explain(mine, socket);
+    if (socket < 0) return error_explain(mine, socket);
     int error = id_prove(point, mine, socket, deadline_ms);
     if (!error) error = send_all(socket, &say, sizeof say, deadline_ms);
     deadline_ms = deadline_later(deadline_ms, GRACE_MS);
-    tutti_status status = error ? explain(mine, error) : result_receive(socket, mine, deadline_ms, found);
+    tutti_status status = error ? error_explain(mine, error) : result_receive(socket, mine, deadline_ms, found);
     close(socket);
     return status;
 }

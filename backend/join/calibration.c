@@ -127,7 +127,7 @@ static struct machine parameters_measure(const tutti_comm *comm, const struct fa
         *keep ? "" : "; later jobs measure again");
     return parameters;
 }
-static void tell(const tutti_comm *comm, const struct link_costs *link_costs)
+static void parameters_publish(const tutti_comm *comm, const struct link_costs *link_costs)
 {
     struct told *told = comm->group.segment->told;
     struct farthest far = measure_distance(comm);
@@ -204,7 +204,7 @@ tutti_status parameters_agree(tutti_comm *comm, const struct link_costs *link_co
     struct parameters parameters = { machine_typical(), *link_costs };        /* one rank alone has nothing to choose */
     link_costs_publish(link_costs, &parameters.machine);
     if (comm->executor.site.ranks > 1) {
-        if (is_first(comm)) tell(comm, link_costs);
+        if (is_first(comm)) parameters_publish(comm, link_costs);
         else TRY(await_word(comm, deadline_ms));
         parameters = parameters_told(comm);
     }

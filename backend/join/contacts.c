@@ -77,7 +77,7 @@ tutti_status contacts_check(const struct group *g)
 }
 
 /* ---- linking ---- */
-static tutti_status refuse(const tutti_comm *comm, int rank, tutti_status status)
+static tutti_status contact_refuse(const tutti_comm *comm, int rank, tutti_status status)
 {
     const struct group *g = &comm->group;
     char why[STATUS_DETAIL_BYTES / 2], here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
@@ -93,7 +93,7 @@ static tutti_status await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
         bool last = slice_ms >= deadline_ms;
         tutti_status status = link_await(peer, last ? deadline_ms : slice_ms);
         if (status == TUTTI_OK) return status;
-        if (last || status != TUTTI_TIMEOUT) return refuse(comm, rank, status);
+        if (last || status != TUTTI_TIMEOUT) return contact_refuse(comm, rank, status);
         TRY(shm_group_check(&comm->group));
         if (comm_is_alerted(comm)) TRY(comm_check(comm));
     }

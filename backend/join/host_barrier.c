@@ -19,7 +19,7 @@ static int first_of(const struct group *g, int64_t ahead)
     int hosts = g->layout->hosts;
     return rank_at(g->layout, (int)((g->host + ahead + hosts) % hosts), 0);
 }
-static void begin(tutti_comm *comm, uint64_t number, struct swap *s, int to, int from)
+static void swap_begin(tutti_comm *comm, uint64_t number, struct swap *s, int to, int from)
 {
     const struct message_name name = { OPERATION_OF_JOIN, number };
     s->heard = (struct transfer){ .name = name, .peer = from, .pieces = &s->hears, .piece_count = 1 };
@@ -27,7 +27,7 @@ static void begin(tutti_comm *comm, uint64_t number, struct swap *s, int to, int
     router_post(comm->router, &s->heard);
     router_post(comm->router, &s->told);
 }
-static void end(struct router *router, struct transfer *x)             /* its memory is the caller's again */
+static void swap_end(struct router *router, struct transfer *x)             /* its memory is the caller's again */
 {
     while (x->state == TRANSFER_POSTED && !router_cancel(router, x)) router_poll(router);
 }
@@ -68,20 +68,20 @@ static tutti_status await_transfer(tutti_comm *comm, const struct transfer *x, i
         else comm_pause(comm, n);
     }
 }
-static tutti_status finish(tutti_comm *comm, struct swap *s, int64_t deadline_ms)
+static tutti_status swap_finish(tutti_comm *comm, struct swap *s, int64_t deadline_ms)
 {
     tutti_status status = await_transfer(comm, &s->heard, deadline_ms);
     if (status == TUTTI_OK) status = await_transfer(comm, &s->told, deadline_ms);
-    end(comm->router, &s->heard);
-    end(comm->router, &s->told);
+    swap_end(comm->router, &s->heard);
+    swap_end(comm->router, &s->told);
     return status;
 }
 tutti_status host_barrier_exchange(tutti_comm *comm, uint64_t number, int peer, void *says, void *hears, size_t bytes,
     int64_t deadline_ms)
 {
     struct swap s = { .says = { says, bytes, bytes }, .hears = { hears, bytes, bytes } };
-    begin(comm, number, &s, peer, peer);
-    return finish(comm, &s, deadline_ms);
+    swap_begin(comm, number, &s, peer, peer);
+    return swap_finish(comm, &s, deadline_ms);
 }
 
 /* ---- all hosts ---- */
@@ -92,15 +92,16 @@ static void keep_larger(struct link_cost *mine, const struct link_cost *theirs)
     if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
 }
 /* Afterwards all have the largest of what any had. */
-static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct link_costs *parameters, int64_t deadline_ms)
+static tutti_status costs_disseminate(tutti_comm *comm, uint64_t number, struct link_costs *parameters,
+    int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
     for (int64_t ahead = 1; ahead < g->layout->hosts; ahead *= 2, number++) {
         struct link_costs mine = *parameters, theirs;
         struct swap s = { .says = { (void *)&mine, sizeof mine, sizeof mine },
             .hears = { (void *)&theirs, sizeof theirs, sizeof theirs } };
-        begin(comm, number, &s, first_of(g, ahead), first_of(g, -ahead));
-        TRY(finish(comm, &s, deadline_ms));
+        swap_begin(comm, number, &s, first_of(g, ahead), first_of(g, -ahead));
+        TRY(swap_finish(comm, &s, deadline_ms));
         for (int k = 0; k < NETWORKS_AT_MOST; k++) keep_larger(&parameters->by[k], &theirs.by[k]);
     }
     return TUTTI_OK;
@@ -116,7 +117,7 @@ static tutti_status meet_by_each(tutti_comm *comm, int64_t deadline_ms)
     for (int k = 0; k < host_barrier_networks(comm) && status == TUTTI_OK; k++) {
         struct link_costs none = { 0 };
         router_use_network(comm->router, k);
-        status = disseminate(comm, HOST_BARRIER_JOINED + (uint64_t)k * HOST_BARRIER_OF_EACH, &none, deadline_ms);
+        status = costs_disseminate(comm, HOST_BARRIER_JOINED + (uint64_t)k * HOST_BARRIER_OF_EACH, &none, deadline_ms);
     }
     router_use_network(comm->router, -1);
     return status;
@@ -125,7 +126,7 @@ tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct link_costs
 {
     TRY(meet_by_each(comm, deadline_ms));
     TRY(link_costs_measure(comm, deadline_ms, out));
-    TRY(disseminate(comm, HOST_BARRIER_COSTS, out, deadline_ms));
+    TRY(costs_disseminate(comm, HOST_BARRIER_COSTS, out, deadline_ms));
     struct machine all = machine_typical();             /* alike on all hosts, whatever they are like */
     link_costs_publish(out, &all);
     if (!machine_is_sane(&all)) *out = (struct link_costs){ 0 };

@@ -8,7 +8,7 @@
 
 enum { MOST_HOSTS = 1 << 20 };
 
-static tutti_status refuse(const char *text, int size, const char *why)
+static tutti_status hosts_refuse(const char *text, int size, const char *why)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "TUTTI_HOSTS=%.100s %s; for %d ranks give a number of hosts (1 to %d), or the host of each rank, %d numbers "
@@ -31,7 +31,7 @@ static tutti_status parse_blocks(const char *text, int size, int *out)
 {
     int blocks;
     if (!read_number(&text, size + 1, &blocks) || blocks < 1)
-        return refuse(text, size, "is not a possible number of hosts");
+        return hosts_refuse(text, size, "is not a possible number of hosts");
     for (int block = 0, r = 0; block < blocks; block++)
         for (int end = r + size / blocks + (block < size % blocks); r < end; r++) out[r] = block;
     return TUTTI_OK;
@@ -43,8 +43,8 @@ tutti_status hosts_parse(const char *text, int size, int *out)
     if (!*text) return TUTTI_OK;
     if (!strchr(text, ',')) return parse_blocks(text, size, out);
     for (int r = 0; r < size; r++)
-        if (!read_number(&at, size, &out[r])) return refuse(text, size, "does not name a host for each rank");
-    return *at ? refuse(text, size, "names more hosts than there are ranks") : TUTTI_OK;
+        if (!read_number(&at, size, &out[r])) return hosts_refuse(text, size, "does not name a host for each rank");
+    return *at ? hosts_refuse(text, size, "names more hosts than there are ranks") : TUTTI_OK;
 }
 uint32_t hosts_number(const char *text, int size)
 {

@@ -126,7 +126,7 @@ static tutti_status read_table(struct interface **out, int *count)
     *count = found;
     return TUTTI_OK;
 }
-static tutti_status refuse(const struct interface *table, int count, const char *names)
+static tutti_status interface_refuse(const struct interface *table, int count, const char *names)
 {
     char all[STATUS_DETAIL_BYTES / 2] = "", address[INET6_ADDRSTRLEN];
     for (int i = 0; i < count; i++) {
@@ -182,7 +182,7 @@ tutti_status interface_find(const char *names, const char *store_host, struct co
     if (way.family) { *out = way; return TUTTI_OK; }
     TRY(read_table(&table, &count));
     const struct interface *found = interface_choose(table, count, names);
-    tutti_status status = found || !*names ? TUTTI_OK : refuse(table, count, names);
+    tutti_status status = found || !*names ? TUTTI_OK : interface_refuse(table, count, names);
     if (found) *out = found->contact;
     else if (status == TUTTI_OK) *out = way;
     free(table);

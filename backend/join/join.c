@@ -105,7 +105,7 @@ tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
     if (out->size == 1 || (!spreads && !(out->simulates & SIMULATES_LINKS))) return TUTTI_OK;
     return contact_offer(host, out);
 }
-static tutti_status reach(tutti_comm *comm, int rank, int64_t deadline_ms)
+static tutti_status rank_reach(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
     const struct member *m = &g->members[rank];
@@ -118,7 +118,7 @@ static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
     for (int r = 0; r < comm->group.size; r++) {
         const struct identity *other = &comm->group.members[r].identity;
         if (member_shares_process(&comm->group.members[r], &comm->group.members[comm->group.rank])) continue;
-        tutti_status status = reach(comm, r, deadline_ms);
+        tutti_status status = rank_reach(comm, r, deadline_ms);
         if (status == TUTTI_OK) continue;
         char detail[STATUS_DETAIL_BYTES / 2];
         snprintf(detail, sizeof detail, "%.500s", status_detail());
@@ -190,7 +190,7 @@ static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct lin
 }
 
 /* ---- all of it ---- */
-static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status group_join(tutti_comm *comm, int64_t deadline_ms)
 {
     TRY(place_ranks(comm));
     TRY(connect_peers(comm, deadline_ms));
@@ -207,7 +207,7 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
 {
     char detail[OPERATION_DETAIL_BYTES];
-    tutti_status status = join(comm, deadline_ms);
+    tutti_status status = group_join(comm, deadline_ms);
     if (status == TUTTI_OK)
         LOG(INFO, "%s: rank %d of %d has joined", comm->group.name, comm->group.rank, comm->group.size);
     if (status == TUTTI_OK) return status;

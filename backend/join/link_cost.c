@@ -26,8 +26,8 @@ static struct { /* of this process with others, the latest */
 
 static void before_fork(void) { pthread_mutex_lock(&known.lock); }
 static void after_fork(void) { pthread_mutex_unlock(&known.lock); }
-static void prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
-static bool recall(const unsigned char process[16], struct link_costs *out)
+static void fork_prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+static bool cost_recall(const unsigned char process[16], struct link_costs *out)
 {
     bool found = false;
     pthread_mutex_lock(&known.lock);
@@ -38,7 +38,7 @@ static bool recall(const unsigned char process[16], struct link_costs *out)
     pthread_mutex_unlock(&known.lock);
     return found;
 }
-static void remember(const unsigned char process[16], const struct link_costs *link_costs)
+static void cost_remember(const unsigned char process[16], const struct link_costs *link_costs)
 {
     pthread_mutex_lock(&known.lock);
     unsigned at = known.count++ % KNOWN;
@@ -54,7 +54,7 @@ struct measuring {
     uint64_t turn;
     unsigned char *sent, *got; /* [LARGE_BYTES] */
 };
-static tutti_status swap(struct measuring *m, size_t bytes, double *ns)
+static tutti_status message_swap(struct measuring *m, size_t bytes, double *ns)
 {
     int64_t began_ns = clock_ns();
     TRY(host_barrier_exchange(m->comm, HOST_BARRIER_MEASURES + m->turn++, m->peer, m->sent, m->got, bytes,
@@ -62,17 +62,17 @@ static tutti_status swap(struct measuring *m, size_t bytes, double *ns)
     *ns = (double)(clock_ns() - began_ns);
     return TUTTI_OK;
 }
-static tutti_status say(struct measuring *m, double *figure) /* the larger of both */
+static tutti_status cost_exchange(struct measuring *m, double *figure) /* the larger of both */
 {
     double theirs, unused;
     memcpy(m->sent, figure, sizeof *figure);
-    TRY(swap(m, sizeof *figure, &unused));
+    TRY(message_swap(m, sizeof *figure, &unused));
     memcpy(&theirs, m->got, sizeof theirs);
     if (theirs > *figure) *figure = theirs;
     return TUTTI_OK;
 }
-static double most(double a, double b) { return a > b ? a : b; }
-static double least(double a, double b) { return a < b ? a : b; }
+static double double_most(double a, double b) { return a > b ? a : b; }
+static double double_least(double a, double b) { return a < b ? a : b; }
 /* Of who begins an exchange later the other's part is on its way already, and it begins the next one earlier. Between
    hosts that are far apart this is much of the time, so it takes two to tell what one takes. */
 static tutti_status best_of(struct measuring *m, int count, int together, size_t bytes, double *best)
@@ -80,28 +80,28 @@ static tutti_status best_of(struct measuring *m, int count, int together, size_t
     *best = DBL_MAX;
     for (int i = 0; i < count; i++) {
         double sum = 0, ns;
-        for (int k = 0; k < together; k++, sum += ns) TRY(swap(m, bytes, &ns));
-        *best = least(*best, sum / together);
+        for (int k = 0; k < together; k++, sum += ns) TRY(message_swap(m, bytes, &ns));
+        *best = double_least(*best, sum / together);
     }
-    return say(m, best);
+    return cost_exchange(m, best);
 }
 /* What is left of an exchange; at least a part of it, for what is measured is not that exact. */
-static double rest(double whole, double part) { return most(whole - part, whole / BELIEVED); }
-static tutti_status measure(struct measuring *m, struct link_cost *out)
+static double time_rest(double whole, double part) { return double_most(whole - part, whole / BELIEVED); }
+static tutti_status cost_measure(struct measuring *m, struct link_cost *out)
 {
     double medium, large, way = link_way_ns(m->comm->group.peers[m->peer]);
-    TRY(say(m, &way));
+    TRY(cost_exchange(m, &way));
     bool far = way > FAR_NS;
     int times = far ? FEW : ENOUGH, together = far ? 2 : 1;
     TRY(best_of(m, 2 * times, 1, sizeof(double), &out->message_ns));
-    if (far) out->message_ns = most(out->message_ns, way);
+    if (far) out->message_ns = double_most(out->message_ns, way);
     TRY(best_of(m, times, together, MEDIUM_BYTES, &medium));
-    out->announced_ns = least(ANNOUNCED * out->message_ns, medium);
-    out->byte_ns = rest(medium, out->announced_ns) / MEDIUM_BYTES;
+    out->announced_ns = double_least(ANNOUNCED * out->message_ns, medium);
+    out->byte_ns = time_rest(medium, out->announced_ns) / MEDIUM_BYTES;
     if (medium - out->announced_ns >= SLOW_NS) return TUTTI_OK;
     TRY(best_of(m, times, together, LARGE_BYTES, &large));
-    out->byte_ns = rest(large, medium) / (LARGE_BYTES - MEDIUM_BYTES);
-    out->announced_ns = most(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
+    out->byte_ns = time_rest(large, medium) / (LARGE_BYTES - MEDIUM_BYTES);
+    out->announced_ns = double_most(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
     return TUTTI_OK;
 }
 static tutti_status measure_each(struct measuring *m, struct link_costs *out)
@@ -110,7 +110,7 @@ static tutti_status measure_each(struct measuring *m, struct link_costs *out)
     tutti_status status = TUTTI_OK;
     for (int k = 0; k < host_barrier_networks(m->comm) && status == TUTTI_OK; k++) {
         router_use_network(router, k);
-        status = measure(m, &out->by[k]);
+        status = cost_measure(m, &out->by[k]);
         LOG(DEBUG, "%s: by %s a message to rank %d takes %.0f ns, one with rendezvous %.0f ns, and a byte %.3f ns",
             m->comm->group.name, router_network_name(router, k), m->peer, out->by[k].message_ns,
             out->by[k].announced_ns, out->by[k].byte_ns);
@@ -121,17 +121,17 @@ static tutti_status measure_each(struct measuring *m, struct link_costs *out)
 static tutti_status with_peer(struct measuring *m, struct link_costs *out)
 {
     const unsigned char *process = m->comm->group.members[m->peer].identity.nonce;
-    double unknown = !recall(process, out);
-    TRY(say(m, &unknown));
+    double unknown = !cost_recall(process, out);
+    TRY(cost_exchange(m, &unknown));
     if (unknown > 0) {
         TRY(measure_each(m, out));
-        remember(process, out);
+        cost_remember(process, out);
         return TUTTI_OK;
     }
     for (int k = 0; k < host_barrier_networks(m->comm); k++) {
-        TRY(say(m, &out->by[k].message_ns));
-        TRY(say(m, &out->by[k].announced_ns));
-        TRY(say(m, &out->by[k].byte_ns));
+        TRY(cost_exchange(m, &out->by[k].message_ns));
+        TRY(cost_exchange(m, &out->by[k].announced_ns));
+        TRY(cost_exchange(m, &out->by[k].byte_ns));
     }
     return TUTTI_OK;
 }
@@ -140,7 +140,7 @@ tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct li
     const struct group *g = &comm->group;
     int other = g->host ^ 1;
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     *out = (struct link_costs){ 0 };
     if (other >= g->layout->hosts) return TUTTI_OK;
     struct measuring m = { .comm = comm, .peer = rank_at(g->layout, other, 0), .deadline_ms = deadline_ms };

@@ -26,7 +26,7 @@ static void after_fork_in_child(void)
     clock_condition_init(&changed);
     pthread_mutex_unlock(&lock);
 }
-static void prepare(void)
+static void fork_prepare(void)
 {
     clock_condition_init(&changed);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -47,7 +47,7 @@ static void name_segment(const struct joining *j, unsigned char out[16])
 }
 
 /* ---- making it ---- */
-static tutti_status make(struct mapping *m, const struct joining *j)
+static tutti_status mapping_make(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
     TRY(segment_create(&m->segment, j->shape, m->token, &descriptor));
@@ -55,7 +55,7 @@ static tutti_status make(struct mapping *m, const struct joining *j)
     close(descriptor);
     return status;
 }
-static tutti_status receive(struct mapping *m, const struct joining *j)
+static tutti_status mapping_receive(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
     TRY(shm_group_receive(j->group, j->shm_group, m->token, j->deadline_ms, "the shared memory of the group",
@@ -64,7 +64,7 @@ static tutti_status receive(struct mapping *m, const struct joining *j)
 }
 
 /* ---- sharing it ---- */
-static struct mapping *find(const unsigned char token[16])
+static struct mapping *mapping_find(const unsigned char token[16])
 {
     for (struct mapping *m = mappings; m; m = m->next)
         if (memcmp(m->token, token, sizeof m->token) == 0) return m;
@@ -72,7 +72,7 @@ static struct mapping *find(const unsigned char token[16])
 }
 static struct mapping *find_or_add(const unsigned char token[16])      /* lock held */
 {
-    struct mapping *m = find(token);
+    struct mapping *m = mapping_find(token);
     if (!m && (m = memory_zeroed(1, sizeof *m)) != NULL) {
         memcpy(m->token, token, sizeof m->token);
         m->next = mappings;
@@ -87,7 +87,7 @@ static struct {                                         /* groups that were not 
 } failures;
 void mapping_fail(const struct group *group, tutti_status status, const char *detail)
 {
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&lock);
     unsigned at = failures.count++ % FAILURES;
     memcpy(failures.group[at].token, group->members[0].token, sizeof failures.group[at].token);
@@ -138,14 +138,14 @@ tutti_status mapping_acquire(const struct group *group, const struct shm_group *
     const struct joining j = { group, shm_group, shape, deadline_ms };
     unsigned char token[16];
     name_segment(&j, token);
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&lock);
     struct mapping *m = find_or_add(token);
     pthread_mutex_unlock(&lock);
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
     if (shm_group_is_first_of_process(group, shm_group, group->rank)) {
-        status = shm_group_is_maker(shm_group, group->rank) ? make(m, &j) : receive(m, &j);
+        status = shm_group_is_maker(shm_group, group->rank) ? mapping_make(m, &j) : mapping_receive(m, &j);
         tell_process(m, status);
     } else status = await_first(m, &j);
     if (status != TUTTI_OK) { mapping_release(m); return status; }

@@ -28,7 +28,7 @@ tutti_status shm_group_check(const struct group *group)
         "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
         ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);
 }
-static tutti_status refuse(int rank, tutti_status status)
+static tutti_status send_refuse(int rank, tutti_status status)
 {
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.500s", status_detail());
@@ -42,7 +42,7 @@ tutti_status shm_group_send(const struct group *g, const struct shm_group *s, co
         struct peer *peer = g->peers[s->ranks[i]];
         if (peer && shm_group_is_first_of_process(g, s, s->ranks[i]))
             status = peer_send_descriptor(peer, token, descriptor);
-        if (status != TUTTI_OK) status = refuse(s->ranks[i], status);
+        if (status != TUTTI_OK) status = send_refuse(s->ranks[i], status);
     }
     return status;
 }

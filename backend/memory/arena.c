@@ -205,7 +205,7 @@ void *arena_map(int descriptor, size_t bytes)
 }
 
 /* ---- allocating ---- */
-static void *take(size_t bytes, size_t alignment)
+static void *arena_take(size_t bytes, size_t alignment)
 {
     pthread_mutex_lock(&lock);
     unsigned char *at = heap_take(&heap, bytes, alignment);
@@ -236,7 +236,7 @@ static size_t block_bytes_wanted(void)
 }
 /* What is wanted; or only what is needed, if there is no more; and that with the help of the spare block, before it is
    refused. */
-static tutti_status grow(size_t bytes)
+static tutti_status arena_grow(size_t bytes)
 {
     size_t least, wanted = block_bytes_wanted();
     if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
@@ -256,11 +256,11 @@ tutti_status arena_allocate(size_t bytes, void **out)
         if (!size_add(bytes, alignment - 1, &whole)) whole = bytes;
         else whole = whole / alignment * alignment;
     }
-    void *at = take(whole, alignment);
+    void *at = arena_take(whole, alignment);
     tutti_status status = TUTTI_OK;
     if (!at) {
         pthread_mutex_lock(&growth);
-        while (!(at = take(whole, alignment)) && status == TUTTI_OK) status = grow(whole);
+        while (!(at = arena_take(whole, alignment)) && status == TUTTI_OK) status = arena_grow(whole);
         pthread_mutex_unlock(&growth);
     }
     if (at) *out = at;
@@ -277,7 +277,7 @@ static bool is_inherited(const void *at)
 }
 /* One wholly free block is kept, the larger: to make it anew takes longest. But never one of more than 64 MiB, which is
    what malloc of glibc keeps at most: beyond that a program that is done with its memory sees it as a leak. */
-static struct block retire(const void *region)
+static struct block block_retire(const void *region)
 {
     int freed = block_index(region);
     if (region_bytes(&blocks[freed]) > SPARE_BYTES) return block_remove(freed);
@@ -297,7 +297,7 @@ tutti_status arena_free(void *at)
     if (!at) return TUTTI_OK;
     pthread_mutex_lock(&lock);
     bool known = heap_give(&heap, at, &region), foreign = !known && is_inherited(at);
-    if (known && region) old = retire(region);
+    if (known && region) old = block_retire(region);
     pthread_mutex_unlock(&lock);
     block_unmake(&old);
     if (known || foreign) return TUTTI_OK;
@@ -345,8 +345,8 @@ static void in_child(void)
     heap_finish(&heap);
     in_parent();
 }
-static void prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
-void arena_prepare(void) { pthread_once(&once, prepare); }
+static void fork_prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
+void arena_prepare(void) { pthread_once(&once, fork_prepare); }
 
 /* ---- for peers ---- */
 int arena_descriptor(uint64_t block, size_t *bytes)
@@ -362,7 +362,7 @@ int arena_descriptor(uint64_t block, size_t *bytes)
     pthread_mutex_unlock(&lock);
     return copy;
 }
-static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
+static tutti_status block_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
 {
     TRY(memfd_check(descriptor, bytes, whose));
     void *base = bytes < page_bytes() ? MAP_FAILED : arena_map(descriptor, bytes);
@@ -381,7 +381,7 @@ static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const c
 }
 tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
 {
-    tutti_status status = attach(descriptor, block, bytes, whose, out);
+    tutti_status status = block_attach(descriptor, block, bytes, whose, out);
     close(descriptor);
     return status;
 }

@@ -28,14 +28,14 @@ static void after_fork_in_child(void)                   /* the mappings stay wit
     all = NULL;
     pthread_mutex_unlock(&lock);
 }
-static void prepare(void)
+static void fork_prepare(void)
 {
     arena_prepare();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 tutti_status common_enter(const unsigned char token[16], struct common **out)
 {
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&lock);
     struct common *c = all;
     while (c && memcmp(c->token, token, sizeof c->token) != 0) c = c->next;
@@ -69,14 +69,14 @@ void *common_base(struct common *c)
     return base;
 }
 /* Lock held. The link to it, if it is to be taken down: its last user leaves. */
-static struct common *leave(struct common **link)
+static struct common *common_unlink(struct common **link)
 {
     struct common *c = *link;
     if (--c->users) return NULL;
     *link = c->next;
     return c;
 }
-static void unmake(struct common *c)
+static void common_unmake(struct common *c)
 {
     if (c && c->base) munmap(c->base, c->bytes);
     free(c);
@@ -87,9 +87,9 @@ void common_leave(struct common *common)
     pthread_mutex_lock(&lock);
     struct common **link = &all, *last = NULL;
     while (*link && *link != common) link = &(*link)->next;
-    if (*link) last = leave(link);
+    if (*link) last = common_unlink(link);
     pthread_mutex_unlock(&lock);
-    unmake(last);
+    common_unmake(last);
 }
 bool common_leave_at(void *base)
 {
@@ -97,8 +97,8 @@ bool common_leave_at(void *base)
     struct common **link = &all, *last = NULL;
     while (*link && (*link)->base != base) link = &(*link)->next;
     bool found = base && *link;
-    if (found) last = leave(link);
+    if (found) last = common_unlink(link);
     pthread_mutex_unlock(&lock);
-    unmake(last);
+    common_unmake(last);
     return found;
 }

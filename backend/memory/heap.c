@@ -27,7 +27,7 @@ static struct extent **row_of(const struct heap *h, const void *at)
     uint64_t mixed = (uint64_t)(uintptr_t)at / HEAP_UNIT * 0x9e3779b97f4a7c15u;
     return &h->rows[(mixed >> 32) & (h->row_count - 1)];
 }
-static void push(struct extent **list, struct extent *e)
+static void extent_push(struct extent **list, struct extent *e)
 {
     e->previous = NULL;
     e->next = *list;
@@ -49,7 +49,7 @@ static bool rows_grow(struct heap *h)                   /* keeps one row for eac
     for (size_t row = 0; row < h->row_count; row++)
         for (struct extent *e = h->rows[row], *next; e; e = next) {
             next = e->next;
-            push(row_of(&larger, e->at), e);
+            extent_push(row_of(&larger, e->at), e);
         }
     free(h->rows);
     h->rows = larger.rows;
@@ -59,7 +59,7 @@ static bool rows_grow(struct heap *h)                   /* keeps one row for eac
 
 /* ---- extents ---- */
 /* The part of a free extent behind its first `bytes`, as an extent of its own; neither is in a bin. */
-static bool split(struct extent *e, size_t bytes)
+static bool extent_split(struct extent *e, size_t bytes)
 {
     if (e->bytes == bytes) return true;
     struct extent *rest = memory_zeroed(1, sizeof *rest);
@@ -70,27 +70,27 @@ static bool split(struct extent *e, size_t bytes)
     e->bytes = bytes;
     return true;
 }
-static void absorb(struct extent *e, struct extent *next)              /* next is behind e, free, and in no bin */
+static void extent_absorb(struct extent *e, struct extent *next) /* next is behind e, free, and in no bin */
 {
     e->bytes += next->bytes;
     e->after = next->after;
     if (e->after) e->after->before = e;
     free(next);
 }
-static struct extent *merge(struct heap *h, struct extent *e)          /* with its free neighbours, into a bin */
+static struct extent *extent_merge(struct heap *h, struct extent *e)          /* with its free neighbours, into a bin */
 {
     struct extent *after = e->after, *before = e->before;
     e->free = true;
     if (after && after->free) {
         unlink_from(&h->bins[bin_of(after->bytes)], after);
-        absorb(e, after);
+        extent_absorb(e, after);
     }
     if (before && before->free) {
         unlink_from(&h->bins[bin_of(before->bytes)], before);
-        absorb(before, e);
+        extent_absorb(before, e);
         e = before;
     }
-    push(&h->bins[bin_of(e->bytes)], e);
+    extent_push(&h->bins[bin_of(e->bytes)], e);
     return e;
 }
 
@@ -101,15 +101,15 @@ bool heap_add(struct heap *h, void *region, size_t bytes)
     struct extent *e = memory_zeroed(1, sizeof *e);
     if (!e) return false;
     *e = (struct extent){ .at = region, .bytes = bytes, .region = region, .free = true };
-    push(&h->bins[bin_of(bytes)], e);
+    extent_push(&h->bins[bin_of(bytes)], e);
     return true;
 }
-static size_t padding(const struct extent *e, size_t alignment) { return -(uintptr_t)e->at & (alignment - 1); }
+static size_t extent_padding(const struct extent *e, size_t alignment) { return -(uintptr_t)e->at & (alignment - 1); }
 static struct extent *find_room(const struct heap *h, size_t bytes, size_t alignment)
 {
     for (int bin = bin_of(bytes); bin < HEAP_BINS; bin++)
         for (struct extent *e = h->bins[bin]; e; e = e->next)
-            if (e->bytes >= bytes && e->bytes - bytes >= padding(e, alignment)) return e;
+            if (e->bytes >= bytes && e->bytes - bytes >= extent_padding(e, alignment)) return e;
     return NULL;
 }
 void *heap_take(struct heap *h, size_t bytes, size_t alignment)
@@ -119,19 +119,19 @@ void *heap_take(struct heap *h, size_t bytes, size_t alignment)
     struct extent *e = rows_grow(h) ? find_room(h, bytes, alignment) : NULL, *front = e;
     if (!e) return NULL;
     unlink_from(&h->bins[bin_of(e->bytes)], e);
-    size_t skipped = padding(e, alignment);
-    bool fine = !skipped || split(e, skipped);
+    size_t skipped = extent_padding(e, alignment);
+    bool fine = !skipped || extent_split(e, skipped);
     if (fine && skipped) e = front->after;
-    if (fine) fine = split(e, bytes);
+    if (fine) fine = extent_split(e, bytes);
     if (!fine) {                                        /* the pieces become one again */
-        if (e != front) absorb(front, e);
-        push(&h->bins[bin_of(front->bytes)], front);
+        if (e != front) extent_absorb(front, e);
+        extent_push(&h->bins[bin_of(front->bytes)], front);
         return NULL;
     }
-    if (e != front) push(&h->bins[bin_of(front->bytes)], front);
-    if (e->after && e->after->free) push(&h->bins[bin_of(e->after->bytes)], e->after);
+    if (e != front) extent_push(&h->bins[bin_of(front->bytes)], front);
+    if (e->after && e->after->free) extent_push(&h->bins[bin_of(e->after->bytes)], e->after);
     e->free = false;
-    push(row_of(h, e->at), e);
+    extent_push(row_of(h, e->at), e);
     h->taken++;
     return e->at;
 }
@@ -142,7 +142,7 @@ bool heap_give(struct heap *h, void *at, void **region)
     if (!e) return false;
     unlink_from(row_of(h, at), e);
     h->taken--;
-    e = merge(h, e);
+    e = extent_merge(h, e);
     *region = e->before || e->after ? NULL : e->region;
     return true;
 }

@@ -28,7 +28,7 @@ bool kept_folder(char *out, size_t bytes)
     else if (home && home[0] == '/') length = snprintf(out, bytes, "%s/.cache/tutti", home);
     return length > 0 && (size_t)length < bytes;
 }
-static uint64_t hash(const char *text)                                 /* FNV-1a */
+static uint64_t text_hash(const char *text)                                 /* FNV-1a */
 {
     uint64_t h = 0xcbf29ce484222325u;
     for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
@@ -36,11 +36,11 @@ static uint64_t hash(const char *text)                                 /* FNV-1a
 }
 static bool path_of(const char *folder, const char *identity, char out[PATH_BYTES])
 {
-    return snprintf(out, PATH_BYTES, "%s/machine-%016" PRIx64, folder, hash(identity)) < PATH_BYTES;
+    return snprintf(out, PATH_BYTES, "%s/machine-%016" PRIx64, folder, text_hash(identity)) < PATH_BYTES;
 }
 
 /* ---- the text: the identity, a line for each figure, and a hash of all that ---- */
-static size_t print(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
+static size_t text_print(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
 {
     const struct machine_row *rows;
     int count = machine_table(&rows);
@@ -49,32 +49,32 @@ static size_t print(const char *identity, const struct machine *machine, char ou
         length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "%s %.17g %s\n", rows[i].name,
             machine_figure(machine, i), rows[i].unit);
     if (length < TEXT_BYTES)
-        length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "hash %016" PRIx64 "\n", hash(out));
+        length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "hash %016" PRIx64 "\n", text_hash(out));
     return length < TEXT_BYTES ? (size_t)length : 0;
 }
 /* Steps over the text if what is at *at begins so. */
-static bool skip(const char **at, const char *text)
+static bool text_skip(const char **at, const char *text)
 {
     size_t length = strlen(text);
     if (strncmp(*at, text, length) != 0) return false;
     *at += length;
     return true;
 }
-static bool parse(const char *text, const char *identity, struct machine *out)
+static bool text_parse(const char *text, const char *identity, struct machine *out)
 {
     const struct machine_row *rows;
     int count = machine_table(&rows);
     const char *at = text;
     char again[TEXT_BYTES];
-    if (!skip(&at, identity) || !skip(&at, "\n")) return false;
+    if (!text_skip(&at, identity) || !text_skip(&at, "\n")) return false;
     for (int i = 0; i < count; i++) {
         char *end;
-        if (!skip(&at, rows[i].name) || !skip(&at, " ")) return false;
+        if (!text_skip(&at, rows[i].name) || !text_skip(&at, " ")) return false;
         machine_set(out, i, strtod(at, &end));
         at = end;
-        if (!skip(&at, " ") || !skip(&at, rows[i].unit) || !skip(&at, "\n")) return false;
+        if (!text_skip(&at, " ") || !text_skip(&at, rows[i].unit) || !text_skip(&at, "\n")) return false;
     }
-    return machine_is_sane(out) && print(identity, out, again) && strcmp(text, again) == 0;
+    return machine_is_sane(out) && text_print(identity, out, again) && strcmp(text, again) == 0;
 }
 bool kept_read(const char *folder, const char *identity, struct machine *out)
 {
@@ -86,7 +86,7 @@ bool kept_read(const char *folder, const char *identity, struct machine *out)
     if (file >= 0) close(file);
     if (length < 0) return false;
     text[length] = 0;
-    if (!parse(text, identity, &found)) return false;
+    if (!text_parse(text, identity, &found)) return false;
     *out = found;
     return true;
 }
@@ -117,7 +117,7 @@ static bool write_beside(const char *path, const char *text, size_t length)
 bool kept_write(const char *folder, const char *identity, const struct machine *machine)
 {
     char path[PATH_BYTES], text[TEXT_BYTES];
-    size_t length = print(identity, machine, text);
+    size_t length = text_print(identity, machine, text);
     if (!length || !path_of(folder, identity, path)) return false;
     if (make_folder(folder) && write_beside(path, text, length)) return true;
     const char *reason = strerror(errno), *asked = settings_get()->cache;

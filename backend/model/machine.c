@@ -83,13 +83,13 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork(void) { pthread_mutex_unlock(&lock); }
-static void prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
-static void enter(void)
+static void fork_prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+static void machine_enter(void)
 {
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&lock);
 }
-static bool find(int distance)                          /* in this process, else on disk */
+static bool machine_find(int distance)                          /* in this process, else on disk */
 {
     char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
     if (!is_known[distance] && distance && kept_folder(folder, sizeof folder)) {
@@ -101,13 +101,13 @@ static bool find(int distance)                          /* in this process, else
 }
 static bool find_any(void)
 {
-    for (int distance = 0; latest < 0 && distance < DISTANCES; distance++) find(distance);
+    for (int distance = 0; latest < 0 && distance < DISTANCES; distance++) machine_find(distance);
     return latest >= 0;
 }
 bool machine_recall(int distance, struct machine *out)
 {
-    enter();
-    bool found = distance ? find(distance) : find_any();
+    machine_enter();
+    bool found = distance ? machine_find(distance) : find_any();
     if (found) *out = known[latest];
     pthread_mutex_unlock(&lock);
     return found;
@@ -115,7 +115,7 @@ bool machine_recall(int distance, struct machine *out)
 void machine_learn(int distance, const struct machine *parameters, bool keep)
 {
     char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
-    enter();
+    machine_enter();
     if (!is_known[distance]) known[distance] = *parameters;
     is_known[distance] = true;
     latest = distance;

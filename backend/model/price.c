@@ -56,11 +56,11 @@ struct pricing {
     double *share;                                      /* [member]: what crosses of its host ÷ of its own */
 };
 
-static double least(double a, double b) { return a < b ? a : b; }
-static double most(double a, double b) { return a > b ? a : b; }
+static double double_least(double a, double b) { return a < b ? a : b; }
+static double double_most(double a, double b) { return a > b ? a : b; }
 
 /* ---- steps ---- */
-static double mixed(const struct pricing *x, double peer)               /* of a peer's tensor */
+static double pages_mixed(const struct pricing *x, double peer)               /* of a peer's tensor */
 {
     return x->held * peer + (1 - x->held) * x->machine->far / 2;
 }
@@ -73,13 +73,13 @@ static double read_cost(const struct pricing *x, int rank, struct span a)
     const struct machine *m = x->machine;
     if (is_read_by_kernel(x, rank, a)) return x->held * m->fetch + (1 - x->held) * m->lost_fetch;
     if (a.rank != rank && a.buffer == SCRATCH) return m->lost_read;
-    if (a.rank != rank) return mixed(x, x->peer_read);
+    if (a.rank != rank) return pages_mixed(x, x->peer_read);
     return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
 }
 static double write_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
-    if (a.rank != rank) return mixed(x, x->peer_write);
+    if (a.rank != rank) return pages_mixed(x, x->peer_write);
     if (a.buffer == SCRATCH) return m->lost_write;
     return (x->fits ? m->near : m->far) / 2;
 }
@@ -126,7 +126,7 @@ static double calls_cost(const struct pricing *x, const struct schedule *s, cons
     int peers = 0;
     if (t->kind != WORK) return 0;
     for (int f = 0; f < t->from_count; f++) peers += is_read_by_kernel(x, s->rank, from[f]);
-    double blocks = t->from_count == 1 ? 1 : most(1, peers * x->chunk_bytes / READ_BLOCK);
+    double blocks = t->from_count == 1 ? 1 : double_most(1, peers * x->chunk_bytes / READ_BLOCK);
     return peers * from->count * blocks * x->machine->reading * x->load;
 }
 static double lines_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
@@ -184,11 +184,11 @@ static bool find_messages(struct pricing *x)
     for (int m = 0; m < p->count; m++) {
         const struct schedule *s = &p->ranks[m];
         const double *host = x->crosses[s->place.host];
-        x->share[m] = (host[0] + host[1]) / most(1, chunks_posted(s, SEND) + chunks_posted(s, RECV));
+        x->share[m] = (host[0] + host[1]) / double_most(1, chunks_posted(s, SEND) + chunks_posted(s, RECV));
     }
     return true;
 }
-static double way(const struct pricing *x, const struct schedule *s, const struct step *t)        /* its bytes' */
+static double step_way(const struct pricing *x, const struct schedule *s, const struct step *t)        /* its bytes' */
 {
     return x->machine->wire * chunks_of(s, t) * x->chunk_bytes * x->share[plan_index(x->plan, s->rank)];
 }
@@ -197,7 +197,7 @@ static double busiest_link(const struct pricing *x)
 {
     double chunks = 0;
     for (int h = 0; x->crosses && h < x->plan->layout->hosts; h++)
-        chunks = most(chunks, most(x->crosses[h][0], x->crosses[h][1]));
+        chunks = double_most(chunks, double_most(x->crosses[h][0], x->crosses[h][1]));
     return chunks * x->chunk_bytes * x->machine->wire;
 }
 
@@ -209,7 +209,7 @@ static bool messages_are_filled(const struct pricing *x)
         const struct schedule *s = &x->plan->ranks[m];
         for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
             if (s->steps[j].kind == SEND)
-                filled = most(filled, way(x, s, &s->steps[j]) / message_cost(x, s, &s->steps[j], THIRDS));
+                filled = double_most(filled, step_way(x, s, &s->steps[j]) / message_cost(x, s, &s->steps[j], THIRDS));
     }
     return !x->match || filled >= FILLED;
 }
@@ -231,7 +231,7 @@ static bool message_over(const struct pricing *x, const struct schedule *s, int 
     double posted = *ends_of_rank(x, s->rank, step), *there = NULL;
     if (other.rank >= 0 && !(there = ends_of_rank(x, other.rank, other.step))) return false;
     if (there && *there > posted) posted = *there;
-    *out = posted + message_cost(x, s, &s->steps[step], THIRDS - OF_SENDER) + way(x, s, &s->steps[step]);
+    *out = posted + message_cost(x, s, &s->steps[step], THIRDS - OF_SENDER) + step_way(x, s, &s->steps[step]);
     return true;
 }
 /* When the step's waits are over; false: one is for a step that has no time yet. */
@@ -262,7 +262,7 @@ static bool run_member(const struct pricing *x, int member)            /* true: 
     }
     return x->at[member] > from;
 }
-static double path(const struct pricing *x)
+static double plan_path(const struct pricing *x)
 {
     double longest = 0;
     for (bool moved = true; moved;) {
@@ -271,17 +271,17 @@ static double path(const struct pricing *x)
     }
     for (int m = 0; m < x->plan->count; m++) {
         const struct schedule *s = &x->plan->ranks[m];
-        if (s->step_count) longest = most(longest, *ends_at(x, m, s->step_count - 1));
+        if (s->step_count) longest = double_most(longest, *ends_at(x, m, s->step_count - 1));
         for (int j = s->first_message; j >= 0 && j <= s->last_message; j++) {
             double over = 0;
-            if (step_is_message(&s->steps[j]) && message_over(x, s, j, &over)) longest = most(longest, over);
+            if (step_is_message(&s->steps[j]) && message_over(x, s, j, &over)) longest = double_most(longest, over);
         }
     }
     return longest;
 }
 
 /* ---- many tiles ---- */
-static double busiest(const struct pricing *x)
+static double plan_busiest(const struct pricing *x)
 {
     double busiest_rank = 0;
     for (int m = 0; m < x->plan->count; m++) {
@@ -290,8 +290,8 @@ static double busiest(const struct pricing *x)
         for (int j = 0; j < s->step_count; j++)
             busy += step_cost(x, s, &s->steps[j])
                 + (s->steps[j].kind == RECV ? message_cost(x, s, &s->steps[j], THIRDS - OF_SENDER) : 0);
-        busy += most(chunks_posted(s, SEND), chunks_posted(s, RECV)) * x->chunk_bytes * x->machine->wire;
-        busiest_rank = most(busiest_rank, busy);
+        busy += double_most(chunks_posted(s, SEND), chunks_posted(s, RECV)) * x->chunk_bytes * x->machine->wire;
+        busiest_rank = double_most(busiest_rank, busy);
     }
     return busiest_rank;
 }
@@ -314,30 +314,31 @@ static double displaced_cost(const struct pricing *x, const struct cutting *c, i
     double longer = x->machine->far - x->machine->near, least_longer = x->machine->near / 8;
     for (int m = 0; m < x->plan->count; m++) {
         double bytes = slot_chunks(&x->plan->ranks[m]) * x->chunk_bytes * in_flight;
-        passing = most(passing, bytes);
+        passing = double_most(passing, bytes);
     }
     if (longer < least_longer) longer = least_longer;
-    return least(passing, message) * least(1, (passing + message) / x->machine->l2) * longer * x->load;
+    return double_least(passing, message) * double_least(1, (passing + message) / x->machine->l2) * longer * x->load;
 }
-static double total(struct pricing *x, const struct cutting *c)
+static double plan_total(struct pricing *x, const struct cutting *c)
 {
     const struct schedule *s = &x->plan->ranks[0];
     int chunks = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
-    double tile = least((double)c->tile_bytes, (double)c->message_bytes);
+    double tile = double_least((double)c->tile_bytes, (double)c->message_bytes);
     double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
-    double in_flight = least(c->slots, further + 1);
+    double in_flight = double_least(c->slots, further + 1);
     x->chunk_bytes = tile / chunks;
-    double busy = most(busiest(x), busiest_link(x)), one = most(path(x), busy), each = most(one / c->slots, busy);
+    double busy = double_most(plan_busiest(x), busiest_link(x)), one = double_most(plan_path(x), busy),
+           each = double_most(one / c->slots, busy);
     each += x->machine->tile * x->load;
     return one + further * each + displaced_cost(x, c, (int)in_flight);
 }
-static tutti_status evaluate(const struct plan *plan, const struct machine *machine, const struct cutting *c,
+static tutti_status plan_evaluate(const struct plan *plan, const struct machine *machine, const struct cutting *c,
     double *out, bool *filled)
 {
     struct pricing x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
     x.ranks = plan->one_host ? plan->count : plan->layout->largest;
     x.round = price_round(machine, x.ranks, c->cores);
-    x.held = least(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
+    x.held = double_least(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
     x.load = x.ranks > c->cores ? (double)x.ranks / c->cores : 1;
     x.peer_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
     x.peer_write = (machine->slot_write + (x.load - 1) * machine->near / 2) / x.load;
@@ -345,7 +346,7 @@ static tutti_status evaluate(const struct plan *plan, const struct machine *mach
     x.at = memory_zeroed((size_t)plan->count, sizeof *x.at);
     bool fine = x.ends && x.at && find_messages(&x);
     if (fine) {
-        *out = total(&x, c);
+        *out = plan_total(&x, c);
         *filled = messages_are_filled(&x);
     }
     match_destroy(x.match);
@@ -358,7 +359,7 @@ static tutti_status evaluate(const struct plan *plan, const struct machine *mach
 tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *c, double *out)
 {
     bool filled;
-    return evaluate(plan, machine, c, out, &filled);
+    return plan_evaluate(plan, machine, c, out, &filled);
 }
 
 /* ---- tiles ---- */
@@ -370,7 +371,7 @@ double price_round(const struct machine *machine, int ranks, int cores)
 int price_slots(const struct machine *machine, size_t tile_bytes, bool oversubscribed)
 {
     if (oversubscribed) return MOST_TILES_IN_FLIGHT;
-    int slots = (int)least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
+    int slots = (int)double_least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
     return slots > 2 ? slots : 2;
 }
 size_t price_largest_tile(const struct machine *machine)
@@ -391,9 +392,9 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
         struct cutting c = { message_bytes, tile, slots, cores };
         double price = 0;
         bool filled, last = 2 * tile > largest || tile >= message_bytes;
-        TRY(evaluate(plan, machine, &c, &price, &filled));
+        TRY(plan_evaluate(plan, machine, &c, &price, &filled));
         if ((!filled && !last) || (found && price >= alike * least_price)) continue;
-        least_price = found ? least(price, least_price) : price;
+        least_price = found ? double_least(price, least_price) : price;
         *best = c;
         *out = price;
         found = true;
@@ -408,9 +409,12 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
    it in pauses, which keep the core from others; yields give it to whoever wants it, so they may go on for much longer:
    ranks that compute come 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (bench_decode.py shows it). */
 enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
-static int rungs(double time, double each) { return time / each < INT_MAX / 4 ? (int)(time / each) + 1 : INT_MAX / 4; }
+static int time_rounds(double time, double each)
+{
+    return time / each < INT_MAX / 4 ? (int)(time / each) + 1 : INT_MAX / 4;
+}
 struct spin_budget price_spin_budget(const struct machine *machine, double look)
 {
-    return (struct spin_budget){ rungs(machine->sleep / PAUSES_OF_SLEEP, machine->pause + look),
-        rungs(SLEEPS_OF_YIELDS * machine->sleep, machine->yield + look) };
+    return (struct spin_budget){ time_rounds(machine->sleep / PAUSES_OF_SLEEP, machine->pause + look),
+        time_rounds(SLEEPS_OF_YIELDS * machine->sleep, machine->yield + look) };
 }

@@ -55,13 +55,13 @@ static bool is_late(struct probe *p)
 }
 /* What disturbs makes a time longer, never shorter: the lower quartile. Of differences, which may go both ways, and of
    a sleep, which takes sometimes this and sometimes that, the median. */
-static double undisturbed(double *times, int count) { return sorted_at(times, count, count / 4); }
-static double median(double *times, int count) { return sorted_at(times, count, count / 2); }
-static double since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
+static double times_undisturbed(double *times, int count) { return sorted_at(times, count, count / 4); }
+static double times_median(double *times, int count) { return sorted_at(times, count, count / 2); }
+static double time_since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
 
 /* ---- two threads ---- */
 /* False: it is late, nothing more is measured. */
-static bool await(const struct side *me, struct word *word, uint32_t value)
+static bool word_await(const struct side *me, struct word *word, uint32_t value)
 {
     for (unsigned n = 1; atomic_load_explicit(&word->value, memory_order_acquire) < value; n++) {
         if (me->beside) sched_yield();
@@ -70,11 +70,11 @@ static bool await(const struct side *me, struct word *word, uint32_t value)
     }
     return true;
 }
-static bool meet(struct side *me)
+static bool sides_meet(struct side *me)
 {
     uint32_t now = ++me->meetings;
     atomic_store_explicit(&me->probe->met[me->who].value, now, memory_order_release);
-    return await(me, &me->probe->met[!me->who], now);
+    return word_await(me, &me->probe->met[!me->who], now);
 }
 /* Pings go to and fro; *out: ns for one way. */
 static bool measure_pings(struct side *me, uint32_t rounds, double *out)
@@ -83,20 +83,20 @@ static bool measure_pings(struct side *me, uint32_t rounds, double *out)
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
         atomic_store(&p->ping.value, 0);
-        if (!meet(me)) return false;
+        if (!sides_meet(me)) return false;
         int64_t begin = clock_ns();
         for (uint32_t i = 0; i < rounds; i++) {
-            if (me->who && !await(me, &p->ping, 2 * i + 1)) return false;
+            if (me->who && !word_await(me, &p->ping, 2 * i + 1)) return false;
             atomic_store_explicit(&p->ping.value, 2 * i + 1 + (uint32_t)me->who, memory_order_release);
-            if (!me->who && !await(me, &p->ping, 2 * i + 2)) return false;
+            if (!me->who && !word_await(me, &p->ping, 2 * i + 2)) return false;
         }
-        times[k] = since(begin) / rounds / 2;
-        if (!meet(me)) return false;
+        times[k] = time_since(begin) / rounds / 2;
+        if (!sides_meet(me)) return false;
     }
-    if (!me->who) *out = undisturbed(times, REPEATS);
+    if (!me->who) *out = times_undisturbed(times, REPEATS);
     return true;
 }
-static void wake(struct probe *p)                       /* to somebody who has had the time to fall asleep */
+static void side_wake(struct probe *p)                       /* to somebody who has had the time to fall asleep */
 {
     for (int64_t until = clock_ns() + FALL_ASLEEP_NS; clock_ns() < until;) sched_yield();
     p->woken_ns = clock_ns();
@@ -110,7 +110,7 @@ static bool sleep_until_woken(struct probe *p, double *out)
         syscall(SYS_futex, &p->ping.value, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
         if (is_late(p)) return false;
     }
-    *out = since(p->woken_ns);
+    *out = time_since(p->woken_ns);
     return true;
 }
 static bool measure_sleep(struct side *me)
@@ -119,12 +119,12 @@ static bool measure_sleep(struct side *me)
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
         atomic_store(&p->ping.value, 0);
-        if (!meet(me)) return false;
-        if (me->who) wake(p);
+        if (!sides_meet(me)) return false;
+        if (me->who) side_wake(p);
         else if (!sleep_until_woken(p, &times[k])) return false;
-        if (!meet(me)) return false;
+        if (!sides_meet(me)) return false;
     }
-    if (!me->who) p->found->sleep = median(times, REPEATS);
+    if (!me->who) p->found->sleep = times_median(times, REPEATS);
     return true;
 }
 
@@ -142,7 +142,7 @@ static bool kernel_reads(void)
     read_by_kernel(&to, &from, 1);
     return to == from;
 }
-static void add(void *to, const void *from, size_t bytes)
+static void line_add(void *to, const void *from, size_t bytes)
 {
     float *sum = to;
     const float *term = from;
@@ -155,9 +155,9 @@ static double cost_of(machine_copy *work, void *to, const void *from, size_t byt
         int64_t begin = clock_ns();
         work(to, from, bytes);
         __asm__ volatile("" ::"r"(to) : "memory");
-        times[k] = since(begin) / (double)bytes;
+        times[k] = time_since(begin) / (double)bytes;
     }
-    return undisturbed(times, REPEATS);
+    return times_undisturbed(times, REPEATS);
 }
 static double copy_cost(void *to, const void *from, size_t bytes)
 {
@@ -168,39 +168,39 @@ static void measure_copies(struct probe *p)
 {
     unsigned char *a = p->message[0], *b = p->message[1];
     p->found->near = copy_cost(a, b, SLOT);
-    double more = cost_of(add, a, b, SLOT) - 1.5 * p->found->near;     /* it moves three numbers, a copy two */
+    double more = cost_of(line_add, a, b, SLOT) - 1.5 * p->found->near;     /* it moves three numbers, a copy two */
     double least = p->found->near / 8;                  /* it hides behind the loads */
     p->found->add = more > least ? more : least;
     p->found->far = copy_cost(a, b, p->message_bytes / 2);
     if (p->found->far < p->found->near) p->found->far = p->found->near;
 }
 /* Each writes one of its slots, then reads the other's; the next time the next of them. */
-static bool exchange(struct side *me, machine_copy *write, machine_copy *fetch, unsigned char *const slots[2],
+static bool slots_exchange(struct side *me, machine_copy *write, machine_copy *fetch, unsigned char *const slots[2],
     size_t count, unsigned char *const tensors[2], double *written, double *read)
 {
     size_t first = count + 1;                           /* that counts: no memory that nobody has read yet */
     double writes[REPEATS], reads[REPEATS];
     for (size_t k = 0; k < first + REPEATS; k++) {
         size_t at = k % count * SLOT;
-        if (!meet(me)) return false;
+        if (!sides_meet(me)) return false;
         int64_t begin = clock_ns();
         write(slots[me->who] + at, tensors[me->who], SLOT);
-        if (k >= first) writes[k - first] = since(begin) / SLOT;
-        if (!meet(me)) return false;
+        if (k >= first) writes[k - first] = time_since(begin) / SLOT;
+        if (!sides_meet(me)) return false;
         begin = clock_ns();
         fetch(tensors[me->who], slots[!me->who] + at, SLOT);
-        if (k >= first) reads[k - first] = since(begin) / SLOT;
+        if (k >= first) reads[k - first] = time_since(begin) / SLOT;
     }
-    *written = undisturbed(writes, REPEATS);
-    *read = undisturbed(reads, REPEATS);
+    *written = times_undisturbed(writes, REPEATS);
+    *read = times_undisturbed(reads, REPEATS);
     return true;
 }
 static bool measure_slots(struct side *me)
 {
     struct probe *p = me->probe;
     double written, read, streamed = 0, streamed_read = 0;
-    if (!exchange(me, copy_plainly, copy_plainly, p->slot, 1, p->message, &written, &read)) return false;
-    if (p->stream && !exchange(me, p->stream, copy_plainly, p->slot, 1, p->message, &streamed, &streamed_read))
+    if (!slots_exchange(me, copy_plainly, copy_plainly, p->slot, 1, p->message, &written, &read)) return false;
+    if (p->stream && !slots_exchange(me, p->stream, copy_plainly, p->slot, 1, p->message, &streamed, &streamed_read))
         return false;
     bool stream = p->stream && streamed + streamed_read < CLEARLY * (written + read);
     if (me->who) return true;
@@ -214,7 +214,7 @@ static bool measure_lost(struct side *me)
 {
     struct probe *p = me->probe;
     double written, read;
-    if (!exchange(me, p->write, copy_plainly, p->message, p->message_bytes / SLOT, p->slot, &written, &read))
+    if (!slots_exchange(me, p->write, copy_plainly, p->message, p->message_bytes / SLOT, p->slot, &written, &read))
         return false;
     if (me->who) return true;
     p->found->lost_write = fmin(written, p->found->slot_write);
@@ -228,16 +228,17 @@ static bool measure_reading(struct side *me)
     struct machine *m = p->found;
     double written, fetched, lost, calls[REPEATS];
     if (!kernel_reads()) return true;                   /* then it is not chosen, whatever it costs */
-    if (!exchange(me, copy_plainly, read_by_kernel, p->slot, 1, p->message, &written, &fetched)) return false;
-    if (!exchange(me, copy_plainly, read_by_kernel, p->message, p->message_bytes / SLOT, p->slot, &written, &lost))
+    if (!slots_exchange(me, copy_plainly, read_by_kernel, p->slot, 1, p->message, &written, &fetched)) return false;
+    if (!slots_exchange(me, copy_plainly, read_by_kernel, p->message, p->message_bytes / SLOT, p->slot, &written,
+            &lost))
         return false;
     if (me->who) return true;
     for (int k = 0; k < REPEATS; k++) {
         int64_t begin = clock_ns();
         for (int i = 0; i < BATCH / 10; i++) read_by_kernel(p->slot[0], p->slot[1], 1);
-        calls[k] = since(begin) / (BATCH / 10);
+        calls[k] = time_since(begin) / (BATCH / 10);
     }
-    m->reading = undisturbed(calls, REPEATS);
+    m->reading = times_undisturbed(calls, REPEATS);
     m->fetch = fmax(fetched - m->reading / SLOT, m->near);
     m->lost_fetch = fmax(lost - m->reading / SLOT, m->near);
     return true;
@@ -253,41 +254,41 @@ static bool pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct 
     uint32_t slots = (uint32_t)(IN_FLIGHT * LARGE_TILE / tile);
     unsigned char *mine = p->message[me->who];
     if (k < tiles) {
-        if (k >= IN_FLIGHT && !await(me, &p->taken[other], k - IN_FLIGHT + 1)) return false;
+        if (k >= IN_FLIGHT && !word_await(me, &p->taken[other], k - IN_FLIGHT + 1)) return false;
         p->write(p->slot[me->who] + k % slots * tile, mine + k * tile, tile);
         atomic_store(&p->copied[me->who].value, k + 1);
     }
     if (k == 0) return true;
-    if (!await(me, &p->copied[other], k)) return false;
+    if (!word_await(me, &p->copied[other], k)) return false;
     passage->take(mine + passage->to + (k - 1) * tile, p->slot[other] + (k - 1) % slots * tile, tile);
     atomic_store(&p->taken[me->who].value, k);
     return true;
 }
-static bool pass(struct side *me, const struct passage *passage, double *out)
+static bool passage_time(struct side *me, const struct passage *passage, double *out)
 {
     struct probe *p = me->probe;
     atomic_store(&p->copied[me->who].value, 0);
     atomic_store(&p->taken[me->who].value, 0);
-    if (!meet(me)) return false;
+    if (!sides_meet(me)) return false;
     uint32_t tiles = (uint32_t)(passage->bytes / passage->tile);
     int64_t begin = clock_ns();
     for (uint32_t k = 0; k <= tiles; k++)
         if (!pass_tile(me, k, tiles, passage)) return false;
-    *out = since(begin);
-    return meet(me);
+    *out = time_since(begin);
+    return sides_meet(me);
 }
 static bool measure_tiles(struct side *me)
 {
     struct machine *m = me->probe->found;
     size_t bytes = me->probe->message_bytes;
-    const struct passage small = { SMALL_TILE, bytes, 0, add }, large = { LARGE_TILE, bytes, 0, add };
+    const struct passage small = { SMALL_TILE, bytes, 0, line_add }, large = { LARGE_TILE, bytes, 0, line_add };
     double longer[PASSES], shorter;
     for (int k = 0; k < PASSES; k++) {                  /* one after the other: the machine drifts */
-        if (!pass(me, &small, &longer[k]) || !pass(me, &large, &shorter)) return false;
+        if (!passage_time(me, &small, &longer[k]) || !passage_time(me, &large, &shorter)) return false;
         longer[k] -= shorter;
     }
     double more = (double)bytes / SMALL_TILE - (double)bytes / LARGE_TILE;
-    double each = median(longer, PASSES) / more;
+    double each = times_median(longer, PASSES) / more;
     if (!me->who) m->tile = each > 1 ? each : 1;
     return true;
 }
@@ -296,11 +297,11 @@ static bool read_whole(struct side *me, size_t bytes, double *out)
 {
     struct probe *p = me->probe;
     unsigned char *to = p->message[me->who] + p->message_bytes / 2, *from = p->message[!me->who];
-    if (!meet(me)) return false;
+    if (!sides_meet(me)) return false;
     int64_t begin = clock_ns();
     for (size_t at = 0; at < bytes; at += LARGE_TILE) read_by_kernel(to + at, from + at, LARGE_TILE);
-    *out = since(begin);
-    return meet(me);
+    *out = time_since(begin);
+    return sides_meet(me);
 }
 /* What is read is what its owner has just written, as between calls. */
 static bool measure_one_copy(struct side *me, size_t bytes, double *out)
@@ -310,12 +311,12 @@ static bool measure_one_copy(struct side *me, size_t bytes, double *out)
     double ratio[PASSES], by_slots;
     for (int k = 0; k < PASSES; k++) {
         memset(p->message[me->who], k, bytes);
-        if (!pass(me, &staged, &by_slots)) return false;
+        if (!passage_time(me, &staged, &by_slots)) return false;
         memset(p->message[me->who], k, bytes);
         if (!read_whole(me, bytes, &ratio[k])) return false;
         ratio[k] /= by_slots;
     }
-    if (!me->who) *out = median(ratio, PASSES);
+    if (!me->who) *out = times_median(ratio, PASSES);
     return true;
 }
 static bool measure_both_ways(struct side *me)
@@ -333,13 +334,13 @@ static void measure_rungs(struct machine *m)
     for (int k = 0; k < REPEATS; k++) {
         int64_t begin = clock_ns();
         for (int i = 0; i < BATCH; i++) pause_briefly();
-        pauses[k] = since(begin) / BATCH;
+        pauses[k] = time_since(begin) / BATCH;
         begin = clock_ns();
         for (int i = 0; i < BATCH / 10; i++) sched_yield();
-        yields[k] = since(begin) / (BATCH / 10);
+        yields[k] = time_since(begin) / (BATCH / 10);
     }
-    m->pause = undisturbed(pauses, REPEATS);
-    m->yield = undisturbed(yields, REPEATS);
+    m->pause = times_undisturbed(pauses, REPEATS);
+    m->yield = times_undisturbed(yields, REPEATS);
 }
 
 /* ---- cores ---- */
@@ -376,22 +377,22 @@ static void choose_cores(struct probe *p)
     sched_setaffinity(0, sizeof set, &set);             /* the system leaves out what may not be used */
     if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = second_core(&set, first);
 }
-static bool perform(struct side *me)
+static bool side_perform(struct side *me)
 {
     struct probe *p = me->probe;
     struct machine *m = p->found;
     me->beside = true;                                  /* until it is known that they are not */
     if (!me->who) choose_cores(p);
-    if (!meet(me)) return false;
+    if (!sides_meet(me)) return false;
     stand_on(p->core[me->who]);
     bool apart = p->core[0] != p->core[1];
     if (!me->who && apart) measure_rungs(m);
     if (!me->who) measure_copies(p);
-    if (!meet(me)) return false;
+    if (!sides_meet(me)) return false;
     me->beside = !apart;
     if (apart && (!measure_pings(me, BATCH, &m->line) || !measure_slots(me))) return false;
-    if (apart && (!meet(me) || !measure_lost(me) || !meet(me) || !measure_reading(me))) return false;
-    if (apart && (!meet(me) || !measure_tiles(me) || !measure_both_ways(me))) return false;
+    if (apart && (!sides_meet(me) || !measure_lost(me) || !sides_meet(me) || !measure_reading(me))) return false;
+    if (apart && (!sides_meet(me) || !measure_tiles(me) || !measure_both_ways(me))) return false;
     if (!measure_sleep(me)) return false;
     stand_on(p->core[0]);
     me->beside = true;
@@ -400,13 +401,13 @@ static bool perform(struct side *me)
 static void *side_main(void *argument)
 {
     struct side *me = argument;
-    bool complete = perform(me);
+    bool complete = side_perform(me);
     if (!me->who) me->probe->complete = complete;
     return NULL;
 }
 
 /* ---- all of it ---- */
-static bool run(struct probe *p)
+static bool probe_run(struct probe *p)
 {
     struct side sides[2] = { { p, 0, 0, false }, { p, 1, 0, false } };
     pthread_t threads[2];
@@ -420,7 +421,7 @@ static bool run(struct probe *p)
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     return started == 2 && p->complete;
 }
-static bool measure(struct probe *p, double l2)
+static bool probe_measure(struct probe *p, double l2)
 {
     double wanted = MESSAGE_CACHES * l2;
     p->message_bytes = wanted < MOST_MESSAGE ? (size_t)wanted / LARGE_TILE * LARGE_TILE : MOST_MESSAGE;
@@ -432,7 +433,7 @@ static bool measure(struct probe *p, double l2)
         p->slot[i] = p->message[i] + p->message_bytes;
     }
     p->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
-    bool complete = memory && run(p);
+    bool complete = memory && probe_run(p);
     free(memory);
     return complete;
 }
@@ -448,7 +449,7 @@ bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out
     struct probe d = {
         .found = &found, .stream = stream, .write = copy_plainly, .core = { first >= 0 ? first : 0, second }
     };
-    bool complete = measure(&d, found.l2), sane = machine_is_sane(&found);
+    bool complete = probe_measure(&d, found.l2), sane = machine_is_sane(&found);
     *out = sane ? found : facts;
     return complete && sane;
 }

@@ -27,7 +27,7 @@ static void call_fail(struct peer *peer, int error)     /* may end it */
     bool is_refused = error == -ENOPROTOOPT || error == -EKEYREJECTED || error == -ENOKEY;
     if (is_refused || link->refusals == GONE) link_end(peer, error);           /* it will not change */
 }
-static void call(struct peer *peer)
+static void peer_dial(struct peer *peer)
 {
     struct link *link = peer->link;
     int error = peer_begin_handshake(peer, handshake_of_links);
@@ -94,7 +94,7 @@ void call_tick(struct peer *peer, int64_t now_ms)
             return;
         }
         bool may = link->at.family && now_ms >= link->again_ms && !callers_include(peer->identity.nonce);
-        if (may) call(peer);
+        if (may) peer_dial(peer);
         if (link->stage == IDLE) links_due(now_ms < link->again_ms ? link->again_ms : now_ms + RETRY_MS);
     }
     if (link->stage != IDLE) links_due(link->until_ms);

@@ -97,13 +97,13 @@ static bool peer_post(struct peer *peer, const struct ctrl_msg *msg)
     return true;
 }
 /* What is said once makes no link, and no way of a channel that is closed does. */
-static bool route(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
+static bool msg_route(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
 {
     struct peer *peer = routes_next(c->routes, msg->to.rank, is_open && msg->from == c->me.rank);
     bool calls = is_open && !(msg->flags & LAST_WORD);
     return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post(peer, msg);
 }
-static bool post(struct channel *c, const struct ctrl_msg *msg)
+static bool msg_post(struct channel *c, const struct ctrl_msg *msg)
 {
     struct peer *peer = c->peers[msg->to.rank];
     if (!peer) {
@@ -111,11 +111,11 @@ static bool post(struct channel *c, const struct ctrl_msg *msg)
         return ctrl_queue_add(&room.incoming, msg, registry.self.nonce);
     }
     if (!c->routes) return peer_post(peer, msg);
-    bool sent = route(c, true, msg);
+    bool sent = msg_route(c, true, msg);
     if (!(msg->flags & LAST_WORD)) routes_record_sent(c->routes, msg->to.rank);
     return sent;
 }
-static bool say(struct channel *c, int to, unsigned word, int flags, const void *bytes, size_t length)
+static bool msg_send(struct channel *c, int to, unsigned word, int flags, const void *bytes, size_t length)
 {
     struct ctrl_msg msg = { .to = c->me, .from = c->me.rank, .word = (uint16_t)word, .length = (uint32_t)length };
     assert(length <= CHANNEL_BYTES && word < CHANNEL_WORDS);
@@ -124,17 +124,17 @@ static bool say(struct channel *c, int to, unsigned word, int flags, const void 
     if (length) memcpy(msg.bytes, bytes, length);
     pthread_mutex_lock(&registry.lock);
     if (flags) c->last = msg;
-    bool sent = post(c, &msg);
+    bool sent = msg_post(c, &msg);
     pthread_mutex_unlock(&registry.lock);
     return sent;
 }
 bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
 {
-    return say(channel, to, word, 0, bytes, length);
+    return msg_send(channel, to, word, 0, bytes, length);
 }
 bool channel_send_last(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
 {
-    return say(channel, to, word, LAST_WORD, bytes, length);
+    return msg_send(channel, to, word, LAST_WORD, bytes, length);
 }
 
 /* ---- delivering, on the watch thread ---- */
@@ -142,7 +142,7 @@ void channels_receive(const struct ctrl_msg *msg, const struct peer *by)
 {
     ctrl_queue_add(&room.incoming, msg, by->identity.nonce);
 }
-static void call(struct channel *c, const struct ctrl_msg *msg)       /* NULL: it is time */
+static void user_call(struct channel *c, const struct ctrl_msg *msg)       /* NULL: it is time */
 {
     struct channel_user user = c->user;
     room.calling = c;
@@ -153,20 +153,20 @@ static void call(struct channel *c, const struct ctrl_msg *msg)       /* NULL: i
     room.calling = NULL;
     pthread_cond_broadcast(&registry.changed);
 }
-static struct channel *find(const struct address *to)
+static struct channel *channel_find(const struct address *to)
 {
     struct channel *c = room.channels;
     while (c && !address_equal(&c->me, to)) c = c->next;
     return c;
 }
-static struct channel *closed(unsigned i)               /* NULL: those were all */
+static struct channel *channel_closed(unsigned i)               /* NULL: those were all */
 {
     return i < CLOSED && i < room.closed_count ? room.closed[i] : NULL;
 }
 static struct channel *find_closed(const struct address *to)
 {
     struct channel *c = NULL;
-    for (unsigned i = 0; (c = closed(i)) != NULL && !address_equal(&c->me, to);) i++;
+    for (unsigned i = 0; (c = channel_closed(i)) != NULL && !address_equal(&c->me, to);) i++;
     return c;
 }
 static void keep_early(const struct ctrl_entry *entry)
@@ -175,14 +175,14 @@ static void keep_early(const struct ctrl_entry *entry)
     if (room.early.count > MOST_EARLY) free(ctrl_queue_pop(&room.early));
 }
 /* To one that came late; what comes back to it after that is not answered. */
-static void answer(const struct channel *c, const struct ctrl_msg *msg)
+static void msg_answer(const struct channel *c, const struct ctrl_msg *msg)
 {
     struct ctrl_msg last = c->last;
     if (!c->routes || !last.flags || msg->flags & ANSWER) return;
     if (!routes_may_pass(c->routes, c->me.rank, msg->from)) return;
     last.to.rank = msg->from;
     last.flags = LAST_WORD | ANSWER;
-    route(c, false, &last);
+    msg_route(c, false, &last);
 }
 /* Of two channels the one from where it is less far. */
 static bool is_nearer(const struct channel *c, const struct ctrl_msg *p, const struct channel *than)
@@ -224,27 +224,27 @@ static bool pass_on(struct ctrl_entry *entry)              /* false: it is for a
     bool is_open = true;
     for (c = room.channels; c; c = c->next)
         if (is_nearer(c, msg, best)) best = c;
-    for (unsigned i = 0; !best && (c = closed(i)) != NULL; i++)
+    for (unsigned i = 0; !best && (c = channel_closed(i)) != NULL; i++)
         if (is_nearer(c, msg, best)) best = c, is_open = false;
     if (!best) return false;
     if (!is_authentic(best, entry)) ctrl_queue_refuse(entry);
-    else if (msg->hops++ < routes_most_hops(best->routes)) route(best, is_open, msg);
+    else if (msg->hops++ < routes_most_hops(best->routes)) msg_route(best, is_open, msg);
     return true;
 }
-static void deliver(struct ctrl_entry *entry)
+static void entry_deliver(struct ctrl_entry *entry)
 {
-    struct channel *c = find(&entry->msg.to);
+    struct channel *c = channel_find(&entry->msg.to);
     if (c && !is_authentic(c, entry)) { ctrl_queue_refuse(entry); return; }
     if (c && c->routes) routes_record_received(c->routes, entry->msg.from);
-    if (c && !c->closing) call(c, &entry->msg);
-    else if (c || (c = find_closed(&entry->msg.to)) != NULL) answer(c, &entry->msg);
+    if (c && !c->closing) user_call(c, &entry->msg);
+    else if (c || (c = find_closed(&entry->msg.to)) != NULL) msg_answer(c, &entry->msg);
     else if (!pass_on(entry)) keep_early(entry);
 }
 void channels_deliver(void)
 {
     while (room.incoming.first) {
         struct ctrl_entry *entry = ctrl_queue_pop(&room.incoming);
-        deliver(entry);
+        entry_deliver(entry);
         free(entry);
     }
 }
@@ -266,7 +266,7 @@ void channels_tick(void)                                /* the list may change d
     room.round++;
     for (struct channel *c; (c = next_to_tick(room.round)) != NULL;) {
         c->round = room.round;
-        call(c, NULL);
+        user_call(c, NULL);
     }
 }
 
@@ -314,7 +314,7 @@ void channel_tick(struct channel *channel, bool on)
     channel->ticks = on;
     pthread_mutex_unlock(&registry.lock);
 }
-static void forget(struct channel *c)
+static void channel_forget(struct channel *c)
 {
     if (!c) return;
     routes_free(c->routes);
@@ -329,7 +329,7 @@ void channel_close(struct channel *channel)
     struct channel **at = &room.channels, **place = &room.closed[room.closed_count++ % CLOSED];
     while (*at != channel) at = &(*at)->next;
     *at = channel->next;
-    forget(*place);
+    channel_forget(*place);
     if (channel->routes) routes_retire(channel->routes);
     channel->peers = NULL;
     *place = channel;
@@ -338,12 +338,12 @@ void channel_close(struct channel *channel)
 void channels_lose(const struct peer *peer)
 {
     const struct channel *c;
-    for (unsigned i = 0; (c = closed(i)) != NULL; i++)
+    for (unsigned i = 0; (c = channel_closed(i)) != NULL; i++)
         if (c->routes) routes_lose(c->routes, peer);
 }
 void channels_forget(void)
 {
-    for (unsigned i = 0; closed(i); i++) forget(closed(i));
+    for (unsigned i = 0; channel_closed(i); i++) channel_forget(channel_closed(i));
     memset(room.closed, 0, sizeof room.closed);
     room.closed_count = 0;
     ctrl_queue_free(&room.incoming);

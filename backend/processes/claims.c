@@ -33,7 +33,7 @@ struct claim {
 static struct claim *claims;                            /* registry.lock */
 
 /* ---- the list ---- */
-static struct claim *find(const unsigned char token[16])
+static struct claim *claim_find(const unsigned char token[16])
 {
     struct claim *c = claims;
     while (c && !nonce_equal(c->token, token)) c = c->next;
@@ -41,7 +41,7 @@ static struct claim *find(const unsigned char token[16])
 }
 static struct claim *find_or_add(const unsigned char token[16], const struct key_id *key)
 {
-    struct claim *c = find(token);
+    struct claim *c = claim_find(token);
     if (c || !(c = memory_zeroed(1, sizeof *c))) return c;
     memcpy(c->token, token, sizeof c->token);
     c->key = *key;
@@ -116,7 +116,7 @@ static int name_owner(struct claim *claim)
     return 0;
 }
 /* 0: known; -EAGAIN: try again; -EPERM: that name is not for us. */
-static int ask(struct claim *claim, const unsigned char name[16], int64_t deadline_ms)
+static int claim_ask(struct claim *claim, const unsigned char name[16], int64_t deadline_ms)
 {
     int listener = socket_listen("host", name);
     if (listener >= 0) {
@@ -150,7 +150,7 @@ static int ask_until(struct claim *claim, int64_t deadline_ms)         /* 0 or -
     const unsigned char last = name[15];
     for (int number = 0; number < MOST_NAMES;) {
         name[15] = (unsigned char)(last ^ number);
-        int error = ask(claim, name, deadline_ms);
+        int error = claim_ask(claim, name, deadline_ms);
         if (error == -EPERM) number++;
         else if (error != -EAGAIN) return error;
         else if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
@@ -159,7 +159,7 @@ static int ask_until(struct claim *claim, int64_t deadline_ms)         /* 0 or -
     return -EPERM;
 }
 /* One of this process asks, the others wait for it; if it fails the next one asks. */
-static int settle(struct claim *claim, int64_t deadline_ms)
+static int claim_settle(struct claim *claim, int64_t deadline_ms)
 {
     while (claim->asking) {
         if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
@@ -173,7 +173,7 @@ static int settle(struct claim *claim, int64_t deadline_ms)
     pthread_cond_broadcast(&registry.changed);
     return error;
 }
-static tutti_status explain(int error)
+static tutti_status error_explain(int error)
 {
     if (error == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,
@@ -189,17 +189,17 @@ tutti_status host_claim(const unsigned char token[16], const struct key_id *key,
     int error = claim ? 0 : -ENOMEM;
     if (claim) {
         claim->users++;
-        error = settle(claim, deadline_ms);
+        error = claim_settle(claim, deadline_ms);
         if (error) claim_unuse(claim);
         else memcpy(out, claim->owner, sizeof claim->owner);
     }
     pthread_mutex_unlock(&registry.lock);
-    return error ? explain(error) : TUTTI_OK;
+    return error ? error_explain(error) : TUTTI_OK;
 }
 void host_unclaim(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
-    struct claim *claim = find(token);
+    struct claim *claim = claim_find(token);
     if (claim) claim_unuse(claim);
     pthread_mutex_unlock(&registry.lock);
 }

@@ -44,7 +44,7 @@ void link_want(struct peer *peer)
     links_due(clock_ms());
     registry_wake();
 }
-static void push(struct peer *peer)
+static void link_send_queue(struct peer *peer)
 {
     struct link *link = peer->link;
     int error = wire_push(link->wire, peer->descriptor);
@@ -66,7 +66,7 @@ bool link_open(struct peer *peer, const struct handshake *h, bool called)
     link->said_ms = clock_ms();
     links_due(0);
     peer_open(peer);
-    push(peer);                                         /* encryption begins */
+    link_send_queue(peer);                                         /* encryption begins */
     link_catch_up(peer);
     return true;
 }
@@ -79,23 +79,23 @@ void link_end(struct peer *peer, int error)
 }
 
 /* ---- saying ---- */
-static int say(struct peer *peer, const void *message, size_t bytes, size_t most)
+static int link_write(struct peer *peer, const void *message, size_t bytes, size_t most)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
     int error = wire_put(peer->link->wire, message, bytes, registry.stopping ? SIZE_MAX : most);
     if (error) return error;
     peer->link->said_ms = clock_ms();
-    push(peer);
+    link_send_queue(peer);
     return 0;
 }
 int link_say(struct peer *peer, const struct packet *packet, size_t bytes)
 {
-    return say(peer, packet, bytes, packet->kind == CTRL_MSG ? CTRL_WINDOW : PACKET_WINDOW);
+    return link_write(peer, packet, bytes, packet->kind == CTRL_MSG ? CTRL_WINDOW : PACKET_WINDOW);
 }
-static void heartbeat(struct peer *peer, size_t most)
+static void link_heartbeat(struct peer *peer, size_t most)
 {
     struct packet packet = registry_packet(peer->identity.nonce, HEARTBEAT);
-    say(peer, &packet, sizeof packet, most);
+    link_write(peer, &packet, sizeof packet, most);
 }
 static bool address_send(struct peer *peer)
 {
@@ -110,14 +110,14 @@ void link_catch_up(struct peer *peer)
     if (link->wants_address && peer_tell(peer, ADDRESS_REQUEST, NULL, -1) == 0) link->wants_address = false;
     if (link->owes_address && address_send(peer)) link->owes_address = false;
     if (peer->unsent.first || peer->owes_given_ups) peer_flush(peer);
-    if (link->wire->got - link->wire->told >= TELL_BYTES) heartbeat(peer, WIRE_WINDOW);
+    if (link->wire->got - link->wire->told >= TELL_BYTES) link_heartbeat(peer, WIRE_WINDOW);
 }
 bool link_push(struct peer *peer)
 {
     if (peer->state != OPEN) return false;
     /* Encryption begins when the other end has answered, and the watch thread has stopped. */
     if (!tls_is_open(peer->link->wire->tls)) wire_pull(peer->link->wire, peer->descriptor);
-    push(peer);
+    link_send_queue(peer);
     return peer->unsent.first || wire_has_unsent(peer->link->wire);
 }
 
@@ -129,7 +129,7 @@ static void address_keep(struct link *link, const struct packet_and_address *mes
     link->process_address->bytes = bytes - sizeof message->packet;
     memcpy(link->process_address->content, message->process_address, link->process_address->bytes);
 }
-static bool hear(struct peer *peer, const union link_message *m, size_t bytes)      /* false: it is the end */
+static bool link_hear(struct peer *peer, const union link_message *m, size_t bytes)      /* false: it is the end */
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
@@ -149,21 +149,21 @@ static bool hear_all(struct peer *peer)
     union link_message message;
     int bytes;
     while ((bytes = wire_next(peer->link->wire, &message)) > 0)
-        if (!hear(peer, &message, (size_t)bytes)) return false;
+        if (!link_hear(peer, &message, (size_t)bytes)) return false;
     if (bytes < 0) link_end(peer, bytes);
     return bytes == 0;
 }
 void link_ready(struct peer *peer)
 {
     if (peer->state == CONNECTING) { call_ready(peer); return; }
-    push(peer);
+    link_send_queue(peer);
     for (;;) {
         int came = wire_pull(peer->link->wire, peer->descriptor);
         if (came == -EAGAIN) break;
         if (came <= 0) { link_end(peer, came ? came : peer->link->error ? peer->link->error : -ECONNRESET); return; }
         if (!hear_all(peer)) return;
     }
-    if (peer->link->wire->tls) push(peer);              /* its handshake may have waited for what came */
+    if (peer->link->wire->tls) link_send_queue(peer);              /* its handshake may have waited for what came */
     link_catch_up(peer);
 }
 
@@ -173,7 +173,7 @@ static void open_tick(struct peer *peer, int64_t now_ms)
     struct link *link = peer->link;
     int64_t period_ms = settings_get()->peer_timeout_ms / 10;
     if (now_ms - link->said_ms >= period_ms) {
-        heartbeat(peer, CTRL_WINDOW);                      /* if it reads nothing its kernel is asked by ours */
+        link_heartbeat(peer, CTRL_WINDOW);                      /* if it reads nothing its kernel is asked by ours */
         link->said_ms = now_ms;
     }
     links_due(link->said_ms + period_ms);

@@ -58,7 +58,7 @@ tutti_status links_listen(const struct contact *at, struct contact *out)
     return status_fail(TUTTI_SYSTEM, "cannot listen at %s for processes of other hosts: %s", contact_print(at, address),
         strerror(-error));
 }
-static void forget(void)
+static void links_forget(void)
 {
     free(links.process_address);
     links.process_address = NULL;
@@ -70,13 +70,13 @@ void links_close(void)
 {
     for (int i = 0; i < links.caller_count; i++) registry_hang_up(&links.callers[i].descriptor);
     registry_hang_up(&links.listener);
-    forget();
+    links_forget();
 }
 void links_after_fork(void)
 {
     for (int i = 0; i < links.caller_count; i++) descriptor_close(&links.callers[i].descriptor);
     descriptor_close(&links.listener);
-    forget();
+    links_forget();
 }
 
 /* ---- holding ---- */
@@ -98,7 +98,7 @@ tutti_status link_hold(const struct identity *other, const struct key_id *key, c
     *out = peer;
     return TUTTI_OK;
 }
-static const char *reason(int error)
+static const char *error_reason(int error)
 {
     switch (error) {
     case -ENOPROTOOPT: return "it runs another version of tutti";
@@ -121,7 +121,7 @@ static const char *reason(int error)
     default: return strerror(-error);
     }
 }
-static tutti_status explain(const struct identity *other, const struct link *link, const struct contact *here)
+static tutti_status error_explain(const struct identity *other, const struct link *link, const struct contact *here)
 {
     char at[CONTACT_TEXT_BYTES], from[CONTACT_TEXT_BYTES];
     unsigned long long pid = other->pid;
@@ -133,9 +133,9 @@ static tutti_status explain(const struct identity *other, const struct link *lin
     bool away = link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
     if (link->was_open)
         return status_fail(TUTTI_PEER_LOST, "the link from %s to process %llu on %.40s at %s has ended: %s", from, pid,
-            other->host, at, away ? "its host has stopped answering" : reason(link->error));
+            other->host, at, away ? "its host has stopped answering" : error_reason(link->error));
     return status_fail(silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
-        from, pid, other->host, at, reason(link->error));
+        from, pid, other->host, at, error_reason(link->error));
 }
 tutti_status link_await(struct peer *peer, int64_t deadline_ms)
 {
@@ -149,7 +149,7 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms)
     struct link link = *peer->link;
     struct contact here = links.at;
     pthread_mutex_unlock(&registry.lock);
-    return open ? TUTTI_OK : explain(&peer->identity, &link, &here);
+    return open ? TUTTI_OK : error_explain(&peer->identity, &link, &here);
 }
 
 /* ---- cards ---- */
@@ -173,7 +173,7 @@ tutti_status links_publish(const void *content, size_t bytes)
     pthread_mutex_unlock(&registry.lock);
     return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's address");
 }
-static void ask(struct peer *peer)
+static void address_ask(struct peer *peer)
 {
     struct link *link = peer->link;
     if (!link->has_asked) link->has_asked = link->wants_address = true;
@@ -189,7 +189,7 @@ tutti_status link_process_address(struct peer *peer, void *out, size_t *bytes)
     if (process_address) {
         *bytes = process_address->bytes;
         memcpy(out, process_address->content, process_address->bytes);
-    } else if (peer && !gone) ask(peer);
+    } else if (peer && !gone) address_ask(peer);
     pthread_mutex_unlock(&registry.lock);
     if (gone)
         return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", (unsigned long long)peer->identity.pid,

@@ -47,7 +47,7 @@ static void in_child(void)
     links_after_fork();
     keys_after_fork();
 }
-static void prepare(void)
+static void fork_prepare(void)
 {
     settings_get();                                     /* they are read before a second thread may log */
     clock_condition_init(&registry.changed);
@@ -90,7 +90,7 @@ static void close_everything(void)
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);
 }
-static tutti_status identify(struct identity *out)
+static tutti_status identity_init(struct identity *out)
 {
     *out = (struct identity){ .pid = (uint64_t)getpid() };
     if (gethostname(out->host, sizeof out->host - 1) != 0 && errno != ENAMETOOLONG) memcpy(out->host, "this host", 10);
@@ -110,9 +110,9 @@ static tutti_status start_thread(void)
     pthread_setname_np(registry.thread, "tutti-watch");
     return TUTTI_OK;
 }
-static tutti_status begin(void)
+static tutti_status registry_begin(void)
 {
-    TRY(identify(&registry.self));
+    TRY(identity_init(&registry.self));
     registry.listener = socket_listen("peer", registry.self.nonce);
     if (registry.listener < 0)
         return status_fail(TUTTI_SYSTEM, "cannot listen for ranks of this host: %s", strerror(-registry.listener));
@@ -124,10 +124,10 @@ static tutti_status begin(void)
 }
 tutti_status peers_acquire(struct identity *out)
 {
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&registry.lock);
     while (registry.stopping) registry_wait(INT64_MAX);
-    tutti_status status = registry.users ? TUTTI_OK : begin();
+    tutti_status status = registry.users ? TUTTI_OK : registry_begin();
     if (status == TUTTI_OK) {
         registry.users++;
         *out = registry.self;
@@ -193,7 +193,7 @@ static void peer_unuse(struct peer *peer)
     if (peer->state == CONNECTING && peer->unsent.first) return;       /* a link that has something to say first */
     peer_leave(peer);
 }
-static tutti_status explain(const struct identity *other, int error)
+static tutti_status error_explain(const struct identity *other, int error)
 {
     const char *why = strerror(-error);
     if (error == -ECONNREFUSED)
@@ -224,7 +224,7 @@ tutti_status peer_connect(const struct identity *other, const struct key_id *key
     pthread_mutex_unlock(&registry.lock);
     if (own) return status_fail(TUTTI_INTERNAL, "a process does not connect to itself");
     if (!peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    if (error) return explain(other, error);
+    if (error) return error_explain(other, error);
     *out = peer;
     return TUTTI_OK;
 }

@@ -20,7 +20,7 @@ static struct peer gone = { .state = LOST };            /* in the place of those
 
 /* ---- hosts ---- */
 static int ahead_of(int hosts, int from, int to) { return to >= from ? to - from : to - from + hosts; }
-static int powers(int number)
+static int powers_below(int number)
 {
     int count = 0;
     for (; number; number &= number - 1) count++;
@@ -29,7 +29,7 @@ static int powers(int number)
 int route_distance(int hosts, int from, int to)
 {
     int ahead = ahead_of(hosts, from, to);
-    int forth = powers(ahead), back = ahead ? powers(hosts - ahead) : 0;
+    int forth = powers_below(ahead), back = ahead ? powers_below(hosts - ahead) : 0;
     return forth < back ? forth : back;
 }
 int route_longest(int hosts)
@@ -70,7 +70,7 @@ static void free_all(struct routes *r)
     free(r->unanswered);
     free(r);
 }
-static bool allocate(struct routes *r)
+static bool routes_allocate(struct routes *r)
 {
     size_t size = (size_t)r->map.size;
     r->host_of = memory_zeroed(size, sizeof *r->host_of);
@@ -84,7 +84,7 @@ tutti_status routes_create(const struct route_map *map, struct peer *const *peer
 {
     struct routes *r = memory_zeroed(1, sizeof *r);
     if (r) r->map = *map;
-    if (!r || !allocate(r)) {
+    if (!r || !routes_allocate(r)) {
         if (r) free_all(r);
         return status_fail(TUTTI_NO_MEMORY, "no memory for the routes to %d ranks", map->size);
     }

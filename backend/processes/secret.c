@@ -18,7 +18,7 @@ static struct {
     unsigned char key[MOST_SECRET_BYTES];
 } secret;
 
-static tutti_status wrong(const char *path, const char *what)
+static tutti_status secret_refuse(const char *path, const char *what)
 {
     return status_fail(TUTTI_SYSTEM, "the secret file %.200s (TUTTI_SECRET_FILE) %s", path, what);
 }
@@ -34,15 +34,16 @@ static tutti_status read_key(const char *path, int file, size_t *out)
     struct stat about;
     unsigned char beyond;
     size_t bytes = 0;
-    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) return wrong(path, "is not a regular file");
-    if (about.st_uid != geteuid()) return wrong(path, "belongs to another user");
+    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) return secret_refuse(path, "is not a regular file");
+    if (about.st_uid != geteuid()) return secret_refuse(path, "belongs to another user");
     if ((about.st_mode & 07777) != 0600 && (about.st_mode & 07777) != 0400)
-        return wrong(path, "must have mode 0600 or 0400: chmod 600 it");
+        return secret_refuse(path, "must have mode 0600 or 0400: chmod 600 it");
     for (ssize_t got = 1; got > 0 && bytes < sizeof secret.key; bytes += (size_t)got)
         if ((got = read_some(file, secret.key + bytes, sizeof secret.key - bytes)) < 0)
-            return wrong(path, strerror(errno));
-    if (bytes == 0) return wrong(path, "is empty");
-    if (bytes == sizeof secret.key && read_some(file, &beyond, 1) != 0) return wrong(path, "has more than 4096 bytes");
+            return secret_refuse(path, strerror(errno));
+    if (bytes == 0) return secret_refuse(path, "is empty");
+    if (bytes == sizeof secret.key && read_some(file, &beyond, 1) != 0)
+        return secret_refuse(path, "has more than 4096 bytes");
     *out = bytes;
     return TUTTI_OK;
 }

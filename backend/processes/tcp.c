@@ -58,7 +58,7 @@ struct contact tcp_there(int socket)
     getpeername(socket, &name.any, &bytes);
     return contact_of(&name);
 }
-static void set(int socket, int level, int option, int value)          /* where a kernel lacks one, it goes without */
+static void option_set(int socket, int level, int option, int value) /* where a kernel lacks one, it goes without */
 {
     setsockopt(socket, level, option, &value, sizeof value);
 }
@@ -73,18 +73,18 @@ static int user_timeout_ms(void)
 }
 static void set_options(int socket)
 {
-    set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-    set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
-    set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, user_timeout_ms());
+    option_set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+    option_set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+    option_set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+    option_set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    option_set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, user_timeout_ms());
 }
 static int open_socket(int family)
 {
     if (family != AF_INET && family != AF_INET6) return -EAFNOSUPPORT;
     int descriptor = descriptor_raised(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (descriptor < 0) return -errno;
-    set(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);             /* before it connects, and inherited */
+    option_set(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);             /* before it connects, and inherited */
     return descriptor;
 }
 static int close_with(int descriptor, int error)
@@ -98,8 +98,8 @@ int tcp_listen(const struct contact *at)
     int descriptor = open_socket(at->family);
     if (descriptor < 0) return descriptor;
     socklen_t bytes = name_of(at, at, &name);
-    if (at->family == AF_INET6) set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    if (at->port) set(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (at->family == AF_INET6) option_set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (at->port) option_set(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
         return close_with(descriptor, errno);
     return descriptor;

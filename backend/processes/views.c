@@ -87,7 +87,7 @@ void views_forget(struct peer *peer)
 /* ---- asking ---- */
 static_assert(sizeof(struct view_order) == 16 && sizeof(struct view_answer) == 16, "they are tokens");
 /* That a peer is gone is for the watch thread to tell. */
-static tutti_status ask(struct view *view)
+static tutti_status view_ask(struct view *view)
 {
     struct peer *peer = view->peer;
     struct view_order order = { view->block, view->number };
@@ -97,12 +97,12 @@ static tutti_status ask(struct view *view)
     if (peer_tell(peer, WANTED, token, -1) == 0) view->again_ms = clock_ms() + AGAIN_MS;
     return TUTTI_IN_PROGRESS;
 }
-static void release(struct view *view)
+static void view_drop(struct view *view)
 {
     view->users--;
     if (is_done_with(view)) view_destroy(view);
 }
-static tutti_status acquire(struct peer *peer, uint64_t block, struct view **held)
+static tutti_status view_take(struct peer *peer, uint64_t block, struct view **held)
 {
     struct view *view = *held;
     if (!view && !(view = view_find(peer, block)) && !(view = view_add(peer, block)))
@@ -110,16 +110,16 @@ static tutti_status acquire(struct peer *peer, uint64_t block, struct view **hel
     if (!*held) view->users++;
     *held = view;
     if (view->state == VIEW_MAPPED) return TUTTI_OK;
-    if (view->state == VIEW_ASKED) return ask(view);
+    if (view->state == VIEW_ASKED) return view_ask(view);
     tutti_status status = status_repeat(view->status, view->detail);
-    release(view);
+    view_drop(view);
     *held = NULL;
     return status;
 }
 tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **held)
 {
     pthread_mutex_lock(&registry.lock);
-    tutti_status status = acquire(peer, block, held);
+    tutti_status status = view_take(peer, block, held);
     pthread_mutex_unlock(&registry.lock);
     return status;
 }
@@ -127,7 +127,7 @@ void view_release(struct view *view)
 {
     if (!view) return;
     pthread_mutex_lock(&registry.lock);
-    release(view);
+    view_drop(view);
     pthread_mutex_unlock(&registry.lock);
 }
 

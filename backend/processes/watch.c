@@ -48,7 +48,7 @@ static void kept_make_room(void)
     if (registry.dropped++ == 0)
         LOG(WARN, "%d file descriptors arrived that were not requested; from now on the oldest is closed", KEPT_OPEN);
 }
-static void keep(const unsigned char token[16], int descriptor)
+static void descriptor_keep(const unsigned char token[16], int descriptor)
 {
     int forgotten = -1;
     if (registry_find_given_up(token)) { descriptor_close(&descriptor); return; }
@@ -64,7 +64,7 @@ static void keep(const unsigned char token[16], int descriptor)
 static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
 {
     if (packet->kind == DESCRIPTOR) {
-        keep(packet->token, gift);                      /* if this process has no room for it, who waits is told so */
+        descriptor_keep(packet->token, gift); /* if this process has no room for it, who waits is told so */
         return true;
     }
     if (packet->kind == BLOCK) {
@@ -192,7 +192,7 @@ static void pending_expire(void)                        /* the slow ones */
 }
 
 /* ---- the watch thread ---- */
-static void handle(int descriptor)                     /* what was ready a moment ago; it may be closed by now */
+static void descriptor_handle(int descriptor) /* what was ready a moment ago; it may be closed by now */
 {
     uint64_t ignored;
     if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
@@ -253,11 +253,11 @@ static int await_events(struct epoll_event *events, int count, int most_ms)
     pthread_mutex_lock(&registry.lock);
     return ready;
 }
-static bool turn(int most_ms)                           /* false: nothing has happened */
+static bool watch_turn(int most_ms)                           /* false: nothing has happened */
 {
     struct epoll_event events[16];
     int ready = await_events(events, 16, most_ms);
-    for (int i = 0; i < ready; i++) handle(events[i].data.fd);
+    for (int i = 0; i < ready; i++) descriptor_handle(events[i].data.fd);
     pending_expire();
     links_tick();
     channels_deliver();
@@ -269,8 +269,8 @@ static bool turn(int most_ms)                           /* false: nothing has ha
 void *registry_watch(void *unused)
 {
     pthread_mutex_lock(&registry.lock);
-    while (!registry.stop) turn(poll_timeout_ms());
-    for (int64_t until_ms = clock_ms() + LINGER_MS; turn(0) && clock_ms() < until_ms;) {}
+    while (!registry.stop) watch_turn(poll_timeout_ms());
+    for (int64_t until_ms = clock_ms() + LINGER_MS; watch_turn(0) && clock_ms() < until_ms;) {}
     pthread_mutex_unlock(&registry.lock);
     return unused;
 }

@@ -19,7 +19,7 @@ struct walk {
 };
 
 static bool is_mine(const struct walk *w, struct span a) { return a.buffer == SCRATCH && a.rank == w->s->rank; }
-static int *noted(const struct walk *w, int span, int i) { return &w->out->of[w->out->at[span] + i]; }
+static int *block_slot(const struct walk *w, int span, int i) { return &w->out->of[w->out->at[span] + i]; }
 static int *left_of(const struct walk *w, struct span a, int i)
 {
     return &w->left[(size_t)plan_index(w->plan, a.rank) * (size_t)w->chunks + (size_t)(a.first + i)];
@@ -32,7 +32,7 @@ static int block_of(const struct walk *w, struct span a, int i)
 }
 
 /* ---- to the last step ---- */
-static void hold(const struct walk *w, struct span a, int i, int block)
+static void block_hold(const struct walk *w, struct span a, int i, int block)
 {
     if (is_mine(w, a)) w->now[a.first + i] = block;
     else if (a.buffer == SCRATCH && block != BLOCK_UNKNOWN) *left_of(w, a, i) = block;
@@ -46,8 +46,8 @@ static void follow_work(const struct walk *w, const struct step *t)
         for (int k = 0; k < count && block == BLOCK_UNKNOWN; k++)
             if (k < t->from_count || spans[k].buffer != SCRATCH) block = block_of(w, spans[k], i);
         for (int k = 0; k < count; k++) {
-            hold(w, spans[k], i, block);
-            *noted(w, t->span + k, i) = block;
+            block_hold(w, spans[k], i, block);
+            *block_slot(w, t->span + k, i) = block;
         }
     }
 }
@@ -55,17 +55,17 @@ static void follow_message(const struct walk *w, const struct step *t)
 {
     for (int k = t->span; k < t->span + t->from_count + t->to_count; k++)
         for (int i = 0; i < w->s->spans[k].count; i++) {
-            if (t->kind == RECV) hold(w, w->s->spans[k], i, BLOCK_UNKNOWN);
-            *noted(w, k, i) = block_of(w, w->s->spans[k], i);
+            if (t->kind == RECV) block_hold(w, w->s->spans[k], i, BLOCK_UNKNOWN);
+            *block_slot(w, k, i) = block_of(w, w->s->spans[k], i);
         }
 }
-static void forget(const struct walk *w)
+static void walk_forget(const struct walk *w)
 {
     for (int c = 0; c < w->chunks; c++) w->now[c] = BLOCK_UNKNOWN;
 }
-static void follow(const struct walk *w)
+static void walk_follow(const struct walk *w)
 {
-    forget(w);
+    walk_forget(w);
     for (const struct step *t = w->s->steps; t < w->s->steps + w->s->step_count; t++)
         if (t->kind == WORK) follow_work(w, t);
         else follow_message(w, t);
@@ -77,14 +77,14 @@ static void expect_work(const struct walk *w, const struct step *t)
     const struct span *spans = &w->s->spans[t->span];
     int count = t->from_count + t->to_count;
     for (int i = 0; i < spans->count; i++) {
-        int block = *noted(w, t->span, i);
+        int block = *block_slot(w, t->span, i);
         for (int k = t->from_count; k < count; k++) {
             if (!is_mine(w, spans[k])) continue;
             if (block == BLOCK_UNKNOWN) block = w->now[spans[k].first + i];
             w->now[spans[k].first + i] = BLOCK_UNKNOWN;
         }
         for (int k = 0; k < count; k++) {
-            *noted(w, t->span + k, i) = block;
+            *block_slot(w, t->span + k, i) = block;
             if (k < t->from_count && is_mine(w, spans[k])) w->now[spans[k].first + i] = block;
         }
     }
@@ -94,14 +94,14 @@ static void expect_message(const struct walk *w, const struct step *t)
     for (int k = t->span; k < t->span + t->from_count + t->to_count; k++)
         for (int i = 0; i < w->s->spans[k].count; i++) {
             if (!is_mine(w, w->s->spans[k])) continue;
-            int *now = &w->now[w->s->spans[k].first + i], *block = noted(w, k, i);
+            int *now = &w->now[w->s->spans[k].first + i], *block = block_slot(w, k, i);
             if (*block == BLOCK_UNKNOWN) *block = *now;
             *now = t->kind == RECV ? BLOCK_UNKNOWN : *block;
         }
 }
-static void expect(const struct walk *w)
+static void walk_expect(const struct walk *w)
 {
-    forget(w);
+    walk_forget(w);
     for (const struct step *t = w->s->steps + w->s->step_count; t-- > w->s->steps;)
         if (t->kind == WORK) expect_work(w, t);
         else expect_message(w, t);
@@ -109,7 +109,7 @@ static void expect(const struct walk *w)
 
 /* ---- all members ---- */
 /* Whether more is known of what a member leaves. */
-static bool leave(const struct walk *w)
+static bool walk_leave(const struct walk *w)
 {
     int *left = &w->left[(size_t)plan_index(w->plan, w->s->rank) * (size_t)w->chunks];
     bool more = false;
@@ -136,9 +136,9 @@ static tutti_status walk_member(struct walk *w, int member, struct blocks *out, 
     w->s = &w->plan->ranks[member];
     w->out = out;
     TRY(blocks_init(w->s, out));
-    follow(w);
-    *more |= leave(w);
-    expect(w);
+    walk_follow(w);
+    *more |= walk_leave(w);
+    walk_expect(w);
     return TUTTI_OK;
 }
 /* Every pass but the last finds something, and the longest chain of ranks that read from each other has all members. */
@@ -155,7 +155,7 @@ static tutti_status walk_all(struct walk *w, int rank, struct blocks *out)
     }
     return walk_member(w, plan_index(w->plan, rank), out, &more);
 }
-static tutti_status find(const struct plan *plan, int rank, struct blocks *out)
+static tutti_status walk_find(const struct plan *plan, int rank, struct blocks *out)
 {
     struct walk w = { .plan = plan, .chunks = plan->ranks[0].chunks[SCRATCH] };
     size_t total;
@@ -172,14 +172,14 @@ static tutti_status find(const struct plan *plan, int rank, struct blocks *out)
 /* Of a plan that has kept one schedule all are built again, the same. */
 tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out)
 {
-    if (!plan->kept) return find(plan, rank, out);
+    if (!plan->kept) return walk_find(plan, rank, out);
     struct plan all = *plan;
     all.one_rank = false;
     all.unshared = NULL;
     all.ranks = NULL;
     *out = (struct blocks){ NULL, NULL };
     tutti_status status = plan_build_staging(&all);
-    if (status == TUTTI_OK) status = find(&all, rank, out);
+    if (status == TUTTI_OK) status = walk_find(&all, rank, out);
     else status_fail(status, "cannot plan %s again: %s", plan->algorithm->name, all.error);
     plan_finish(&all);
     return status;

@@ -24,7 +24,7 @@ static tutti_status plan_status(struct plan *p)
 }
 
 /* ---- recording ---- */
-static void record(const struct plan *p, int rank, struct schedule *s)
+static void schedule_record(const struct plan *p, int rank, struct schedule *s)
 {
     enum family family = p->algorithm->family;
     *s = (struct schedule){
@@ -54,10 +54,10 @@ static void check_cuts(struct plan *p)
 }
 
 /* ---- building ---- */
-static tutti_status prepare(struct build *b)
+static tutti_status build_prepare(struct build *b)
 {
     struct plan *p = b->plan;
-    for (int m = 0; m < p->count; m++) record(p, plan_rank(p, m), &p->ranks[m]);
+    for (int m = 0; m < p->count; m++) schedule_record(p, plan_rank(p, m), &p->ranks[m]);
     check_cuts(p);
     TRY(plan_status(p));
     writers_find(b);
@@ -75,7 +75,7 @@ static tutti_status prepare(struct build *b)
     hoist_receives(b);
     return plan_status(p);
 }
-static tutti_status infer(struct build *b)
+static tutti_status build_infer(struct build *b)
 {
     struct plan *p = b->plan;
     writers_find(b);
@@ -148,7 +148,7 @@ static void keep_one(struct plan *p)
     p->ranks = memory_trim(p->ranks, 1, &room, sizeof *p->ranks);
     p->kept = member + 1;
 }
-static tutti_status keep(struct plan *p)
+static tutti_status plan_keep(struct plan *p)
 {
     if (!sum_up(p)) return plan_no_memory(p);
     if (p->one_rank) keep_one(p);
@@ -185,9 +185,9 @@ tutti_status plan_build(struct plan *p)
     p->stage_sends |= p->algorithm->stage_in_place;
     p->ranks = memory_zeroed((size_t)p->count, sizeof *p->ranks);
     if (!p->ranks) return plan_no_memory(p);
-    tutti_status status = prepare(&b);
-    if (status == TUTTI_OK) status = infer(&b);
-    if (status == TUTTI_OK) status = keep(p);
+    tutti_status status = build_prepare(&b);
+    if (status == TUTTI_OK) status = build_infer(&b);
+    if (status == TUTTI_OK) status = plan_keep(p);
     free(b.writers);
     return status;
 }

@@ -93,7 +93,7 @@ static struct cache_entry *entry_find(const struct cache *cache, const struct pl
     while (e && !key_equal(&e->key, key)) e = e->next;
     return e;
 }
-static void evict(struct cache *cache, struct cache_entry *e)
+static void entry_evict(struct cache *cache, struct cache_entry *e)
 {
     struct cache_entry **at = &cache->rows[row_of(&e->key)];
     while (*at != e) at = &(*at)->next;
@@ -107,7 +107,7 @@ static void make_room(struct cache *cache)
 {
     for (struct cache_entry *e = cache->oldest, *newer; cache->bytes > cache->most && e != cache->newest; e = newer) {
         newer = e->newer;
-        if (may_go(cache, e)) evict(cache, e);
+        if (may_go(cache, e)) entry_evict(cache, e);
     }
 }
 

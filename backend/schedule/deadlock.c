@@ -34,7 +34,7 @@ static bool run_member(const struct deadlock_run *x, int member)
     }
     return x->at[member] > from;
 }
-static bool judge(const struct deadlock_run *x, struct plan *p)
+static bool run_judge(const struct deadlock_run *x, struct plan *p)
 {
     for (int m = 0; m < p->count; m++)
         if (x->at[m] < p->ranks[m].step_count) {
@@ -59,7 +59,7 @@ bool deadlock_free(const struct build *b)
             moved = false;
             for (int m = 0; m < p->count; m++) moved |= run_member(&x, m);
         }
-        free_of_it = judge(&x, p);
+        free_of_it = run_judge(&x, p);
     } else plan_out_of_memory(p);
     free(x.at);
     match_destroy(x.match);

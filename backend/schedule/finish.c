@@ -4,7 +4,7 @@
  * later is a copy of the finished value. */
 #include "backend/schedule/build.h"
 
-static bool finishes(const struct build *b, const struct schedule *s, int step, struct span to, int index)
+static bool step_finishes(const struct build *b, const struct schedule *s, int step, struct span to, int index)
 {
     const struct step *t = &s->steps[step];
     const struct writer *w = writer_of(b, to, index);
@@ -16,7 +16,8 @@ static void finish_step(const struct build *b, struct schedule *s, int step)
     struct step *t = &s->steps[step];
     int finished = 0, total = 0;
     for (int d = 0; t->kind == WORK && d < t->to_count; d++)
-        for (int i = 0; i < step_to(s, t)[d].count; i++, total++) finished += finishes(b, s, step, step_to(s, t)[d], i);
+        for (int i = 0; i < step_to(s, t)[d].count; i++, total++)
+            finished += step_finishes(b, s, step, step_to(s, t)[d], i);
     if (finished && finished < total) schedule_fail(s, "finishes only a part of the chunks of a step");
     t->finish = finished > 0;
 }

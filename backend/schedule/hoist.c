@@ -17,22 +17,22 @@ struct hoist {
     struct step *receive, *other;                           /* in their order */
 };
 
-static int later(int a, int b) { return a > b ? a : b; }
+static int int_later(int a, int b) { return a > b ? a : b; }
 static int place_for(const struct hoist *h, const struct step *t)
 {
     int after = h->fixed;
     for (int d = 0; d < t->to_count; d++) {
         struct span to = step_to(h->s, t)[d];
-        if (to.buffer != SCRATCH) after = later(after, h->peers);
+        if (to.buffer != SCRATCH) after = int_later(after, h->peers);
         for (int i = 0; i < to.count; i++) {
             const struct touched *c = &h->cells[cell_of(h->plan, to, i)];
             if (c->sent) return h->others;
-            after = later(after, c->after);
+            after = int_later(after, c->after);
         }
     }
     return after;
 }
-static void put(struct hoist *h, const struct step *t)
+static void step_put(struct hoist *h, const struct step *t)
 {
     if (t->kind != RECV) {
         h->other[h->others++] = *t;
@@ -55,7 +55,7 @@ static void step_record(struct hoist *h, const struct step *t)
     if (step_touches_peer(h->s, t)) h->peers = place;
     if (t->kind != WORK && t->kind != SEND) h->fixed = place;
 }
-static void merge(const struct hoist *h)
+static void steps_merge(const struct hoist *h)
 {
     struct step *out = h->s->steps;
     for (int i = 0, r = 0; i <= h->others; i++) {
@@ -66,10 +66,10 @@ static void merge(const struct hoist *h)
 static void hoist_schedule(struct hoist *h)
 {
     for (int j = 0; j < h->s->step_count; j++) {
-        put(h, &h->s->steps[j]);
+        step_put(h, &h->s->steps[j]);
         step_record(h, &h->s->steps[j]);
     }
-    merge(h);
+    steps_merge(h);
 }
 void hoist_receives(const struct build *b)
 {

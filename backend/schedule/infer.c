@@ -30,7 +30,7 @@ static void infer_wait(struct inference *x, int rank, int step, int other, int p
     edge_add(&x->edges, (struct edge){ plan_index(x->b->plan, rank), step, { other, position, lag } });
 }
 /* The step at which rank is known to be done with its step j. */
-static int completion(const struct inference *x, int rank, int j)
+static int step_completion(const struct inference *x, int rank, int j)
 {
     struct schedule *s = plan_member(x->b->plan, rank);
     if (!step_is_message(&s->steps[j])) return j;
@@ -43,13 +43,13 @@ static void infer_visit(struct inference *x, int r, int j, struct span a)
 {
     if (a.rank == r || a.buffer == SCRATCH) return;
     int leave = plan_member(x->b->plan, a.rank)->step_count - 1;
-    infer_wait(x, a.rank, leave, r, completion(x, r, j), EVERY_TILE);
+    infer_wait(x, a.rank, leave, r, step_completion(x, r, j), EVERY_TILE);
 }
 static void infer_input(struct inference *x, int r, int j, const struct writer *w)
 {
     struct plan *p = x->b->plan;
     if (!w->exists || w->first < 0) return;
-    if (w->rank != r) infer_wait(x, w->rank, w->first, r, completion(x, r, j), SAME_TILE);
+    if (w->rank != r) infer_wait(x, w->rank, w->first, r, step_completion(x, r, j), SAME_TILE);
     else if (w->first < j) {
         schedule_fail(plan_member(p, r), "reads an input chunk after overwriting it");
         p->cycle_rank = r;
@@ -60,8 +60,8 @@ static void infer_read(struct inference *x, int r, int j, struct span a, const s
     if (a.buffer == INPUT) infer_input(x, r, j, w);
     else if (!w->exists) schedule_fail(plan_member(x->b->plan, r), "reads a chunk that is never written");
     else if (w->rank != r && w->first >= 0) { /* else: mine, or in place, there from the start */
-        infer_wait(x, r, j, w->rank, completion(x, w->rank, w->last), SAME_TILE);
-        if (a.buffer == SCRATCH) infer_wait(x, w->rank, w->first, r, completion(x, r, j), SLOT_REUSE);
+        infer_wait(x, r, j, w->rank, step_completion(x, w->rank, w->last), SAME_TILE);
+        if (a.buffer == SCRATCH) infer_wait(x, w->rank, w->first, r, step_completion(x, r, j), SLOT_REUSE);
     }
 }
 static void infer_step(struct inference *x, const struct schedule *s, int j)
@@ -76,13 +76,13 @@ static void infer_step(struct inference *x, const struct schedule *s, int j)
 }
 
 /* ---- waits ---- */
-static int compare(int a, int b) { return (a > b) - (a < b); }
+static int int_compare(int a, int b) { return (a > b) - (a < b); }
 static int by_strength(const void *a, const void *b)        /* of one step */
 {
     const struct edge *x = a, *y = b;
-    if (x->wait.rank != y->wait.rank) return compare(x->wait.rank, y->wait.rank);
-    if (x->wait.lag != y->wait.lag) return compare((int)x->wait.lag, (int)y->wait.lag);
-    return compare(y->wait.step, x->wait.step);
+    if (x->wait.rank != y->wait.rank) return int_compare(x->wait.rank, y->wait.rank);
+    if (x->wait.lag != y->wait.lag) return int_compare((int)x->wait.lag, (int)y->wait.lag);
+    return int_compare(y->wait.step, x->wait.step);
 }
 /* A peer's step of this tile implies its earlier ones, and all of the tile that had the slot before. Of the rank's own
    messages none implies another. */

@@ -43,15 +43,15 @@ struct table {
     struct end *ends;
     size_t mask;
 };
-static uint64_t mix(uint64_t x)
+static uint64_t number_mix(uint64_t x)
 {
     x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u; /* 2^64 / golden ratio (Knuth: multiplicative hashing) */
     return x ^ x >> 32;
 }
 static struct end *table_find(const struct table *t, struct end e)
 {
-    uint64_t name = mix((uint64_t)e.from << 32 ^ (uint64_t)e.to) + (uint64_t)e.number * 2 + (e.kind == SEND);
-    size_t at = mix(name) & t->mask;
+    uint64_t name = number_mix((uint64_t)e.from << 32 ^ (uint64_t)e.to) + (uint64_t)e.number * 2 + (e.kind == SEND);
+    size_t at = number_mix(name) & t->mask;
     for (; t->ends[at].number >= 0; at = (at + 1) & t->mask) {
         const struct end *x = &t->ends[at];
         if (x->from == e.from && x->to == e.to && x->number == e.number && x->kind == e.kind) break;

@@ -43,7 +43,7 @@ int fabric_default(const char *devices)
     return fabric_number(active ? "ucx" : "tcp");
 }
 static int chosen;
-static void choose(void)
+static void fabrics_choose(void)
 {
     chosen = encryption_is_required() ? fabric_number("tcp") : fabric_default("/sys/class/infiniband");
 }
@@ -53,7 +53,7 @@ int fabric_number(const char *name)
     for (int i = 0; i < COUNT; i++)
         if (strcmp(fabric_name(i), name) == 0) return i;
     if (*name) return FABRIC_UNKNOWN;
-    pthread_once(&once, choose);
+    pthread_once(&once, fabrics_choose);
     return chosen;
 }
 

@@ -14,7 +14,7 @@
 
 enum { SMALL = 4096, BOUNCE = 4096 };
 static int rank_of(const struct inproc_port *p) { return p->base.router->rank; }
-static struct transfer *find(const struct queue *q, uint64_t key)
+static struct transfer *queue_find(const struct queue *q, uint64_t key)
 {
     struct transfer *x = q->first;
     while (x && x->key != key) x = x->next;
@@ -31,7 +31,7 @@ static struct inproc_message *message_new(struct inproc_port *p, enum inproc_kin
         };
     return m;
 }
-static void dispatch(struct inproc_port *p, struct inproc_message *m, int to)
+static void message_dispatch(struct inproc_port *p, struct inproc_message *m, int to)
 {
     struct inproc_world *w = p->world;
     struct inproc_port *peer = &w->ports[to];
@@ -48,7 +48,7 @@ static void dispatch(struct inproc_port *p, struct inproc_message *m, int to)
     *at = m;
     port_notice(peer);
 }
-static void tell(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x, int to, bool agreed)
+static void message_tell(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x, int to, bool agreed)
 {
     struct inproc_message *m = message_new(p, kind, x, 0);
     if (!m) {
@@ -57,7 +57,7 @@ static void tell(struct inproc_port *p, enum inproc_kind kind, const struct tran
         return;
     }
     m->agreed = agreed;
-    dispatch(p, m, to);
+    message_dispatch(p, m, to);
 }
 static void inproc_send(struct transport *t, int to, struct transfer *x)
 {
@@ -75,7 +75,7 @@ static void inproc_send(struct transport *t, int to, struct transfer *x)
         transfer_done(x);
     } else queue_push(&p->open, x);
     if (m) p->bytes_sent += m->bytes;
-    if (m) dispatch(p, m, to);
+    if (m) message_dispatch(p, m, to);
     port_leave(p);
 }
 
@@ -88,11 +88,11 @@ static void inproc_release(struct transport *t, int source, uint64_t bytes)
     give_back(p, source);
     port_leave(p);
 }
-static void accept(struct inproc_port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
+static void transfer_accept(struct inproc_port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
 {
     x->key = id;
     if (!transfer_meets(x, source, bytes)) {
-        tell(p, OVER, x, source, false);
+        message_tell(p, OVER, x, source, false);
         return;
     }
     bool halted = p->world->options.halted == 1 + rank_of(p);
@@ -102,10 +102,10 @@ static void accept(struct inproc_port *p, int source, struct transfer *x, uint64
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)
 {
     struct inproc_port *p = port_enter(t);
-    accept(p, source, x, a->bytes, a->id);
+    transfer_accept(p, source, x, a->bytes, a->id);
     port_leave(p);
 }
-static void keep(struct inproc_port *p, const struct inproc_message *m)
+static void message_keep(struct inproc_port *p, const struct inproc_message *m)
 {
     struct matching *matching = &p->base.router->matching;
     struct arrival *a = matching_arrival(matching, m->kind == EAGER ? (size_t)m->bytes : 0);
@@ -126,8 +126,8 @@ static void keep(struct inproc_port *p, const struct inproc_message *m)
 static void hear_message(struct inproc_port *p, const struct inproc_message *m)
 {
     struct transfer *x = matching_arrive(&p->base.router->matching, m->source, m->name);
-    if (!x) keep(p, m);
-    else if (m->kind == ANNOUNCE) accept(p, m->source, x, m->bytes, m->id);
+    if (!x) message_keep(p, m);
+    else if (m->kind == ANNOUNCE) transfer_accept(p, m->source, x, m->bytes, m->id);
     else {
         if (transfer_meets(x, m->source, m->bytes)) {
             pieces_scatter(x, m->data, (size_t)m->bytes);
@@ -144,13 +144,13 @@ static void hear_withdrawal(struct inproc_port *p, const struct inproc_message *
 }
 static void hear_end(struct inproc_port *p, const struct inproc_message *m)
 {
-    struct transfer *x = find(&p->open, m->id);
+    struct transfer *x = queue_find(&p->open, m->id);
     if (!x) return; /* cancelled meanwhile */
     queue_remove(&p->open, x);
     if (m->agreed) transfer_done(x);
     else transfer_fail(x, TUTTI_MISMATCH, m->bytes);
 }
-static void hear(struct inproc_port *p, const struct inproc_message *m)
+static void message_hear(struct inproc_port *p, const struct inproc_message *m)
 {
     switch (m->kind) {
     case EAGER:
@@ -159,7 +159,7 @@ static void hear(struct inproc_port *p, const struct inproc_message *m)
     case OVER: hear_end(p, m); return;
     }
 }
-static void copy(struct transfer *from, struct transfer *to, uint64_t bytes)
+static void pieces_move(struct transfer *from, struct transfer *to, uint64_t bytes)
 {
     unsigned char bounce[BOUNCE] = { 0 };
     for (uint64_t end = to->moved + bytes; to->moved < end;) {
@@ -172,14 +172,14 @@ static void copy(struct transfer *from, struct transfer *to, uint64_t bytes)
 static bool read_some(struct inproc_port *p, struct transfer *from, struct transfer *to) /* true: all is there */
 {
     uint64_t left = to->wire - to->moved, share = wire_draw(p->world) % 4;
-    copy(from, to, share ? left : left / 2);
+    pieces_move(from, to, share ? left : left / 2);
     to->others = wire_soon(p->world);
     return to->moved == to->wire;
 }
 static void read_due(struct inproc_port *p)
 {
     for (struct transfer *before = NULL, *x = p->reads.first; x; x = before ? before->next : p->reads.first) {
-        struct transfer *from = find(&p->world->ports[x->source].open, x->key);
+        struct transfer *from = queue_find(&p->world->ports[x->source].open, x->key);
         if (x->others > p->world->clock || (from && !read_some(p, from, x))) {
             before = x;
             continue;
@@ -187,7 +187,7 @@ static void read_due(struct inproc_port *p)
         queue_take(&p->reads, before);
         if (from) {
             transfer_done(x);
-            tell(p, OVER, x, x->source, true);
+            message_tell(p, OVER, x, x->source, true);
         } else transfer_fail(x, TUTTI_ABORTED, 0);
     }
 }
@@ -198,7 +198,7 @@ static bool inproc_poll(struct transport *t)
     bool moved = port_is_about_to_move(p);
     for (struct inproc_message *m; (m = p->inbox) != NULL && m->due <= p->world->clock; free(m)) {
         p->inbox = m->next;
-        hear(p, m);
+        message_hear(p, m);
     }
     read_due(p);
     port_leave(p);
@@ -209,18 +209,18 @@ static bool inproc_poll(struct transport *t)
 /* Also true once it has been read, until that is heard. */
 static bool is_being_read(const struct inproc_port *p, const struct transfer *send)
 {
-    return send->moved || find(&p->world->ports[send->peer].reads, send->key);
+    return send->moved || queue_find(&p->world->ports[send->peer].reads, send->key);
 }
 static bool forget_send(struct inproc_port *p, struct transfer *x)
 {
     if (is_being_read(p, x)) return false;
     queue_remove(&p->open, x);
-    tell(p, WITHDRAW, x, x->peer, false);
+    message_tell(p, WITHDRAW, x, x->peer, false);
     return true;
 }
 static bool forget_receive(struct inproc_port *p, struct transfer *x)
 {
-    if (queue_remove(&p->reads, x)) tell(p, OVER, x, x->source, true);
+    if (queue_remove(&p->reads, x)) message_tell(p, OVER, x, x->source, true);
     return true;
 }
 static bool inproc_cancel(struct transport *t, int member, struct transfer *x)

@@ -30,7 +30,7 @@ struct inproc_port *port_enter(struct transport *t)
 void port_leave(struct inproc_port *p) { pthread_mutex_unlock(&p->world->lock); }
 
 /* ---- waking ---- */
-static void wake(struct inproc_port *p)
+static void port_wake(struct inproc_port *p)
 {
     const struct router *r = p->base.router;
     if (r && p->armed && r->bell.ring) r->bell.ring(r->bell.context);
@@ -39,7 +39,7 @@ static void wake(struct inproc_port *p)
 void port_notice(struct inproc_port *p)
 {
     if (p->world->wire.runs) pthread_cond_signal(&p->world->wire.changed);
-    else wake(p);
+    else port_wake(p);
 }
 static uint64_t next_due(const struct inproc_port *p)
 {
@@ -59,7 +59,7 @@ static uint64_t wake_due(struct inproc_world *w) /* when to look again */
     w->clock = now_us(w);
     for (struct inproc_port *p = w->ports; p < w->ports + w->size; p++) {
         uint64_t due = p->armed ? next_due(p) : UINT64_MAX;
-        if (due <= w->clock) wake(p);
+        if (due <= w->clock) port_wake(p);
         else if (due < next) next = due;
     }
     return next;

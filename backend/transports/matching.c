@@ -12,7 +12,7 @@ static struct bucket *bucket_of(struct matching *m, struct message_name name)
 }
 static_assert(MATCHING_BUCKETS == 256, "the top 8 bits of the product choose a bucket");
 
-static bool takes(const struct transfer *receive, int source, struct message_name name)
+static bool receive_takes(const struct transfer *receive, int source, struct message_name name)
 {
     return name_is(receive->name, name) && (receive->peer == source || receive->peer == TRANSFER_ANY_PEER);
 }
@@ -29,7 +29,7 @@ struct arrival *matching_post(struct matching *m, struct transfer *receive)
 {
     struct bucket *b = bucket_of(m, receive->name);
     for (struct arrival *before = NULL, *a = b->first; a; before = a, a = a->next)
-        if (takes(receive, a->source, a->name)) return unlink_after(b, before);
+        if (receive_takes(receive, a->source, a->name)) return unlink_after(b, before);
     queue_push(&b->posted, receive);
     return NULL;
 }
@@ -37,7 +37,7 @@ struct transfer *matching_arrive(struct matching *m, int source, struct message_
 {
     struct bucket *b = bucket_of(m, name);
     for (struct transfer *before = NULL, *x = b->posted.first; x; before = x, x = x->next)
-        if (takes(x, source, name)) return queue_take(&b->posted, before);
+        if (receive_takes(x, source, name)) return queue_take(&b->posted, before);
     return NULL;
 }
 void matching_keep(struct matching *m, struct arrival *arrival)

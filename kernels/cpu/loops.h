@@ -161,7 +161,7 @@ INLINE bool is_common(tutti_dtype dtype, tutti_op op)
     return op == TUTTI_SUM && (dtype == TUTTI_FLOAT32 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT16);
 }
 
-static void copy(struct task task, size_t bytes)
+static void task_copy(struct task task, size_t bytes)
 {
     if (task.to_count == 1) {
         if (task.to[0] != task.from[0]) memcpy(task.to[0], task.from[0], bytes);
@@ -174,7 +174,7 @@ static void copy(struct task task, size_t bytes)
 INLINE void reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
 {
     if (task.from_count == 1 && task.divisor == 1) {
-        copy(task, bytes);
+        task_copy(task, bytes);
         return;
     }
     size_t at = 0;

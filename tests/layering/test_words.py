@@ -14,13 +14,13 @@ CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "example
 CEILINGS = {
     "names of private words": 0,
     "tags with two meanings": 0,
-    "static functions of one word": 435,
-    "comments beside the code": 2168,
-    "sentences of comments": 789,
+    "static functions of one word": 11,
+    "comments beside the code": 2166,
+    "sentences of comments": 788,
     "sentences of literals": 0,
     "sentences of pages": 0,
 }
-LEAST_WORDS_OF_A_NAME = 2.09
+LEAST_WORDS_OF_A_NAME = 2.22
 # backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
 PROVIDERS = [f"backend/transports/{name}" for name in ("fabric", "tcp", "ucx", "verbs")]
 CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/cpu"]]

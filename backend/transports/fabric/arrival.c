@@ -10,10 +10,11 @@
 static const char twice[] = "its process has sent a message twice", missing[] = "a message of its process is missing";
 
 static struct matching *matching_of(struct fabric_transport *p) { return &p->base.router->matching; }
-static void fail(struct fabric_transport *p, tutti_status status) { router_fail(p->base.router, status); }
+static void port_fail(struct fabric_transport *p, tutti_status status) { router_fail(p->base.router, status); }
 static void fail_memory(struct fabric_transport *p, int from)
 {
-    fail(p, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d", p->rank, from));
+    port_fail(p,
+        status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d", p->rank, from));
 }
 
 /* ---- announced messages ---- */
@@ -64,14 +65,14 @@ static struct pending_rndv *due_pop(struct due *due)
     if (pending) due_remove(due, pending);
     return pending;
 }
-static void release(struct fabric_transport *p, struct pending_rndv *pending)
+static void pending_release(struct fabric_transport *p, struct pending_rndv *pending)
 {
     if (pending->descriptor) p->fabric->operations->release(p->fabric, pending->descriptor);
     pending->descriptor = NULL;
 }
 static void pending_rndv_free(struct fabric_transport *p, struct pending_rndv *pending)
 {
-    release(p, pending);
+    pending_release(p, pending);
     if (pending->due) due_remove(&p->met, pending);
     if (pending->due) due_remove(&p->refusing, pending);
     *pending->at = pending->next;
@@ -79,7 +80,7 @@ static void pending_rndv_free(struct fabric_transport *p, struct pending_rndv *p
     pending->link->pending--;
     free(pending);
 }
-static void fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
+static void pending_fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
     struct pending_rndv *pending)
 {
     /* Without an endpoint that is whole nothing could end the fetch: so it is not to the caller's memory. */
@@ -87,7 +88,7 @@ static void fetch(struct fabric_transport *p, struct fabric_link *link, struct t
     bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= pending->bytes;
     struct fabric_op *f = fabric_op_new(p->fabric, direct ? 0 : pending->bytes);
     if (!f) {
-        release(p, pending);
+        pending_release(p, pending);
         router_refuse(p->base.router, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message of rank %d", p->rank, link->rank));
         return;
@@ -112,7 +113,7 @@ void port_accept(struct fabric_transport *p, struct fabric_link *link, struct tr
     x->key = id;
     if (pending) pending->receive = NULL;
     if (!pending || !pending->descriptor) transfer_fail(x, TUTTI_ABORTED, 0);
-    else if (transfer_meets(x, link->rank, bytes)) fetch(p, link, x, pending);
+    else if (transfer_meets(x, link->rank, bytes)) pending_fetch(p, link, x, pending);
     else {
         pending->wanted = x->wire;
         due_push(&p->refusing, pending);
@@ -141,7 +142,7 @@ static void pending_rndv_withdraw(struct fabric_transport *p, const struct fabri
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, id);
     if (!pending) return;
-    release(p, pending);
+    pending_release(p, pending);
     if (pending->receive) return;
     struct arrival *a = matching_withdraw(matching_of(p), &p->base, link->rank, pending->name, id);
     if (a) matching_free(matching_of(p), a);
@@ -285,7 +286,7 @@ bool port_hear_ahead(struct fabric_transport *p)
     }
     return heard;
 }
-static inline void hear(struct fabric_transport *p, struct fabric_link *link, struct endpoint *from,
+static inline void header_hear(struct fabric_transport *p, struct fabric_link *link, struct endpoint *from,
     const struct header *h, const void *data)
 {
     switch ((enum fabric_kind)h->kind) {
@@ -299,7 +300,7 @@ void port_handle_saved_msgs(struct fabric_transport *p)
 {
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL; saved_msg_end(p, msg)) {
         struct fabric_link *link = &p->links[msg->header.from];
-        if (!link->lost && !msg->from->faulty) hear(p, link, msg->from, &msg->header, msg->data);
+        if (!link->lost && !msg->from->faulty) header_hear(p, link, msg->from, &msg->header, msg->data);
     }
 }
 
@@ -337,7 +338,7 @@ static bool arrival_take(struct fabric_transport *p, struct fabric_link *link, c
     link->returned = h->returned;
     if (h->kind == WITHDRAWN) {
         struct pending_rndv *pending = pending_rndv_find(p, link, h->id);
-        if (pending) release(p, pending);
+        if (pending) pending_release(p, pending);
     } else if (announced) {
         link->announced = h->id;
         return pending_rndv_new(p, link, h, data, bytes);
@@ -355,7 +356,7 @@ bool port_hear(struct fabric_transport *p, struct endpoint *from, const struct h
         port_starve(p);
         return false;
     }
-    if (p == p->fabric->polling) hear(p, link, from, h, data);
+    if (p == p->fabric->polling) header_hear(p, link, from, h, data);
     else if (h->kind != CREDIT) {
         struct saved_msg *msg = saved_msg_of(link, from, h, data);
         if (msg) port_save_msg(p, msg);

@@ -36,14 +36,14 @@ static void lost_message_record(struct fabric_transport *p, const struct fabric_
     if (f->why && expected) link_mark_broken(p, f->link, f->why);
 }
 /* An op that is not under way has completed: with success, or not. */
-static void dispatch(struct fabric_transport *p, struct fabric_op *f, const void *data, bool announced)
+static void op_dispatch(struct fabric_transport *p, struct fabric_op *f, const void *data, bool announced)
 {
     bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
     if (!flies) lost_message_record(p, f);
     if (!flies && !f->why && !f->transfer) fabric_op_free(p->fabric, f); /* nobody waits for it */
     else fabric_op_add(f, flies ? &p->ops : &p->completed);
 }
-static void refuse(struct fabric_transport *p, struct transfer *x, tutti_status status)
+static void transfer_refuse(struct fabric_transport *p, struct transfer *x, tutti_status status)
 {
     router_refuse(p->base.router, x, status);
 }
@@ -53,7 +53,7 @@ static struct fabric_op *fabric_op_of_message(struct fabric_transport *p, struct
 {
     struct fabric_op *f = fabric_op_for(p, link, room);
     if (!f) {
-        refuse(p, x,
+        transfer_refuse(p, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", p->rank, link->rank));
         return NULL;
     }
@@ -74,11 +74,11 @@ static void send_eager(struct fabric_transport *p, struct fabric_link *link, str
     f->bytes = (size_t)x->wire;
     link->charged += charge_of(x->wire);
     pieces_gather(x, f->room, f->bytes);
-    dispatch(p, f, NULL, false);
+    op_dispatch(p, f, NULL, false);
     transfer_done(x);
 }
 static bool is_one_run(const struct transfer *x) { return x->piece_count == 1 && x->pieces[0].length > 0; }
-static void announce(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
+static void transfer_announce(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     bool packed = !is_one_run(x);
     size_t room = x->wire ? (size_t)x->wire : 1; /* a byte for nothing, which cannot be announced */
@@ -89,21 +89,21 @@ static void announce(struct fabric_transport *p, struct fabric_link *link, struc
     f->packed = packed;
     f->bytes = packed ? room : x->pieces[0].length;
     if (packed) pieces_gather(x, f->room, (size_t)x->wire);
-    dispatch(p, f, packed ? NULL : x->pieces[0].at, true);
+    op_dispatch(p, f, packed ? NULL : x->pieces[0].at, true);
 }
 /* The connection has broken. Why is for the control connection to tell, which knows a death from the end of a process;
    only if nothing comes the transfer fails for this. */
-static void hold(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, const char *why)
+static void transfer_hold(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, const char *why)
 {
     queue_push(&link->held, x);
     link_mark_broken(p, link, why);
 }
 static void take_off(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
-    if (link->broken_ms) hold(p, link, x, link->why);
-    else if (endpoint_is_broken(link->endpoint)) hold(p, link, x, link->endpoint->why);
+    if (link->broken_ms) transfer_hold(p, link, x, link->why);
+    else if (endpoint_is_broken(link->endpoint)) transfer_hold(p, link, x, link->endpoint->why);
     else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
-    else announce(p, link, x);
+    else transfer_announce(p, link, x);
 }
 static tutti_status find_endpoint(struct fabric_transport *p, struct fabric_link *link)
 {
@@ -138,7 +138,7 @@ bool link_connect(struct fabric_transport *p, struct fabric_link *link)
     link_mark_broken(p, link, "no connection is possible");
     for (struct transfer *x; link->waiting.first;) {
         x = queue_take(&link->waiting, NULL);
-        refuse(p, x, status);
+        transfer_refuse(p, x, status);
     }
     return false;
 }
@@ -210,7 +210,7 @@ bool port_tell(struct fabric_transport *p, struct fabric_link *link, const struc
     f->header.name = said->name;
     f->header.id = said->id;
     f->header.bytes = said->bytes;
-    dispatch(p, f, NULL, false);
+    op_dispatch(p, f, NULL, false);
     return true;
 }
 /* Most credit goes back with the next message; this is for those who are only sent to. */
@@ -229,13 +229,13 @@ static void end_send(struct fabric_transport *p, struct fabric_op *f)
     struct transfer *x = f->transfer;
     if (f->refused) transfer_fail(x, TUTTI_MISMATCH, f->theirs);
     else if (!f->why) transfer_done(x);
-    else hold(p, f->link, x, f->why);
+    else transfer_hold(p, f->link, x, f->why);
 }
 static void end_receive(struct fabric_transport *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;
     if (f->why) {
-        hold(p, f->link, x, f->why);
+        transfer_hold(p, f->link, x, f->why);
         return;
     }
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));

@@ -80,11 +80,11 @@ static void in_child(void)
     for (struct fabric *f = known; f; f = f->next) pthread_mutex_init(&f->lock, NULL);
     pthread_mutex_init(&known_lock, NULL);
 }
-static void prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
-static void know(struct fabric *fabric)
+static void fork_prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
+static void fabric_know(struct fabric *fabric)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&known_lock);
     if (!fabric->known) {
         fabric->next = known;
@@ -101,7 +101,7 @@ void fabric_pause(struct fabric *fabric)
     nanosleep(&(struct timespec){ 0, 20000 }, NULL);
     pthread_mutex_lock(&fabric->lock);
 }
-static void finish(struct fabric *fabric)
+static void fabric_finish(struct fabric *fabric)
 {
     fabric->stopping = true;
     thread_stop(fabric);
@@ -111,7 +111,7 @@ static void finish(struct fabric *fabric)
     fabric_ops_free(fabric);
     fabric->stopping = false;
 }
-static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status fabric_begin(struct fabric *fabric, const struct fabric_place *place)
 {
     TRY(random_fill(&fabric->life, sizeof fabric->life));
     TRY(fabric->operations->start(fabric, place));
@@ -120,22 +120,22 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
 tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16], const struct fabric_place *place,
     void *address, size_t *bytes)
 {
-    know(fabric);
+    fabric_know(fabric);
     pthread_mutex_lock(&fabric->lock);
     while (fabric->stopping) fabric_pause(fabric);
     memcpy(fabric->process, process, sizeof fabric->process);
-    tutti_status status = fabric->users ? TUTTI_OK : start(fabric, place);
+    tutti_status status = fabric->users ? TUTTI_OK : fabric_begin(fabric, place);
     if (status == TUTTI_OK) {
         fabric->users++;
         memcpy(address, fabric->address, fabric->address_bytes);
         *bytes = fabric->address_bytes;
-    } else if (!fabric->users) finish(fabric);
+    } else if (!fabric->users) fabric_finish(fabric);
     pthread_mutex_unlock(&fabric->lock);
     return status;
 }
 void fabric_close(struct fabric *fabric)
 {
     pthread_mutex_lock(&fabric->lock);
-    if (fabric->users > 0 && --fabric->users == 0) finish(fabric);
+    if (fabric->users > 0 && --fabric->users == 0) fabric_finish(fabric);
     pthread_mutex_unlock(&fabric->lock);
 }

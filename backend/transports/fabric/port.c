@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct fabric_transport *enter(struct transport *t)
+static struct fabric_transport *fabric_enter(struct transport *t)
 {
     struct fabric_transport *p = (struct fabric_transport *)t;
     pthread_mutex_lock(&p->fabric->lock);
     return p;
 }
-static void leave(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
+static void fabric_leave(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
 
 /* ---- for what a fabric tells ---- */
 struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, int rank)
@@ -28,66 +28,66 @@ bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank)
         if (past->closed[i].comm == comm && past->closed[i].rank == rank) return true;
     return false;
 }
-static void disarm(struct fabric_transport *p)
+static void port_disarm(struct fabric_transport *p)
 {
     p->fabric->armed -= p->armed;
     p->armed = false;
 }
-static void wake(struct fabric_transport *p)
+static void port_wake(struct fabric_transport *p)
 {
     const struct bell *bell = &p->base.router->bell;
     if (p->armed && bell->ring) bell->ring(bell->context);
-    disarm(p);
+    port_disarm(p);
 }
 void port_save_msg(struct fabric_transport *p, struct saved_msg *msg)
 {
     saved_msgs_push(&p->saved_msgs, msg);
-    wake(p);
+    port_wake(p);
 }
 void port_starve(struct fabric_transport *p)
 {
     p->out_of_memory = true;
-    wake(p);
+    port_wake(p);
 }
 void ports_wake(const struct fabric *fabric)
 {
-    for (struct fabric_transport *p = fabric->ports; p; p = p->next) wake(p);
+    for (struct fabric_transport *p = fabric->ports; p; p = p->next) port_wake(p);
 }
 void port_complete(struct fabric_transport *p, struct fabric_op *f)
 {
     fabric_op_add(f, &p->completed);
-    if (p->fabric->polling != p) wake(p);
+    if (p->fabric->polling != p) port_wake(p);
 }
 
 /* ---- the contract ---- */
 static void fabric_send(struct transport *t, int member, struct transfer *x)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     port_send(p, &p->links[member], x);
-    leave(p);
+    fabric_leave(p);
 }
 static enum readiness fabric_readiness(struct transport *t, int member)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     enum readiness readiness = port_readiness(p, &p->links[member]);
-    leave(p);
+    fabric_leave(p);
     return readiness;
 }
 static void fabric_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     port_accept(p, &p->links[member], x, a->id, a->bytes);
     port_end_completed(p);
-    leave(p);
+    fabric_leave(p);
 }
 static void fabric_release(struct transport *t, int member, uint64_t bytes)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     link_owe(p, &p->links[member], bytes);
-    leave(p);
+    fabric_leave(p);
 }
 /* What saved messages and callbacks have left to be done. */
-static bool settle(struct fabric_transport *p)
+static bool port_settle(struct fabric_transport *p)
 {
     bool moved = p->met.first || p->completed;
     if (p->ahead.first) moved |= port_hear_ahead(p);
@@ -116,16 +116,16 @@ static void breaks_record(struct fabric_transport *p)
         }
     }
 }
-static bool progress(struct fabric_transport *p)
+static bool port_progress(struct fabric_transport *p)
 {
     struct fabric *fabric = p->fabric;
     bool moved = p->saved_msgs.first;
-    disarm(p);
+    port_disarm(p);
     fabric->touched++;
     if (moved) port_handle_saved_msgs(p);
     fabric->polling = p;
     moved |= fabric->operations->progress(fabric);
-    moved |= settle(p);
+    moved |= port_settle(p);
     fabric->polling = NULL;
     if (fabric->faults) moved |= fabric_end_faulty(fabric);
     if (p->breaks != fabric->breaks) breaks_record(p);
@@ -141,7 +141,7 @@ static struct fabric_link *find_broken(const struct fabric_transport *p)
     }
     return NULL;
 }
-static void lose(struct fabric_transport *p, const struct fabric_link *link)
+static void fabric_link_lose(struct fabric_transport *p, const struct fabric_link *link)
 {
     char name[256];
     p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
@@ -151,19 +151,19 @@ static void lose(struct fabric_transport *p, const struct fabric_link *link)
 }
 static bool fabric_poll(struct transport *t)
 {
-    struct fabric_transport *p = enter(t);
-    bool moved = progress(p);
+    struct fabric_transport *p = fabric_enter(t);
+    bool moved = port_progress(p);
     const struct fabric_link *broken = p->broken ? find_broken(p) : NULL;
     bool out_of_memory = p->out_of_memory;
-    leave(p);
-    if (broken) lose(p, broken);
+    fabric_leave(p);
+    if (broken) fabric_link_lose(p, broken);
     if (out_of_memory)
         router_fail(t->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", p->rank));
     return moved || broken || out_of_memory;
 }
 static bool fabric_arm(struct transport *t)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     bool ready = !p->saved_msgs.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
         && !p->refusing.first && !p->out_of_memory;
     if (ready && !p->armed) {
@@ -171,7 +171,7 @@ static bool fabric_arm(struct transport *t)
         p->fabric->armed++;
         thread_wake(p->fabric);
     }
-    leave(p);
+    fabric_leave(p);
     return ready;
 }
 
@@ -193,7 +193,7 @@ static bool is_overdue(struct fabric_transport *p, struct fabric_op *f)
         port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .name = f->header.name, .id = f->header.id });
     return false;
 }
-static bool unwait(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
+static bool link_unwait(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
 {
     if (!queue_remove(&link->waiting, x)) return false;
     p->waiting -= !link->waiting.first;
@@ -201,14 +201,14 @@ static bool unwait(struct fabric_transport *p, struct fabric_link *link, const s
 }
 static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     struct fabric_link *link = &p->links[member];
-    bool forgotten = unwait(p, link, x) || queue_remove(&link->held, x) || link_forget_receive(p, link, x),
+    bool forgotten = link_unwait(p, link, x) || queue_remove(&link->held, x) || link_forget_receive(p, link, x),
          late = false;
     struct fabric_op *f = forgotten ? NULL : fabric_op_find(p, x);
     if (f) late = is_overdue(p, f);
-    if (!forgotten) progress(p);
-    leave(p);
+    if (!forgotten) port_progress(p);
+    fabric_leave(p);
     if (late)
         router_lose(t->router, member,
             status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %d ms", member, p->rank,
@@ -267,9 +267,9 @@ static void end_link(struct fabric_transport *p, struct fabric_link *link, tutti
 }
 static void fabric_lose(struct transport *t, int member, tutti_status status)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     end_link(p, &p->links[member], status);
-    leave(p);
+    fabric_leave(p);
 }
 static void fabric_ops_orphan(struct fabric_transport *p)
 {
@@ -287,18 +287,18 @@ static void closed_record(const struct fabric_transport *p)
 }
 static void fabric_destroy(struct transport *t)
 {
-    struct fabric_transport *p = enter(t);
+    struct fabric_transport *p = fabric_enter(t);
     struct fabric_transport **at = &p->fabric->ports;
     while (*at && *at != p) at = &(*at)->next;
     if (*at) *at = p->next;
     closed_record(p);
-    disarm(p);
+    port_disarm(p);
     for (int r = 0; r < p->size; r++) let_go(p, &p->links[r]);
     port_forget_arrivals(p, NULL);
     fabric_ops_orphan(p);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL;) saved_msg_free(p->fabric, msg);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->ahead)) != NULL;) saved_msg_free(p->fabric, msg);
-    leave(p);
+    fabric_leave(p);
     free(p->links);
     free(p);
 }
@@ -354,7 +354,7 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
     p->next = fabric->ports;
     fabric->ports = p;
     take_early(p);
-    leave(p);
+    fabric_leave(p);
     router_add_network(router, &p->base);
     return TUTTI_OK;
 }

@@ -27,7 +27,7 @@ static void drain_waker(const struct fabric *fabric)
     ssize_t unused = read(fabric->thread.waker, &ignored, sizeof ignored);
     (void)unused;
 }
-static bool arm(struct fabric *fabric)
+static bool thread_arm(struct fabric *fabric)
 {
     struct fabric_transport *polling = fabric->polling;
     fabric->polling = NULL;
@@ -58,7 +58,7 @@ static void *thread_main(void *of)
     while (!fabric->thread.stop) {
         bool idle = touched == fabric->touched, listens = fabric->armed || idle;
         touched = fabric->touched;
-        if (!listens || arm(fabric)) wait_for_event(fabric, listens);
+        if (!listens || thread_arm(fabric)) wait_for_event(fabric, listens);
         else let_ranks_poll(fabric);                    /* something has come, and more may */
     }
     pthread_mutex_unlock(&fabric->lock);

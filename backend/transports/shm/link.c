@@ -24,12 +24,12 @@ struct transfer *open_find(struct shm *shm, int rank, uint64_t id, bool is_send)
 }
 
 /* ---- opening: memory is reserved before it is touched ---- */
-static void activate(struct shm *shm, struct shm_link *l)
+static void link_activate(struct shm *shm, struct shm_link *l)
 {
     if (!l->active) shm->active[shm->active_count++] = l;
     l->active = true;
 }
-static tutti_status reserve(struct shm *shm, void *at, size_t bytes)
+static tutti_status copy_reserve(struct shm *shm, void *at, size_t bytes)
 {
     return shm->callbacks.reserve(shm->callbacks.context, at, bytes);
 }
@@ -42,23 +42,23 @@ static tutti_status open_outgoing(struct shm *shm, struct shm_link *l)
     if (l->out.pair) return TUTTI_OK;
     struct pair *pair = pair_of(shm, shm->me, l->peer);
     struct doorbell *doorbell = &pair_of(shm, l->peer, l->peer)->doorbell;
-    TRY(reserve(shm, pair, offsetof(struct pair, eager)));
-    TRY(reserve(shm, doorbell, PAIR_PAGE));
+    TRY(copy_reserve(shm, pair, offsetof(struct pair, eager)));
+    TRY(copy_reserve(shm, doorbell, PAIR_PAGE));
     l->out.pair = pair;
-    activate(shm, l);
+    link_activate(shm, l);
     atomic_fetch_or_explicit(&doorbell->who[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
     atomic_fetch_add_explicit(&doorbell->opened, 1, memory_order_release);
     return TUTTI_OK;
 }
 static tutti_status prepare_eager(struct shm *shm, struct shm_link *l)
 {
-    if (!l->eager_ready) TRY(reserve(shm, l->out.pair->eager, sizeof l->out.pair->eager));
+    if (!l->eager_ready) TRY(copy_reserve(shm, l->out.pair->eager, sizeof l->out.pair->eager));
     l->eager_ready = true;
     return TUTTI_OK;
 }
 static tutti_status prepare_pipe(struct shm *shm, struct shm_link *l)
 {
-    if (!l->pipe_ready) TRY(reserve(shm, l->out.pair->pipe, sizeof l->out.pair->pipe));
+    if (!l->pipe_ready) TRY(copy_reserve(shm, l->out.pair->pipe, sizeof l->out.pair->pipe));
     l->pipe_ready = true;
     return TUTTI_OK;
 }
@@ -66,7 +66,7 @@ void link_meet(struct shm *shm, struct shm_link *l)
 {
     if (l->in.pair || l->lost) return;
     l->in.pair = pair_of(shm, l->peer, shm->me);
-    activate(shm, l);
+    link_activate(shm, l);
     link_settle(shm, l);
 }
 void link_settle(struct shm *shm, struct shm_link *l)
@@ -110,12 +110,12 @@ void link_tell(struct shm *shm, struct shm_link *l, const struct envelope *e)
         l->spoke = true;
     }
 }
-static void tell(struct shm *shm, struct shm_link *l, enum envelope_kind kind, struct message_name name, uint64_t bytes,
-    uint64_t id)
+static void envelope_send(struct shm *shm, struct shm_link *l, enum envelope_kind kind, struct message_name name,
+    uint64_t bytes, uint64_t id)
 {
     link_tell(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
 }
-static tutti_status announce(struct shm *shm, struct shm_link *l, struct transfer *x)
+static tutti_status transfer_announce(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     struct remote place = share_remote(shm, x);
     TRY(prepare_pipe(shm, l));
@@ -132,13 +132,13 @@ static tutti_status send_eagerly(struct shm *shm, struct shm_link *l, struct tra
     transfer_done(x);
     return TUTTI_OK;
 }
-static void clear(struct shm *shm, struct shm_link *l, struct transfer *x)
+static void transfer_clear(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR, { 0, 0 } });
     open_add(shm, x);
     l->expecting++;
 }
-static bool flush(struct shm *shm, struct shm_link *l) /* what waits for room in the ring */
+static bool link_flush(struct shm *shm, struct shm_link *l) /* what waits for room in the ring */
 {
     bool moved = false;
     for (struct queued_envelope *queued; (queued = l->queued) != NULL && writer_has_room(&l->out); moved = true) {
@@ -150,15 +150,15 @@ static bool flush(struct shm *shm, struct shm_link *l) /* what waits for room in
     for (; l->outbox.first && writer_has_room(&l->out); moved = true) {
         struct transfer *x = queue_take(&l->outbox, NULL);
         tutti_status status = TUTTI_OK;
-        if (!x->is_send) clear(shm, l, x);
+        if (!x->is_send) transfer_clear(shm, l, x);
         else if (writer_has_credit(&l->out, x->wire)) status = send_eagerly(shm, l, x);
-        else status = announce(shm, l, x);
+        else status = transfer_announce(shm, l, x);
         if (status < 0) router_refuse(shm->base.router, x, status);
     }
     l->spoke |= moved;
     return moved;
 }
-static bool stream(struct shm *shm, struct shm_link *l)
+static bool link_stream(struct shm *shm, struct shm_link *l)
 {
     bool moved = false;
     for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
@@ -191,7 +191,7 @@ __attribute__((noinline)) static void send_in_turn(struct shm *shm, struct shm_l
         return;
     }
     queue_push(&l->outbox, x);
-    flush(shm, l);
+    link_flush(shm, l);
     link_settle(shm, l);
 }
 void link_send(struct shm *shm, struct shm_link *l, struct transfer *x)
@@ -203,7 +203,7 @@ void link_send(struct shm *shm, struct shm_link *l, struct transfer *x)
 void link_accept(struct shm *shm, struct shm_link *l, struct transfer *x, const struct envelope *e)
 {
     if (!transfer_meets(x, l->rank, e->bytes)) {
-        tell(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
+        envelope_send(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
         return;
     }
     x->key = e->id;
@@ -212,10 +212,10 @@ void link_accept(struct shm *shm, struct shm_link *l, struct transfer *x, const 
     queue_push(&l->outbox, x);
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) router_fail(shm->base.router, status);
-    else flush(shm, l);
+    else link_flush(shm, l);
 }
 /* Nobody has asked for it yet. */
-static void keep(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void envelope_keep(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     bool eager = e->kind == ENVELOPE_EAGER;
     struct arrival *a = matching_arrival(shm->matching, eager ? (size_t)e->bytes : 0);
@@ -239,7 +239,7 @@ static void hear_eager(struct shm *shm, struct shm_link *l, const struct envelop
 {
     struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
     if (!x) {
-        keep(shm, l, e);
+        envelope_keep(shm, l, e);
         return;
     }
     if (transfer_meets(x, l->rank, e->bytes)) {
@@ -252,7 +252,7 @@ static void announced_receive(struct shm *shm, struct shm_link *l, const struct 
 {
     struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
     if (x) link_accept(shm, l, x, e);
-    else keep(shm, l, e);
+    else envelope_keep(shm, l, e);
 }
 /* Answers to a send that has been cancelled in the meantime find nothing. */
 static void hear_answer(struct shm *shm, struct shm_link *l, const struct envelope *e)
@@ -263,7 +263,7 @@ static void hear_answer(struct shm *shm, struct shm_link *l, const struct envelo
     if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
     else queue_push(&l->streams, x);
 }
-static struct transfer *uncleared(const struct shm_link *l, uint64_t id)
+static struct transfer *transfer_uncleared(const struct shm_link *l, uint64_t id)
 {
     struct transfer *x = l->outbox.first;
     while (x && (x->is_send || x->key != id)) x = x->next;
@@ -278,7 +278,7 @@ static void hear_withdrawal(struct shm *shm, struct shm_link *l, const struct en
         open_remove(shm, x);
         l->expecting--;
         l->dropping = true;
-    } else if (!a && (x = uncleared(l, e->id)) != NULL) queue_remove(&l->outbox, x);
+    } else if (!a && (x = transfer_uncleared(l, e->id)) != NULL) queue_remove(&l->outbox, x);
     else if (!a && (x = share_find(l, e->id)) != NULL) share_remove(shm, l, x);
     if (x) transfer_fail(x, TUTTI_ABORTED, 0);
 }
@@ -309,7 +309,7 @@ static bool drain_ring(struct shm *shm, struct shm_link *l) /* one ring full at 
     }
     return n > 0;
 }
-static void fill(struct shm *shm, struct shm_link *l, struct transfer *x, const struct filled *slot)
+static void transfer_fill(struct shm *shm, struct shm_link *l, struct transfer *x, const struct filled *slot)
 {
     uint64_t rest = x->wire - x->moved;
     if (slot->bytes != (rest < slot_bytes(x->wire) ? rest : slot_bytes(x->wire))) {
@@ -329,7 +329,7 @@ static bool drain_pipe(struct shm *shm, struct shm_link *l)
     for (; n < PIPE_SLOTS && reader_has_slot(&l->in); n++) {
         struct filled slot = reader_look_slot(&l->in);
         struct transfer *x = open_find(shm, l->rank, slot.id, false);
-        if (x) fill(shm, l, x, &slot);
+        if (x) transfer_fill(shm, l, x, &slot);
         if (l->in.corrupt) break;
         reader_take_slot(&l->in);
         shm->callbacks.ring(shm->callbacks.context, l->peer);
@@ -352,8 +352,8 @@ bool link_poll(struct shm *shm, struct shm_link *l)
     if (!l->busy && !l->spoke && !l->in.corrupt && !l->out.corrupt) return moved; /* small messages and nothing else */
     if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
     if (shm_has_failed(shm)) return true;
-    if (l->queued || l->outbox.first) moved |= flush(shm, l);
-    if (l->streams.first) moved |= stream(shm, l);
+    if (l->queued || l->outbox.first) moved |= link_flush(shm, l);
+    if (l->streams.first) moved |= link_stream(shm, l);
     if (l->shares.first || l->helped) moved |= share_poll(shm, l);
     link_settle(shm, l);
     return is_corrupt(shm, l) || moved;
@@ -363,13 +363,13 @@ bool link_poll(struct shm *shm, struct shm_link *l)
 void link_cancel(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (queue_remove(&l->outbox, x)) {
-        if (!x->is_send) tell(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key); /* let it come, and drop it */
+        if (!x->is_send) envelope_send(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key); /* let it come, and drop it */
         l->dropping |= !x->is_send;
     } else if (share_remove(shm, l, x)) {
         /* the other end has been told */
     } else if (x->is_send) {
         if (!queue_remove(&l->streams, x)) open_remove(shm, x);
-        tell(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
+        envelope_send(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
     } else if (open_remove(shm, x)) {
         l->expecting--;
         l->dropping = true;
@@ -388,7 +388,7 @@ static void fail_open(struct queue *q, int rank, tutti_status status)
         if (rank_of(x) == rank) transfer_fail(queue_take(q, before), status, 0);
         else before = x;
 }
-static void deactivate(struct shm *shm, struct shm_link *l)
+static void link_deactivate(struct shm *shm, struct shm_link *l)
 {
     for (int i = 0; i < shm->active_count; i++)
         if (shm->active[i] == l) shm->active[i--] = shm->active[--shm->active_count];
@@ -403,5 +403,5 @@ void link_lose(struct shm *shm, struct shm_link *l, tutti_status status)
     if (l->helped) transfer_fail(l->helped, status, 0);
     l->helped = NULL;
     l->lost = true;
-    deactivate(shm, l);
+    link_deactivate(shm, l);
 }

@@ -35,8 +35,8 @@ static struct pair *pair_of(const struct shm_link *l, const struct transfer *x)
 {
     return x->is_send ? l->out.pair : l->in.pair;
 }
-static void tell(struct shm *shm, struct shm_link *l, const struct transfer *x, enum envelope_kind kind, uint64_t parts,
-    struct remote place)
+static void share_send_envelope(struct shm *shm, struct shm_link *l, const struct transfer *x, enum envelope_kind kind,
+    uint64_t parts, struct remote place)
 {
     link_tell(shm, l,
         &(struct envelope){ .name = x->name, .bytes = parts, .id = x->key, .kind = kind, .place = place });
@@ -89,14 +89,14 @@ static tutti_status read_next(struct shm *shm, struct shm_link *l, struct transf
 }
 
 /* ---- the receiver ---- */
-static void begin(struct shm *shm, struct shm_link *l) /* with the first of the receives */
+static void share_begin(struct shm *shm, struct shm_link *l) /* with the first of the receives */
 {
     struct transfer *x = l->shares.first;
     if (!x || l->refused) return;
     struct remote mine = share_remote(shm, x);
     claims_open(l->in.pair, x->key);
     bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;   /* never where it is read: mine is private */
-    if (is_reachable(mine) && helps) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
+    if (is_reachable(mine) && helps) share_send_envelope(shm, l, x, ENVELOPE_SHARE, 0, mine);
 }
 bool share_accept(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
@@ -107,16 +107,16 @@ bool share_accept(struct shm *shm, struct shm_link *l, struct transfer *x)
     if (is_reachable(mine) && x->place.block == REMOTE_OPEN) x->place.block = REMOTE_PRIVATE;  /* the sender copies */
     x->others = 0;
     queue_push(&l->shares, x);
-    if (l->shares.first == x) begin(shm, l);
+    if (l->shares.first == x) share_begin(shm, l);
     return true;
 }
-static void next(struct shm *shm, struct shm_link *l) /* the first is over */
+static void share_next(struct shm *shm, struct shm_link *l) /* the first is over */
 {
     queue_take(&l->shares, NULL);
     claims_open(l->in.pair, 0);
-    begin(shm, l);
+    share_begin(shm, l);
 }
-static bool receive(struct shm *shm, struct shm_link *l)
+static bool share_receive(struct shm *shm, struct shm_link *l)
 {
     struct transfer *x = l->shares.first;
     bool none = true;
@@ -127,9 +127,9 @@ static bool receive(struct shm *shm, struct shm_link *l)
     if (status == TUTTI_OK && !none) return true;
     if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false; /* the sender is at the last */
     if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
-    if (status == TUTTI_OK && x->moved) tell(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
+    if (status == TUTTI_OK && x->moved) share_send_envelope(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
     l->refused = status != TUTTI_OK; /* the sender may still be at it: the next would make no sense to it */
-    next(shm, l);
+    share_next(shm, l);
     if (status == TUTTI_OK) transfer_done(x);
     else router_refuse(shm->base.router, x, status);
     return true;
@@ -155,7 +155,7 @@ void share_hear_offer(struct shm *shm, struct shm_link *l, const struct envelope
     x->place = e->place;
     l->helped = x;
 }
-static bool send(struct shm *shm, struct shm_link *l)
+static bool share_send(struct shm *shm, struct shm_link *l)
 {
     struct transfer *x = l->helped;
     bool none;
@@ -165,7 +165,7 @@ static bool send(struct shm *shm, struct shm_link *l)
     if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
     l->helped = NULL;
     if (status != TUTTI_OK) router_refuse(shm->base.router, x, status);
-    else if (x->moved) tell(shm, l, x, ENVELOPE_COPIED, x->moved, x->place);
+    else if (x->moved) share_send_envelope(shm, l, x, ENVELOPE_COPIED, x->moved, x->place);
     if (status != TUTTI_OK) return true;
     if (x->moved == part_count(x->wire)) transfer_done(x);
     else open_add(shm, x);
@@ -183,21 +183,21 @@ void share_hear_finished(struct shm *shm, struct shm_link *l, const struct envel
 /* ---- both ---- */
 bool share_poll(struct shm *shm, struct shm_link *l)
 {
-    bool moved = l->shares.first && receive(shm, l);
-    if (l->helped) moved |= send(shm, l);
+    bool moved = l->shares.first && share_receive(shm, l);
+    if (l->helped) moved |= share_send(shm, l);
     return moved;
 }
 bool share_remove(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (x == l->helped) {
-        tell(shm, l, x, ENVELOPE_WITHDRAW, 0, x->place);
+        share_send_envelope(shm, l, x, ENVELOPE_WITHDRAW, 0, x->place);
         l->helped = NULL;
         return true;
     }
     bool first = x == l->shares.first, found = first;
     if (!first) found = queue_remove(&l->shares, x);
-    if (found) tell(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
-    if (first) next(shm, l);
+    if (found) share_send_envelope(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
+    if (first) share_next(shm, l);
     return found;
 }
 struct transfer *share_find(const struct shm_link *l, uint64_t id)

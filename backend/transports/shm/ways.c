@@ -38,7 +38,7 @@ uint64_t way_word(unsigned number, int64_t ns)
 }
 
 /* ---- the reader's end ---- */
-static void say(struct judge *j, enum filling filling, bool other)
+static void choice_say(struct judge *j, enum filling filling, bool other)
 {
     uint8_t mine = said_of(filling, j->says), next = (uint8_t)((mine ^ other) + 2);
     j->says ^= (uint64_t)(mine ^ next) << filling * FILLING_BITS;
@@ -49,12 +49,12 @@ static bool is_better(const double *median)             /* 0: a block is missing
     double this = fmin(median[0], median[3]), least = fmin(median[1], median[2]);
     return this > 0 && least > 0 && ab_test_is_won(this, least, fmax(median[1], median[2]));
 }
-static bool decide(struct judge *j, enum filling filling, unsigned block, bool few)
+static bool block_decide(struct judge *j, enum filling filling, unsigned block, bool few)
 {
     const double *median = j->of[filling].median;
     bool over = block == WAY_BLOCKS - 1;
     bool hopeless = block == 1 && median[0] > 0 && ab_test_is_hopeless(median[0], median[1], few);
-    if (over || hopeless) say(j, filling, over && is_better(median));
+    if (over || hopeless) choice_say(j, filling, over && is_better(median));
     return over || hopeless;
 }
 bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes)
@@ -76,5 +76,5 @@ bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t re
     t->sample[t->count++] = (double)(writing_ns + (uint64_t)reading_ns) / (double)bytes;
     if (t->count < (few ? AB_TEST_FEW_SAMPLES : WAY_SAMPLES)) return false;
     t->median[block] = sorted_at(t->sample, (int)t->count, (int)t->count / 2);
-    return decide(j, filling, block, few);
+    return block_decide(j, filling, block, few);
 }

@@ -55,7 +55,7 @@ static int open_socket(int family)
     int descriptor = descriptor_raised(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
-static void set(int descriptor, int level, int option, int value)
+static void option_set(int descriptor, int level, int option, int value)
 {
     setsockopt(descriptor, level, option, &value, sizeof value);
 }
@@ -79,7 +79,7 @@ tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
     socklen_t bytes = bytes_of(&name);
     int descriptor = s->listener.descriptor = open_socket(name.any.sa_family);
     if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "cannot create a socket for TCP: %s", strerror(-descriptor));
-    if (name.any.sa_family == AF_INET6) set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (name.any.sa_family == AF_INET6) option_set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0
         || getsockname(descriptor, &name.any, &bytes) != 0)
         return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback", strerror(errno));
@@ -101,8 +101,8 @@ int address_call(const struct sockets *s, const struct tcp_address *address)
     }
     int descriptor = open_socket(address->family);
     if (descriptor < 0) return descriptor;
-    set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-    set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
+    option_set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    option_set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     if (connect(descriptor, &name.any, bytes_of(&name)) == 0 || errno == EINPROGRESS) return descriptor;
     int error = errno;
     close(descriptor);
@@ -114,8 +114,8 @@ int address_accept(int listener)
     do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (descriptor < 0) return -errno;
-    set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-    set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
+    option_set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    option_set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     return descriptor;
 }
 void address_print(int descriptor, char *out, size_t bytes)

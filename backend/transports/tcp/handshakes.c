@@ -149,7 +149,7 @@ void pending_drop_all(struct fabric *fabric)
 }
 
 /* ---- the caller ---- */
-static tutti_status call(struct fabric *fabric, struct tcp_endpoint *e)
+static tutti_status endpoint_call(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct sockets *s = sockets_of(fabric);
     int descriptor = address_call(s, &e->address);
@@ -183,7 +183,7 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     e->base.key = *key;
     e->since_ms = clock_ms();
     bool oneself = memcmp(fabric->process, process, 16) == 0;
-    tutti_status status = oneself ? endpoint_open_pair(fabric, e) : call(fabric, e);
+    tutti_status status = oneself ? endpoint_open_pair(fabric, e) : endpoint_call(fabric, e);
     if (status != TUTTI_OK) endpoint_end(fabric, e, "no connection is possible");
     else *out = &e->base;
     return status;
@@ -243,7 +243,7 @@ void call_advance(struct fabric *fabric, struct tcp_endpoint *e)
 static void call_tick(struct fabric *fabric, struct tcp_endpoint *e, int64_t now_ms)
 {
     if (now_ms - e->since_ms >= CALL_MS) call_fail(fabric, e, strerror(ETIMEDOUT));
-    else if (e->again_ms && now_ms >= e->again_ms && call(fabric, e) != TUTTI_OK) call_fail(fabric, e, closed);
+    else if (e->again_ms && now_ms >= e->again_ms && endpoint_call(fabric, e) != TUTTI_OK) call_fail(fabric, e, closed);
     fabric->needs_poll |= !e->base.open && !endpoint_is_broken(&e->base);
 }
 void handshakes_expire(struct fabric *fabric)

@@ -124,7 +124,7 @@ static size_t head_needs(const struct incoming *in)
     memcpy(&frame, in->head, sizeof frame);
     return frame.what <= OFFER ? MOST_HEAD - in->head_bytes : 0;
 }
-static void hear(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
+static void frame_hear(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
 {
     struct incoming *in = &e->in;
     while (bytes && e->handle.descriptor >= 0) {
@@ -170,7 +170,7 @@ static void hear_all(struct fabric *fabric, struct tcp_endpoint *e, size_t bytes
         in->left -= direct;
         if (!in->left) is_whole(fabric, e);
     }
-    hear(fabric, e, sockets_of(fabric)->buffer, bytes - direct);
+    frame_hear(fabric, e, sockets_of(fabric)->buffer, bytes - direct);
 }
 /* Something is to be said first: the other side wants bytes, or a receive has met what was announced. */
 static bool is_asked(const struct fabric *fabric)

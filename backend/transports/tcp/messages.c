@@ -81,7 +81,7 @@ void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const cha
 }
 
 /* ---- what the port asks for ---- */
-static bool refuse(struct fabric_op *op, const char *why)
+static bool op_refuse(struct fabric_op *op, const char *why)
 {
     op->why = why;
     return false;
@@ -93,13 +93,13 @@ static bool end_now(struct fabric *fabric, struct tcp_xfer *xfer, enum send_stat
     struct fabric_op *op = xfer->op;
     const char *why = status == FAILED ? xfer->endpoint->base.why : NULL;
     tcp_xfer_free(fabric, xfer);
-    return refuse(op, why);
+    return op_refuse(op, why);
 }
 bool tcp_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     struct tcp_endpoint *e = tcp_of(f->endpoint);
     struct tcp_xfer *xfer = endpoint_is_broken(&e->base) ? NULL : tcp_xfer_new(fabric, e);
-    if (!xfer) return refuse(f, e->base.why ? e->base.why : no_memory);
+    if (!xfer) return op_refuse(f, e->base.why ? e->base.why : no_memory);
     xfer->op = f;
     xfer->from = data ? data : f->room;
     xfer->bytes = f->bytes;

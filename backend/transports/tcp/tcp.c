@@ -73,7 +73,7 @@ static bool go_on(struct fabric *fabric, bool all)
     return moved;
 }
 bool tcp_progress(struct fabric *fabric) { return go_on(fabric, false); }
-static bool arm(struct fabric *fabric) { return !go_on(fabric, true) && !sockets_of(fabric)->busy; }
+static bool tcp_arm(struct fabric *fabric) { return !go_on(fabric, true) && !sockets_of(fabric)->busy; }
 
 static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 {
@@ -81,11 +81,11 @@ static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 }
 
 /* ---- the beginning and the end ---- */
-static void part(struct fabric *fabric)
+static void tcp_part_all(struct fabric *fabric)
 {
     if (fabric->own) tcp_part(fabric);
 }
-static void finish(struct fabric *fabric)
+static void tcp_finish(struct fabric *fabric)
 {
     struct sockets *s = sockets_of(fabric);
     if (!s) return;
@@ -98,7 +98,7 @@ static void finish(struct fabric *fabric)
     fabric->own = NULL;
     free(s);
 }
-static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status tcp_start(struct fabric *fabric, const struct fabric_place *place)
 {
     struct sockets *s = memory_zeroed(1, sizeof *s);
     fabric->own = s;
@@ -116,15 +116,15 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     return TUTTI_OK;
 }
 const struct fabric_operations tcp_operations = { .name = "tcp",
-    .start = start,
-    .part = part,
-    .finish = finish,
+    .start = tcp_start,
+    .part = tcp_part_all,
+    .finish = tcp_finish,
     .connect = tcp_connect,
     .send = tcp_send,
     .fetch = tcp_fetch,
     .release = tcp_release,
     .progress = tcp_progress,
-    .arm = arm,
+    .arm = tcp_arm,
     .disconnect = tcp_disconnect,
     .address = endpoint_address };
 struct fabric tcp_fabric = FABRIC(&tcp_operations);

@@ -19,7 +19,7 @@
 
 enum { BYE_MS = 300 };
 
-static struct ucx_endpoint *mine(struct endpoint *e) { return (struct ucx_endpoint *)e; }
+static struct ucx_endpoint *endpoint_mine(struct endpoint *e) { return (struct ucx_endpoint *)e; }
 static struct ucx_endpoint **bucket_of(uint64_t number) { return &worker.bucket[number / 2 % ENDPOINT_BUCKETS]; }
 struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number)
 {
@@ -78,7 +78,7 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
 
 /* ---- opening ---- */
 /* Sends a notice to the process; UCX may complete it later. false: it failed. */
-static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
+static bool notice_send(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
 {
     struct notice notice;
     size_t bytes = notice_make(fabric, e, kind, &notice);
@@ -122,15 +122,15 @@ static bool say_hello(struct fabric *fabric, struct ucx_endpoint *e)
     size_t bytes = notice_make(fabric, e, HELLO, &notice);
     if (send_at_once(fabric, e, &notice, bytes)) return true;
     if (endpoint_is_broken(&e->base) || !send_at_once(fabric, e, NULL, 0)) return false;
-    return say(fabric, e, HELLO, 0);
+    return notice_send(fabric, e, HELLO, 0);
 }
-static void greet(struct fabric *fabric, struct ucx_endpoint *e)
+static void endpoint_greet(struct fabric *fabric, struct ucx_endpoint *e)
 {
     bool begins = memcmp(fabric->process, e->base.process, sizeof e->base.process) <= 0;
     if (!e->said) e->said = say_hello(fabric, e);
     if (!e->said || !e->theirs || !begins || e->opens) return;
     /* the reply's address is what UCX must agree on */
-    e->opens = say(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
+    e->opens = notice_send(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
 }
 /* The endpoint whose number the sender of the notice was given. NULL: the sender was given no such number. */
 static struct ucx_endpoint *sender_of(const struct notice *said)
@@ -144,14 +144,15 @@ static void hear_hello(struct fabric *fabric, const struct notice *said, size_t 
     uint64_t here = said->header.bytes, there = said->header.id;
     struct endpoint *found = endpoint_find(fabric, g->from);
     if (greeting_is_over(fabric, g)) return;
-    if (here && (!found || here != mine(found)->number)) return; /* it answers one that is broken */
-    if (found && !here && mine(found)->theirs && mine(found)->theirs != there) { /* what we knew is no more */
+    if (here && (!found || here != endpoint_mine(found)->number)) return; /* it answers one that is broken */
+    /* The endpoint that we knew no longer exists. */
+    if (found && !here && endpoint_mine(found)->theirs && endpoint_mine(found)->theirs != there) {
         endpoint_mark_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
     if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->address, address_bytes, &found) != TUTTI_OK)
         return; /* its sends say why */
-    mine(found)->theirs = there;
+    endpoint_mine(found)->theirs = there;
     found->least_turn = g->turn + 1; /* each says it once */
 }
 static void hear_opened(const struct notice *said)
@@ -172,7 +173,7 @@ void ucx_greet(struct fabric *fabric)
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL; saved_msg_free(fabric, msg))
         hear_greeting(fabric, msg);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
-        if (!e->open && !endpoint_is_broken(e)) greet(fabric, mine(e));
+        if (!e->open && !endpoint_is_broken(e)) endpoint_greet(fabric, endpoint_mine(e));
         fabric->needs_poll |= !e->open && !endpoint_is_broken(e);
     }
 }
@@ -183,7 +184,7 @@ static void hear_bye(struct fabric *fabric, const struct notice *said)
     struct ucx_endpoint *e = sender_of(said);
     if (!e || endpoint_is_broken(&e->base)) return;
     e->base.left = true;
-    say(fabric, e, BYE_HEARD, 0);
+    notice_send(fabric, e, BYE_HEARD, 0);
 }
 static void hear_answer(const struct notice *said)
 {
@@ -218,7 +219,7 @@ void ucx_disconnect(struct fabric *fabric, struct endpoint *which)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE };
-    struct ucx_endpoint *e = mine(which);
+    struct ucx_endpoint *e = endpoint_mine(which);
     (void)fabric;
     if (!e->ep) return;
     ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(e->ep, &parameters);
@@ -243,7 +244,7 @@ static void say_goodbyes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) worker.byes_open += say(fabric, mine(e), BYE, 0);
+        if (e->open && !endpoint_is_broken(e)) worker.byes_open += notice_send(fabric, endpoint_mine(e), BYE, 0);
     while (worker.byes_open > 0 && clock_ms() < until_ms) progress_or_pause(fabric);
 }
 void ucx_part(struct fabric *fabric)

@@ -104,7 +104,7 @@ static bool open_one(const char *path)
     snprintf(library.name, sizeof library.name, "%u.%u.%u (%.200s)", major, minor, release, path);
     return true;
 }
-static void load(void)
+static void library_load(void)
 {
     char list[1024], *rest = NULL;
     bool opened = false;
@@ -117,7 +117,7 @@ static void load(void)
 }
 tutti_status ucx_library_load(void)
 {
-    pthread_once(&library.once, load);
+    pthread_once(&library.once, library_load);
     if (library.status == TUTTI_OK) return TUTTI_OK;
     return status_fail(library.status,
         "no UCX of version 1.%d or later (%s): install it (apt-get install libucx0), set TUTTI_UCX to the path of "

@@ -6,13 +6,13 @@
 struct worker worker;
 
 /* ---- the end ---- */
-static void part(struct fabric *fabric)
+static void worker_part(struct fabric *fabric)
 {
     if (!worker.ucp) return;
     ucx_part(fabric);
     ucx.ucp_worker_progress(worker.ucp);
 }
-static void finish(struct fabric *fabric)
+static void worker_finish(struct fabric *fabric)
 {
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL;) saved_msg_free(fabric, msg);
     if (worker.ucp) ucx.ucp_worker_destroy(worker.ucp);
@@ -22,14 +22,14 @@ static void finish(struct fabric *fabric)
 }
 
 /* ---- the beginning ---- */
-static tutti_status refused(const char *what, ucs_status_t status)
+static tutti_status call_refused(const char *what, ucs_status_t status)
 {
     return status_fail(TUTTI_SYSTEM, "UCX %s does not start (%s): %s; TUTTI_LOG=info shows more", ucx_library_name(),
         what, ucx_status_text(status));
 }
 /* Where the user says nothing: between hosts anything but shared memory, which would be found between containers, too;
    and of TCP only the interface that was chosen, as UCX would take any, and loopback, too. */
-static void configure(ucp_config_t *config, const char *device, bool simulated)
+static void config_set(ucp_config_t *config, const char *device, bool simulated)
 {
     bool tcp_only = simulated || !ucx_has_rdma();
     if (!settings_given("UCX_TLS")) ucx.ucp_config_modify(config, "TLS", tcp_only ? "tcp" : "^sm");
@@ -41,17 +41,17 @@ static tutti_status start_context(const char *device, bool simulated)
     const ucp_params_t parameters = { .field_mask = UCP_PARAM_FIELD_FEATURES,
         .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP };
     ucs_status_t status = ucx.ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK) return refused("configuration", status);
-    configure(config, device, simulated);
+    if (status != UCS_OK) return call_refused("configuration", status);
+    config_set(config, device, simulated);
     status = ucx.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &worker.context);
     ucx.ucp_config_release(config);
-    return status == UCS_OK ? TUTTI_OK : refused("context", status);
+    return status == UCS_OK ? TUTTI_OK : call_refused("context", status);
 }
 static tutti_status address_keep(struct fabric *fabric)
 {
     ucp_address_t *address;
     ucs_status_t status = ucx.ucp_worker_get_address(worker.ucp, &address, &fabric->address_bytes);
-    if (status != UCS_OK) return refused("address", status);
+    if (status != UCS_OK) return call_refused("address", status);
     bool fits = fabric->address_bytes + sizeof fabric->life <= sizeof fabric->address;
     if (fits) {
         memcpy(fabric->address, address, fabric->address_bytes);
@@ -73,14 +73,14 @@ static tutti_status start_worker(struct fabric *fabric)
         .id = UCX_MESSAGE_ID,
         .cb = ucx_on_message };
     ucs_status_t status = ucx.ucp_worker_create(worker.context, &parameters, &worker.ucp);
-    if (status != UCS_OK) return refused("worker", status);
+    if (status != UCS_OK) return call_refused("worker", status);
     status = ucx.ucp_worker_get_efd(worker.ucp, &fabric->event);
-    if (status != UCS_OK) return refused("event", status);
+    if (status != UCS_OK) return call_refused("event", status);
     status = ucx.ucp_worker_set_am_recv_handler(worker.ucp, &handler);
-    return status == UCS_OK ? address_keep(fabric) : refused("handler", status);
+    return status == UCS_OK ? address_keep(fabric) : call_refused("handler", status);
 }
 /* A child of fork has nothing of what its parent has. */
-static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status worker_start(struct fabric *fabric, const struct fabric_place *place)
 {
     worker = (struct worker){ .ucp = NULL };
     TRY(ucx_library_load());
@@ -89,27 +89,27 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
 }
 
 /* ---- at work ---- */
-static bool progress(struct fabric *fabric)
+static bool worker_progress(struct fabric *fabric)
 {
     bool moved = ucx.ucp_worker_progress(worker.ucp) != 0;
     if (fabric->needs_poll) ucx_greet(fabric);
     return moved;
 }
-static bool arm(struct fabric *fabric)
+static bool worker_arm(struct fabric *fabric)
 {
     while (ucx.ucp_worker_progress(worker.ucp)) {}
     if (fabric->needs_poll) ucx_greet(fabric);
     return ucx.ucp_worker_arm(worker.ucp) != UCS_ERR_BUSY;
 }
 static const struct fabric_operations operations = { .name = "ucx",
-    .start = start,
-    .part = part,
-    .finish = finish,
+    .start = worker_start,
+    .part = worker_part,
+    .finish = worker_finish,
     .connect = ucx_endpoint_create,
     .send = ucx_send,
     .fetch = ucx_fetch,
     .release = ucx_release,
-    .progress = progress,
-    .arm = arm,
+    .progress = worker_progress,
+    .arm = worker_arm,
     .disconnect = ucx_disconnect };
 struct fabric ucx_fabric = FABRIC(&operations);

@@ -33,7 +33,7 @@ tutti_status adapter_init(struct adapter *a, const struct device_port *port, int
     if (!a->channel) return device_refused(port, "completion channel");
     make_nonblocking(a->channel->fd);
     make_nonblocking(context->async_fd);
-    int entries = smaller(entries_for(a, lanes), a->about.max_cqe);
+    int entries = int_smaller(entries_for(a, lanes), a->about.max_cqe);
     a->completions = verbs.ibv_create_cq(context, entries, NULL, a->channel, 0);
     if (!a->completions) return device_refused(port, "completion queue");
     return registration_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
@@ -54,6 +54,6 @@ tutti_status adapter_expect_lane(struct adapter *a)
             "%s has room for %d completions, and %d queue pairs with other processes need %d: TUTTI_TRANSPORT=ucx on "
             "all hosts needs fewer, and so does TUTTI_VERBS_RAILS=1",
             a->port->name, a->about.max_cqe, a->lanes + 1, needed);
-    errno = verbs.ibv_resize_cq(a->completions, smaller(twice, a->about.max_cqe));
+    errno = verbs.ibv_resize_cq(a->completions, int_smaller(twice, a->about.max_cqe));
     return errno ? device_refused(a->port, "larger completion queue") : TUTTI_OK;
 }

@@ -18,7 +18,7 @@ static size_t bytes_of(const struct verbs_xfer *xfer)
     default: return 0;
     }
 }
-static void fill(unsigned char *at, const struct verbs_xfer *xfer)
+static void message_fill(unsigned char *at, const struct verbs_xfer *xfer)
 {
     switch (xfer->what) {
     case EAGER:
@@ -48,7 +48,7 @@ static bool write_message(struct fabric *fabric, struct verbs_endpoint *e, const
     };
     unsigned char *at = box->out + begin % BOX_BYTES;
     memcpy(at, &prefix, sizeof prefix);
-    fill(at + sizeof prefix, xfer);
+    message_fill(at + sizeof prefix, xfer);
     box->written = end;
     box->told = box->heard;
     int error = requests_write(e, begin, bytes, signalled);

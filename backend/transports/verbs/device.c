@@ -36,16 +36,16 @@ static void report_name(struct search *s, const char *format, ...)
     add(s->names, ", ", format, arguments);
     va_end(arguments);
 }
-static void msg(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void msg(struct search *s, const char *format, ...)
+static void report_add(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void report_add(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
     add(s->report, "; ", format, arguments);
     va_end(arguments);
 }
-static void refuse(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void refuse(struct search *s, const char *format, ...)
+static void report_refuse(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void report_refuse(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -120,10 +120,11 @@ static bool take_gid(struct search *s, struct device_port *p, const struct gid_t
     }
     gid_table_print(table, all);
     if (index >= 0)
-        refuse(s, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name, (int)index, all);
-    else if (!p->ethernet) refuse(s, "%s has no GID", p->name);
-    else if (!interface) refuse(s, "%s has no RoCE v2 address (it has %s)", p->name, all);
-    else refuse(s, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name, interface, all);
+        report_refuse(s, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name, (int)index,
+            all);
+    else if (!p->ethernet) report_refuse(s, "%s has no GID", p->name);
+    else if (!interface) report_refuse(s, "%s has no RoCE v2 address (it has %s)", p->name, all);
+    else report_refuse(s, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name, interface, all);
     s->elsewhere |= index < 0 && interface && gid_choose(table, NULL, 0);
     return false;
 }
@@ -144,13 +145,13 @@ static tutti_status examine_port(struct search *s, struct ibv_context *context, 
     snprintf(p.name, sizeof p.name, "%.63s:%d", device, number);
     report_name(s, "%s", p.name);
     if (!is_wanted(s->named, device, number)) {
-        msg(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
+        report_add(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
         return TUTTI_OK;
     }
     int error = verbs.ibv_query_port(context, p.number, (struct _compat_ibv_port_attr *)&port);
     const char *problem = error ? strerror(error) : problem_of(context, &port);
     if (problem) {
-        refuse(s, "%s is %s", p.name, problem);
+        report_refuse(s, "%s is %s", p.name, problem);
         return TUTTI_OK;
     }
     p.ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
@@ -162,7 +163,7 @@ static tutti_status examine_port(struct search *s, struct ibv_context *context, 
     gid_table_finish(&table);
     if (!served) return TUTTI_OK;
     s->devices->ports[s->devices->count++] = p;
-    msg(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
+    report_add(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
     return TUTTI_OK;
 }
 
@@ -178,7 +179,7 @@ static tutti_status examine_device(struct search *s, struct ibv_device *device)
     if (!context || error) {
         report_name(s, "%s", name);
         if (is_wanted(s->named, name, 0))
-            refuse(s, "%s cannot be opened: %s%s", name, strerror(error),
+            report_refuse(s, "%s cannot be opened: %s%s", name, strerror(error),
                 error == EACCES || error == EPERM ? " (/dev/infiniband must be readable and writable)" : "");
         if (context) verbs.ibv_close_device(context);
         return TUTTI_OK;
@@ -220,7 +221,7 @@ static struct search search_of(const struct device_environment *environment, str
         .devices = devices };
 }
 /* What a user has named must serve; of what he has not, one. */
-static tutti_status judge(const struct search *s)
+static tutti_status search_judge(const struct search *s)
 {
     TRY(check_names(s));
     if (s->devices->count && !(*s->named && s->refused)) return TUTTI_OK;
@@ -229,7 +230,7 @@ static tutti_status judge(const struct search *s)
         "no RDMA port of this host is usable%s: %s%s", *s->named ? " with this TUTTI_VERBS_DEVICE" : "", s->report,
         s->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
 }
-static tutti_status create(const struct device_environment *environment, struct devices **out,
+static tutti_status search_run(const struct device_environment *environment, struct devices **out,
     char report[REPORT_BYTES])
 {
     struct devices *devices = memory_zeroed(1, sizeof *devices);
@@ -237,7 +238,7 @@ static tutti_status create(const struct device_environment *environment, struct 
     struct search search = search_of(environment, devices);
     if (environment->interface) search.interface = gid_interface_of(environment->interface);
     tutti_status status = examine_all(&search);
-    if (status == TUTTI_OK) status = judge(&search);
+    if (status == TUTTI_OK) status = search_judge(&search);
     if (report) memcpy(report, search.report, REPORT_BYTES);
     if (status == TUTTI_OK) *out = devices;
     else devices_destroy(devices);
@@ -245,7 +246,7 @@ static tutti_status create(const struct device_environment *environment, struct 
 }
 tutti_status devices_create(const struct device_environment *environment, struct devices **out)
 {
-    return create(environment, out, NULL);
+    return search_run(environment, out, NULL);
 }
 void devices_destroy(struct devices *d)
 {
@@ -256,7 +257,7 @@ tutti_status devices_describe(const struct device_environment *environment, char
 {
     char report[REPORT_BYTES];
     struct devices *devices;
-    TRY(create(environment, &devices, report));
+    TRY(search_run(environment, &devices, report));
     devices_destroy(devices);
     snprintf(out, bytes, "%s", report);
     return TUTTI_OK;

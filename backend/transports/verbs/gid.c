@@ -111,7 +111,7 @@ static bool has_address(const struct gid_interface *interface, const struct gid 
     return false;
 }
 enum { NEVER = 8 };
-static int distaste(const struct gid *g, const struct gid_interface *interface, int family)
+static int gid_rank(const struct gid *g, const struct gid_interface *interface, int family)
 {
     bool addressed = !interface || has_address(interface, g);
     if (g->kind != IBV_GID_TYPE_ROCE_V2) return NEVER;
@@ -123,7 +123,7 @@ const struct gid *gid_choose(const struct gid_table *table, const struct gid_int
     const struct gid *best = NULL;
     int least = NEVER;
     for (int i = 0; i < table->count; i++) {
-        int mine = distaste(&table->rows[i], interface, family);
+        int mine = gid_rank(&table->rows[i], interface, family);
         if (mine < least) {
             least = mine;
             best = &table->rows[i];

@@ -110,7 +110,7 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum hand
                 .remote_qkey = key_of_datagrams(e->base.process) } };
     if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
 }
-static void greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
+static void endpoint_greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
 {
     if (!e->owes_answer && now_ms - e->said_ms < e->poll_timeout_ms) return;
     if (!e->owes_answer)
@@ -127,7 +127,7 @@ void verbs_greet(struct fabric *fabric)
     fabric->needs_poll = false;
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         if (endpoint_is_broken(b) || b->left) continue;
-        if (!b->open || verbs_of(b)->owes_answer) greet(fabric, verbs_of(b), now_ms);
+        if (!b->open || verbs_of(b)->owes_answer) endpoint_greet(fabric, verbs_of(b), now_ms);
         fabric->needs_poll |= !b->open;
     }
 }

@@ -53,7 +53,7 @@ static bool open_one(const char *path)
     snprintf(library.name, sizeof library.name, "%.255s", path);
     return true;
 }
-static void load(void)
+static void library_load(void)
 {
     char list[1024], *rest = NULL;
     bool opened = false;
@@ -64,7 +64,7 @@ static void load(void)
 }
 tutti_status verbs_library_load(void)
 {
-    pthread_once(&library.once, load);
+    pthread_once(&library.once, library_load);
     if (library.status == TUTTI_OK) return TUTTI_OK;
     return status_fail(library.status,
         "no libibverbs, which the transport verbs needs (%s): install it and the drivers of its devices (apt-get "

@@ -33,11 +33,11 @@ static struct {
 } mappings = { .descriptor = -1, .waker = -1 };
 
 /* ---- events ---- */
-static void tell(uintptr_t begin, uintptr_t end)
+static void change_tell(uintptr_t begin, uintptr_t end)
 {
     for (struct mapping_listener *l = mappings.first; l; l = l->next) l->gone(l, begin, end);
 }
-static void unwatch(uint64_t begin, uint64_t end)
+static void range_unwatch(uint64_t begin, uint64_t end)
 {
     struct uffdio_range range = { begin, end - begin };
     ioctl(mappings.descriptor, UFFDIO_UNREGISTER, &range);
@@ -46,18 +46,18 @@ static void unwatch(uint64_t begin, uint64_t end)
 static void take_event(const struct uffd_msg *m)
 {
     if (m->event == UFFD_EVENT_REMAP) {
-        tell(m->arg.remap.from, m->arg.remap.from + m->arg.remap.len);
-        unwatch(m->arg.remap.to, m->arg.remap.to + m->arg.remap.len);
+        change_tell(m->arg.remap.from, m->arg.remap.from + m->arg.remap.len);
+        range_unwatch(m->arg.remap.to, m->arg.remap.to + m->arg.remap.len);
     } else if (m->event == UFFD_EVENT_REMOVE || m->event == UFFD_EVENT_UNMAP) {
-        tell(m->arg.remove.start, m->arg.remove.end);
-        if (m->event == UFFD_EVENT_REMOVE) unwatch(m->arg.remove.start, m->arg.remove.end);
+        change_tell(m->arg.remove.start, m->arg.remove.end);
+        if (m->event == UFFD_EVENT_REMOVE) range_unwatch(m->arg.remove.start, m->arg.remove.end);
     }
 }
 /* Somebody has closed our descriptor: from now on nothing can be believed. */
-static void lose(void)
+static void watch_lose(void)
 {
     mappings.descriptor = -1;
-    tell(0, UINTPTR_MAX);
+    change_tell(0, UINTPTR_MAX);
 }
 static void take_events(void)
 {
@@ -67,7 +67,7 @@ static void take_events(void)
         for (size_t i = 0; i < (size_t)bytes / sizeof *messages; i++) take_event(&messages[i]);
 }
 /* Nobody can protect an empty range. But a change is noticed before that. */
-static int probe(int descriptor)
+static int kernel_probe(int descriptor)
 {
     struct uffdio_writeprotect nothing = { .range = { 0, 0 } };
     return ioctl(descriptor, UFFDIO_WRITEPROTECT, &nothing) == 0 ? 0 : errno;
@@ -75,8 +75,8 @@ static int probe(int descriptor)
 static bool is_changing(void)
 {
     if (mappings.descriptor < 0) return false;
-    int said = probe(mappings.descriptor);
-    if (said != EAGAIN && said != EINVAL) lose();
+    int said = kernel_probe(mappings.descriptor);
+    if (said != EAGAIN && said != EINVAL) watch_lose();
     return said == EAGAIN;
 }
 void mappings_lock(void) { pthread_mutex_lock(&lock); }
@@ -96,7 +96,7 @@ bool mappings_settle(void)
 }
 
 /* ---- watching ---- */
-static bool watch(int descriptor, uintptr_t begin, uintptr_t end, uintptr_t page)
+static bool range_watch(int descriptor, uintptr_t begin, uintptr_t end, uintptr_t page)
 {
     begin &= ~(page - 1);
     end = (end + page - 1) & ~(page - 1);
@@ -108,7 +108,7 @@ bool mappings_watch(uintptr_t begin, uintptr_t end)
 {
     const uintptr_t pages[] = { (uintptr_t)sysconf(_SC_PAGESIZE), (uintptr_t)2 << 20, (uintptr_t)1 << 30 };
     for (size_t i = 0; i < sizeof pages / sizeof *pages && mappings.descriptor >= 0; i++)
-        if (watch(mappings.descriptor, begin, end, pages[i])) return true;
+        if (range_watch(mappings.descriptor, begin, end, pages[i])) return true;
     return false;
 }
 
@@ -121,7 +121,7 @@ static void *thread_main(void *unused)
         mappings_unlock();
         poll(both, 2, -1);
         mappings_lock();
-        if (both[1].revents & POLLNVAL && mappings.descriptor >= 0) lose();
+        if (both[1].revents & POLLNVAL && mappings.descriptor >= 0) watch_lose();
         take_events();
     }
     mappings_unlock();
@@ -149,24 +149,24 @@ static bool sees_the_change(int descriptor, const void *page)
 {
     struct pollfd event = { descriptor, POLLIN, 0 };
     struct uffd_msg message = { 0 };
-    bool comes = poll(&event, 1, PROOF_MS) == 1, noticed = probe(descriptor) == EAGAIN;
+    bool comes = poll(&event, 1, PROOF_MS) == 1, noticed = kernel_probe(descriptor) == EAGAIN;
     bool read_it = read(descriptor, &message, sizeof message) == sizeof message;
     return comes && noticed && read_it && message.event == UFFD_EVENT_UNMAP
         && message.arg.remove.start == (uintptr_t)page;
 }
-static bool prove(int descriptor)                      /* if not, it is closed */
+static bool kernel_prove(int descriptor)                      /* if not, it is closed */
 {
     size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     pthread_t thread;
     bool proved = false;
     unsigned char *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bool watched = page != MAP_FAILED && watch(descriptor, (uintptr_t)page, (uintptr_t)page + bytes, bytes);
+    bool watched = page != MAP_FAILED && range_watch(descriptor, (uintptr_t)page, (uintptr_t)page + bytes, bytes);
     bool changes = watched && pthread_create(&thread, NULL, unmap_page, page) == 0;
     if (changes) proved = sees_the_change(descriptor, page);
     if (!proved) close(descriptor);                     /* which lets the thread go on */
     if (changes) pthread_join(thread, NULL);
     else if (page != MAP_FAILED) munmap(page, bytes);
-    if (!proved || probe(descriptor) == EINVAL) return proved;
+    if (!proved || kernel_probe(descriptor) == EINVAL) return proved;
     close(descriptor);
     return false;
 }
@@ -184,7 +184,7 @@ static tutti_status open_descriptor(int *out)
         return status_fail(TUTTI_UNSUPPORTED,
             "memory cannot be watched: userfaultfd of this kernel has no such events");
     }
-    if (!prove(descriptor))
+    if (!kernel_prove(descriptor))
         return status_fail(TUTTI_UNSUPPORTED, "memory cannot be watched: this kernel reports changes too late");
     *out = descriptor;
     return TUTTI_OK;
@@ -195,7 +195,7 @@ static void close_if_open(int descriptor)
 {
     if (descriptor >= 0) close(descriptor);
 }
-static void stop(void)
+static void watch_stop(void)
 {
     uint64_t one = 1;
     mappings_lock();
@@ -212,14 +212,14 @@ static void stop(void)
     mappings.waker = -1;
     mappings.runs = false;
 }
-static tutti_status start(void)
+static tutti_status watch_start(void)
 {
     int descriptor = -1;
     TRY(open_descriptor(&descriptor));
     mappings.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     mappings.descriptor = descriptor;
     if (mappings.waker >= 0 && thread_start()) return TUTTI_OK;
-    stop();
+    watch_stop();
     return status_fail(TUTTI_UNSUPPORTED,
         "memory cannot be watched: no thread can be started for it, or no descriptor "
         "opened (see ulimit -u and ulimit -n)");
@@ -235,8 +235,8 @@ static void in_child(void)
     memset(&mappings, 0, sizeof mappings);
     mappings.descriptor = mappings.waker = -1;
 }
-static void prepare(void) { pthread_atfork(NULL, NULL, in_child); }
-static bool watches(void)
+static void fork_prepare(void) { pthread_atfork(NULL, NULL, in_child); }
+static bool watch_is_on(void)
 {
     mappings_lock();
     bool yes = mappings.descriptor >= 0;
@@ -246,11 +246,11 @@ static bool watches(void)
 tutti_status mappings_join(struct mapping_listener *listener)
 {
     tutti_status status = TUTTI_OK;
-    pthread_once(&once, prepare);
+    pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&lifetime);
-    if (!watches()) {
-        if (mappings.runs) stop();                      /* it was lost */
-        status = start();
+    if (!watch_is_on()) {
+        if (mappings.runs) watch_stop();                      /* it was lost */
+        status = watch_start();
     }
     mappings_lock();
     listener->next = mappings.first;
@@ -268,6 +268,6 @@ void mappings_leave(struct mapping_listener *listener)
     if (*at) *at = listener->next;
     bool last = !mappings.first;
     mappings_unlock();
-    if (last && mappings.runs) stop();
+    if (last && mappings.runs) watch_stop();
     pthread_mutex_unlock(&lifetime);
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* ---- xfers ---- */
-static void append(struct verbs_xfer **list, struct verbs_xfer *xfer)
+static void list_append(struct verbs_xfer **list, struct verbs_xfer *xfer)
 {
     while (*list) list = &(*list)->next;
     xfer->next = NULL;
@@ -26,13 +26,13 @@ static struct verbs_xfer *xfer_new(struct fabric_op *op, enum verbs_what what)
     xfer->what = what;
     return xfer;
 }
-static void unpin(struct nic *nic, struct verbs_xfer *xfer)
+static void xfer_unpin(struct nic *nic, struct verbs_xfer *xfer)
 {
     for (int i = 0; i < nic->adapter_count; i++)
         if (xfer->memory[i].region) registration_give(nic->adapters[i].memory, &xfer->memory[i]);
 }
 /* Each device that reads it must know its memory. What is registered before one refuses, its owner gives back. */
-static bool pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
+static bool xfer_pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
 {
     for (int i = 0; i < e->lane_count; i++) {
         struct adapter *adapter = e->lanes[i].rail->adapter;
@@ -44,7 +44,7 @@ static bool pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const v
 }
 static void xfer_free(struct nic *nic, struct verbs_xfer *xfer)
 {
-    unpin(nic, xfer);
+    xfer_unpin(nic, xfer);
     free(xfer);
 }
 static void xfer_complete(struct fabric *fabric, struct verbs_xfer *xfer, const char *why)
@@ -54,7 +54,7 @@ static void xfer_complete(struct fabric *fabric, struct verbs_xfer *xfer, const 
     if (op) fabric_op_complete(fabric, op, why);
 }
 /* false: it has completed already, with these words. */
-static bool refuse(struct fabric_op *op, const char *why)
+static bool op_refuse(struct fabric_op *op, const char *why)
 {
     op->why = why;
     return false;
@@ -67,36 +67,36 @@ static const char no_memory[] = "no memory for a message",
 static bool send_eager(struct fabric *fabric, struct verbs_endpoint *e, struct fabric_op *f, const void *data)
 {
     struct verbs_xfer now = { .op = f, .what = EAGER, .data = data };
-    if (!e->waiting && box_send(fabric, e, &now)) return refuse(f, NULL); /* over, and well */
+    if (!e->waiting && box_send(fabric, e, &now)) return op_refuse(f, NULL); /* over, and well */
     struct verbs_xfer *xfer = xfer_new(f, EAGER);
-    if (!xfer) return refuse(f, no_memory);
+    if (!xfer) return op_refuse(f, no_memory);
     xfer->data = data;
-    append(&e->waiting, xfer);
+    list_append(&e->waiting, xfer);
     return true;
 }
 static bool send_offer(struct fabric *fabric, struct verbs_endpoint *e, struct fabric_op *f, const void *data)
 {
     struct nic *nic = nic_of(fabric);
     struct verbs_xfer *xfer = xfer_new(f, OFFER);
-    if (!xfer) return refuse(f, no_memory);
+    if (!xfer) return op_refuse(f, no_memory);
     xfer->offer = (struct offer){ .at = (uintptr_t)data, .bytes = f->bytes, .id = ++nic->ids };
-    if (!pin(e, xfer, data, f->bytes, false)) {
+    if (!xfer_pin(e, xfer, data, f->bytes, false)) {
         xfer_free(nic, xfer);
-        return refuse(f, not_registered);
+        return op_refuse(f, not_registered);
     }
     bool left = !e->waiting && box_send(fabric, e, xfer);
     if (endpoint_is_broken(&e->base)) { /* by this one */
         xfer_free(nic, xfer);
-        return refuse(f, e->base.why);
+        return op_refuse(f, e->base.why);
     }
-    append(left ? &e->offered : &e->waiting, xfer);
+    list_append(left ? &e->offered : &e->waiting, xfer);
     return true;
 }
 bool verbs_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     struct verbs_endpoint *e = verbs_of(f->endpoint);
     const void *from = data ? data : f->room;
-    if (endpoint_is_broken(&e->base)) return refuse(f, e->base.why);
+    if (endpoint_is_broken(&e->base)) return op_refuse(f, e->base.why);
     return announced ? send_offer(fabric, e, f, from) : send_eager(fabric, e, f, from);
 }
 bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
@@ -128,7 +128,7 @@ static void tell_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t 
         return;
     }
     xfer->offer.id = id;
-    append(&e->waiting, xfer);
+    list_append(&e->waiting, xfer);
 }
 void verbs_release(struct fabric *fabric, void *descriptor)
 {
@@ -149,7 +149,7 @@ static void read_more(struct fabric *fabric, struct verbs_endpoint *e)
         if (fetch->asked == before) return; /* no room now */
         if (fetch->asked < fetch->offer.bytes) continue;
         take_out(&e->reading, fetch);
-        append(&e->fetching, fetch);
+        list_append(&e->fetching, fetch);
     }
 }
 bool verbs_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
@@ -162,7 +162,7 @@ bool verbs_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, v
     if (xfer) {
         xfer->offer = d->offer;
         xfer->into = buffer ? buffer : f->room;
-        if (!pin(e, xfer, xfer->into, f->bytes, true)) {
+        if (!xfer_pin(e, xfer, xfer->into, f->bytes, true)) {
             xfer_free(nic, xfer);
             xfer = NULL;
             why = not_registered;
@@ -170,10 +170,10 @@ bool verbs_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, v
     }
     if (!xfer) {
         verbs_release(fabric, d);
-        return refuse(f, why);
+        return op_refuse(f, why);
     }
     free(d);
-    append(&e->reading, xfer);
+    list_append(&e->reading, xfer);
     if (e->reading == xfer) read_more(fabric, e);
     return true;
 }
@@ -193,7 +193,7 @@ void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e)
         if (!box_send(fabric, e, xfer)) break;
         if (endpoint_is_broken(&e->base)) break; /* and has completed */
         take_out(&e->waiting, xfer);
-        if (xfer->what == OFFER) append(&e->offered, xfer);
+        if (xfer->what == OFFER) list_append(&e->offered, xfer);
         else xfer_complete(fabric, xfer, NULL);
     }
     read_more(fabric, e);

@@ -41,7 +41,7 @@ static tutti_status make_rails(struct nic *nic)
 static tutti_status make_receives(struct nic *nic)
 {
     const struct adapter *a = &nic->adapters[0];
-    int most = smaller(RECEIVES, a->about.max_srq_wr);
+    int most = int_smaller(RECEIVES, a->about.max_srq_wr);
     struct ibv_srq_init_attr how = { .attr = { .max_wr = (uint32_t)most, .max_sge = 1 } };
     nic->receives = verbs.ibv_create_srq(a->domain, &how);
     if (!nic->receives) return device_refused(a->port, "shared receive queue");
@@ -99,7 +99,7 @@ bool nic_post_receives(struct nic *nic)
 {
     struct ibv_recv_wr list[RECEIVES_AT_ONCE], *bad;
     while (nic->used_receives > 0) {
-        int count = smaller(nic->used_receives, RECEIVES_AT_ONCE);
+        int count = int_smaller(nic->used_receives, RECEIVES_AT_ONCE);
         for (int i = 0; i < count; i++) list[i] = (struct ibv_recv_wr){ .next = i + 1 < count ? &list[i + 1] : NULL };
         errno = ibv_post_srq_recv(nic->receives, list, &bad);
         if (errno) return false;

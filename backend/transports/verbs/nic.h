@@ -145,7 +145,7 @@ void nic_destroy(struct nic *nic); /* NULL, and half built, too */
 struct verbs_address verbs_address_of(const struct rail *rail, const struct ibv_qp *pair);
 struct verbs_address nic_address(const struct fabric *fabric);
 struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
-static inline int smaller(int a, int b) { return a < b ? a : b; }
+static inline int int_smaller(int a, int b) { return a < b ? a : b; }
 static inline uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
 static inline const struct device_port *nic_port(const struct nic *nic) { return nic->rails[0].port; } /* of messages */
 bool nic_post_receives(struct nic *nic); /* as many as have been used; false: the device refuses */

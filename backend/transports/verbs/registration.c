@@ -44,16 +44,16 @@ static uintptr_t page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 
 /* ---- finding; with the lock held ---- */
 static int *hint_of(struct registration *r, uint64_t key) { return &r->hints[(key * 0x9e3779b97f4a7c15u) >> 58]; }
-static bool serves(const struct registration *r, int i, uintptr_t begin, uintptr_t end, bool writes)
+static bool entry_serves(const struct registration *r, int i, uintptr_t begin, uintptr_t end, bool writes)
 {
     return r->spans[i].begin <= begin && end <= r->spans[i].end && (!writes || r->entries[i].writable);
 }
-static int find(struct registration *r, uintptr_t begin, uintptr_t end, bool writes)
+static int registration_find(struct registration *r, uintptr_t begin, uintptr_t end, bool writes)
 {
     int *hint = hint_of(r, begin / page_bytes());
-    if (serves(r, *hint, begin, end, writes)) return *hint;
+    if (entry_serves(r, *hint, begin, end, writes)) return *hint;
     for (int i = 0; i < r->top; i++)
-        if (serves(r, i, begin, end, writes)) return *hint = i;
+        if (entry_serves(r, i, begin, end, writes)) return *hint = i;
     return ONCE;
 }
 static bool is_block(const struct registration *r, int i, uint64_t block)
@@ -68,7 +68,7 @@ static int find_block(struct registration *r, uint64_t block)
         if (is_block(r, i, block)) return *hint = i;
     return ONCE;
 }
-static bool use(struct registration *r, int i, struct registered *out)
+static bool entry_use(struct registration *r, int i, struct registered *out)
 {
     if (i < 0) return false;
     r->entries[i].users++;
@@ -80,41 +80,41 @@ static bool use(struct registration *r, int i, struct registered *out)
 
 /* ---- entries come and go; with the lock held ---- */
 static bool can_be_evicted(const struct registration_entry *e) { return !e->block && !e->for_good; }
-static void account(struct registration *r, const struct registration_entry *e, bool comes)
+static void bytes_account(struct registration *r, const struct registration_entry *e, bool comes)
 {
     if (!can_be_evicted(e)) return;
     r->counts.entries += comes ? 1 : -1;
     r->counts.bytes += comes ? e->end - e->begin : -(e->end - e->begin);
 }
-static void hide(struct registration *r, int i)         /* nobody finds it any more */
+static void entry_hide(struct registration *r, int i)         /* nobody finds it any more */
 {
     struct registration_entry *e = &r->entries[i];
-    account(r, e, false);
+    bytes_account(r, e, false);
     e->state = GONE;
     r->spans[i] = (struct registered_span){ 0, 0 };
 }
-static void gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
+static void range_gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
 {
     struct registration *r = (struct registration *)(void *)listener;
     for (int i = 0; i < r->top; i++) {
         const struct registration_entry *e = &r->entries[i];
         bool lives = e->state == READY || e->state == PENDING;
         if (!lives || !can_be_evicted(e) || e->end <= begin || end <= e->begin) continue;
-        hide(r, i);
+        entry_hide(r, i);
         r->counts.gone++;
     }
 }
-static int claim(struct registration *r, const struct registration_entry *e)
+static int entry_claim(struct registration *r, const struct registration_entry *e)
 {
     int i = 0;
     while (i < r->top && r->entries[i].state != FREE) i++;
     if (i == ENTRIES) return ONCE;
     if (i == r->top) r->top++;
     r->entries[i] = *e;
-    account(r, e, true);
+    bytes_account(r, e, true);
     return i;
 }
-static struct ibv_mr *release(struct registration *r, int i)
+static struct ibv_mr *entry_release(struct registration *r, int i)
 {
     struct ibv_mr *region = r->entries[i].region;
     r->entries[i] = (struct registration_entry){ .state = FREE };
@@ -142,18 +142,18 @@ static bool is_full(const struct registration *r, size_t more)
     return r->counts.entries >= r->limits.entries || !fits;
 }
 /* What is gone, and what must go for `more` bytes more. */
-static int collect(struct registration *r, size_t more, struct ibv_mr *out[DROPS])
+static int entries_collect(struct registration *r, size_t more, struct ibv_mr *out[DROPS])
 {
     int count = 0, i;
     for (i = 0; i < r->top && count < DROPS; i++) {
         if (!is_done_with(&r->entries[i], more == ALL)) continue;
-        if (r->entries[i].state == READY) hide(r, i);
-        out[count++] = release(r, i);
+        if (r->entries[i].state == READY) entry_hide(r, i);
+        out[count++] = entry_release(r, i);
     }
     while (more && count < DROPS && is_full(r, more) && (i = longest_unused(r)) >= 0) {
-        hide(r, i);
+        entry_hide(r, i);
         r->counts.evicted++;
-        out[count++] = release(r, i);
+        out[count++] = entry_release(r, i);
     }
     return count;
 }
@@ -165,14 +165,14 @@ static int make_room(struct registration *r, size_t more)
     int count, all = 0;
     do {
         mappings_lock();
-        count = collect(r, more, dropped);
+        count = entries_collect(r, more, dropped);
         mappings_unlock();
         for (int i = 0; i < count; i++) verbs.ibv_dereg_mr(dropped[i]);
         all += count;
     } while (count == DROPS);
     return all;
 }
-static struct ibv_mr *ask(struct registration *r, uintptr_t begin, uintptr_t end, int access)
+static struct ibv_mr *region_ask(struct registration *r, uintptr_t begin, uintptr_t end, int access)
 {
     struct ibv_mr *region;
     do {
@@ -184,10 +184,10 @@ static struct ibv_mr *ask(struct registration *r, uintptr_t begin, uintptr_t end
 static struct ibv_mr *ask_for_tensor(struct registration *r, uintptr_t begin, uintptr_t end, bool writes,
     bool *writable)
 {
-    struct ibv_mr *region = ask(r, begin, end, TENSOR_ACCESS);
+    struct ibv_mr *region = region_ask(r, begin, end, TENSOR_ACCESS);
     *writable = region != NULL;
     if (region || writes || (errno != EFAULT && errno != EACCES && errno != EPERM)) return region;
-    return ask(r, begin, end, IBV_ACCESS_REMOTE_READ);  /* this process may not write it either */
+    return region_ask(r, begin, end, IBV_ACCESS_REMOTE_READ);  /* this process may not write it either */
 }
 static tutti_status refuse_limit(const char *device, size_t bytes)
 {
@@ -203,7 +203,7 @@ static tutti_status refuse_limit(const char *device, size_t bytes)
         "In a container: docker run --ulimit memlock=-1",
         bytes, device, (unsigned long long)limit.rlim_cur / 1024);
 }
-static tutti_status refuse(const struct registration *r, const void *at, size_t bytes)
+static tutti_status region_refuse(const struct registration *r, const void *at, size_t bytes)
 {
     int error = errno;
     const char *device = verbs.ibv_get_device_name(r->domain->context->device);
@@ -225,7 +225,7 @@ static int begin_entry(struct registration *r, uintptr_t begin, uintptr_t end, u
     mappings_lock();
     r->counts.misses++;
     bool fits = block || (!is_full(r, end - begin) && r->watches && mappings_watch(begin, end));
-    int i = fits ? claim(r, &e) : ONCE;
+    int i = fits ? entry_claim(r, &e) : ONCE;
     r->counts.once += i == ONCE;
     mappings_unlock();
     return i;
@@ -239,8 +239,8 @@ static struct registered end_entry(struct registration *r, int i, struct ibv_mr 
     e->writable = writable;
     e->used = ++r->clock;
     if (!region) {
-        if (e->state == PENDING) hide(r, i);
-        release(r, i);
+        if (e->state == PENDING) entry_hide(r, i);
+        entry_release(r, i);
     } else if (e->state == PENDING) {
         e->state = READY;
         if (!e->block) r->spans[i] = (struct registered_span){ e->begin, e->end };
@@ -260,7 +260,7 @@ static struct registered take_anew(struct registration *r, uintptr_t begin, uint
 static bool take_of_arena(struct registration *r, uint64_t number, struct registered *out)
 {
     mappings_lock();
-    bool found = use(r, find_block(r, number), out);
+    bool found = entry_use(r, find_block(r, number), out);
     mappings_unlock();
     if (found) return true;
     struct arena_block whole = arena_block(number);
@@ -277,19 +277,19 @@ tutti_status registration_take(struct registration *r, const void *at, size_t by
     struct location location;
     assert(bytes && end > begin);
     if (!arena_find(at, bytes, &location) || !take_of_arena(r, location.block, &taken)) {
-        bool found = mappings_settle() && use(r, find(r, begin, end, writes), &taken);
+        bool found = mappings_settle() && entry_use(r, registration_find(r, begin, end, writes), &taken);
         mappings_unlock();
         if (!found) taken = take_anew(r, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
     }
-    if (!taken.region) return refuse(r, at, bytes);
+    if (!taken.region) return region_refuse(r, at, bytes);
     *out = taken;
     return TUTTI_OK;
 }
 tutti_status registration_keep(struct registration *r, void *at, size_t bytes, int access, struct registered *out)
 {
     uintptr_t begin = (uintptr_t)at;
-    struct ibv_mr *region = ask(r, begin, begin + bytes, access);
-    if (!region) return refuse(r, at, bytes);
+    struct ibv_mr *region = region_ask(r, begin, begin + bytes, access);
+    if (!region) return region_refuse(r, at, bytes);
     bool for_all = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
     struct registration_entry e = { .region = region,
         .begin = begin,
@@ -299,7 +299,7 @@ tutti_status registration_keep(struct registration *r, void *at, size_t bytes, i
         .writable = true,
         .for_good = true };
     mappings_lock();
-    int i = claim(r, &e);
+    int i = entry_claim(r, &e);
     if (i >= 0 && for_all) r->spans[i] = (struct registered_span){ e.begin, e.end };
     mappings_unlock();
     *out = (struct registered){ region, i, true };
@@ -330,8 +330,8 @@ void registration_give(struct registration *r, const struct registered *register
         mappings_lock();
         struct registration_entry *e = &r->entries[i];
         e->users--;
-        if (registered->for_good) hide(r, i);
-        if (e->state == GONE && !e->users) dropped = release(r, i);
+        if (registered->for_good) entry_hide(r, i);
+        if (e->state == GONE && !e->users) dropped = entry_release(r, i);
         mappings_unlock();
     }
     if (dropped) verbs.ibv_dereg_mr(dropped);
@@ -347,7 +347,7 @@ struct registration_counts registration_count(struct registration *r)
 }
 
 /* ---- from the beginning to the end ---- */
-static struct registration_limits bounded(struct registration_limits limits)
+static struct registration_limits limits_bounded(struct registration_limits limits)
 {
     enum { DEFAULT_ENTRIES = ENTRIES / 2 };             /* the rest is for blocks, and for what is kept for good */
     uint64_t quarter = (uint64_t)sysconf(_SC_PHYS_PAGES) * page_bytes() / 4;
@@ -359,10 +359,10 @@ tutti_status registration_create(struct ibv_pd *domain, struct registration_limi
 {
     struct registration *r = memory_zeroed(1, sizeof *r);
     if (!r) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of registrations");
-    r->listener.gone = gone;
+    r->listener.gone = range_gone;
     r->domain = domain;
     r->process = getpid();
-    r->limits = bounded(limits);
+    r->limits = limits_bounded(limits);
     r->watches = mappings_join(&r->listener) == TUTTI_OK;
     if (!r->watches) LOG(INFO, "private tensors are registered again for each message: %s", status_detail());
     *out = r;

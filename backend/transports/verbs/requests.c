@@ -6,7 +6,7 @@
 #include <string.h>
 
 bool lane_has_room(const struct lane *lane) { return lane->begun - lane->ended < SENDS; }
-static uint64_t msg(struct lane *lane, bool signalled, struct posted posted)
+static uint64_t request_record(struct lane *lane, bool signalled, struct posted posted)
 {
     lane->posted[lane->begun % SENDS] = posted;
     if (signalled) lane->last_signalled = lane->begun;
@@ -27,7 +27,7 @@ int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool 
             .send_flags = (signalled ? IBV_SEND_SIGNALED : 0u) | (bytes <= e->inline_bytes ? IBV_SEND_INLINE : 0u),
             .imm_data = htobe32((uint32_t)(offset / BOX_GRAIN)),
             .wr.rdma = { .remote_addr = box->there + offset, .rkey = box->there_key } };
-    request.wr_id = msg(lane, signalled, (struct posted){ .position = box->written });
+    request.wr_id = request_record(lane, signalled, (struct posted){ .position = box->written });
     return ibv_post_send(lane->pair, &request, &bad);
 }
 
@@ -58,8 +58,8 @@ static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
             .opcode = IBV_WR_RDMA_READ,
             .send_flags = last ? IBV_SEND_SIGNALED : 0u,
             .wr.rdma = { .remote_addr = fetch->offer.at + at, .rkey = there } };
-        list[count].wr_id =
-            msg(lane, last, (struct posted){ .fetch = last ? fetch : NULL, .position = lane->endpoint->box.written });
+        list[count].wr_id = request_record(lane, last,
+            (struct posted){ .fetch = last ? fetch : NULL, .position = lane->endpoint->box.written });
         if (count > 0) list[count - 1].next = &list[count];
     }
     if (count == 0) return 0;

@@ -100,7 +100,7 @@ static void arm_adapter(struct fabric *fabric, const struct adapter *a)
     errno = ibv_req_notify_cq(a->completions, 0);
     if (errno) LOG(ERROR, "%s cannot announce completions: %s", a->port->name, strerror(errno));
 }
-static bool arm(struct fabric *fabric)
+static bool verbs_arm(struct fabric *fabric)
 {
     struct nic *nic = nic_of(fabric);
     for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++) arm_adapter(fabric, a);
@@ -117,13 +117,13 @@ static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 }
 
 /* ---- the beginning and the end ---- */
-static tutti_status watch(struct fabric *fabric, int descriptor)
+static tutti_status descriptor_watch(struct fabric *fabric, int descriptor)
 {
     struct epoll_event what = { .events = EPOLLIN };
     if (epoll_ctl(fabric->event, EPOLL_CTL_ADD, descriptor, &what) == 0) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wait for a device: %s", strerror(errno));
 }
-static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status verbs_start(struct fabric *fabric, const struct fabric_place *place)
 {
     struct nic *nic;
     fabric->event = -1;
@@ -134,19 +134,19 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     fabric->event = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
     if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "epoll cannot watch a device: %s", strerror(errno));
     for (int i = 0; i < nic->adapter_count; i++) {
-        TRY(watch(fabric, nic->adapters[i].channel->fd));
-        TRY(watch(fabric, nic->adapters[i].port->context->async_fd));
+        TRY(descriptor_watch(fabric, nic->adapters[i].channel->fd));
+        TRY(descriptor_watch(fabric, nic->adapters[i].port->context->async_fd));
     }
     const struct verbs_address address = nic_address(fabric);
     memcpy(fabric->address, &address, sizeof address);
     fabric->address_bytes = sizeof address;
     return TUTTI_OK;
 }
-static void part(struct fabric *fabric)
+static void verbs_part_all(struct fabric *fabric)
 {
     if (fabric->own) verbs_part(fabric);
 }
-static void finish(struct fabric *fabric)
+static void verbs_finish(struct fabric *fabric)
 {
     if (fabric->own) endpoints_destroy(fabric);
     nic_destroy(nic_of(fabric));
@@ -155,15 +155,15 @@ static void finish(struct fabric *fabric)
     fabric->event = -1;
 }
 const struct fabric_operations verbs_operations = { .name = "verbs",
-    .start = start,
-    .part = part,
-    .finish = finish,
+    .start = verbs_start,
+    .part = verbs_part_all,
+    .finish = verbs_finish,
     .connect = verbs_connect,
     .send = verbs_send,
     .fetch = verbs_fetch,
     .release = verbs_release,
     .progress = verbs_progress,
-    .arm = arm,
+    .arm = verbs_arm,
     .disconnect = verbs_disconnect,
     .address = endpoint_address };
 struct fabric verbs_fabric = FABRIC(&verbs_operations);
