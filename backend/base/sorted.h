@@ -1,6 +1,9 @@
-/* Of measured times: the one that so many others are not above. */
+/* Measured times: the smaller and the larger of two, and quantiles of many. */
 #pragma once
 #include <stdlib.h>
+
+static inline double double_smaller(double a, double b) { return a < b ? a : b; }
+static inline double double_larger(double a, double b) { return a > b ? a : b; }
 
 static inline int sorted_compare(const void *a, const void *b)
 {

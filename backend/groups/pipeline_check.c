@@ -2,6 +2,7 @@
    message between two ranks comes as long after its sender as it takes. What comes of it are times, and whether it
    ends. */
 #include "backend/base/memory.h"
+#include "backend/base/sorted.h"
 #include "backend/base/status.h"
 #include "backend/groups/pipeline.h"
 #include <stdlib.h>
@@ -26,7 +27,6 @@ static double length_of(const struct play *y, tutti_action a)
     default: return c->input[a.stage] + c->weight[a.stage];
     }
 }
-static double time_later(double a, double b) { return a > b ? a : b; }
 /* When the message of another stage's work is here; below 0: not yet. */
 static double input_arrival(const struct play *y, tutti_work work, int stage, int microbatch, int rank)
 {
@@ -45,15 +45,15 @@ static double action_beginning(const struct play *y, int rank, tutti_action a)
     double mine = y->free_at[rank], own, other = 0;
     if (a.work == TUTTI_FORWARD) {
         other = a.stage ? input_arrival(y, TUTTI_FORWARD, a.stage - 1, a.microbatch, rank) : 0;
-        return other < 0 ? other : time_later(mine, other);
+        return other < 0 ? other : double_larger(mine, other);
     }
     if (a.work == TUTTI_BACKWARD_WEIGHT) {
         own = y->over[TUTTI_BACKWARD_INPUT][pipeline_cell(y->p, a.stage, a.microbatch)];
-        return own < 0 ? own : time_later(mine, own);
+        return own < 0 ? own : double_larger(mine, own);
     }
     own = y->over[TUTTI_FORWARD][pipeline_cell(y->p, a.stage, a.microbatch)];
     if (a.stage < y->p->stages - 1) other = arrival_back(y, a.stage + 1, a.microbatch, rank);
-    return own < 0 || other < 0 ? -1 : time_later(mine, time_later(own, other));
+    return own < 0 || other < 0 ? -1 : double_larger(mine, double_larger(own, other));
 }
 
 /* ---- all ---- */
@@ -136,7 +136,7 @@ tutti_status pipeline_time(const struct tutti_pipeline *p, const tutti_pipeline_
         busy[rank] = 0;
         for (int i = 0; i < l->count; i++) busy[rank] += length_of(&y, l->action[i]);
         held[rank] = most_held(l);
-        *makespan = time_later(*makespan, y.free_at[rank]);
+        *makespan = double_larger(*makespan, y.free_at[rank]);
     }
     play_stop(&y);
     return status;

@@ -8,6 +8,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
+#include "backend/base/sorted.h"
 #include "backend/join/host_barrier.h"
 #include "backend/processes/links.h"
 #include <float.h>
@@ -71,8 +72,6 @@ static tutti_status cost_exchange(struct measuring *m, double *figure) /* the la
     if (theirs > *figure) *figure = theirs;
     return TUTTI_OK;
 }
-static double double_most(double a, double b) { return a > b ? a : b; }
-static double double_least(double a, double b) { return a < b ? a : b; }
 /* Of who begins an exchange later the other's part is on its way already, and it begins the next one earlier. Between
    hosts that are far apart this is much of the time, so it takes two to tell what one takes. */
 static tutti_status best_of(struct measuring *m, int count, int together, size_t bytes, double *best)
@@ -81,12 +80,12 @@ static tutti_status best_of(struct measuring *m, int count, int together, size_t
     for (int i = 0; i < count; i++) {
         double sum = 0, ns;
         for (int k = 0; k < together; k++, sum += ns) TRY(message_swap(m, bytes, &ns));
-        *best = double_least(*best, sum / together);
+        *best = double_smaller(*best, sum / together);
     }
     return cost_exchange(m, best);
 }
 /* What is left of an exchange; at least a part of it, for what is measured is not that exact. */
-static double time_rest(double whole, double part) { return double_most(whole - part, whole / BELIEVED); }
+static double time_rest(double whole, double part) { return double_larger(whole - part, whole / BELIEVED); }
 static tutti_status cost_measure(struct measuring *m, struct link_cost *out)
 {
     double medium, large, way = link_way_ns(m->comm->group.peers[m->peer]);
@@ -94,14 +93,14 @@ static tutti_status cost_measure(struct measuring *m, struct link_cost *out)
     bool far = way > FAR_NS;
     int times = far ? FEW : ENOUGH, together = far ? 2 : 1;
     TRY(best_of(m, 2 * times, 1, sizeof(double), &out->message_ns));
-    if (far) out->message_ns = double_most(out->message_ns, way);
+    if (far) out->message_ns = double_larger(out->message_ns, way);
     TRY(best_of(m, times, together, MEDIUM_BYTES, &medium));
-    out->announced_ns = double_least(ANNOUNCED * out->message_ns, medium);
+    out->announced_ns = double_smaller(ANNOUNCED * out->message_ns, medium);
     out->byte_ns = time_rest(medium, out->announced_ns) / MEDIUM_BYTES;
     if (medium - out->announced_ns >= SLOW_NS) return TUTTI_OK;
     TRY(best_of(m, times, together, LARGE_BYTES, &large));
     out->byte_ns = time_rest(large, medium) / (LARGE_BYTES - MEDIUM_BYTES);
-    out->announced_ns = double_most(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
+    out->announced_ns = double_larger(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
     return TUTTI_OK;
 }
 static tutti_status measure_each(struct measuring *m, struct link_costs *out)

@@ -28,6 +28,7 @@
    Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
 #include "backend/model/price.h"
 #include "backend/base/memory.h"
+#include "backend/base/sorted.h"
 #include "backend/base/status.h"
 #include "backend/schedule/match.h"
 #include <limits.h>
@@ -55,9 +56,6 @@ struct pricing {
     double (*crosses)[2];                               /* [host]: chunks that it sends, that it receives */
     double *share;                                      /* [member]: what crosses of its host ÷ of its own */
 };
-
-static double double_least(double a, double b) { return a < b ? a : b; }
-static double double_most(double a, double b) { return a > b ? a : b; }
 
 /* ---- steps ---- */
 static double pages_mixed(const struct pricing *x, double peer)               /* of a peer's tensor */
@@ -126,7 +124,7 @@ static double calls_cost(const struct pricing *x, const struct schedule *s, cons
     int peers = 0;
     if (t->kind != WORK) return 0;
     for (int f = 0; f < t->from_count; f++) peers += is_read_by_kernel(x, s->rank, from[f]);
-    double blocks = t->from_count == 1 ? 1 : double_most(1, peers * x->chunk_bytes / READ_BLOCK);
+    double blocks = t->from_count == 1 ? 1 : double_larger(1, peers * x->chunk_bytes / READ_BLOCK);
     return peers * from->count * blocks * x->machine->reading * x->load;
 }
 static double lines_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
@@ -184,7 +182,7 @@ static bool find_messages(struct pricing *x)
     for (int m = 0; m < p->count; m++) {
         const struct schedule *s = &p->ranks[m];
         const double *host = x->crosses[s->place.host];
-        x->share[m] = (host[0] + host[1]) / double_most(1, chunks_posted(s, SEND) + chunks_posted(s, RECV));
+        x->share[m] = (host[0] + host[1]) / double_larger(1, chunks_posted(s, SEND) + chunks_posted(s, RECV));
     }
     return true;
 }
@@ -197,7 +195,7 @@ static double busiest_link(const struct pricing *x)
 {
     double chunks = 0;
     for (int h = 0; x->crosses && h < x->plan->layout->hosts; h++)
-        chunks = double_most(chunks, double_most(x->crosses[h][0], x->crosses[h][1]));
+        chunks = double_larger(chunks, double_larger(x->crosses[h][0], x->crosses[h][1]));
     return chunks * x->chunk_bytes * x->machine->wire;
 }
 
@@ -209,7 +207,7 @@ static bool messages_are_filled(const struct pricing *x)
         const struct schedule *s = &x->plan->ranks[m];
         for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
             if (s->steps[j].kind == SEND)
-                filled = double_most(filled, step_way(x, s, &s->steps[j]) / message_cost(x, s, &s->steps[j], THIRDS));
+                filled = double_larger(filled, step_way(x, s, &s->steps[j]) / message_cost(x, s, &s->steps[j], THIRDS));
     }
     return !x->match || filled >= FILLED;
 }
@@ -271,10 +269,10 @@ static double plan_path(const struct pricing *x)
     }
     for (int m = 0; m < x->plan->count; m++) {
         const struct schedule *s = &x->plan->ranks[m];
-        if (s->step_count) longest = double_most(longest, *ends_at(x, m, s->step_count - 1));
+        if (s->step_count) longest = double_larger(longest, *ends_at(x, m, s->step_count - 1));
         for (int j = s->first_message; j >= 0 && j <= s->last_message; j++) {
             double over = 0;
-            if (step_is_message(&s->steps[j]) && message_over(x, s, j, &over)) longest = double_most(longest, over);
+            if (step_is_message(&s->steps[j]) && message_over(x, s, j, &over)) longest = double_larger(longest, over);
         }
     }
     return longest;
@@ -290,8 +288,8 @@ static double plan_busiest(const struct pricing *x)
         for (int j = 0; j < s->step_count; j++)
             busy += step_cost(x, s, &s->steps[j])
                 + (s->steps[j].kind == RECV ? message_cost(x, s, &s->steps[j], THIRDS - OF_SENDER) : 0);
-        busy += double_most(chunks_posted(s, SEND), chunks_posted(s, RECV)) * x->chunk_bytes * x->machine->wire;
-        busiest_rank = double_most(busiest_rank, busy);
+        busy += double_larger(chunks_posted(s, SEND), chunks_posted(s, RECV)) * x->chunk_bytes * x->machine->wire;
+        busiest_rank = double_larger(busiest_rank, busy);
     }
     return busiest_rank;
 }
@@ -314,21 +312,22 @@ static double displaced_cost(const struct pricing *x, const struct cutting *c, i
     double longer = x->machine->far - x->machine->near, least_longer = x->machine->near / 8;
     for (int m = 0; m < x->plan->count; m++) {
         double bytes = slot_chunks(&x->plan->ranks[m]) * x->chunk_bytes * in_flight;
-        passing = double_most(passing, bytes);
+        passing = double_larger(passing, bytes);
     }
     if (longer < least_longer) longer = least_longer;
-    return double_least(passing, message) * double_least(1, (passing + message) / x->machine->l2) * longer * x->load;
+    return double_smaller(passing, message) * double_smaller(1, (passing + message) / x->machine->l2) * longer
+        * x->load;
 }
 static double plan_total(struct pricing *x, const struct cutting *c)
 {
     const struct schedule *s = &x->plan->ranks[0];
     int chunks = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
-    double tile = double_least((double)c->tile_bytes, (double)c->message_bytes);
+    double tile = double_smaller((double)c->tile_bytes, (double)c->message_bytes);
     double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
-    double in_flight = double_least(c->slots, further + 1);
+    double in_flight = double_smaller(c->slots, further + 1);
     x->chunk_bytes = tile / chunks;
-    double busy = double_most(plan_busiest(x), busiest_link(x)), one = double_most(plan_path(x), busy),
-           each = double_most(one / c->slots, busy);
+    double busy = double_larger(plan_busiest(x), busiest_link(x)), one = double_larger(plan_path(x), busy),
+           each = double_larger(one / c->slots, busy);
     each += x->machine->tile * x->load;
     return one + further * each + displaced_cost(x, c, (int)in_flight);
 }
@@ -338,7 +337,7 @@ static tutti_status plan_evaluate(const struct plan *plan, const struct machine 
     struct pricing x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
     x.ranks = plan->one_host ? plan->count : plan->layout->largest;
     x.round = price_round(machine, x.ranks, c->cores);
-    x.held = double_least(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
+    x.held = double_smaller(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
     x.load = x.ranks > c->cores ? (double)x.ranks / c->cores : 1;
     x.peer_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
     x.peer_write = (machine->slot_write + (x.load - 1) * machine->near / 2) / x.load;
@@ -371,7 +370,7 @@ double price_round(const struct machine *machine, int ranks, int cores)
 int price_slots(const struct machine *machine, size_t tile_bytes, bool oversubscribed)
 {
     if (oversubscribed) return MOST_TILES_IN_FLIGHT;
-    int slots = (int)double_least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
+    int slots = (int)double_smaller(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
     return slots > 2 ? slots : 2;
 }
 size_t price_largest_tile(const struct machine *machine)
@@ -394,7 +393,7 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
         bool filled, last = 2 * tile > largest || tile >= message_bytes;
         TRY(plan_evaluate(plan, machine, &c, &price, &filled));
         if ((!filled && !last) || (found && price >= alike * least_price)) continue;
-        least_price = found ? double_least(price, least_price) : price;
+        least_price = found ? double_smaller(price, least_price) : price;
         *best = c;
         *out = price;
         found = true;
