@@ -51,7 +51,8 @@ static unsigned char *account_of(const struct agreement *a, int index, int recor
 {
     return segment_account(group_of(a)->segment, index) + record * AGREE_WIRE_BYTES;
 }
-static bool read_record(const struct agreement *a, int record, struct agree_cause *out)   /* false: there is none */
+/* false: the segment has no such record. */
+static bool read_record(const struct agreement *a, int record, struct agree_cause *out)
 {
     const struct group *g = group_of(a);
     uint32_t first = atomic_load(&g->segment->failure->first[record]);
@@ -165,12 +166,12 @@ static void agreement_settle(struct agreement *a)
     atomic_store(&a->fails, fails);
     if (over && !atomic_exchange(&a->over, true)) comm_call(a->comm);
 }
-static void agreement_enter(struct agreement *a)
+static void agreement_lock(struct agreement *a)
 {
     pthread_mutex_lock(&a->lock);
     agree_tick(&a->agree, clock_ms());
 }
-static void lock_leave(struct agreement *a)
+static void agreement_unlock(struct agreement *a)
 {
     agreement_settle(a);
     pthread_mutex_unlock(&a->lock);
@@ -185,16 +186,16 @@ static void lost_record(struct agreement *a, int rank)
 }
 void agreement_accept_deaths(struct agreement *a)
 {
-    agreement_enter(a);
+    agreement_lock(a);
     accept_deaths(a);
-    lock_leave(a);
+    agreement_unlock(a);
 }
 void agreement_record_lost(struct agreement *a, int rank)
 {
-    agreement_enter(a);
+    agreement_lock(a);
     look_at_host(a);                                    /* perhaps it has left */
     lost_record(a, rank);
-    lock_leave(a);
+    agreement_unlock(a);
     comm_call(a->comm);
 }
 
@@ -216,7 +217,7 @@ static void channel_receive(void *context, int from, const void *bytes, size_t l
     struct agreement *a = context;
     const struct group *g = group_of(a);
     struct agree_message m;
-    agreement_enter(a);
+    agreement_lock(a);
     bool member = from >= 0 && from < g->size;
     if (!member) LOG(WARN, "%s: control message from the invalid rank %d", g->name, from);
     else if (!length || group_has_here(g, from)) look_at_host(a);      /* what its ranks say is there */
@@ -226,14 +227,14 @@ static void channel_receive(void *context, int from, const void *bytes, size_t l
         if (m.kind != AGREE_FAIL) message_hear(a, from, &m);
         agree_receive(&a->agree, from, &m);
     }
-    lock_leave(a);
+    agreement_unlock(a);
 }
 static void agreement_tick(void *context)
 {
     struct agreement *a = context;
-    agreement_enter(a);
+    agreement_lock(a);
     look_at_host(a);
-    lock_leave(a);
+    agreement_unlock(a);
 }
 
 /* ---- operations ---- */
@@ -245,11 +246,11 @@ void agreement_begin(tutti_comm *comm)
     struct agree_call call = { .number = comm->run_queue.sequence,
         .fingerprint = executor_fingerprint_of(executor_name(&comm->executor)) };
     memcpy(call.declaration, comm->executor.run.declaration, AGREED_BYTES);
-    agreement_enter(a);
+    agreement_lock(a);
     a->missed = -1;
     agree_begin(&a->agree, &call);
     atomic_store(&a->announcing, false);
-    lock_leave(a);
+    agreement_unlock(a);
 }
 static void wait_for(struct agreement *a, int rank, bool waits)
 {
@@ -264,10 +265,10 @@ static void wait_for_nobody(struct agreement *a)
 }
 bool agreement_may_end(struct agreement *a, uint64_t number)
 {
-    agreement_enter(a);
+    agreement_lock(a);
     wait_for_nobody(a);
     bool may = agree_may_end(&a->agree, number);
-    lock_leave(a);
+    agreement_unlock(a);
     return may;
 }
 static void waits_record(struct agreement *a)
@@ -305,14 +306,14 @@ void agreement_poll(tutti_comm *comm)
     int64_t now_ms = clock_ms();
     if (now_ms < a->looked_ms + LOOK_MS) return;
     a->looked_ms = now_ms;
-    agreement_enter(a);
+    agreement_lock(a);
     look_at_host(a);
     if (comm->run_queue.running) {
         missed_record(a);
         waits_record(a);
         matching_each(&comm->router->matching, arrival_record, a);
     }
-    lock_leave(a);
+    agreement_unlock(a);
 }
 static bool knows_absent(const struct agreement *a, uint64_t number, int rank)
 {
@@ -322,7 +323,7 @@ static bool knows_absent(const struct agreement *a, uint64_t number, int rank)
 bool agreement_asks(struct agreement *a, uint64_t number)
 {
     bool asks = false, known = false;
-    agreement_enter(a);
+    agreement_lock(a);
     if (a->late != number) {
         a->late = number;
         a->asked_ms = a->agree.now_ms;
@@ -333,7 +334,7 @@ bool agreement_asks(struct agreement *a, uint64_t number)
         asks |= a->waits[r] && a->heard[r].at_ms < a->asked_ms;
         known |= knows_absent(a, number, r);
     }
-    lock_leave(a);
+    agreement_unlock(a);
     return (asks && passed_ms < ANSWER_MS) || (!known && passed_ms < 2 * ANSWER_MS);
 }
 void agreement_list_absent(struct agreement *a, uint64_t number, bool *absent)
@@ -350,17 +351,17 @@ void agreement_list_absent(struct agreement *a, uint64_t number, bool *absent)
 void agreement_fail(struct agreement *a, const struct agree_cause *cause)
 {
     struct agree_cause mine = *cause;
-    agreement_enter(a);
+    agreement_lock(a);
     mine.reporter = group_of(a)->rank;
     mine.operation = a->agree.ended + 1;
     agree_fail(&a->agree, &mine);
-    lock_leave(a);
+    agreement_unlock(a);
 }
 bool agreement_has_lost(const struct agreement *a) { return atomic_load(&a->has_lost); }
 bool agreement_has_left(const struct agreement *a, int rank) { return atomic_load(&a->left[rank]); }
 bool agreement_is_failing(const struct agreement *a) { return atomic_load(&a->fails); }
 bool agreement_is_over(const struct agreement *a) { return atomic_load(&a->over); }
-void agreement_decide(struct agreement *a, struct agree_cause *out)
+void agreement_get_decision(struct agreement *a, struct agree_cause *out)
 {
     pthread_mutex_lock(&a->lock);
     *out = a->agree.held;
@@ -368,14 +369,14 @@ void agreement_decide(struct agreement *a, struct agree_cause *out)
 }
 
 /* ---- lifetime ---- */
-/* A decision that is due comes within half a second (AGREE_TAKE_OVER_MS), and is told before the leave. */
+/* A decision that is due comes within half a second (AGREE_TAKE_OVER_MS), and is sent before this rank leaves. */
 void agreement_leave(tutti_comm *comm)
 {
     struct agreement *a = comm->agreement;
     for (int64_t n = 0; agreement_is_failing(a) && !agreement_is_over(a); n++) comm_pause(comm, n);
-    agreement_enter(a);
+    agreement_lock(a);
     agree_leave(&a->agree);
-    lock_leave(a);
+    agreement_unlock(a);
 }
 void agreement_destroy(struct agreement *a)
 {

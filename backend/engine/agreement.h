@@ -9,7 +9,7 @@
 
 struct agreement;
 tutti_status agreement_create(tutti_comm *comm, struct agreement **out); /* its segment is mapped; it listens at once */
-void agreement_destroy(struct agreement *agreement); /* NULL is fine; nobody is told that this rank leaves */
+void agreement_destroy(struct agreement *agreement); /* may be NULL; sends no word of leaving */
 size_t agreement_account_bytes(void);                      /* of each rank in its host's segment */
 
 /* ---- driver only ---- */
@@ -19,7 +19,7 @@ bool agreement_may_end(struct agreement *agreement, uint64_t number); /* the las
 /* Whom this rank waits for now, and what has come and met nothing; and time passes. Costs nothing if it was called a
    moment ago. */
 void agreement_poll(tutti_comm *comm);
-/* What this rank knows to be a reason to fail. The detail is what it says of it; calls may be left out. */
+/* Records a reason to fail that this rank has found. `detail` is its text; the calls may be NULL. */
 void agreement_fail(struct agreement *agreement, const struct agree_cause *cause);
 /* Deaths that are noted are reasons to fail only now: what could end by then has. */
 void agreement_accept_deaths(struct agreement *agreement);
@@ -40,4 +40,4 @@ bool agreement_has_lost(const struct agreement *agreement);      /* deaths to ac
 bool agreement_has_left(const struct agreement *agreement, int rank);           /* of another host: in good order */
 bool agreement_is_failing(const struct agreement *agreement);    /* a reason is known; the decision comes by itself */
 bool agreement_is_over(const struct agreement *agreement);       /* the decision is known */
-void agreement_decide(struct agreement *agreement, struct agree_cause *out);   /* then */
+void agreement_get_decision(struct agreement *agreement, struct agree_cause *out); /* once agreement_is_over */

@@ -179,8 +179,9 @@ void driver_acquire(tutti_comm *comm)
 {
     for (int64_t n = 0; !driver_try(comm); n++) comm_pause(comm, n);
 }
-/* What is submitted just now need not be looked for: whoever submits asks the progress thread, which begins its backoff
-   anew for every asking, much longer than a store takes to become visible. The communicator may be gone afterwards. */
+/* Does not look for an operation that is submitted at this moment: its thread asks the progress thread, which starts
+   its backoff again for every request, much longer than a store takes to become visible. The communicator may be
+   gone afterwards. */
 void driver_release(tutti_comm *comm)
 {
     bool open = driver_has_open(comm), deferred = open && rest_is_possible(comm), rested = comm->gate.resting;

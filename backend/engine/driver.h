@@ -1,8 +1,8 @@
-/* Who does the work. Each communicator has a driver: the one thread that may touch its run queue and its executor. A
- * blocking call takes the role if it is free, so that on an idle group nothing stands between the caller and the
- * shared memory; otherwise, and for everything that is only started, there is one progress thread per process
- * (progress.h). Whoever drives does all the work of the communicator, whoever's it is; when it leaves while something
- * is left, it hands the communicator to the progress thread, and wakes that unless what is left can rest (rest.h). */
+/* Each communicator has a driver: the one thread that may touch its run queue and its executor. A blocking call
+ * takes the role if it is free, so that on an idle group the caller works directly on shared memory. Otherwise, and
+ * for operations that are only started, one progress thread of the process drives (progress.h). A driver does all
+ * the work of the communicator, its own and that of other threads. If operations are left when it leaves, it hands
+ * the communicator to the progress thread, and wakes that thread unless the operations can rest (rest.h). */
 #pragma once
 #include "backend/engine/operation.h"
 

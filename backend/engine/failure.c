@@ -62,7 +62,7 @@ static bool may_tell(struct failure *failure)           /* false: another rank w
         if (atomic_compare_exchange_weak(&failure->state, &found, found | FAILURE_TELLING)) return true;
     return false;
 }
-static void rank_wake(const struct segment *s, int index)    /* whoever sleeps on any word of that rank */
+static void rank_wake(const struct segment *s, int index)    /* wakes all sleepers on words of that rank */
 {
     struct control *c = segment_control(s, index);
     atomic_fetch_add(&c->bell, 1);
@@ -190,7 +190,7 @@ static tutti_status decision_adopt(tutti_comm *comm)
     struct agree_cause cause;
     char detail[STATUS_DETAIL_BYTES];
     if (comm_has_failed(comm)) return comm_failure(comm);
-    agreement_decide(comm->agreement, &cause);
+    agreement_get_decision(comm->agreement, &cause);
     tutti_status status = cause.status >= TUTTI_INTERNAL ? (tutti_status)cause.status : TUTTI_INTERNAL;
     words_of_cause(&comm->group, &cause, detail, sizeof detail);
     /* what is open here fails, though the cause may be about a later one: so it succeeds on no rank of this host */

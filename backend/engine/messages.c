@@ -97,7 +97,7 @@ static tutti_status read_private(void *context, int index, uint64_t at, void *to
     return error ? reading_failed(source, error, comm->group.rank, owner) : TUTTI_OK;
 }
 /* As may_touch of execute.c: who fails first says so and then looks whether somebody copies. */
-static bool arena_enter(void *context)
+static bool copying_begin(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store(&comm->executor.site.mine->copying, 1);
@@ -105,7 +105,7 @@ static bool arena_enter(void *context)
     atomic_store(&comm->executor.site.mine->copying, 0);
     return false;
 }
-static void arena_leave(void *context)
+static void copying_end(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store_explicit(&comm->executor.site.mine->copying, 0, memory_order_release);
@@ -121,8 +121,8 @@ static tutti_status connect_host(tutti_comm *comm, const struct site *s)
         .paced = s->paced,
         .find = tensor_find,
         .reach = peer_reach,
-        .enter = arena_enter,
-        .leave = arena_leave,
+        .enter = copying_begin,
+        .leave = copying_end,
         .opens = tensor_opens,
         .reads = peer_reads,
         .read = read_private };

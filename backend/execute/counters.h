@@ -37,7 +37,7 @@ static inline bool counter_reached(struct executor *x, int peer, int counter, ui
     return reached_soon(x, peer, counter, target, 0);
 }
 /* Who only sends has more to send. Where all await all, the first look is better not before the line can be seen. */
-static inline void counter_announce(struct executor *x, int index, uint64_t value)
+static inline void own_counter_publish(struct executor *x, int index, uint64_t value)
 {
     _Atomic uint64_t *counter = counter_in(&x->site.lines[x->run.track], index);
     counter_publish(x->run.one_sided ? &x->publisher : NULL, counter, value, &x->site.mine->waiters);
@@ -45,5 +45,5 @@ static inline void counter_announce(struct executor *x, int index, uint64_t valu
 static inline void counter_arrive(struct executor *x)
 {
     x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
-    counter_announce(x, SEEN_COUNTER, counter_arrival(x));
+    own_counter_publish(x, SEEN_COUNTER, counter_arrival(x));
 }

@@ -36,7 +36,7 @@ static bool perform_straight(struct executor *x, int step)             /* false:
     if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
     else if (t->kind == WORK && !bind_compute(x, t, 0)) return false;
     x->moves++;
-    if (t->by_tile || t->by_leave) counter_announce(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
+    if (t->by_tile || t->by_leave) own_counter_publish(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
     return true;
 }
 /* Belongs to the announcement: whatever else is to be done before the first look at a peer is done while the line

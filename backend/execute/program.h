@@ -22,7 +22,7 @@ struct touch { int rank; enum buffer buffer; };
 struct program_address {
     enum buffer buffer;
     uintptr_t at;
-};   /* in my tensor, or in the slots of whoever; lines: track 0 */
+};   /* in my tensor, or in the slots of any rank; lines: track 0 */
 /* Few bytes: none goes around the cache. A mere copy is one whatever the call is: nothing is multiplied or divided. */
 enum ease { PART_MERE_COPY = 1, PART_MERE_SUM };
 /* Of a step; count: elements; its froms, then its tos, begin at `first`. */

@@ -76,7 +76,7 @@ static bool step_perform(struct executor *x, int step, int tile)            /* f
     x->moves++;
     if (step_is_message(t)) step_post(x, step, tile);
     if (step_publishes(t, tile, x->run.cut->tiles, x->launch.program->plan->slots))
-        counter_announce(x, counter_index(x, tile), counter_position(x, tile, step));
+        own_counter_publish(x, counter_index(x, tile), counter_position(x, tile, step));
     return true;
 }
 

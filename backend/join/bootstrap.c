@@ -178,7 +178,7 @@ static tutti_status read_again(const tutti_store *store, const struct member *mi
 }
 /* The first thing that is wrong, and until when those who have not come yet may come and hear of it. */
 struct finding { tutti_status status; char detail[STATUS_DETAIL_BYTES]; int64_t deadline_ms; };
-static void record_find(struct finding *f, tutti_status status)               /* said in this thread's last error */
+static void problem_record(struct finding *f, tutti_status status)               /* said in this thread's last error */
 {
     if (status == TUTTI_OK) return;
     f->status = status;
@@ -193,14 +193,14 @@ static tutti_status store_collect(const tutti_config *config, const struct state
     struct finding wrong = { TUTTI_OK, "", deadline_ms };
     bool late = false;
     int64_t began_ms = clock_ms();
-    if (mine->status != TUTTI_OK) record_find(&wrong, member_fail_unable(mine, 0, why));
+    if (mine->status != TUTTI_OK) problem_record(&wrong, member_fail_unable(mine, 0, why));
     for (uint32_t r = 1, expected = mine->size; r < expected; r++) {
         struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
         bool settled = wrong.status != TUTTI_OK;
         tutti_status status = await_record(config, said, (int)r, settled, wrong.deadline_ms, seat);
         if (status == TUTTI_TIMEOUT) { late = true; continue; }        /* go on, to name all that are missing */
         if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
-        if (!settled) record_find(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
+        if (!settled) problem_record(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
         if (!settled && status == TUTTI_MISMATCH) r--;  /* it may come yet, and hear of it */
         if (seat->size > expected) expected = seat->size < MOST_EXPECTED ? seat->size : MOST_EXPECTED;
     }

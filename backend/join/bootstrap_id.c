@@ -1,9 +1,9 @@
 /* Through a unique id, from which the name of a socket and a key follow: rank 0 listens there, every other rank
  * connects, both prove that they know the id (handshake.h), the rank says who it is, and rank 0 answers all of them
- * with one result when all have come or one cannot. Who has said nothing for two seconds loses his place, and so
- * does somebody silent when all places are taken; but nobody before what he may have said meanwhile has been read:
- * rank 0 may have been stopped. So before the result there is a place for each rank and a few more, and after it
- * nobody who has heard it keeps one. */
+ * with one result when all have come or one cannot. A caller that has sent nothing for two seconds loses its place, and
+ * so does a silent caller when all places are taken; but rank 0, which may have been stopped, first reads what a caller
+ * has sent meanwhile. So before the result there is a place for each rank and a few more, and after it no caller that
+ * has received it keeps one. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -91,7 +91,7 @@ static void reply_send(int socket, const struct join_reply *reply, int64_t until
     for (uint32_t q = 0; result->status == TUTTI_OK && !error && q < result->size; q += RECORDS_PER_MESSAGE)
         error = send_all(socket, &reply->table[q], records_in_message(result->size, q), until_ms);
 }
-/* Whoever is a rank hears the result and goes. */
+/* Sends the result to the ranks and closes their connections. */
 static void tell_all(struct server *r, const struct join_reply *reply)
 {
     int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */

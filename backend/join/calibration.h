@@ -1,4 +1,4 @@
-/* What the ranks of a host tell each other of the machine. */
+/* The exchange of machine parameters between the ranks of a host. */
 #pragma once
 #include "backend/join/link_cost.h"
 

@@ -1,4 +1,4 @@
-/* What is simulated is checked where it is read; what members say, here. */
+/* Reads TUTTI_HOSTS, and checks the hosts that the members of a group report. */
 #include "backend/join/hosts.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

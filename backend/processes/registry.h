@@ -122,7 +122,7 @@ void views_forget(struct peer *peer);                   /* unmaps them all; nobo
 void channels_receive(const struct ctrl_msg *msg, const struct peer *by);
 void channels_deliver(void);
 void channels_tick(void);
-int channels_poll_timeout_ms(void);                         /* -1: for ever */
+int channels_poll_timeout_ms(void);                     /* ms; -1: no limit */
 void peer_flush(struct peer *peer);
 void ctrl_queue_free(struct ctrl_queue *list);
 void channels_lose(const struct peer *peer);            /* it is about to be forgotten */
@@ -138,7 +138,7 @@ void claims_after_fork(void);                           /* in the child: those o
 void link_ready(struct peer *peer);                     /* its socket is; may end it */
 bool links_handle(int descriptor);                      /* that is one of theirs; false: it is not */
 void links_tick(void);
-int links_poll_timeout_ms(void);                            /* -1: for ever */
+int links_poll_timeout_ms(void);                        /* ms; -1: no limit */
 int link_say(struct peer *peer, const struct packet *packet, size_t bytes); /* with what is behind it; 0 or -errno */
 void link_want(struct peer *peer);                      /* it has control messages; calls it unless it is open */
 bool link_push(struct peer *peer);                      /* sends what it can; true: there is more */

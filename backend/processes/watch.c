@@ -64,7 +64,7 @@ static void descriptor_keep(const unsigned char token[16], int descriptor)
 static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
 {
     if (packet->kind == DESCRIPTOR) {
-        descriptor_keep(packet->token, gift); /* if this process has no room for it, who waits is told so */
+        descriptor_keep(packet->token, gift); /* without room for it, the waiting thread gets an error */
         return true;
     }
     if (packet->kind == BLOCK) {

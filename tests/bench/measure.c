@@ -208,7 +208,7 @@ static bool is_in_the_way(uint64_t value)
             return true;
     return false;
 }
-static void climb(const struct backoff *backoff, struct line *line, uint64_t value)
+static void backoff_until(const struct backoff *backoff, struct line *line, uint64_t value)
 {
     uint64_t seen;
     for (int n = 0; (seen = atomic_load_explicit(&line->word, memory_order_acquire)) < value; n++) {
@@ -225,7 +225,7 @@ void backoff_barrier(void)
     if (mine == 1) backoff = backoff_for(true);
     counter_publish(NULL, &own->word, mine, &own->waiters);
     for (int r = 0; r < measure_ranks; r++)
-        if (r != measure_rank) climb(&backoff, &shared->rung[r], mine);
+        if (r != measure_rank) backoff_until(&backoff, &shared->rung[r], mine);
 }
 void flag_there_and_back(void)
 {

@@ -66,7 +66,7 @@ static bool send_flight(struct fabric *fabric, struct fabric_op *f, const void *
     if (f->bytes) (void)(from[0] + from[f->bytes - 1]);
     return take_flight(fabric, f);
 }
-static bool fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
+static bool bytes_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     FUZZ_CHECK(f->bytes <= MOST_BYTES);
     if (f->bytes) memset(buffer ? buffer : f->room, 7, f->bytes);
@@ -137,7 +137,7 @@ static const struct fabric_operations operations = { .name = "fuzzed",
     .finish = part,
     .connect = connect_to,
     .send = send_flight,
-    .fetch = fetch,
+    .fetch = bytes_fetch,
     .release = release,
     .progress = progress,
     .arm = arm,

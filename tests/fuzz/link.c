@@ -6,7 +6,7 @@
 enum { MOST_FRAMES = 256 };
 
 /* What the checks of a frame promise to whoever handles it. */
-static void check(const union link_message *m, int bytes)
+static void message_check(const union link_message *m, int bytes)
 {
     FUZZ_CHECK((size_t)bytes >= sizeof m->packet && (size_t)bytes <= sizeof *m);
     if (m->packet.kind == CTRL_MSG)
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (input_byte(&in) == 0) wire_put(&wire, &wire.in, portion % sizeof(struct packet), PACKET_WINDOW);
         if (wire.out_bytes && portion % 2) wire.out_bytes = 0;         /* it has been sent */
         wire.in_bytes += input_take(&in, wire.in + wire.in_bytes, portion < room ? portion : room);
-        while ((bytes = wire_next(&wire, &message)) > 0) check(&message, bytes);
+        while ((bytes = wire_next(&wire, &message)) > 0) message_check(&message, bytes);
         FUZZ_CHECK(bytes < 0 || wire.in_bytes < sizeof wire.in);        /* a frame that fits can always be whole */
     }
     return 0;

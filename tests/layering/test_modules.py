@@ -13,9 +13,9 @@ def modules_of_one_name(names):
     packages = {PurePath(name).parent for name in names if name.endswith("/__init__.py")}
     files = defaultdict(list)
     for path in map(PurePath, names):
-        if path.parts[0] == "tests" and path.suffix == ".py" and path.name != "conftest.py":
-            if path.parent not in packages:
-                files[path.stem].append(str(path))
+        is_module = path.parts[0] == "tests" and path.suffix == ".py" and path.name != "conftest.py"
+        if is_module and path.parent not in packages:
+            files[path.stem].append(str(path))
     return [found for found in files.values() if len(found) > 1]
 
 

@@ -15,8 +15,8 @@ CEILINGS = {
     "names of private words": 0,
     "tags with two meanings": 0,
     "static functions of one word": 11,
-    "comments beside the code": 2166,
-    "sentences of comments": 788,
+    "comments beside the code": 2165,
+    "sentences of comments": 772,
     "sentences of literals": 0,
     "sentences of pages": 0,
 }

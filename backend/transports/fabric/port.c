@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct fabric_transport *fabric_enter(struct transport *t)
+static struct fabric_transport *transport_lock(struct transport *t)
 {
     struct fabric_transport *p = (struct fabric_transport *)t;
     pthread_mutex_lock(&p->fabric->lock);
     return p;
 }
-static void fabric_leave(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
+static void transport_unlock(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
 
 /* ---- for what a fabric tells ---- */
 struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, int rank)
@@ -62,29 +62,29 @@ void port_complete(struct fabric_transport *p, struct fabric_op *f)
 /* ---- the contract ---- */
 static void fabric_send(struct transport *t, int member, struct transfer *x)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     port_send(p, &p->links[member], x);
-    fabric_leave(p);
+    transport_unlock(p);
 }
 static enum readiness fabric_readiness(struct transport *t, int member)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     enum readiness readiness = port_readiness(p, &p->links[member]);
-    fabric_leave(p);
+    transport_unlock(p);
     return readiness;
 }
 static void fabric_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     port_accept(p, &p->links[member], x, a->id, a->bytes);
     port_end_completed(p);
-    fabric_leave(p);
+    transport_unlock(p);
 }
 static void fabric_release(struct transport *t, int member, uint64_t bytes)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     link_owe(p, &p->links[member], bytes);
-    fabric_leave(p);
+    transport_unlock(p);
 }
 /* What saved messages and callbacks have left to be done. */
 static bool port_settle(struct fabric_transport *p)
@@ -151,11 +151,11 @@ static void fabric_link_lose(struct fabric_transport *p, const struct fabric_lin
 }
 static bool fabric_poll(struct transport *t)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     bool moved = port_progress(p);
     const struct fabric_link *broken = p->broken ? find_broken(p) : NULL;
     bool out_of_memory = p->out_of_memory;
-    fabric_leave(p);
+    transport_unlock(p);
     if (broken) fabric_link_lose(p, broken);
     if (out_of_memory)
         router_fail(t->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", p->rank));
@@ -163,7 +163,7 @@ static bool fabric_poll(struct transport *t)
 }
 static bool fabric_arm(struct transport *t)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     bool ready = !p->saved_msgs.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
         && !p->refusing.first && !p->out_of_memory;
     if (ready && !p->armed) {
@@ -171,7 +171,7 @@ static bool fabric_arm(struct transport *t)
         p->fabric->armed++;
         thread_wake(p->fabric);
     }
-    fabric_leave(p);
+    transport_unlock(p);
     return ready;
 }
 
@@ -201,14 +201,14 @@ static bool link_unwait(struct fabric_transport *p, struct fabric_link *link, co
 }
 static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     struct fabric_link *link = &p->links[member];
     bool forgotten = link_unwait(p, link, x) || queue_remove(&link->held, x) || link_forget_receive(p, link, x),
          late = false;
     struct fabric_op *f = forgotten ? NULL : fabric_op_find(p, x);
     if (f) late = is_overdue(p, f);
     if (!forgotten) port_progress(p);
-    fabric_leave(p);
+    transport_unlock(p);
     if (late)
         router_lose(t->router, member,
             status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %d ms", member, p->rank,
@@ -267,9 +267,9 @@ static void end_link(struct fabric_transport *p, struct fabric_link *link, tutti
 }
 static void fabric_lose(struct transport *t, int member, tutti_status status)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     end_link(p, &p->links[member], status);
-    fabric_leave(p);
+    transport_unlock(p);
 }
 static void fabric_ops_orphan(struct fabric_transport *p)
 {
@@ -287,7 +287,7 @@ static void closed_record(const struct fabric_transport *p)
 }
 static void fabric_destroy(struct transport *t)
 {
-    struct fabric_transport *p = fabric_enter(t);
+    struct fabric_transport *p = transport_lock(t);
     struct fabric_transport **at = &p->fabric->ports;
     while (*at && *at != p) at = &(*at)->next;
     if (*at) *at = p->next;
@@ -298,7 +298,7 @@ static void fabric_destroy(struct transport *t)
     fabric_ops_orphan(p);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL;) saved_msg_free(p->fabric, msg);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->ahead)) != NULL;) saved_msg_free(p->fabric, msg);
-    fabric_leave(p);
+    transport_unlock(p);
     free(p->links);
     free(p);
 }
@@ -354,7 +354,7 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
     p->next = fabric->ports;
     fabric->ports = p;
     take_early(p);
-    fabric_leave(p);
+    transport_unlock(p);
     router_add_network(router, &p->base);
     return TUTTI_OK;
 }

@@ -107,7 +107,7 @@ struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, i
 bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
 void port_save_msg(struct fabric_transport *p, struct saved_msg *msg); /* is heard in its next poll */
 void port_complete(struct fabric_transport *p, struct fabric_op *op);
-void port_starve(struct fabric_transport *p); /* there was no memory to msg a message: it fails in its next poll */
+void port_starve(struct fabric_transport *p); /* no memory to save a message: it fails in its next poll */
 void ports_wake(const struct fabric *fabric); /* all that sleep */
 
 /* ---- ops.c, thread.c ---- */

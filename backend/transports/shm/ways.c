@@ -38,7 +38,7 @@ uint64_t way_word(unsigned number, int64_t ns)
 }
 
 /* ---- the reader's end ---- */
-static void choice_say(struct judge *j, enum filling filling, bool other)
+static void choice_publish(struct judge *j, enum filling filling, bool other)
 {
     uint8_t mine = said_of(filling, j->says), next = (uint8_t)((mine ^ other) + 2);
     j->says ^= (uint64_t)(mine ^ next) << filling * FILLING_BITS;
@@ -54,7 +54,7 @@ static bool block_decide(struct judge *j, enum filling filling, unsigned block, 
     const double *median = j->of[filling].median;
     bool over = block == WAY_BLOCKS - 1;
     bool hopeless = block == 1 && median[0] > 0 && ab_test_is_hopeless(median[0], median[1], few);
-    if (over || hopeless) choice_say(j, filling, over && is_better(median));
+    if (over || hopeless) choice_publish(j, filling, over && is_better(median));
     return over || hopeless;
 }
 bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes)

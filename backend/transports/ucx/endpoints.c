@@ -19,7 +19,7 @@
 
 enum { BYE_MS = 300 };
 
-static struct ucx_endpoint *endpoint_mine(struct endpoint *e) { return (struct ucx_endpoint *)e; }
+static struct ucx_endpoint *ucx_of(struct endpoint *e) { return (struct ucx_endpoint *)e; }
 static struct ucx_endpoint **bucket_of(uint64_t number) { return &worker.bucket[number / 2 % ENDPOINT_BUCKETS]; }
 struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number)
 {
@@ -144,15 +144,15 @@ static void hear_hello(struct fabric *fabric, const struct notice *said, size_t 
     uint64_t here = said->header.bytes, there = said->header.id;
     struct endpoint *found = endpoint_find(fabric, g->from);
     if (greeting_is_over(fabric, g)) return;
-    if (here && (!found || here != endpoint_mine(found)->number)) return; /* it answers one that is broken */
+    if (here && (!found || here != ucx_of(found)->number)) return; /* it answers one that is broken */
     /* The endpoint that we knew no longer exists. */
-    if (found && !here && endpoint_mine(found)->theirs && endpoint_mine(found)->theirs != there) {
+    if (found && !here && ucx_of(found)->theirs && ucx_of(found)->theirs != there) {
         endpoint_mark_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
     if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->address, address_bytes, &found) != TUTTI_OK)
         return; /* its sends say why */
-    endpoint_mine(found)->theirs = there;
+    ucx_of(found)->theirs = there;
     found->least_turn = g->turn + 1; /* each says it once */
 }
 static void hear_opened(const struct notice *said)
@@ -173,7 +173,7 @@ void ucx_greet(struct fabric *fabric)
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL; saved_msg_free(fabric, msg))
         hear_greeting(fabric, msg);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
-        if (!e->open && !endpoint_is_broken(e)) endpoint_greet(fabric, endpoint_mine(e));
+        if (!e->open && !endpoint_is_broken(e)) endpoint_greet(fabric, ucx_of(e));
         fabric->needs_poll |= !e->open && !endpoint_is_broken(e);
     }
 }
@@ -219,7 +219,7 @@ void ucx_disconnect(struct fabric *fabric, struct endpoint *which)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE };
-    struct ucx_endpoint *e = endpoint_mine(which);
+    struct ucx_endpoint *e = ucx_of(which);
     (void)fabric;
     if (!e->ep) return;
     ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(e->ep, &parameters);
@@ -244,7 +244,7 @@ static void say_goodbyes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) worker.byes_open += notice_send(fabric, endpoint_mine(e), BYE, 0);
+        if (e->open && !endpoint_is_broken(e)) worker.byes_open += notice_send(fabric, ucx_of(e), BYE, 0);
     while (worker.byes_open > 0 && clock_ms() < until_ms) progress_or_pause(fabric);
 }
 void ucx_part(struct fabric *fabric)

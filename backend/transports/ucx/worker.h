@@ -61,7 +61,7 @@ bool notice_read(const struct fabric *fabric, const struct header *header, const
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
 struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number); /* NULL: there is none */
-void ucx_greet(struct fabric *fabric); /* while needs_poll, after every progress; never in a callback */
+void ucx_greet(struct fabric *fabric); /* while it needs polling, after every progress; never in a callback */
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
 void ucx_said(struct fabric *fabric, const struct fabric_op *op); /* to the process; it has completed */
 void ucx_part(struct fabric *fabric);

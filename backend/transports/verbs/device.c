@@ -1,4 +1,4 @@
-/* Every port is examined, and what becomes of it is a msg; so an error and tutti info say the same. */
+/* Examines every port. The same report of each port appears in errors and in tutti info. */
 #include "backend/transports/verbs/device.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"

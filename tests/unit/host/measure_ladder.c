@@ -29,7 +29,7 @@ static bool is_in_the_way(int rank, int ranks, uint64_t target)
             return true;
     return false;
 }
-static void await(struct backoff backoff, struct flag *flag, int rank, int ranks, uint64_t target)
+static void flag_await(struct backoff backoff, struct flag *flag, int rank, int ranks, uint64_t target)
 {
     for (int n = 0;; n++) {
         struct wait_set set = { .count = 0 };
@@ -44,7 +44,7 @@ static void compute(int64_t us)
 {
     for (int64_t until = clock_ns() + us * 1000; clock_ns() < until;) {}
 }
-static uint64_t run(struct backoff backoff, int rank, int ranks, int64_t ms, int64_t compute_us)
+static uint64_t rounds_run(struct backoff backoff, int rank, int ranks, int64_t ms, int64_t compute_us)
 {
     uint64_t rounds = 0, last = UINT64_MAX;
     for (int64_t until = clock_ms() + ms; rounds < last;) {
@@ -55,7 +55,7 @@ static uint64_t run(struct backoff backoff, int rank, int ranks, int64_t ms, int
             atomic_store(&flags[MOST_RANKS].counter, last);
         }
         counter_publish(NULL, &flags[rank].counter, rounds, &flags[rank].waiters);
-        for (int peer = 0; peer < ranks; peer++) await(backoff, &flags[peer], rank, ranks, rounds);
+        for (int peer = 0; peer < ranks; peer++) flag_await(backoff, &flags[peer], rank, ranks, rounds);
         uint64_t said = atomic_load(&flags[MOST_RANKS].counter);
         if (said) last = said;
     }
@@ -88,8 +88,8 @@ int main(int count, char **arguments)
     if (flags == MAP_FAILED) return 1;
     int64_t begin = clock_ns();
     for (int rank = 1; rank < ranks; rank++)
-        if (fork() == 0) { run(backoff, rank, ranks, ms, compute_us); _exit(0); }
-    uint64_t rounds = run(backoff, 0, ranks, ms, compute_us);
+        if (fork() == 0) { rounds_run(backoff, rank, ranks, ms, compute_us); _exit(0); }
+    uint64_t rounds = rounds_run(backoff, 0, ranks, ms, compute_us);
     int64_t took = clock_ns() - begin;
     while (wait(NULL) > 0) {}
     int64_t cpu_us, switches;

@@ -239,7 +239,7 @@ static void introduce(int socket, struct handshake h, const struct way *way, int
     } say = { "tutti-i", rank, 0, member_of(way, rank) };
     assert_int_equal(socket_send(socket, &say, sizeof say, -1), 0);
 }
-static tutti_status hear(int socket, struct join_result *out)
+static tutti_status result_hear(int socket, struct join_result *out)
 {
     struct pollfd one = { .fd = socket, .events = POLLIN };
     assert_int_equal(poll(&one, 1, JOIN_MS), 1);
@@ -273,7 +273,7 @@ static void join_when_stopped(int guests, int later)
     atomic_store(&seconds, 1000 + later);
     atomic_store(&stopped, 0);
     introduce(sockets[0], h, &way, 1);
-    assert_int_equal(hear(sockets[0], &result), TUTTI_OK);
+    assert_int_equal(result_hear(sockets[0], &result), TUTTI_OK);
     pthread_join(thread, NULL);
     atomic_store(&seconds, 0);
     assert_int_equal(outcome.status, TUTTI_OK);
@@ -307,7 +307,7 @@ static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
         introduce(sockets[r], say_hello(sockets[r], &first.id, &theirs, r), &theirs, r);
     }
     for (int r = 1; r < ARE; r++) {
-        assert_int_equal(hear(sockets[r], &result), TUTTI_MISMATCH);
+        assert_int_equal(result_hear(sockets[r], &result), TUTTI_MISMATCH);
         assert_non_null(strstr(result.detail, "joins test group as a group of 40 ranks, rank 0 as one of 4"));
         close(sockets[r]);
     }

@@ -28,7 +28,7 @@ static struct delivery *due; /* to be heard in the next progress of a port */
 static int released, fetched, ended;
 static char descriptors[1]; /* what is announced: nothing is read of it */
 
-static tutti_status start(struct fabric *f, const struct fabric_place *place)
+static tutti_status fabric_begin(struct fabric *f, const struct fabric_place *place)
 {
     (void)place;
     f->address_bytes = 1;
@@ -57,7 +57,7 @@ static bool send_none(struct fabric *f, struct fabric_op *op, const void *data, 
     (void)f, (void)op, (void)data, (void)announced;
     return false;
 }
-static bool fetch(struct fabric *f, struct fabric_op *op, void *descriptor, void *buffer)
+static bool bytes_fetch(struct fabric *f, struct fabric_op *op, void *descriptor, void *buffer)
 {
     (void)f, (void)descriptor, (void)buffer, (void)op;
     fetched++;
@@ -90,12 +90,12 @@ static void address(const struct endpoint *e, char *out, size_t bytes)
     snprintf(out, bytes, "address %d", e->process[0]);
 }
 static const struct fabric_operations operations = { .name = "none",
-    .start = start,
+    .start = fabric_begin,
     .part = part,
     .finish = finish,
     .connect = connect_to,
     .send = send_none,
-    .fetch = fetch,
+    .fetch = bytes_fetch,
     .release = release,
     .progress = progress,
     .arm = arm,
@@ -464,7 +464,7 @@ static void test_what_is_noted_is_bounded(void **state)
     polls = false;
     for (int i = 0; i < PENDING_RNDV_MOST; i++) withdraw(2, 1, 1);
     for (int i = 0; i < PENDING_RNDV_MOST; i++) say(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
-    assert_int_equal(ends[2]->faulty, true); /* CREDIT is no msg, but comes after as many as may be */
+    assert_int_equal(ends[2]->faulty, true); /* CREDIT is not saved, but comes after as many messages as may be */
     assert_string_equal(ends[2]->why, too_many);
     assert_heard(1, 3);
     (void)state;

@@ -22,7 +22,7 @@ static struct fabric ours = FABRIC(&tcp_operations), other = FABRIC(&tcp_operati
 static struct tcp_address address, address_of_other;
 static struct key_id key;
 
-static void start(struct fabric *fabric, unsigned char nonce, struct tcp_address *out)
+static void fabric_run(struct fabric *fabric, unsigned char nonce, struct tcp_address *out)
 {
     const struct fabric_place place = { .simulated = true };
     unsigned char process[16] = { nonce }, bytes[FABRIC_ADDRESS_BYTES];
@@ -36,8 +36,8 @@ static int set_up(void **state)
     static const unsigned char drawn[KEY_BYTES] = "the key of a group";
     (void)state;
     assert_int_equal(key_add(drawn, &key), TUTTI_OK);
-    start(&ours, 1, &address);
-    start(&other, 2, &address_of_other);
+    fabric_run(&ours, 1, &address);
+    fabric_run(&other, 2, &address_of_other);
     return 0;
 }
 static int tear_down(void **state)
