@@ -1,5 +1,5 @@
-/* The module torch_tutti._C: the classes for Python, and the exception for each status. Importing it needs torch to
- * be imported. */
+/* The module torch_tutti._C, with the classes for Python and the exception of each status. Python must have imported
+ * torch before it imports this module. */
 #include "shim/memory.hpp"
 #include "shim/process_group.hpp"
 #include <map>
@@ -13,7 +13,7 @@ using namespace py::literals;
 using tutti::Options;
 using tutti::ProcessGroupTutti;
 
-/* Fails, and with it the import, if an error of the core has no class. */
+/* Registers the Python class of every error status. A status without a class makes the import fail. */
 static void set_error_classes()
 {
     py::dict classes = py::module_::import("torch_tutti.exceptions").attr("_BY_STATUS");
@@ -95,15 +95,16 @@ static void bind_group(py::module_ &module)
         .def("_predict", &predicted, py::arg("collective"), py::arg("algorithm"), py::arg("bytes"))
         .def("_figures", &ProcessGroupTutti::parameters, released())
         .def_property_readonly("_communicator", &ProcessGroupTutti::address)
-        /* torch asks this of a backend that can split, on the ranks that are not in the new group */
+        /* Torch calls this when a group is split, on the ranks that stay outside the new group. */
         .def("perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));
 }
 
 /* ---- calls ---- */
-/* with options(...): the calls of this thread in the block. */
+/* One `with options(...)` block. Its options apply to the calls that a thread makes inside the block. */
 struct OptionsBlock {
     tutti::CallOptions options;
-    uint64_t number = tutti::call_options_number(); /* by which each thread finds what it has entered */
+    /* A thread finds its entry of this block by the number. */
+    uint64_t number = tutti::call_options_number();
 
     void enter() const { tutti::call_options_open(number, options); }
     void exit() const
@@ -113,7 +114,8 @@ struct OptionsBlock {
                                      "or a coroutine entered must be left on the same thread");
     }
 };
-/* A name stands for that algorithm in every collective that has one of that name. */
+/* Turns the name of an algorithm into a choice for every collective that has an algorithm of this name. A list of
+ * choices stays as it is. */
 static std::string chosen_algorithms(const std::string &text)
 {
     if (text.empty() || text.find('=') != std::string::npos) return text;
@@ -161,8 +163,9 @@ static void bind_calls(py::module_ &module)
         },
         py::arg("tensor"), py::arg("op"), py::arg("group").none(false), py::call_guard<py::gil_scoped_release>());
     using Maybe = std::optional<at::Tensor>;
+    /* Returns false, without any effect, if the group belongs to another backend. */
     module.def(
-        "_all_reduce_norm", /* false, and nothing has happened: the group is not ours */
+        "_all_reduce_norm",
         [](const at::Tensor &tensor, const Maybe &weight, const Maybe &bias, const Maybe &residual, double epsilon,
             bool centred, bool own_rows, const c10::intrusive_ptr<c10d::ProcessGroup> &group) {
             auto backend = group->getBackend(tensor.device().type());
@@ -179,14 +182,15 @@ static void bind_calls(py::module_ &module)
 }
 
 /* ---- the flight recorder ---- */
-/* Called by a thread that is about to raise: says why, and writes what was recorded. */
+/* Prints the error and writes the recorded operations to a file. A thread calls this before it raises the error. */
 static void report_failure(const std::string &text)
 {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
     try {
         py::module_::import("torch_tutti._recorder").attr("dump_after_failure")(text);
-    } catch (const std::exception &) { /* what failed matters more, and is raised next */
+    } catch (const std::exception &) {
+        /* The caller raises the original error next, which matters more. */
     }
 }
 static py::list names_of(const std::vector<at::ScalarType> &types)
@@ -195,9 +199,9 @@ static py::list names_of(const std::vector<at::ScalarType> &types)
     for (at::ScalarType type : types) names.append(c10::toString(type));
     return names;
 }
-/* torch, asked to name frames, looks into torch._inductor for code that was compiled. Where nobody has imported that,
- * the look does, which takes seconds, in a rank that has failed and may be killed any moment. So while one of these
- * exists, for as long as the GIL is held, something else is in its place. */
+/* Hides torch._inductor for as long as the caller holds the GIL. To name frames, torch looks for compiled code in
+ * torch._inductor, and imports it if necessary. The import takes seconds, and a failed rank may be killed at any
+ * moment. */
 class WithoutInductor {
   public:
     WithoutInductor() : torch_(py::module_::import("torch").attr("__dict__")), absent_(!torch_.contains("_inductor"))
@@ -214,7 +218,7 @@ class WithoutInductor {
     py::dict torch_;
     bool absent_;
 };
-/* Of each record; all at once, because most of them share most frames. */
+/* Returns the frames of each record. One call of torch symbolizes all stacks, because they share most frames. */
 static std::vector<py::list> frames_of(const std::vector<tutti::Record> &records)
 {
     std::vector<py::list> all(records.size());
@@ -240,8 +244,8 @@ static py::object name_of_class(tutti_status status)
     if (status >= TUTTI_OK) return py::str("");
     return py::handle(tutti::error_class_of(status)).attr("__name__");
 }
-/* In the words of torch's format, and `failure` for what it has no word for. The core does not tell when an operation
- * that it was given begins to run, so all that are not over are "started". */
+/* Returns an entry in torch's format, extended by `failure` and `failure_class`. The core does not report when an
+ * operation starts to run, so every operation that has not succeeded is "started". */
 static py::dict entry_of(const tutti::Record &record, const py::list &frames, const std::string &group,
     const std::string &description)
 {
@@ -259,7 +263,7 @@ static py::dict entry_of(const tutti::Record &record, const py::list &frames, co
     if (over) entry["duration_ms"] = static_cast<double>(record.ended_ns - record.began_ns) / 1e6;
     return entry;
 }
-/* A group that was made again under the name of one that is gone is another group. */
+/* Returns a unique name for each group. A later group with the same name gets a suffix such as "#2". */
 static std::vector<std::string> names_of(const std::vector<tutti::RecordedGroup> &groups)
 {
     std::map<std::string, int> seen;

@@ -1,5 +1,5 @@
-/* The collectives of one tensor, or of one tensor to another. Each of them is: check, say what is touched, call the
- * core once. */
+/* The collectives on one tensor in place, and from one tensor to another. A method checks its tensors, records which
+ * memory the operation touches, and calls the core once. */
 #include "shim/process_group.hpp"
 #include <c10/util/Exception.h>
 
@@ -38,7 +38,8 @@ bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d:
 WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options)
 {
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE_COALESCED, options.asyncOp, options.timeout };
-    Footprint checked(call.name()); /* nothing starts if one is wrong */
+    /* All tensors are checked before the first operation starts. */
+    Footprint checked(call.name());
     for (size_t i = 0; i < tensors.size(); i++)
         reduction_of(call.name(), options.reduceOp, checked.check(tensors[i], { "input", i }));
     Batch batch(*this, call, tensors);
@@ -75,7 +76,8 @@ WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOption
     bool receives = root == getRank();
     Buffer b = receives ? footprint.update(tensor) : footprint.input(tensor);
     Reduction r = reduction_of(call.name(), options.reduceOp, b);
-    char *out = receives ? b.data : nullptr; /* elsewhere the tensor stays as it is */
+    /* The tensors of the other ranks keep their contents. */
+    char *out = receives ? b.data : nullptr;
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
@@ -90,7 +92,7 @@ WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
 }
 
 /* ---- one tensor to one tensor ---- */
-/* `whole` is the tensor of all ranks' parts, of which `part` may be this rank's, or none. */
+/* `whole` holds one part for each rank. `part` must be this rank's place in `whole`, or lie outside of `whole`. */
 static void check_parts(const char *call, const Buffer &whole, const char *role, const Buffer &part,
     const char *part_role, int rank, size_t ranks)
 {
@@ -134,7 +136,7 @@ static void check_lists(const char *call, size_t outputs, size_t inputs)
     if (outputs != inputs)
         fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", outputs, " outputs for ", inputs, " inputs"));
 }
-/* What may be done with output and input of each number; before any of it starts. */
+/* Checks every pair of an output and an input before the first operation starts. */
 template <typename Check>
 static void check_coalesced(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
 {
@@ -182,7 +184,7 @@ WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &inp
         fail(TUTTI_INVALID_ARGUMENT,
             c10::str(call.name(), ": the input has ", in.count, " elements and the output ", out.count,
                 "; without split sizes they must be equal"));
-    /* uneven on all ranks, because one may give its splits and another leave them out */
+    /* All ranks call the uneven variant, because one rank may give split sizes while another omits them. */
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         return tutti_all_to_all_v(in.data, sent.data(), sent_at.data(), out.data, received.data(), received_at.data(),
             in.dtype, comm, request);

@@ -1,4 +1,4 @@
-/* Errors, and the life of a communicator. */
+/* Maps statuses to Python's exceptions, counts forks, and closes communicators. */
 #include "shim/communicator.hpp"
 #include <c10/util/Exception.h>
 #include <map>
@@ -8,7 +8,8 @@ namespace tutti {
 
 static std::map<int, PyObject *> &error_classes()
 {
-    static auto *classes = new std::map<int, PyObject *>; /* outlives whatever the interpreter takes apart */
+    /* The map is never destroyed, because threads may raise errors while the interpreter shuts down. */
+    static auto *classes = new std::map<int, PyObject *>;
     return *classes;
 }
 void error_class_set(tutti_status status, PyObject *type) { error_classes()[status] = type; }
@@ -46,7 +47,8 @@ void Communicator::abort()
 }
 void Communicator::close()
 {
-    if (!closed_.exchange(true)) tutti_comm_destroy(comm_); /* nothing in a child's copy */
+    /* In a forked child, tutti_comm_destroy leaves the parent's group alone. */
+    if (!closed_.exchange(true)) tutti_comm_destroy(comm_);
 }
 
 } // namespace tutti

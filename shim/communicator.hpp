@@ -1,5 +1,5 @@
-/* The errors that reach Python with a class of ours, and the communicator. In a forked child the communicators of the
- * parent are of no use: whatever would wait there raises. */
+/* The errors that reach Python with a class of torch_tutti, and the communicator. A forked child cannot use the
+ * communicators of its parent: a call that would wait raises ForkedError. */
 #pragma once
 #include "include/tutti.h"
 #include <atomic>
@@ -10,35 +10,39 @@
 namespace tutti {
 
 /* ---- errors ---- */
-/* Reaches Python as the class that torch_tutti.exceptions has for the status. */
+/* Python sees this error as the class that torch_tutti.exceptions has for the status. */
 struct Error : torch::PyTorchError {
     Error(tutti_status why, std::string text) : torch::PyTorchError(std::move(text)), status(why) {}
     PyObject *python_type() override;
     tutti_status status;
 };
-/* The class for a status; called once for each while the module is imported. Takes over the reference. */
+/* Registers the class of a status and takes over the reference. The module's import calls it once for each status. */
 void error_class_set(tutti_status status, PyObject *type);
-PyObject *error_class_of(tutti_status status); /* borrowed */
+/* Returns a borrowed reference to the class of a status, or to RuntimeError. */
+PyObject *error_class_of(tutti_status status);
 [[noreturn]] void fail(tutti_status status, const std::string &text);
-[[noreturn]] void fail_last(tutti_status status); /* with this thread's last error of the core */
+/* Throws with the text of this thread's last error in the core. */
+[[noreturn]] void fail_last(tutti_status status);
 
 /* ---- the communicator ---- */
-unsigned process_number(); /* another one in a forked child */
+/* Returns the number of forks between the first process and this one. */
+unsigned process_number();
 
-/* Holds the core's, for whoever holds this: a group and its Works. So any of them may call the core with it at any
- * time, also after it was closed; then calls end with ABORTED. */
+/* Holds a reference to the core's communicator. A group and its Works share this object, so each of them may call the
+ * core at any time. After close(), calls of the core end with TUTTI_ABORTED. */
 class Communicator final : public c10::intrusive_ptr_target {
   public:
     explicit Communicator(tutti_comm *comm);
     ~Communicator() override;
     tutti_comm *get() const { return comm_; }
-    /* Leaves the group; what runs ends with AbortedError, and threads that wait for it return. */
+    /* Leaves the group. Running operations end with AbortedError, and the threads that wait for them return. */
     void close();
     bool closed() const { return closed_; }
     void abort();
-    /* By a forked child, from the process that made it. */
+    /* True in a forked child of the process that made the communicator. */
     bool inherited() const { return process_ != process_number(); }
-    void check_process() const; /* raises ForkedError if it is */
+    /* Raises ForkedError if the communicator is inherited. */
+    void check_process() const;
 
   private:
     tutti_comm *const comm_;

@@ -1,9 +1,9 @@
-/* Tensors of other devices, through torch's own copies and its guards for any device, so that no header of CUDA is
- * needed. Their contents pass through room on the host, pinned where the device can use that.
+/* Copies of tensors on other devices. Torch's own copies and its generic device guards do the work, so no CUDA header
+ * is needed. The contents pass through staging buffers on the host, which are pinned if the device supports that.
  *
- * What a stream sees is the invariant: whatever it did with the tensors before the call is over before they are
- * read, because fetch() waits for it; whatever it does after a wait comes after the copy that wait enqueued on it, or
- * after that copy's event if somebody else's wait enqueued it. */
+ * Invariant: the operation reads a tensor after all earlier work of its stream, because fetch() synchronizes the
+ * stream. Work that a stream gets after a wait runs after the result has arrived: the wait enqueues the copy on that
+ * stream, or makes the stream wait for the event of a copy that another thread has enqueued. */
 #include "shim/footprint.hpp"
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
@@ -15,7 +15,7 @@
 
 namespace tutti {
 
-/* Our copies are nobody's business: neither autograd's nor that of a Python mode which is active where a user waits. */
+/* Hides the copies from autograd, and from a Python mode that is active on the waiting thread. */
 struct Unobserved {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     c10::impl::ExcludeDispatchKeyGuard below_python{
@@ -32,7 +32,7 @@ static void device_record(std::vector<c10::Device> &devices, const at::Tensor &t
     if (device.is_cpu() || std::find(devices.begin(), devices.end(), device) != devices.end()) return;
     devices.push_back(device);
 }
-/* Torch pins for one kind of device only, the accelerator of the process. */
+/* Torch pins memory for one kind of device only, the accelerator of the process. */
 static bool can_pin(c10::Device device)
 {
     static const std::optional<c10::DeviceType> kind = [] {
@@ -46,8 +46,8 @@ static bool can_pin(c10::Device device)
     }();
     return kind == device.type();
 }
-/* Before anything that a capture could not take, as pinning. Older guards cannot tell; there the device refuses, in its
- * own words. */
+/* Refuses an operation during a graph capture. It runs before pinning, which a capture does not allow. Older guards
+ * cannot detect a capture; there the device raises its own error. */
 template <typename Guard> static void check_not_capturing(const char *call, const Guard &guard, c10::Device device)
 {
     c10::Stream stream = guard.getStream(device);
@@ -72,7 +72,7 @@ void Footprint::fetch()
     Unobserved unobserved;
     std::vector<c10::Device> involved = devices();
     for (const Copy &copy : fetches_) copy.to.copy_(copy.from, /*non_blocking=*/true);
-    /* also those of mere outputs: the result may come on another stream than the one that used them last */
+    /* This includes the devices of pure outputs: the result may arrive on another stream than their last user's. */
     for (c10::Device device : involved) current_stream(device).synchronize();
 }
 void Footprint::unpack() const
@@ -85,10 +85,10 @@ void Footprint::deliver(std::vector<c10::Event> &events) const
     std::vector<c10::Device> written;
     for (const Copy &copy : returns_) {
         c10::Stream stream = current_stream(copy.to.device());
-        copy.to.copy_(copy.from, /*non_blocking=*/can_pin(stream.device())); /* else the room must stay until then */
-        c10::impl::VirtualGuardImpl(stream.device_type())
-            .recordDataPtrOnStream(copy.to.storage().data_ptr(),
-                stream); /* whoever allocated it may have done so for another stream */
+        /* The copy blocks if the buffer is unpinned, because the buffer may be freed right after this call. */
+        copy.to.copy_(copy.from, /*non_blocking=*/can_pin(stream.device()));
+        /* The tensor may belong to another stream, so its memory must stay until this stream's copy ends. */
+        c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(copy.to.storage().data_ptr(), stream);
         device_record(written, copy.to);
     }
     for (c10::Device device : written) {

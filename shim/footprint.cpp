@@ -1,4 +1,4 @@
-/* The checks and the lists of footprint.hpp; devices.cpp has its copies. Nothing here communicates. */
+/* Checks of tensors, reductions, and lists of tensors. devices.cpp has the copies of a footprint. */
 #include "shim/footprint.hpp"
 #include <ATen/ATen.h>
 #include <algorithm>
@@ -11,7 +11,7 @@ struct Element {
     tutti_dtype dtype;
     size_t factor;
 };
-/* Complex numbers are pairs; what the core cannot reduce travels as bytes. */
+/* A complex number travels as a pair of floats. A type that the core cannot reduce travels as bytes. */
 static Element element_of(at::ScalarType type)
 {
     switch (type) {
@@ -65,7 +65,7 @@ static void check_kind(const char *call, Role role, const at::Tensor &tensor)
         refuse(call, "the ", role, " tensor is not contiguous (sizes ", tensor.sizes(), ", strides ", tensor.strides(),
             "); use tensor.contiguous() and, for an output, copy the result back");
 }
-/* A tensor whose storage was resized still tells its shape, and so does a fake one. */
+/* Checks the storage, because a tensor without memory still has a shape: a fake one, or one freed by resize_. */
 static char *memory_of(const char *call, Role role, const at::Tensor &tensor)
 {
     auto *data = static_cast<char *>(tensor.data_ptr());
@@ -179,7 +179,7 @@ PartList::PartList(Footprint &of, const char *role, const Tensors &tensors) : of
     }
     if (!address()) pack();
 }
-/* False: a part is on a device, or does not lie a whole number of elements behind the first in memory. */
+/* Returns false if a part is on a device, or if its distance from the lowest address is no multiple of an element. */
 bool PartList::address()
 {
     size_t element = tutti_dtype_bytes(parts[0].dtype);
@@ -236,7 +236,7 @@ void PartList::check_even() const
         if (counts[q] != counts[0])
             refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ", counts[0]);
 }
-/* In the order of addresses, a tensor that overlaps any other overlaps the next one. */
+/* Compares neighbours in the order of addresses: a tensor that overlaps any later tensor overlaps the next one. */
 void PartList::check_disjoint() const
 {
     std::vector<std::pair<Extent, size_t>> extents;

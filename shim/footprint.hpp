@@ -1,6 +1,6 @@
-/* What one operation touches, as the core sees it: memory of the host. Whatever the core could not work on is refused
- * here, with a text that says which tensor and what to do. A tensor on another device gets room on the host, whose
- * contents are fetched before the operation starts and brought back when it is over. */
+/* The memory that one operation touches, as buffers on the host. A tensor that the core cannot use is refused here, and
+ * the error names the tensor and a remedy. A tensor on another device gets a staging buffer on the host: its contents
+ * are fetched before the operation starts, and results are delivered to the device afterwards. */
 #pragma once
 #include "shim/communicator.hpp"
 #include <ATen/core/Tensor.h>
@@ -15,31 +15,34 @@ namespace tutti {
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
-/* What a tensor is in its call: "input", "output 3". */
+/* The role of a tensor in its call, for messages: "input", or "output 3" in a list. */
 struct Role {
     Role(const char *of) : name(of) {}
     template <typename Index> Role(const char *of, Index in_list) : name(of), index(static_cast<int64_t>(in_list)) {}
     const char *name;
-    int64_t index = -1; /* -1: there is no list */
+    /* -1 stands for a tensor outside of any list. */
+    int64_t index = -1;
 };
 std::ostream &operator<<(std::ostream &to, const Role &role);
 
+/* The contents of a tensor, as the core sees them. A complex tensor of n numbers has 2 * n elements of dtype. */
 struct Buffer {
     char *data;
-    size_t count; /* elements of dtype */
+    size_t count; /* elements */
     tutti_dtype dtype;
-    at::ScalarType type; /* the tensor's */
+    /* The type of the tensor itself. */
+    at::ScalarType type;
     size_t bytes() const { return count * tutti_dtype_bytes(dtype); }
 };
-/* Bytes of the host to be moved. */
+/* One copy on the host. */
 struct Part {
     void *to;
     const void *from;
     size_t bytes;
 };
-/* A tensor of a device and its room on the host, in one order or the other. */
+/* One copy between a tensor on a device and its staging buffer, in either direction. */
 struct Copy { at::Tensor to, from; };
-/* The memory of a tensor. */
+/* The address range of a tensor on its device. */
 struct Extent {
     c10::Device device;
     const char *data;
@@ -50,61 +53,80 @@ Extent extent_of(const at::Tensor &tensor);
 class Footprint {
   public:
     Footprint() = default;
-    explicit Footprint(const char *call) : call_(call) {} /* for messages */
-    Buffer input(const at::Tensor &tensor, Role role = { "input" });   /* is read */
-    Buffer output(const at::Tensor &tensor, Role role = { "output" }); /* is written */
-    Buffer update(const at::Tensor &tensor, Role role = { "input" });  /* is read and written */
-    /* Only refuses what cannot be worked on; data: NULL for a tensor of another device. */
+    /* Messages begin with the name `call`. */
+    explicit Footprint(const char *call) : call_(call) {}
+    /* Each of the three adds a tensor that the operation reads (input), writes (output), or both (update). */
+    Buffer input(const at::Tensor &tensor, Role role = { "input" });
+    Buffer output(const at::Tensor &tensor, Role role = { "output" });
+    Buffer update(const at::Tensor &tensor, Role role = { "input" });
+    /* Refuses an unsuitable tensor without adding any. The buffer of a tensor on another device has data = NULL. */
     Buffer check(const at::Tensor &tensor, Role role);
     const char *call() const { return call_; }
 
-    /* Part of it is on another device than the host. */
+    /* True if a tensor is on another device than the host. */
     bool staged() const { return !fetches_.empty() || !returns_.empty(); }
-    void fetch();        /* before the operation; waits for what the current streams do with its tensors */
-    void unpack() const; /* once it has succeeded; any thread */
-    /* Once unpacked: enqueues the copies to the devices on their current streams, and the events after them. */
+    /* Copies inputs from their devices before the operation. It synchronizes the current streams of all devices. */
+    void fetch();
+    /* Copies packed results to their tensors on the host, on any thread, after the operation has succeeded. */
+    void unpack() const;
+    /* Enqueues the copies to the devices on their current streams, then adds an event for each device to `events`. The
+     * caller has called unpack() before. */
     void deliver(std::vector<c10::Event> &events) const;
-    std::vector<c10::Device> devices() const; /* of the tensors, besides the host */
+    /* Returns the devices of the tensors, without the host. */
+    std::vector<c10::Device> devices() const;
     std::vector<Extent> written_on_devices() const;
     bool touches(const std::vector<Extent> &written) const;
 
-    Tensors inputs, outputs; /* as the caller gave them */
+    /* The tensors as the caller gave them. */
+    Tensors inputs, outputs;
 
   private:
     friend class PartList;
     at::Tensor room(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type);
 
     const char *call_ = "";
-    std::optional<c10::Device> device_; /* of the first tensor */
+    /* The device of the first tensor. All others must be on devices of the same type. */
+    std::optional<c10::Device> device_;
+    /* The staging buffers on the host. */
     Tensors rooms_;
     std::vector<Part> parts_;
     std::vector<Copy> fetches_, returns_;
 };
 
-/* A list of tensors as one buffer of the core, which begins at the tensor with the lowest address. Where that cannot
- * be, the list is packed: it gets room of its own, with its tensors one after the other. */
+/* A list of tensors as one buffer of the core. The buffer begins at the lowest address of the list, and offsets lead to
+ * the other tensors. If the core cannot address the list so, the list is packed: a buffer of its own holds the
+ * contents of all tensors, one after the other. */
 class PartList {
   public:
     PartList(Footprint &of, const char *role, const Tensors &tensors);
-    void pack_unless_adjacent(); /* for what takes no offsets */
-    /* Refuses a tensor beside the list that is not of its type, or not of the size of this rank's place in it. Packs
-     * the list if the two overlap elsewhere than in that place. */
+    /* Packs the list unless each tensor begins where the one before it ends. Calls of the core without offsets need
+     * this. */
+    void pack_unless_adjacent();
+    /* Compares the list with the rank's single tensor, which must have the type of the list and the size of the rank's
+     * part. Packs the list if the tensor overlaps any part, except the rank's own at the same address. */
     void keep_apart(const Buffer &mine, int rank);
-    void keep_apart(const PartList &other); /* packs this list if the two overlap */
-    void check_even() const; /* refuses parts whose counts differ */
-    void read(); /* what the tensors contain is an input */
-    /* What is in the buffer when the operation is over goes to the tensors. Refuses tensors that overlap. */
+    /* Packs this list if the two lists overlap. */
+    void keep_apart(const PartList &other);
+    /* Refuses parts with different counts. */
+    void check_even() const;
+    /* Adds the tensors to the inputs of the footprint, and fills the buffer of a packed list. */
+    void read();
+    /* Adds the tensors to the outputs of the footprint, so that they receive the results. Refuses tensors that overlap
+     * one another. */
     void written();
 
     char *data = nullptr;
-    size_t bytes = 0; /* from the beginning of the buffer to its end */
+    /* The distance from the beginning to the end of the buffer, gaps included. */
+    size_t bytes = 0;
     std::vector<Buffer> parts;
-    std::vector<size_t> counts, offsets; /* of each part, in elements */
+    /* The size of each part and its place in the buffer. */
+    std::vector<size_t> counts, offsets; /* elements */
   private:
     bool address();
     void pack();
     void check_disjoint() const;
-    at::Tensor place(size_t part) const; /* its view of the room */
+    /* Returns the place of a part in the packed buffer as a tensor of the part's type and sizes. */
+    at::Tensor place(size_t part) const;
     Footprint &of_;
     const char *role_;
     const Tensors &tensors_;
@@ -118,12 +140,13 @@ struct Reduction {
 Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer &buffer);
 
 const at::Tensor &only_tensor(const char *call, const Tensors &tensors);
-std::string type_name(at::ScalarType type); /* as torch prints it, without "torch." */
+/* Returns torch's name of a type without "torch.". */
+std::string type_name(at::ScalarType type);
 /* Refuses buffers of different types. */
 void check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role);
 bool overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes);
-/* The rows of a tensor's first dimension, dealt out to the ranks: counts and offsets in elements. `splits` empty:
- * evenly. */
+/* Divides the rows of a tensor's first dimension among the ranks. `splits` gives the rows of each rank; if it is empty,
+ * all ranks get equally many. Appends the count and the offset of each rank, in elements. */
 void split_rows(const char *call, const char *role, const at::Tensor &tensor, const Buffer &buffer,
     const std::vector<int64_t> &splits, size_t ranks, std::vector<size_t> &counts, std::vector<size_t> &offsets);
 

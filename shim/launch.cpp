@@ -1,5 +1,5 @@
-/* How an operation starts: with what the call and this thread's options ask for, under a Work of its own or of what
- * this thread coalesces, and announced to a profiler if one listens. */
+/* Starts operations. An operation takes its options from the call and from the thread's `with options(...)` blocks. It
+ * belongs to a Work of its own or to the Work that the thread coalesces, and a profiler may record it. */
 #include "shim/process_group.hpp"
 #include <ATen/record_function.h>
 #include <algorithm>
@@ -13,7 +13,8 @@ struct OpenOptions {
     uint64_t block;
     CallOptions options;
 };
-static thread_local std::vector<OpenOptions> open_options; /* the innermost last */
+/* The blocks that this thread has entered, in order. The last one is the innermost. */
+static thread_local std::vector<OpenOptions> open_options;
 
 uint64_t call_options_number()
 {
@@ -42,11 +43,11 @@ static void apply_options(Operation &operation, const Call &call)
 }
 
 /* ---- coalescing ---- */
-/* The Works that calls of this thread belong to; nearly always none. Each holds the communicator of its group, and is
- * found by that: a group that has died may have left its own address to another. */
+/* The Works that this thread coalesces calls into, of which there are rarely any. A Work is found by its communicator,
+ * which it holds. The address of its group may belong to a newer group by now. */
 class OpenWorks {
   public:
-    /* Those of closed groups go, which nobody may be left to end. */
+    /* Adds a Work, and drops those of closed groups, because their end may never be called. */
     void add(c10::intrusive_ptr<Work> work)
     {
         while (take([](const Communicator &one) { return one.closed(); })) {}
@@ -69,7 +70,8 @@ class OpenWorks {
         work->end_coalescing();
         return work;
     }
-    ~OpenWorks() /* the thread ends */
+    /* Closes the remaining Works when the thread ends. */
+    ~OpenWorks()
     {
         while (take([](const Communicator &) { return true; })) {}
     }
@@ -103,7 +105,8 @@ WorkPointer ProcessGroupTutti::Batch::finish()
 }
 void ProcessGroupTutti::startCoalescing()
 {
-    take_work(); /* one that an exception left open */
+    /* An exception may have left a Work open. */
+    take_work();
     open_works.add(make_work({ "tutti:coalesced", c10d::OpType::COALESCED, true, c10d::kUnsetTimeout }, {}));
 }
 WorkPointer ProcessGroupTutti::endCoalescing()
@@ -129,7 +132,8 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
     record.name = recorded_name(call, getRank());
     record.message = c10d::isP2POp(call.type);
     record.part = open_work() == &work;
-    const Footprint &touched = operation.footprint; /* in place: what is read is what is written */
+    /* An operation in place has only one list of tensors, which is recorded as both inputs and outputs. */
+    const Footprint &touched = operation.footprint;
     record.inputs = RecordedTensors(touched.inputs.empty() ? touched.outputs : touched.inputs);
     record.outputs = RecordedTensors(touched.outputs.empty() ? touched.inputs : touched.outputs);
     record.timeout_ms = operation.request.timeout_ms ? operation.request.timeout_ms : options_->timeout.count();
@@ -151,7 +155,7 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
     if (options_->blocking_futures) work->block_futures();
     return work;
 }
-/* What the core refuses does not count, and leaves a coalesced Work as it was. */
+/* Takes back the numbers of an operation that the core has refused. */
 void ProcessGroupTutti::uncount(const Call &call, Work &work, const Operation &operation)
 {
     if (operation.record) recorder::refuse(operation.record, work.numbers);
@@ -185,7 +189,8 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         work->finish_blocking(operation);
         return work;
     }
-    operation.request.on_demand = !timing_ && !at::hasCallbacks() && !recorded_as_; /* who wants to know when it ends */
+    /* Timing, profilers and the recorder need the time of the end, so the operation must not be deferred for them. */
+    operation.request.on_demand = !timing_ && !at::hasCallbacks() && !recorded_as_;
     work->arm(operation);
     tutti_status status = begin(communicator_->get(), &operation.request);
     if (status == TUTTI_OK) return work;
@@ -202,13 +207,13 @@ static int64_t elements(const Tensors &tensors)
     for (const at::Tensor &tensor : tensors) sum += tensor.numel();
     return sum;
 }
-/* Torch 2.11 does not ask whether a call is asynchronous. */
+/* Torch 2.11 has no macro that takes async_op. */
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
 #define RECORD_CALL(async, ...) RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(__VA_ARGS__, async)
 #else
 #define RECORD_CALL(async, ...) RECORD_PARAM_COMMS_DATA(__VA_ARGS__)
 #endif
-/* Inside the range that torch's tools look for (record_param_comms), which tells sizes, type and group. */
+/* Starts an operation inside record_param_comms, the range with sizes, type and group that torch's tools look for. */
 WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footprint, Start begin)
 {
     const Tensors &outputs = footprint.outputs, &inputs = footprint.inputs.empty() ? outputs : footprint.inputs;
@@ -216,8 +221,9 @@ WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footpr
     const auto &members = options_->global_ranks_in_group;
     int64_t first = members.empty() ? 0 : static_cast<int64_t>(members[0]);
     int64_t stride = members.size() < 2 ? 1 : static_cast<int64_t>(members[1]) - first;
+    /* The stride of irregular members is 0. */
     for (size_t i = 2; i < members.size(); i++)
-        if (static_cast<int64_t>(members[i] - members[i - 1]) != stride) stride = 0; /* no stride describes them */
+        if (static_cast<int64_t>(members[i] - members[i - 1]) != stride) stride = 0;
     RECORD_CALL(call.async, std::make_tuple(static_cast<int64_t>(sequence_ + collective), !collective),
         std::make_tuple(getGroupUid(), getGroupDesc()), inputs, outputs, getRank(), call.name(), elements(inputs),
         elements(outputs), inputs.empty() ? at::kByte : inputs[0].scalar_type(), std::vector<int64_t>(),

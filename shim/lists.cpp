@@ -1,7 +1,6 @@
-/* The collectives of a list with one tensor for each rank. The core takes a list by address: counts, and offsets from
- * its lowest address. Where the tensors of a rank lie is that rank's own affair, so all ranks make the same call of the
- * core, also where all counts are equal. gather and scatter take no offsets: there the root packs its list, unless its
- * tensors lie one after the other. */
+/* The collectives on a list with one tensor for each rank. The core takes counts, and offsets from the list's lowest
+ * address. The addresses differ between ranks, so all ranks make the same call with counts and offsets, even if all
+ * counts are equal. gather and scatter take no offsets: the root packs its list unless the tensors are adjacent. */
 #include "shim/process_group.hpp"
 #include <c10/util/Exception.h>
 
@@ -45,7 +44,8 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
     if (outputs.size() != size())
         fail(TUTTI_INVALID_ARGUMENT,
             c10::str("all_gather_coalesced: ", outputs.size(), " output lists are given for ", size(), " ranks"));
-    Footprint checked(call.name()); /* nothing starts if one is wrong */
+    /* All tensors are checked before the first operation starts. */
+    Footprint checked(call.name());
     for (const Tensors &of_rank : outputs) {
         check_lists("all_gather_coalesced", of_rank.size(), inputs.size());
         for (size_t i = 0; i < inputs.size(); i++) {

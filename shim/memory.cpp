@@ -1,5 +1,5 @@
-/* torch's CPU allocator, with ours before it: it serves the threads that ask for shared memory, and lets all others
- * through. It is put there when somebody asks for the first time, and stays, because tensors remember it. */
+/* An allocator in front of torch's CPU allocator. It serves threads that ask for shared memory, and passes the requests
+ * of all others on. It is installed at the first use and stays, because tensors keep a pointer to it. */
 #include "shim/memory.hpp"
 #include "shim/communicator.hpp"
 #include <ATen/EmptyTensor.h>
@@ -9,7 +9,7 @@
 
 namespace tutti {
 
-/* How many blocks this thread is inside; null: it has entered none yet, or ends. */
+/* The number of blocks that this thread is inside. NULL before the first block and while the thread ends. */
 static thread_local std::atomic<int> *sharing = nullptr;
 
 static void release(void *memory) { tutti_mem_free(memory); }
@@ -27,7 +27,8 @@ class SharedAllocator : public c10::Allocator {
 };
 static SharedAllocator &shared_allocator()
 {
-    static auto *allocator = new SharedAllocator; /* outlives all tensors */
+    /* The allocator is never destroyed, because it must outlive all tensors. */
+    static auto *allocator = new SharedAllocator;
     return *allocator;
 }
 
@@ -48,7 +49,8 @@ class ThreadsAllocator final : public c10::Allocator {
     }
 
   private:
-    /* Of memory that was asked for without a DataPtr, as oneDNN does, nobody but the arena knows whose it is. */
+    /* Frees memory of either allocator. Some callers, such as oneDNN, allocate without a DataPtr, so only the arena can
+     * recognize its own memory. */
     static void release_either(void *memory)
     {
         if (tutti_mem_free(memory) != TUTTI_OK) only().of_torch_->raw_deallocate(memory);

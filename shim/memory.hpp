@@ -1,5 +1,5 @@
-/* Tensors in memory that the ranks of a host can reach directly (tutti_mem_alloc): large collectives on them leave out
- * a copy, and give the same results. */
+/* Tensors in memory that the other ranks of a host can map (tutti_mem_alloc). Large collectives on such tensors skip a
+ * copy and give the same results. */
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <atomic>
@@ -8,15 +8,17 @@
 
 namespace tutti {
 
-/* Not cleared; can be resized, and stays there when it is. Throws MemoryError that names the bytes. */
+/* Returns an uninitialized tensor that stays in shared memory when it is resized. MemoryError names the bytes. */
 at::Tensor shared_empty(at::IntArrayRef sizes, at::ScalarType type);
-/* While a thread is inside one, every CPU tensor that it allocates lies there. Used with the GIL. */
+/* Every CPU tensor that a thread allocates inside a block is in shared memory. The caller holds the GIL. */
 class SharedBlock {
   public:
     void enter();
-    void exit(); /* the last entry of this thread, or of another if this one has none */
+    /* Ends the last entry of this thread, or of another thread if this one has none. */
+    void exit();
   private:
-    std::vector<std::shared_ptr<std::atomic<int>>> entered_; /* counts of threads */
+    /* The count of the entering thread, for each entry. */
+    std::vector<std::shared_ptr<std::atomic<int>>> entered_;
 };
 
 } // namespace tutti

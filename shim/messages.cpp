@@ -1,4 +1,4 @@
-/* Sends and receives, and the barrier that tells who is missing, in gloo's words. */
+/* Sends, receives, and the monitored barrier, whose errors name the missing ranks with gloo's texts. */
 #include "shim/process_group.hpp"
 #include <c10/util/Exception.h>
 #include <memory>
@@ -40,7 +40,7 @@ static std::string list_of_ranks(const std::vector<int> &ranks)
     for (size_t i = 0; i < ranks.size(); i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
     return text;
 }
-/* The texts begin as gloo's do, because programs and tests look for them. */
+/* The texts begin like gloo's, because programs and tests look for these words. */
 void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks)
 {
     auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;

@@ -1,4 +1,4 @@
-/* The all-reduce whose rows are normalised, which torch has not: from its tensors to one call of the core. */
+/* The all-reduce that normalises the rows of its result, which torch lacks. It makes one call of the core. */
 #include "shim/process_group.hpp"
 
 namespace tutti {
@@ -23,7 +23,7 @@ static Rows rows_of(Footprint &footprint, const at::Tensor &tensor, Take take)
     auto columns = static_cast<size_t>(tensor.size(-1));
     return { b, columns ? b.count / columns : 0, columns };
 }
-/* What goes with the rows, or NULL. */
+/* Returns the data of a tensor that accompanies the rows, or NULL if the tensor is undefined. */
 static void *beside(Footprint &footprint, const at::Tensor &tensor, const char *role, const Rows &rows, Take take,
     size_t count)
 {
@@ -33,7 +33,8 @@ static void *beside(Footprint &footprint, const at::Tensor &tensor, const char *
     if (b.count != count)
         refuse_norm("the ", role, " has sizes ", tensor.sizes(), ": it must have ", count, " elements, for ",
             count / rows.columns, " rows of ", rows.columns);
-    static char nothing; /* own rows of a rank that has none: there is a residual all the same */
+    /* A rank without own rows still passes a residual, so its empty tensor needs an address. */
+    static char nothing;
     return b.data ? b.data : &nothing;
 }
 static Rows prepare(Footprint &footprint, const at::Tensor &tensor, const Norm &norm, int rank, int size, Take read,
@@ -45,7 +46,8 @@ static Rows prepare(Footprint &footprint, const at::Tensor &tensor, const Norm &
     out.kind = norm.centred ? TUTTI_NORM_LAYER : TUTTI_NORM_RMS;
     out.epsilon = norm.epsilon;
     out.own_rows = norm.own_rows;
-    if (!rows.columns) return rows; /* which the core refuses */
+    /* The core refuses rows without columns. */
+    if (!rows.columns) return rows;
     out.weight = beside(footprint, norm.weight, "weight", rows, read, rows.columns);
     out.bias = beside(footprint, norm.bias, "bias", rows, read, rows.columns);
     out.residual = beside(footprint, norm.residual, "residual", rows, change, count * rows.columns);

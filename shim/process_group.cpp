@@ -1,4 +1,4 @@
-/* The backend's life: it joins through the store, splits, merges, and ends. */
+/* The life of a group: a rank joins it through the store, splits it, merges it, and closes it. */
 #include "shim/process_group.hpp"
 #include "shim/memory.hpp"
 #include <algorithm>
@@ -24,7 +24,8 @@ template <typename Use> static tutti_status with_store(void *context, Use use)
     auto *bridge = static_cast<StoreBridge *>(context);
     try {
         return use(*bridge->store);
-    } catch (const std::exception &e) { /* stores differ in what they throw when a key does not come */
+    } catch (const std::exception &e) {
+        /* Stores throw different exceptions when a key is late, so the text decides. */
         bridge->problem = e.what();
         bool late = bridge->problem.find("imeout") != std::string::npos
             || bridge->problem.find("imed out") != std::string::npos;
@@ -55,17 +56,19 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
 static tutti_status store_remove(void *context, const char *key)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
-    StoreBridge apart{ bridge->store, "" }; /* some stores cannot, which is no problem to report */
+    /* Some stores cannot delete keys, which is no problem to report. */
+    StoreBridge apart{ bridge->store, "" };
     return with_store(&apart, [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
 }
-/* torchrun says how many ranks it has started on this host, and how many there are. A program may join ranks of several
- * such starts to a larger job, of which that says nothing. */
+/* True if all ranks of the job are on this host, by the numbers that torchrun sets. A program may join the ranks of
+ * several torchrun starts to a larger job, so WORLD_SIZE must also equal the size of the job. */
 static bool all_are_here(int ranks)
 {
     const char *here = std::getenv("LOCAL_WORLD_SIZE"), *all = std::getenv("WORLD_SIZE");
     return here && all && std::strcmp(here, all) == 0 && all == std::to_string(ranks);
 }
-/* The host whose store ranks of other hosts reach, too; empty: all ranks of the job are on one. */
+/* Returns the host of a TCP store. The result is empty for other stores, for a loopback name, and if all ranks are on
+ * one host. */
 static std::string host_of(c10::intrusive_ptr<c10d::Store> store, int ranks)
 {
     while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
@@ -74,7 +77,8 @@ static std::string host_of(c10::intrusive_ptr<c10d::Store> store, int ranks)
     const std::string &host = tcp->getHost();
     return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
 }
-static std::atomic<int> job_size{ 0 }; /* of the last group of all that this process has joined */
+/* The size of the last group of all ranks that this process has joined. */
+static std::atomic<int> job_size{ 0 };
 static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, const std::string &group,
     const Options &options)
 {
@@ -88,7 +92,8 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
     config.timeout_ms = std::max<int64_t>(options.timeout.count(), 0);
-    const auto &members = options.global_ranks_in_group; /* torch gives none for the group of all */
+    /* Torch gives no members for the group of all ranks. */
+    const auto &members = options.global_ranks_in_group;
     if (members.empty()) job_size = size;
     std::string store_host = host_of(store, job_size);
     config.store_host = store_host.empty() ? nullptr : store_host.c_str();
@@ -120,7 +125,8 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
       communicator_(c10::make_intrusive<Communicator>(join(store, rank, size, group, *options_)))
 {
     options_->group_name = group;
-    futures_begin(c10::str("rank ", rank, " of group ", group)); /* the others have joined: they see this one leave */
+    /* If this throws, the other ranks, which have joined by now, see this rank leave. */
+    futures_begin(c10::str("rank ", rank, " of group ", group));
     init();
     if (recorder::on()) recorded_as_ = recorder::join(this, group, members());
 }
@@ -128,13 +134,15 @@ ProcessGroupTutti::~ProcessGroupTutti()
 {
     if (recorded_as_) recorder::leave(*recorded_as_);
     communicator_->close();
-    Work::reap_unless_ending(); /* no other call may follow */
+    /* This may be the last call of the program, so it drops the finished Works. */
+    Work::reap_unless_ending();
 }
 std::vector<uint64_t> ProcessGroupTutti::members() const
 {
     std::vector<uint64_t> ranks = options_->global_ranks_in_group;
     if (ranks.size() == size()) return ranks;
-    ranks.resize(size()); /* torch gives none for the group of all */
+    /* Torch gives no members for the group of all ranks. */
+    ranks.resize(size());
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
 }
@@ -171,7 +179,7 @@ std::string ProcessGroupTutti::parameters() const
     text.resize(needed);
     return text;
 }
-/* Torch asks once for each device type, with the same store: all get the same group. */
+/* Torch splits and merges once for each device type with the same store, and all calls return the same group. */
 BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
     c10::function_ref<BackendPointer()> make)
 {
@@ -201,7 +209,7 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
     its->is_alone = ranks.size() == 1;
     for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
     return derived(options->group_name, store, [&]() -> BackendPointer {
-        /* Other ranks may be making another part of that name, or have made one before: each list has its own keys. */
+        /* Other ranks may make a part of the same name at any time, so each list of ranks has keys of its own. */
         auto of_these = c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]) + "-"
                 + std::to_string(c10::hash<std::vector<int>>()(ranks)),
             store);

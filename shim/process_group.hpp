@@ -1,6 +1,6 @@
-/* The backend that torch.distributed sees: every method checks its tensors, turns them into buffers and makes one
- * call of include/tutti.h for each operation. No logic of communication lives here. Collective over the ranks of the
- * group unless said otherwise. */
+/* The backend of torch.distributed. Every method checks its tensors, turns them into buffers, and makes one call of
+ * include/tutti.h for each operation. All communication happens in the core. All ranks of the group must call a method
+ * unless its comment says otherwise. */
 #pragma once
 #include "shim/work.hpp"
 #include <c10/util/FunctionRef.h>
@@ -18,59 +18,67 @@ struct Options final : c10d::Backend::Options {
     explicit Options(std::string algorithms = "", std::chrono::milliseconds limit = c10d::kUnsetTimeout)
         : c10d::Backend::Options("tutti", limit), algorithm(std::move(algorithms))
     {}
-    std::string algorithm;         /* "allreduce=ring,broadcast=chain"; "": the core chooses */
-    bool blocking_futures = false; /* a future is handed out when it is complete */
-    bool is_alone = false;         /* a part of one rank that was split off: it has nobody to meet in the store */
+    /* A list such as "allreduce=ring,broadcast=chain". The core chooses for every other collective. */
+    std::string algorithm;
+    /* A future is complete when the caller gets it. */
+    bool blocking_futures = false;
+    /* Marks a split-off group of one rank, which meets no other rank in the store. */
+    bool is_alone = false;
 };
 
-/* Which call this is: for messages and profiles (title is "tutti:" and a name), and how it is to run. */
+/* The name of a call, for errors and profiles, and how the call runs. The title is "tutti:" and the name. */
 struct Call {
     const char *title;
     c10d::OpType type;
     bool async;
     std::chrono::milliseconds timeout;
-    int peer = 0; /* of a message */
+    /* The other rank of a message. */
+    int peer = 0;
     const char *name() const { return title + sizeof("tutti:") - 1; }
 };
-/* What becomes of the rows of a sum: tutti_norm, with tensors, which may be undefined. */
+/* How the rows of a sum are normalised: tutti_norm with tensors, each of which may be undefined. */
 struct Norm {
     at::Tensor weight, bias, residual;
     double epsilon;
     bool centred, own_rows;
 };
-/* What `with torch_tutti.options(...)` asks of the calls of this thread. */
+/* The choices of a `with torch_tutti.options(...)` block for the calls of its thread. */
 struct CallOptions {
-    std::string algorithm; /* a name, or a list as in Options; "": nothing is asked */
+    /* A name or a list as in Options. An empty text makes no choice. */
+    std::string algorithm;
     std::chrono::milliseconds timeout; /* or kUnsetTimeout */
 };
-uint64_t call_options_number(); /* of a new block */
+/* Returns the number of a new block. */
+uint64_t call_options_number();
 void call_options_open(uint64_t block, CallOptions options);
-bool call_options_close(uint64_t block); /* that this thread has opened last; false: it has opened none */
+/* Closes this thread's last entry of the block. Returns false if the thread has no open entry of it. */
+bool call_options_close(uint64_t block);
 
 class ProcessGroupTutti final : public c10d::Backend {
   public:
     using Options = tutti::Options;
 
-    /* Joins the group: returns when all ranks have. options may be null. `group` is for messages. */
+    /* Joins the group, and returns when all ranks have joined. options may be null. Messages name the `group`. */
     ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
         std::chrono::milliseconds timeout, const std::string &group, const c10::intrusive_ptr<Options> &options);
     ~ProcessGroupTutti() override;
 
     const std::string getBackendName() const override { return "tutti"; }
-    /* A copy: torch changes what it gets, for the groups it splits off. */
+    /* Returns a copy, because torch changes these options for the groups that it splits off. */
     c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override
     {
         return c10::make_intrusive<Options>(*options_);
     }
     c10::intrusive_ptr<Options> options() const { return options_; }
-    /* Virtual up to torch 2.14, so these override there, and are merely hidden by capabilities later. */
+    /* Up to torch 2.14 these functions override virtual ones. Later, torch reads capabilities and ignores them. */
     bool supportsSplitting() const { return true; }
     bool supportsCoalescing() const { return true; }
 
     WorkPointer allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override;
-    /* Blocks, and makes no Work: the shortest way. False, and nothing has happened, if it takes the longer one. */
+    /* Runs a blocking all-reduce without a Work. Returns false, without any effect, if the call needs a Work. */
     bool allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op);
-    void allreduce_norm(const at::Tensor &tensor, const Norm &norm); /* blocks */
+    /* Returns when the operation is over. */
+    void allreduce_norm(const at::Tensor &tensor, const Norm &norm);
     WorkPointer allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options) override;
     WorkPointer allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override;
     WorkPointer broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override;
@@ -93,31 +101,37 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override;
     WorkPointer scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options) override;
     WorkPointer barrier(const c10d::BarrierOptions &options) override;
-    /* Fails on all ranks when one does not come; rank 0's text says which. Aborts the group then. */
+    /* Fails on all ranks and aborts the group if a rank is missing. The error of rank 0 names the missing ranks. */
     void monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks) override;
 
+    /* Messages between two ranks. */
     WorkPointer send(Tensors &tensors, int destination, int tag) override;
     WorkPointer recv(Tensors &tensors, int source, int tag) override;
     WorkPointer recvAnysource(Tensors &tensors, int tag) override;
 
-    /* What this thread calls in between only starts; the Work of the end covers all of it. */
+    /* Calls of this thread between start and end only start their operations. endCoalescing returns a Work for all of
+     * them. Both calls are local. */
     void startCoalescing() override;
     WorkPointer endCoalescing() override;
-    void drop_coalescing() { take_work(); } /* instead of the end, also where nothing has started */
+    /* Ends coalescing without a Work. It has no effect if coalescing has not started. */
+    void drop_coalescing() { take_work(); }
 
-    void setSequenceNumberForGroup() override {} /* ours begin at 0 on every rank */
+    /* Sequence numbers begin at 0 on every rank, so the ranks need no agreement. */
+    void setSequenceNumberForGroup() override {}
     uint64_t getSequenceNumberForGroup() override { return sequence_; }
-    /* What a collective would run as, and take; algorithm empty: the core's choice. Local. */
+    /* Predicts the algorithm and the time of a collective. An empty algorithm stands for the core's choice. Local. */
     tutti_prediction predict(const std::string &collective, const std::string &algorithm, size_t bytes) const;
-    uintptr_t address() const; /* of the core's communicator, for what is built on tutti.h; valid while the group is */
-    std::string parameters() const; /* what the group goes by when it chooses, as JSON; local */
+    /* Returns the core's communicator for other users of tutti.h. It is valid as long as the group. Local. */
+    uintptr_t address() const;
+    /* Returns the machine parameters of the group as JSON. Local. */
+    std::string parameters() const;
     void setTimeout(std::chrono::milliseconds timeout) override;
     void enableCollectivesTiming() override { timing_ = true; }
     BackendPointer split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
         const c10::intrusive_ptr<c10d::Backend::Options> &options) override;
     BackendPointer merge(const c10::intrusive_ptr<c10d::Store> &store,
         const c10::intrusive_ptr<c10d::Backend::Options> &options, const int &rank, const int &size) override;
-    /* Torch takes memory that operations will use from here if it is told to (FSDP2 is). */
+    /* If asked to, as by FSDP2, torch allocates the buffers of its operations here. Local. */
     bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
     at::Tensor allocateTensor(long size, at::TensorOptions options) override;
     c10d::ErrorType getError() override;
@@ -126,7 +140,7 @@ class ProcessGroupTutti final : public c10d::Backend {
 
   private:
     using Start = c10::function_ref<tutti_status(tutti_comm *, tutti_request *)>;
-    /* Several operations under one Work; part of an outer one if this thread is coalescing already. */
+    /* Collects several operations under one Work, which is an outer one if this thread already coalesces. */
     class Batch {
       public:
         Batch(ProcessGroupTutti &group, const Call &call, const Tensors &inputs);
@@ -143,32 +157,39 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
-    void uncount(const Call &call, Work &work, const Operation &operation); /* that was refused */
+    void uncount(const Call &call, Work &work, const Operation &operation);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
-    std::vector<uint64_t> members() const; /* ranks of the program */
+    /* Returns the global ranks of the group's members. */
+    std::vector<uint64_t> members() const;
     bool is_coalescing() const { return open_work(); }
-    Work *open_work() const; /* of what this thread coalesces, or null */
-    c10::intrusive_ptr<Work> take_work(); /* the same, and closes it */
-    bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
+    /* Returns the Work that this thread coalesces calls into, or null. take_work() also closes and removes it. */
+    Work *open_work() const;
+    c10::intrusive_ptr<Work> take_work();
+    /* True if options, coalescing, timing, a profiler or the recorder rule out a call without a Work. */
+    bool asks_for_work() const;
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
-    int root_of(const Call &call, int64_t root) const; /* torch's roots have 64 bits, those of the core are ints */
+    /* Returns torch's root, which has 64 bits, as an int of the core. Refuses a root outside of the group. */
+    int root_of(const Call &call, int64_t root) const;
     size_t size() const { return static_cast<size_t>(getSize()); }
 
     c10::intrusive_ptr<Options> options_;
     c10::intrusive_ptr<Communicator> communicator_;
     std::atomic<uint64_t> sequence_{ 0 };
     std::atomic<bool> timing_{ false };
-    std::optional<size_t> recorded_as_; /* by the flight recorder */
-    /* The last group of each name that was split off from this, or merged from it. */
+    /* The number of the group in the flight recorder. */
+    std::optional<size_t> recorded_as_;
+    /* The last group of a name that was split off from this group or merged from it. */
     struct Derived {
-        std::mutex making; /* held while one joins: for this name only, others may join meanwhile */
+        /* Held while a group of this name joins. Groups of other names may join at the same time. */
+        std::mutex making;
         c10::intrusive_ptr<c10d::Store> store;
         c10::weak_intrusive_ptr<c10d::Backend> group{ BackendPointer() };
     };
     BackendPointer derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
         c10::function_ref<BackendPointer()> make);
-    std::mutex derived_mutex_; /* of the table, not of what is in it */
+    /* Protects the table, but not its entries. */
+    std::mutex derived_mutex_;
     std::unordered_map<std::string, std::shared_ptr<Derived>> derived_;
 };
 

@@ -1,5 +1,5 @@
-/* The ring of records and its lock. Records are made before the lock is taken, and those that are pushed out are freed
- * after it is given back. */
+/* The ring of records and its lock. A thread builds a record before it takes the lock, and frees the overwritten record
+ * after it has released the lock. */
 #include "shim/recorder.hpp"
 #include "shim/communicator.hpp"
 #include <algorithm>
@@ -23,15 +23,17 @@ namespace recorder {
 
 struct Ring {
     std::mutex mutex;
-    std::map<size_t, RecordedGroup> groups; /* by the order in which they were made */
+    /* Keys are the groups' numbers in the order of creation. */
+    std::map<size_t, RecordedGroup> groups;
     size_t groups_made = 0;
     std::deque<size_t> groups_gone;
-    std::vector<Record> records; /* id i is at (i - 1) % capacity */
+    /* The record with id i is at index (i - 1) % capacity. `last` is the highest id. */
+    std::vector<Record> records;
     size_t capacity = 0;
-    uint64_t last = 0;           /* id */
+    uint64_t last = 0;
     bool stacks = false;
     Report report = nullptr;
-    /* With the lock; null: pushed out. */
+    /* Returns null for a record that has been overwritten. The caller holds the lock, here and in drop_groups(). */
     Record *find(uint64_t id)
     {
         if (!id || id > last || last - id >= capacity) return nullptr;
@@ -41,13 +43,14 @@ struct Ring {
     {
         while (groups_gone.size() > capacity) {
             auto silent = [this](size_t group) { return !find(groups.at(group).newest); };
-            auto first = std::find_if(groups_gone.begin(), groups_gone.end(), silent); /* no more have records */
+            /* The ring has at most `capacity` records, so at least one of the groups has none. */
+            auto first = std::find_if(groups_gone.begin(), groups_gone.end(), silent);
             groups.erase(*first);
             groups_gone.erase(first);
         }
     }
 };
-/* Never destroyed: threads may outlive the end of main. */
+/* The ring is never destroyed, because threads may outlive main(). */
 static Ring &ring()
 {
     static auto *the_ring = new Ring;
@@ -64,7 +67,7 @@ void start(size_t capacity, bool stacks, Report report)
     ring().capacity = capacity;
     ring().stacks = stacks;
     ring().report = report;
-    /* a child must not find the lock held by a thread that it has not */
+    /* The lock is held during a fork, so that no thread that the child lacks can hold it. */
     pthread_atfork([] { ring().mutex.lock(); }, [] { ring().mutex.unlock(); }, [] { ring().mutex.unlock(); });
 }
 bool on()
@@ -104,7 +107,8 @@ uint64_t begin(Record record, RecordedNumbers &numbers)
     record.began_ns = now_ns();
     std::lock_guard<std::mutex> lock(ring().mutex);
     auto known = ring().groups.find(record.group);
-    if (known == ring().groups.end()) return 0; /* the end of a coalesced call, long after its group */
+    /* A coalesced call may end long after its group. */
+    if (known == ring().groups.end()) return 0;
     RecordedGroup &group = known->second;
     record.counted = !numbers.taken;
     if (record.counted) {
@@ -115,7 +119,8 @@ uint64_t begin(Record record, RecordedNumbers &numbers)
     record.operation = ++group.operations;
     record.id = group.newest = ++ring().last;
     if (ring().records.size() < ring().capacity) ring().records.emplace_back();
-    std::swap(*ring().find(record.id), record); /* `record`, the parameter, outlives the lock */
+    /* The old record moves to the parameter, which is destroyed after the lock is released. */
+    std::swap(*ring().find(record.id), record);
     return ring().last;
 }
 uint64_t begin_end(RecordedNumbers &numbers)

@@ -1,8 +1,9 @@
-/* The flight recorder: what the last operations of this process were, of all its groups, for whoever wants to know why
- * ranks wait for one another. Off, it costs an operation a look at a field of its group; on, a lock, some allocations
- * and, if asked for, the Python stack, for which the GIL is taken. What must stay true: all ranks of a group number its
- * collectives alike, whatever else they do, so an operation that the core refused is not one; and what ends an
- * operation waits for nothing but the lock, because that is also done on the core's progress thread. */
+/* The flight recorder keeps the last operations of all groups of this process, to show why ranks wait for one another.
+ * Switched off, it costs an operation one check of a field. Switched on, it costs a lock, some allocations and, if
+ * requested, the Python stack, which needs the GIL.
+ *
+ * Invariants: all ranks of a group give a collective the same number, so a refused operation gets no number.
+ * end() waits for the lock only, because the core's progress thread calls it. */
 #pragma once
 #include "include/tutti.h"
 #include <ATen/core/Tensor.h>
@@ -14,15 +15,18 @@
 
 namespace tutti {
 
-/* Of one call: operations that are coalesced share it. Counted from 1, for each group on its own. */
+/* The numbers of one call, which coalesced operations share. `collective` and `message` count the group's calls up to
+ * this one, from 1; messages are sends and receives. */
 struct RecordedNumbers {
-    uint64_t collective = 0; /* up to and with this one */
-    uint64_t message = 0;    /* the same of sends and receives */
+    uint64_t collective = 0;
+    uint64_t message = 0;
+    /* The numbers have been assigned. */
     bool taken = false;
-    bool message_first = false; /* the first operation was a send or a receive */
+    /* The first operation of the call is a send or a receive. */
+    bool message_first = false;
     size_t group = 0;
 };
-/* What describes the tensors of one side. */
+/* The sizes and types of the input tensors, or of the output tensors, of one operation. */
 struct RecordedTensors {
     std::vector<std::vector<int64_t>> sizes;
     std::vector<at::ScalarType> types;
@@ -30,63 +34,80 @@ struct RecordedTensors {
     explicit RecordedTensors(const std::vector<at::Tensor> &tensors);
 };
 struct Record {
-    uint64_t id = 0;        /* 1, 2, … in this process */
-    size_t group = 0;       /* in Recording::groups */
-    uint64_t operation = 0; /* of the group, each of those that are coalesced for itself */
+    uint64_t id = 0; /* from 1 in this process */
+    /* The number of the group; in a Recording, the index in its groups. */
+    size_t group = 0;
+    /* Counts the group's operations. Coalesced operations are counted one by one. */
+    uint64_t operation = 0;
     RecordedNumbers numbers;
-    std::string name;       /* "tutti:all_reduce", "tutti:send 0->1" */
-    bool message = false;   /* it is a send or a receive */
-    bool counted = false;   /* the numbers are those of this one, not of an earlier one of its call */
-    bool part = false;      /* of a coalesced call, whose end has a record too */
-    bool refused = false;   /* the call raised and nothing was sent: the other ranks know of no such operation */
-    bool fatal = false;     /* it has failed, and its group with it */
+    /* Examples: "tutti:all_reduce", "tutti:send 0->1". */
+    std::string name;
+    /* The operation is a send or a receive. */
+    bool message = false;
+    /* This operation has taken the numbers of its call. Later coalesced operations share them. */
+    bool counted = false;
+    /* The operation is part of a coalesced call. The end of the call has a record of its own. */
+    bool part = false;
+    /* The core has refused the operation, so the other ranks do not have it. */
+    bool refused = false;
+    /* The operation has failed and has broken its group. */
+    bool fatal = false;
     RecordedTensors inputs, outputs;
     int64_t timeout_ms = 0;
-    int64_t began_ns = 0, ended_ns = 0; /* since 1970; ended: 0 while it runs */
+    /* Times since 1970. ended_ns is 0 while the operation runs. */
+    int64_t began_ns = 0, ended_ns = 0;
     tutti_status outcome = TUTTI_IN_PROGRESS;
-    std::string text;       /* why it failed */
+    /* The text of the error. */
+    std::string text;
     std::shared_ptr<torch::CapturedTraceback> stack;
 };
 struct RecordedGroup {
-    const c10d::Backend *live = nullptr; /* null: it is gone */
+    /* Null after the group has been destroyed. */
+    const c10d::Backend *live = nullptr;
     std::string name, description;
-    std::vector<uint64_t> members;       /* ranks of the program */
+    std::vector<uint64_t> members; /* global ranks */
+    /* `completed` is the number of the last successful collective. */
     uint64_t collectives = 0, messages = 0, operations = 0, completed = 0;
-    uint64_t newest = 0; /* record */
-    bool failed = false; /* and `report` was called for it */
+    /* The id of the group's newest record. */
+    uint64_t newest = 0;
+    /* The group has failed, and `report` has been called for it. */
+    bool failed = false;
 };
+/* Records are in the order of their ids. */
 struct Recording {
     std::vector<RecordedGroup> groups;
-    std::vector<Record> records; /* the oldest first */
+    std::vector<Record> records;
 };
 
 namespace recorder {
 
-/* Called with the error's text. */
 using Report = void (*)(const std::string &text);
-/* From now on the last `capacity` operations are kept. `report` is called once for each group that fails, by a thread
- * that is about to tell the program. */
+/* Starts to keep the last `capacity` operations. `report` gets the error text once for each group that fails, on the
+ * thread that is about to raise the error. */
 void start(size_t capacity, bool stacks, Report report);
 bool on();
 
-/* A group; what is returned stands for it from then on. Of groups that are gone, as many are known as operations are
- * kept, and those whose operations are. */
+/* Adds a group and returns its number. The recorder keeps at most `capacity` destroyed groups, including all that still
+ * have records. */
 size_t join(const c10d::Backend *group, std::string name, std::vector<uint64_t> members);
 void leave(size_t group);
 
-/* The Python stack of this thread, if stacks are kept: takes the GIL, so hold nothing that others wait for. */
+/* Returns the Python stack of this thread, or null if stacks are switched off. It takes the GIL, so the caller must not
+ * hold a lock. */
 std::shared_ptr<torch::CapturedTraceback> stack();
-/* Numbers it, and returns its id. */
+/* Adds a record, assigns its numbers, and returns its id. */
 uint64_t begin(Record record, RecordedNumbers &numbers);
-/* The same for the end of a coalesced call, which torch's reader looks for. */
+/* Adds the record that ends a coalesced call, which torch's reader expects. */
 uint64_t begin_end(RecordedNumbers &numbers);
-/* What has just begun was refused: it was no operation, and has no number. */
+/* Marks a record whose operation the core has refused, and takes back its numbers. */
 void refuse(uint64_t id, RecordedNumbers &numbers);
-/* alone: if it failed, its group did not. source: a receive's sender. */
+/* Stores how an operation ended. `alone` means that its failure leaves the group intact. `source` is the sender of a
+ * received message. */
 void end(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source);
-/* The program is about to learn that this one (0: it is not recorded) failed, or that it has aborted it itself. */
+/* Reports that an operation has broken its group, once for each group, before the error is raised. An id of 0 is
+ * ignored. */
 void tell(uint64_t id);
-/* The last so many records, of those that are kept. */
+/* Returns up to `most` of the last records. */
 Recording copy(size_t most);
 
 } // namespace recorder

@@ -1,5 +1,5 @@
-/* All of the backend as one translation unit: reading torch's headers takes the compiler far longer than compiling
- * what is ours. */
+/* All of the backend except the bindings, as one translation unit. The compiler spends far more time on torch's headers
+ * than on this code. */
 #include "shim/collectives.cpp"
 #include "shim/communicator.cpp"
 #include "shim/devices.cpp"

@@ -1,6 +1,6 @@
-/* The sum of sparse (COO) tensors: every rank learns everybody's indices and values, and adds them up in the order of
- * the ranks. How much there is to gather is known only after a first exchange, so the call returns when all is over,
- * also if it was to be asynchronous. */
+/* The sum of sparse (COO) tensors. Every rank gathers the indices and values of all ranks, and adds them in rank order.
+ * The sizes are known only after a first exchange, so even an asynchronous call returns when the sum is
+ * finished. */
 #include "shim/process_group.hpp"
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -13,7 +13,7 @@ static at::Tensor shape_of(const at::Tensor &sparse)
     shape.insert(shape.end(), sparse.sizes().begin(), sparse.sizes().end());
     return at::tensor(shape, at::kLong);
 }
-/* Everybody's rows along `dimension`, of which rank q has counts[q], one after the other. */
+/* Gathers the tensors of all ranks and joins them along `dimension`, where rank q contributes counts[q]. */
 static at::Tensor gathered(ProcessGroupTutti &group, const at::Tensor &mine, int64_t dimension,
     const std::vector<int64_t> &counts, const c10d::AllgatherOptions &options)
 {
@@ -27,7 +27,7 @@ static at::Tensor gathered(ProcessGroupTutti &group, const at::Tensor &mine, int
     group.allgather(all, inputs, options);
     return at::cat(all[0], dimension);
 }
-/* How many elements each rank has. Refuses shapes that differ. */
+/* Returns the number of stored elements of each rank. Fails if the ranks' shapes differ. */
 static std::vector<int64_t> counts_of(ProcessGroupTutti &group, const at::Tensor &sparse,
     const c10d::AllgatherOptions &options)
 {

@@ -1,7 +1,7 @@
-/* Works and the threads that complete futures. The order in which an operation ends is the invariant: unpack the
- * lists, store how it ended; if it is the Work's last one, note that the Work is settled; wake the waiters, who find
- * all of that done; and only then let go of the Work. Results on other devices are brought there once: by the first
- * wait, by the thread that completes the future, or by whoever finds the Work dropped. */
+/* Works and the threads that complete futures. Invariant: an operation ends in a fixed order. It unpacks the lists,
+ * stores its outcome, and settles the Work if it is the last operation. Then it wakes the waiters, which rely on these
+ * steps, and finally it lets go of the Work. Results are copied to other devices once: by the first wait, by the thread
+ * that completes the future, or by reap() for a dropped Work. */
 #include "shim/work.hpp"
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
@@ -16,25 +16,30 @@
 namespace tutti {
 
 /* ---- completing futures ---- */
-/* A callback may block on another future, so while futures wait there is always a thread that is not inside a callback:
- * one more is made when there is none, and those that are too many leave after a while. Where no more can be had, a
- * future is handed out when it is complete, and what was handed out before completes in the next call of any thread. */
+/* A callback may block on another future, so one thread stays outside of callbacks while futures wait. If all threads
+ * are busy, another one starts, and surplus threads end after a second. If no thread can start, getFuture waits until
+ * the Work is over, and earlier futures complete in the next call of any thread. */
 class Futures {
   public:
     static void begin(const std::string &who);
-    static void push(Work *work); /* takes over a reference */
-    static bool has_thread();     /* for a future that is asked for now; it may have just been made */
-    static void help();           /* this thread completes what no other can be had for */
+    /* Queues a Work and takes over a reference. */
+    static void push(Work *work);
+    /* True if a thread can complete one more future. It starts a thread if necessary. */
+    static bool has_thread();
+    /* Completes queued Works on the calling thread while no other thread can start. */
+    static void help();
     static bool stopped();
     static void quiesce();
-    static void begin_anew() { queue() = new Queue; } /* in a child: its threads are not there */
+    /* A forked child begins with a new queue, because the parent's threads do not exist there. */
+    static void begin_anew() { queue() = new Queue; }
   private:
     struct Queue {
         std::mutex mutex;
         std::condition_variable arrived, left;
         std::deque<Work *> works;
         int idle = 0, busy = 0;
-        std::atomic<bool> lacks_threads{ false }; /* works wait, and no thread could be made for them */
+        /* Works wait, and no thread could start for them. */
+        std::atomic<bool> lacks_threads{ false };
         bool stopped = false;
     };
     static Queue *&queue()
@@ -42,7 +47,7 @@ class Futures {
         static Queue *q = new Queue;
         return q;
     }
-    /* With the lock. */
+    /* The caller of these four functions holds the lock. */
     static int add_thread(Queue *q);
     static bool ensure_idle(Queue *q);
     static bool await_work(Queue *q, std::unique_lock<std::mutex> &lock);
@@ -51,9 +56,10 @@ class Futures {
 };
 int Futures::add_thread(Queue *q)
 {
+    /* The thread blocks all signals, so that the program's own threads get them. */
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
     int refused = pthread_create(&thread, nullptr, serve, q);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -87,7 +93,8 @@ void Futures::push(Work *work)
 {
     Queue *q = queue();
     std::lock_guard<std::mutex> lock(q->mutex);
-    if (q->stopped) return; /* leaked: at exit there is no safe moment to drop it */
+    /* At exit the Work leaks, because it can no longer be dropped safely. */
+    if (q->stopped) return;
     q->works.push_back(work);
     ensure_idle(q);
     q->arrived.notify_one();
@@ -115,7 +122,7 @@ void Futures::help()
         work->complete_futures();
     }
 }
-/* The last idle thread waits for ever, another one for a while. False: it is one too many. */
+/* Waits for a Work. The last idle thread waits indefinitely. A surplus thread gets false after a second. */
 bool Futures::await_work(Queue *q, std::unique_lock<std::mutex> &lock)
 {
     constexpr auto a_while = std::chrono::seconds(1);
@@ -162,7 +169,8 @@ void futures_quiesce() { Futures::quiesce(); }
 
 /* ---- the life of a work ---- */
 static std::atomic<Work *> finished{ nullptr };
-static std::mutex *in_children = nullptr; /* in a child: for Works of the parent, whose own may be held by no thread */
+/* In a forked child, this mutex replaces those of the parent's Works, which a missing thread may hold. */
+static std::mutex *in_children = nullptr;
 
 Work::Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
     const Tensors &inputs, uint64_t sequence)
@@ -189,7 +197,8 @@ Operation &Work::add(Footprint footprint)
 void Work::open()
 {
     open_++;
-    if (touched_++ == 0) c10::raw::intrusive_ptr::incref(this); /* given back by let_go */
+    /* let_go() passes this reference on. */
+    if (touched_++ == 0) c10::raw::intrusive_ptr::incref(this);
 }
 void Work::close()
 {
@@ -227,7 +236,8 @@ void Work::finish(Operation &operation, tutti_status status)
     if (status != TUTTI_OK) failed_.compare_exchange_strong(none, &operation);
     if (--open_ == 0) settle();
     operation.tell();
-    if (--touched_ == 0) let_go(); /* not sooner: whoever waits for the Work may drop it as soon as it is settled */
+    /* This comes last: a waiter may drop its reference as soon as the Work is settled. */
+    if (--touched_ == 0) let_go();
 }
 void Work::on_done(tutti_request *request, void *context)
 {
@@ -282,7 +292,8 @@ void Work::reap()
         auto held = c10::intrusive_ptr<Work>::reclaim(work);
         try {
             if (held->staged_) held->deliver();
-        } catch (const std::exception &error) { /* none of the caller's; who waits for the Work is told */
+        } catch (const std::exception &error) {
+            /* The error is another Work's. Waiters of that Work get it, too. */
             TORCH_WARN("tutti: the result of a finished operation could not be copied to its device: ", error.what());
         }
         work = next;
@@ -294,7 +305,7 @@ void Work::reap_unless_ending()
 }
 
 /* ---- results on other devices ---- */
-/* What may not be there yet. Never destroyed: threads may outlive the end of main. */
+/* Copies that may be unfinished. The list is never destroyed, because threads may outlive main(). */
 struct Arrivals {
     std::mutex mutex;
     std::vector<std::shared_ptr<Arrival>> expected;
@@ -316,7 +327,8 @@ void Arrival::bring()
         event.block(c10::impl::VirtualGuardImpl(event.device_type()).getStream(event.device()));
     if (brought_) return;
     if (operation_->outcome == TUTTI_OK) operation_->footprint.deliver(events_);
-    brought_ = true; /* else the next one tries again, and is told */
+    /* After an exception of deliver(), the next call tries again and gets the exception, too. */
+    brought_ = true;
     work_.reset();
 }
 bool Arrival::passed()
@@ -331,7 +343,8 @@ void Arrival::settle()
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (!brought_) alive = work_.lock();
-        if (!brought_ && !alive) return; /* the device did not take it, and nobody holds the Work */
+        /* The copies have failed, and the Work is gone. */
+        if (!brought_ && !alive) return;
     }
     if (alive) {
         alive->hasten();
@@ -365,19 +378,20 @@ void Work::deliver()
 }
 
 /* ---- in a forked child ---- */
-/* No thread of the parent is there: what they held is never given back, and what they were to do is never done. */
+/* The parent's other threads do not exist in a child, so their locks stay locked and their tasks stay undone. */
 static void begin_anew()
 {
     Futures::begin_anew();
     the_arrivals() = new Arrivals;
-    finished = nullptr; /* the tensors are the parent's */
+    /* The finished Works leak in the child, because their tensors belong to the parent. */
+    finished = nullptr;
     in_children = new std::mutex;
 }
 [[maybe_unused]] static const int beginning_anew = pthread_atfork(nullptr, nullptr, begin_anew);
 std::mutex &Work::guard() { return communicator_->inherited() ? *in_children : mutex_; }
 
 /* ---- what a holder asks ---- */
-/* With what it brings to devices, so that whoever polls may do without the wait. */
+/* Includes the copies to devices, so that a caller who polls can omit the wait. */
 bool Work::isCompleted()
 {
     if (!settled_) communicator_->check_process();
@@ -424,7 +438,8 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
     if (!operation.over.load(std::memory_order_acquire)) {
         communicator_->check_process();
         tutti_wait(&operation.request, timeout.count());
-        operation.over.wait(false, std::memory_order_acquire); /* what is over for the core is not yet so for us */
+        /* The core's request is over, but finish() may still run on the progress thread. */
+        operation.over.wait(false, std::memory_order_acquire);
     }
     if (operation.outcome == TUTTI_OK) return;
     recorder::tell(operation.record);
@@ -451,7 +466,7 @@ void Work::hasten() const
             if (!operation.over) tutti_hasten(&operation.request);
         });
 }
-/* The progress thread never takes the GIL, but ranks that are threads of this process may need it to get here. */
+/* Other ranks may be threads of this process and need the GIL before they make their call. */
 void Work::wait_without_gil()
 {
     std::optional<pybind11::gil_scoped_release> released;
@@ -459,7 +474,7 @@ void Work::wait_without_gil()
     hasten();
     each([](const Operation &operation) { operation.over.wait(false); });
 }
-/* What is over by now need not go through a thread. */
+/* Ensures that the Work ends without a waiter, and that a thread can complete its future. */
 void Work::prepare_future()
 {
     if (settled_) return;
@@ -502,7 +517,7 @@ static c10d::WorkResult outcome_of(const Operation *failed, const std::exception
     bool late = failed && failed->outcome == TUTTI_TIMEOUT;
     return late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
-/* A callback that throws has nobody to tell: this thread is not the program's. */
+/* Turns the exception of a callback into a warning, because this thread has no caller that could catch it. */
 template <typename Complete> static void complete(Complete complete_future)
 {
     try {
@@ -513,11 +528,12 @@ template <typename Complete> static void complete(Complete complete_future)
         TORCH_WARN("tutti: a callback of a future has thrown an object that is not a std::exception");
     }
 }
-/* Whoever takes a future under the lock completes it, without the lock: callbacks run meanwhile. */
+/* A thread takes the futures under the lock, but completes them without it, because callbacks run meanwhile. */
 void Work::complete_futures()
 {
     c10::intrusive_ptr<c10::ivalue::Future> future, outcome;
-    c10::OptionalDeviceGuard device; /* callbacks run where the future is completed */
+    /* Callbacks run on this thread and expect the device of the getFuture call. */
+    c10::OptionalDeviceGuard device;
     {
         std::lock_guard<std::mutex> lock(guard());
         if (device_) device.reset_device(*device_);
@@ -528,7 +544,8 @@ void Work::complete_futures()
     if (const Operation *failed = failed_) recorder::tell(failed->record);
     try {
         if (staged_) deliver();
-    } catch (...) { /* the device refused; this thread has nobody else to tell */
+    } catch (...) {
+        /* A failed copy to a device becomes the future's error. */
         problem = std::current_exception();
     }
     if (outcome)

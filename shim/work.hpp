@@ -1,7 +1,7 @@
-/* The Work a caller holds. It owns the requests of its operations and the tensors they use, and keeps itself alive
- * until all of them are over, whether or not anybody holds it. What tells it that an operation is over runs on the
- * core's progress thread; nothing there takes Python's GIL, frees a tensor or runs a user's callback: finished Works
- * go on a list that the next call of any thread empties, futures complete on threads of their own. */
+/* The Work that a caller holds. It owns the requests and tensors of its operations, and keeps itself alive until all
+ * operations are over, even if the caller drops it. An operation ends on the core's progress thread, where the Work
+ * takes no GIL, frees no tensor and runs no callback. Instead, finished Works go on a list that the next call of any
+ * thread empties, and futures complete on threads of their own. */
 #pragma once
 #include "shim/footprint.hpp"
 #include "shim/recorder.hpp"
@@ -14,41 +14,54 @@ class Work;
 class Arrival;
 
 struct Operation {
-    mutable tutti_request request = TUTTI_REQUEST_INIT; /* the core's */
+    mutable tutti_request request = TUTTI_REQUEST_INIT;
     Work *work = nullptr;
-    std::string algorithm;                        /* what request.algorithm points to */
-    Footprint footprint;                          /* lives until it is over */
-    uint64_t record = 0;                          /* the flight recorder's, 0: none */
-    std::shared_ptr<Arrival> arrival;             /* if part of the footprint is on a device */
-    tutti_status outcome = TUTTI_IN_PROGRESS;     /* valid once the Work is settled, or `over` */
-    std::string text;                             /* why it failed */
-    std::atomic<bool> over{ false };              /* nothing of this, nor of what it settled, changes any more */
+    /* request.algorithm points to this text. */
+    std::string algorithm;
+    Footprint footprint;
+    /* The id of the operation in the flight recorder, or 0. */
+    uint64_t record = 0;
+    /* Exists if a tensor of the footprint is on a device. */
+    std::shared_ptr<Arrival> arrival;
+    /* Outcome and error text are valid once the Work is settled or `over` is true. */
+    tutti_status outcome = TUTTI_IN_PROGRESS;
+    std::string text;
+    /* Once this is true, the operation and the settled Work stay unchanged. */
+    std::atomic<bool> over{ false };
     void conclude(tutti_status how, std::string why);
     void tell();
 };
 
 class Work final : public c10d::Work {
   public:
-    /* title: of the range that a profiler sees, or null */
+    /* `title` names the range that a profiler records. It is null without a profiler. */
     Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
         const Tensors &inputs, uint64_t sequence);
 
-    /* A further operation of this Work; its address stays. */
+    /* Adds an operation, whose address stays the same. */
     Operation &add(Footprint footprint);
-    /* The Work is not over, and lives, while it is open: once for each operation that runs, and for whoever may still
-     * add some. */
+    /* The Work stays alive and unsettled while it is open. Each running operation opens it once, and so does a thread
+     * that may add operations. */
     void open();
     void close();
-    void end_coalescing(); /* closes what a thread has opened to coalesce */
+    /* Closes a Work that a thread has opened for coalescing, and records the end of the coalesced call. */
+    void end_coalescing();
     const Communicator &communicator() const { return *communicator_; }
-    void arm(Operation &operation);                                /* opens, and closes when the operation is over */
-    void finish_blocking(Operation &operation);                    /* the call has returned, successfully */
-    void finish(Operation &operation, tutti_status status);        /* an armed call is over, or has failed at once */
-    void withdraw(Operation &operation);                           /* an armed call was refused: it never was */
-    void block_futures() { blocking_futures_ = true; }             /* getFuture waits until it is over */
-    void time() { begun_ = std::chrono::steady_clock::now(); }     /* getDuration will be asked for */
+    /* Opens the Work until the operation, which is about to start, is over. */
+    void arm(Operation &operation);
+    /* Ends an operation whose blocking call has succeeded. */
+    void finish_blocking(Operation &operation);
+    /* Ends an armed operation, or one whose call has failed at once, and closes the Work. */
+    void finish(Operation &operation, tutti_status status);
+    /* Ends an armed operation that the core has refused. The other operations of the Work are unaffected. */
+    void withdraw(Operation &operation);
+    /* Makes getFuture wait until the Work is over. */
+    void block_futures() { blocking_futures_ = true; }
+    /* Starts the clock for getDuration. */
+    void time() { begun_ = std::chrono::steady_clock::now(); }
 
-    void hasten() const; /* it is to end although nobody waits: a thread of the core sees to that */
+    /* Hands the operations to the core's progress thread, so that they end without a waiting caller. */
+    void hasten() const;
     bool isCompleted() override;
     bool isSuccess() const override;
     std::exception_ptr exception() const override;
@@ -56,7 +69,7 @@ class Work final : public c10d::Work {
     Tensors result() override;
     void synchronize() override { wait(kNoTimeout); }
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-    /* The thread waits until the operation is over, the stream only for what brings the result to its device. */
+    /* The calling thread waits for the operations. The stream only waits for the copies to its device. */
     void blockCurrentStream() override { wait(kNoTimeout); }
     void abort() override { communicator_->abort(); }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -64,13 +77,14 @@ class Work final : public c10d::Work {
     float getDuration() const override;
     uint64_t getSequencenumber() const override { return sequence_; }
 
-    /* For the flight recorder: what its operations share, and the record of the end of a coalesced call. */
+    /* Numbers of the flight recorder that all operations share, and the id of the record that ends a coalesced call. */
     RecordedNumbers numbers;
     uint64_t end_record = 0;
 
-    /* Drops the Works that are over. Call it where dropping a tensor is harmless: from a thread of the user. */
+    /* Drops the Works that are over. Only the program's own threads call it, because it frees tensors. */
     static void reap();
-    static void reap_unless_ending(); /* nothing may be dropped any more when the interpreter ends */
+    /* Does nothing when the interpreter ends, because tensors can no longer be freed safely. */
+    static void reap_unless_ending();
 
   private:
     friend class Futures;
@@ -90,47 +104,56 @@ class Work final : public c10d::Work {
     Operation first_;
     std::vector<std::unique_ptr<Operation>> more_;
     uint64_t sequence_;
-    std::atomic<int> open_{ 0 };    /* settles at 0 */
-    std::atomic<int> touched_{ 0 }; /* who is inside or will come; is let go at 0 */
+    /* At 0 the Work settles. */
+    std::atomic<int> open_{ 0 };
+    /* Counts like open_, but down only after the last access to the Work. At 0 let_go() gives up the Work. */
+    std::atomic<int> touched_{ 0 };
     std::atomic<bool> settled_{ false };
-    std::atomic<const Operation *> failed_{ nullptr }; /* the first that did */
+    /* The first operation that has failed. */
+    std::atomic<const Operation *> failed_{ nullptr };
     c10::intrusive_ptr<c10::ivalue::Future> future_, outcome_; /* under mutex_ */
     bool future_taken_ = false, outcome_taken_ = false;        /* under mutex_ */
     std::chrono::steady_clock::time_point begun_, ended_;
     bool staged_ = false, blocking_futures_ = false;
-    std::optional<c10::Device> device_; /* that was current when the future was asked for */
-    Work *next_ = nullptr;            /* on the list of finished Works */
+    /* The device that was current on the thread that called getFuture. */
+    std::optional<c10::Device> device_;
+    /* The next Work on the list of finished Works. */
+    Work *next_ = nullptr;
 };
 
-/* The results of one operation on their way to devices. It holds no tensor once they are brought there, and lasts while
- * a later operation may have to wait for the copies: a caller who starts one without a wait in between, from whichever
- * stream, gets it in order. */
+/* The copies of one operation's results to devices. The object holds no tensor, and exists until the copies are over. A
+ * later operation on the same memory waits for them, so a caller may start it without a wait in between, and on another
+ * stream. */
 class Arrival {
   public:
     explicit Arrival(Operation &of);
-    /* The operation must be over. The first call enqueues the copies on the current streams; later ones, from whatever
-     * thread, make the current streams wait for them. */
+    /* Enqueues the copies on the current streams, once the operation is over. A further call, on any thread, makes the
+     * current streams wait for the copies. */
     void bring();
-    bool passed(); /* brought, and the copies are over; or never to be brought */
-    /* A later operation of any thread finds it in wait_for_earlier until it has passed. */
+    /* True if the copies are over, or if the Work is gone and they can no longer be enqueued. */
+    bool passed();
+    /* Registers the object for wait_for_earlier() on any thread, until it has passed. */
     static void expect(std::shared_ptr<Arrival> arrival);
-    /* Waits until what earlier operations bring to memory that `next` touches is there, or will be for the current
-     * streams. */
+    /* Waits for earlier operations whose results go to memory that `next` touches. The current streams wait for the
+     * copies. */
     static void wait_for_earlier(const Footprint &next);
 
   private:
     void settle();
     std::mutex mutex_;
-    c10::weak_intrusive_ptr<Work> work_; /* until brought */
-    Operation *operation_;               /* is the Work's */
+    /* bring() resets this reference. */
+    c10::weak_intrusive_ptr<Work> work_;
+    Operation *operation_; /* owned by the Work */
     std::vector<Extent> written_;
     bool brought_ = false;
-    std::vector<c10::Event> events_; /* of the copies */
+    /* One event for each device, after the copies. */
+    std::vector<c10::Event> events_;
 };
 
-/* Makes the first of the threads that complete futures, or fails, if there is none. `who`: for the message. */
+/* Starts a thread that completes futures, unless one exists. Fails if it cannot; the message begins with `who`. */
 void futures_begin(const std::string &who);
-/* Stops completing futures: a callback must not run while the interpreter is being taken apart. */
+/* Stops the completion of futures, because a callback must not run while the interpreter shuts down. It waits up to 2 s
+ * for callbacks that run. */
 void futures_quiesce();
 
 } // namespace tutti
