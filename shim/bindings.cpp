@@ -14,7 +14,7 @@ using tutti::Options;
 using tutti::ProcessGroupTutti;
 
 /* Registers the Python class of every error status. A status without a class makes the import fail. */
-static void set_error_classes()
+static void error_classes_register()
 {
     py::dict classes = py::module_::import("torch_tutti.exceptions").attr("_BY_STATUS");
 #define X(name, value, message) \
@@ -22,17 +22,17 @@ static void set_error_classes()
     TUTTI_STATUS_MAP(X)
 #undef X
 }
-static c10::intrusive_ptr<Options> copy_options(const Options &options)
+static c10::intrusive_ptr<Options> options_copy(const Options &options)
 {
     return c10::make_intrusive<Options>(options);
 }
-static std::chrono::milliseconds limit_of(const std::optional<std::chrono::milliseconds> &timeout)
+static std::chrono::milliseconds timeout_from_python(const std::optional<std::chrono::milliseconds> &timeout)
 {
     if (timeout && timeout->count() <= 0) throw py::value_error("Options: the timeout must be at least a millisecond");
     return timeout.value_or(c10d::kUnsetTimeout);
 }
 
-static void bind_options(py::module_ &module)
+static void options_class_bind(py::module_ &module)
 {
     py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options",
         "Options of one group, for the pg_options of init_process_group and new_group.\n\n"
@@ -44,7 +44,7 @@ static void bind_options(py::module_ &module)
         "with several buckets);\nit costs overlap.\n"
         "An unknown name raises ValueError when the group is made.")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking) {
-            auto options = c10::make_intrusive<Options>(std::move(algorithm), limit_of(timeout));
+            auto options = c10::make_intrusive<Options>(std::move(algorithm), timeout_from_python(timeout));
             options->blocking_futures = blocking;
             return options;
         }),
@@ -56,10 +56,12 @@ static void bind_options(py::module_ &module)
             [](const Options &o) {
                 return o.timeout == c10d::kUnsetTimeout ? std::nullopt : std::make_optional(o.timeout);
             },
-            [](Options &o, std::optional<std::chrono::milliseconds> timeout) { o.timeout = limit_of(timeout); })
-        .def("__copy__", &copy_options)
+            [](Options &o, std::optional<std::chrono::milliseconds> timeout) {
+                o.timeout = timeout_from_python(timeout);
+            })
+        .def("__copy__", &options_copy)
         .def(
-            "__deepcopy__", [](const Options &options, const py::dict &) { return copy_options(options); },
+            "__deepcopy__", [](const Options &options, const py::dict &) { return options_copy(options); },
             py::arg("memo"))
         .def("__repr__", [](const Options &o) {
             std::string limit = o.timeout == c10d::kUnsetTimeout ? "None" : std::to_string(o.timeout.count()) + " ms";
@@ -67,8 +69,8 @@ static void bind_options(py::module_ &module)
                 ", blocking_futures=", o.blocking_futures ? "True" : "False", ")");
         });
 }
-static py::dict predicted(const ProcessGroupTutti &group, const std::string &collective, const std::string &algorithm,
-    size_t bytes)
+static py::dict prediction_to_dict(const ProcessGroupTutti &group, const std::string &collective,
+    const std::string &algorithm, size_t bytes)
 {
     tutti_prediction made;
     {
@@ -78,7 +80,7 @@ static py::dict predicted(const ProcessGroupTutti &group, const std::string &col
     return py::dict("algorithm"_a = made.algorithm, "ns"_a = made.ns, "tile_bytes"_a = made.tile_bytes,
         "slots"_a = made.slots, "candidate"_a = made.candidate);
 }
-static void bind_group(py::module_ &module)
+static void group_class_bind(py::module_ &module)
 {
     using released = py::call_guard<py::gil_scoped_release>;
     py::class_<ProcessGroupTutti, c10d::Backend, c10::intrusive_ptr<ProcessGroupTutti>>(module, "ProcessGroupTutti",
@@ -92,7 +94,7 @@ static void bind_group(py::module_ &module)
         .def_property_readonly("options", &ProcessGroupTutti::options)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
         .def("_drop_coalescing", &ProcessGroupTutti::drop_coalescing)
-        .def("_predict", &predicted, py::arg("collective"), py::arg("algorithm"), py::arg("bytes"))
+        .def("_predict", &prediction_to_dict, py::arg("collective"), py::arg("algorithm"), py::arg("bytes"))
         .def("_figures", &ProcessGroupTutti::parameters, released())
         .def_property_readonly("_communicator", &ProcessGroupTutti::address)
         /* Torch calls this when a group is split, on the ranks that stay outside the new group. */
@@ -104,7 +106,7 @@ static void bind_group(py::module_ &module)
 struct OptionsBlock {
     tutti::CallOptions options;
     /* A thread finds its entry of this block by the number. */
-    uint64_t number = tutti::call_options_number();
+    uint64_t number = tutti::call_options_next_block();
 
     void enter() const { tutti::call_options_open(number, options); }
     void exit() const
@@ -116,7 +118,7 @@ struct OptionsBlock {
 };
 /* Turns the name of an algorithm into a choice for every collective that has an algorithm of this name. A list of
  * choices stays as it is. */
-static std::string chosen_algorithms(const std::string &text)
+static std::string algorithm_choices_expand(const std::string &text)
 {
     if (text.empty() || text.find('=') != std::string::npos) return text;
     std::string all;
@@ -128,7 +130,7 @@ static std::string chosen_algorithms(const std::string &text)
             + "\"; torch_tutti.algorithms() lists them");
     return all;
 }
-static void bind_calls(py::module_ &module)
+static void call_functions_bind(py::module_ &module)
 {
     py::class_<OptionsBlock>(module, "options",
         "Context manager: options of the operations that this thread starts in the block.\n\n"
@@ -138,7 +140,7 @@ static void bind_calls(py::module_ &module)
         "Blocks may be nested; the innermost choice counts. Other threads are not affected. A block must be left on "
         "the thread\nthat entered it (RuntimeError).")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
-            return OptionsBlock{ { chosen_algorithms(algorithm), limit_of(timeout) } };
+            return OptionsBlock{ { algorithm_choices_expand(algorithm), timeout_from_python(timeout) } };
         }),
             py::kw_only(), py::arg("algorithm") = "", py::arg("timeout") = py::none())
         .def(
@@ -183,7 +185,7 @@ static void bind_calls(py::module_ &module)
 
 /* ---- the flight recorder ---- */
 /* Prints the error and writes the recorded operations to a file. A thread calls this before it raises the error. */
-static void report_failure(const std::string &text)
+static void failure_report_to_python(const std::string &text)
 {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
@@ -193,7 +195,7 @@ static void report_failure(const std::string &text)
         /* The caller raises the original error next, which matters more. */
     }
 }
-static py::list names_of(const std::vector<at::ScalarType> &types)
+static py::list types_get_names(const std::vector<at::ScalarType> &types)
 {
     py::list names;
     for (at::ScalarType type : types) names.append(c10::toString(type));
@@ -202,24 +204,24 @@ static py::list names_of(const std::vector<at::ScalarType> &types)
 /* Hides torch._inductor for as long as the caller holds the GIL. To name frames, torch looks for compiled code in
  * torch._inductor, and imports it if necessary. The import takes seconds, and a failed rank may be killed at any
  * moment. */
-class WithoutInductor {
+class InductorHidden {
   public:
-    WithoutInductor() : torch_(py::module_::import("torch").attr("__dict__")), absent_(!torch_.contains("_inductor"))
+    InductorHidden() : torch_(py::module_::import("torch").attr("__dict__")), absent_(!torch_.contains("_inductor"))
     {
         if (absent_) torch_["_inductor"] = py::none();
     }
-    ~WithoutInductor()
+    ~InductorHidden()
     {
         if (absent_ && PyDict_DelItemString(torch_.ptr(), "_inductor") != 0) PyErr_Clear();
     }
-    WithoutInductor(const WithoutInductor &) = delete;
-    WithoutInductor &operator=(const WithoutInductor &) = delete;
+    InductorHidden(const InductorHidden &) = delete;
+    InductorHidden &operator=(const InductorHidden &) = delete;
   private:
     py::dict torch_;
     bool absent_;
 };
 /* Returns the frames of each record. One call of torch symbolizes all stacks, because they share most frames. */
-static std::vector<py::list> frames_of(const std::vector<tutti::Record> &records)
+static std::vector<py::list> records_symbolize_frames(const std::vector<tutti::Record> &records)
 {
     std::vector<py::list> all(records.size());
     std::vector<torch::CapturedTraceback *> stacks;
@@ -230,7 +232,7 @@ static std::vector<py::list> frames_of(const std::vector<tutti::Record> &records
         lists.push_back(&all[i]);
     }
     if (stacks.empty()) return all;
-    WithoutInductor quickly;
+    InductorHidden quickly;
     auto symbolized = torch::symbolize(stacks);
     std::vector<py::dict> frames;
     for (const auto &of : symbolized.all_frames)
@@ -239,14 +241,14 @@ static std::vector<py::list> frames_of(const std::vector<tutti::Record> &records
         for (uint64_t frame : symbolized.tracebacks.at(i)) lists[i]->append(frames.at(frame));
     return all;
 }
-static py::object name_of_class(tutti_status status)
+static py::object status_get_class_name(tutti_status status)
 {
     if (status >= TUTTI_OK) return py::str("");
-    return py::handle(tutti::error_class_of(status)).attr("__name__");
+    return py::handle(tutti::error_class_get(status)).attr("__name__");
 }
 /* Returns an entry in torch's format, extended by `failure` and `failure_class`. The core does not report when an
  * operation starts to run, so every operation that has not succeeded is "started". */
-static py::dict entry_of(const tutti::Record &record, const py::list &frames, const std::string &group,
+static py::dict record_to_trace_entry(const tutti::Record &record, const py::list &frames, const std::string &group,
     const std::string &description)
 {
     bool over = record.outcome == TUTTI_OK;
@@ -254,17 +256,17 @@ static py::dict entry_of(const tutti::Record &record, const py::list &frames, co
         "process_group"_a = py::make_tuple(group, description), "collective_seq_id"_a = record.numbers.collective,
         "p2p_seq_id"_a = record.numbers.message, "op_id"_a = record.operation, "profiling_name"_a = record.name,
         "time_created_ns"_a = record.began_ns, "time_discovered_started_ns"_a = record.began_ns,
-        "input_sizes"_a = record.inputs.sizes, "input_dtypes"_a = names_of(record.inputs.types),
-        "output_sizes"_a = record.outputs.sizes, "output_dtypes"_a = names_of(record.outputs.types),
+        "input_sizes"_a = record.inputs.sizes, "input_dtypes"_a = types_get_names(record.inputs.types),
+        "output_sizes"_a = record.outputs.sizes, "output_dtypes"_a = types_get_names(record.outputs.types),
         "state"_a = over ? "completed" : "started", "timeout_ms"_a = record.timeout_ms, "is_p2p"_a = record.message,
         "retired"_a = record.ended_ns != 0, "failure"_a = record.text,
-        "failure_class"_a = name_of_class(record.outcome), "frames"_a = frames);
+        "failure_class"_a = status_get_class_name(record.outcome), "frames"_a = frames);
     entry["time_discovered_completed_ns"] = over ? py::cast(record.ended_ns) : py::none();
     if (over) entry["duration_ms"] = static_cast<double>(record.ended_ns - record.began_ns) / 1e6;
     return entry;
 }
 /* Returns a unique name for each group. A later group with the same name gets a suffix such as "#2". */
-static std::vector<std::string> names_of(const std::vector<tutti::RecordedGroup> &groups)
+static std::vector<std::string> groups_name_uniquely(const std::vector<tutti::RecordedGroup> &groups)
 {
     std::map<std::string, int> seen;
     std::vector<std::string> names;
@@ -274,14 +276,14 @@ static std::vector<std::string> names_of(const std::vector<tutti::RecordedGroup>
     }
     return names;
 }
-static py::dict recorded(size_t most)
+static py::dict recording_to_dict(size_t most)
 {
     tutti::Recording recording;
     {
         py::gil_scoped_release released;
-        recording = tutti::recorder::copy(most);
+        recording = tutti::recorder::recording_copy_newest(most);
     }
-    std::vector<std::string> names = names_of(recording.groups);
+    std::vector<std::string> names = groups_name_uniquely(recording.groups);
     py::dict config, status;
     for (size_t i = 0; i < names.size(); i++) {
         const tutti::RecordedGroup &group = recording.groups[i];
@@ -291,29 +293,35 @@ static py::dict recorded(size_t most)
             "last_started_collective"_a = group.collectives, "last_completed_collective"_a = group.completed);
     }
     py::list entries;
-    std::vector<py::list> frames = frames_of(recording.records);
+    std::vector<py::list> frames = records_symbolize_frames(recording.records);
     for (size_t i = 0; i < frames.size(); i++) {
         const tutti::Record &record = recording.records[i];
-        entries.append(entry_of(record, frames[i], names[record.group], recording.groups[record.group].description));
+        entries.append(record_to_trace_entry(record, frames[i], names[record.group],
+            recording.groups[record.group].description));
     }
     return py::dict("version"_a = "2.10", "comm_lib_version"_a = c10::str("tutti ", tutti_get_version()),
         "pg_config"_a = config, "pg_status"_a = status, "entries"_a = entries);
 }
-static void bind_recorder(py::module_ &module)
+static void recorder_functions_bind(py::module_ &module)
 {
     module.def(
-        "_record", [](size_t capacity, bool stacks) { tutti::recorder::start(capacity, stacks, &report_failure); },
+        "_record",
+        [](size_t capacity, bool stacks) {
+            tutti::recorder::recording_start(capacity, stacks, &failure_report_to_python);
+        },
         py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
         "Switches the flight recorder on for groups that are made later. A second call has no effect.");
-    module.def("_recorded", &recorded, py::arg("most"),
+    module.def("_recorded", &recording_to_dict, py::arg("most"),
         "Returns at most this many of the recorded operations, in the format that torch's reader expects.");
 }
 
-static void bind_memory(py::module_ &module)
+static void memory_functions_bind(py::module_ &module)
 {
     module.def(
         "_shared_empty",
-        [](const std::vector<int64_t> &sizes, at::ScalarType dtype) { return tutti::shared_empty(sizes, dtype); },
+        [](const std::vector<int64_t> &sizes, at::ScalarType dtype) {
+            return tutti::shared_tensor_allocate(sizes, dtype);
+        },
         py::arg("sizes"), py::arg("dtype"));
     py::class_<tutti::SharedBlock>(module, "shared_tensors",
         "Context manager: every CPU tensor that this thread allocates in the block lies in shared memory, whichever\n"
@@ -336,12 +344,12 @@ PYBIND11_MODULE(_C, module)
     module.doc() = "The part of torch_tutti that talks to torch's C++ side.";
     module.attr("torch_version") = TORCH_VERSION;
     py::module_::import("torch.distributed");
-    set_error_classes();
-    bind_options(module);
-    bind_group(module);
-    bind_calls(module);
-    bind_memory(module);
-    bind_recorder(module);
-    module.def("_quiesce", &tutti::futures_quiesce, py::call_guard<py::gil_scoped_release>(),
+    error_classes_register();
+    options_class_bind(module);
+    group_class_bind(module);
+    call_functions_bind(module);
+    memory_functions_bind(module);
+    recorder_functions_bind(module);
+    module.def("_quiesce", &tutti::futures_stop_completing, py::call_guard<py::gil_scoped_release>(),
         "Stops completing futures; called when the interpreter exits.");
 }

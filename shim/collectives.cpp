@@ -11,8 +11,8 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
     if (!tensors.empty() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
-    Buffer b = footprint.update(only_tensor(call.name(), tensors));
-    Reduction r = reduction_of(call.name(), options.reduceOp, b);
+    Buffer b = footprint.update(tensors_get_single(call.name(), tensors));
+    Reduction r = reduction_from_torch(call.name(), options.reduceOp, b);
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
         return tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, comm, request);
@@ -21,17 +21,17 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
 bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op)
 {
     bool plain = tensor.device().is_cpu() && !tensor.is_sparse() && !tensor.key_set().has(c10::DispatchKey::Python);
-    if (!plain || asks_for_work()) return false;
+    if (!plain || needs_work()) return false;
     Footprint footprint("all_reduce");
     Buffer b = footprint.check(tensor, { "input" });
-    Reduction r = reduction_of(footprint.call(), op, b);
+    Reduction r = reduction_from_torch(footprint.call(), op, b);
     Work::reap();
     if (communicator_->closed()) return false;
     tutti_request request = TUTTI_REQUEST_INIT;
     request.blocking = true;
     request.factor = r.factor;
     tutti_status status = tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, communicator_->get(), &request);
-    if (status != TUTTI_OK) fail_last(status);
+    if (status != TUTTI_OK) error_throw_last(status);
     ++sequence_;
     return true;
 }
@@ -41,7 +41,7 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
     /* All tensors are checked before the first operation starts. */
     Footprint checked(call.name());
     for (size_t i = 0; i < tensors.size(); i++)
-        reduction_of(call.name(), options.reduceOp, checked.check(tensors[i], { "input", i }));
+        reduction_from_torch(call.name(), options.reduceOp, checked.check(tensors[i], { "input", i }));
     Batch batch(*this, call, tensors);
     for (const at::Tensor &tensor : tensors) {
         Tensors one{ tensor };
@@ -52,7 +52,7 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
 int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
 {
     if (root >= 0 && root < getSize()) return static_cast<int>(root);
-    fail(TUTTI_INVALID_ARGUMENT,
+    error_throw(TUTTI_INVALID_ARGUMENT,
         c10::str(call.name(), ": root ", root, " is not a rank of this group, which has ranks 0 to ", getSize() - 1));
 }
 WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options)
@@ -60,7 +60,7 @@ WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::Broadcast
     Call call{ "tutti:broadcast", c10d::OpType::BROADCAST, options.asyncOp, options.timeout };
     int root = root_of(call, options.rootRank);
     Footprint footprint(call.name());
-    const at::Tensor &tensor = only_tensor(call.name(), tensors);
+    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
     Buffer b = root == getRank() ? footprint.input(tensor) : footprint.output(tensor, { "input" });
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
@@ -71,11 +71,11 @@ WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOption
 {
     Call call{ "tutti:reduce", c10d::OpType::REDUCE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
-    const at::Tensor &tensor = only_tensor(call.name(), tensors);
+    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
     int root = root_of(call, options.rootRank);
     bool receives = root == getRank();
     Buffer b = receives ? footprint.update(tensor) : footprint.input(tensor);
-    Reduction r = reduction_of(call.name(), options.reduceOp, b);
+    Reduction r = reduction_from_torch(call.name(), options.reduceOp, b);
     /* The tensors of the other ranks keep their contents. */
     char *out = receives ? b.data : nullptr;
     footprint.outputs = tensors;
@@ -93,17 +93,17 @@ WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
 
 /* ---- one tensor to one tensor ---- */
 /* `whole` holds one part for each rank. `part` must be this rank's place in `whole`, or lie outside of `whole`. */
-static void check_parts(const char *call, const Buffer &whole, const char *role, const Buffer &part,
+static void buffers_check_parts(const char *call, const Buffer &whole, const char *role, const Buffer &part,
     const char *part_role, int rank, size_t ranks)
 {
-    check_same_type(call, part, { part_role }, whole, { role });
+    buffers_check_same_type(call, part, { part_role }, whole, { role });
     if (whole.count != part.count * ranks)
-        fail(TUTTI_INVALID_ARGUMENT,
+        error_throw(TUTTI_INVALID_ARGUMENT,
             c10::str(call, ": the ", role, " has ", whole.count, " elements; it must have ", part.count * ranks,
                 ", those of the ", part_role, " (", part.count, ") times the ranks (", ranks, ")"));
-    if (part.data && overlap(whole.data, whole.bytes(), part.data, part.bytes())
+    if (part.data && ranges_overlap(whole.data, whole.bytes(), part.data, part.bytes())
         && part.data != whole.data + static_cast<size_t>(rank) * part.bytes())
-        fail(TUTTI_INVALID_ARGUMENT,
+        error_throw(TUTTI_INVALID_ARGUMENT,
             c10::str(call, ": the ", part_role, " overlaps the ", role, " in memory, but is not its part ", rank,
                 ", this rank's place in it; use exactly that part, or a tensor of its own"));
 }
@@ -113,7 +113,7 @@ WorkPointer ProcessGroupTutti::_allgather_base(at::Tensor &output, at::Tensor &i
     Call call{ "tutti:_all_gather_base", c10d::OpType::_ALLGATHER_BASE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
-    check_parts(call.name(), out, "output", in, "input", getRank(), size());
+    buffers_check_parts(call.name(), out, "output", in, "input", getRank(), size());
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
     });
@@ -124,23 +124,23 @@ WorkPointer ProcessGroupTutti::_reduce_scatter_base(at::Tensor &output, at::Tens
     Call call{ "tutti:_reduce_scatter_base", c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
-    check_parts(call.name(), in, "input", out, "output", getRank(), size());
-    Reduction r = reduction_of(call.name(), options.reduceOp, in);
+    buffers_check_parts(call.name(), in, "input", out, "output", getRank(), size());
+    Reduction r = reduction_from_torch(call.name(), options.reduceOp, in);
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
         return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
     });
 }
-static void check_lists(const char *call, size_t outputs, size_t inputs)
+static void lists_check_equal_lengths(const char *call, size_t outputs, size_t inputs)
 {
     if (outputs != inputs)
-        fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", outputs, " outputs for ", inputs, " inputs"));
+        error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", outputs, " outputs for ", inputs, " inputs"));
 }
 /* Checks every pair of an output and an input before the first operation starts. */
 template <typename Check>
-static void check_coalesced(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
+static void coalesced_check_pairs(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
 {
-    check_lists(call, outputs.size(), inputs.size());
+    lists_check_equal_lengths(call, outputs.size(), inputs.size());
     Footprint checked(call);
     for (size_t i = 0; i < inputs.size(); i++) {
         Buffer out = checked.check(outputs[i], { "output", i });
@@ -151,8 +151,8 @@ WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(Tensors &outputs,
     const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:all_gather_into_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
-    check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
-        check_parts(call.name(), out, "output", in, "input", getRank(), size());
+    coalesced_check_pairs(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
+        buffers_check_parts(call.name(), out, "output", in, "input", getRank(), size());
     });
     Batch batch(*this, call, inputs);
     for (size_t i = 0; i < inputs.size(); i++) _allgather_base(outputs[i], inputs[i], options);
@@ -162,9 +162,9 @@ WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(Tensors &outputs,
     const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
-    check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
-        check_parts(call.name(), in, "input", out, "output", getRank(), size());
-        reduction_of(call.name(), options.reduceOp, in);
+    coalesced_check_pairs(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
+        buffers_check_parts(call.name(), in, "input", out, "output", getRank(), size());
+        reduction_from_torch(call.name(), options.reduceOp, in);
     });
     Batch batch(*this, call, inputs);
     for (size_t i = 0; i < inputs.size(); i++) _reduce_scatter_base(outputs[i], inputs[i], options);
@@ -176,12 +176,12 @@ WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &inp
     Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL_BASE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
-    check_same_type(call.name(), out, { "output" }, in, { "input" });
+    buffers_check_same_type(call.name(), out, { "output" }, in, { "input" });
     std::vector<size_t> sent, sent_at, received, received_at;
-    split_rows(call.name(), "input", input, in, input_splits, size(), sent, sent_at);
-    split_rows(call.name(), "output", output, out, output_splits, size(), received, received_at);
+    rows_split_among_ranks(call.name(), "input", input, in, input_splits, size(), sent, sent_at);
+    rows_split_among_ranks(call.name(), "output", output, out, output_splits, size(), received, received_at);
     if (input_splits.empty() && output_splits.empty() && in.count != out.count)
-        fail(TUTTI_INVALID_ARGUMENT,
+        error_throw(TUTTI_INVALID_ARGUMENT,
             c10::str(call.name(), ": the input has ", in.count, " elements and the output ", out.count,
                 "; without split sizes they must be equal"));
     /* All ranks call the uneven variant, because one rank may give split sizes while another omits them. */

@@ -13,23 +13,23 @@ static std::map<int, PyObject *> &error_classes()
     return *classes;
 }
 void error_class_set(tutti_status status, PyObject *type) { error_classes()[status] = type; }
-PyObject *error_class_of(tutti_status status)
+PyObject *error_class_get(tutti_status status)
 {
     auto found = error_classes().find(status);
     return found == error_classes().end() ? PyExc_RuntimeError : found->second;
 }
-PyObject *Error::python_type() { return error_class_of(status); }
-void fail(tutti_status status, const std::string &text) { throw Error(status, text); }
-void fail_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
+PyObject *Error::python_type() { return error_class_get(status); }
+void error_throw(tutti_status status, const std::string &text) { throw Error(status, text); }
+void error_throw_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
 
 /* ---- processes ---- */
 static unsigned forks;
 [[maybe_unused]] static const int counting_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
-unsigned process_number() { return forks; }
+unsigned process_count_forks() { return forks; }
 void Communicator::check_process() const
 {
-    if (inherited())
-        fail(TUTTI_FORKED,
+    if (is_inherited())
+        error_throw(TUTTI_FORKED,
             "this group and its operations belong to the parent process, from before a fork; a child process must "
             "make its own group, and cannot wait for the parent's operations");
 }
@@ -43,7 +43,7 @@ Communicator::~Communicator()
 }
 void Communicator::abort()
 {
-    if (!closed_ && tutti_comm_abort(comm_) != TUTTI_OK) fail_last(TUTTI_FORKED);
+    if (!closed_ && tutti_comm_abort(comm_) != TUTTI_OK) error_throw_last(TUTTI_FORKED);
 }
 void Communicator::close()
 {

@@ -19,14 +19,14 @@ struct Error : torch::PyTorchError {
 /* Registers the class of a status and takes over the reference. The module's import calls it once for each status. */
 void error_class_set(tutti_status status, PyObject *type);
 /* Returns a borrowed reference to the class of a status, or to RuntimeError. */
-PyObject *error_class_of(tutti_status status);
-[[noreturn]] void fail(tutti_status status, const std::string &text);
+PyObject *error_class_get(tutti_status status);
+[[noreturn]] void error_throw(tutti_status status, const std::string &text);
 /* Throws with the text of this thread's last error in the core. */
-[[noreturn]] void fail_last(tutti_status status);
+[[noreturn]] void error_throw_last(tutti_status status);
 
 /* ---- the communicator ---- */
 /* Returns the number of forks between the first process and this one. */
-unsigned process_number();
+unsigned process_count_forks();
 
 /* Holds a reference to the core's communicator. A group and its Works share this object, so each of them may call the
  * core at any time. After close(), calls of the core end with TUTTI_ABORTED. */
@@ -40,13 +40,13 @@ class Communicator final : public c10::intrusive_ptr_target {
     bool closed() const { return closed_; }
     void abort();
     /* True in a forked child of the process that made the communicator. */
-    bool inherited() const { return process_ != process_number(); }
+    bool is_inherited() const { return process_ != process_count_forks(); }
     /* Raises ForkedError if the communicator is inherited. */
     void check_process() const;
 
   private:
     tutti_comm *const comm_;
-    const unsigned process_ = process_number();
+    const unsigned process_ = process_count_forks();
     std::atomic<bool> closed_{ false };
 };
 

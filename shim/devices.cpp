@@ -16,24 +16,24 @@
 namespace tutti {
 
 /* Hides the copies from autograd, and from a Python mode that is active on the waiting thread. */
-struct Unobserved {
+struct WithoutObservers {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     c10::impl::ExcludeDispatchKeyGuard below_python{
         c10::DispatchKeySet({ c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot })
     };
 };
-static c10::Stream current_stream(c10::Device device)
+static c10::Stream device_current_stream(c10::Device device)
 {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
-static void device_record(std::vector<c10::Device> &devices, const at::Tensor &tensor)
+static void devices_add_from_tensor(std::vector<c10::Device> &devices, const at::Tensor &tensor)
 {
     c10::Device device = tensor.device();
     if (device.is_cpu() || std::find(devices.begin(), devices.end(), device) != devices.end()) return;
     devices.push_back(device);
 }
 /* Torch pins memory for one kind of device only, the accelerator of the process. */
-static bool can_pin(c10::Device device)
+static bool device_can_pin_memory(c10::Device device)
 {
     static const std::optional<c10::DeviceType> kind = [] {
         std::optional<c10::DeviceType> found = at::getAccelerator();
@@ -48,32 +48,33 @@ static bool can_pin(c10::Device device)
 }
 /* Refuses an operation during a graph capture. It runs before pinning, which a capture does not allow. Older guards
  * cannot detect a capture; there the device raises its own error. */
-template <typename Guard> static void check_not_capturing(const char *call, const Guard &guard, c10::Device device)
+template <typename Guard>
+static void device_check_not_capturing(const char *call, const Guard &guard, c10::Device device)
 {
     c10::Stream stream = guard.getStream(device);
     if constexpr (requires { guard.isStreamCapturing(stream); })
         if (guard.isStreamCapturing(stream))
-            fail(TUTTI_UNSUPPORTED,
+            error_throw(TUTTI_UNSUPPORTED,
                 c10::str(call, ": a graph of ", device, " is being captured, and tutti's operations cannot be part of ",
                     "one, because they pass through the host; make the call outside the capture"));
 }
 
-at::Tensor Footprint::room(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type)
+at::Tensor Footprint::make_staging_buffer(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type)
 {
     bool staging = !like.device().is_cpu();
-    if (staging) check_not_capturing(call_, c10::impl::VirtualGuardImpl(like.device().type()), like.device());
-    bool pinned = staging && can_pin(like.device());
+    if (staging) device_check_not_capturing(call_, c10::impl::VirtualGuardImpl(like.device().type()), like.device());
+    bool pinned = staging && device_can_pin_memory(like.device());
     auto options = at::TensorOptions().dtype(type).device(at::kCPU).pinned_memory(pinned);
-    rooms_.push_back(at::empty(sizes, options));
-    return rooms_.back();
+    staging_buffers_.push_back(at::empty(sizes, options));
+    return staging_buffers_.back();
 }
 void Footprint::fetch()
 {
-    Unobserved unobserved;
+    WithoutObservers unobserved;
     std::vector<c10::Device> involved = devices();
     for (const Copy &copy : fetches_) copy.to.copy_(copy.from, /*non_blocking=*/true);
     /* This includes the devices of pure outputs: the result may arrive on another stream than their last user's. */
-    for (c10::Device device : involved) current_stream(device).synchronize();
+    for (c10::Device device : involved) device_current_stream(device).synchronize();
 }
 void Footprint::unpack() const
 {
@@ -81,44 +82,44 @@ void Footprint::unpack() const
 }
 void Footprint::deliver(std::vector<c10::Event> &events) const
 {
-    Unobserved unobserved;
+    WithoutObservers unobserved;
     std::vector<c10::Device> written;
     for (const Copy &copy : returns_) {
-        c10::Stream stream = current_stream(copy.to.device());
+        c10::Stream stream = device_current_stream(copy.to.device());
         /* The copy blocks if the buffer is unpinned, because the buffer may be freed right after this call. */
-        copy.to.copy_(copy.from, /*non_blocking=*/can_pin(stream.device()));
+        copy.to.copy_(copy.from, /*non_blocking=*/device_can_pin_memory(stream.device()));
         /* The tensor may belong to another stream, so its memory must stay until this stream's copy ends. */
         c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(copy.to.storage().data_ptr(), stream);
-        device_record(written, copy.to);
+        devices_add_from_tensor(written, copy.to);
     }
     for (c10::Device device : written) {
         events.emplace_back(device.type());
-        events.back().record(current_stream(device));
+        events.back().record(device_current_stream(device));
     }
 }
 std::vector<c10::Device> Footprint::devices() const
 {
     std::vector<c10::Device> found;
-    for (const at::Tensor &tensor : inputs) device_record(found, tensor);
-    for (const at::Tensor &tensor : outputs) device_record(found, tensor);
+    for (const at::Tensor &tensor : inputs) devices_add_from_tensor(found, tensor);
+    for (const at::Tensor &tensor : outputs) devices_add_from_tensor(found, tensor);
     return found;
 }
-Extent extent_of(const at::Tensor &tensor)
+Extent tensor_get_extent(const at::Tensor &tensor)
 {
     return { tensor.device(), static_cast<const char *>(tensor.const_data_ptr()), tensor.nbytes() };
 }
 std::vector<Extent> Footprint::written_on_devices() const
 {
     std::vector<Extent> extents;
-    for (const Copy &copy : returns_) extents.push_back(extent_of(copy.to));
+    for (const Copy &copy : returns_) extents.push_back(tensor_get_extent(copy.to));
     return extents;
 }
 bool Footprint::touches(const std::vector<Extent> &written) const
 {
     auto among = [&](const at::Tensor &tensor) {
-        Extent mine = extent_of(tensor);
+        Extent mine = tensor_get_extent(tensor);
         return std::any_of(written.begin(), written.end(), [&](const Extent &theirs) {
-            return mine.device == theirs.device && overlap(mine.data, mine.bytes, theirs.data, theirs.bytes);
+            return mine.device == theirs.device && ranges_overlap(mine.data, mine.bytes, theirs.data, theirs.bytes);
         });
     };
     return std::any_of(inputs.begin(), inputs.end(), among) || std::any_of(outputs.begin(), outputs.end(), among);

@@ -12,7 +12,7 @@ struct Element {
     size_t factor;
 };
 /* A complex number travels as a pair of floats. A type that the core cannot reduce travels as bytes. */
-static Element element_of(at::ScalarType type)
+static Element type_get_element(at::ScalarType type)
 {
     switch (type) {
     case at::kChar: return { TUTTI_INT8, 1 };
@@ -36,55 +36,59 @@ static Element element_of(at::ScalarType type)
     default: return { TUTTI_UINT8, c10::elementSize(type) };
     }
 }
-std::string type_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
-static bool travels_as_bytes(at::ScalarType type) { return element_of(type).dtype == TUTTI_UINT8 && type != at::kByte; }
-
-template <typename... Pieces> [[noreturn]] static void refuse(const char *call, const Pieces &...pieces)
+std::string type_get_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+static bool type_travels_as_bytes(at::ScalarType type)
 {
-    fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", pieces...));
+    return type_get_element(type).dtype == TUTTI_UINT8 && type != at::kByte;
+}
+
+template <typename... Pieces> [[noreturn]] static void call_refuse(const char *call, const Pieces &...pieces)
+{
+    error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", pieces...));
 }
 std::ostream &operator<<(std::ostream &to, const Role &role)
 {
     to << role.name;
     return role.index < 0 ? to : to << ' ' << role.index;
 }
-static void check_kind(const char *call, Role role, const at::Tensor &tensor)
+static void tensor_check_usable(const char *call, Role role, const at::Tensor &tensor)
 {
-    if (!tensor.defined()) refuse(call, "the ", role, " tensor is undefined");
+    if (!tensor.defined()) call_refuse(call, "the ", role, " tensor is undefined");
     if (tensor.layout() != at::kStrided)
-        refuse(call, "the ", role, " tensor has layout ", tensor.layout(),
+        call_refuse(call, "the ", role, " tensor has layout ", tensor.layout(),
             "; only all_reduce takes sparse tensors: use tensor.to_dense()");
     if (tensor.is_meta())
-        refuse(call, "the ", role, " tensor is on the meta device: it has a shape, but nothing to send or to write to");
+        call_refuse(call, "the ", role,
+            " tensor is on the meta device: it has a shape, but nothing to send or to write to");
     if (c10::isQIntType(tensor.scalar_type()))
-        fail(TUTTI_UNSUPPORTED,
+        error_throw(TUTTI_UNSUPPORTED,
             c10::str(call, ": the ", role, " tensor is quantized; use tensor.int_repr() or tensor.dequantize()"));
-    if (tensor.is_conj()) refuse(call, "the ", role, " tensor is a lazy conjugate; use tensor.resolve_conj()");
-    if (tensor.is_neg()) refuse(call, "the ", role, " tensor is a lazy negation; use tensor.resolve_neg()");
+    if (tensor.is_conj()) call_refuse(call, "the ", role, " tensor is a lazy conjugate; use tensor.resolve_conj()");
+    if (tensor.is_neg()) call_refuse(call, "the ", role, " tensor is a lazy negation; use tensor.resolve_neg()");
     if (!tensor.is_contiguous())
-        refuse(call, "the ", role, " tensor is not contiguous (sizes ", tensor.sizes(), ", strides ", tensor.strides(),
-            "); use tensor.contiguous() and, for an output, copy the result back");
+        call_refuse(call, "the ", role, " tensor is not contiguous (sizes ", tensor.sizes(), ", strides ",
+            tensor.strides(), "); use tensor.contiguous() and, for an output, copy the result back");
 }
 /* Checks the storage, because a tensor without memory still has a shape: a fake one, or one freed by resize_. */
-static char *memory_of(const char *call, Role role, const at::Tensor &tensor)
+static char *tensor_get_memory(const char *call, Role role, const at::Tensor &tensor)
 {
     auto *data = static_cast<char *>(tensor.data_ptr());
     size_t needed = static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
     if (data && tensor.storage().nbytes() >= needed) return data;
-    refuse(call, "the ", role, " tensor has no memory: it needs ", needed, " bytes of a storage that has ",
+    call_refuse(call, "the ", role, " tensor has no memory: it needs ", needed, " bytes of a storage that has ",
         data ? tensor.storage().nbytes() : 0, "; was it freed by resize_, or is it a fake tensor?");
 }
 Buffer Footprint::check(const at::Tensor &tensor, Role role)
 {
-    check_kind(call_, role, tensor);
+    tensor_check_usable(call_, role, tensor);
     if (!device_) device_ = tensor.device();
     else if (device_->type() != tensor.device().type())
-        refuse(call_, "the ", role, " tensor is on ", tensor.device(), ", but another one of this call is on ",
+        call_refuse(call_, "the ", role, " tensor is on ", tensor.device(), ", but another one of this call is on ",
             *device_, "; move one of them to the other's device");
-    Element element = element_of(tensor.scalar_type());
+    Element element = type_get_element(tensor.scalar_type());
     auto count = static_cast<size_t>(tensor.numel());
     bool here = count && tensor.device().is_cpu();
-    return { here ? memory_of(call_, role, tensor) : nullptr, count * element.factor, element.dtype,
+    return { here ? tensor_get_memory(call_, role, tensor) : nullptr, count * element.factor, element.dtype,
         tensor.scalar_type() };
 }
 Buffer Footprint::input(const at::Tensor &tensor, Role role)
@@ -92,7 +96,7 @@ Buffer Footprint::input(const at::Tensor &tensor, Role role)
     Buffer buffer = check(tensor, role);
     inputs.push_back(tensor);
     if (buffer.count && !buffer.data) {
-        fetches_.push_back({ room(tensor, tensor.sizes(), tensor.scalar_type()), tensor });
+        fetches_.push_back({ make_staging_buffer(tensor, tensor.sizes(), tensor.scalar_type()), tensor });
         buffer.data = static_cast<char *>(fetches_.back().to.data_ptr());
     }
     return buffer;
@@ -102,7 +106,7 @@ Buffer Footprint::output(const at::Tensor &tensor, Role role)
     Buffer buffer = check(tensor, role);
     outputs.push_back(tensor);
     if (buffer.count && !buffer.data) {
-        returns_.push_back({ tensor, room(tensor, tensor.sizes(), tensor.scalar_type()) });
+        returns_.push_back({ tensor, make_staging_buffer(tensor, tensor.sizes(), tensor.scalar_type()) });
         buffer.data = static_cast<char *>(returns_.back().from.data_ptr());
     }
     return buffer;
@@ -114,42 +118,43 @@ Buffer Footprint::update(const at::Tensor &tensor, Role role)
     fetches_.push_back({ returns_.back().from, tensor });
     return buffer;
 }
-const at::Tensor &only_tensor(const char *call, const std::vector<at::Tensor> &tensors)
+const at::Tensor &tensors_get_single(const char *call, const std::vector<at::Tensor> &tensors)
 {
-    if (tensors.size() != 1) refuse(call, "takes one tensor, not a list of ", tensors.size());
+    if (tensors.size() != 1) call_refuse(call, "takes one tensor, not a list of ", tensors.size());
     return tensors[0];
 }
-void check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role)
+void buffers_check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role)
 {
     if (one.type != other.type)
-        refuse(call, "the ", role, " is ", type_name(one.type), ", but the ", other_role, " is ",
-            type_name(other.type));
+        call_refuse(call, "the ", role, " is ", type_get_name(one.type), ", but the ", other_role, " is ",
+            type_get_name(other.type));
 }
-bool overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes)
+bool ranges_overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes)
 {
     return one_bytes && other_bytes && one < other + other_bytes && other < one + one_bytes;
 }
-static bool overlap(const Buffer &one, const Buffer &other)
+static bool ranges_overlap(const Buffer &one, const Buffer &other)
 {
-    return overlap(one.data, one.bytes(), other.data, other.bytes());
+    return ranges_overlap(one.data, one.bytes(), other.data, other.bytes());
 }
 
 /* ---- reductions ---- */
-static double premul_factor(const char *call, const c10d::ReduceOp &op)
+static double reduction_get_premul_factor(const char *call, const c10d::ReduceOp &op)
 {
     auto *supplement = dynamic_cast<c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
     if (!supplement)
-        refuse(call,
+        call_refuse(call,
             "PREMUL_SUM comes without its factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
     return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
-Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer &buffer)
+Reduction reduction_from_torch(const char *call, const c10d::ReduceOp &op, const Buffer &buffer)
 {
     if (c10::isComplexType(buffer.type) && !c10d::isComplexViewAsRealAllowed(op))
-        refuse(call, "this reduction of ", type_name(buffer.type),
+        call_refuse(call, "this reduction of ", type_get_name(buffer.type),
             " is not defined: complex numbers are only summed or averaged");
-    if (travels_as_bytes(buffer.type))
-        fail(TUTTI_UNSUPPORTED, c10::str(call, ": ", type_name(buffer.type), " tensors can be moved, but not reduced"));
+    if (type_travels_as_bytes(buffer.type))
+        error_throw(TUTTI_UNSUPPORTED,
+            c10::str(call, ": ", type_get_name(buffer.type), " tensors can be moved, but not reduced"));
     switch (op.op_) {
     case c10d::ReduceOp::SUM: return { TUTTI_SUM, 0 };
     case c10d::ReduceOp::AVG: return { TUTTI_AVG, 0 };
@@ -159,8 +164,8 @@ Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer 
     case c10d::ReduceOp::BAND: return { TUTTI_BAND, 0 };
     case c10d::ReduceOp::BOR: return { TUTTI_BOR, 0 };
     case c10d::ReduceOp::BXOR: return { TUTTI_BXOR, 0 };
-    case c10d::ReduceOp::PREMUL_SUM: return { TUTTI_PREMUL_SUM, premul_factor(call, op) };
-    default: refuse(call, "unknown reduction ", static_cast<int>(op.op_));
+    case c10d::ReduceOp::PREMUL_SUM: return { TUTTI_PREMUL_SUM, reduction_get_premul_factor(call, op) };
+    default: call_refuse(call, "unknown reduction ", static_cast<int>(op.op_));
     }
 }
 
@@ -173,14 +178,14 @@ PartList::PartList(Footprint &of, const char *role, const Tensors &tensors) : of
     for (size_t q = 0; q < tensors.size(); q++) {
         Role here{ role, q };
         Buffer part = of.check(tensors[q], here);
-        if (q) check_same_type(of.call(), parts[0], { role, 0 }, part, here);
+        if (q) buffers_check_same_type(of.call(), parts[0], { role, 0 }, part, here);
         parts.push_back(part);
         counts.push_back(part.count);
     }
-    if (!address()) pack();
+    if (!make_addressable()) pack();
 }
 /* Returns false if a part is on a device, or if its distance from the lowest address is no multiple of an element. */
-bool PartList::address()
+bool PartList::make_addressable()
 {
     size_t element = tutti_dtype_bytes(parts[0].dtype);
     for (const Buffer &part : parts)
@@ -196,7 +201,7 @@ bool PartList::address()
 }
 void PartList::pack()
 {
-    if (room_.defined()) return;
+    if (packed_.defined()) return;
     bytes = 0;
     offsets.clear();
     for (const Buffer &part : parts) {
@@ -204,8 +209,8 @@ void PartList::pack()
         bytes += part.bytes();
     }
     if (!bytes) return;
-    room_ = of_.room(tensors_[0], { static_cast<int64_t>(bytes) }, at::kByte);
-    data = static_cast<char *>(room_.data_ptr());
+    packed_ = of_.make_staging_buffer(tensors_[0], { static_cast<int64_t>(bytes) }, at::kByte);
+    data = static_cast<char *>(packed_.data_ptr());
 }
 void PartList::pack_unless_adjacent()
 {
@@ -213,28 +218,29 @@ void PartList::pack_unless_adjacent()
     for (size_t q = 0; q < parts.size(); end += counts[q++])
         if (counts[q] && offsets[q] != end) return pack();
 }
-void PartList::keep_apart(const Buffer &mine, int rank)
+void PartList::pack_if_overlapping(const Buffer &mine, int rank)
 {
     auto at = static_cast<size_t>(rank);
-    check_same_type(of_.call(), mine, { "tensor of this rank" }, parts[0], { role_, 0 });
+    buffers_check_same_type(of_.call(), mine, { "tensor of this rank" }, parts[0], { role_, 0 });
     if (counts[at] != mine.count)
-        refuse(of_.call(), "this rank's tensor has ", mine.count, " elements, but ", Role{ role_, rank },
+        call_refuse(of_.call(), "this rank's tensor has ", mine.count, " elements, but ", Role{ role_, rank },
             ", its place in the list, has ", counts[at]);
     for (size_t q = 0; q < parts.size(); q++)
-        if ((q != at || parts[q].data != mine.data) && overlap(parts[q], mine)) return pack();
+        if ((q != at || parts[q].data != mine.data) && ranges_overlap(parts[q], mine)) return pack();
 }
-void PartList::keep_apart(const PartList &other)
+void PartList::pack_if_overlapping(const PartList &other)
 {
-    if (room_.defined() || other.room_.defined() || !overlap(data, bytes, other.data, other.bytes)) return;
+    if (packed_.defined() || other.packed_.defined() || !ranges_overlap(data, bytes, other.data, other.bytes)) return;
     for (const Buffer &part : parts)
         for (const Buffer &theirs : other.parts)
-            if (overlap(part, theirs)) return pack();
+            if (ranges_overlap(part, theirs)) return pack();
 }
 void PartList::check_even() const
 {
     for (size_t q = 0; q < counts.size(); q++)
         if (counts[q] != counts[0])
-            refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ", counts[0]);
+            call_refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ",
+                counts[0]);
 }
 /* Compares neighbours in the order of addresses: a tensor that overlaps any later tensor overlaps the next one. */
 void PartList::check_disjoint() const
@@ -242,7 +248,7 @@ void PartList::check_disjoint() const
     std::vector<std::pair<Extent, size_t>> extents;
     extents.reserve(parts.size());
     for (size_t q = 0; q < parts.size(); q++)
-        if (parts[q].count) extents.emplace_back(extent_of(tensors_[q]), q);
+        if (parts[q].count) extents.emplace_back(tensor_get_extent(tensors_[q]), q);
     std::sort(extents.begin(), extents.end(), [](const auto &one, const auto &other) {
         return std::make_pair(one.first.device.index(), one.first.data)
             < std::make_pair(other.first.device.index(), other.first.data);
@@ -250,62 +256,63 @@ void PartList::check_disjoint() const
     for (size_t i = 1; i < extents.size(); i++) {
         const auto &[one, q] = extents[i - 1];
         const auto &[next, r] = extents[i];
-        if (one.device == next.device && overlap(one.data, one.bytes, next.data, next.bytes))
-            refuse(of_.call(), Role{ role_, std::min(q, r) }, " and ", Role{ role_, std::max(q, r) },
+        if (one.device == next.device && ranges_overlap(one.data, one.bytes, next.data, next.bytes))
+            call_refuse(of_.call(), Role{ role_, std::min(q, r) }, " and ", Role{ role_, std::max(q, r) },
                 " overlap in memory, so what one rank sends would overwrite what another sends; give each rank a "
                 "tensor of its own");
     }
 }
-at::Tensor PartList::place(size_t part) const
+at::Tensor PartList::part_view(size_t part) const
 {
     auto from = static_cast<int64_t>(offsets[part] * tutti_dtype_bytes(parts[part].dtype));
-    at::Tensor bytes_of_part = room_.narrow(0, from, static_cast<int64_t>(parts[part].bytes()));
+    at::Tensor bytes_of_part = packed_.narrow(0, from, static_cast<int64_t>(parts[part].bytes()));
     return bytes_of_part.view(tensors_[part].scalar_type()).view(tensors_[part].sizes());
 }
-void PartList::read()
+void PartList::add_inputs()
 {
     of_.inputs.insert(of_.inputs.end(), tensors_.begin(), tensors_.end());
-    for (size_t q = 0; room_.defined() && q < parts.size(); q++) {
+    for (size_t q = 0; packed_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];
         if (!part.count) continue;
         if (part.data) std::memcpy(data + offsets[q] * tutti_dtype_bytes(part.dtype), part.data, part.bytes());
-        else of_.fetches_.push_back({ place(q), tensors_[q] });
+        else of_.fetches_.push_back({ part_view(q), tensors_[q] });
     }
 }
-void PartList::written()
+void PartList::add_outputs()
 {
     check_disjoint();
     of_.outputs.insert(of_.outputs.end(), tensors_.begin(), tensors_.end());
-    for (size_t q = 0; room_.defined() && q < parts.size(); q++) {
+    for (size_t q = 0; packed_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];
         if (!part.count) continue;
         if (part.data)
             of_.parts_.push_back({ part.data, data + offsets[q] * tutti_dtype_bytes(part.dtype), part.bytes() });
-        else of_.returns_.push_back({ tensors_[q], place(q) });
+        else of_.returns_.push_back({ tensors_[q], part_view(q) });
     }
 }
 
-void split_rows(const char *call, const char *role, const at::Tensor &tensor, const Buffer &buffer,
+void rows_split_among_ranks(const char *call, const char *role, const at::Tensor &tensor, const Buffer &buffer,
     const std::vector<int64_t> &splits, size_t ranks, std::vector<size_t> &counts, std::vector<size_t> &offsets)
 {
     int64_t rows = tensor.dim() ? tensor.size(0) : 1;
     auto among = static_cast<int64_t>(ranks);
     if (splits.empty() && rows % among)
-        refuse(call, "the ", role, " tensor has ", rows, " rows, which ", ranks,
+        call_refuse(call, "the ", role, " tensor has ", rows, " rows, which ", ranks,
             " ranks cannot share evenly; give the split sizes");
     if (!splits.empty() && splits.size() != ranks)
-        refuse(call, "there are ", splits.size(), " ", role, " split sizes for ", ranks, " ranks");
+        call_refuse(call, "there are ", splits.size(), " ", role, " split sizes for ", ranks, " ranks");
     for (size_t q = 0; q < splits.size(); q++)
-        if (splits[q] < 0) refuse(call, "split size ", splits[q], " of the ", role, " for rank ", q, " is negative");
+        if (splits[q] < 0)
+            call_refuse(call, "split size ", splits[q], " of the ", role, " for rank ", q, " is negative");
     int64_t sum = 0;
     for (int64_t split : splits) {
         if (split > rows - sum)
-            refuse(call, "the ", role, " split sizes ", splits, " add up to more than the ", rows, " rows of the ",
+            call_refuse(call, "the ", role, " split sizes ", splits, " add up to more than the ", rows, " rows of the ",
                 role, " tensor");
         sum += split;
     }
     if (!splits.empty() && sum != rows)
-        refuse(call, "the ", role, " split sizes ", splits, " add up to ", sum, ", but the ", role, " tensor has ",
+        call_refuse(call, "the ", role, " split sizes ", splits, " add up to ", sum, ", but the ", role, " tensor has ",
             rows, " rows");
     size_t row = rows ? buffer.count / static_cast<size_t>(rows) : 0, offset = 0;
     for (size_t q = 0; q < ranks; q++) {

@@ -48,7 +48,7 @@ struct Extent {
     const char *data;
     size_t bytes;
 };
-Extent extent_of(const at::Tensor &tensor);
+Extent tensor_get_extent(const at::Tensor &tensor);
 
 class Footprint {
   public:
@@ -82,13 +82,13 @@ class Footprint {
 
   private:
     friend class PartList;
-    at::Tensor room(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type);
+    at::Tensor make_staging_buffer(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type);
 
     const char *call_ = "";
     /* The device of the first tensor. All others must be on devices of the same type. */
     std::optional<c10::Device> device_;
     /* The staging buffers on the host. */
-    Tensors rooms_;
+    Tensors staging_buffers_;
     std::vector<Part> parts_;
     std::vector<Copy> fetches_, returns_;
 };
@@ -104,16 +104,16 @@ class PartList {
     void pack_unless_adjacent();
     /* Compares the list with the rank's single tensor, which must have the type of the list and the size of the rank's
      * part. Packs the list if the tensor overlaps any part, except the rank's own at the same address. */
-    void keep_apart(const Buffer &mine, int rank);
+    void pack_if_overlapping(const Buffer &mine, int rank);
     /* Packs this list if the two lists overlap. */
-    void keep_apart(const PartList &other);
+    void pack_if_overlapping(const PartList &other);
     /* Refuses parts with different counts. */
     void check_even() const;
     /* Adds the tensors to the inputs of the footprint, and fills the buffer of a packed list. */
-    void read();
+    void add_inputs();
     /* Adds the tensors to the outputs of the footprint, so that they receive the results. Refuses tensors that overlap
      * one another. */
-    void written();
+    void add_outputs();
 
     char *data = nullptr;
     /* The distance from the beginning to the end of the buffer, gaps included. */
@@ -122,32 +122,32 @@ class PartList {
     /* The size of each part and its place in the buffer. */
     std::vector<size_t> counts, offsets; /* elements */
   private:
-    bool address();
+    bool make_addressable();
     void pack();
     void check_disjoint() const;
     /* Returns the place of a part in the packed buffer as a tensor of the part's type and sizes. */
-    at::Tensor place(size_t part) const;
+    at::Tensor part_view(size_t part) const;
     Footprint &of_;
     const char *role_;
     const Tensors &tensors_;
-    at::Tensor room_;
+    at::Tensor packed_;
 };
 
 struct Reduction {
     tutti_op op;
     double factor;
 };
-Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer &buffer);
+Reduction reduction_from_torch(const char *call, const c10d::ReduceOp &op, const Buffer &buffer);
 
-const at::Tensor &only_tensor(const char *call, const Tensors &tensors);
+const at::Tensor &tensors_get_single(const char *call, const Tensors &tensors);
 /* Returns torch's name of a type without "torch.". */
-std::string type_name(at::ScalarType type);
+std::string type_get_name(at::ScalarType type);
 /* Refuses buffers of different types. */
-void check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role);
-bool overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes);
+void buffers_check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role);
+bool ranges_overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes);
 /* Divides the rows of a tensor's first dimension among the ranks. `splits` gives the rows of each rank; if it is empty,
  * all ranks get equally many. Appends the count and the offset of each rank, in elements. */
-void split_rows(const char *call, const char *role, const at::Tensor &tensor, const Buffer &buffer,
+void rows_split_among_ranks(const char *call, const char *role, const at::Tensor &tensor, const Buffer &buffer,
     const std::vector<int64_t> &splits, size_t ranks, std::vector<size_t> &counts, std::vector<size_t> &offsets);
 
 } // namespace tutti

@@ -16,7 +16,7 @@ struct OpenOptions {
 /* The blocks that this thread has entered, in order. The last one is the innermost. */
 static thread_local std::vector<OpenOptions> open_options;
 
-uint64_t call_options_number()
+uint64_t call_options_next_block()
 {
     static std::atomic<uint64_t> last{ 0 };
     return ++last;
@@ -31,7 +31,7 @@ bool call_options_close(uint64_t block)
     return true;
 }
 
-static void apply_options(Operation &operation, const Call &call)
+static void operation_apply_options(Operation &operation, const Call &call)
 {
     operation.request.timeout_ms = std::max<int64_t>(call.timeout.count(), 0);
     for (auto open = open_options.rbegin(); open != open_options.rend(); ++open) {
@@ -112,12 +112,12 @@ void ProcessGroupTutti::startCoalescing()
 WorkPointer ProcessGroupTutti::endCoalescing()
 {
     auto work = take_work();
-    if (!work) fail(TUTTI_INVALID_ARGUMENT, "end_coalescing without start_coalescing on this thread");
+    if (!work) error_throw(TUTTI_INVALID_ARGUMENT, "end_coalescing without start_coalescing on this thread");
     return work;
 }
 
 /* ---- recording ---- */
-static std::string recorded_name(const Call &call, int rank)
+static std::string call_get_recorded_name(const Call &call, int rank)
 {
     if (!c10d::isP2POp(call.type)) return call.title;
     std::string peer = call.peer == TUTTI_ANY_SOURCE ? "any" : std::to_string(call.peer);
@@ -129,7 +129,7 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
 {
     Record record;
     record.group = *recorded_as_;
-    record.name = recorded_name(call, getRank());
+    record.name = call_get_recorded_name(call, getRank());
     record.message = c10d::isP2POp(call.type);
     record.part = open_work() == &work;
     /* An operation in place has only one list of tensors, which is recorded as both inputs and outputs. */
@@ -138,11 +138,11 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
     record.outputs = RecordedTensors(touched.outputs.empty() ? touched.inputs : touched.outputs);
     record.timeout_ms = operation.request.timeout_ms ? operation.request.timeout_ms : options_->timeout.count();
     record.stack = std::move(stack);
-    operation.record = recorder::begin(std::move(record), work.numbers);
+    operation.record = recorder::record_add_operation(std::move(record), work.numbers);
 }
 
 /* ---- starting ---- */
-bool ProcessGroupTutti::asks_for_work() const
+bool ProcessGroupTutti::needs_work() const
 {
     return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || open_work();
 }
@@ -151,40 +151,40 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
     uint64_t sequence = c10d::isP2POp(call.type) ? sequence_.load() : ++sequence_;
     const char *title = at::hasCallbacks() ? call.title : nullptr;
     auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, title, inputs, sequence);
-    if (timing_.load(std::memory_order_relaxed)) work->time();
+    if (timing_.load(std::memory_order_relaxed)) work->start_clock();
     if (options_->blocking_futures) work->block_futures();
     return work;
 }
 /* Takes back the numbers of an operation that the core has refused. */
-void ProcessGroupTutti::uncount(const Call &call, Work &work, const Operation &operation)
+void ProcessGroupTutti::take_back_number(const Call &call, Work &work, const Operation &operation)
 {
-    if (operation.record) recorder::refuse(operation.record, work.numbers);
+    if (operation.record) recorder::record_mark_refused(operation.record, work.numbers);
     if (!c10d::isP2POp(call.type) && open_work() != &work) --sequence_;
 }
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
     Work::reap();
-    auto stack = recorded_as_ ? recorder::stack() : nullptr;
+    auto stack = recorded_as_ ? recorder::python_stack_capture() : nullptr;
     if (communicator_->closed())
-        fail(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
+        error_throw(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
     Work *batch = open_work();
     auto work = batch ? c10::intrusive_ptr<Work>::reclaim_copy(batch)
                       : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
     if (footprint.staged()) {
-        Arrival::wait_for_earlier(footprint);
+        PendingCopy::wait_for_overlapping(footprint);
         footprint.fetch();
     }
     Operation &operation = work->add(std::move(footprint));
-    apply_options(operation, call);
+    operation_apply_options(operation, call);
     if (recorded_as_) record(operation, call, *work, std::move(stack));
     if (!call.async && !batch) {
         operation.request.blocking = true;
         tutti_status status = begin(communicator_->get(), &operation.request);
         if (status != TUTTI_OK) {
-            if (operation.request.refused) uncount(call, *work, operation);
-            operation.conclude(status, tutti_get_last_error());
-            recorder::tell(operation.record);
-            fail(status, operation.text);
+            if (operation.request.refused) take_back_number(call, *work, operation);
+            operation.store_outcome(status, tutti_get_last_error());
+            recorder::record_report_failure(operation.record);
+            error_throw(status, operation.text);
         }
         work->finish_blocking(operation);
         return work;
@@ -195,13 +195,13 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     tutti_status status = begin(communicator_->get(), &operation.request);
     if (status == TUTTI_OK) return work;
     std::string text = tutti_get_last_error();
-    if (operation.request.refused) uncount(call, *work, operation);
+    if (operation.request.refused) take_back_number(call, *work, operation);
     if (batch && operation.request.refused) work->withdraw(operation);
     else work->finish(operation, status);
-    recorder::tell(operation.record);
-    fail(status, text);
+    recorder::record_report_failure(operation.record);
+    error_throw(status, text);
 }
-static int64_t elements(const Tensors &tensors)
+static int64_t tensors_count_elements(const Tensors &tensors)
 {
     int64_t sum = 0;
     for (const at::Tensor &tensor : tensors) sum += tensor.numel();
@@ -225,9 +225,10 @@ WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footpr
     for (size_t i = 2; i < members.size(); i++)
         if (static_cast<int64_t>(members[i] - members[i - 1]) != stride) stride = 0;
     RECORD_CALL(call.async, std::make_tuple(static_cast<int64_t>(sequence_ + collective), !collective),
-        std::make_tuple(getGroupUid(), getGroupDesc()), inputs, outputs, getRank(), call.name(), elements(inputs),
-        elements(outputs), inputs.empty() ? at::kByte : inputs[0].scalar_type(), std::vector<int64_t>(),
-        std::vector<int64_t>(), first, stride, getSize());
+        std::make_tuple(getGroupUid(), getGroupDesc()), inputs, outputs, getRank(), call.name(),
+        tensors_count_elements(inputs), tensors_count_elements(outputs),
+        inputs.empty() ? at::kByte : inputs[0].scalar_type(), std::vector<int64_t>(), std::vector<int64_t>(), first,
+        stride, getSize());
     return start(call, std::move(footprint), begin);
 }
 WorkPointer ProcessGroupTutti::launch(const Call &call, Footprint footprint, Start begin)

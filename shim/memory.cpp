@@ -12,20 +12,20 @@ namespace tutti {
 /* The number of blocks that this thread is inside. NULL before the first block and while the thread ends. */
 static thread_local std::atomic<int> *sharing = nullptr;
 
-static void release(void *memory) { tutti_mem_free(memory); }
+static void shared_memory_free(void *memory) { tutti_mem_free(memory); }
 
 class SharedAllocator : public c10::Allocator {
   public:
     c10::DataPtr allocate(size_t bytes) override
     {
         void *memory = nullptr;
-        if (bytes && tutti_mem_alloc(&memory, bytes) != TUTTI_OK) fail(TUTTI_NO_MEMORY, tutti_get_last_error());
-        return { memory, memory, &release, at::Device(at::kCPU) };
+        if (bytes && tutti_mem_alloc(&memory, bytes) != TUTTI_OK) error_throw(TUTTI_NO_MEMORY, tutti_get_last_error());
+        return { memory, memory, &shared_memory_free, at::Device(at::kCPU) };
     }
-    c10::DeleterFnPtr raw_deleter() const override { return &release; }
+    c10::DeleterFnPtr raw_deleter() const override { return &shared_memory_free; }
     void copy_data(void *to, const void *from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 };
-static SharedAllocator &shared_allocator()
+static SharedAllocator &shared_allocator_get()
 {
     /* The allocator is never destroyed, because it must outlive all tensors. */
     static auto *allocator = new SharedAllocator;
@@ -38,7 +38,7 @@ class ThreadsAllocator final : public c10::Allocator {
     c10::DataPtr allocate(size_t bytes) override
     {
         bool inside = sharing && sharing->load(std::memory_order_relaxed) > 0;
-        return inside ? shared_allocator().allocate(bytes) : of_torch_->allocate(bytes);
+        return inside ? shared_allocator_get().allocate(bytes) : of_torch_->allocate(bytes);
     }
     c10::DeleterFnPtr raw_deleter() const override { return &release_either; }
     void copy_data(void *to, const void *from, size_t bytes) const override { of_torch_->copy_data(to, from, bytes); }
@@ -79,9 +79,9 @@ void SharedBlock::exit()
     entered_.erase(left);
 }
 
-at::Tensor shared_empty(at::IntArrayRef sizes, at::ScalarType type)
+at::Tensor shared_tensor_allocate(at::IntArrayRef sizes, at::ScalarType type)
 {
-    return at::detail::empty_generic(sizes, &shared_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), type,
+    return at::detail::empty_generic(sizes, &shared_allocator_get(), c10::DispatchKeySet(c10::DispatchKey::CPU), type,
         std::nullopt);
 }
 

@@ -9,7 +9,7 @@
 namespace tutti {
 
 /* Returns an uninitialized tensor that stays in shared memory when it is resized. MemoryError names the bytes. */
-at::Tensor shared_empty(at::IntArrayRef sizes, at::ScalarType type);
+at::Tensor shared_tensor_allocate(at::IntArrayRef sizes, at::ScalarType type);
 /* Every CPU tensor that a thread allocates inside a block is in shared memory. The caller holds the GIL. */
 class SharedBlock {
   public:

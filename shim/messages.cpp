@@ -8,9 +8,9 @@ namespace tutti {
 WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int tag)
 {
     bool sends = call.type == c10d::OpType::SEND;
-    if (tag < 0) fail(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": tag ", tag, " is negative"));
+    if (tag < 0) error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": tag ", tag, " is negative"));
     Footprint footprint(call.name());
-    const at::Tensor &tensor = only_tensor(call.name(), tensors);
+    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
     Buffer b = sends ? footprint.input(tensor) : footprint.output(tensor);
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
@@ -24,7 +24,7 @@ WorkPointer ProcessGroupTutti::send(Tensors &tensors, int destination, int tag)
 }
 WorkPointer ProcessGroupTutti::recv(Tensors &tensors, int source, int tag)
 {
-    if (source < 0) fail(TUTTI_INVALID_ARGUMENT, c10::str("recv: source ", source, " is not a rank"));
+    if (source < 0) error_throw(TUTTI_INVALID_ARGUMENT, c10::str("recv: source ", source, " is not a rank"));
     return message({ "tutti:recv", c10d::OpType::RECV, true, c10d::kUnsetTimeout, source }, tensors, tag);
 }
 WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
@@ -34,7 +34,7 @@ WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
 }
 
 /* ---- the monitored barrier ---- */
-static std::string list_of_ranks(const std::vector<int> &ranks)
+static std::string ranks_format_list(const std::vector<int> &ranks)
 {
     std::string text = ranks.size() == 1 ? "Rank " : "Ranks ";
     for (size_t i = 0; i < ranks.size(); i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
@@ -45,25 +45,26 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
 {
     auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
     if (timeout.count() < 0)
-        fail(TUTTI_INVALID_ARGUMENT, c10::str("monitoredBarrier: a timeout of ", timeout.count(), " ms is negative"));
+        error_throw(TUTTI_INVALID_ARGUMENT,
+            c10::str("monitoredBarrier: a timeout of ", timeout.count(), " ms is negative"));
     if (communicator_->closed())
-        fail(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
+        error_throw(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
     auto is_missing = std::make_unique<bool[]>(size());
     int64_t limit = std::max<int64_t>(timeout.count(), 1);
     tutti_status status = tutti_monitored_barrier(communicator_->get(), limit, is_missing.get());
     if (status == TUTTI_OK) return;
     std::string text = tutti_get_last_error();
     if (getRank() != 0)
-        fail(status,
+        error_throw(status,
             c10::str("Rank ", getRank(), " successfully reached monitoredBarrier, but received errors while ",
                 "waiting for send/recv from rank 0; rank 0's error tells which ranks are missing (here: ", text, ")"));
     std::vector<int> missing;
     for (int rank = 1; rank < getSize() && (wait_all_ranks || missing.empty()); rank++)
         if (is_missing[static_cast<size_t>(rank)]) missing.push_back(rank);
-    if (missing.empty()) fail(status, text);
-    std::string who = list_of_ranks(missing) + " failed to pass monitoredBarrier";
-    if (status != TUTTI_TIMEOUT) fail(status, who + ": " + text);
-    fail(status,
+    if (missing.empty()) error_throw(status, text);
+    std::string who = ranks_format_list(missing) + " failed to pass monitoredBarrier";
+    if (status != TUTTI_TIMEOUT) error_throw(status, who + ": " + text);
+    error_throw(status,
         c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(),
             " ms. The group is aborted; destroy it and make a new one"));
 }

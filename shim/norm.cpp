@@ -9,38 +9,38 @@ using Take = Buffer (Footprint::*)(const at::Tensor &tensor, Role role);
 struct Rows { Buffer buffer; size_t count, columns; };
 } // namespace
 
-template <typename... Pieces> [[noreturn]] static void refuse_norm(const Pieces &...pieces)
+template <typename... Pieces> [[noreturn]] static void norm_refuse(const Pieces &...pieces)
 {
-    fail(TUTTI_INVALID_ARGUMENT, c10::str("all_reduce_norm: ", pieces...));
+    error_throw(TUTTI_INVALID_ARGUMENT, c10::str("all_reduce_norm: ", pieces...));
 }
-static Rows rows_of(Footprint &footprint, const at::Tensor &tensor, Take take)
+static Rows norm_rows_from_tensor(Footprint &footprint, const at::Tensor &tensor, Take take)
 {
     Buffer b = (footprint.*take)(tensor, { "input" });
     if (b.type != at::kFloat && b.type != at::kBFloat16 && b.type != at::kHalf)
-        refuse_norm("the input is ", type_name(b.type),
+        norm_refuse("the input is ", type_get_name(b.type),
             "; only rows of float32, bfloat16 and float16 can be normalised");
-    if (tensor.dim() == 0) refuse_norm("the input has no rows: give a tensor of one dimension or more");
+    if (tensor.dim() == 0) norm_refuse("the input has no rows: give a tensor of one dimension or more");
     auto columns = static_cast<size_t>(tensor.size(-1));
     return { b, columns ? b.count / columns : 0, columns };
 }
 /* Returns the data of a tensor that accompanies the rows, or NULL if the tensor is undefined. */
-static void *beside(Footprint &footprint, const at::Tensor &tensor, const char *role, const Rows &rows, Take take,
-    size_t count)
+static void *norm_add_operand(Footprint &footprint, const at::Tensor &tensor, const char *role, const Rows &rows,
+    Take take, size_t count)
 {
     if (!tensor.defined()) return nullptr;
     Buffer b = (footprint.*take)(tensor, { role });
-    check_same_type(footprint.call(), b, { role }, rows.buffer, { "input" });
+    buffers_check_same_type(footprint.call(), b, { role }, rows.buffer, { "input" });
     if (b.count != count)
-        refuse_norm("the ", role, " has sizes ", tensor.sizes(), ": it must have ", count, " elements, for ",
+        norm_refuse("the ", role, " has sizes ", tensor.sizes(), ": it must have ", count, " elements, for ",
             count / rows.columns, " rows of ", rows.columns);
     /* A rank without own rows still passes a residual, so its empty tensor needs an address. */
     static char nothing;
     return b.data ? b.data : &nothing;
 }
-static Rows prepare(Footprint &footprint, const at::Tensor &tensor, const Norm &norm, int rank, int size, Take read,
-    Take change, tutti_norm &out)
+static Rows norm_fill_arguments(Footprint &footprint, const at::Tensor &tensor, const Norm &norm, int rank, int size,
+    Take read, Take change, tutti_norm &out)
 {
-    Rows rows = rows_of(footprint, tensor, change);
+    Rows rows = norm_rows_from_tensor(footprint, tensor, change);
     size_t first = 0, count = rows.count;
     if (norm.own_rows) tutti_norm_rows(rows.count, size, rank, &first, &count);
     out.kind = norm.centred ? TUTTI_NORM_LAYER : TUTTI_NORM_RMS;
@@ -48,19 +48,19 @@ static Rows prepare(Footprint &footprint, const at::Tensor &tensor, const Norm &
     out.own_rows = norm.own_rows;
     /* The core refuses rows without columns. */
     if (!rows.columns) return rows;
-    out.weight = beside(footprint, norm.weight, "weight", rows, read, rows.columns);
-    out.bias = beside(footprint, norm.bias, "bias", rows, read, rows.columns);
-    out.residual = beside(footprint, norm.residual, "residual", rows, change, count * rows.columns);
+    out.weight = norm_add_operand(footprint, norm.weight, "weight", rows, read, rows.columns);
+    out.bias = norm_add_operand(footprint, norm.bias, "bias", rows, read, rows.columns);
+    out.residual = norm_add_operand(footprint, norm.residual, "residual", rows, change, count * rows.columns);
     return rows;
 }
 void ProcessGroupTutti::allreduce_norm(const at::Tensor &tensor, const Norm &norm)
 {
     Footprint footprint(kTitle + sizeof("tutti:") - 1);
     tutti_norm form = TUTTI_NORM_INIT;
-    bool directly = tensor.device().is_cpu() && !asks_for_work() && !communicator_->closed();
+    bool directly = tensor.device().is_cpu() && !needs_work() && !communicator_->closed();
     Take read = directly ? &Footprint::check : &Footprint::input;
     Take change = directly ? &Footprint::check : &Footprint::update;
-    Rows rows = prepare(footprint, tensor, norm, getRank(), getSize(), read, change, form);
+    Rows rows = norm_fill_arguments(footprint, tensor, norm, getRank(), getSize(), read, change, form);
     auto begin = [&](tutti_comm *comm, tutti_request *request) {
         char *data = rows.buffer.data;
         return tutti_all_reduce_norm(data, data, rows.count, rows.columns, rows.buffer.dtype, &form, comm, request);
@@ -73,7 +73,7 @@ void ProcessGroupTutti::allreduce_norm(const at::Tensor &tensor, const Norm &nor
     tutti_request request = TUTTI_REQUEST_INIT;
     request.blocking = true;
     tutti_status status = begin(communicator_->get(), &request);
-    if (status != TUTTI_OK) fail_last(status);
+    if (status != TUTTI_OK) error_throw_last(status);
     ++sequence_;
 }
 

@@ -19,7 +19,7 @@ struct StoreBridge {
     std::string problem;
 };
 
-template <typename Use> static tutti_status with_store(void *context, Use use)
+template <typename Use> static tutti_status store_call_catching(void *context, Use use)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
     try {
@@ -34,7 +34,7 @@ template <typename Use> static tutti_status with_store(void *context, Use use)
 }
 static tutti_status store_put(void *context, const char *key, const void *value, size_t bytes)
 {
-    return with_store(context, [&](c10d::Store &store) {
+    return store_call_catching(context, [&](c10d::Store &store) {
         auto *begin = static_cast<const uint8_t *>(value);
         store.set(key, std::vector<uint8_t>(begin, begin + bytes));
         return TUTTI_OK;
@@ -43,7 +43,7 @@ static tutti_status store_put(void *context, const char *key, const void *value,
 static tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
     int64_t timeout_ms)
 {
-    return with_store(context, [&](c10d::Store &store) {
+    return store_call_catching(context, [&](c10d::Store &store) {
         if (timeout_ms == 0 && !store.check({ key })) return TUTTI_TIMEOUT;
         if (timeout_ms > 0) store.wait({ key }, std::chrono::milliseconds(timeout_ms));
         std::vector<uint8_t> found = store.get(key);
@@ -58,29 +58,30 @@ static tutti_status store_remove(void *context, const char *key)
     auto *bridge = static_cast<StoreBridge *>(context);
     /* Some stores cannot delete keys, which is no problem to report. */
     StoreBridge apart{ bridge->store, "" };
-    return with_store(&apart, [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
+    return store_call_catching(&apart,
+        [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
 }
 /* True if all ranks of the job are on this host, by the numbers that torchrun sets. A program may join the ranks of
  * several torchrun starts to a larger job, so WORLD_SIZE must also equal the size of the job. */
-static bool all_are_here(int ranks)
+static bool job_is_on_one_host(int ranks)
 {
     const char *here = std::getenv("LOCAL_WORLD_SIZE"), *all = std::getenv("WORLD_SIZE");
     return here && all && std::strcmp(here, all) == 0 && all == std::to_string(ranks);
 }
 /* Returns the host of a TCP store. The result is empty for other stores, for a loopback name, and if all ranks are on
  * one host. */
-static std::string host_of(c10::intrusive_ptr<c10d::Store> store, int ranks)
+static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ranks)
 {
     while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
     auto *tcp = dynamic_cast<c10d::TCPStore *>(store.get());
-    if (!tcp || all_are_here(ranks)) return "";
+    if (!tcp || job_is_on_one_host(ranks)) return "";
     const std::string &host = tcp->getHost();
     return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
 }
 /* The size of the last group of all ranks that this process has joined. */
 static std::atomic<int> job_size{ 0 };
-static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, const std::string &group,
-    const Options &options)
+static tutti_comm *group_join_through_store(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
+    const std::string &group, const Options &options)
 {
     StoreBridge bridge{ store, "" };
     tutti_config config = TUTTI_CONFIG_INIT;
@@ -95,7 +96,7 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     /* Torch gives no members for the group of all ranks. */
     const auto &members = options.global_ranks_in_group;
     if (members.empty()) job_size = size;
-    std::string store_host = host_of(store, job_size);
+    std::string store_host = store_get_host(store, job_size);
     config.store_host = store_host.empty() ? nullptr : store_host.c_str();
     bool part = static_cast<int>(members.size()) == size && job_size > 0;
     config.job_size = part ? job_size.load() : 0;
@@ -108,11 +109,11 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     std::string text = tutti_get_last_error();
     if (!bridge.problem.empty())
         text += " (the store said: " + bridge.problem.substr(0, bridge.problem.find('\n')) + ")";
-    fail(status, text);
+    error_throw(status, text);
 }
 
 /* ---- construction and life ---- */
-static c10::intrusive_ptr<Options> settled_options(const c10::intrusive_ptr<Options> &given,
+static c10::intrusive_ptr<Options> options_copy_with_timeout(const c10::intrusive_ptr<Options> &given,
     std::chrono::milliseconds timeout)
 {
     auto options = given ? c10::make_intrusive<Options>(*given) : c10::make_intrusive<Options>();
@@ -121,18 +122,18 @@ static c10::intrusive_ptr<Options> settled_options(const c10::intrusive_ptr<Opti
 }
 ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
     std::chrono::milliseconds timeout, const std::string &group, const c10::intrusive_ptr<Options> &options)
-    : c10d::Backend(rank, size), options_(settled_options(options, timeout)),
-      communicator_(c10::make_intrusive<Communicator>(join(store, rank, size, group, *options_)))
+    : c10d::Backend(rank, size), options_(options_copy_with_timeout(options, timeout)),
+      communicator_(c10::make_intrusive<Communicator>(group_join_through_store(store, rank, size, group, *options_)))
 {
     options_->group_name = group;
     /* If this throws, the other ranks, which have joined by now, see this rank leave. */
-    futures_begin(c10::str("rank ", rank, " of group ", group));
+    futures_start_thread(c10::str("rank ", rank, " of group ", group));
     init();
-    if (recorder::on()) recorded_as_ = recorder::join(this, group, members());
+    if (recorder::recording_is_on()) recorded_as_ = recorder::group_add(this, group, members());
 }
 ProcessGroupTutti::~ProcessGroupTutti()
 {
-    if (recorded_as_) recorder::leave(*recorded_as_);
+    if (recorded_as_) recorder::group_mark_gone(*recorded_as_);
     communicator_->close();
     /* This may be the last call of the program, so it drops the finished Works. */
     Work::reap_unless_ending();
@@ -150,7 +151,7 @@ void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 {
     bool closed = communicator_->closed();
     tutti_status status = closed ? TUTTI_OK : tutti_comm_set_timeout(communicator_->get(), timeout.count());
-    if (status != TUTTI_OK) fail_last(status);
+    if (status != TUTTI_OK) error_throw_last(status);
     options_->timeout = timeout;
 }
 tutti_prediction ProcessGroupTutti::predict(const std::string &collective, const std::string &algorithm,
@@ -160,7 +161,7 @@ tutti_prediction ProcessGroupTutti::predict(const std::string &collective, const
     tutti_prediction made = TUTTI_PREDICTION_INIT;
     const char *asked = algorithm.empty() ? nullptr : algorithm.c_str();
     tutti_status status = tutti_comm_predict(communicator_->get(), collective.c_str(), asked, bytes, &made);
-    if (status != TUTTI_OK) fail_last(status);
+    if (status != TUTTI_OK) error_throw_last(status);
     return made;
 }
 uintptr_t ProcessGroupTutti::address() const
@@ -175,7 +176,7 @@ std::string ProcessGroupTutti::parameters() const
     tutti_status status = tutti_comm_info(communicator_->get(), nullptr, 0, &needed);
     std::string text(needed + 1, '\0');
     if (status == TUTTI_OK) status = tutti_comm_info(communicator_->get(), text.data(), text.size(), &needed);
-    if (status != TUTTI_OK) fail_last(status);
+    if (status != TUTTI_OK) error_throw_last(status);
     text.resize(needed);
     return text;
 }
@@ -228,7 +229,7 @@ BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &s
 }
 at::Tensor ProcessGroupTutti::allocateTensor(long size, at::TensorOptions options)
 {
-    return options.device().is_cpu() ? shared_empty({ size }, c10::typeMetaToScalarType(options.dtype()))
+    return options.device().is_cpu() ? shared_tensor_allocate({ size }, c10::typeMetaToScalarType(options.dtype()))
                                      : at::empty({ size }, options);
 }
 c10d::ErrorType ProcessGroupTutti::getError()

@@ -49,7 +49,7 @@ struct CallOptions {
     std::chrono::milliseconds timeout; /* or kUnsetTimeout */
 };
 /* Returns the number of a new block. */
-uint64_t call_options_number();
+uint64_t call_options_next_block();
 void call_options_open(uint64_t block, CallOptions options);
 /* Closes this thread's last entry of the block. Returns false if the thread has no open entry of it. */
 bool call_options_close(uint64_t block);
@@ -157,7 +157,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
-    void uncount(const Call &call, Work &work, const Operation &operation);
+    void take_back_number(const Call &call, Work &work, const Operation &operation);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     /* Returns the global ranks of the group's members. */
@@ -167,7 +167,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     Work *open_work() const;
     c10::intrusive_ptr<Work> take_work();
     /* True if options, coalescing, timing, a profiler or the recorder rule out a call without a Work. */
-    bool asks_for_work() const;
+    bool needs_work() const;
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
     /* Returns torch's root, which has 64 bits, as an int of the core. Refuses a root outside of the group. */
     int root_of(const Call &call, int64_t root) const;

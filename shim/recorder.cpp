@@ -51,64 +51,65 @@ struct Ring {
     }
 };
 /* The ring is never destroyed, because threads may outlive main(). */
-static Ring &ring()
+static Ring &ring_get()
 {
     static auto *the_ring = new Ring;
     return *the_ring;
 }
-static int64_t now_ns()
+static int64_t clock_now_ns()
 {
     return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
-void start(size_t capacity, bool stacks, Report report)
+void recording_start(size_t capacity, bool stacks, Report report)
 {
-    std::lock_guard<std::mutex> lock(ring().mutex);
-    if (ring().capacity) return;
-    ring().capacity = capacity;
-    ring().stacks = stacks;
-    ring().report = report;
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    if (ring_get().capacity) return;
+    ring_get().capacity = capacity;
+    ring_get().stacks = stacks;
+    ring_get().report = report;
     /* The lock is held during a fork, so that no thread that the child lacks can hold it. */
-    pthread_atfork([] { ring().mutex.lock(); }, [] { ring().mutex.unlock(); }, [] { ring().mutex.unlock(); });
+    pthread_atfork([] { ring_get().mutex.lock(); }, [] { ring_get().mutex.unlock(); },
+        [] { ring_get().mutex.unlock(); });
 }
-bool on()
+bool recording_is_on()
 {
-    std::lock_guard<std::mutex> lock(ring().mutex);
-    return ring().capacity > 0;
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    return ring_get().capacity > 0;
 }
 
 /* ---- groups ---- */
-size_t join(const c10d::Backend *group, std::string name, std::vector<uint64_t> members)
+size_t group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members)
 {
     RecordedGroup made;
     made.live = group;
     made.name = std::move(name);
     made.members = std::move(members);
-    std::lock_guard<std::mutex> lock(ring().mutex);
-    ring().groups.emplace(ring().groups_made, std::move(made));
-    return ring().groups_made++;
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    ring_get().groups.emplace(ring_get().groups_made, std::move(made));
+    return ring_get().groups_made++;
 }
-void leave(size_t group)
+void group_mark_gone(size_t group)
 {
-    std::lock_guard<std::mutex> lock(ring().mutex);
-    RecordedGroup &left = ring().groups.at(group);
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    RecordedGroup &left = ring_get().groups.at(group);
     left.description = left.live->getGroupDesc();
     left.live = nullptr;
-    ring().groups_gone.push_back(group);
-    ring().drop_groups();
+    ring_get().groups_gone.push_back(group);
+    ring_get().drop_groups();
 }
 
 /* ---- operations ---- */
-std::shared_ptr<torch::CapturedTraceback> stack()
+std::shared_ptr<torch::CapturedTraceback> python_stack_capture()
 {
-    return ring().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
+    return ring_get().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
 }
-uint64_t begin(Record record, RecordedNumbers &numbers)
+uint64_t record_add_operation(Record record, RecordedNumbers &numbers)
 {
-    record.began_ns = now_ns();
-    std::lock_guard<std::mutex> lock(ring().mutex);
-    auto known = ring().groups.find(record.group);
+    record.began_ns = clock_now_ns();
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    auto known = ring_get().groups.find(record.group);
     /* A coalesced call may end long after its group. */
-    if (known == ring().groups.end()) return 0;
+    if (known == ring_get().groups.end()) return 0;
     RecordedGroup &group = known->second;
     record.counted = !numbers.taken;
     if (record.counted) {
@@ -117,71 +118,71 @@ uint64_t begin(Record record, RecordedNumbers &numbers)
     }
     record.numbers = numbers;
     record.operation = ++group.operations;
-    record.id = group.newest = ++ring().last;
-    if (ring().records.size() < ring().capacity) ring().records.emplace_back();
+    record.id = group.newest = ++ring_get().last;
+    if (ring_get().records.size() < ring_get().capacity) ring_get().records.emplace_back();
     /* The old record moves to the parameter, which is destroyed after the lock is released. */
-    std::swap(*ring().find(record.id), record);
-    return ring().last;
+    std::swap(*ring_get().find(record.id), record);
+    return ring_get().last;
 }
-uint64_t begin_end(RecordedNumbers &numbers)
+uint64_t record_add_coalesced_end(RecordedNumbers &numbers)
 {
     Record record;
     record.group = numbers.group;
     record.name = "tutti:coalesced";
     record.message = numbers.message_first;
-    return begin(std::move(record), numbers);
+    return record_add_operation(std::move(record), numbers);
 }
-void refuse(uint64_t id, RecordedNumbers &numbers)
+void record_mark_refused(uint64_t id, RecordedNumbers &numbers)
 {
-    std::lock_guard<std::mutex> lock(ring().mutex);
-    Record *record = ring().find(id);
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    Record *record = ring_get().find(id);
     if (!record) return;
     record->refused = true;
     if (!record->counted) return;
-    RecordedGroup &group = ring().groups.at(record->group);
+    RecordedGroup &group = ring_get().groups.at(record->group);
     --(record->message ? group.messages : group.collectives);
     numbers.taken = false;
 }
-void end(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source)
+void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source)
 {
-    std::lock_guard<std::mutex> lock(ring().mutex);
-    Record *record = ring().find(id);
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    Record *record = ring_get().find(id);
     if (!record || record->ended_ns) return;
-    RecordedGroup &group = ring().groups.at(record->group);
+    RecordedGroup &group = ring_get().groups.at(record->group);
     record->outcome = outcome;
     record->text = text;
-    record->ended_ns = now_ns();
+    record->ended_ns = clock_now_ns();
     record->fatal = outcome < TUTTI_OK && !alone && outcome != TUTTI_ABORTED && outcome != TUTTI_FORKED;
     if (outcome != TUTTI_OK) return;
     if (!record->message && !record->part) group.completed = std::max(group.completed, record->numbers.collective);
     if (size_t any = record->name.rfind("<-any"); any != std::string::npos)
         record->name.replace(any, std::string::npos, "<-" + std::to_string(source));
 }
-void tell(uint64_t id)
+void record_report_failure(uint64_t id)
 {
     std::string text;
     {
-        std::lock_guard<std::mutex> lock(ring().mutex);
-        Record *record = ring().find(id);
+        std::lock_guard<std::mutex> lock(ring_get().mutex);
+        Record *record = ring_get().find(id);
         if (!record || !record->fatal) return;
-        if (std::exchange(ring().groups.at(record->group).failed, true)) return;
+        if (std::exchange(ring_get().groups.at(record->group).failed, true)) return;
         text = record->text;
     }
-    ring().report(text);
+    ring_get().report(text);
 }
-Recording copy(size_t most)
+Recording recording_copy_newest(size_t most)
 {
-    std::lock_guard<std::mutex> lock(ring().mutex);
+    std::lock_guard<std::mutex> lock(ring_get().mutex);
     Recording all;
     std::map<size_t, size_t> place;
-    for (const auto &[number, group] : ring().groups) {
+    for (const auto &[number, group] : ring_get().groups) {
         place[number] = all.groups.size();
         all.groups.push_back(group);
         if (group.live) all.groups.back().description = group.live->getGroupDesc();
     }
-    for (uint64_t id = ring().last - std::min(most, ring().records.size()) + 1; id <= ring().last; id++) {
-        if (ring().find(id)->refused) continue;
-        all.records.push_back(*ring().find(id));
+    for (uint64_t id = ring_get().last - std::min(most, ring_get().records.size()) + 1; id <= ring_get().last; id++) {
+        if (ring_get().find(id)->refused) continue;
+        all.records.push_back(*ring_get().find(id));
         all.records.back().group = place.at(all.records.back().group);
     }
     return all;

@@ -3,7 +3,7 @@
  * requested, the Python stack, which needs the GIL.
  *
  * Invariants: all ranks of a group give a collective the same number, so a refused operation gets no number.
- * end() waits for the lock only, because the core's progress thread calls it. */
+ * record_set_outcome() waits for the lock only, because the core's progress thread calls it. */
 #pragma once
 #include "include/tutti.h"
 #include <ATen/core/Tensor.h>
@@ -84,31 +84,31 @@ namespace recorder {
 using Report = void (*)(const std::string &text);
 /* Starts to keep the last `capacity` operations. `report` gets the error text once for each group that fails, on the
  * thread that is about to raise the error. */
-void start(size_t capacity, bool stacks, Report report);
-bool on();
+void recording_start(size_t capacity, bool stacks, Report report);
+bool recording_is_on();
 
 /* Adds a group and returns its number. The recorder keeps at most `capacity` destroyed groups, including all that still
  * have records. */
-size_t join(const c10d::Backend *group, std::string name, std::vector<uint64_t> members);
-void leave(size_t group);
+size_t group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members);
+void group_mark_gone(size_t group);
 
 /* Returns the Python stack of this thread, or null if stacks are switched off. It takes the GIL, so the caller must not
  * hold a lock. */
-std::shared_ptr<torch::CapturedTraceback> stack();
+std::shared_ptr<torch::CapturedTraceback> python_stack_capture();
 /* Adds a record, assigns its numbers, and returns its id. */
-uint64_t begin(Record record, RecordedNumbers &numbers);
+uint64_t record_add_operation(Record record, RecordedNumbers &numbers);
 /* Adds the record that ends a coalesced call, which torch's reader expects. */
-uint64_t begin_end(RecordedNumbers &numbers);
+uint64_t record_add_coalesced_end(RecordedNumbers &numbers);
 /* Marks a record whose operation the core has refused, and takes back its numbers. */
-void refuse(uint64_t id, RecordedNumbers &numbers);
+void record_mark_refused(uint64_t id, RecordedNumbers &numbers);
 /* Stores how an operation ended. `alone` means that its failure leaves the group intact. `source` is the sender of a
  * received message. */
-void end(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source);
+void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source);
 /* Reports that an operation has broken its group, once for each group, before the error is raised. An id of 0 is
  * ignored. */
-void tell(uint64_t id);
+void record_report_failure(uint64_t id);
 /* Returns up to `most` of the last records. */
-Recording copy(size_t most);
+Recording recording_copy_newest(size_t most);
 
 } // namespace recorder
 } // namespace tutti

@@ -7,14 +7,14 @@
 
 namespace tutti {
 
-static at::Tensor shape_of(const at::Tensor &sparse)
+static at::Tensor sparse_get_shape(const at::Tensor &sparse)
 {
     std::vector<int64_t> shape{ sparse._nnz(), sparse.sparse_dim() };
     shape.insert(shape.end(), sparse.sizes().begin(), sparse.sizes().end());
     return at::tensor(shape, at::kLong);
 }
 /* Gathers the tensors of all ranks and joins them along `dimension`, where rank q contributes counts[q]. */
-static at::Tensor gathered(ProcessGroupTutti &group, const at::Tensor &mine, int64_t dimension,
+static at::Tensor sparse_gather_rows(ProcessGroupTutti &group, const at::Tensor &mine, int64_t dimension,
     const std::vector<int64_t> &counts, const c10d::AllgatherOptions &options)
 {
     TensorLists all(1);
@@ -28,16 +28,16 @@ static at::Tensor gathered(ProcessGroupTutti &group, const at::Tensor &mine, int
     return at::cat(all[0], dimension);
 }
 /* Returns the number of stored elements of each rank. Fails if the ranks' shapes differ. */
-static std::vector<int64_t> counts_of(ProcessGroupTutti &group, const at::Tensor &sparse,
+static std::vector<int64_t> sparse_gather_counts(ProcessGroupTutti &group, const at::Tensor &sparse,
     const c10d::AllgatherOptions &options)
 {
-    at::Tensor mine = shape_of(sparse);
+    at::Tensor mine = sparse_get_shape(sparse);
     at::Tensor all = at::empty({ group.getSize(), mine.numel() }, at::kLong);
     group._allgather_base(all, mine, options);
     std::vector<int64_t> counts;
     for (int64_t rank = 0; rank < all.size(0); rank++) {
         if (!all[rank].slice(0, 1).equal(mine.slice(0, 1)))
-            fail(TUTTI_MISMATCH,
+            error_throw(TUTTI_MISMATCH,
                 c10::str("all_reduce: this rank's sparse tensor has sizes ", sparse.sizes(), ", rank ", rank,
                     "'s differ; they must be equal, and so must the sparse_dim"));
         counts.push_back(all[rank][0].item<int64_t>());
@@ -47,22 +47,22 @@ static std::vector<int64_t> counts_of(ProcessGroupTutti &group, const at::Tensor
 WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options)
 {
     Call call{ "tutti:all_reduce", c10d::OpType::_ALLREDUCE_SPARSE, false, options.timeout };
-    at::Tensor tensor = only_tensor(call.name(), tensors);
+    at::Tensor tensor = tensors_get_single(call.name(), tensors);
     if (!tensor.is_sparse()) return allreduce(tensors, options);
     if (options.reduceOp.op_ != c10d::ReduceOp::SUM)
-        fail(TUTTI_UNSUPPORTED,
+        error_throw(TUTTI_UNSUPPORTED,
             "all_reduce: sparse tensors can only be summed; for another operation use tensor.to_dense()");
     if (is_coalescing())
-        fail(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors cannot be summed while calls are coalesced");
+        error_throw(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors cannot be summed while calls are coalesced");
     at::NoGradGuard no_grad;
     c10d::AllgatherOptions blocking;
     blocking.timeout = options.timeout;
     blocking.asyncOp = false;
     auto work = make_work(call, tensors);
     at::Tensor mine = tensor.coalesce();
-    std::vector<int64_t> counts = counts_of(*this, mine, blocking);
-    at::Tensor indices = gathered(*this, mine.indices(), 1, counts, blocking);
-    at::Tensor values = gathered(*this, mine.values(), 0, counts, blocking);
+    std::vector<int64_t> counts = sparse_gather_counts(*this, mine, blocking);
+    at::Tensor indices = sparse_gather_rows(*this, mine.indices(), 1, counts, blocking);
+    at::Tensor values = sparse_gather_rows(*this, mine.values(), 0, counts, blocking);
     tensor.copy_(at::sparse_coo_tensor(indices, values, tensor.sizes()).coalesce());
     Footprint footprint(call.name());
     footprint.outputs = tensors;

@@ -27,11 +27,11 @@ class Futures {
     /* True if a thread can complete one more future. It starts a thread if necessary. */
     static bool has_thread();
     /* Completes queued Works on the calling thread while no other thread can start. */
-    static void help();
+    static void complete_queued();
     static bool stopped();
     static void quiesce();
     /* A forked child begins with a new queue, because the parent's threads do not exist there. */
-    static void begin_anew() { queue() = new Queue; }
+    static void reset_in_child() { queue() = new Queue; }
   private:
     struct Queue {
         std::mutex mutex;
@@ -84,11 +84,11 @@ void Futures::begin(const std::string &who)
     std::lock_guard<std::mutex> lock(q->mutex);
     if (q->idle + q->busy) return;
     if (int refused = add_thread(q))
-        fail(TUTTI_SYSTEM,
+        error_throw(TUTTI_SYSTEM,
             c10::str(who, ": cannot start the thread that completes futures: pthread_create returned error ", refused,
                 " (limit on threads? see ulimit -u)"));
 }
-void futures_begin(const std::string &who) { Futures::begin(who); }
+void futures_start_thread(const std::string &who) { Futures::begin(who); }
 void Futures::push(Work *work)
 {
     Queue *q = queue();
@@ -111,7 +111,7 @@ c10::intrusive_ptr<Work> Futures::take(Queue *q)
     q->works.pop_front();
     return work;
 }
-void Futures::help()
+void Futures::complete_queued()
 {
     Queue *q = queue();
     while (q->lacks_threads.load(std::memory_order_relaxed)) {
@@ -165,19 +165,19 @@ bool Futures::stopped()
     std::lock_guard<std::mutex> lock(q->mutex);
     return q->stopped;
 }
-void futures_quiesce() { Futures::quiesce(); }
+void futures_stop_completing() { Futures::quiesce(); }
 
 /* ---- the life of a work ---- */
 static std::atomic<Work *> finished{ nullptr };
 /* In a forked child, this mutex replaces those of the parent's Works, which a missing thread may hold. */
-static std::mutex *in_children = nullptr;
+static std::mutex *child_mutex = nullptr;
 
 Work::Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
     const Tensors &inputs, uint64_t sequence)
     : c10d::Work(rank, type, title, title ? std::make_optional(inputs) : std::nullopt),
       communicator_(std::move(communicator)), sequence_(sequence)
 {}
-template <typename Use> void Work::each(Use use) const
+template <typename Use> void Work::for_each_operation(Use use) const
 {
     if (first_.work) use(first_);
     for (const auto &operation : more_) use(*operation);
@@ -190,54 +190,54 @@ Operation &Work::add(Footprint footprint)
     operation->footprint = std::move(footprint);
     if (operation->footprint.staged()) {
         staged_ = true;
-        operation->arrival = std::make_shared<Arrival>(*operation);
+        operation->pending_copy = std::make_shared<PendingCopy>(*operation);
     }
     return *operation;
 }
 void Work::open()
 {
     open_++;
-    /* let_go() passes this reference on. */
+    /* retire() passes this reference on. */
     if (touched_++ == 0) c10::raw::intrusive_ptr::incref(this);
 }
 void Work::close()
 {
     if (--open_ == 0) settle();
-    if (--touched_ == 0) let_go();
+    if (--touched_ == 0) retire();
 }
 void Work::end_coalescing()
 {
-    if (numbers.taken) end_record = recorder::begin_end(numbers);
+    if (numbers.taken) end_record = recorder::record_add_coalesced_end(numbers);
     close();
 }
 void Work::arm(Operation &operation)
 {
     operation.request.done = on_done;
     operation.request.context = &operation;
-    if (operation.arrival) Arrival::expect(operation.arrival);
+    if (operation.pending_copy) PendingCopy::register_pending(operation.pending_copy);
     open();
 }
-void Operation::conclude(tutti_status how, std::string why)
+void Operation::store_outcome(tutti_status how, std::string why)
 {
     if (how == TUTTI_OK) footprint.unpack();
     text = std::move(why);
     outcome = how;
-    if (record) recorder::end(record, how, request.refused, text, request.source);
+    if (record) recorder::record_set_outcome(record, how, request.refused, text, request.source);
 }
-void Operation::tell()
+void Operation::notify_waiters()
 {
     over.store(true, std::memory_order_release);
     over.notify_all();
 }
 void Work::finish(Operation &operation, tutti_status status)
 {
-    operation.conclude(status, status == TUTTI_OK ? "" : tutti_get_last_error());
+    operation.store_outcome(status, status == TUTTI_OK ? "" : tutti_get_last_error());
     const Operation *none = nullptr;
     if (status != TUTTI_OK) failed_.compare_exchange_strong(none, &operation);
     if (--open_ == 0) settle();
-    operation.tell();
+    operation.notify_waiters();
     /* This comes last: a waiter may drop its reference as soon as the Work is settled. */
-    if (--touched_ == 0) let_go();
+    if (--touched_ == 0) retire();
 }
 void Work::on_done(tutti_request *request, void *context)
 {
@@ -247,19 +247,19 @@ void Work::on_done(tutti_request *request, void *context)
 void Work::withdraw(Operation &operation)
 {
     operation.footprint = Footprint();
-    operation.arrival.reset();
+    operation.pending_copy.reset();
     finish(operation, TUTTI_OK);
 }
 void Work::finish_blocking(Operation &operation)
 {
-    operation.conclude(TUTTI_OK, "");
+    operation.store_outcome(TUTTI_OK, "");
     if (begun_.time_since_epoch().count()) ended_ = std::chrono::steady_clock::now();
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
     settled_ = true;
-    operation.tell();
-    if (!operation.arrival) return;
-    operation.arrival->bring();
-    Arrival::expect(operation.arrival);
+    operation.notify_waiters();
+    if (!operation.pending_copy) return;
+    operation.pending_copy->enqueue();
+    PendingCopy::register_pending(operation.pending_copy);
 }
 void Work::settle()
 {
@@ -267,12 +267,13 @@ void Work::settle()
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
     if (end_record) {
         const Operation *failed = failed_;
-        recorder::end(end_record, failed ? failed->outcome : TUTTI_OK, true, failed ? failed->text : "", 0);
+        recorder::record_set_outcome(end_record, failed ? failed->outcome : TUTTI_OK, true, failed ? failed->text : "",
+            0);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     settled_ = true;
 }
-void Work::let_go()
+void Work::retire()
 {
     bool for_futures;
     {
@@ -285,7 +286,7 @@ void Work::let_go()
 }
 void Work::reap()
 {
-    Futures::help();
+    Futures::complete_queued();
     if (!finished.load(std::memory_order_relaxed)) return;
     for (Work *work = finished.exchange(nullptr); work;) {
         Work *next = work->next_;
@@ -306,21 +307,21 @@ void Work::reap_unless_ending()
 
 /* ---- results on other devices ---- */
 /* Copies that may be unfinished. The list is never destroyed, because threads may outlive main(). */
-struct Arrivals {
+struct PendingCopies {
     std::mutex mutex;
-    std::vector<std::shared_ptr<Arrival>> expected;
+    std::vector<std::shared_ptr<PendingCopy>> expected;
 };
-static Arrivals *&the_arrivals()
+static PendingCopies *&pending_copies_pointer()
 {
-    static auto *all = new Arrivals;
+    static auto *all = new PendingCopies;
     return all;
 }
-static Arrivals &arrivals() { return *the_arrivals(); }
-Arrival::Arrival(Operation &of)
+static PendingCopies &pending_copies_get() { return *pending_copies_pointer(); }
+PendingCopy::PendingCopy(Operation &of)
     : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of),
       written_(of.footprint.written_on_devices())
 {}
-void Arrival::bring()
+void PendingCopy::enqueue()
 {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const c10::Event &event : events_)
@@ -331,13 +332,13 @@ void Arrival::bring()
     brought_ = true;
     work_.reset();
 }
-bool Arrival::passed()
+bool PendingCopy::is_over()
 {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!brought_) return work_.expired();
     return std::all_of(events_.begin(), events_.end(), [](const auto &event) { return event.query(); });
 }
-void Arrival::settle()
+void PendingCopy::settle()
 {
     c10::intrusive_ptr<Work> alive;
     {
@@ -350,45 +351,45 @@ void Arrival::settle()
         alive->hasten();
         operation_->over.wait(false);
     }
-    bring();
+    enqueue();
 }
-void Arrival::expect(std::shared_ptr<Arrival> arrival)
+void PendingCopy::register_pending(std::shared_ptr<PendingCopy> pending_copy)
 {
-    std::lock_guard<std::mutex> lock(arrivals().mutex);
-    auto &expected = arrivals().expected;
-    expected.erase(std::remove_if(expected.begin(), expected.end(), [](const auto &one) { return one->passed(); }),
+    std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
+    auto &expected = pending_copies_get().expected;
+    expected.erase(std::remove_if(expected.begin(), expected.end(), [](const auto &one) { return one->is_over(); }),
         expected.end());
-    expected.push_back(std::move(arrival));
+    expected.push_back(std::move(pending_copy));
 }
-void Arrival::wait_for_earlier(const Footprint &next)
+void PendingCopy::wait_for_overlapping(const Footprint &next)
 {
-    std::vector<std::shared_ptr<Arrival>> earlier;
+    std::vector<std::shared_ptr<PendingCopy>> earlier;
     {
-        std::lock_guard<std::mutex> lock(arrivals().mutex);
-        for (const auto &arrival : arrivals().expected)
-            if (next.touches(arrival->written_)) earlier.push_back(arrival);
+        std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
+        for (const auto &pending_copy : pending_copies_get().expected)
+            if (next.touches(pending_copy->written_)) earlier.push_back(pending_copy);
     }
-    for (const auto &arrival : earlier) arrival->settle();
+    for (const auto &pending_copy : earlier) pending_copy->settle();
 }
 void Work::deliver()
 {
-    each([](const Operation &operation) {
-        if (operation.arrival) operation.arrival->bring();
+    for_each_operation([](const Operation &operation) {
+        if (operation.pending_copy) operation.pending_copy->enqueue();
     });
 }
 
 /* ---- in a forked child ---- */
 /* The parent's other threads do not exist in a child, so their locks stay locked and their tasks stay undone. */
-static void begin_anew()
+static void work_reset_in_child()
 {
-    Futures::begin_anew();
-    the_arrivals() = new Arrivals;
+    Futures::reset_in_child();
+    pending_copies_pointer() = new PendingCopies;
     /* The finished Works leak in the child, because their tensors belong to the parent. */
     finished = nullptr;
-    in_children = new std::mutex;
+    child_mutex = new std::mutex;
 }
-[[maybe_unused]] static const int beginning_anew = pthread_atfork(nullptr, nullptr, begin_anew);
-std::mutex &Work::guard() { return communicator_->inherited() ? *in_children : mutex_; }
+[[maybe_unused]] static const int resetting_in_child = pthread_atfork(nullptr, nullptr, work_reset_in_child);
+std::mutex &Work::state_mutex() { return communicator_->is_inherited() ? *child_mutex : mutex_; }
 
 /* ---- what a holder asks ---- */
 /* Includes the copies to devices, so that a caller who polls can omit the wait. */
@@ -396,13 +397,15 @@ bool Work::isCompleted()
 {
     if (!settled_) communicator_->check_process();
     if (!settled_)
-        each([](const Operation &operation) {
+        for_each_operation([](const Operation &operation) {
             if (!operation.over) tutti_test(&operation.request);
         });
     if (!settled_ || !staged_) return settled_;
     deliver();
     bool passed = true;
-    each([&](const Operation &operation) { passed = passed && (!operation.arrival || operation.arrival->passed()); });
+    for_each_operation([&](const Operation &operation) {
+        passed = passed && (!operation.pending_copy || operation.pending_copy->is_over());
+    });
     return passed;
 }
 bool Work::isSuccess() const { return settled_ && !failed_; }
@@ -420,7 +423,7 @@ int Work::sourceRank() const
 Tensors Work::result()
 {
     Tensors all;
-    each([&](const Operation &operation) {
+    for_each_operation([&](const Operation &operation) {
         const Tensors &some = operation.footprint.outputs;
         all.insert(all.end(), some.begin(), some.end());
     });
@@ -442,8 +445,8 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
         operation.over.wait(false, std::memory_order_acquire);
     }
     if (operation.outcome == TUTTI_OK) return;
-    recorder::tell(operation.record);
-    fail(operation.outcome, operation.text);
+    recorder::record_report_failure(operation.record);
+    error_throw(operation.outcome, operation.text);
 }
 bool Work::wait(std::chrono::milliseconds timeout)
 {
@@ -462,7 +465,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
 void Work::hasten() const
 {
     if (!settled_)
-        each([](const Operation &operation) {
+        for_each_operation([](const Operation &operation) {
             if (!operation.over) tutti_hasten(&operation.request);
         });
 }
@@ -472,7 +475,7 @@ void Work::wait_without_gil()
     std::optional<pybind11::gil_scoped_release> released;
     if (PyGILState_Check()) released.emplace();
     hasten();
-    each([](const Operation &operation) { operation.over.wait(false); });
+    for_each_operation([](const Operation &operation) { operation.over.wait(false); });
 }
 /* Ensures that the Work ends without a waiter, and that a thread can complete its future. */
 void Work::prepare_future()
@@ -484,10 +487,10 @@ void Work::prepare_future()
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 {
     prepare_future();
-    std::unique_lock<std::mutex> lock(guard());
+    std::unique_lock<std::mutex> lock(state_mutex());
     if (future_) return future_;
     std::vector<c10::Device> devices;
-    each([&](const Operation &operation) {
+    for_each_operation([&](const Operation &operation) {
         for (c10::Device device : operation.footprint.devices())
             if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
     });
@@ -502,7 +505,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
 {
     prepare_future();
-    std::unique_lock<std::mutex> lock(guard());
+    std::unique_lock<std::mutex> lock(state_mutex());
     if (outcome_) return outcome_;
     outcome_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
     if (settled_) {
@@ -511,7 +514,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
     }
     return outcome_;
 }
-static c10d::WorkResult outcome_of(const Operation *failed, const std::exception_ptr &problem)
+static c10d::WorkResult work_result_from_error(const Operation *failed, const std::exception_ptr &problem)
 {
     if (!problem) return c10d::WorkResult::SUCCESS;
     bool late = failed && failed->outcome == TUTTI_TIMEOUT;
@@ -535,13 +538,13 @@ void Work::complete_futures()
     /* Callbacks run on this thread and expect the device of the getFuture call. */
     c10::OptionalDeviceGuard device;
     {
-        std::lock_guard<std::mutex> lock(guard());
+        std::lock_guard<std::mutex> lock(state_mutex());
         if (device_) device.reset_device(*device_);
         if (future_ && !std::exchange(future_taken_, true)) future = future_;
         if (outcome_ && !std::exchange(outcome_taken_, true)) outcome = outcome_;
     }
     std::exception_ptr problem = exception();
-    if (const Operation *failed = failed_) recorder::tell(failed->record);
+    if (const Operation *failed = failed_) recorder::record_report_failure(failed->record);
     try {
         if (staged_) deliver();
     } catch (...) {
@@ -549,7 +552,9 @@ void Work::complete_futures()
         problem = std::current_exception();
     }
     if (outcome)
-        complete([&] { outcome->markCompleted(c10::IValue(static_cast<int64_t>(outcome_of(failed_, problem)))); });
+        complete([&] {
+            outcome->markCompleted(c10::IValue(static_cast<int64_t>(work_result_from_error(failed_, problem))));
+        });
     if (future && problem) complete([&] { future->setError(problem); });
     else if (future) complete([&] { future->markCompleted(c10::IValue(result())); });
 }

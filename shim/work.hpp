@@ -11,7 +11,7 @@
 namespace tutti {
 
 class Work;
-class Arrival;
+class PendingCopy;
 
 struct Operation {
     mutable tutti_request request = TUTTI_REQUEST_INIT;
@@ -22,14 +22,14 @@ struct Operation {
     /* The id of the operation in the flight recorder, or 0. */
     uint64_t record = 0;
     /* Exists if a tensor of the footprint is on a device. */
-    std::shared_ptr<Arrival> arrival;
+    std::shared_ptr<PendingCopy> pending_copy;
     /* Outcome and error text are valid once the Work is settled or `over` is true. */
     tutti_status outcome = TUTTI_IN_PROGRESS;
     std::string text;
     /* Once this is true, the operation and the settled Work stay unchanged. */
     std::atomic<bool> over{ false };
-    void conclude(tutti_status how, std::string why);
-    void tell();
+    void store_outcome(tutti_status how, std::string why);
+    void notify_waiters();
 };
 
 class Work final : public c10d::Work {
@@ -58,7 +58,7 @@ class Work final : public c10d::Work {
     /* Makes getFuture wait until the Work is over. */
     void block_futures() { blocking_futures_ = true; }
     /* Starts the clock for getDuration. */
-    void time() { begun_ = std::chrono::steady_clock::now(); }
+    void start_clock() { begun_ = std::chrono::steady_clock::now(); }
 
     /* Hands the operations to the core's progress thread, so that they end without a waiting caller. */
     void hasten() const;
@@ -90,15 +90,15 @@ class Work final : public c10d::Work {
     friend class Futures;
     static void on_done(tutti_request *request, void *context);
     void settle();
-    void let_go();
+    void retire();
     bool asked() const { return future_ || outcome_; }
     void complete_futures();
     void prepare_future();
     void wait_without_gil();
-    std::mutex &guard();
+    std::mutex &state_mutex();
     void deliver();
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
-    template <typename Use> void each(Use use) const;
+    template <typename Use> void for_each_operation(Use use) const;
 
     c10::intrusive_ptr<Communicator> communicator_;
     Operation first_;
@@ -106,7 +106,7 @@ class Work final : public c10d::Work {
     uint64_t sequence_;
     /* At 0 the Work settles. */
     std::atomic<int> open_{ 0 };
-    /* Counts like open_, but down only after the last access to the Work. At 0 let_go() gives up the Work. */
+    /* Counts like open_, but down only after the last access to the Work. At 0 retire() gives up the Work. */
     std::atomic<int> touched_{ 0 };
     std::atomic<bool> settled_{ false };
     /* The first operation that has failed. */
@@ -124,24 +124,24 @@ class Work final : public c10d::Work {
 /* The copies of one operation's results to devices. The object holds no tensor, and exists until the copies are over. A
  * later operation on the same memory waits for them, so a caller may start it without a wait in between, and on another
  * stream. */
-class Arrival {
+class PendingCopy {
   public:
-    explicit Arrival(Operation &of);
+    explicit PendingCopy(Operation &of);
     /* Enqueues the copies on the current streams, once the operation is over. A further call, on any thread, makes the
      * current streams wait for the copies. */
-    void bring();
+    void enqueue();
     /* True if the copies are over, or if the Work is gone and they can no longer be enqueued. */
-    bool passed();
-    /* Registers the object for wait_for_earlier() on any thread, until it has passed. */
-    static void expect(std::shared_ptr<Arrival> arrival);
+    bool is_over();
+    /* Registers the object for wait_for_overlapping() on any thread, until it has passed. */
+    static void register_pending(std::shared_ptr<PendingCopy> pending_copy);
     /* Waits for earlier operations whose results go to memory that `next` touches. The current streams wait for the
      * copies. */
-    static void wait_for_earlier(const Footprint &next);
+    static void wait_for_overlapping(const Footprint &next);
 
   private:
     void settle();
     std::mutex mutex_;
-    /* bring() resets this reference. */
+    /* enqueue() resets this reference. */
     c10::weak_intrusive_ptr<Work> work_;
     Operation *operation_; /* owned by the Work */
     std::vector<Extent> written_;
@@ -151,9 +151,9 @@ class Arrival {
 };
 
 /* Starts a thread that completes futures, unless one exists. Fails if it cannot; the message begins with `who`. */
-void futures_begin(const std::string &who);
+void futures_start_thread(const std::string &who);
 /* Stops the completion of futures, because a callback must not run while the interpreter shuts down. It waits up to 2 s
  * for callbacks that run. */
-void futures_quiesce();
+void futures_stop_completing();
 
 } // namespace tutti

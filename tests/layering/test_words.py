@@ -14,7 +14,7 @@ CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "example
 CEILINGS = {
     "names of private words": 0,
     "tags with two meanings": 0,
-    "static functions of one word": 11,
+    "static functions of one word": 0,
     "comments beside the code": 2165,
     "sentences of comments": 772,
     "sentences of literals": 0,
