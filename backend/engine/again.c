@@ -7,7 +7,7 @@ static bool is_again(const tutti_comm *comm, const struct call *call, const void
     return atomic_load_explicit(&comm->gate.settled, memory_order_relaxed) && call_is_like(call, &comm->launcher.last)
         && bound->input == input && bound->output == output && !comm->launcher.pending.count && driver_is_idle(comm);
 }
-/* As the operation that it would have been from the beginning. */
+/* Continues the call as an operation, set up as if it had been one from the beginning. */
 static tutti_status go_on(tutti_comm *comm, const struct call *call, tutti_status status)
 {
     const struct launch *bound = &comm->executor.launch;

@@ -1,12 +1,13 @@
-/* Every input goes the same way: the lock, the clock, the object, then what it wants done (settle): claim, decide,
-   send, wake the driver. The lock is held for no longer than that takes. Order of locks: this one, then that of the
-   channels.
+/* Every input takes the same path: the lock, the clock, the object, then the actions that the object requests
+   (agreement_settle): claim, decide, send, wake the driver. The lock is held no longer than that. Lock order: this
+   lock, then the lock of the channels.
 
-   Claims. Every rank has an account in the segment of its host, with room for a failure and a verdict. It writes its
-   own, and then says with one exchange that it is the first. So a record is whole or not there, whoever dies.
+   Claims. Every rank has an account in the segment of its host, with room for a failure and a decision. It writes
+   its own account, and then claims by one exchange to be the first. So a record is either complete or absent,
+   whichever rank dies.
 
-   What a rank misses on its host travels in its declaration of the operation, behind what all agree on: so who reaches
-   a timeout can name a rank of another host that has not come. */
+   In messages, a declaration is followed by the rank that the sender misses on its host. So a rank that reaches a
+   timeout can name a rank of another host that has not come. */
 #include "backend/engine/agreement.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -18,29 +19,37 @@
 #include <string.h>
 
 enum { FAILURE, DECISION, RECORDS, POKE = AGREE_MESSAGES, LOOK_MS = 5, ANSWER_MS = 200 };
-enum { AGREED_BYTES = offsetof(struct declaration, tensor) };           /* what all ranks agree on */
+/* The part of a declaration that all ranks must agree on. */
+enum { AGREED_BYTES = offsetof(struct declaration, tensor) };
 _Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "it travels, and who is missed");
 _Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message is one of the channel");
 _Static_assert((int)POKE < (int)CHANNEL_WORDS, "a word for each kind, and one for the host");
 
-struct heard { /* of a rank of another host, while this one was in `number` */
+/* The last report of a rank of another host, which came while this rank was in `number`. */
+struct heard {
     uint64_t number, begun;
     int64_t at_ms;
-    int missed;                                         /* by it, on its host, in `begun`; or -1 */
+    /* The rank that it misses on its host in operation `begun`, or -1. */
+    int missed;
 };
 struct agreement {
     tutti_comm *comm;
     struct channel *channel;
-    pthread_mutex_t lock;                               /* of all that follows */
+    /* Guards the fields below, except atomic ones and looked_ms, which the driver owns. */
+    pthread_mutex_t lock;
     struct agree agree;
     struct heard *heard;                                /* [size] */
-    bool *lost, *waits;                                 /* [size]: deaths to accept; whom this rank waits for */
+    /* The deaths that are not accepted yet, and the ranks that this rank waits for. */
+    bool *lost, *waits;                                 /* [size] */
     bool waiting, ticks;
-    int missed;                                         /* on this host, in the operation that runs; or -1 */
-    int64_t looked_ms, asked_ms;                        /* asked_ms: because of `late` */
+    /* The rank that is missed on this host in the running operation, or -1. */
+    int missed;
+    /* When the driver last polled, and when it asked the ranks because of the operation `late`. */
+    int64_t looked_ms, asked_ms;
     uint64_t late;
     _Atomic bool *left;                                 /* [size] */
-    _Atomic bool announcing;                            /* an operation that has not begun here yet */
+    /* The executor announces an operation that has not begun here yet. */
+    _Atomic bool announcing;
     _Atomic bool has_lost, fails, over;
 };
 size_t agreement_account_bytes(void) { return RECORDS * AGREE_WIRE_BYTES; }
@@ -51,7 +60,7 @@ static unsigned char *account_of(const struct agreement *a, int index, int recor
 {
     return segment_account(group_of(a)->segment, index) + record * AGREE_WIRE_BYTES;
 }
-/* false: the segment has no such record. */
+/* Reads a record of this host. False: the segment has no such record. */
 static bool read_record(const struct agreement *a, int record, struct agree_cause *out)
 {
     const struct group *g = group_of(a);
@@ -70,7 +79,8 @@ void agreement_tell_host(const struct agreement *a)
     for (int i = 0; i < g->segment->ranks; i++)
         if (group_rank(g, i) != g->rank) channel_send(a->channel, group_rank(g, i), POKE, NULL, 0);
 }
-/* Whoever knows of the record says so, as its writer may have died; the earliest operation that anybody says stands. */
+/* Every rank that reads the record repeats this, as its writer may have died. The earliest operation that any rank
+   reports stands. */
 void agreement_close_roll_call(const struct agreement *a, uint64_t operation)
 {
     const struct group *g = group_of(a);
@@ -80,7 +90,7 @@ void agreement_close_roll_call(const struct agreement *a, uint64_t operation)
     atomic_fetch_or(&failure->state, FAILURE_CERTAIN);
     group_alert(g);
 }
-/* Unless another rank of the host was first. *out: what the record says. */
+/* Writes a record unless another rank of this host was first. *out is what the record contains afterwards. */
 static void write_record(struct agreement *a, int record, struct agree_cause *out)
 {
     const struct group *g = group_of(a);
@@ -93,7 +103,8 @@ static void write_record(struct agreement *a, int record, struct agree_cause *ou
         if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) agreement_tell_host(a);
     }
     read_record(a, record, out);
-    agreement_close_roll_call(a, out->operation - 1);          /* there they count from 0 */
+    /* The shared failure counts operations from 0. */
+    agreement_close_roll_call(a, out->operation - 1);
 }
 static void look_at_host(struct agreement *a)
 {
@@ -111,7 +122,8 @@ static void look_at_host(struct agreement *a)
         int r = group_rank(g, i);
         if (a->left[r] || r == g->rank || !atomic_load(&group_control(g, i)->departed)) continue;
         a->left[r] = true;
-        agree_left(&a->agree, r, 0);                    /* nobody waits for it by this object: the roll call does */
+        /* The roll call waits for ranks of this host, so the object needs no operation number. */
+        agree_left(&a->agree, r, 0);
     }
 }
 
@@ -135,14 +147,15 @@ static void send_all(struct agreement *a)
         (last ? channel_send_last : channel_send)(a->channel, to, (unsigned)m.kind, bytes, sizeof bytes);
     }
 }
-/* ---- what an input leads to ---- */
+/* ---- the effects of an input ---- */
 static void accept_deaths(struct agreement *a)
 {
     atomic_store(&a->has_lost, false);
     for (int r = 0; r < group_of(a)->size; r++) {
         if (!a->lost[r]) continue;
         a->lost[r] = false;
-        agree_lost(&a->agree, r);                       /* unless it has left */
+        /* The object ignores the death of a rank that has left. */
+        agree_lost(&a->agree, r);
     }
 }
 static void agreement_settle(struct agreement *a)
@@ -178,7 +191,7 @@ static void agreement_unlock(struct agreement *a)
 }
 
 /* ---- deaths ---- */
-/* If an operation is open it goes on first as far as it gets, by its driver. */
+/* The death waits in `lost` while an operation is open: its driver first continues it as far as it gets. */
 static void lost_record(struct agreement *a, int rank)
 {
     a->lost[rank] = true;
@@ -193,13 +206,14 @@ void agreement_accept_deaths(struct agreement *a)
 void agreement_record_lost(struct agreement *a, int rank)
 {
     agreement_lock(a);
-    look_at_host(a);                                    /* perhaps it has left */
+    /* The rank may have left before its process ended. */
+    look_at_host(a);
     lost_record(a, rank);
     agreement_unlock(a);
     comm_call(a->comm);
 }
 
-/* ---- what others say, on the watch thread ---- */
+/* ---- messages, on the watch thread ---- */
 static void message_hear(struct agreement *a, int from, const struct agree_message *m)
 {
     struct heard *h = &a->heard[from];
@@ -219,8 +233,9 @@ static void channel_receive(void *context, int from, const void *bytes, size_t l
     struct agree_message m;
     agreement_lock(a);
     bool member = from >= 0 && from < g->size;
+    /* An empty message, or one from a rank of this host, only asks this rank to read the records of the host. */
     if (!member) LOG(WARN, "%s: control message from the invalid rank %d", g->name, from);
-    else if (!length || group_has_here(g, from)) look_at_host(a);      /* what its ranks say is there */
+    else if (!length || group_has_here(g, from)) look_at_host(a);
     else if (!agree_decode(bytes, length, g->size, &m)) lost_record(a, from);
     else {
         if (m.kind == AGREE_BYE) a->left[from] = true;
@@ -238,7 +253,7 @@ static void agreement_tick(void *context)
 }
 
 /* ---- operations ---- */
-/* Others may complete it, and die, before this rank can say what it is. */
+/* Makes deaths wait as if the operation were open: peers may complete it and die before this rank has begun it. */
 void agreement_announce(struct agreement *a) { atomic_store(&a->announcing, true); }
 void agreement_begin(tutti_comm *comm)
 {
@@ -276,7 +291,8 @@ static void waits_record(struct agreement *a)
     const struct group *g = group_of(a);
     bool waits[64];
     bool *now = g->size <= 64 ? waits : memory_zeroed((size_t)g->size, sizeof *now);
-    if (!now) return;                                   /* then nobody is asked, this time */
+    /* Without memory this rank asks no peer this time. */
+    if (!now) return;
     memset(now, 0, (size_t)g->size * sizeof *now);
     executor_awaits(&a->comm->executor, now);
     for (int r = 0; r < g->size; r++)
@@ -290,7 +306,7 @@ static void missed_record(struct agreement *a)
     for (int i = g->segment->ranks - 1; i >= 0; i--)
         if (!executor_has_arrived(&a->comm->executor, group_rank(g, i))) a->missed = group_rank(g, i);
 }
-/* A message that has met nothing: of an operation to come, or of another call than ours. */
+/* Reports an early message. It belongs to a later operation, or its rank makes another call than this one. */
 static void arrival_record(void *context, const struct arrival *arrival)
 {
     struct agreement *a = context;
@@ -369,7 +385,7 @@ void agreement_get_decision(struct agreement *a, struct agree_cause *out)
 }
 
 /* ---- lifetime ---- */
-/* A decision that is due comes within half a second (AGREE_TAKE_OVER_MS), and is sent before this rank leaves. */
+/* A pending decision comes within half a second (AGREE_TAKE_OVER_MS). This rank sends it before it leaves. */
 void agreement_leave(tutti_comm *comm)
 {
     struct agreement *a = comm->agreement;
@@ -421,7 +437,8 @@ static tutti_status agreement_make(tutti_comm *comm, struct agreement **out)
     a->comm = comm;
     pthread_mutex_init(&a->lock, NULL);
     TRY(agreement_init(a));
-    pthread_mutex_lock(&a->lock);                       /* who is called already waits until the channel is known */
+    /* Callbacks that come already wait for the lock until the channel is stored. */
+    pthread_mutex_lock(&a->lock);
     struct route_map map = { g->size, g->layout->hosts, g->host, a->agree.layout.host_of };
     tutti_status status = channel_open(g->members[0].token, g->rank, g->peers, g->size,
         group_is_linked(g) ? &map : NULL, &(struct channel_user){ channel_receive, agreement_tick, a }, &a->channel);

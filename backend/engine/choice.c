@@ -1,5 +1,5 @@
-/* The algorithm, the tile size and the number of slots of the least price. A choice is made when a message size is
-   first met, for all sizes between two neighbours of 1, 1.5, 2, 3, 4, 6, …, and then remembered. */
+/* Finds the algorithm, the tile size and the number of slots with the least price. A choice is made when a message size
+   first occurs, and is then remembered. It serves all sizes between two neighbours of 1, 1.5, 2, 3, 4, 6, …. */
 #include "backend/engine/choice.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -8,23 +8,28 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* What was asked before, and what was chosen then. */
+/* An earlier question and its answer. */
 struct choice_answer { struct question question; struct choice choice; };
 enum {
     SLOTS_TO_PRICE = 3,
     UNKNOWN_BYTES = 1 << 20,
     RANKS_TO_PRICE = 32,
     RANKS_OF_HOST_TO_PRICE = 64,
-    LITTLE = 128 << 10,                                 /* what the probe exchanges, and about as much */
+    /* The message sizes of the two exchanges of the probe; the large one is approximate. */
+    LITTLE = 128 << 10,
     MUCH = 2 << 20,
     MANY_HOSTS = 32,
     MANY_PIECES = 512
 };
-static const double WORTH_IT = 0.97;                    /* what is hardly cheaper does not unseat an earlier row */
-/* What reads is to be priced at so much of what stages; of bytes that go one way, which no exchange puts right, less */
+/* A later row of the table must be at least this much cheaper than an earlier one. */
+static const double WORTH_IT = 0.97;
+/* A choice that reads must have at most this share of the price of one that stages. The share is lower for bytes that
+   go one way, because no measured exchange corrects their price. */
 static const double READING_IS_WORTH_IT = 0.85, READING_ONE_WAY_IS_WORTH_IT = 0.65;
-static const double MOST_SCALED = 4;                    /* else what was measured is not believed */
-static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
+/* A measurement changes a price by at most this factor. */
+static const double MOST_SCALED = 4;
+/* The highest cost of looking first, relative to an operation on private tensors. */
+static const double LOOK_COSTS = 0.05;
 
 size_t half_octave(size_t bytes)
 {
@@ -34,8 +39,8 @@ size_t half_octave(size_t bytes)
 }
 
 /* ---- pricing ---- */
-/* Where there are many ranks, what is priced is a plan of fewer: first of fewer on each host, for what hosts send
-   depends little on how many ranks share it, then of fewer hosts. */
+/* For many ranks a plan of fewer ranks is priced. It has fewer ranks on each host, because what hosts send depends
+   little on how many ranks share it, and then fewer hosts. */
 static int most_to_price(const struct layout *l) { return l->hosts > 1 ? RANKS_TO_PRICE : RANKS_OF_HOST_TO_PRICE; }
 static bool is_large(const struct layout *l) { return l->ranks > most_to_price(l); }
 static tutti_status sample_hosts(struct chooser *x)
@@ -47,7 +52,8 @@ static tutti_status sample_hosts(struct chooser *x)
         for (int i = 0; i < host_size(x->layout, h) && i < most / hosts; i++) host[ranks++] = h;
     return layout_create(host, ranks, &x->sample);
 }
-static enum placement_kind priced_as(enum placement_kind p, bool reads)        /* what is not read is staged */
+/* Open tensors that are not read are staged, like private ones. */
+static enum placement_kind priced_as(enum placement_kind p, bool reads)
 {
     return choice_is_open(p) && !reads ? TENSORS_PRIVATE : p;
 }
@@ -69,7 +75,8 @@ static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum p
     if (is_large(x->layout)) TRY(sample_hosts(x));
     return plan_over(x, x->sample ? x->sample : x->layout, a, placement, out);
 }
-static int cores_of(const struct chooser *x, const struct plan *plan)  /* its part, if it is of fewer ranks */
+/* Returns the share of the cores that belongs to a plan of fewer ranks. */
+static int cores_of(const struct chooser *x, const struct plan *plan)
 {
     return (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
 }
@@ -80,7 +87,7 @@ static struct machine machine_scaled(const struct machine *machine, double readi
     m.lost_fetch *= reading;
     return m;
 }
-/* What the probe does: two ranks exchange so much. */
+/* Prices the exchange that the probe measures, between two ranks. */
 static tutti_status price_exchange(struct chooser *x, size_t part, double reading, bool reads, double *out)
 {
     const struct algorithm *a = collectives_table;
@@ -92,20 +99,22 @@ static tutti_status price_exchange(struct chooser *x, size_t part, double readin
     TRY(plan_over(x, x->pair, a, reads ? TENSORS_OPEN_IN_PLACE : TENSORS_PRIVATE, &plan));
     return price_tile(plan, &machine, 2 * part, 2, &cutting, out);
 }
-/* How well two copies of staging overlap, and what pages cost the kernel, differs from machine to machine more than the
-   prices of both ways do: from half to twice as much. So the probe makes exchanges of two sizes both ways (`one_copy`),
-   and what a byte costs that the kernel reads is put right by these. */
+/* Machines differ by a factor of two in how well the two copies of staging overlap, and in what pages cost the kernel.
+   That is more than the prices of staging and reading differ. So the probe measures exchanges of two sizes in both ways
+   (`one_copy`), and these correct the cost of a byte that the kernel reads. */
 static tutti_status find_reading(struct chooser *x, size_t part, double measured, double *out)
 {
     double staged, read, calls;
     if (*out > 0) return TUTTI_OK;
     TRY(price_exchange(x, part, 0, false, &staged));
     TRY(price_exchange(x, part, 1, true, &read));
-    TRY(price_exchange(x, part, 0, true, &calls));      /* all but the bytes */
+    /* This price contains all costs but those of the bytes. */
+    TRY(price_exchange(x, part, 0, true, &calls));
     *out = fmin(fmax((measured * staged - calls) / (read - calls), 1 / MOST_SCALED), MOST_SCALED);
     return TUTTI_OK;
 }
-/* All bytes come from one rank, or go to one: there two cores copy what is staged, and one what is read. */
+/* All bytes come from one rank, or go to one. Two cores copy a byte that is staged there, and one core copies a byte
+   that is read. */
 static bool is_one_way(enum family f) { return f == BROADCAST || f == REDUCE || f == GATHER; }
 static tutti_status machine_for(struct chooser *x, const struct question *q, bool reads, struct machine *out)
 {
@@ -118,7 +127,7 @@ static tutti_status machine_for(struct chooser *x, const struct question *q, boo
     *out = machine_scaled(&x->machine, (1 - much) * x->reading[0] + much * x->reading[1]);
     return TUTTI_OK;
 }
-/* Who lets others read asks the kernel twice whether it could. */
+/* Returns the cost of offering tensors: a rank asks the kernel twice whether others could read them. */
 static double to_offer(const struct chooser *x, bool reads) { return reads ? 2 * x->machine.reading : 0; }
 static tutti_status candidate_price(struct chooser *x, const struct question *q, const struct algorithm *a, bool reads,
     struct choice *out)
@@ -136,7 +145,8 @@ static tutti_status candidate_price(struct chooser *x, const struct question *q,
     };
     return TUTTI_OK;
 }
-/* What each rank sends to each other, no third rank knows: slots of one host would cut it, and the other host not. */
+/* In an all-to-all only two ranks know what they exchange. The slots of one host would cut a hierarchical one, while
+   the other host would not cut it. */
 bool choice_takes_uneven(const struct layout *layout, const struct algorithm *a)
 {
     return !a->equal_chunks && !(layout->hosts > 1 && a->hierarchical && a->family == ALL_TO_ALL);
@@ -174,12 +184,13 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     size_t largest = price_largest_tile(&x->machine);
     int slots = price_slots(&x->machine, largest, x->layout->largest > x->cores);
     if (a->host_memory) return (struct choice){ .algorithm = a, .tile_bytes = largest, .slots = slots };
-    size_t in_flight = x->layout->hosts > 1 ? BYTES_WITH_MESSAGES : largest;   /* of one host: half the cache */
+    /* On one host half the cache may be in flight. */
+    size_t in_flight = x->layout->hosts > 1 ? BYTES_WITH_MESSAGES : largest;
     size_t tile = in_flight / TILES_WITH_MESSAGES;
     return (struct choice){ .algorithm = a, .tile_bytes = tile, .slots = TILES_WITH_MESSAGES };
 }
 
-/* ---- asking ---- */
+/* ---- questions ---- */
 static bool is_of_messages(const struct algorithm *a) { return !a->host_memory && !a->hierarchical; }
 static bool is_same(const struct question *a, const struct question *b)
 {
@@ -221,7 +232,8 @@ tutti_status choice_price(struct chooser *x, const struct question *q, struct ch
     c->price = 0;
     if (x->layout->ranks == 1 || q->family == BARRIER || (hosts == 1 && is_of_messages(c->algorithm))) return TUTTI_OK;
     struct machine machine;
-    TRY(machine_for(x, q, c->reads, &machine));         /* first: it plans something else */
+    /* This comes before plan_of, because it makes other plans. */
+    TRY(machine_for(x, q, c->reads, &machine));
     TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : priced_as(q->placement, c->reads), &plan));
     struct cutting cutting = { q->message_bytes, c->tile_bytes, c->slots, cores_of(x, plan) };
     TRY(price_plan(plan, &machine, &cutting, &c->price));

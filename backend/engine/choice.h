@@ -1,15 +1,15 @@
-/* What runs when nobody chose, and how it is cut: of the host-memory algorithms of a family, over several hosts of the
-   hierarchical ones, and of the tile sizes, the one of the least price on this machine (backend/model/price.h). It
-   stands here because it asks three rooms that may not know of each other: the table of algorithms, the builder of
-   plans, and the model.
+/* Chooses what runs when the user chose no algorithm, and how the message is cut: the algorithm and the tile size with
+   the least price on this machine (backend/model/price.h). Candidates are the host-memory algorithms of a collective,
+   or over several hosts the hierarchical ones. This file belongs to the engine because it uses three folders that must
+   not depend on each other: the table of algorithms, the builder of plans, and the model.
 
-   A choice is a function of the group's figures, its cores and ranks, the family, the size and the placement, and of
-   nothing else: not of what was asked before, nor of who asks. So all ranks choose alike without a word. Over several
-   hosts the placement does not count either: a host knows only its own. */
+   A choice depends only on the group's machine parameters, its cores and ranks, the collective, the size and the
+   placement. It depends neither on earlier questions nor on the rank that asks. So all ranks choose the same without
+   communication. Over several hosts the placement is ignored, because a host sees only its own. */
 #pragma once
 #include "backend/model/price.h"
 
-/* OPEN: private, but peers can read them where they lie; whether they do is chosen, too. */
+/* OPEN: private tensors that peers can read in place. Whether they do is part of the choice. */
 enum placement_kind {
     TENSORS_PRIVATE,
     TENSORS_SHARED_IN_PLACE,
@@ -27,48 +27,64 @@ static inline bool choice_is_shared(enum placement_kind p)
 }
 struct question {
     enum family family;
-    const struct algorithm *algorithm;                  /* already chosen: only the tile is asked for; or NULL */
-    size_t message_bytes;                               /* of one rank, its larger buffer; 0: not known, many */
+    /* An algorithm that is already chosen, so that only the tile is asked for; or NULL. */
+    const struct algorithm *algorithm;
+    /* The larger buffer of one rank. 0: unknown, and probably large. */
+    size_t message_bytes;
     enum placement_kind placement;
     bool uneven;
-    bool reading;                                       /* of open tensors: they are to be read */
+    /* Open tensors must be read. */
+    bool reading;
 };
 struct choice {
     const struct algorithm *algorithm;
     size_t tile_bytes;
     int slots;
-    double price;                                       /* ns; 0: there was nothing to choose from */
-    bool reads;                                         /* open tensors are read where they lie, not staged */
-    bool ordinary;                                      /* slots are written by ordinary stores, whatever pace.h says */
-    bool short_laps;                                    /* slots come round while caches still hold them: slots.c */
-    bool looks;                                         /* first where tensors lie, though the price says no */
+    /* 0 if there was only one candidate. */
+    double price;                                       /* ns */
+    /* Open tensors are read in place, not staged. */
+    bool reads;
+    /* Slots are written by ordinary stores, whatever pace.h decides. */
+    bool ordinary;
+    /* Slots are reused while caches still hold them; see slots.c. */
+    bool short_laps;
+    /* Late selection against the price: the call looks first where tensors lie. */
+    bool looks;
 };
-struct chooser {                                        /* of one communicator */
+/* The chooser of one communicator. */
+struct chooser {
     const struct layout *layout;
-    struct layout *sample, *pair;                       /* of fewer ranks, of two, to be priced, or NULL; owned */
+    /* Layouts of fewer ranks and of two ranks, whose plans are priced; NULL until needed. */
+    struct layout *sample, *pair;                       /* owned */
     struct cache *cache;
-    int cores;                                          /* that the ranks of one host may run on */
-    struct machine machine;                             /* alike on all ranks */
-    double reading[2]; /* of little and much: a byte's cost, ÷ its figure; 0: unknown */
-    struct choice_answer *answers;                             /* what was asked before */
+    /* The cores that the ranks of one host may use. */
+    int cores;
+    /* Equal on all ranks. */
+    struct machine machine;
+    /* The measured cost of reading a byte, relative to its machine parameter: of small and of large messages. 0: not
+       computed yet. */
+    double reading[2];
+    /* Earlier questions with their choices. */
+    struct choice_answer *answers;                      /* owned */
     int answer_count, answer_room;
 };
-size_t half_octave(size_t bytes);                       /* the largest of 1, 1.5, 2, 3, 4, 6, … that is not above it */
-/* NO_MEMORY; INVALID_ARGUMENT when an algorithm of one host is asked for on several; *out is then
-   untouched. Message sizes are told apart to half an octave. */
+/* Returns the largest of 1, 1.5, 2, 3, 4, 6, … that is at most `bytes`. */
+size_t half_octave(size_t bytes);
+/* Chooses for the message size rounded down to a half octave. NO_MEMORY. INVALID_ARGUMENT if the question asks for an
+   algorithm of one host on several; *out is then unchanged. */
 tutti_status choose(struct chooser *chooser, const struct question *question, struct choice *out);
-/* Of what was chosen, cut as it says, on so many bytes exactly: sets its price, 0 where there is none to know, as of
-   messages between ranks of one host, of which nothing is measured. NO_MEMORY. */
+/* Sets the price of a choice for exactly this message size. The price is 0 where no parameter is measured, as for
+   messages between ranks of one host. NO_MEMORY. */
 tutti_status choice_price(struct chooser *chooser, const struct question *question, struct choice *choice);
-/* Does it write slots? Shared tensors may need none. NO_MEMORY. */
+/* Sets *out to whether the choice writes slots. Shared tensors may need none. NO_MEMORY. */
 tutti_status choice_stages(struct chooser *chooser, const struct question *question, const struct choice *choice,
     bool *out);
-/* Is it one that is chosen from, when nobody asks for one and counts are even? */
+/* True if the algorithm is a candidate when the question names none and counts are even. */
 bool choice_knows(const struct chooser *chooser, const struct algorithm *algorithm);
-/* Whether the algorithm can run with uneven counts. */
+/* True if the algorithm can run with uneven counts. */
 bool choice_takes_uneven(const struct layout *layout, const struct algorithm *algorithm);
 void chooser_finish(struct chooser *chooser);
-/* What it costs to look first where the tensors lie, ÷ what was chosen for private ones. */
+/* The cost of looking first where the tensors lie, relative to the price of this choice for private tensors. */
 double choice_look_costs(const struct chooser *chooser, const struct choice *choice);
-/* Is that so little that it is worth while before it is known that they are shared? */
+/* True if that cost is small enough to look first before it is known that tensors are shared. */
 bool choice_looks_first(const struct chooser *chooser, const struct choice *choice);

@@ -1,11 +1,12 @@
-/* The parts of a communicator come and go together here; what they do is theirs. */
+/* Creates and frees the parts of a communicator; the parts implement what they do. */
 #include "backend/engine/comm.h"
 #include "backend/base/settings.h"
 #include "backend/model/price.h"
 #include <stdlib.h>
 
 enum { LOOK_AT_NETWORK_NS = 1000 };
-enum { MOST_POLLS = 50 };                               /* of the executor: nobody looks for failures meanwhile */
+/* The limit of polls in the executor, during which no thread checks for failures. */
+enum { MOST_POLLS = 50 };
 
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms)
 {
@@ -28,7 +29,8 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
     g->network = network;
     tutti_status status = executor_init(&comm->executor, segment, g->layout, g->rank,
         streaming == 0 ? NULL : stream_find(), streaming < 0);
-    executor_reach_out(&comm->executor, group_contact(g, g->rank));    /* whatever is refused: its end looks there */
+    /* The contact is needed even after an error, because ending the communicator uses it. */
+    executor_reach_out(&comm->executor, group_contact(g, g->rank));
     TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
     TRY(reach_init(&comm->reach, segment->ranks));
@@ -39,13 +41,15 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool 
     struct group *g = &comm->group;
     struct machine typical = machine_typical();
     bool alone = !group_is_spread(g);
-    machine_take_network(&typical, machine);            /* on which all hosts have agreed */
+    /* All hosts have agreed on the parameters of the network. */
+    machine_take_network(&typical, machine);
     launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical,
         g->segment->tuning);
     struct spin_budget spin_budget = price_spin_budget(machine, group_is_linked(g) ? LOOK_AT_NETWORK_NS : 0);
     if (g->segment->ranks <= cores) g->backoff = backoff_of(spin_budget.pauses, spin_budget.yields);
     int polls = g->backoff.pauses / 10;
-    /* tiles are cut by what all hosts know alike, so their slots do not depend on a machine's caches */
+    /* On several hosts tiles are cut by shared parameters, so their slots must not depend on the caches of one
+       machine. */
     size_t ring = alone ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
     executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring, fences);
 }

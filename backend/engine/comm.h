@@ -1,6 +1,6 @@
-/* A communicator: one rank's membership of a group. Its parts say by their types who may touch them: the group is
- * constant once joined, the gate is any thread's, the listing is the progress thread's, and all else is the driver's,
- * who holds gate.driver. */
+/* A communicator: one rank's membership of a group. The type of each part tells who may use it. The group is constant
+ * once joined. Any thread may use the gate. The progress thread owns the listing. The driver, the thread that holds
+ * gate.driver, owns all other parts. */
 #pragma once
 #include "backend/engine/agreement.h"
 #include "backend/engine/driver.h"
@@ -15,51 +15,65 @@
 #include "backend/engine/tensors.h"
 
 struct tutti_comm {
-    struct group group;                                 /* constant */
-    _Atomic uint32_t holders;                           /* this memory stays until the last has released it */
-    _Atomic bool ended;                                 /* it has left the group, or is about to */
-    struct membership *membership;                      /* what joining has left, see join/join.h */
+    struct group group;
+    /* References; the last release frees the communicator. */
+    _Atomic uint32_t holders;
+    /* Set when the communicator has left the group or is about to leave. */
+    _Atomic bool ended;
+    /* State that joining leaves behind; see join/join.h. */
+    struct membership *membership;
     struct router *router;
-    struct agreement *agreement;                              /* between its hosts; NULL: it has one */
-    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];            /* by the user; of any thread */
+    /* The agreement between its hosts. NULL: the group has one host. */
+    struct agreement *agreement;
+    /* The algorithms that the user has chosen; any thread. */
+    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];
     _Atomic int64_t timeout_ms;
     _Atomic int priority;
     struct gate gate;
     struct listing listing;
-    struct executor executor;                           /* of the driver, from here on */
+    /* The driver owns the fields from here on, but for the outcome. */
+    struct executor executor;
     struct run_queue run_queue;
     struct messages messages;
     struct launcher launcher;
     struct reach reach;
-    struct outcome outcome;                             /* of any thread; written by the driver but for its words */
+    /* Any thread reads the outcome and sets `lost` and `stop`. The driver writes the rest. */
+    struct outcome outcome;
 };
-static inline bool comm_has_failed(const tutti_comm *comm) /* a look that costs nothing; see comm_failure */
+/* Reads one flag; comm_failure also sets this thread's last error. */
+static inline bool comm_has_failed(const tutti_comm *comm)
 {
     return atomic_load_explicit(&comm->outcome.failed, memory_order_relaxed);
 }
-static inline bool comm_is_failing(const tutti_comm *comm) /* or a reason is known, and hosts agree on one */
+/* True also when a reason is known and the hosts are still agreeing on one. */
+static inline bool comm_is_failing(const tutti_comm *comm)
 {
     return comm_has_failed(comm) || (comm->agreement && agreement_is_failing(comm->agreement));
 }
-static inline bool comm_has_decision(const tutti_comm *comm) /* of several hosts, and nobody has taken it up */
+/* True if the hosts have decided on a cause that this communicator has not adopted yet. */
+static inline bool comm_has_decision(const tutti_comm *comm)
 {
     return comm->agreement && agreement_is_over(comm->agreement) && !comm_has_failed(comm);
 }
-/* Everything but its members. Half of it may be there after an error: comm_finish is due in every case. */
+/* Initialises all but the members. The caller must call comm_finish even after an error. */
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
-/* Its members and their places are known; takes over the layout. */
+/* Sets the hosts of the members. The communicator owns the layout from now on. */
 void comm_place(tutti_comm *comm, struct layout *layout);
-/* The segment of its host is mapped, and what stands for the network between hosts that are simulated (else NULL):
-   now it can wait for the others, and fail with them. */
+/* Attaches the mapped segment of this host, and the segment that stands for the network between simulated hosts (else
+   NULL). From now on this rank can wait for the others, and fail with them. */
 tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network);
-/* The machine is known, and how many cores the ranks of this host may use, all of them together. Algorithms are chosen
-   by what all ranks of the group know alike: by this on one host, by typical figures on several.
-   fences: all ranks of this host admit them (base/fence.h). */
+/* Sets the machine parameters. `cores` is the number of cores that all ranks of this host may use together. `fences`:
+   all ranks of this host admit fences (base/fence.h). Algorithms are chosen by what all ranks share: these parameters
+   on one host, typical parameters on several. */
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool fences);
-/* INVALID_ARGUMENT when the algorithm (NULL is fine) needs all ranks on one host and they are not. */
+/* INVALID_ARGUMENT if the algorithm (may be NULL) needs all ranks on one host and the group has several hosts. */
 tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *algorithm);
-void comm_finish(tutti_comm *comm);                     /* what is left can be asked, but runs nothing any more */
+/* Releases all but the tables of the group. The communicator can still be queried, but runs no more operations. */
+void comm_finish(tutti_comm *comm);
 void comm_free(tutti_comm *comm);
-void comm_pause(const tutti_comm *comm, int64_t n);     /* the n-th fruitless look at something nobody wakes us for */
-bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */
-void comm_leave(tutti_comm *comm);                      /* says that this rank has */
+/* Waits after the n-th poll without result, for a condition that wakes no sleeper. */
+void comm_pause(const tutti_comm *comm, int64_t n);
+/* True if that rank has destroyed its communicator. */
+bool comm_has_left(const tutti_comm *comm, int rank);
+/* Publishes that this rank has destroyed its communicator. */
+void comm_leave(tutti_comm *comm);

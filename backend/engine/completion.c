@@ -1,5 +1,5 @@
-/* The end of an operation. Its memory is the caller's again the moment its state says OVER, so all that is needed
-   afterwards is read before; and whoever waits sleeps on a word of the process, not of the operation. */
+/* The end of an operation. Its memory belongs to the caller again once its state is OVER, so everything that is needed
+   afterwards is read before. A waiter sleeps on a word of the process, not of the operation. */
 #include "backend/engine/comm.h"
 #include <stdio.h>
 #include <stdlib.h>

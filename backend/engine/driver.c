@@ -1,4 +1,5 @@
-/* The run queue of a communicator, and the role of its driver. Submitting is a push on a list without locks. */
+/* The run queue of a communicator, and the role of its driver. A thread submits an operation by a push on a list
+   without locks. */
 #include "backend/base/clock.h"
 #include "backend/base/pause.h"
 #include "backend/engine/comm.h"
@@ -38,7 +39,8 @@ void driver_take_intake(tutti_comm *comm)
         oldest = next;
     }
 }
-static void leave_queue(tutti_comm *comm, tutti_status status)         /* the head is over */
+/* Removes the head from the queue and ends it. */
+static void leave_queue(tutti_comm *comm, tutti_status status)
 {
     struct operation *op = comm->run_queue.head;
     comm->run_queue.head = op->next;
@@ -46,8 +48,8 @@ static void leave_queue(tutti_comm *comm, tutti_status status)         /* the he
     comm->run_queue.running = false;
     operation_complete(op, status);
 }
-/* The failed operation ends for its caller, and what is queued behind it, when no peer is at its tensors any more: this
-   is called again until then. */
+/* Ends the failed operation and those queued behind it, once no peer touches its tensors. The driver calls it again
+   until then. */
 static void fail_all(tutti_comm *comm)
 {
     driver_take_intake(comm);
@@ -58,7 +60,8 @@ static void fail_all(tutti_comm *comm)
     if (running && comm->executor.run.exposed && !tensors_are_released(comm)) return;
     while (comm->run_queue.head) leave_queue(comm, comm->outcome.status);
 }
-static tutti_status driver_advance(tutti_comm *comm)                          /* the head, as far as it gets */
+/* Continues the head as far as it gets. */
+static tutti_status driver_advance(tutti_comm *comm)
 {
     struct run_queue *b = &comm->run_queue;
     if (!b->running) {
@@ -70,21 +73,23 @@ static tutti_status driver_advance(tutti_comm *comm)                          /*
     }
     return launch_step(comm, b->head);
 }
-static void driver_fail(tutti_comm *comm, tutti_status status)                /* because of the head */
+/* Fails the communicator because the head has failed. */
+static void driver_fail(tutti_comm *comm, tutti_status status)
 {
     if (status == TUTTI_MISMATCH) comm_mismatch(comm);
     else if (!failure_is_told(comm, status)) comm_fail(comm, status, "%s", status_detail());
     if (comm_has_failed(comm)) fail_all(comm);
     else comm->run_queue.stuck = true;
 }
-/* The last look before the head succeeds: not if it, or one before it, is known to fail on another rank. */
+/* The last check before the head succeeds. False: it, or an operation before it, is known to fail on another rank. */
 static bool may_end(tutti_comm *comm)
 {
     if (!comm->agreement || agreement_may_end(comm->agreement, comm->run_queue.head->sequence)) return true;
     comm->run_queue.stuck = true;
     return false;
 }
-static void driver_settle(tutti_comm *comm, tutti_status status)              /* the head, as far as it has got */
+/* Handles the status of the last step of the head. */
+static void driver_settle(tutti_comm *comm, tutti_status status)
 {
     if (status == TUTTI_IN_PROGRESS) return;
     if (status != TUTTI_OK) driver_fail(comm, status);
@@ -127,15 +132,16 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
     }
     return moved;
 }
-/* A rank may have lost its core for long since it last looked at its peers, and what they had done when a reason to
-   fail came does not fail because of it: so it goes on once more, as far as it gets. */
+/* A rank may have lost its core for a long time. An operation that its peers completed before the reason to fail came
+   must not fail because of that reason. So the driver first continues as far as it gets. */
 bool operations_check(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
     if (comm->agreement) agreement_poll(comm);
     if (!comm_is_alerted(comm)) return false;
     bool moved = driver_progress(comm, &unused);
-    if (moved && !driver_has_open(comm)) return true;   /* nothing is left that would have to fail */
+    /* No open operation is left to fail. */
+    if (moved && !driver_has_open(comm)) return true;
     if (comm_check(comm) == TUTTI_OK) return moved;
     fail_all(comm);
     return true;
@@ -179,20 +185,22 @@ void driver_acquire(tutti_comm *comm)
 {
     for (int64_t n = 0; !driver_try(comm); n++) comm_pause(comm, n);
 }
-/* Does not look for an operation that is submitted at this moment: its thread asks the progress thread, which starts
-   its backoff again for every request, much longer than a store takes to become visible. The communicator may be
-   gone afterwards. */
+/* An operation that is submitted at this moment may be missed here. Its thread schedules the progress thread, which
+   restarts its backoff for every request and so polls much longer than a store takes to become visible. The
+   communicator may be freed after this call. */
 void driver_release(tutti_comm *comm)
 {
     bool open = driver_has_open(comm), deferred = open && rest_is_possible(comm), rested = comm->gate.resting;
     rest_record(comm, deferred);
-    if (deferred) comm->launcher.timed = false;            /* a time would say when its caller comes back */
+    /* A deferred operation is not timed, because its time depends on when its caller comes back. */
+    if (deferred) comm->launcher.timed = false;
     if (deferred) atomic_store_explicit(&comm->executor.site.contact->listening, DEFERRED, memory_order_relaxed);
     else if (!open || rested) comm_awake(comm);
-    /* what rested has been enlisted before */
+    /* Operations that were deferred before are in the progress list already. */
     bool asks = open && !(deferred && rested) && (engine_list_add(comm) || !deferred);
     driver_leave(comm);
-    if (asks) engine_ring();                            /* only now, or the thread finds the role taken and sleeps */
+    /* Wakes the thread only when the role is free. Otherwise it would find the role taken and sleep again. */
+    if (asks) engine_ring();
 }
 
 /* ---- driving ---- */
@@ -208,7 +216,7 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         if (alone && message_take_back(comm, op)) return;
         wait_add(&blocked, &comm->gate.bell, bell, &comm->gate.bell_waiters, false);
         if (backoff_step(&comm->group.backoff, n, blocked.core_is_wanted)) continue;
-        /* a message may be over as soon as it is taken in, which does not count as a move */
+        /* A message may be over as soon as it is accepted, which does not count as progress. */
         bool sleeps = !operation_is_over(op) && !comm_has_decision(comm) && router_arm(comm->router);
         if (sleeps) wait_sleep(&blocked, atomic_load(&most_sleep_ms));
         n = driver_soon(n);

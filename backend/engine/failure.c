@@ -1,5 +1,4 @@
-/* Why a communicator failed, in words that name ranks and say what to do. The first error wins, on this rank and,
-   through the segment, on all others. Nothing here waits. */
+/* Finds reasons to fail, formats them, and publishes the first one to the other ranks. No function here waits. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/engine/comm.h"
@@ -10,13 +9,14 @@
 
 enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
 
-/* ---- words ---- */
+/* ---- text ---- */
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
     if (!comm->run_queue.running) { snprintf(out, bytes, comm->messages.open ? "a message" : "no operation"); return; }
     struct declaration mine = *comm->executor.run.declaration;
-    const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
+    /* After the roll call another algorithm may have been chosen than the declaration names. */
+    const struct program *program = comm->executor.launch.program;
     if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
     words_of_call(&mine, what, sizeof what);
     snprintf(out, bytes, "%s, operation %llu of %s", what, (unsigned long long)comm->executor.run.declaration->sequence,
@@ -28,7 +28,7 @@ static void say_where(const tutti_comm *comm, char *out, size_t bytes)
     describe_running(comm, what, sizeof what);
     snprintf(out, bytes, " in %s", what);
 }
-/* Who has not made this call, as far as is known of ranks on other hosts. */
+/* Lists the ranks that have not made this call. It may miss ranks of other hosts. */
 static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
 {
     const struct group *g = &comm->group;
@@ -43,26 +43,30 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
 }
 
 /* ---- failing ---- */
-/* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. But
-   not if another rank claims, too: it may not have seen them come, and fails. */
+/* Claims to fail the group, so that ranks which arrive later stop. If all ranks have arrived already, all can continue,
+   so this rank withdraws its claim and returns true. It returns false if another rank claims, too, because that
+   rank may not have seen all arrive. */
 static bool have_come_at_last(const tutti_comm *comm)
 {
     _Atomic uint32_t *state = &comm->group.segment->failure->state;
     if (!comm->run_queue.running || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
-    atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
+    atomic_fetch_add(state, FAILURE_CLAIM);
     group_alert(&comm->group);
-    if (comm->executor.publisher.may_be_bare && !fence_everywhere()) return false;     /* theirs, between the two */
+    /* A peer that arrives without a fence needs one between its arrival and its look at the alert. */
+    if (comm->executor.publisher.may_be_bare && !fence_everywhere()) return false;
     return executor_is_complete(&comm->executor) && atomic_compare_exchange_strong(state, &alone, FAILURE_NONE);
 }
-static bool may_tell(struct failure *failure)           /* false: another rank was first */
+/* Claims the right to write the failure. False: another rank was first. */
+static bool may_tell(struct failure *failure)
 {
     uint32_t found = atomic_load(&failure->state);
     while (!(found & FAILURE_CERTAIN))
         if (atomic_compare_exchange_weak(&failure->state, &found, found | FAILURE_TELLING)) return true;
     return false;
 }
-static void rank_wake(const struct segment *s, int index)    /* wakes all sleepers on words of that rank */
+/* Wakes all sleepers on words of that rank. */
+static void rank_wake(const struct segment *s, int index)
 {
     struct control *c = segment_control(s, index);
     atomic_fetch_add(&c->bell, 1);
@@ -73,7 +77,8 @@ static void rank_wake(const struct segment *s, int index)    /* wakes all sleepe
             word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
         }
 }
-/* Counted from 0: if all have come to the one that runs, others may succeed in it. */
+/* Returns the first operation that fails, counted from 0. Other ranks may still succeed in the running one if all have
+   arrived in it. */
 static uint64_t first_that_fails(const tutti_comm *comm)
 {
     return comm->executor.operation + (comm->run_queue.running && comm->executor.run.arrived);
@@ -91,7 +96,8 @@ static void tell_others(const tutti_comm *comm)
     atomic_fetch_or(&failure->state, FAILURE_READY);
     for (int peer = 0; peer < g->segment->ranks; peer++) rank_wake(g->segment, peer);
 }
-struct about { enum agree_kind kind; int other; };       /* kind of the reason, and whom it is about, or -1 */
+/* The kind of a reason, and the rank that it concerns, or -1. */
+struct about { enum agree_kind kind; int other; };
 __attribute__((format(printf, 3, 0))) static void keep_outcome(struct outcome *outcome, tutti_status status,
     const char *format, va_list arguments)
 {
@@ -103,7 +109,7 @@ static enum agree_kind kind_of(tutti_status status)
 {
     return status == TUTTI_ABORTED ? AGREE_ABORTED : status == TUTTI_TIMEOUT ? AGREE_LATE : AGREE_FAILED;
 }
-/* Of several hosts: they agree on one cause first, and until then the communicator has not failed. */
+/* The hosts agree on one cause first. Until then the communicator has not failed. */
 static tutti_status failure_propose(tutti_comm *comm, const struct about *about, tutti_status status,
     const char *detail)
 {
@@ -193,10 +199,13 @@ static tutti_status decision_adopt(tutti_comm *comm)
     agreement_get_decision(comm->agreement, &cause);
     tutti_status status = cause.status >= TUTTI_INTERNAL ? (tutti_status)cause.status : TUTTI_INTERNAL;
     words_of_cause(&comm->group, &cause, detail, sizeof detail);
-    /* what is open here fails, though the cause may be about a later one: so it succeeds on no rank of this host */
+    /* The open operation fails here even if the cause concerns a later one. So it must not succeed on other ranks of
+       this host. */
     agreement_close_roll_call(comm->agreement, first_that_fails(comm));
-    comm_fail_silently(comm, status, "%s", detail);     /* the others know it */
-    if (cause.reporter == comm->group.rank) return status_repeat(status, detail);      /* it has said so before */
+    /* The other ranks know the decision, so it need not be published. */
+    comm_fail_silently(comm, status, "%s", detail);
+    /* This rank has logged its own reason already. */
+    if (cause.reporter == comm->group.rank) return status_repeat(status, detail);
     return status_fail(status, "%s", detail);
 }
 static tutti_status fail_without(tutti_comm *comm, int dead)
@@ -232,7 +241,8 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
         absent);
 }
-/* What a rank of another host has sent may still be under way when it is known that the rank has left since. */
+/* A message from a rank of another host may still be on its way when this rank learns that the sender has left. So the
+   check waits for UNDER_WAY_MS. */
 static bool is_left_alone(const tutti_comm *comm, struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
@@ -249,7 +259,8 @@ static struct operation *find_left_alone(const tutti_comm *comm)
 }
 static bool is_left_alone_after_all(const tutti_comm *comm)
 {
-    router_poll(comm->router);                          /* what was sent before its sender left counts */
+    /* Messages that the peer sent before it left still count. */
+    router_poll(comm->router);
     return find_left_alone(comm);
 }
 static tutti_status fail_left_alone_message(tutti_comm *comm)
@@ -260,9 +271,9 @@ static tutti_status fail_left_alone_message(tutti_comm *comm)
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", t->peer,
         comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
 }
-/* Whoever drives looks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
-   paused virtual machine), its peers perhaps with it: they are given the time that it has lost. Gaps in a row are those
-   of a driver that has much else to do, for which operations must end in time nevertheless. */
+/* A driver checks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
+   paused virtual machine), perhaps with its peers. The operation then gets the lost time back. Gaps in a row come from
+   a driver with much other work; its operations must still end in time. */
 static void add_stopped_time(struct limit *l, int64_t now_ms)
 {
     int64_t gap_ms = l->looked_ms ? now_ms - l->looked_ms : 0;
@@ -277,7 +288,8 @@ static bool is_late(struct limit *l)
     add_stopped_time(l, now_ms);
     int64_t deadline_ms = atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
     if (!deadline_ms) {
-        deadline_ms = clock_deadline(atomic_load(&l->timeout_ms));    /* unless a wait has just set its own */
+        /* A deadline that a concurrent wait has just set stays. */
+        deadline_ms = clock_deadline(atomic_load(&l->timeout_ms));
         atomic_compare_exchange_strong(&l->deadline_ms, &(int64_t){ 0 }, deadline_ms);
     }
     return now_ms >= atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
@@ -290,13 +302,14 @@ static struct operation *find_late(const tutti_comm *comm)
         if (is_late(&op->limit)) return op;
     return NULL;
 }
-/* A rank of this host that is waited for and has left in good order, its part not done; or -1. */
+/* Returns a rank of this host that has left in good order while the running operation waits for its part; or -1. */
 static int find_departed(const tutti_comm *comm)
 {
     int peer = comm->run_queue.running ? comm->executor.blocked_peer : -1;
     return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer) ? peer : -1;
 }
-/* The one walk over the reasons there are, in the order in which they are told. */
+/* The reasons to fail. The find_ functions below check them in order of precedence. Those from PEER_DIED on lapse on
+   one host if all ranks turn out to have arrived; see comm_check. */
 enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, DECIDED, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
 struct reason { enum cause cause; struct operation *late; int departed; };
 static struct reason find_own_reason(const tutti_comm *comm)
@@ -317,7 +330,7 @@ static struct reason find_reason(const tutti_comm *comm)
     if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ .cause = PEER_DIED };
     return find_own_reason(comm);
 }
-/* Of several hosts: when a reason is known anywhere, the decision comes by itself. */
+/* In a group of several hosts, a reason known to any rank leads to a decision; this rank need not act. */
 static struct reason find_reason_between_hosts(const tutti_comm *comm)
 {
     const struct agreement *a = comm->agreement;
@@ -364,7 +377,8 @@ tutti_status comm_check(tutti_comm *comm)
     struct reason reason = reason_find(comm);
     if (reason.cause == MESSAGE_LEFT_ALONE && !is_left_alone_after_all(comm)) return TUTTI_OK;
     bool may_pass = reason.cause >= PEER_DIED && !comm->agreement;
-    if (may_pass && have_come_at_last(comm)) return TUTTI_OK;          /* or it fails now, certainly */
+    /* This claims the failure: if some rank has not arrived, the operation fails now. */
+    if (may_pass && have_come_at_last(comm)) return TUTTI_OK;
     tutti_status status = reason_act(comm, &reason);
     if (!comm->agreement || comm_has_failed(comm)) return status;
     return agreement_is_over(comm->agreement) ? decision_adopt(comm) : TUTTI_OK;
@@ -375,7 +389,8 @@ bool failure_is_told(tutti_comm *comm, tutti_status status)
 }
 
 /* ---- disagreement ---- */
-/* Of this host: about an operation of a little while ago, perhaps, that both only sent in. */
+/* Fails because a rank of this host made another call, perhaps in an earlier operation in which both ranks only
+   sent. */
 static tutti_status fail_disagreement(tutti_comm *comm, int other, uint64_t operation)
 {
     const struct group *g = &comm->group;
@@ -390,7 +405,7 @@ static struct about about_pair(const tutti_comm *comm, int a, int b)
 {
     return (struct about){ AGREE_DISAGREEMENT, a == comm->group.rank ? b : a };
 }
-/* A rank whose counts differ from those of the first: all ranks name the same two. */
+/* Names the first rank whose counts differ from those of index 0, so that all ranks report the same two. */
 static tutti_status mismatch_alike(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
@@ -431,7 +446,8 @@ static tutti_status mismatch_counts(tutti_comm *comm)
         }
     return comm_fail(comm, TUTTI_INTERNAL, "a rank reported different counts, but the counts are equal");
 }
-/* Of a schedule: ranks of one host have agreed before, so the other end is on another. */
+/* Reports a message of a schedule whose ends differ in size. The ranks of one host have agreed before, so the other end
+   is on another host. */
 static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)
 {
     const struct group *g = &comm->group;

@@ -1,34 +1,42 @@
-/* Why a communicator failed, in words that name ranks and say what to do. The first error wins, on this rank and,
- * through the segment, on all others. Nothing here waits. */
+/* Why a communicator failed, as text that names ranks and gives the remedy. The first error wins, on this rank and,
+ * through the segment, on all others. No function here waits. */
 #pragma once
 #include "backend/base/status.h"
 #include "include/tutti.h"
 #include <stdatomic.h>
 
 struct outcome {
-    _Atomic uint32_t lost;                              /* 1 + a rank whose process is gone */
-    _Atomic uint32_t stop;                              /* a status (negated) to end with: aborted, destroyed */
-    _Atomic uint32_t failed;                            /* status and detail are valid */
+    /* 1 + a rank whose process has died, or 0. */
+    _Atomic uint32_t lost;
+    /* The negated status to fail with after an abort or a destroy, or 0. */
+    _Atomic uint32_t stop;
+    /* Set once status and detail are valid. */
+    _Atomic uint32_t failed;
     tutti_status status;
     char detail[STATUS_DETAIL_BYTES];
 };
-/* ---- of any thread: seen by whoever drives, soon ---- */
-void failure_record_lost(tutti_comm *comm, int rank);     /* its process is gone */
+/* ---- any thread; the driver reacts soon ---- */
+/* Records that the process of a rank has died. */
+void failure_record_lost(tutti_comm *comm, int rank);
 void failure_ask_to_stop(tutti_comm *comm, tutti_status status);
-tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; then this thread's last error is set */
+/* Returns OK, or the status of the failure, and then sets this thread's last error. */
+tutti_status comm_failure(tutti_comm *comm);
 
 /* ---- driver only ---- */
-/* Fails the communicator, here and on the other ranks: the first to come decides. Returns the status it failed with. Of
-   several hosts: gives them the reason; it has failed when they have agreed on one and comm_check says so. */
+/* Fails the communicator here and on the other ranks. The first rank to fail decides the error. Returns the status it
+   failed with. In a group of several hosts it only proposes the cause: the communicator fails when the hosts have
+   agreed on one and comm_check has adopted it. */
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same, of this rank's communicator alone, in good order: the others are not told. */
+/* Fails only this rank's communicator, without telling the other ranks. */
 void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Looks, while waiting, whether there is a reason not to go on waiting: OK or the failure. */
+/* Checks, while waiting, for a reason to stop waiting. Returns OK or the failure. */
 tutti_status comm_check(tutti_comm *comm);
-/* Whether it may find one. What all ranks have done by now is there to be seen after this. */
+/* True if comm_check may find a reason. After this call the rank sees everything that its peers have done so far. */
 bool comm_is_alerted(const tutti_comm *comm);
-/* That of a message which a peer has given up, having failed with the group and told it why: that is the failure. */
+/* True if the status is that of a message which a peer cancelled because the group failed. The peer has reported that
+   failure, and comm_check has adopted it. */
 bool failure_is_told(tutti_comm *comm, tutti_status status);
-tutti_status comm_mismatch(tutti_comm *comm);           /* fails with both sides' descriptions */
+/* Fails with a description of both ranks' calls. */
+tutti_status comm_mismatch(tutti_comm *comm);

@@ -1,4 +1,4 @@
-/* A group's tables, empty until the ranks have found each other. */
+/* Allocates and frees the tables of a group. They are empty until the ranks have found each other. */
 #include "backend/engine/group.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

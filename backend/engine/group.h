@@ -1,5 +1,5 @@
-/* Who is in a group, and where. Constant once the communicator has joined. What lies in the memory of one host is found
- * by a rank's index on that host, never by the rank itself. */
+/* Members of a group, and the host of each. Constant once the communicator has joined. Objects in the memory of a host
+ * are indexed by a rank's index on that host, never by the rank itself. */
 #pragma once
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
@@ -9,32 +9,42 @@
 struct group {
     int rank, size;
     char name[32];
-    unsigned generation;                                /* of the process: changes with fork */
-    struct key_id key;                                  /* by which its processes know each other */
-    struct member *members;                             /* [size] */
-    struct peer **peers;                                /* [size]; NULL: this process */
-    const struct segment *segment;                      /* of my host; NULL: not mapped yet */
-    const struct segment *network; /* bells and pairs between hosts that are simulated; or NULL */
-    struct layout *layout;                              /* where the ranks are; owned; NULL: not known yet */
-    int host;                                           /* mine */
-    char interface[16];                                 /* of the network that leads to the other hosts, or empty */
-    struct backoff backoff;                               /* of a thread that drives */
+    /* The process_generation of the process that joined. */
+    unsigned generation;
+    /* The key that the group's processes prove to each other. */
+    struct key_id key;
+    struct member *members;                             /* [size], owned */
+    /* A rank of this process has a NULL entry. */
+    struct peer **peers;                                /* [size], owned */
+    /* The segment of this host. NULL until it is mapped. */
+    const struct segment *segment;
+    /* Bells and pairs between simulated hosts, or NULL. */
+    const struct segment *network;
+    /* The hosts of all ranks. NULL until they are known. */
+    struct layout *layout;                              /* owned */
+    /* This rank's host. */
+    int host;
+    /* The interface of the network that leads to the other hosts, or empty. */
+    char interface[16];
+    /* The backoff of a thread that drives. */
+    struct backoff backoff;
 };
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
-void group_leave(struct group *group);                  /* lets go of the peers; the rest stays readable */
+/* Releases the peers. The other fields stay readable until group_finish. */
+void group_leave(struct group *group);
 void group_finish(struct group *group);
 
 static inline bool group_is_spread(const struct group *g) { return g->layout->hosts > 1; }
-/* Several hosts, and all between them goes over links and a network; `network` is NULL. */
+/* True for several hosts that communicate by links and a network. `network` is then NULL. */
 static inline bool group_is_linked(const struct group *g)
 {
     uint32_t simulates = g->members[0].simulates;
     return group_is_spread(g) && (!simulates || simulates & SIMULATES_LINKS);
 }
 
-/* ---- the ranks of my host ---- */
+/* ---- the ranks of this host ---- */
 static inline bool group_has_here(const struct group *g, int rank) { return host_of(g->layout, rank) == g->host; }
-/* Of a rank of my host. */
+/* The index of a rank of this host. */
 static inline int group_index(const struct group *g, int rank) { return place_of(g->layout, rank).index; }
 static inline int group_rank(const struct group *g, int index) { return rank_at(g->layout, g->host, index); }
 static inline struct control *group_control(const struct group *g, int index)
@@ -42,12 +52,12 @@ static inline struct control *group_control(const struct group *g, int index)
     return segment_control(g->segment, index);
 }
 
-/* Whoever of them arrives from now on looks at the failure; so, as long as nothing has failed, that is one word less to
+/* Makes the ranks of this host check the shared failure record in their next roll call. Without an alert they skip that
    read. */
 void group_alert(const struct group *group);
 
-/* The control block with the bell of a rank of my host, and its word that it has joined; also of a rank of another host
-   that is simulated and shares the network segment. */
+/* The control block with a rank's bell and its `joined` flag. The rank is on this host, or on a simulated host that
+   shares the network segment. */
 static inline struct control *group_contact(const struct group *g, int rank)
 {
     return g->network ? segment_control(g->network, rank) : group_control(g, group_index(g, rank));

@@ -1,6 +1,7 @@
-/* From an operation to something that can run: the algorithm, its plan, its program, and what is bound to it. The
-   choice of each collective is remembered, because most calls repeat the last one. An operation that looks first where
-   tensors lie is launched in two steps: before the roll call it is described, after it its plan is chosen by that. */
+/* Turns an operation into a program that can run: it chooses the algorithm, finds the plan and the program, and binds
+   the buffers. The choice of each collective is remembered, because most calls repeat the last one. An operation that
+   looks first where tensors lie is launched in two steps: it is described before the roll call, and its plan is chosen
+   after it. */
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -16,12 +17,13 @@ enum { LEAST_TILE_BYTES = 4096 };
 /* ---- choosing ---- */
 static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
 {
-    if (op->uneven) return 0;                           /* ranks may see different numbers, and must choose alike */
+    /* Ranks may see different counts, and must make the same choice. */
+    if (op->uneven) return 0;
     int inputs = family_parts((enum family)op->family, INPUT, comm->group.size);
     int outputs = family_parts((enum family)op->family, OUTPUT, comm->group.size);
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
-/* The same when all have come and agree. */
+/* Returns the message size once all ranks have arrived and agree. */
 static size_t agreed_bytes(const tutti_comm *comm, const struct operation *op)
 {
     const struct uneven *u = op->uneven;
@@ -30,25 +32,25 @@ static size_t agreed_bytes(const tutti_comm *comm, const struct operation *op)
     for (int q = 0; q < comm->group.size; q++) sum += u->lengths[u->agreement][q];
     return sum;
 }
-/* As far as it is known before anybody has come. */
+/* Returns the message size as far as all ranks know it before others arrive. */
 static size_t early_bytes(const tutti_comm *comm, const struct operation *op)
 {
     return group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
 }
-/* How the message is cut if the settings say, and as several hosts can. */
+/* Applies the settings, and the limits of several hosts, to how the message is cut. */
 static void choice_cut(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
 {
     if (comm->launcher.tile_setting) c->tile_bytes = (size_t)comm->launcher.tile_setting;
     if (comm->launcher.slots_setting) c->slots = (int)comm->launcher.slots_setting;
     if (!group_is_spread(&comm->group)) return;
-    /* All hosts must cut alike: where no rank knows the longest block of all, nothing is cut; else a tile's scratch
-       must fit into the slots of every host. */
+    /* All hosts must cut the message equally. If no rank knows the longest block, the message stays whole. Otherwise
+       the scratch of a tile must fit into the slots of every host. */
     size_t most = BYTES_WITH_MESSAGES / (size_t)c->slots;
     if (uneven && !uneven_is_alike(uneven)) c->tile_bytes = SIZE_MAX;
     else if (c->tile_bytes > most) c->tile_bytes = most;
 }
-/* What is tried goes by where tensors lie; if they have been looked at, or were to be read, only because that is tried,
-   it lasts no longer than they lie there. */
+/* Informs the trial about the placement. If this call looked first, or was to read, only because of the trial, the
+   candidate lasts as long as tensors keep that placement. */
 static void tell_trial(const struct launcher *l, const struct question *question, const struct recent *r,
     const struct choice *priced)
 {
@@ -56,7 +58,7 @@ static void tell_trial(const struct launcher *l, const struct question *question
     if (r->trial && (tries_to_look || tries_to_read)) trial_has_seen(r->trial, question->placement);
     else if (r->trial) trial_is_of(r->trial, question, priced);
 }
-/* The algorithm, unless it was asked for, and how the message is cut. */
+/* Chooses the algorithm, unless the call asks for one, and how the message is cut. */
 static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     size_t bytes, enum placement_kind placement, const struct recent *r, struct choice *out)
 {
@@ -104,7 +106,8 @@ static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struc
     *out = cache_made(plan);
     return *out ? TUTTI_OK : program_make(comm, plan, out);
 }
-/* What runs, and what the next call repeats, is the last of its family. */
+/* Frees the program of a plan that leaves the cache. It keeps the last program of each collective, which runs or which
+   the next call repeats. */
 static bool release_program(void *context, const struct plan *plan, void *made)
 {
     const struct launcher *l = context;
@@ -114,7 +117,7 @@ static bool release_program(void *context, const struct plan *plan, void *made)
     program_destroy(made);
     return true;
 }
-/* in_place of private tensors: a staged plan for in place is right out of place too */
+/* Private tensors count as in place, because a staged plan for tensors in place is also correct for others. */
 static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct choice *choice,
     const struct placement *placement, struct recent *r)
 {
@@ -144,13 +147,14 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
     r->runs = *choice;
     return program_for(comm, plan, &r->program);
 }
-/* What the choice goes by: of counts that differ from rank to rank nothing, so any such call repeats the last one's. */
+/* Returns the size that the choice depends on. It is 0 for uneven counts that differ between ranks, so all such calls
+   repeat one choice. */
 static uint64_t recent_bytes(const tutti_comm *comm, const struct operation *op)
 {
     return op->uneven ? agreed_bytes(comm, op) : op->part_bytes;
 }
-/* May private tensors be read where they lie, if all of them can be? Whether that is so costs system calls to find out,
-   so it is only asked where it could be chosen. */
+/* Finds out whether the call may read private tensors in place if all ranks can. To know whether they can takes system
+   calls, so it is asked only where reading could be chosen. */
 static tutti_status find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes, struct recent *r)
 {
     int64_t setting = comm->launcher.single_copy;
@@ -174,7 +178,7 @@ static tutti_status check_rows(const tutti_comm *comm, const struct operation *o
         "rows of %zu bytes are too long for own_rows on %d ranks: give residuals of all rows", rows->row_bytes,
         comm->group.size);
 }
-/* What can be said before anybody has come, as if all tensors were private. */
+/* Makes the choice that is possible before other ranks arrive, as if all tensors were private. */
 static tutti_status launch_anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
@@ -194,17 +198,19 @@ static tutti_status launch_anticipate(tutti_comm *comm, const struct operation *
     r.algorithm = choice.algorithm;
     r.looks = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
     TRY(find_may_read(comm, op, bytes, &r));
-    r.trial = trial;                                    /* only now: what is asked above is not yet of its placement */
+    /* The trial is set last, because the questions above do not have its placement yet. */
+    r.trial = trial;
     *out = r;
     return TUTTI_OK;
 }
-/* Before anybody has come all private tensors count as in place, and a plan of all_to_all never does. */
+/* Before other ranks arrive, all private tensors count as in place, except in an all-to-all. */
 static struct placement placement_for(tutti_comm *comm, const struct operation *op, bool reads)
 {
     if (comm->launcher.deferred) return tensors_placement(comm, op, reads);
     return (struct placement){ .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
 }
-/* What is tried in its place, if anything; where there is no room for that, which is so on all ranks: what is priced */
+/* Plans the candidate of the trial, if there is one. If it does not fit into the slots, which all ranks find equally,
+   it plans the priced choice. */
 static tutti_status plan_tried(tutti_comm *comm, const struct operation *op, const struct choice *priced, bool open,
     struct recent *r)
 {
@@ -253,7 +259,7 @@ void launch_declare(tutti_comm *comm, uint64_t sequence)
     }
     comm->executor.run.declaration->sequence = sequence;
 }
-/* All but what differs from call to call of the same kind. */
+/* Prepares what all calls of the same kind share. */
 static tutti_status launch_prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
 {
     struct launch *out = &comm->executor.launch;
@@ -295,7 +301,8 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
         comm->launcher.last = call;
     }
     uint32_t code = trying_begin(comm, op, r->trial);
-    if (code != comm->launcher.code) comm->launcher.repeats = 0;       /* to be declared */
+    /* The declaration must contain the new code. */
+    if (code != comm->launcher.code) comm->launcher.repeats = 0;
     comm->launcher.code = code;
     bool deferred = comm->launcher.deferred = r->looks || choice_code_looks(code);
     if (!deferred && (!r->program || r->code != code)) TRY(plan_early(comm, op, r));
@@ -319,8 +326,8 @@ static enum placement_kind kind_of(const struct placement *p, int ranks)
     if (shared) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
     return !p->open ? TENSORS_PRIVATE : in_place ? TENSORS_OPEN_IN_PLACE : TENSORS_OPEN_APART;
 }
-/* If one rank has asked for what the others would have taken anyway, all take it. Who has no input, or no output,
-   counts as in place, and says nothing about the others. */
+/* If a rank insists on the algorithm that all would choose for private tensors, all ranks use it. A rank without input
+   or output counts as in place, and so does not affect the others. */
 static tutti_status launch_decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct placement p = tensors_placement(comm, op, r->runs.reads);
@@ -358,7 +365,7 @@ static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op
 }
 
 /* ---- start, step, cancel ---- */
-/* Calls like the last one have nothing left to choose, to try, to look at or to bind. */
+/* True if later calls of this kind need no choice, no trial, no look-up and no new binding. */
 static bool is_settled(const tutti_comm *comm)
 {
     const struct launcher *l = &comm->launcher;

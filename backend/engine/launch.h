@@ -1,25 +1,36 @@
-/* From an operation to something that runs: start, step, cancel; the driver is the one caller. */
+/* Turns an operation into a program that runs: start, step, cancel. Only the driver calls these functions. */
 #pragma once
 #include "backend/engine/choice.h"
 #include "backend/engine/operation.h"
 #include "backend/engine/trials.h"
 
-struct recent {                                         /* the last choice of a family: most calls repeat it */
-    uint64_t bytes;                                     /* uneven counts: their sum if all know it, or 0 */
+/* The last choice of a collective, because most calls repeat it. */
+struct recent {
+    /* For uneven counts their sum if all ranks know it, else 0. */
+    uint64_t bytes;
     int root;
     bool stage_inputs, uneven;
     const struct algorithm *asked;
-    const struct algorithm *algorithm;                  /* if all tensors are private */
-    bool looks;                                         /* first where tensors lie, whatever is tried */
-    bool may_read;                                      /* then: private ones may be read there */
-    struct program *program;                            /* of who has looked: for this placement; NULL: none yet */
-    uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
-    bool asked_for, open, reading;                      /* as the placement said */
-    struct choice runs;                                 /* what the program is, and how it is cut */
-    uint32_t code;                                      /* what is tried that way; 0: it is as priced */
-    struct trial *trial;                                /* of calls like this; NULL: nothing is tried */
+    /* The choice for private tensors. */
+    const struct algorithm *algorithm;
+    /* Late selection: the call looks first where tensors lie, whatever trial runs. */
+    bool looks;
+    /* If the call looks first, private tensors may be read in place. */
+    bool may_read;
+    /* The program of the last call, or NULL. If that call looked first, the program fits the placement below. */
+    struct program *program;
+    /* Masks of the ranks of this host, in the launcher's `masks`. */
+    uint64_t *shared, *in_place;
+    /* The flags of that placement. */
+    bool asked_for, open, reading;
+    /* The choice that the program implements. */
+    struct choice runs;
+    /* The code of the candidate that the program implements; 0: it is as priced. */
+    uint32_t code;
+    /* The trial of calls of this kind. NULL: they run as priced. */
+    struct trial *trial;
 };
-/* What makes two calls of the same kind: only their buffers and their sequence differ. */
+/* The properties that two calls of the same kind share. Such calls differ only in buffers and sequence. */
 struct call {
     int family, root;
     tutti_dtype dtype;
@@ -34,10 +45,10 @@ static inline bool call_is_like(const struct call *a, const struct call *b)
     return a->asked == b->asked && a->count == b->count && a->family == b->family && a->dtype == b->dtype
         && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows && !a->uneven && !b->uneven;
 }
-/* What a communicator keeps of plans and programs, but for those that the last call of each family has used; and of
-   plans that it has only priced. */
+/* Limits of the caches of plans: of plans with programs, beside the last program of each collective, and of plans that
+   are only priced. */
 enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };
-/* Calls that were timed; how long they took is read of all ranks when some have come together. */
+/* Timed calls. Their times are read from all ranks in batches. */
 enum { PENDING = 8 };
 struct pending_launch {
     struct {
@@ -46,43 +57,55 @@ struct pending_launch {
     } of[PENDING];
     int count;
 };
-struct launcher {                                       /* of the driver */
-    int64_t tile_setting, slots_setting;                /* 0: by price */
-    int64_t single_copy;                                /* 0: private tensors are not read where they lie, 1: they are;
-                                                           -1: by price */
-    int ranks;                                          /* of this host */
-    struct cache *cache;                                /* of plans to run, with their programs */
-    struct cache *priced;                               /* of plans of all ranks, to be priced */
+/* The driver owns these fields. */
+struct launcher {
+    /* The settings; 0: chosen by price. */
+    int64_t tile_setting, slots_setting;
+    /* 1: private tensors are read in place; 0: they are staged; -1: chosen by price. */
+    int64_t single_copy;
+    /* The number of ranks of this host. */
+    int ranks;
+    /* Plans to run, with their programs. */
+    struct cache *cache;
+    /* Plans of all ranks, to be priced. */
+    struct cache *priced;
     struct chooser chooser;
     struct recent recent[FAMILY_COUNT];
-    uint64_t *masks;                                    /* two for each family */
-    struct call last;                                   /* what the executor's launch is for */
-    int repeats;                                        /* declarations that say so; 0: last does not count */
+    /* Two masks for each collective. */
+    uint64_t *masks;                                    /* owned */
+    /* The call that the executor's launch is prepared for. */
+    struct call last;
+    /* The number of declarations that describe `last`. 0: `last` is invalid. */
+    int repeats;
     struct trials trials;
-    uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
-    bool deferred;                                      /* it looks: its plan is chosen after the roll call */
+    /* The code of the candidate that the running operation uses, or 0. */
+    uint32_t code;
+    /* The running operation chooses its plan after the roll call. */
+    bool deferred;
     struct pending_launch pending;
-    bool timed;                                         /* what runs now: all are to say when they begin and end it */
-    int64_t begun_ns;                                   /* then: when this rank did */
+    /* All ranks record when they begin and end the running operation. */
+    bool timed;
+    /* When this rank began a timed operation. */
+    int64_t begun_ns;
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
-/* cores: that the ranks of this host may run on, all of them together */
+/* `cores` is the number of cores that the ranks of this host may use together. */
 void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine,
     struct tuning *tuning);
 void launcher_finish(struct launcher *launcher);
-/* What an operation with even counts on private tensors would run as, and its price. can_read: all ranks can read them.
-   NO_MEMORY; as `choose`. */
+/* Finds what an operation with even counts on private tensors would run, and its price. `can_read`: all ranks can read
+   each other's tensors. NO_MEMORY, or the errors of `choose`. */
 tutti_status launch_predict(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out);
-/* In a declaration, in place of the count that ranks must agree on: the counts are in arrays of their own. */
+/* The count in a declaration of uneven counts, which ranks compare in separate arrays. */
 #define UNEVEN_COUNT UINT64_MAX
-/* In a declaration, in place of the op: rows are added up and normalised; `bits` has how. */
+/* The op in a declaration of a sum whose rows are normalised; `bits` describes how. */
 enum { OP_OF_ROWS = TUTTI_OP_COUNT };
-/* Announces the operation. An error leaves nothing announced. */
+/* Announces the operation. After an error the rank has announced no operation. */
 tutti_status launch_start(tutti_comm *comm, struct operation *op);
-/* Writes what the last kind of call is into the declaration of the operation that begins. */
+/* Writes the properties of the last call into the declaration of the operation that begins. */
 void launch_declare(tutti_comm *comm, uint64_t sequence);
-/* As far as it gets: IN_PROGRESS (the executor's `blocked` says on what), OK, or an error. */
+/* Continues the operation as far as it gets. IN_PROGRESS: the executor's `blocked` names the words it waits for. */
 tutti_status launch_step(tutti_comm *comm, struct operation *op);
-/* Gives it up. Buffers of this rank are touched by nobody here any more; by peers until tensors_are_released says.
-   false: not yet, as executor_cancel. */
+/* Cancels the operation. Afterwards this process no longer touches its buffers; peers may do so until
+   tensors_are_released returns true. False: not cancelled yet, see executor_cancel. */
 bool launch_cancel(tutti_comm *comm);

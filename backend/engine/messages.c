@@ -1,7 +1,7 @@
-/* Sends and receives of the user, and what the transports stand on. They run beside the collectives of their
-   communicator, in any order; matching is the router's. In their names OPERATION_OF_USER stands for an operation. A
-   message between shared tensors is copied from one to the other: this rank says so while it is at a peer's
-   (`copying`), and after a failure no operation is over before no peer is at its tensor. */
+/* Sends and receives of the user, and the callbacks of their transports. Messages run beside the collectives of their
+   communicator, in any order; the router matches them. Their names contain OPERATION_OF_USER in place of an operation.
+   A message between shared tensors is copied directly. The rank that copies sets its flag `copying`, and after a
+   failure an operation ends only once no peer touches its tensor. */
 #include "backend/base/fence.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
@@ -12,10 +12,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LOOKS = 4 }; /* at the transport, for each turn: what comes is seen sooner */
+/* Polls of the router in each turn. Several polls detect an arrival sooner. */
+enum { LOOKS = 4 };
 enum { POLLS_BEFORE_LISTENING = 100 };
 
-/* ---- what the transports stand on: the segment of the host, and a network or what stands for one ---- */
+/* ---- callbacks of the transports: over the segment of the host, and over a simulated network ---- */
 static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
 static unsigned char *host_pair(void *context, int from, int to)
 {
@@ -63,7 +64,7 @@ static tutti_status peer_reach(void *context, int index, bool sends, struct remo
     comm->messages.reaching |= status == TUTTI_IN_PROGRESS;
     return status;
 }
-/* As for collectives: it depends on the size, and on nothing that the other end knows better. */
+/* True if peers should read a private tensor of this size in place. As in collectives, only the size decides. */
 static bool pays_to_read(tutti_comm *comm, size_t bytes)
 {
     int64_t setting = comm->launcher.single_copy;
@@ -89,14 +90,16 @@ static tutti_status read_private(void *context, int index, uint64_t at, void *to
     const tutti_comm *comm = context;
     const struct source *source = &comm->reach.sources[index];
     int owner = group_rank(&comm->group, index);
-    if (!comm->group.peers[owner]) {                    /* of this process */
+    /* The owner is a rank of this process. */
+    if (!comm->group.peers[owner]) {
         memcpy(to, (const void *)(uintptr_t)at, bytes);
         return TUTTI_OK;
     }
     int error = reading_copy(source, to, at, bytes);
     return error ? reading_failed(source, error, comm->group.rank, owner) : TUTTI_OK;
 }
-/* As may_touch of execute.c: who fails first says so and then looks whether somebody copies. */
+/* Sets the flag, then checks for a failure, like may_touch in execute.c. A failing rank first publishes the failure,
+   then checks the flags. */
 static bool copying_begin(void *context)
 {
     const tutti_comm *comm = context;
@@ -128,7 +131,8 @@ static tutti_status connect_host(tutti_comm *comm, const struct site *s)
         .read = read_private };
     return shm_connect(comm->router, &callbacks, s->index, s->rank_at, s->ranks);
 }
-static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /* hosts do not share tensors */
+/* Hosts share no tensors, so this transport has no callbacks for them. */
+static tutti_status connect_network(tutti_comm *comm, const struct site *s)
 {
     struct shm_callbacks callbacks = { .context = comm,
         .pair = network_pair,
@@ -183,16 +187,16 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
             op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
         return;
     }
-    /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
+    /* The router has the reason if a transfer was refused, for want of memory for instance. A cancellation by a peer
+       has no text. */
     const char *reason = comm->router->reason;
     comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", g->rank, g->name,
         t->is_send ? "to" : "from", other, op->message.tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
-/* While a thread only pauses between its polls, the bell need not ring: the line it is in would go from core to core
-   with each message. From the first yield of a driver on it may, and soon in any case: the progress thread climbs a
-   backoff of its own. What is seen of it before then has never been its value, so that
-   who goes to sleep nevertheless wakes at once. */
+/* While a thread only pauses between its polls, peers need not ring the bell: with each message its cache line would
+   move between cores. The bell is on from the first yield of a driver, and soon in any case, because the progress
+   thread has a backoff of its own. Until then return a value the bell never had, so a sleeper wakes immediately. */
 static uint32_t bell_before_poll(tutti_comm *comm)
 {
     struct control *mine = comm->executor.site.contact;
@@ -222,7 +226,8 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     moved |= comm->messages.reaching && !reached;
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
         if (op->message.transfer.state == TRANSFER_FAILED && !comm_is_failing(comm)) {
-            fail_because_of(comm, op);                  /* it ends with the others, when no peer copies any more */
+            /* The operation ends with the others, when no peer copies any more. */
+            fail_because_of(comm, op);
             moved = true;
         }
         if (op->message.transfer.state != TRANSFER_DONE) { at = &op->next; continue; }
@@ -234,7 +239,7 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     else wait_add(blocked, &mine->bell, bell, &mine->bell_waiters, true);
     return moved;
 }
-/* ---- of a rank to itself ---- */
+/* ---- messages of a rank to itself ---- */
 bool message_is_alone(const tutti_comm *comm, const struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
@@ -251,7 +256,8 @@ bool message_take_back(tutti_comm *comm, struct operation *op)
 {
     bool sends = op->message.transfer.is_send;
     if (!router_cancel(comm->router, &op->message.transfer)) return false;
-    router_poll(comm->router);                          /* a later receive must not meet what is taken back */
+    /* A later receive must not match the withdrawn message. */
+    router_poll(comm->router);
     struct operation **at = &comm->messages.open;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
@@ -275,7 +281,8 @@ bool messages_cancel(tutti_comm *comm)
 {
     int lost = (int)atomic_load(&comm->outcome.lost) - 1;
     bool all = true;
-    if (lost >= 0) router_lose(comm->router, lost, comm_failure(comm));        /* it is not asked to let go */
+    /* A dead peer is not asked to release its transfers. */
+    if (lost >= 0) router_lose(comm->router, lost, comm_failure(comm));
     for (struct operation *op = comm->messages.open; op; op = op->next) {
         struct transfer *t = &op->message.transfer;
         if (t->state == TRANSFER_POSTED && !router_cancel(comm->router, t)) all = false;

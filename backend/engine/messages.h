@@ -1,25 +1,34 @@
-/* Sends and receives of the user, and what the transport stands on. Driver only, but for messages_connect. */
+/* Sends and receives of the user, and the callbacks of their transports. Driver only, but for messages_connect. */
 #pragma once
 #include "backend/engine/operation.h"
 
-struct messages {                                       /* of the driver */
+/* The driver owns these fields. */
+struct messages {
     struct operation *open;
-    int idle_polls;                                     /* since something came */
-    bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
-    bool opened;                                        /* a private tensor has ever been offered to be read */
+    /* Polls since the last progress. */
+    int idle_polls;
+    /* A message waits until memory of a peer is mapped. */
+    bool reaching;
+    /* A private tensor has been offered to a peer for reading, at any time. */
+    bool opened;
 };
-tutti_status messages_connect(tutti_comm *comm);        /* makes the router, when the segment is mapped */
-/* For tests whose ranks are threads: leads to the ranks of other hosts in place of the pairs of the network segment,
-   or of networks. NULL: nothing does. Of groups that are joined from now on. */
+/* Creates the router and connects its transports. The segment must be mapped. */
+tutti_status messages_connect(tutti_comm *comm);
+/* For tests whose ranks are threads: connects ranks of other hosts in place of the network segment or of networks.
+   Applies to groups that join from now on. NULL restores the default. */
 typedef tutti_status network_connect(struct router *router);
 void messages_use_network(network_connect *connect);
 void message_post(tutti_comm *comm, struct operation *op);
-bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: something moved */
-/* Of a rank to itself, and its other end is not there: who waits for it waits for himself. After progress. */
+/* Returns true if a message made progress. */
+bool messages_progress(tutti_comm *comm, struct wait_set *blocked);
+/* True if a rank waits for a message to itself whose matching call has not been made, so it would wait for itself. Call
+   it after messages_progress. */
 bool message_is_alone(const tutti_comm *comm, const struct operation *op);
-bool message_take_back(tutti_comm *comm, struct operation *op);        /* and refuses it; false: not yet */
-/* After a failure: what is posted is forgotten, and nobody touches its memory any more but peers that share it. false:
-   a transport has not let go yet; poll, and ask again. */
+/* Withdraws such a message and refuses its operation. False: the transport has not released it yet. */
+bool message_take_back(tutti_comm *comm, struct operation *op);
+/* Cancels the posted messages after a failure. Afterwards only peers that share their memory may still touch it. False:
+   a transport has not released one yet; the caller polls and calls again. */
 bool messages_cancel(tutti_comm *comm);
-/* Then ends them; those that peers may be copying stay until they are not: call again while there are messages. */
+/* Ends the messages after messages_cancel. Those that peers may be copying stay open, so the caller repeats this while
+   messages are open. */
 void messages_fail(tutti_comm *comm, tutti_status status);

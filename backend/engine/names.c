@@ -1,4 +1,4 @@
-/* Collectives and algorithms by the names that people write, with the nearest name when there is none of that name. */
+/* Looks up collectives and algorithms by name, and suggests the nearest name for an unknown one. */
 #include "backend/engine/names.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"

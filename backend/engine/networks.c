@@ -1,5 +1,5 @@
-/* The address of a process joins the addresses of all its networks, each with its length before it. A process keeps its
-   address, so its networks stay open from the first group that needs them to the last group of any kind. */
+/* A process address joins the addresses of all networks of the process, each preceded by its length. A process keeps
+   its address, so its networks stay open from the first group that needs them to the last group of any kind. */
 #include "backend/engine/networks.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
@@ -8,7 +8,8 @@
 #include <string.h>
 
 static unsigned of_process(void) { return fabrics_parse(settings_get()->transport, NULL); }
-static struct fabric *next_fabric(int *number)          /* from that number on; NULL: no more */
+/* Returns the next fabric from that number on, and NULL after the last one. */
+static struct fabric *next_fabric(int *number)
 {
     unsigned set = of_process();
     while (fabric_at(*number) && !(set >> *number & 1)) ++*number;
@@ -49,7 +50,7 @@ static tutti_status address_take(const struct addresses *all, const struct fabri
     return status_fail(TUTTI_INTERNAL, "the address of another process has no part for %s", fabric->operations->name);
 }
 
-/* ---- what a fabric asks of a group ---- */
+/* ---- callbacks of the fabrics ---- */
 static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
 static const unsigned char *process_of(void *context, int rank)
 {

@@ -1,6 +1,7 @@
-/* Which networks lead to the ranks of other hosts, and how those are reached: all that TUTTI_TRANSPORT names, beside
-   each other. */
+/* The networks between the hosts of a group, and the addresses by which other hosts reach this process. All networks
+   that TUTTI_TRANSPORT names are used beside each other. */
 #pragma once
 #include "include/tutti.h"
 
-tutti_status networks_connect(tutti_comm *comm); /* of a group that is linked, when its router is there */
+/* Opens the networks of a linked group (group_is_linked) and connects them to its router, which exists already. */
+tutti_status networks_connect(tutti_comm *comm);

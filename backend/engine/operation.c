@@ -1,10 +1,14 @@
-/* What callers do with operations: they run one, wait for it, test it. Whoever can drives himself. */
+/* Callers run an operation, wait for it and test it. A caller that gets the role of the driver drives the operation
+   itself. */
 #include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 
-enum { POLLS_BEFORE_WAKING = 50 };                      /* about what it costs to wake the progress thread */
-enum { IDLE_TESTS = 8 };                                /* of callers that only test: they are far apart */
-static _Atomic uint32_t entering;                       /* threads that look whether an operation is over */
+/* About as many polls as waking the progress thread costs. */
+enum { POLLS_BEFORE_WAKING = 50 };
+/* Tests without progress, after which this rank rings its peers. Few suffice, because tests are far apart. */
+enum { IDLE_TESTS = 8 };
+/* The number of threads that check whether an operation is over. */
+static _Atomic uint32_t entering;
 
 void operation_init(struct operation *out, tutti_comm *comm, int family, uint64_t count, tutti_dtype dtype, int root)
 {
@@ -53,8 +57,8 @@ static tutti_status end_as_driver(tutti_comm *comm, struct operation *op)
     driver_release(comm);
     return operation_result(op);
 }
-/* A blocking call, by whoever has become the driver. If nothing else is to be done and the peers are quick, there is no
-   queue and no polling between the call and the shared memory. */
+/* Runs a blocking call as the driver. On an idle communicator with quick peers, no queue and no polling stand between
+   the call and the shared memory. */
 static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
 {
     comm->run_queue.driven = op;
@@ -74,8 +78,8 @@ tutti_status operation_go_on(struct operation *op, tutti_status status)
     driver_go_on(op->comm, op, status);
     return end_as_driver(op->comm, op);
 }
-/* One that is only started, by the thread that starts it, if it is small and nothing large is under way: it says its
-   part to the other ranks, and if theirs is there already, it is over. */
+/* Starts a small asynchronous operation on the calling thread, unless a large one is open. The thread publishes this
+   rank's part. If all other parts are there already, the operation is over. */
 static bool start_as_driver(tutti_comm *comm, struct operation *op)
 {
     if (!rest_is_small(comm, op) || !driver_try(comm)) return false;
@@ -107,9 +111,9 @@ static void shorten_deadline(struct operation *op, int64_t timeout_ms)
             return;
         }
 }
-/* The communicator of an operation that is over may be gone. Whoever destroys it ends its operations, waits until
-   nobody is entering, and then until nobody is inside. */
-static bool operation_enter(const struct operation *op)           /* false: it is over */
+/* The communicator of a finished operation may be freed. The thread that destroys it ends its operations, waits until
+   no thread is entering, and then until no thread is inside. False: the operation is over. */
+static bool operation_enter(const struct operation *op)
 {
     atomic_fetch_add(&entering, 1);
     bool open = !operation_is_over(op);
@@ -118,15 +122,16 @@ static bool operation_enter(const struct operation *op)           /* false: it i
     return open;
 }
 void operations_after_fork(void) { atomic_store(&entering, 0); }
-/* Who comes now and takes the role finds the failure; who does not get it wants to submit, and finds `closed`, or is
-   inside and waited for. So once nobody is inside, only the role is left to be taken away. */
+/* A thread that comes now takes the role and finds the failure, or submits and finds `closed`, or is inside and
+   awaited. So once no thread is inside, only the role is left to be taken. */
 void operations_close(tutti_comm *comm)
 {
     atomic_store(&comm->gate.closed, true);
     for (int64_t n = 0; atomic_load(&entering); n++) comm_pause(comm, n);
     for (int64_t n = 0; atomic_load(&comm->gate.inside); n++) comm_pause(comm, n);
     driver_acquire(comm);
-    driver_take_intake(comm);                           /* submitted at the last moment */
+    /* Operations may have been submitted at the last moment. */
+    driver_take_intake(comm);
     driver_release(comm);
     engine_forget(comm);
     driver_acquire(comm);
@@ -139,12 +144,14 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     for (int64_t n = 0;; n++) {
         struct wait_set set;
         wait_clear(&set);
-        set.core_is_wanted = atomic_load(&comm->executor.site.mine->core) == wait_core();   /* the driver's */
+        /* This thread yields the core if the driver last waited on it. */
+        set.core_is_wanted = atomic_load(&comm->executor.site.mine->core) == wait_core();
         completions_await(&set);
         if (operation_is_over(op)) break;
         if (driver_try(comm)) {
             driver_drive(comm, op);
-            atomic_fetch_sub(&comm->gate.inside, 1);    /* now the driver is what keeps it from being destroyed */
+            /* The role now keeps the communicator from being destroyed. */
+            atomic_fetch_sub(&comm->gate.inside, 1);
             driver_release(comm);
             return operation_result(op);
         }
@@ -153,7 +160,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     atomic_fetch_sub(&comm->gate.inside, 1);
     return operation_result(op);
 }
-/* If nobody else is to see to it, this thread does, for a moment. */
+/* Drives for a moment if the operations are deferred, because no other thread drives them then. */
 static void look_after(struct operation *op, int turns)
 {
     tutti_comm *comm = op->comm;
@@ -161,7 +168,8 @@ static void look_after(struct operation *op, int turns)
     bool drives = atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) && driver_try(comm);
     if (drives && driver_drive_briefly(comm, turns)) comm->run_queue.idle_tests = 0;
     else if (drives && ++comm->run_queue.idle_tests % IDLE_TESTS == 0) peers_rouse(comm);
-    atomic_fetch_sub(&comm->gate.inside, 1);            /* now the driver is what keeps it from being destroyed */
+    /* If this thread drives, the role now keeps the communicator from being destroyed. */
+    atomic_fetch_sub(&comm->gate.inside, 1);
     if (drives) driver_release(comm);
 }
 tutti_status operation_test(struct operation *op)

@@ -1,10 +1,10 @@
-/* A prediction is the answer that the launcher would give a call, with its price: from the same chooser, so it is what
-   runs unless something else is tried, and the first call of that size finds it made. That is the driver's, so the role
-   is taken for as long as it takes to price a few plans, as the first call of a size does. Nothing is said to other
-   ranks. */
+/* A prediction is the choice that the launcher would make for a call, with its price. It comes from the same chooser.
+   So the call runs as predicted unless a trial changes it, and the first call of that size finds the choice already
+   made. The chooser belongs to the driver, so the caller takes the role while a few plans are priced. A prediction
+   sends no messages. */
 #include "backend/engine/prediction.h"
 
-/* Where this rank can read the others' tensors, all are taken to. */
+/* If this rank can read the tensors of the others, it assumes that all ranks can. */
 static bool can_read(tutti_comm *comm)
 {
     return !group_is_spread(&comm->group) && comm->launcher.single_copy && tensors_can_read(comm);
@@ -29,7 +29,8 @@ tutti_status prediction_make(tutti_comm *comm, enum family family, const struct 
     tutti_prediction *out)
 {
     tutti_status status = TUTTI_OK;
-    atomic_fetch_add(&comm->gate.inside, 1);            /* nobody takes it apart meanwhile */
+    /* The communicator is not destroyed while a thread is inside. */
+    atomic_fetch_add(&comm->gate.inside, 1);
     if (atomic_load(&comm->gate.closed)) {
         status = comm_failure(comm);
     } else {

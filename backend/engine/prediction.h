@@ -1,9 +1,9 @@
-/* What a collective of a group would run as, and take, without running it. */
+/* Predicts which algorithm a collective of a group would run, and its time, without running it. */
 #pragma once
 #include "backend/engine/comm.h"
 
-/* On private tensors, `bytes` of one rank's larger buffer. asked: by the call; NULL: nothing is. Sets all but
-   out->struct_size. Of any thread; waits for whoever drives. NO_MEMORY, INVALID_ARGUMENT as comm_allows; or why the
-   group failed. */
+/* Predicts a collective on private tensors. `bytes` is the larger buffer of one rank. `asked` is the call's algorithm,
+   or NULL. Sets all fields but out->struct_size. Any thread; waits for the driver role. Returns NO_MEMORY, the
+   INVALID_ARGUMENT of comm_allows, or the failure of the group. */
 tutti_status prediction_make(tutti_comm *comm, enum family family, const struct algorithm *asked, size_t bytes,
     tutti_prediction *out);

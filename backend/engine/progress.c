@@ -1,16 +1,19 @@
-/* One thread for all communicators of the process that are in its hands. */
+/* One thread drives all communicators of the process that are in its list. */
 #include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 #include <pthread.h>
 #include <signal.h>
 
-enum { IDLE_MS = 1000, MOST_IDLE = 8 };          /* with communicators that are idle */
+/* How long an idle communicator stays in the list, and how many may stay. */
+enum { IDLE_MS = 1000, MOST_IDLE = 8 };
 
 static struct engine {
-    pthread_mutex_t lock;                               /* of users, thread */
+    /* Guards users and thread. */
+    pthread_mutex_t lock;
     int users;
     pthread_t thread;
-    struct backoff backoff;                               /* of the thread */
+    /* The backoff of the thread. */
+    struct backoff backoff;
     _Atomic bool stop;
     _Atomic uint32_t bell, sleepers;
     _Atomic(tutti_comm *) intake;
@@ -18,7 +21,8 @@ static struct engine {
 static unsigned generation = 1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void after_fork(void) /* in the child: no thread of ours lives here */
+/* Runs in the child, which has no progress thread. */
+static void after_fork(void)
 {
     generation++;
     engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
@@ -29,8 +33,6 @@ void engine_watch_forks(void) { pthread_once(&once, fork_prepare); }
 unsigned process_generation(void) { return generation; }
 
 void engine_ring(void) { word_ring(&engine.bell, &engine.sleepers, false); }
-/* Into the progress thread's hands. False: it was there already, and so its bell is among what that thread sleeps
-   on. */
 bool engine_list_add(tutti_comm *comm)
 {
     if (atomic_fetch_add(&comm->listing.scheduled, 1)) return false;
@@ -44,9 +46,10 @@ void engine_schedule(tutti_comm *comm)
     engine_list_add(comm);
     engine_ring();
 }
-/* One visit of the progress thread. OPEN: there is something to wait for awake. IDLE: not, but it stays in the list,
-   and the bell among what is slept on, so that whoever leaves something to rest there need not wake this thread. GONE:
-   it has let go; then the communicator may be gone. */
+/* The result of one visit of the progress thread. OPEN: operations are open, so the thread keeps polling. IDLE: the
+   thread has no work there, but keeps the communicator in the list and its bell among the words that it sleeps on. So a
+   caller that leaves deferred operations need not wake the thread. GONE: the communicator has left the list and may be
+   freed. */
 enum visit { OPEN, IDLE, GONE };
 static bool stays_idle(tutti_comm *comm, bool active)
 {
@@ -60,7 +63,8 @@ static enum visit comm_visit(tutti_comm *comm, int64_t n, bool may_stay, struct 
     uint64_t asked = atomic_load(&comm->listing.scheduled);
     struct control *mine = comm->executor.site.contact;
     wait_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
-    /* a caller drives, and will say so when it leaves something; who has asked before that is not to be missed */
+    /* A caller drives, and schedules the thread if it leaves open operations. A request that came since the last visit
+       counts as progress, so that the thread does not miss it. */
     if (!driver_try(comm)) {
         *moved |= asked != comm->listing.answered && asked != comm->listing.noticed;
         comm->listing.noticed = asked;
@@ -71,7 +75,8 @@ static enum visit comm_visit(tutti_comm *comm, int64_t n, bool may_stay, struct 
     comm->listing.answered = asked;
     if (driver_has_open(comm)) went |= driver_check(comm, n);
     bool open = comm->listing.was_open = driver_has_open(comm);
-    /* a thread that sees to messages listens for them */
+    /* Peers need not ring a communicator that is polled. If messages are open, messages_progress decides about the
+       bell. */
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_awake(comm);
     if (open && !went && backoff_is_over(&engine.backoff, n))
         went = comm_has_decision(comm) || !router_arm(comm->router);
@@ -80,10 +85,10 @@ static enum visit comm_visit(tutti_comm *comm, int64_t n, bool may_stay, struct 
     driver_leave(comm);
     if (open) return OPEN;
     if (may_stay && stays_idle(comm, active)) return IDLE;
-    /* asked again meanwhile: OPEN */
+    /* A request that came meanwhile keeps the communicator in the list. */
     return atomic_compare_exchange_strong(&comm->listing.scheduled, &asked, 0) ? GONE : OPEN;
 }
-/* True: one of them is open. */
+/* Visits all communicators of the list. True: one of them has open operations. */
 static bool visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bool *moved)
 {
     tutti_comm *kept = NULL, *next;
@@ -94,7 +99,8 @@ static bool visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bo
         next = comm->listing.next;
         enum visit found = comm_visit(comm, n, idle < MOST_IDLE, blocked, moved);
         if (found == GONE) {
-            blocked->count = words;                     /* its memory may be unmapped from now on */
+            /* The words are dropped, because their memory may be unmapped from now on. */
+            blocked->count = words;
             continue;
         }
         open |= found == OPEN;
@@ -124,8 +130,9 @@ static void *progress_main(void *unused)
         if (!sleeps && !moved) sleeps = !backoff_step(&engine.backoff, n, blocked.core_is_wanted);
         blocked.idle = !open;
         if (sleeps) wait_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
+        /* After a sleep the next visit checks for failures. */
         if (moved || !list) n = -1;
-        else if (sleeps) n = driver_soon(n);                   /* time has passed: check at the next visit */
+        else if (sleeps) n = driver_soon(n);
     }
     return unused;
 }
@@ -135,7 +142,8 @@ static tutti_status start_thread(void)
     sigfillset(&all);
     atomic_store(&engine.stop, false);
     engine.backoff = backoff_for(false);
-    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    /* The thread blocks all signals, which belong to the program. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int refused = pthread_create(&engine.thread, NULL, progress_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (refused)

@@ -1,22 +1,32 @@
-/* The progress thread: one per process, from the first communicator to the last. It drives those that are in its hands,
- * sleeps on all their words at once, and keeps one for a second after its last work. */
+/* The progress thread: one per process, from the first communicator to the last. It drives the communicators in its
+ * list and sleeps on all their words at once. It keeps an idle communicator for a second after its last work. */
 #pragma once
 #include "backend/engine/driver.h"
 
-struct listing {                                        /* a communicator in the progress thread's hands */
-    _Atomic uint64_t scheduled;                         /* of any thread: > 0: it is; counts the askings */
-    /* of the progress thread */
+/* A communicator's entry in the list of the progress thread, which owns all fields but `scheduled`. */
+struct listing {
+    /* Counts the requests to be driven; 0: the communicator is not in the list. Any thread. */
+    _Atomic uint64_t scheduled;
     tutti_comm *next;
-    uint64_t answered, noticed;                         /* the askings it has answered last, and found another at */
-    bool was_open;                                      /* when it had been there */
-    int64_t idle_until_ms;                           /* it stays in its hands until then although nothing is open */
+    /* The count of requests that the thread handled last, and the count at which it found another driver at work. */
+    uint64_t answered, noticed;
+    /* Operations were open after the last visit. */
+    bool was_open;
+    /* An idle communicator stays in the list until then. */
+    int64_t idle_until_ms;
 };
-tutti_status engine_acquire(void);                      /* starts the thread when first used */
+/* Starts the progress thread when first called. engine_release ends it after the last user. */
+tutti_status engine_acquire(void);
 void engine_release(void);
-void engine_ring(void);                                 /* wakes it */
-/* Into its hands. False: it was there already, and so its bell is among what that thread sleeps on. */
+/* Wakes the progress thread. */
+void engine_ring(void);
+/* Adds the communicator to the list. False: it was in the list already, so the thread sleeps on its bell, too. */
 bool engine_list_add(tutti_comm *comm);
-void engine_schedule(tutti_comm *comm);                 /* both */
-void engine_forget(tutti_comm *comm);                   /* returns when it has let go of the communicator */
-unsigned process_generation(void);                      /* changes with fork */
-void engine_watch_forks(void);                          /* from now on it does; engine_acquire calls it */
+/* Adds the communicator to the list and wakes the thread. */
+void engine_schedule(tutti_comm *comm);
+/* Returns when the communicator has left the list. */
+void engine_forget(tutti_comm *comm);
+/* Returns a number that changes in the child of a fork. */
+unsigned process_generation(void);
+/* Makes process_generation follow forks from now on; engine_acquire calls it. */
+void engine_watch_forks(void);

@@ -1,5 +1,6 @@
-/* A queue: a lock, and two lists. Whoever waits sees to it that what rests goes on: each operation once, and those that
-   come while he sleeps from their start. A state says OVER only under the lock, so what is over is in the list. */
+/* A queue is a lock and two lists. A waiter hastens each deferred operation of the queue once; operations that are
+   added while it sleeps are hastened from their start. A state becomes OVER only under the lock, so every finished
+   operation is in the list. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/engine/comm.h"
@@ -9,11 +10,16 @@
 struct tutti_queue {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    unsigned generation;                                /* of the process: changes with fork */
-    struct operation *resting;                          /* open, and may rest; the last one first */
-    struct operation *over, **over_end;                 /* in the order in which they ended */
-    size_t open, ended;                                 /* how many are in it */
-    int waiting;                                        /* threads */
+    /* The process_generation of the process that made the queue. */
+    unsigned generation;
+    /* Open operations that may be deferred, newest first. */
+    struct operation *resting;
+    /* Finished operations, in the order in which they ended. */
+    struct operation *over, **over_end;
+    /* The number of open and of finished operations. */
+    size_t open, ended;
+    /* The number of waiting threads. */
+    int waiting;
 };
 
 /* ---- lists ---- */
@@ -45,7 +51,7 @@ static struct operation *take_over(tutti_queue *queue)
     return op;
 }
 
-/* ---- of operations ---- */
+/* ---- for operations ---- */
 void queue_enter(struct operation *op)
 {
     tutti_queue *queue = op->queued.queue;
@@ -72,7 +78,7 @@ void queue_pass(struct operation *op)
     pthread_mutex_unlock(&queue->lock);
 }
 
-/* ---- of callers ---- */
+/* ---- for callers ---- */
 tutti_status queue_check(const tutti_queue *queue)
 {
     if (queue->generation == process_generation()) return TUTTI_OK;
@@ -109,7 +115,7 @@ tutti_status queue_destroy(tutti_queue *queue)
     free(queue);
     return TUTTI_OK;
 }
-/* Without the lock meanwhile: to hasten an operation may end it, here. */
+/* Releases the lock meanwhile, because hastening an operation may end it on this thread. */
 static void queue_hasten(tutti_queue *queue, struct operation *op)
 {
     unlink_resting(op);
@@ -118,9 +124,11 @@ static void queue_hasten(tutti_queue *queue, struct operation *op)
     operation_hasten(op);
     pthread_mutex_lock(&queue->lock);
     op->queued.held = false;
-    if (queue->waiting) pthread_cond_broadcast(&queue->changed);        /* it may have been passed over */
+    /* Another waiter may have skipped the operation while it was held. */
+    if (queue->waiting) pthread_cond_broadcast(&queue->changed);
 }
-static bool sleep_until(tutti_queue *queue, int64_t deadline_ms)        /* false: it is time */
+/* Sleeps until the queue changes or the deadline passes. False: the deadline has passed. */
+static bool sleep_until(tutti_queue *queue, int64_t deadline_ms)
 {
     struct timespec until = { deadline_ms / 1000, deadline_ms % 1000 * 1000000 };
     queue->waiting++;
@@ -140,7 +148,8 @@ tutti_status queue_wait(tutti_queue *queue, int64_t timeout_ms, struct operation
         else in_time = sleep_until(queue, deadline_ms);
     }
     bool left = queue->open || queue->ended, open = !*out && left;
-    if (!left && queue->waiting) pthread_cond_broadcast(&queue->changed);      /* nothing will come */
+    /* The queue is empty now, so other waiters return, too. */
+    if (!left && queue->waiting) pthread_cond_broadcast(&queue->changed);
     pthread_mutex_unlock(&queue->lock);
     return open ? TUTTI_IN_PROGRESS : TUTTI_OK;
 }

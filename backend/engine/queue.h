@@ -1,24 +1,33 @@
-/* Queues of requests, for who waits for any of several. A request is in its queue from its call until it is taken; for
- * as long its memory is the operation's. All of any thread. An operation without a queue knows nothing of it. */
+/* Queues of requests, for a thread that waits for any of several. A request stays in its queue from its call until it
+ * is taken, and its memory belongs to the operation until then. Any thread may call these functions. Operations without
+ * a queue never use this file. */
 #pragma once
 #include "backend/base/status.h"
 
 struct operation;
-struct queued {                                         /* an operation's place in a queue; under the queue's lock */
-    tutti_queue *queue;                                 /* or NULL; constant */
-    struct operation *next, **at;                       /* of those that may rest, or of those that are over */
-    bool inside;                                        /* not taken yet */
-    bool may_rest;                                      /* nobody has seen to it that it ends */
-    bool held;                                          /* a thread is at it: it cannot be taken now */
+/* An operation's place in a queue. The queue's lock guards all but `queue`. */
+struct queued {
+    /* NULL: the operation has no queue. Constant. */
+    tutti_queue *queue;
+    /* The links of the list of operations that may be deferred, or of those that are over. */
+    struct operation *next, **at;
+    /* True until the operation is taken. */
+    bool inside;
+    /* True while no thread has hastened the operation. */
+    bool may_rest;
+    /* A thread is hastening the operation, so it cannot be taken now. */
+    bool held;
 };
 tutti_status queue_create(tutti_queue **out);
-/* INVALID_ARGUMENT while something is in it, or a thread waits. In a child of fork the parent's are left alone. */
+/* INVALID_ARGUMENT while requests are in the queue or a thread waits. In a child of fork it leaves the parent's queue
+   alone. */
 tutti_status queue_destroy(tutti_queue *queue);
-/* One that is over, oldest first; NULL and OK: none is in it, NULL and IN_PROGRESS: none is over in time. timeout_ms as
-   in tutti_queue_wait. */
+/* Takes the finished operation that ended first. *out is NULL with OK if the queue is empty, and with IN_PROGRESS if no
+   operation ended in time. timeout_ms is that of tutti_queue_wait. */
 tutti_status queue_wait(tutti_queue *queue, int64_t timeout_ms, struct operation **out);
-tutti_status queue_check(const tutti_queue *queue);     /* FORKED, or OK */
-/* Of an operation that is about to start. */
+/* Returns FORKED if the parent process made the queue, else OK. */
+tutti_status queue_check(const tutti_queue *queue);
+/* Adds an operation that is about to start. */
 void queue_enter(struct operation *op);
-/* Of one that is over but for its state, which this sets. */
+/* Moves a finished operation to the list of those that are over, and sets its state to OVER. */
 void queue_pass(struct operation *op);

@@ -1,7 +1,8 @@
-/* What may rest, and how those who wait for it say so. */
+/* Decides which operations may be deferred, and rings the peers that have deferred theirs. */
 #include "backend/engine/comm.h"
 
-enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };       /* what may rest: operations of so many bytes on all ranks */
+/* Limits of deferred operations: the bytes of all ranks together, and the number in a list. */
+enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };
 
 bool rest_is_small(const tutti_comm *comm, const struct operation *op)
 {
@@ -35,7 +36,6 @@ void comm_awake(tutti_comm *comm)
     if (atomic_load_explicit(listening, memory_order_relaxed) != LISTENS_NOT)
         atomic_store_explicit(listening, LISTENS_NOT, memory_order_relaxed);
 }
-/* Somebody waits: peers whose part rests are to do it now. */
 void peers_rouse(const tutti_comm *comm)
 {
     const struct site *s = &comm->executor.site;

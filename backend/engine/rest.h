@@ -1,14 +1,16 @@
-/* Rest: the state of a small asynchronous operation that was started but not finished. Waking a thread for it costs
- * more than the operation. So the thread that starts it takes its first turn, and an unfinished operation then rests:
- * no thread drives it until it is needed, here (wait, test, hasten) or on another rank, which rings the bells of
- * ranks that have DEFERRED. In a group of several hosts nothing rests, because a waiting rank could not ring. */
+/* Deferred operations: small asynchronous operations that were started but not finished. Waking a thread for one costs
+ * more than the operation itself. So the thread that starts it takes its first turn, and an unfinished operation is
+ * then deferred. No thread drives it until it is needed: a caller here waits, tests or hastens, or a waiting rank rings
+ * the bells of ranks that are DEFERRED. In a group of several hosts no operation is deferred, because a rank of another
+ * host could not ring. */
 #pragma once
 #include "backend/engine/driver.h"
 
 bool rest_is_small(const tutti_comm *comm, const struct operation *op);
-/* What is open is so little that it can wait until somebody needs it, here or on another rank. Driver only. */
+/* True if the open operations are few and small enough to be deferred, and no thread waits for them. Driver only. */
 bool rest_is_possible(tutti_comm *comm);
 void rest_record(tutti_comm *comm, bool deferred);
-void comm_awake(tutti_comm *comm);                      /* somebody polls: no peer needs to ring; driver only */
-/* Somebody waits: peers whose part rests are to do it now. */
+/* Records that a thread polls this communicator, so peers need not ring its bell. Driver only. */
+void comm_awake(tutti_comm *comm);
+/* Rings the bells of peers that have deferred their part, because this rank waits for them. */
 void peers_rouse(const tutti_comm *comm);

@@ -1,5 +1,5 @@
-/* A tensor in the arena is told by block and offset. Peers' blocks are held from operation to operation, and asked for
- * anew only when another block is named: blocks are never numbered twice. */
+/* A block and an offset name a tensor in the arena. Views of the peers' blocks are held from operation to operation,
+ * and requested again only for another block, because block numbers are never reused. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what this rank says ---- */
-/* Bytes from the beginning of a rank's tensor to its end; 0: it has none. */
+/* ---- this rank's declaration ---- */
+/* Returns the bytes from the beginning of a rank's tensor to its end; 0: the rank has no such tensor. */
 static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buffer, int size, const size_t *lengths,
     const size_t *offsets)
 {
@@ -40,11 +40,12 @@ static bool is_in_place(const tutti_comm *comm, const struct operation *op)
     const struct uneven *u = op->uneven;
     if (u && u->agreement == ALIKE_OUTPUT) return input == output + u->offsets[OUTPUT][comm->group.rank];
     if (u && u->agreement == ALIKE_INPUT) return output == input + u->offsets[INPUT][comm->group.rank];
-    if (inputs > 1 && outputs > 1) return false;        /* all_to_all */
+    /* An all-to-all never works in place. */
+    if (inputs > 1 && outputs > 1) return false;
     if (inputs > 1) return output == input + mine;
     return input == output + (outputs > 1 ? mine : 0);
 }
-/* Parts of uneven counts may lie in several pieces of memory, of several kinds. */
+/* The parts of uneven counts may lie in several pieces of memory, of different kinds. */
 static bool is_readable(const tutti_comm *comm, const struct operation *op, enum buffer buffer, size_t bytes)
 {
     const unsigned char *base = buffer == INPUT ? op->input : op->output;
@@ -55,7 +56,7 @@ static bool is_readable(const tutti_comm *comm, const struct operation *op, enum
         if (lengths[q] && !reading_is_possible(base + offsets[q], lengths[q])) return false;
     return true;
 }
-/* Of a private tensor: its address in this process. */
+/* Declares the addresses of private tensors in this process. True: peers can read them. */
 static bool describe_private(tutti_comm *comm, const struct operation *op, size_t input, size_t output)
 {
     struct declaration *d = comm->executor.run.declaration;
@@ -63,7 +64,7 @@ static bool describe_private(tutti_comm *comm, const struct operation *op, size_
     d->tensor[OUTPUT] = (struct location){ 0, (uintptr_t)op->output };
     return tensors_can_read(comm) && is_readable(comm, op, INPUT, input) && is_readable(comm, op, OUTPUT, output);
 }
-/* Sets where they are: 0 for what this rank has not. */
+/* Sets the locations of shared tensors; 0 for a tensor that this rank does not have. */
 static bool are_shared(const struct operation *op, size_t input, size_t output, struct location at[2])
 {
     at[INPUT] = at[OUTPUT] = (struct location){ 0, 0 };
@@ -90,7 +91,7 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, 
     comm->executor.run.exposed = shared || open;
 }
 
-/* ---- what this rank can read ---- */
+/* ---- reading peers' memory ---- */
 static struct source source_of(const struct group *g, int index)
 {
     const struct peer *peer = g->peers[group_rank(g, index)];
@@ -108,7 +109,8 @@ bool tensors_can_read(tutti_comm *comm)
     for (int i = 0; i < reach->ranks && !reach->error; i++) {
         reach->sources[i] = source_of(g, i);
         reach->unreadable = group_rank(g, i);
-        if (g->peers[reach->unreadable]) reach->error = reading_try(&reach->sources[i]); /* else of this process */
+        /* A rank without a peer entry belongs to this process, which can always read it. */
+        if (g->peers[reach->unreadable]) reach->error = reading_try(&reach->sources[i]);
     }
     atomic_store(&reach->reading, reach->error ? READING_REFUSED : READING_WORKS);
     if (reach->error)
@@ -117,8 +119,9 @@ bool tensors_can_read(tutti_comm *comm)
     return !reach->error;
 }
 
-/* ---- what all see alike ---- */
-static const struct declaration *declaration_of(const tutti_comm *comm, int peer)        /* by its index on this host */
+/* ---- the placement, equal on all ranks of a host ---- */
+/* `peer` is an index on this host. */
+static const struct declaration *declaration_of(const tutti_comm *comm, int peer)
 {
     return executor_declaration(&comm->executor, peer, comm->executor.operation);
 }

@@ -10,12 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SILENT = 64 };                              /* calls of a block, one after the other, of no known time */
-/* Of two that are alike, all blocks of one are better than all of the other by chance once in 20 times. */
+/* The most calls of a block in a row whose times stay unknown. */
+enum { MOST_SILENT = 64 };
+/* If two choices are equally fast, all blocks of one are better than all of the other by chance once in 20 times. */
 enum { BLOCKS = 6, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MOST_SILENT };
-/* Of long calls there are few; of short ones some ns more or less decide. In calls: `first` before anything is tried,
-   `pause` until there may be something again; of a block `warm` are not measured, and `enough` are; `batch` are told
-   together. */
+/* A program makes few long calls; between short ones some ns decide. Apart from `below` (bytes), the unit is calls:
+   `first` before the first trial, `pause` between searches, `warm` unmeasured and `enough` measured ones of a block,
+   and `batch` whose times are read together. */
 static const struct measure {
     size_t below;
     int first, pause, warm, enough, batch;
@@ -24,12 +25,14 @@ static const struct measure {
     { 8 << 20, 32, 64, 4, 8, 1 },
     { SIZE_MAX, 8, 8, 1, 4, 1 },
 };
-enum { GO_BACK = VARIANTS };                            /* from what asks more of tensors than the price does */
+/* Returns from a placement-dependent variant to the incumbent before it. */
+enum { GO_BACK = VARIANTS };
 static const double AS_GOOD = 1.02;
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 500e3, MOST_LOST = 20;
-static const double TIMED_NS = 100; /* what it costs a call that all say when they begin and end */
+/* The cost of a timed call: all ranks record when they begin and end it. */
+static const double TIMED_NS = 100;
 
-/* ---- words ---- */
+/* ---- the shared word ---- */
 static const uint64_t CODE_MASK = (1u << CODE_BITS) - 1;
 uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after)
 {
@@ -42,12 +45,12 @@ uint32_t trial_code_at(uint64_t word, uint64_t operation)
 }
 static uint64_t word_of(const struct trial *t) { return atomic_load_explicit(t->word, memory_order_relaxed); }
 static uint32_t code_now(const struct trial *t, uint64_t operation) { return trial_code_at(word_of(t), operation); }
-/* Whatever any rank may be reading, it reads the same. */
+/* True if every rank, however far ahead or behind, reads the same code. */
 static bool may_write(const struct trial *t, const struct moment *now)
 {
     return code_now(t, now->operation - now->behind) == code_now(t, now->operation + now->ahead);
 }
-/* Returns from which operation on. */
+/* Lets all ranks run the code from the returned operation on. */
 static uint64_t let_run(struct trial *t, const struct moment *now, uint32_t code)
 {
     uint64_t from = now->operation + now->ahead + 1, word = trial_word(from, code_now(t, now->operation), code);
@@ -92,24 +95,25 @@ void trials_stop(struct trials *trials, enum family family)
 {
     if (!is_stopped(trials, family)) atomic_fetch_or(&trials->tuning->asked, 1u << family);
 }
-/* Who has the result last: of a collective in which all have it, rank 0. */
+/* Returns a rank that has the result last. If all ranks have it, that is rank 0. */
 int trial_decider(const struct trial_key *key, int ranks)
 {
     if (key->family == REDUCE || key->family == GATHER) return key->root;
     return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
 }
-/* By which variant this choice does in spite of the price what only some tensors allow; 0: it does not. */
+/* Returns the placement-dependent variant that this choice uses against its price, or 0. */
 static int choice_candidates(const struct trial *t, const struct choice *c)
 {
     if (c->looks) return LOOK_VARIANT;
     return c->reads && !choice_is_open(t->question.placement) ? READ_VARIANT : 0;
 }
-static void candidate_prefer(struct trial *t)                     /* that */
+/* Makes `that` the incumbent. */
+static void candidate_prefer(struct trial *t)
 {
     if (!choice_candidates(t, &t->this.choice) && choice_candidates(t, &t->that.choice)) t->look.before = t->this;
     t->this = t->that;
 }
-/* For one round of all variants, then for two more, for four more. */
+/* Skips a variant for one round of all variants, then for two, for four, and so on. */
 static void variant_skip(struct trial *t, int variant)
 {
     unsigned char rounds = t->skips[variant].rounds;
@@ -133,7 +137,7 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
     memset(t->skips, 0, sizeof t->skips);
     ab_test_give_up(t);
 }
-/* What was found that way holds for those tensors only. */
+/* A placement-dependent variant is valid only while tensors have that placement. */
 void trial_has_seen(struct trial *t, enum placement_kind placement)
 {
     int this = choice_candidates(t, &t->this.choice), that = t->block >= 0 ? choice_candidates(t, &t->that.choice) : 0;
@@ -167,7 +171,8 @@ static void ab_test_log(const struct trial *t)
     LOG(DEBUG, "%s of %zu bytes: %s took %.2f us, %s %.2f us", family_name(t->key.family), t->key.message_bytes, this,
         t->this.ns / 1e3, that, t->that.ns / 1e3);
 }
-/* Ordinary stores are preferred: what else they are measured against may be they as well, and not for long. */
+/* Prefers ordinary stores. The incumbent, whose stores change at run time (pace.h), may have used ordinary stores
+   during the test, too. */
 static bool is_better(const struct trial *t)
 {
     const struct candidate *this = &t->this, *that = &t->that;
@@ -178,8 +183,9 @@ static void ab_test_end(struct trial *t, bool is_complete)
 {
     unsigned char rounds = t->skips[t->tried].rounds;
     ab_test_log(t);
-    if (!is_complete) variant_skip(t, t->tried);                /* it was hopeless */
-    /* The trial may not have paid off. */
+    /* A hopeless variant is skipped for longer. A completed test ends that, or halves it for a placement-dependent
+       variant, because the test may not have paid off. */
+    if (!is_complete) variant_skip(t, t->tried);
     else t->skips[t->tried].rounds = choice_candidates(t, &t->that.choice) ? rounds / 2 : 0;
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
@@ -187,7 +193,8 @@ static void ab_test_end(struct trial *t, bool is_complete)
     t->next = t->calls;
     ab_test_give_up(t);
 }
-/* In calls; of the first call of a block, which may have to plan it, an interruption does not count in full. */
+/* Returns the excess time in calls of the incumbent. The limit keeps an interruption, of a call that may also make a
+   plan, from counting in full. */
 static double cost_excess(double ns, const struct trial *t)
 {
     double calls = ns / t->this.ns - 1;
@@ -210,18 +217,20 @@ static void end_block(struct trial *t)
 }
 static bool is_long_enough(struct trial *t)
 {
-    bool is_told = t->silent == 1;                      /* since the last call */
+    /* A time was read since the last call. */
+    bool is_told = t->silent == 1;
     bool may_be_hopeless = t->block == 1 && t->count >= AB_TEST_FEW_SAMPLES && is_told;
     return t->count >= measure_of(t)->enough
         || (may_be_hopeless && ab_test_is_hopeless(t->this.ns, block_median(t), true));
 }
-/* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
+/* A block continues until the next one begins: when it is long enough and the word may be written again. */
 static void go_on(struct trial *t, const struct moment *now)
 {
     if (t->change && now->operation >= t->change) end_block(t);
     if (t->block < 0) return;
     bool runs_another = now->operation >= t->start && code_now(t, now->operation) != timed_code(t, t->block);
-    if (++t->silent > MOST_SILENT || runs_another) {    /* nobody tells what it takes, or it was long ago */
+    /* The test ends if times stay unknown, or if the word is so old that its operation number has wrapped. */
+    if (++t->silent > MOST_SILENT || runs_another) {
         t->next = t->calls + LONG_PAUSE;
         ab_test_give_up(t);
         return;
@@ -235,7 +244,7 @@ static bool may_spend(const struct trial *t)
     double calls = (double)t->calls, once = t->this.ns > 0 ? fmax(EARLY_CALLS, EARLY_NS / t->this.ns) : EARLY_CALLS;
     return t->lost <= fmin(EARLY_SHARE * calls, once + LATER_SHARE * calls);
 }
-/* A variant of what runs at rest. */
+/* Makes a variant of the incumbent. */
 static tutti_status trial_vary(const struct trial *t, const struct variety *v, int variant, struct choice *out,
     bool *exists)
 {
@@ -268,14 +277,14 @@ bool trial_may_search(const struct trials *trials, const struct trial *t)
 {
     return is_due(t, t->calls + 1) && !is_stopped(trials, t->key.family);
 }
-/* For tests: the next variant of what ran last, whatever it costs. */
+/* For tests: runs the next variant of the last choice, at any price. */
 static void trial_wander(struct trial *t, const struct moment *now, const struct variety *v)
 {
     if (!may_write(t, now) || !find_other(t, v)) return;
     candidate_prefer(t);
     let_run(t, now, t->this.code);
 }
-/* What runs is as it should be, else it is brought back to that. */
+/* True if all ranks run the incumbent. Otherwise it lets them run the incumbent again as soon as it can. */
 static bool is_at_rest(struct trial *t, const struct moment *now)
 {
     if (!may_write(t, now)) return false;
@@ -296,7 +305,8 @@ static void trial_rest(struct trial *t, const struct moment *now, const struct v
 }
 void trial_begin(struct trials *trials, struct trial *t, const struct moment *now, const struct variety *v)
 {
-    if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return;               /* not priced yet */
+    /* Without a priced choice there is no incumbent yet. */
+    if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return;
     t->calls++;
     if (is_stopped(trials, t->key.family)) {
         t->this = (struct candidate){ .choice = t->priced };

@@ -1,75 +1,96 @@
-/* Choices tried against each other while operations run. A price is a forecast: caches are shared with other machines,
- * and cores are moved. So of each kind of call one rank, its *decider*, now and then lets all ranks run something else
- * than what ran so far, measures both in turns, and keeps what took less.
+/* Trials compare choices while operations run. A price is only a prediction: caches are shared with other virtual
+ * machines, and the hypervisor moves cores. So for each kind of call one rank, its *decider*, sometimes lets all ranks
+ * run a candidate. It measures the candidate and the incumbent, the choice that ran so far, in turns, and keeps the
+ * faster one.
  *
- * What runs is a function of the number of the operation and of a word in shared memory, which the decider writes: one
- * choice until an operation that it names, another from then on. It is to name one that nobody has reached, and may
- * write again when nobody is before that one any more. Where all await all, nobody goes beyond an operation that the
- * decider only begins, so that can be the next one; where a rank may only send, ranks are at most TRACKS - 1 operations
- * apart (execute/tracks.h). All ranks meet kinds of calls in the same order, so they number them alike; and what is
- * tried is part of the fingerprint: if they did not, they would learn it as they learn of any disagreement.
+ * The number of an operation and a word in shared memory determine what the operation runs. The decider writes the
+ * word: one choice until an operation that it names, another from then on. It must name an operation that no rank has
+ * reached. It may write again once every rank has reached that operation. If each rank waits for all others, no rank
+ * gets beyond an operation that the decider only begins, so the decider can name the next one. If a rank may only
+ * send, ranks are at most TRACKS - 1 operations apart (execute/tracks.h). All ranks meet kinds of calls in the same
+ * order, so they number them the same. The candidate is part of the operation's fingerprint, so ranks detect a
+ * difference like any other disagreement.
  *
- * An A/B test is six blocks of calls, this and that in turns, each judged by its median. A call is timed from when
- * the last rank has begun until the last has ended. Trials cost at most a tenth of the first calls, and a hundredth
- * later. On one host, with a core for each rank, where nobody asks for anything; the bits of a sum depend on nothing
- * that is tried. */
+ * An A/B test is six blocks of calls, of incumbent and candidate in turns, each judged by its median. A call lasts
+ * from when the last rank has begun until the last rank has ended. Trials cost at most a tenth of the first calls, and
+ * a hundredth later. They run on one host with a core for each rank, and only while no setting and no rank asks for a
+ * choice. The bits of a sum are the same for all candidates. */
 #pragma once
 #include "backend/engine/variants.h"
 #include "backend/host/segment.h"
 
-/* ---- words ---- */
+/* ---- the shared word ---- */
 enum { TRIAL_TIMED = 1 << CHOICE_BITS, CODE_BITS = CHOICE_BITS + 1, FROM_BITS = 64 - 2 * CODE_BITS };
+/* Packs a word: code `before` runs until operation `from`, `after` from then on. */
 uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after);
-/* Of the choice, or 0: as priced. With TRIAL_TIMED all ranks say when they begin and end. */
+/* Returns the code of the choice that an operation runs; 0: as priced. With TRIAL_TIMED all ranks record when they
+   begin and end the operation. */
 uint32_t trial_code_at(uint64_t word, uint64_t operation);
 
-/* ---- of one kind of call ---- */
+/* ---- one kind of call ---- */
 enum { TRIAL_SAMPLES = 24 };
-struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };   /* to half octaves */
-struct candidate { struct choice choice; uint32_t code; double ns, most_ns; };         /* medians of its blocks */
-/* While this or that looks where tensors lie, or reads them, in spite of the price: where they lay, and what ran
-   before. */
+/* A kind of call. The message size is rounded down to a half octave. */
+struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };
+/* A choice with the least and the largest median of its blocks. */
+struct candidate { struct choice choice; uint32_t code; double ns, most_ns; };
+/* While `this` or `that` looks where tensors lie, or reads them, against the price: the placement seen, and the
+   incumbent before it. */
 struct look { enum placement_kind seen; struct candidate before; };
 struct trial {
     struct trial_key key;
     _Atomic uint64_t *word;
-    /* The rest is of use to the decider. */
-    struct question question;                           /* with the placement that the price goes by */
+    /* Only the decider uses the fields from here on. The question has the placement that was priced. */
+    struct question question;
     struct choice priced;
-    struct candidate this, that;                        /* what runs at rest, and what is tried */
+    /* The incumbent, which runs between tests, and the candidate of the current test. */
+    struct candidate this, that;
     struct look look;
-    int move, tried;                                    /* the variant to be tried next; that is which one */
-    struct { unsigned char rounds, left; } skips[VARIANTS + 1];  /* for so many rounds it is not tried again */
-    int block;                                          /* of the A/B test, from 0; -1: none */
-    uint64_t start, change;                             /* where it and the next one begin; 0: not yet known */
-    int silent, count; /* calls since one was told; so many told; below 0: to warm up */
-    double sample[TRIAL_SAMPLES], first_ns;             /* what they took */
-    uint64_t calls, next, begun;                        /* so far; when to look for something to try; of the block */
-    double searched_ns, lost;                           /* looking; by trying, in calls of what runs at rest */
+    /* The variant to try next, and the variant that `that` is. */
+    int move, tried;
+    /* For each variant: the length of its pause in rounds, and the rounds that are left of it. */
+    struct { unsigned char rounds, left; } skips[VARIANTS + 1];
+    /* The block of the A/B test, from 0. -1: no test runs. */
+    int block;
+    /* The operations that begin this block and the next one; 0: not yet known. */
+    uint64_t start, change;
+    /* Calls since the last time that was read, and times read in this block; below 0: warm-up calls. */
+    int silent, count;
+    /* The times of this block's calls. first_ns is that of its first warm-up call. */
+    double sample[TRIAL_SAMPLES], first_ns;
+    /* Calls so far, the call that may look for the next candidate, and the call that set up this block. */
+    uint64_t calls, next, begun;
+    /* The time spent on finding candidates, and the total loss by trials, in calls of the incumbent. */
+    double searched_ns, lost;
 };
-enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };   /* TUTTI_TRIALS */
-struct trials {                                         /* of one communicator */
+/* The values of TUTTI_TRIALS. */
+enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };
+/* The trials of one communicator. */
+struct trials {
     struct tuning *tuning;
     enum trying trying;
     int count;
     struct trial *of[TRIALS];                           /* owned */
 };
-/* The first call of a kind gives it a word. *out is NULL if there are too many kinds: then what is priced runs.
-   NO_MEMORY. */
+/* Finds the trial of a kind of call. The first call of a kind gets a new word. *out is NULL if there are too many
+   kinds; then the call runs as priced. NO_MEMORY. */
 tutti_status trials_find(struct trials *trials, const struct trial_key *key, struct trial **out);
 void trials_finish(struct trials *trials);
-/* This rank asks for an algorithm: others, if they do not, are to try nothing in its place. */
+/* Call it when this rank asks for an algorithm: the other ranks then stop trials of that collective. */
 void trials_stop(struct trials *trials, enum family family);
 int trial_decider(const struct trial_key *key, int ranks);
 
-/* ---- by the decider ---- */
-/* The operation that begins; the others are at most so many behind it, and so many ahead. */
+/* ---- decider only ---- */
+/* The operation that begins, and how many operations other ranks may be behind and ahead of it. */
 struct moment { uint64_t operation, behind, ahead; };
 void trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
-uint64_t trial_batch(const struct trial *trial);        /* so many calls are to come together before it is told */
-void trial_took(struct trial *trial, uint64_t operation, double ns);    /* one that was timed */
-bool trial_may_search(const struct trials *trials, const struct trial *trial);  /* in the call that begins */
-/* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */
+/* Returns the number of calls whose times are read together. */
+uint64_t trial_batch(const struct trial *trial);
+/* Adds the time of a timed call. */
+void trial_took(struct trial *trial, uint64_t operation, double ns);
+/* True if the call that begins may look for a candidate. */
+bool trial_may_search(const struct trials *trials, const struct trial *trial);
+/* Sets what is priced for the tensors' present placement. If they were placed differently before, the trial starts
+   again. */
 void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);
-/* Where the tensors lay when that was looked at, or they were to be read, in spite of the price. */
+/* Reports where tensors lay in a call that looked first, or was to read them, against the price. */
 void trial_has_seen(struct trial *trial, enum placement_kind placement);

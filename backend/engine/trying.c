@@ -5,8 +5,9 @@
 #include "backend/engine/comm.h"
 #include <math.h>
 
-enum { TRIED_AT_LEAST = 4096 };                         /* bytes; what is shorter travels in lines */
-static const double TRIED_AT_MOST = 1.6;                /* times the least price */
+/* The smallest message that is tried, and the highest price of a candidate relative to the least price. */
+enum { TRIED_AT_LEAST = 4096 };                         /* bytes */
+static const double TRIED_AT_MOST = 1.6;
 
 void trying_init(struct trials *trials, struct tuning *tuning, bool crowded)
 {
@@ -27,8 +28,9 @@ tutti_status trying_find(tutti_comm *comm, const struct operation *op, const str
     if (asked) *out = NULL;
     return TUTTI_OK;
 }
-/* What its own tensors could be, if they count as private; that of others is seen when they have come. Where all have
-   offered to be read already, somebody has not. */
+/* Returns the placement that private tensors could have, judged by this rank's own; those of others are seen when they
+   arrive. If ranks already offer their tensors for reading and the placement is still private, some rank could not
+   offer them. */
 static enum placement_kind could_be(tutti_comm *comm, const struct operation *op)
 {
     enum placement_kind guess = tensors_guess(comm, op);
@@ -40,7 +42,7 @@ static bool is_decider(const tutti_comm *comm, const struct trial *t)
 {
     return trial_decider(&t->key, comm->launcher.ranks) == comm->group.rank;
 }
-/* Before an operation in which all await all is over, nobody begins another. */
+/* If all ranks wait for all in an operation, each begins the next one only after it is over. */
 static struct moment moment_now(const tutti_comm *comm, const struct operation *op)
 {
     const struct executor *x = &comm->executor;
@@ -70,7 +72,7 @@ static struct stamp *stamp_of(const tutti_comm *comm, int index, uint64_t number
 {
     return &executor_declaration(&comm->executor, index, number - 1)->stamp;
 }
-/* A reader that finds the number before and after has read what belongs to it. */
+/* A reader that finds the same number before and after has read a consistent stamp. */
 static void time_stamp(const tutti_comm *comm, uint64_t number)
 {
     struct stamp *mine = stamp_of(comm, comm->executor.site.index, number);
@@ -79,8 +81,8 @@ static void time_stamp(const tutti_comm *comm, uint64_t number)
     atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_release);
     atomic_store_explicit(&mine->number, number, memory_order_release);
 }
-/* From when the last rank has begun until the last has ended, so nobody's being late counts; 0: not all have said. All
-   have one clock. */
+/* Returns the time from when the last rank has begun until the last has ended, so lateness does not count. All ranks
+   have one clock. 0: some rank has not recorded its times yet. */
 static int64_t call_took(const tutti_comm *comm, uint64_t number)
 {
     int64_t begun = 0, ended = 0;
@@ -95,8 +97,8 @@ static int64_t call_took(const tutti_comm *comm, uint64_t number)
     }
     return ended > begun ? ended - begun : 0;
 }
-/* Others may not have ended it when this rank has, but when they come to the next operation; where they need not come,
-   some operations later. For TRACKS operations they cannot have written over it. */
+/* Other ranks may end the operation later than this one. They have ended it when they come to the next one, or some
+   operations later if it may run without them. Stamps are kept for TRACKS operations. */
 static void trial_evaluate(tutti_comm *comm)
 {
     struct pending_launch *p = &comm->launcher.pending;
@@ -109,12 +111,13 @@ static void trial_evaluate(tutti_comm *comm)
     }
     p->count = kept;
 }
-/* Each stamp of a peer is a line that has to come from its core. Of short calls several come together. */
+/* Each stamp of a peer moves a cache line from its core, so the stamps of several short calls are read together. */
 void trying_end(tutti_comm *comm, struct trial *t)
 {
     struct launcher *l = &comm->launcher;
     struct pending_launch *p = &l->pending;
-    uint64_t number = comm->executor.operation;         /* from 1: the next one's, from 0 */
+    /* The number of this operation from 1 is that of the next one from 0. */
+    uint64_t number = comm->executor.operation;
     if (l->timed) time_stamp(comm, number);
     bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= trial_batch(p->of[0].trial));
     if (is_due) trial_evaluate(comm);

@@ -1,16 +1,19 @@
-/* What the launcher has to do with trials: which calls they are of, what runs in them, how long they took. */
+/* The launcher's interface to trials: which trial a call belongs to, which candidate it runs, and how long it took. */
 #pragma once
 #include "backend/engine/operation.h"
 #include "backend/engine/trials.h"
 
-/* As the settings say; crowded: ranks share cores, and then a time says more about the others. */
+/* Follows TUTTI_TRIALS. `crowded`: ranks share cores, so a time depends more on the other ranks than on the choice. */
 void trying_init(struct trials *trials, struct tuning *tuning, bool crowded);
-/* The trial of calls like this; *out is NULL if what is priced runs. All ranks find them in the same order, even those
-   that ask for an algorithm, so they number them alike. bytes: of the message, as ranks know them alike. NO_MEMORY. */
+/* Finds the trial of this kind of call. *out is NULL if the call runs as priced. All ranks find trials in the same
+   order, even ranks that ask for an algorithm, so they number them the same. `bytes` is the message size, equal on all
+   ranks. NO_MEMORY. */
 tutti_status trying_find(tutti_comm *comm, const struct operation *op, const struct algorithm *asked, bool stage_inputs,
     size_t bytes, struct trial **out);
-/* What all ranks try in the call that begins, or 0; the decider may first say what comes next. */
+/* Returns the candidate's code that all ranks run in the call that begins, or 0. The decider may first write what later
+   calls run. */
 uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial *trial);
-void trying_end(tutti_comm *comm, struct trial *trial);                 /* it is over */
-/* Puts what is tried in the place of what is priced; open: private tensors can be read. False: nothing is. */
+/* Records the times of a call that has ended. */
+void trying_end(tutti_comm *comm, struct trial *trial);
+/* Replaces the priced choice by the candidate. `open`: private tensors can be read. False: the choice is unchanged. */
 bool trying_take(uint32_t code, bool open, struct choice *choice);

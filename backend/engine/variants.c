@@ -8,7 +8,7 @@ enum { ROW_BITS = 7, TILE_BITS = 5, SLOT_BITS = 4, FLAG_BITS = 4 };
 _Static_assert(ROW_BITS + TILE_BITS + SLOT_BITS + FLAG_BITS == CHOICE_BITS, "all of it");
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
 
-/* ---- as a number ---- */
+/* ---- the code of a choice ---- */
 static uint32_t bits_take(uint32_t *code, int bits)
 {
     uint32_t field = *code & ((1u << bits) - 1);
@@ -54,7 +54,8 @@ static tutti_status choose_where(const struct variety *v, const struct question 
     other.reading = reading;
     return choose(v->chooser, &other, out);
 }
-/* Who looks awaits all, so what may be one-sided (execute/tracks.h) stays so: no call's time says what that saves. */
+/* A call that looks first waits for all ranks. So it does not replace a one-sided operation (execute/tracks.h): the
+   time of a single call does not show what one-sidedness saves. */
 static tutti_status variant_look(const struct variety *v, const struct question *q, struct choice *out, bool *exists)
 {
     size_t part = q->message_bytes / (size_t)v->chooser->layout->largest;
@@ -68,7 +69,7 @@ static tutti_status variant_look(const struct variety *v, const struct question 
     out->looks = true;
     return TUTTI_OK;
 }
-/* What is not open yet could be, if it is looked at anyway. */
+/* Private tensors can be opened for reading if the call looks first anyway. */
 static tutti_status read_or_stage(const struct variety *v, const struct question *q, struct choice *c, bool *exists)
 {
     struct choice least;
@@ -81,8 +82,8 @@ static tutti_status read_or_stage(const struct variety *v, const struct question
     *exists = may_read && c->price <= v->most * least.price;
     return TUTTI_OK;
 }
-/* As it is priced, unless that is too high. What differs only in how it is cut or written is not priced: that would
-   take longer than many calls. */
+/* Makes the choice of another algorithm as it is priced, if that price is not too high. Variants that differ only in
+   cuts or stores are not priced, because pricing would take longer than many calls. */
 static tutti_status other_algorithm(const struct variety *v, const struct question *q, const struct choice *from,
     int number, struct choice *out, bool *exists)
 {
@@ -99,7 +100,7 @@ static tutti_status other_algorithm(const struct variety *v, const struct questi
     }
     return TUTTI_OK;
 }
-/* One tile has no others in flight, and what is larger than the message is one. */
+/* A tile as large as the message is the only one. It has no others in flight, and cannot be larger. */
 static bool change_cut(const struct question *q, int change, struct choice *c)
 {
     bool one = c->tile_bytes >= q->message_bytes;

@@ -1,30 +1,33 @@
-/* Choices beside the one that is priced: by a number that ranks can tell each other, and what differs from one of them
-   in one thing. */
+/* Variants of a choice, which differ from it in one thing, and a code by which ranks exchange choices. */
 #pragma once
 #include "backend/engine/choice.h"
 
 enum { CHOICE_BITS = 20 };
-/* All of a choice but its price, in so many bits; never 0. Its tile is a power of two. */
+/* Encodes all of a choice but its price in CHOICE_BITS bits; never 0. Its tile must be a power of two. */
 uint32_t choice_code(const struct choice *choice);
-/* The same again. False: no rank of one host can run that, so who has written it is not in its right mind. */
+/* Decodes it. False: the code is invalid, so the shared memory that held it is corrupt. */
 bool choice_decode(uint32_t code, enum family family, struct choice *out);
-bool choice_code_looks(uint32_t code);                  /* whether that choice looks first; no: 0 */
-bool choice_code_reads(uint32_t code);                  /* whether it reads open tensors; no: 0 */
+/* True if the choice with that code looks first, or reads open tensors. Code 0 gives false. */
+bool choice_code_looks(uint32_t code);
+bool choice_code_reads(uint32_t code);
 enum { CHOICE_WORDS = 64 };
-void choice_words(const struct choice *choice, char out[CHOICE_WORDS]);        /* as in "two_shot 256Kx3 stored" */
+/* Formats a choice as in "two_shot 256Kx3 stored". */
+void choice_words(const struct choice *choice, char out[CHOICE_WORDS]);
 
-/* What differs from a choice in one thing, by its number: how slots are written, if `paced` says that both ways are
-   open; how soon they come round; larger and smaller tiles; one tile more or less in flight; whether open tensors are
-   read, or those that could be open; looking first where tensors lie, if it does not look yet; another algorithm. The
-   last three are as they are priced. What can differ most comes last: what it is compared with has become better by
-   then. *exists is false where there is no such thing, where it would change nothing, and for what is priced at more
-   than `most` times the least. NO_MEMORY. */
+/* Numbers of the variants. 0 changes how slots are written (if `paced` allows both ways), and 1 how soon slots are
+   reused. 2 to 4 change the tile size (double, half, quarter), 5 and 6 the tiles in flight (one more, one less).
+   READ_VARIANT changes whether open tensors are read. LOOK_VARIANT looks first where tensors lie. FIRST_ALGORITHM and
+   later ones take another algorithm. The last three kinds are used as priced. Variants that can change the time most
+   come last, because by then the incumbent has improved. */
 enum { READ_VARIANT = 7, LOOK_VARIANT, FIRST_ALGORITHM, VARIANTS = FIRST_ALGORITHM + 4 };
 struct variety {
     struct chooser *chooser;
     bool paced;
+    /* The highest price of a variant, relative to the least price. */
     double most;
-    enum placement_kind could_be;                       /* private tensors, for who looks, or lets others read them */
+    /* The placement that private tensors could have if the call looked first, or if ranks let peers read them. */
+    enum placement_kind could_be;
 };
+/* Sets *exists to false if the variant is impossible, has no effect, or has a price above `most`. NO_MEMORY. */
 tutti_status choice_vary(const struct variety *variety, const struct question *question, const struct choice *from,
     int number, struct choice *out, bool *exists);

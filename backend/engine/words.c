@@ -1,4 +1,5 @@
-/* Calls and causes in words: the same on every rank, made of what they say. */
+/* Formats calls and causes of failure. The text is the same on every rank, because it depends only on the
+   declarations. */
 #include "backend/engine/words.h"
 #include "backend/base/dtype.h"
 #include "backend/collectives/collectives.h"
@@ -6,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *row_name(uint64_t row)         /* of a peer's declaration, which is not trusted */
+/* The row comes from a peer's declaration, so it may be out of range. */
+static const char *row_name(uint64_t row)
 {
     const struct algorithm *a = collectives_table;
     while (a->name && row > 0) { a++; row--; }
@@ -31,7 +33,7 @@ void words_of_call(const struct declaration *d, char *out, size_t bytes)
         snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
             row_name(d->algorithm));
 }
-/* What must agree, too, and is seldom the reason. */
+/* Adds the properties that must also agree, but seldom differ. */
 static void describe_more(const struct declaration *d, char *out, size_t bytes)
 {
     size_t used = strlen(out);
@@ -57,7 +59,8 @@ void words_of_disagreement(const struct group *g, int rank, const struct declara
     char here[WORDS_BYTES], there[WORDS_BYTES];
     words_of_call(call, here, sizeof here);
     words_of_call(its_call, there, sizeof there);
-    if (strcmp(here, there) == 0) {                     /* then it is something that is not worth telling otherwise */
+    /* If the texts are equal, the ranks differ in something that the text leaves out. */
+    if (strcmp(here, there) == 0) {
         describe_more(call, here, sizeof here);
         describe_more(its_call, there, sizeof there);
     }
@@ -83,7 +86,7 @@ void words_of_leaving(const struct group *g, int gone, int waiter, const char *w
         gone, g->name, waiter, where);
 }
 
-/* ---- of causes that the object of backend/agree finds ---- */
+/* ---- causes from backend/agree ---- */
 static struct declaration call_of(const struct agree_call *call)
 {
     struct declaration d = { 0 };
@@ -108,7 +111,8 @@ static void say_disagreement(const struct group *g, const struct agree_cause *c,
         words_of_disagreement(g, c->reporter, &mine, c->other, &theirs, out, bytes);
         return;
     }
-    words_of_call(&mine, here, sizeof here);            /* it does not answer */
+    /* The other rank has not reported its call. */
+    words_of_call(&mine, here, sizeof here);
     snprintf(out, bytes,
         "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d makes another call, or made one "
         "before; all ranks must make the same calls in the same order",
@@ -126,7 +130,8 @@ static void say_cause(const struct group *g, const struct agree_cause *c, char *
 void words_of_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
     size_t used = 0;
-    bool names_both = c->kind == AGREE_DISAGREEMENT && !c->detail[0];          /* whoever has seen it */
+    /* The text of a disagreement names both ranks, so the reporter needs no prefix. */
+    bool names_both = c->kind == AGREE_DISAGREEMENT && !c->detail[0];
     if (c->reporter != g->rank && !names_both)
         used = (size_t)snprintf(out, bytes, "rank %d failed the group: ", c->reporter);
     say_cause(g, c, out + used, bytes - used);
