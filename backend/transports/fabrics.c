@@ -1,4 +1,4 @@
-/* A new fabric is a row here. */
+/* A new fabric becomes one more entry of the array below. */
 #include "backend/transports/fabrics.h"
 #include "backend/processes/tls.h"
 #include "backend/transports/tcp/tcp.h"
@@ -21,7 +21,8 @@ const char *fabric_name(int number)
 }
 
 /* ---- the default ---- */
-static bool is_active(const char *path)                 /* "4: ACTIVE", as the kernel writes it */
+/* The kernel writes "4: ACTIVE" to the state file of an active port. */
+static bool is_active(const char *path)
 {
     int state = 0;
     FILE *file = fopen(path, "r");

@@ -1,17 +1,20 @@
-/* The fabrics there are, for those who choose one by name. */
+/* The list of all fabrics, for callers that choose one by name. */
 #pragma once
 #include "backend/transports/fabric/fabric.h"
 
 enum { FABRIC_UNKNOWN = -1 };
-/* By a number that all processes agree on, from 0; NULL: there are no more. */
+/* Numbers count from 0 and are equal in all processes. Both functions return NULL beyond the last fabric. */
 struct fabric *fabric_at(int number);
-const char *fabric_name(int number); /* NULL: likewise */
-int fabric_number(const char *name); /* empty: the default of this machine, which stays so */
-/* Several: the set of those that are named, as in "verbs,ucx", or by an empty text the default; bit k is fabric k. 0:
-   one is not known, which is told in `unknown` (or NULL). */
+const char *fabric_name(int number);
+/* Returns the number of the named fabric, or FABRIC_UNKNOWN. An empty name selects the default of this machine, which
+   is chosen once per process. */
+int fabric_number(const char *name);
+/* Returns the set of the named fabrics ("verbs,ucx"), or of the default if `names` is empty. Bit k is fabric k. 0: a
+   name is unknown, and is copied to `unknown` unless that is NULL. */
 enum { FABRIC_TEXT_BYTES = 64 };
 unsigned fabrics_parse(const char *names, char unknown[FABRIC_TEXT_BYTES]);
-void fabrics_print(unsigned set, char out[FABRIC_TEXT_BYTES]); /* "ucx and verbs" */
-/* The default where Linux shows the RDMA devices in that folder: ucx if a port of one is active, tcp if none is. UCX is
-   for hardware: over TCP it is slower than sockets, and ends the program in cases that sockets survive. */
+/* Writes a set as "ucx and verbs". */
+void fabrics_print(unsigned set, char out[FABRIC_TEXT_BYTES]);
+/* Returns the default for a machine that lists its RDMA devices in that folder: ucx if a port is active, otherwise tcp.
+   UCX is for hardware: over TCP it is slower than sockets, and it aborts the program in cases that sockets survive. */
 int fabric_default(const char *devices);

@@ -1,10 +1,10 @@
-/* The protocol. As over a network with remote memory access, a small message is copied on its way, within a budget; a
-   large one is announced, and the receiver that has met it reads the sender's memory, a while later, in parts and
-   without asking, then tells the sender (OVER). So a send that is being read cannot be forgotten at once.
+/* The protocol resembles a network with remote memory access. A small message is copied on its way, within a budget. A
+   large one is announced; its receiver later reads the sender's memory in parts, without asking, and then sends OVER.
+   So a send that is being read cannot be cancelled at once.
 
-   A transfer is changed by its own rank only, and the matching is touched by its own rank only; the receiver that reads
-   a send moves the cursor of that, under the lock. A send that is not over is in the `open` of its rank, a receive that
-   has met an announced message in its `reads`. */
+   A transfer and a matching are changed only by their own rank. As an exception, the reader of a send moves the cursor
+   of that send under the lock. A send that is not over is in `open` of its rank. A receive that has met an announced
+   message is in `reads` of its rank. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/transports/inproc_wire.h"
@@ -140,12 +140,14 @@ static void hear_withdrawal(struct inproc_port *p, const struct inproc_message *
 {
     struct matching *matching = &p->base.router->matching;
     struct arrival *a = matching_withdraw(matching, NULL, m->source, m->name, m->id);
-    if (a) matching_free(matching, a); /* else its receive finds nothing to read */
+    /* A receive that has already met the message finds no send to read and fails. */
+    if (a) matching_free(matching, a);
 }
 static void hear_end(struct inproc_port *p, const struct inproc_message *m)
 {
     struct transfer *x = queue_find(&p->open, m->id);
-    if (!x) return; /* cancelled meanwhile */
+    /* The send is missing if it was cancelled meanwhile. */
+    if (!x) return;
     queue_remove(&p->open, x);
     if (m->agreed) transfer_done(x);
     else transfer_fail(x, TUTTI_MISMATCH, m->bytes);
@@ -168,8 +170,8 @@ static void pieces_move(struct transfer *from, struct transfer *to, uint64_t byt
         pieces_scatter(to, bounce, n);
     }
 }
-/* All that is left, or a part of it and the rest later. */
-static bool read_some(struct inproc_port *p, struct transfer *from, struct transfer *to) /* true: all is there */
+/* Reads all bytes that are left, or half of them and the rest later, at random. true: the receive has all its bytes. */
+static bool read_some(struct inproc_port *p, struct transfer *from, struct transfer *to)
 {
     uint64_t left = to->wire - to->moved, share = wire_draw(p->world) % 4;
     pieces_move(from, to, share ? left : left / 2);
@@ -206,7 +208,7 @@ static bool inproc_poll(struct transport *t)
 }
 
 /* ---- cancelling ---- */
-/* Also true once it has been read, until that is heard. */
+/* Returns true also after the last read, until OVER arrives. */
 static bool is_being_read(const struct inproc_port *p, const struct transfer *send)
 {
     return send->moved || queue_find(&p->world->ports[send->peer].reads, send->key);

@@ -1,21 +1,31 @@
-/* The transport between ranks that are threads of one process, or all played by one thread, for tests: it delays and
-   reorders messages at random, and for the rest does what a network does. */
+/* The transport for tests. Its ranks are threads of one process, or one thread plays them all. It delays and reorders
+   messages at random and otherwise behaves like a network. */
 #pragma once
 #include "backend/transports/router.h"
 
 struct inproc_options {
     unsigned seed;
-    int delay;  /* up to so many polls of anybody, for each message, answer and part that is read */
-    bool in_time; /* so many microseconds instead: what is under way is not looked for, it wakes */
-    int budget; /* small messages that a rank may have with each other unasked */
-    int cancel_ms; /* how long a cancelled send may stay with a rank that reads it; 0: TRANSPORT_CANCEL_MS */
-    int halted; /* 1 + a rank that begins to read large messages and never ends; 0: none */
+    /* The upper limit of the delay of each message, answer and part that is read, in polls of any rank. */
+    int delay;
+    /* true: `delay` counts microseconds, and a thread rings the bell of a rank when its message is due. */
+    bool in_time;
+    /* The number of unrequested small messages that a rank may have at each other rank. */
+    int budget;
+    /* How long a rank may go on reading a send after its cancel, in ms. 0: TRANSPORT_CANCEL_MS. */
+    int cancel_ms;
+    /* 1 + the number of a rank that starts to read large messages and never finishes. 0: every rank finishes. */
+    int halted;
 };
-struct inproc_world; /* of the ranks of one communicator */
-struct inproc_world *inproc_create(int size, const struct inproc_options *options); /* NULL: out of memory */
-void inproc_destroy(struct inproc_world *world); /* after all its routers; NULL is fine */
-/* For this rank, to those that no transport of the router leads to yet. */
+/* The world of the ranks of one communicator. */
+struct inproc_world;
+/* Returns NULL if memory is exhausted. */
+struct inproc_world *inproc_create(int size, const struct inproc_options *options);
+/* The caller destroys all routers of the world first. `world` may be NULL. */
+void inproc_destroy(struct inproc_world *world);
+/* Leads the router of this rank to all ranks that have no transport yet. */
 void inproc_connect(struct inproc_world *world, struct router *router);
-/* The same, in the world of the router's communicator: the first rank makes it, the last to be destroyed ends it. */
+/* Connects the router in the world of its communicator. The first rank creates the world, the last one to be destroyed
+   frees it. */
 tutti_status inproc_join(const struct inproc_options *options, struct router *router);
-uint64_t inproc_bytes_sent(struct inproc_world *world, int rank); /* of all messages that this rank has posted */
+/* Returns the bytes of all messages that this rank has posted. */
+uint64_t inproc_bytes_sent(struct inproc_world *world, int rank);

@@ -1,14 +1,14 @@
-/* The world is one lock, a clock, and an inbox for each rank: messages by the time at which they are due. Those of one
-   name from one rank keep their order, because none is due before the one sent earlier. The clock ticks with every
-   poll, or it is that of the machine: then nothing moves before it is due, and a thread, the wire, rings for what
-   is. */
+/* The world has one lock, a clock, and for each rank an inbox of messages in the order of their due times. Messages of
+   one name from one rank keep their order, because a later one is due at the same time or later. The clock counts polls
+   or, in time mode, microseconds. In time mode the wire thread rings the bell of a rank whose message is due. */
 #include "backend/transports/inproc_wire.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include <assert.h>
 #include <stdlib.h>
 
-uint64_t wire_draw(struct inproc_world *w) /* xorshift64* (Vigna 2016) */
+/* Returns a random number of 31 bits, by xorshift64* (Vigna 2016). */
+uint64_t wire_draw(struct inproc_world *w)
 {
     w->random ^= w->random >> 12;
     w->random ^= w->random << 25;
@@ -53,7 +53,8 @@ bool port_is_about_to_move(const struct inproc_port *p)
     uint64_t due = next_due(p);
     return p->world->wire.runs ? due <= p->world->clock : due < UINT64_MAX;
 }
-static uint64_t wake_due(struct inproc_world *w) /* when to look again */
+/* Wakes the armed ranks whose messages are due. Returns the next due time. */
+static uint64_t wake_due(struct inproc_world *w)
 {
     uint64_t next = UINT64_MAX;
     w->clock = now_us(w);

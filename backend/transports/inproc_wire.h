@@ -1,14 +1,18 @@
-/* What the ranks of inproc share: the ports of all, a clock, and what is on its way. The parts of inproc.c and
-   inproc_wire.c, and no others. */
+/* The state that all ranks of inproc share: their ports, a clock, and the messages on their way. Only inproc.c and
+   inproc_wire.c include this file. */
 #pragma once
 #include "backend/transports/inproc.h"
 #include <pthread.h>
 
 enum inproc_kind {
-    EAGER,    /* a message, with its bytes */
-    ANNOUNCE, /* a message; the bytes stay where they are */
-    WITHDRAW, /* the send `id` is not coming any more */
-    OVER,     /* your send `id` is: it has been read, or the receive wants `bytes`, not what you have */
+    /* The message carries its bytes. */
+    EAGER,
+    /* The message is announced, and its bytes stay at the sender. */
+    ANNOUNCE,
+    /* The sender has cancelled the send `id`. */
+    WITHDRAW,
+    /* The receiver has read the send `id`, or (not `agreed`) its receive wants `bytes` bytes. */
+    OVER,
 };
 struct inproc_message {
     struct inproc_message *next;
@@ -16,18 +20,23 @@ struct inproc_message {
     struct message_name name;
     uint64_t bytes, id, due;
     int source;
-    bool agreed; /* of OVER */
+    /* OVER: the sizes of the two ends agree. */
+    bool agreed;
     unsigned char data[];
 };
-struct inproc_port { /* one rank's end */
+/* One rank's end. */
+struct inproc_port {
     struct transport base;
     struct inproc_world *world;
-    struct inproc_message *inbox; /* by due time */
+    /* Messages in the order of their due times. */
+    struct inproc_message *inbox;
     struct queue open, reads;
     uint64_t bytes_sent;
     bool armed;
-    struct bond { /* with each other rank */
-        int buffered; /* small messages to it that hold budget */
+    /* The state with each other rank. */
+    struct bond {
+        /* The number of small messages to that rank that hold budget. */
+        int buffered;
         bool lost;
     } *bonds;
 };
@@ -37,28 +46,36 @@ struct inproc_world {
     int size;
     uint64_t clock, random, sent;
     struct inproc_port *ports;
-    struct inproc_world *next; /* of those that are joined */
+    /* Links the worlds that inproc_join created. */
+    struct inproc_world *next;
     uint64_t comm;
-    int closed; /* of its ranks; of a world that was made by inproc_create nobody counts */
+    /* The number of closed ranks, counted only in a joined world. */
+    int closed;
     bool joined;
-    struct inproc_wire { /* with a clock of microseconds */
+    /* The thread that runs if the clock counts microseconds. */
+    struct inproc_wire {
         pthread_t thread;
-        pthread_cond_t changed; /* what is due, or who is to be woken for it */
+        /* Signals that due times or armed ports have changed. */
+        pthread_cond_t changed;
         bool runs, ends;
         int64_t begin_ns;
     } wire;
 };
 
-/* ---- with the lock ---- */
-struct inproc_port *port_enter(struct transport *transport); /* takes it */
+/* ---- under the lock of the world ---- */
+/* Takes the lock, which port_leave releases. */
+struct inproc_port *port_enter(struct transport *transport);
 void port_leave(struct inproc_port *port);
 uint64_t wire_draw(struct inproc_world *world);
-uint64_t wire_soon(struct inproc_world *world); /* a time at random, from now to the longest delay */
-void port_notice(struct inproc_port *port);            /* something is on its way to it */
-/* The next poll has something to say, now or, if it is polls that count, soon. */
+/* Returns a random time between now and the longest delay. */
+uint64_t wire_soon(struct inproc_world *world);
+/* Wakes the wire thread, or the rank itself, for a message that is on its way to the port. */
+void port_notice(struct inproc_port *port);
+/* Returns whether a poll has something to do: now, or, if the clock counts polls, after some more polls. */
 bool port_is_about_to_move(const struct inproc_port *port);
 bool port_arm(struct inproc_port *port);
 
-/* ---- without ---- */
-void wire_part(struct inproc_world *world); /* a rank has closed its port */
+/* ---- without the lock ---- */
+/* Counts a rank that has closed its port. The last one frees the world. */
+void wire_part(struct inproc_world *world);
 extern const struct transport_operations inproc_operations;

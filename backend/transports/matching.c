@@ -1,5 +1,5 @@
-/* Buckets by name, each with its posted receives in the order of posting and its arrivals in the order of arrival. At
-   no time is there a receive and an arrival that could meet: so the k-th of one meets the k-th of the other. */
+/* Buckets are chosen by name. Each has its posted receives in the order of posting and its arrivals in the order of
+   arrival. A receive and a message that fit meet at once, so the k-th receive of a name takes its k-th message. */
 #include "backend/transports/matching.h"
 #include "backend/base/memory.h"
 #include <assert.h>
@@ -8,7 +8,8 @@
 static struct bucket *bucket_of(struct matching *m, struct message_name name)
 {
     uint64_t mixed = name.message * 0x9e3779b97f4a7c15u + name.operation * 0xbf58476d1ce4e5b9u;
-    return &m->bucket[mixed >> 56]; /* Fibonacci hashing (Knuth, volume 3, 6.4) */
+    /* This is Fibonacci hashing (Knuth, volume 3, 6.4). */
+    return &m->bucket[mixed >> 56];
 }
 static_assert(MATCHING_BUCKETS == 256, "the top 8 bits of the product choose a bucket");
 
@@ -82,7 +83,7 @@ void matching_each(const struct matching *m, void (*call)(void *context, const s
         for (const struct arrival *a = m->bucket[i].first; a; a = a->next) call(context, a);
 }
 
-/* ---- memory: arrivals of one power of two of room are used again ---- */
+/* ---- memory: free arrivals of each size class are reused ---- */
 static int class_of(size_t bytes)
 {
     int class = 6;

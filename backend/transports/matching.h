@@ -1,50 +1,63 @@
-/* Who receives what: the receives that are posted and the messages that have arrived before theirs was. One for all
-   messages of a rank in a communicator: transports say what arrives, the router what is posted. */
+/* Matches posted receives with arriving messages. A rank has one matching for all its messages in a communicator:
+   transports pass arrivals to it, the router passes posted receives. */
 #pragma once
 #include "backend/transports/queue.h"
 
 struct transport;
 enum { MATCHING_BUCKETS = 256, MATCHING_CLASSES = 22 };
-struct arrival { /* a message that nobody has asked for yet */
+/* A message that arrived before its receive was posted. */
+struct arrival {
     struct arrival *next;
     struct message_name name;
-    uint64_t bytes, id;    /* id: of the sender's choice */
-    struct remote place; /* announced: where the sender says that it lies */
+    /* The sender chooses the id. */
+    uint64_t bytes, id;
+    /* The place that the sender gave for the bytes of an announced message. */
+    struct remote place;
     int source;
-    struct transport *by; /* NULL: the one that leads to its source */
-    bool announced;       /* the bytes are still with the sender; else they are data */
+    /* The transport that the message came by. NULL: the transport that leads to its source. */
+    struct transport *by;
+    /* true: the bytes are still at the sender. false: they are in `data`. */
+    bool announced;
     unsigned char *data;
-    int class; /* which free list it returns to */
+    /* The free list that the arrival returns to. */
+    int class;
 };
 struct matching {
     struct bucket {
         struct queue posted;
         struct arrival *first, *last;
     } bucket[MATCHING_BUCKETS];
-    struct arrival *spare[MATCHING_CLASSES]; /* by power of two of the room for data */
+    /* Free arrivals, indexed by the power of two of their room for data. */
+    struct arrival *spare[MATCHING_CLASSES];
 };
-/* Zeroed memory is an empty matching. finish frees all arrivals; posted receives are forgotten. */
+/* Frees all arrivals and forgets posted receives. Zeroed memory is an empty matching. */
 void matching_finish(struct matching *matching);
 
-/* A receive is posted: the first arrival that it takes, which now belongs to the caller; or NULL, and the receive is
-   kept. */
+/* Returns the first arrival that the posted receive takes; the caller now owns it. NULL: the matching keeps the
+   receive. */
 struct arrival *matching_post(struct matching *matching, struct transfer *receive);
-/* A message has arrived: the first posted receive that takes it, no longer kept; or NULL, then the caller keeps an
-   arrival. */
+/* Removes and returns the first posted receive that takes the arrived message. NULL: the caller passes an arrival to
+   matching_keep. */
 struct transfer *matching_arrive(struct matching *matching, int source, struct message_name name);
 void matching_keep(struct matching *matching, struct arrival *arrival);
 
-bool matching_cancel(struct matching *matching, const struct transfer *receive); /* true: it was kept */
-/* A kept receive from this rank alone, no longer kept; TRANSFER_ANY_PEER: any at all. NULL: there is none. */
+/* Removes a posted receive. true: the matching had it. */
+bool matching_cancel(struct matching *matching, const struct transfer *receive);
+/* Removes and returns a posted receive that accepts only this peer. TRANSFER_ANY_PEER: any posted receive. NULL: the
+   matching has no such receive. */
 struct transfer *matching_pop(struct matching *matching, int peer);
-/* The announced arrival of this sender and id, by that transport, now the caller's; NULL: there is none. */
+/* Removes and returns the announced arrival with this sender and id that came by `by`; the caller now owns it. NULL:
+   the matching has no such arrival. */
 struct arrival *matching_withdraw(struct matching *matching, const struct transport *by, int source,
     struct message_name name, uint64_t id);
-void matching_withdraw_all(struct matching *matching, int source); /* frees all that this sender has announced */
+/* Frees all announced arrivals of this sender. */
+void matching_withdraw_all(struct matching *matching, int source);
 
+/* Calls `call` for each kept arrival. */
 void matching_each(const struct matching *matching, void (*call)(void *context, const struct arrival *arrival),
-    void *context);                                     /* of all that are kept */
+    void *context);
 
-/* An arrival with room for `bytes` (up to 2 MiB), from the free lists if there is one; NULL: out of memory. */
+/* Returns an arrival with room for `bytes` (up to 2 MiB), taken from the free lists or allocated. NULL: out of
+   memory. */
 struct arrival *matching_arrival(struct matching *matching, size_t bytes);
 void matching_free(struct matching *matching, struct arrival *arrival);

@@ -1,11 +1,11 @@
-/* Gather and scatter. The cursor never passes the end of the stream, and a piece's padding is never read nor
-   written. */
+/* Gather and scatter. The cursor stays within the stream, and the padding of a piece has no memory. */
 #include "backend/transports/pieces.h"
 #include "backend/base/memory.h"
 #include <assert.h>
 #include <string.h>
 
-enum { WORTH_IT = 1024 }; /* bytes of a run that a special copy is used for */
+/* The shortest run, in bytes, that the special copy function is used for. */
+enum { WORTH_IT = 1024 };
 
 bool pieces_start(struct transfer *transfer)
 {
@@ -25,7 +25,7 @@ struct byte_run {
     size_t real, wire;
 };
 
-/* The longest run of the next `most` bytes that lies in one piece; the cursor moves past it. */
+/* Returns the longest run within the next `most` bytes that lies in one piece, and moves the cursor past it. */
 static struct byte_run next_run(struct transfer *x, size_t most)
 {
     assert(x->piece < x->piece_count);

@@ -1,5 +1,5 @@
-/* A first-in first-out list of transfers, linked through transfer->next: a transfer is in one queue at a time, or in
-   none. Zeroed memory is an empty queue. */
+/* A first-in first-out list of transfers, linked through transfer->next. A transfer is in one queue at most. Zeroed
+   memory is an empty queue. */
 #pragma once
 #include "backend/transports/transfer.h"
 
@@ -12,7 +12,7 @@ static inline void queue_push(struct queue *q, struct transfer *x)
     else q->first = x;
     q->last = x;
 }
-/* Takes out the one that follows `before`; NULL: the first. */
+/* Removes the transfer that follows `before`, or the first one if `before` is NULL. */
 static inline struct transfer *queue_take(struct queue *q, struct transfer *before)
 {
     struct transfer *x = before ? before->next : q->first;

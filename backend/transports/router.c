@@ -1,5 +1,5 @@
-/* Posting, cancelling and ending. A posted transfer is with exactly one: the matching has receives that have met
-   nothing, the peer's transport everything else. */
+/* Posting, cancelling and ending. A posted transfer has exactly one owner: the matching has receives that have met no
+   message, the peer's transport has all other transfers. */
 #include "backend/transports/router.h"
 #include "backend/base/memory.h"
 #include "backend/transports/pieces.h"
@@ -54,7 +54,7 @@ bool router_end(struct router *r)
 }
 
 /* ---- several networks ---- */
-/* Two networks may have brought every second message each: all that has come is to be heard in one poll, as by one. */
+/* Two networks may each have delivered every second message. Polling in rounds handles all of them in one call. */
 __attribute__((noinline)) void router_poll_ahead(struct router *r)
 {
     enum { ROUNDS = 1000 };
@@ -67,7 +67,8 @@ static double link_cost_ns(const struct link_cost *c, uint64_t bytes)
 {
     return (bytes <= EAGER_BYTES ? c->message_ns : c->announced_ns) + c->byte_ns * (double)bytes;
 }
-/* Where sends wait, others wait behind them: so what leaves leaves in the order of its posting. */
+/* Chooses the connected network with the least expected time. If sends already wait on a network, the message waits
+   behind them, because sends leave in the order of posting. */
 __attribute__((noinline)) static struct transport *choose_network(struct router *r, const struct route *route,
     const struct transfer *x)
 {
@@ -125,7 +126,7 @@ __attribute__((noinline)) static void meet(struct router *r, struct transfer *x,
     }
     matching_free(&r->matching, a);
 }
-/* Not inlined, like all that is seldom done: a message that is expected passes through without room for it. */
+/* Rare paths are not inlined, so that the path of expected messages needs no stack space for them. */
 __attribute__((noinline)) static void refuse_route(struct router *r, struct transfer *x)
 {
     const struct route *route = &r->routes[x->peer];

@@ -1,71 +1,91 @@
-/* All messages of one rank in one communicator: the one matching, and above each peer's transport the way to it
- * (transport.h has the contract below, matching.h who receives what).
+/* The router carries all messages of one rank in one communicator. It has the one matching of the rank (matching.h)
+ * and knows the transport that leads to each peer (transport.h).
  *
  * The k-th send of a name to a peer meets the k-th receive of that name from it; names are independent of each other.
- * A receive from TRANSFER_ANY_PEER takes what comes first, over whichever transport. Posting always succeeds and never
- * blocks: the transfer is the caller's memory until its state is no longer TRANSFER_POSTED. Progress is made in
- * router_poll, by the one thread that calls the router at a time.
+ * A receive from TRANSFER_ANY_PEER takes the first message that arrives over any transport. Posting always succeeds and
+ * never blocks. The caller keeps the transfer valid while its state is TRANSFER_POSTED. router_poll makes progress; one
+ * thread at a time calls the router.
  *
- * A peer that is lost fails the transfers with it and later ones, except receives from any peer; a failed router fails
- * all.
+ * When a peer is lost, present and later transfers with it fail, except receives from any peer. When the router fails,
+ * all transfers fail.
  *
- * Several networks may lead to other hosts. A message takes the one by which it is there first, as far as is known; all
- * of a peer are heard in the order in which they left, by whichever. */
+ * Several networks may lead to other hosts. A message takes the network with the least expected time. The router
+ * matches the messages of a peer in the order of their sends, whichever network they took. */
 #pragma once
 #include "backend/transports/matching.h"
 #include "backend/transports/transport.h"
 
-struct bell { /* wakes this rank; from any thread. ring NULL: there is none */
+/* Wakes this rank; any thread may ring. ring NULL: the rank has no bell. */
+struct bell {
     void (*ring)(void *context);
     void *context;
 };
-/* What it takes to reach another host by a network: ns of a message beside its bytes, sent with them or announced, and
-   of a byte. All zero: not known. */
+/* The link cost of another host by a network: ns for each message that is sent with its bytes, ns for each message that
+   is announced, and ns for each byte. All zero: unknown. */
 struct link_cost { double message_ns, announced_ns, byte_ns; };
-enum { EAGER_BYTES = 65536, NETWORKS_AT_MOST = 3 }; /* up to so many bytes a network sends a message with its bytes */
+/* EAGER_BYTES is the size up to which a network may send a message with its bytes. */
+enum { EAGER_BYTES = 65536, NETWORKS_AT_MOST = 3 };
 struct route {
     struct transport *transport;
-    int member;           /* the peer's number there, and in those beside it */
-    tutti_status status;  /* not OK: lost, or never reached */
-    uint32_t sent, heard; /* of networks: messages to this peer that have left; of it, in their order */
+    /* The peer's number in this transport and in the networks beside it. */
+    int member;
+    /* A status other than OK: the peer is lost, or no transport leads to it. */
+    tutti_status status;
+    /* Messages by networks: those that have left for this peer, and those of this peer that were handled in order. */
+    uint32_t sent, heard;
 };
 struct router {
     int rank, size;
-    uint64_t comm; /* the communicator, by a number that its members agree on; networks carry it */
-    _Atomic int priority; /* of the operation that runs: where it is higher, what waits to leave leaves first */
+    /* The number of the communicator, on which its members agree. Networks carry it. */
+    uint64_t comm;
+    /* The priority of the running operation: waiting sends of a higher priority leave first. */
+    _Atomic int priority;
     struct bell bell;
-    tutti_status failure; /* OK, or why nothing goes any more */
-    struct transport *transports; /* in the order of router_add */
-    struct transport *polled; /* the same; after a failure `failed`, until it has ended all transfers, then NULL */
-    struct route *routes;         /* [size] */
-    struct transport *network;    /* the first that leads to other hosts, others beside it; NULL: there is none */
-    struct link_cost link_costs[NETWORKS_AT_MOST]; /* by each of them */
-    int only;                     /* this one alone is used; -1: any */
-    int ahead;                    /* messages that have come before their turn */
-    struct transport failed;      /* has always something to say, so that a poll looks at the failure */
+    /* OK, or the reason why all transfers fail. */
+    tutti_status failure;
+    /* The transports in the order of router_add. */
+    struct transport *transports;
+    /* The list to poll: `transports`, or after a failure `failed`, or NULL once router_end has failed all transfers. */
+    struct transport *polled;
+    /* One route for each rank. */
+    struct route *routes;
+    /* The first network that leads to other hosts; further networks follow in `beside`. */
+    struct transport *network;
+    /* One entry for each network. */
+    struct link_cost link_costs[NETWORKS_AT_MOST];
+    /* The one network that sends use, or -1 for any network. */
+    int only;
+    /* The number of saved messages that arrived before their turn. */
+    int ahead;
+    /* Reports progress in every poll, so that router_poll checks for a failure. */
+    struct transport failed;
     struct matching matching;
-    /* Why the first transfer that was refused was, in words; empty: there is none. They stay here because the thread
-       that finds the transfer failed may be another than the one that failed it. */
+    /* The text of the first refusal, or empty. The router stores it because another thread than the one that failed
+       the transfer may find it failed. */
     char reason[STATUS_DETAIL_BYTES];
 };
 
 tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, struct router **out);
-void router_destroy(struct router *router); /* with its transports; NULL is fine; open transfers are forgotten */
-/* The transport is the router's from now on, and leads to those of these ranks (NULL: 0 to count - 1) that have none
-   yet; member i is ranks[i]. Both ends of a pair must come to the same one. */
+/* Destroys the router with its transports and forgets open transfers. `router` may be NULL. */
+void router_destroy(struct router *router);
+/* Gives the transport to the router. It leads to those of the ranks (NULL: 0 to count - 1) that have no transport yet;
+   member i is ranks[i]. Both ranks of a pair must use the same transport. */
 void router_add(struct router *router, struct transport *transport, const int *ranks, int count);
-/* The same for a network: it leads to all ranks that nothing else leads to, by their ranks; if there is one already,
-   beside it. */
+/* Adds a network that leads to all ranks without another transport; members are ranks. A further network is added
+   beside the first. */
 void router_add_network(struct router *router, struct transport *network);
-int router_networks(const struct router *router); /* how many */
-const char *router_network_name(const struct router *router, int network); /* "network" of what stands for one */
-/* What each takes, in the order in which they were added: it decides which is used. */
+/* Returns the number of networks. */
+int router_networks(const struct router *router);
+/* Returns "network" if the router has no network of that number, as where inproc leads to other hosts. */
+const char *router_network_name(const struct router *router, int network);
+/* Sets the link cost of each network, in the order in which they were added. The costs decide which one is used. */
 void router_take_link_costs(struct router *router, const struct link_cost link_costs[NETWORKS_AT_MOST]);
-int router_network_for(const struct router *router, uint64_t bytes); /* when all are connected */
-/* Sends by this one alone, which is measured; -1: by any again. */
+/* Returns the cheapest network for a message of this size, if all networks are connected. */
+int router_network_for(const struct router *router, uint64_t bytes);
+/* Restricts sends to one network, while it is measured. -1 allows all networks again. */
 void router_use_network(struct router *router, int network);
 
-/* Of any thread. */
+/* Any thread may call the next two functions. */
 static inline int router_priority(const struct router *router)
 {
     return atomic_load_explicit(&router->priority, memory_order_relaxed);
@@ -75,33 +95,37 @@ static inline void router_set_priority(struct router *router, int priority)
     atomic_store_explicit(&router->priority, priority, memory_order_relaxed);
 }
 void router_post(struct router *router, struct transfer *transfer);
-bool router_end(struct router *router); /* after a failure: fails all transfers; true */
+/* Fails all transfers after a failure and returns true. */
+bool router_end(struct router *router);
 static inline bool router_poll_once(struct router *router)
 {
     bool moved = false;
     for (struct transport *t = router->polled; t; t = t->next) moved |= t->operations->poll(t);
     return moved;
 }
-void router_poll_ahead(struct router *router); /* while that brings on what has come before its turn */
-/* Moves what can be moved. true: something moved or is about to. */
+/* Polls in rounds until the number of messages that arrived before their turn stops changing. */
+void router_poll_ahead(struct router *router);
+/* Makes progress on all transfers. true: something moved or is about to. */
 static inline bool router_poll(struct router *router)
 {
     bool moved = router_poll_once(router);
     if (moved && router->ahead) router_poll_ahead(router);
     return moved && router->failure ? router_end(router) : moved;
 }
-/* Forgets a posted transfer. false: not yet, or it is over by now; poll, and ask again if it is still posted. */
+/* Forgets a posted transfer. false: the transfer is over, or a transport still uses its memory. The caller polls, and
+   cancels again if the transfer is still posted. */
 bool router_cancel(struct router *router, struct transfer *transfer);
-/* Before sleeping on the bell, after a poll that said false: it rings for what comes from now on. false: poll
-   instead. */
+/* Prepares for sleep after a poll that returned false: the bell rings for every later event. false: the caller must
+   poll instead. */
 bool router_arm(struct router *router);
-/* This peer is gone. Fails every transfer with it, with the words of status_fail. */
+/* Marks a peer as lost and fails every transfer with it, with the text of status_fail. */
 void router_lose(struct router *router, int rank, tutti_status status);
 
 /* ---- for transports ---- */
-/* Nothing goes any more; the first failure stays. Every transfer must be in a list of the transport or in the matching:
-   they fail at the end of the poll that is under way, or in the next. */
+/* Fails the router; the first failure stays. Every transfer must be in a list of the transport or in the matching. All
+   of them fail at the end of the current poll or in the next one. */
 void router_fail(struct router *router, tutti_status status);
-void router_keep_reason(struct router *router); /* status_fail has said why transfers will be refused */
-/* Fails one transfer, with the words of status_fail. */
+/* Stores the text of status_fail as the reason of refusals, unless a reason is stored. */
+void router_keep_reason(struct router *router);
+/* Fails one transfer, with the text of status_fail. */
 void router_refuse(struct router *router, struct transfer *transfer, tutti_status status);

@@ -1,20 +1,22 @@
-/* A message as both ends see it: its name, the memory it comes from or goes to, and how far it is. The memory of a
-   transfer is its caller's; from the moment it is posted until its state is no longer TRANSFER_POSTED, whoever moves it
-   may change the fields below `state`, and only the rank that posted it does. */
+/* A message as both ends see it: its name, the memory it comes from or goes to, and its progress. The caller owns the
+   memory of a transfer. While its state is TRANSFER_POSTED the transport may change the fields below `state`, and only
+   the rank that posted the transfer changes `state`. */
 #pragma once
 #include "backend/base/status.h"
 #include <stdatomic.h>
 
 enum { TRANSFER_ANY_PEER = -1 };
-/* Instead of the number of an operation: a message of the user, whose `message` is its tag. */
+/* Stands in place of an operation number for a message of the user, whose `message` is its tag. */
 static const uint64_t OPERATION_OF_USER = UINT64_MAX;
-/* The same: of hosts that tell each other that their ranks have joined. */
+/* Stands in place of an operation number for messages of the host barrier, which ends a join. */
 static const uint64_t OPERATION_OF_JOIN = UINT64_MAX - 1;
 enum transfer_state { TRANSFER_IDLE, TRANSFER_POSTED, TRANSFER_DONE, TRANSFER_FAILED };
-/* Within a communicator. The communicator itself has a number (struct router) that networks carry beside this. */
+/* Names a message within a communicator. Networks also carry the number of the communicator (struct router). */
 struct message_name {
-    uint64_t operation; /* counted by the communicator from 0, never used again */
-    uint64_t message;   /* of a schedule: its tile << 32 | the number of the message */
+    /* The communicator counts operations from 0 and uses each number once. */
+    uint64_t operation;
+    /* A message of a schedule has tile << 32 | message number. */
+    uint64_t message;
 };
 static inline bool name_is(struct message_name a, struct message_name b)
 {
@@ -26,34 +28,41 @@ struct piece {
     unsigned char *at;
     size_t length, wire;
 };
-/* Where bytes lie, in the words of the transport that moves them. shm: the number of a block of the rank that owns it
-   and an offset in it; a network: a key of memory and an address. */
+/* A place in memory in the terms of the transport that moves the bytes. shm: the number of a block of the rank that
+   owns it, and an offset in it. A network: a memory key and an address. */
 struct remote { uint64_t block, offset; };
 struct transfer {
-    /* set by the caller before post */
+    /* The caller sets the fields from here to `piece_count` before it posts the transfer. */
     struct message_name name;
-    int peer; /* TRANSFER_ANY_PEER: a receive from whoever comes first */
+    /* TRANSFER_ANY_PEER: a receive takes the first message from any rank. */
+    int peer;
     bool is_send;
-    /* The peer may read or write the one piece where it lies. After a failure it may still be there for a moment: who
-       sets this waits, before using the memory again, until the peer says that it is not. */
+    /* The peer may read or write the one piece where it lies. After a failure the peer may access it a moment longer:
+       a caller that sets this flag reuses the memory only after the peer has reported that it left. */
     bool may_share;
-    const struct piece *pieces; /* must stay until the transfer is over */
+    /* The pieces must stay valid until the transfer is over. */
+    const struct piece *pieces;
     int piece_count;
-    /* set until it is over */
+    /* The transport and the router set the next four fields. */
     enum transfer_state state;
-    int source;          /* the sender, of a receive that has met a message; else -1 */
-    tutti_status status; /* of TRANSFER_FAILED; MISMATCH: the ends differ in bytes */
-    uint64_t theirs;     /* then: the bytes of the other end */
-    /* of the router and the transport */
+    /* The sender of the message that a receive has met, otherwise -1. */
+    int source;
+    /* The reason of TRANSFER_FAILED. MISMATCH: the ends differ in bytes, and `theirs` is the other end's count. */
+    tutti_status status;
+    uint64_t theirs;
+    /* The router and the transport own all fields from here on. */
     struct transfer *next;
     uint64_t wire, moved, key;
     size_t offset;
     int piece;
-    struct remote place; /* where the other end's piece lies */
-    uint64_t others;       /* shm: parts that the other end has copied, and `moved` are mine */
+    /* The place of the other end's piece. */
+    struct remote place;
+    /* shm: the parts that the other end has copied, while `moved` counts those of this end.
+       inproc: the time at which a receive reads next, or the deadline of a cancelled send. */
+    uint64_t others;
 };
 
-/* How a transfer ends, always one of these. */
+/* A transfer ends with a call of one of these two functions. */
 static inline void transfer_done(struct transfer *x) { x->state = TRANSFER_DONE; }
 static inline void transfer_fail(struct transfer *x, tutti_status status, uint64_t theirs)
 {
@@ -61,7 +70,7 @@ static inline void transfer_fail(struct transfer *x, tutti_status status, uint64
     x->theirs = theirs;
     x->state = TRANSFER_FAILED;
 }
-/* A receive has met a message of so many bytes. false: it wants another number, and has failed. */
+/* Records that a receive has met a message of `bytes` bytes. false: the receive has another size, and has failed. */
 static inline bool transfer_meets(struct transfer *x, int source, uint64_t bytes)
 {
     x->source = source;

@@ -1,6 +1,6 @@
-/* The receiving side. While its rank polls, a message goes from the fabric's memory into its receive, or into the
-   matching. Otherwise it becomes a saved message, which the next poll handles in order; so does a message that is ahead
-   of others which come by another network. */
+/* The receiving side. While its rank polls, a message goes from the fabric's memory into its receive or into the
+   matching. Otherwise it becomes a saved message, which the next poll handles in order. A message that is early because
+   others come by another network is saved, too. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/port.h"
 #include "backend/transports/pieces.h"
@@ -83,7 +83,7 @@ static void pending_rndv_free(struct fabric_transport *p, struct pending_rndv *p
 static void pending_fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
     struct pending_rndv *pending)
 {
-    /* Without an endpoint that is whole nothing could end the fetch: so it is not to the caller's memory. */
+    /* Only a whole endpoint can end the fetch by a disconnect, so other fetches go to the room of the op. */
     bool safe = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= pending->bytes;
     struct fabric_op *f = fabric_op_new(p->fabric, direct ? 0 : pending->bytes);
@@ -101,12 +101,14 @@ static void pending_fetch(struct fabric_transport *p, struct fabric_link *link, 
     f->bytes = pending->bytes;
     void *descriptor = pending->descriptor;
     pending->descriptor = NULL;
-    fabric_op_add(f, &p->ops); /* before: it may complete within */
+    /* The op is added before the fetch because it may complete within that call. */
+    fabric_op_add(f, &p->ops);
     if (p->fabric->operations->fetch(p->fabric, f, descriptor, direct ? x->pieces[0].at : NULL)) return;
     fabric_op_remove(f);
     fabric_op_add(f, &p->completed);
 }
-/* What is refused stays pending until its sender has heard so and withdraws it: to let go of it is success there. */
+/* A refused message stays pending until its sender gets the refusal and withdraws the message, because a release would
+   mean success to the sender. */
 void port_accept(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id, uint64_t bytes)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, id);
@@ -121,7 +123,7 @@ void port_accept(struct fabric_transport *p, struct fabric_link *link, struct tr
     }
     if (pending) pending_rndv_free(p, pending);
 }
-/* Again where memory was missing for it, but not where the connection has broken. */
+/* Sends the refusals. A refusal that lacked memory is sent again later, but not if the connection has broken. */
 void port_refuse(struct fabric_transport *p)
 {
     struct due due = p->refusing;
@@ -136,8 +138,8 @@ void port_begin_met(struct fabric_transport *p)
     for (struct pending_rndv *at; (at = due_pop(&p->met)) != NULL;)
         port_accept(p, at->link, at->receive, at->id, at->wire);
 }
-/* The sender takes it back, or has died: nobody will fetch it. Its receive, if there is one, finds it gone. What is
-   fetched, or has been, is not pending any more. */
+/* Releases a message that its sender takes back. A receive that has already met it fails in port_accept. A message
+   whose fetch has started is no longer pending. */
 static void pending_rndv_withdraw(struct fabric_transport *p, const struct fabric_link *link, uint64_t id)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, id);
@@ -165,12 +167,13 @@ bool link_forget_receive(struct fabric_transport *p, struct fabric_link *link, c
 }
 
 /* ---- messages ---- */
-/* Not inlined, like what is seldom done: a short message that is expected passes by. */
+/* Rare paths are not inlined, so that the path of short expected messages stays small. */
 __attribute__((noinline)) static void hear_announced(struct fabric_transport *p, struct fabric_link *link,
     const struct header *h)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, h->id);
-    if (!pending) return; /* it was withdrawn before its turn came */
+    /* The message is missing if it was withdrawn before its turn came. */
+    if (!pending) return;
     pending->receive = matching_arrive(matching_of(p), link->rank, h->name);
     if (pending->receive) {
         pending->receive->source = link->rank;
@@ -213,7 +216,7 @@ static void hear_eager(struct fabric_transport *p, struct fabric_link *link, con
     memcpy(a->data, data, (size_t)h->bytes);
     matching_keep(matching_of(p), a);
 }
-/* How many messages of this rank, in the order in which they left, are to be heard before. */
+/* Returns the number of messages of this rank that left earlier and have not been handled. */
 static int messages_before(const struct fabric_transport *p, const struct header *h)
 {
     return (int)(h->sequence - p->base.router->routes[h->from].heard);
@@ -233,7 +236,8 @@ static struct saved_msg *saved_msg_of(struct fabric_link *link, struct endpoint 
         saved_msg_new(h, announced ? NULL : data, h->kind == MESSAGE ? (size_t)h->bytes : 0, announced);
     if (!msg) return NULL;
     msg->from = from;
-    link->pending += !msg->announced; /* that is pending, and counts */
+    /* An announced message already counts as a pending rendezvous. */
+    link->pending += !msg->announced;
     return msg;
 }
 static void saved_msg_end(struct fabric_transport *p, struct saved_msg *msg)
@@ -264,7 +268,7 @@ static inline void hear_message(struct fabric_transport *p, struct fabric_link *
     if (messages_before(p, h) == 0) hear_next(p, link, h, data);
     else hear_out_of_turn(p, link, from, h, data);
 }
-/* Those of one rank are in their order. */
+/* The messages of one rank are in the order in which they arrived by this network. */
 bool port_hear_ahead(struct fabric_transport *p)
 {
     struct router *router = p->base.router;
@@ -293,7 +297,8 @@ static inline void header_hear(struct fabric_transport *p, struct fabric_link *l
     case MESSAGE: hear_message(p, link, from, h, data); return;
     case WITHDRAWN: pending_rndv_withdraw(p, link, h->id); return;
     case REFUSED: port_refused(p, h); return;
-    default: return; /* credit has been taken */
+    /* arrival_take has already recorded the credit. */
+    default: return;
     }
 }
 void port_handle_saved_msgs(struct fabric_transport *p)
@@ -304,7 +309,7 @@ void port_handle_saved_msgs(struct fabric_transport *p)
     }
 }
 
-/* ---- what may come ---- */
+/* ---- checks of arrivals ---- */
 static bool is_its_own(const struct fabric_transport *p, struct fabric_link *link, const struct endpoint *from)
 {
     if (link->by == from) return true;
@@ -313,7 +318,7 @@ static bool is_its_own(const struct fabric_transport *p, struct fabric_link *lin
     link->by = from;
     return true;
 }
-/* What is wrong with a message that this process has sent to this port; NULL: nothing. */
+/* Returns the fault of a message to this port, or NULL if it is valid. */
 static const char *fault_of(const struct fabric_transport *p, const struct endpoint *from, const struct header *h,
     bool announced)
 {
@@ -330,8 +335,8 @@ static const char *fault_of(const struct fabric_transport *p, const struct endpo
     return NULL;
 }
 _Static_assert(PENDING_RNDV_MOST == 65536, "as the text says");
-/* At once, though its rank does not poll: where it lies, or that it lies nowhere any more, as its sender waits for
-   that. false: there was no memory. */
+/* Records an arrival at once, even if its rank does not poll: the credit, an announcement, or a withdrawal, for which
+   the sender waits. false: memory is exhausted. */
 static bool arrival_take(struct fabric_transport *p, struct fabric_link *link, const struct header *h, void *data,
     size_t bytes, bool announced)
 {

@@ -1,5 +1,5 @@
-/* What leaves. A small message is copied into a room of ours, so that its send is over at once; a large one is
-   announced and stays where it is. Where a message has several pieces, it is packed into one: UCX moves lists of pieces
+/* The sending side. A small message is copied into the room of an op, so that its send is done at once. A large message
+   is announced and stays in place. A message of several pieces is packed into one, because UCX moves lists of pieces
    over TCP at a third of the speed. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -29,25 +29,27 @@ void link_mark_broken(struct fabric_transport *p, struct fabric_link *link, cons
     link->why = why;
     p->broken++;
 }
-/* It had a number: what is sent later could not be heard, as the other waits for this one. */
+/* Marks the link as broken if the failed op carried a numbered message. The receiver waits for that number, so it
+   would never handle later messages. */
 static void lost_message_record(struct fabric_transport *p, const struct fabric_op *f)
 {
     bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
     if (f->why && expected) link_mark_broken(p, f->link, f->why);
 }
-/* An op that is not under way has completed: with success, or not. */
+/* Posts an op. If the fabric has already completed it, the op goes to `completed`, or is freed if it has no transfer
+   and no error. */
 static void op_dispatch(struct fabric_transport *p, struct fabric_op *f, const void *data, bool announced)
 {
     bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
     if (!flies) lost_message_record(p, f);
-    if (!flies && !f->why && !f->transfer) fabric_op_free(p->fabric, f); /* nobody waits for it */
+    if (!flies && !f->why && !f->transfer) fabric_op_free(p->fabric, f);
     else fabric_op_add(f, flies ? &p->ops : &p->completed);
 }
 static void transfer_refuse(struct fabric_transport *p, struct transfer *x, tutti_status status)
 {
     router_refuse(p->base.router, x, status);
 }
-/* NULL: no memory, and the transfer has failed. */
+/* Returns NULL if memory is exhausted, and has then failed the transfer. */
 static struct fabric_op *fabric_op_of_message(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
     size_t room)
 {
@@ -81,7 +83,8 @@ static bool is_one_run(const struct transfer *x) { return x->piece_count == 1 &&
 static void transfer_announce(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     bool packed = !is_one_run(x);
-    size_t room = x->wire ? (size_t)x->wire : 1; /* a byte for nothing, which cannot be announced */
+    /* An empty message is announced with one byte, because an announcement needs at least one. */
+    size_t room = x->wire ? (size_t)x->wire : 1;
     struct fabric_op *f = fabric_op_of_message(p, link, x, packed ? room : 0);
     if (!f) return;
     f->header.id = x->key = ++p->ids;
@@ -91,8 +94,8 @@ static void transfer_announce(struct fabric_transport *p, struct fabric_link *li
     if (packed) pieces_gather(x, f->room, (size_t)x->wire);
     op_dispatch(p, f, packed ? NULL : x->pieces[0].at, true);
 }
-/* The connection has broken. Why is for the control connection to tell, which knows a death from the end of a process;
-   only if nothing comes the transfer fails for this. */
+/* Holds a transfer whose connection has broken. The control connection reports whether the process died or ended. The
+   transfer fails with `why` only if no report arrives in time. */
 static void transfer_hold(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, const char *why)
 {
     queue_push(&link->held, x);
@@ -126,7 +129,8 @@ bool link_connect(struct fabric_transport *p, struct fabric_link *link)
     if (link->endpoint || link->unreachable || link->broken_ms) return link->endpoint;
     tutti_status status = find_endpoint(p, link);
     if (status == TUTTI_OK || status == TUTTI_IN_PROGRESS) return status == TUTTI_OK;
-    if (status == TUTTI_PEER_LOST) { /* who told it tells why */
+    /* The code that reported the loss also reports its reason. */
+    if (status == TUTTI_PEER_LOST) {
         link_mark_broken(p, link, reset);
         return false;
     }
@@ -143,7 +147,7 @@ bool link_connect(struct fabric_transport *p, struct fabric_link *link)
     return false;
 }
 
-/* ---- beside another network, by which messages go that need not wait for this one ---- */
+/* ---- several networks: messages take another network while this one is not connected ---- */
 static void say_unconnected(const struct fabric_transport *p, const struct fabric_link *link, const char *why)
 {
     char name[256];
@@ -162,7 +166,8 @@ static bool is_late(struct fabric_link *link)
     if (!link->asked_ms) link->asked_ms = now_ms;
     return now_ms - link->asked_ms >= UNCONNECTED_MS;
 }
-/* Behind what a broken connection holds others wait, too: by another network they would overtake it. */
+/* Messages also wait behind transfers that a broken connection holds, because by another network they would overtake
+   them. */
 enum readiness port_readiness(struct fabric_transport *p, struct fabric_link *link)
 {
     if (link->waiting.first || link->broken_ms) return SENDS_WAIT;
@@ -175,7 +180,7 @@ enum readiness port_readiness(struct fabric_transport *p, struct fabric_link *li
     return UNCONNECTED;
 }
 
-/* ---- sent ---- */
+/* ---- sending ---- */
 void port_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     bool waits = link->waiting.first;
@@ -205,7 +210,8 @@ bool port_tell(struct fabric_transport *p, struct fabric_link *link, const struc
 {
     bool can = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     struct fabric_op *f = can ? fabric_op_for(p, link, 0) : NULL;
-    if (!f) return false; /* who cannot be told of credit sends announced messages */
+    /* A missing credit message is harmless, because a peer without credit announces its messages. */
+    if (!f) return false;
     f->header.kind = said->kind;
     f->header.name = said->name;
     f->header.id = said->id;
@@ -213,7 +219,7 @@ bool port_tell(struct fabric_transport *p, struct fabric_link *link, const struc
     op_dispatch(p, f, NULL, false);
     return true;
 }
-/* Most credit goes back with the next message; this is for those who are only sent to. */
+/* Returns credit to ranks that only send to this one. Other ranks get their credit with the next message. */
 void port_return_credit(struct fabric_transport *p)
 {
     p->owes = false;
@@ -223,7 +229,7 @@ void port_return_credit(struct fabric_transport *p)
     }
 }
 
-/* ---- what the fabric is done with ---- */
+/* ---- completed ops ---- */
 static void end_send(struct fabric_transport *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;

@@ -1,5 +1,5 @@
-/* The life of a fabric in its process: opened by the first group that needs it, closed by the last, and begun anew in a
- * child of fork, which has nothing of it: what it has inherited is its parent's, and is not touched. */
+/* The life of a fabric in its process. The first group that needs the fabric opens it, and the last one closes it. A
+ * child of fork starts again with an empty fabric and leaves the inherited state, which is its parent's, alone. */
 #include "backend/transports/fabric/fabric.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"

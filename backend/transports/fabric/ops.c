@@ -1,5 +1,5 @@
-/* What a fabric is at, and the memory for it: rooms are kept by powers of two, so that in the long run nothing is
-   allocated. */
+/* Fabric ops and their memory. Freed ops are kept by the power of two of their room, so that a steady load needs no
+   allocation. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/port.h"
 #include <stdlib.h>
@@ -47,7 +47,7 @@ void fabric_op_remove(struct fabric_op *f)
     f->at = NULL;
 }
 
-/* Of some a fabric may never tell that they have completed. */
+/* A fabric that finishes may leave orphans that never complete, so they are freed here. */
 void fabric_ops_free(struct fabric *fabric)
 {
     for (struct fabric_op *f; (f = fabric->orphans) != NULL; fabric_op_free(fabric, f)) fabric_op_remove(f);

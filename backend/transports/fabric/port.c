@@ -1,4 +1,4 @@
-/* The contract of a transport (transport.h), and who polls. */
+/* The contract of a transport (transport.h), and the polls of a port. */
 #include "backend/transports/fabric/port.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -14,7 +14,7 @@ static struct fabric_transport *transport_lock(struct transport *t)
 }
 static void transport_unlock(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
 
-/* ---- for what a fabric tells ---- */
+/* ---- reports of a fabric ---- */
 struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, int rank)
 {
     struct fabric_transport *p = fabric->ports;
@@ -86,7 +86,7 @@ static void fabric_release(struct transport *t, int member, uint64_t bytes)
     link_owe(p, &p->links[member], bytes);
     transport_unlock(p);
 }
-/* What saved messages and callbacks have left to be done. */
+/* Does the work that saved messages and callbacks of the fabric have left. */
 static bool port_settle(struct fabric_transport *p)
 {
     bool moved = p->met.first || p->completed;
@@ -98,8 +98,8 @@ static bool port_settle(struct fabric_transport *p)
     if (p->refusing.first) port_refuse(p);
     return moved;
 }
-/* Endpoints that broke since, in whichever communicator it was noticed. What a rank announces to one that has no
-   endpoint of its own any more UCX drops without a word, so that link is broken, too. */
+/* Marks the links of endpoints that broke since the last call, in any communicator. This includes links without an
+   endpoint: UCX silently drops messages that a rank announces to a process without an endpoint here. */
 static void breaks_record(struct fabric_transport *p)
 {
     bool beside = p->base.router->network->beside;
@@ -131,7 +131,7 @@ static bool port_progress(struct fabric_transport *p)
     if (p->breaks != fabric->breaks) breaks_record(p);
     return moved;
 }
-/* A connection that broke and has been held in vain. */
+/* Returns a broken link that is unreachable or was held until its time was up. */
 static struct fabric_link *find_broken(const struct fabric_transport *p)
 {
     int64_t now_ms = clock_ms();
@@ -175,15 +175,15 @@ static bool fabric_arm(struct transport *t)
     return ready;
 }
 
-/* ---- taking back ---- */
+/* ---- cancelling ---- */
 static struct fabric_op *fabric_op_find(const struct fabric_transport *p, const struct transfer *x)
 {
     struct fabric_op *f = p->ops;
     while (f && f->transfer != x) f = f->next;
     return f;
 }
-/* A rendezvous cannot be called back: the other end is asked to let go of it, and after a while the connection is
-   broken, which ends all that is under way. */
+/* A rendezvous cannot be cancelled from one side. The sender asks the receiver to release it; after TRANSPORT_CANCEL_MS
+   the connection is closed, which ends all its ops. */
 static bool is_overdue(struct fabric_transport *p, struct fabric_op *f)
 {
     int64_t now_ms = clock_ms();
@@ -221,14 +221,14 @@ static void fail_all(struct queue *q, tutti_status status)
 {
     while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
 }
-/* Whether an operation on the link may still use memory of its caller. */
+/* Returns whether an op of the link may still use memory of its caller. */
 static bool is_at(const struct fabric_transport *p, const struct fabric_link *link)
 {
     const struct fabric_op *f = p->ops;
     while (f && (f->link != link || !f->transfer || f->packed)) f = f->next;
     return f;
 }
-/* What it hears meanwhile is noted. */
+/* Clears fabric->polling meanwhile, so that messages which arrive within the disconnect are saved. */
 static void break_endpoint(struct fabric *fabric, struct endpoint *e)
 {
     struct fabric_transport *polling = fabric->polling;
@@ -237,7 +237,7 @@ static void break_endpoint(struct fabric *fabric, struct endpoint *e)
     fabric->operations->disconnect(fabric, e);
     fabric->polling = polling;
 }
-/* What is at a caller's memory has an endpoint, and ends with it. */
+/* Ends the ops of the link that use memory of a caller. Such ops have an endpoint, and its disconnect ends them. */
 static void let_go(struct fabric_transport *p, struct fabric_link *link)
 {
     if (link->endpoint && is_at(p, link)) break_endpoint(p->fabric, link->endpoint);
@@ -350,7 +350,8 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
     };
     for (int r = 0; r < p->size; r++) links[r].rank = r;
     pthread_mutex_lock(&fabric->lock);
-    p->breaks = fabric->breaks; /* those before are none of this group's */
+    /* Earlier breaks do not concern this group. */
+    p->breaks = fabric->breaks;
     p->next = fabric->ports;
     fabric->ports = p;
     take_early(p);

@@ -1,14 +1,13 @@
-/* How two processes prove to each other that they are whom they say, when a fabric connects them. Their greetings are
- * messages that need no answer before the next, so there is no challenge: each endpoint of a process has a turn, which
- * only grows, a proof covers it, and a greeting of an earlier turn than the latest that was heard is over. A fabric
- * that ends forgets what it has heard, so a greeting also names the life of the fabric that it is for. A stranger that
- * repeats what it has seen brings a turn that is known or over, or another life. */
+/* How two processes prove their identity when a fabric connects them. A greeting needs no answer, so it has no
+ * challenge. Instead each endpoint of a process has a turn, which only grows and which the proof covers. A greeting of
+ * an earlier turn than the latest one is outdated. A fabric forgets the turns when it ends, so a greeting also names
+ * the life of the fabric that it is for. A stranger that repeats a message has an outdated turn or another life. */
 #include "backend/base/log.h"
 #include "backend/transports/fabric/fabric.h"
 #include <stdatomic.h>
 #include <string.h>
 
-/* Across the lives of all fabrics of this process: what was said in an earlier one is over. */
+/* Returns a number that grows across all fabrics of this process and all their lives. */
 static uint64_t next_turn(void)
 {
     static _Atomic uint64_t turns;
@@ -30,7 +29,7 @@ void greeting_begin(const struct fabric *fabric, const struct endpoint *e, struc
     memcpy(out->from, fabric->process, sizeof out->from);
     memcpy(out->to, e->process, sizeof out->to);
 }
-/* A stranger may send many, so the log has one. */
+/* Logs the first refusal only, because a stranger may cause many. */
 static bool greeting_refuse(const struct fabric *fabric, const char *why)
 {
     static atomic_flag logged = ATOMIC_FLAG_INIT;

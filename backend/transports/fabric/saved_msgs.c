@@ -1,4 +1,4 @@
-/* Messages that came while their port did not poll, and those of communicators that are not there yet. */
+/* Messages that arrived while their port did not poll, or before this process joined their communicator. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/port.h"
 #include <stdlib.h>
@@ -38,7 +38,7 @@ struct saved_msg *saved_msg_new(const struct header *header, const void *data, s
     return msg;
 }
 
-/* ---- of communicators that this rank is about to join ---- */
+/* ---- messages to groups that this process has not joined ---- */
 static void early_count(struct endpoint *from, const struct saved_msg *msg, int sign)
 {
     size_t bytes = sizeof *msg + (msg->announced ? 0 : msg->bytes);
@@ -81,8 +81,8 @@ static bool keep_early(struct fabric *fabric, struct endpoint *from, const struc
     return announced;
 }
 
-/* ---- heard ---- */
-/* What is wrong with a message, whoever has sent it to whom; NULL: nothing. */
+/* ---- arrivals ---- */
+/* Returns a fault that is independent of the sender and the receiver of the message, or NULL. */
 static const char *fault_of(const struct header *h, size_t bytes, bool announced)
 {
     if (h->kind >= KINDS) return "its process has sent a message of an unknown kind";

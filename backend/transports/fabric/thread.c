@@ -1,7 +1,7 @@
-/* The thread that makes progress while nobody else does. While ranks poll it looks in every few milliseconds whether
-   they still do; when a rank sleeps, or nobody has polled since it last looked, it waits on the fabric's file
-   descriptor instead, hands what comes to the ports, and rings the bells of those that sleep. So what a fabric has
-   promised to send leaves, and peers are answered, while a rank only computes. */
+/* The progress thread of a fabric, which makes progress while no rank polls. While ranks poll, it only checks every few
+   milliseconds that they still do. When a rank sleeps, or no rank has polled since the last check, the thread waits for
+   the fabric's file descriptor. It then passes arrivals to the ports and rings the bells of ports that sleep. So sends
+   leave and peers get answers while a rank only computes. */
 #include "backend/base/descriptor.h"
 #include "backend/transports/fabric/port.h"
 #include <errno.h>
@@ -18,7 +18,8 @@ enum { LOOK_MS = 5 };
 void thread_wake(struct fabric *fabric)
 {
     uint64_t one = 1;
-    ssize_t ignored = write(fabric->thread.waker, &one, sizeof one); /* full: it is awake anyway */
+    /* A write fails only if the counter is full, and then the thread is already awake. */
+    ssize_t ignored = write(fabric->thread.waker, &one, sizeof one);
     (void)ignored;
 }
 static void drain_waker(const struct fabric *fabric)
@@ -44,6 +45,7 @@ static void wait_for_event(struct fabric *fabric, bool listens)
     pthread_mutex_lock(&fabric->lock);
     if (both[0].revents) drain_waker(fabric);
 }
+/* Releases the lock for a moment after an arrival, because more may follow. */
 static void let_ranks_poll(struct fabric *fabric)
 {
     pthread_mutex_unlock(&fabric->lock);
@@ -59,7 +61,7 @@ static void *thread_main(void *of)
         bool idle = touched == fabric->touched, listens = fabric->armed || idle;
         touched = fabric->touched;
         if (!listens || thread_arm(fabric)) wait_for_event(fabric, listens);
-        else let_ranks_poll(fabric);                    /* something has come, and more may */
+        else let_ranks_poll(fabric);
     }
     pthread_mutex_unlock(&fabric->lock);
     return NULL;
@@ -72,7 +74,8 @@ tutti_status thread_start(struct fabric *fabric)
     if (fabric->thread.waker < 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wake a thread: %s", strerror(errno));
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's, not ours */
+    /* The new thread blocks all signals, because they belong to the program. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int refused = pthread_create(&fabric->thread.thread, NULL, thread_main, fabric);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     fabric->thread.runs = !refused;

@@ -1,12 +1,12 @@
-/* The protocol with one peer. Small messages go into the ring at once. Large ones are announced with an id; when
-   their receive is there it answers "clear", and the sender streams them one after the other, in the order of the
-   clearances, through the slots of its pipe. Where one end's tensor can be reached by the other nothing is streamed
-   (share.c). Nothing ever waits: what finds no room stays in a list of this rank and
-   goes on at a later poll.
+/* The protocol with one peer. Small messages go into the ring at once. Large ones are announced with an id. When the
+   receive of an announced message is posted, the receiver answers CLEAR. The sender then streams its cleared messages
+   one after the other, in the order of the clearances, through the slots of its pipe. If one rank can reach the other's
+   tensor, the message is copied instead (share.c). No call blocks: a transfer without room stays in a list of this rank
+   and continues in a later poll.
 
-   A posted transfer is in exactly one place: a send in the outbox (not told yet), among the open ones (announced), in
-   streams (cleared), or is the one that is helped; a receive in the matching (not met), the outbox (met, not cleared),
-   among the open ones (cleared), or in shares. */
+   A posted transfer is in exactly one place. A send is in the outbox (not yet written), in `open` (announced), in
+   `streams` (cleared), or is `helped`. A receive is in the matching (not met), in the outbox (met, not cleared), in
+   `open` (cleared), or in `shares`. */
 #include "backend/transports/shm/link.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -77,7 +77,7 @@ void link_settle(struct shm *shm, struct shm_link *l)
         || l->dropping || !l->in.pair;
 }
 
-/* ---- telling ---- */
+/* ---- sending ---- */
 static struct queued_envelope *queued_envelope_new(struct shm *shm)
 {
     struct queued_envelope *queued = shm->spare_envelopes;
@@ -138,7 +138,8 @@ static void transfer_clear(struct shm *shm, struct shm_link *l, struct transfer 
     open_add(shm, x);
     l->expecting++;
 }
-static bool link_flush(struct shm *shm, struct shm_link *l) /* what waits for room in the ring */
+/* Writes the queued envelopes and the outbox while the ring has room. */
+static bool link_flush(struct shm *shm, struct shm_link *l)
 {
     bool moved = false;
     for (struct queued_envelope *queued; (queued = l->queued) != NULL && writer_has_room(&l->out); moved = true) {
@@ -163,7 +164,7 @@ static bool link_stream(struct shm *shm, struct shm_link *l)
     bool moved = false;
     for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
         writer_stream(&l->out, x, pen_of(shm));
-        /* So the peer empties a slot while the next one is filled. */
+        /* The bell rings after each slot, so that the peer empties it while this rank fills the next. */
         shm->callbacks.ring(shm->callbacks.context, l->peer);
         if (x->moved < x->wire) continue;
         queue_take(&l->streams, NULL);
@@ -171,7 +172,7 @@ static bool link_stream(struct shm *shm, struct shm_link *l)
     }
     return moved;
 }
-/* A few bytes that nothing waits before: the cell, and no list is touched. */
+/* Writes a message that fits the cell and has no message waiting before it. This path touches no list. */
 static bool send_at_once(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     bool small = x->wire <= INLINE_BYTES && x->piece_count == 1 && x->pieces->length == x->wire;
@@ -182,7 +183,7 @@ static bool send_at_once(struct shm *shm, struct shm_link *l, struct transfer *x
     shm->callbacks.ring(shm->callbacks.context, l->peer);
     return true;
 }
-/* Not inlined: the few bytes before would have to make room for it. */
+/* Not inlined, because the path of tiny messages would need stack space for it. */
 __attribute__((noinline)) static void send_in_turn(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     tutti_status status = open_outgoing(shm, l);
@@ -199,7 +200,7 @@ void link_send(struct shm *shm, struct shm_link *l, struct transfer *x)
     if (!send_at_once(shm, l, x)) send_in_turn(shm, l, x);
 }
 
-/* ---- hearing ---- */
+/* ---- receiving ---- */
 void link_accept(struct shm *shm, struct shm_link *l, struct transfer *x, const struct envelope *e)
 {
     if (!transfer_meets(x, l->rank, e->bytes)) {
@@ -214,7 +215,7 @@ void link_accept(struct shm *shm, struct shm_link *l, struct transfer *x, const 
     if (status < 0) router_fail(shm->base.router, status);
     else link_flush(shm, l);
 }
-/* Nobody has asked for it yet. */
+/* Keeps a message whose receive has not been posted. */
 static void envelope_keep(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     bool eager = e->kind == ENVELOPE_EAGER;
@@ -225,7 +226,8 @@ static void envelope_keep(struct shm *shm, struct shm_link *l, const struct enve
                 shm->base.router->rank, l->rank));
         return;
     }
-    a->name.operation = e->name.operation; /* by words, as it was stored: a copy of both would wait for the stores */
+    /* The name is copied in words, as it was stored: one wide load would wait for both stores. */
+    a->name.operation = e->name.operation;
     a->name.message = e->name.message;
     a->bytes = e->bytes;
     a->id = e->id;
@@ -254,7 +256,7 @@ static void announced_receive(struct shm *shm, struct shm_link *l, const struct 
     if (x) link_accept(shm, l, x, e);
     else envelope_keep(shm, l, e);
 }
-/* Answers to a send that has been cancelled in the meantime find nothing. */
+/* Handles CLEAR and MISMATCH, and ignores answers to sends that were cancelled meanwhile. */
 static void hear_answer(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = open_find(shm, l->rank, e->id, true);
@@ -282,10 +284,11 @@ static void hear_withdrawal(struct shm *shm, struct shm_link *l, const struct en
     else if (!a && (x = share_find(l, e->id)) != NULL) share_remove(shm, l, x);
     if (x) transfer_fail(x, TUTTI_ABORTED, 0);
 }
-/* Not inlined, to leave room for the messages that come with their bytes. */
+/* Not inlined, to keep the path of eager messages small. */
 __attribute__((noinline)) static void hear_other(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
-    l->busy = true; /* perhaps; link_settle sees */
+    /* The flag is provisional, and link_settle updates it. */
+    l->busy = true;
     switch (e->kind) {
     case ENVELOPE_EAGER: return;
     case ENVELOPE_ANNOUNCE: announced_receive(shm, l, e); return;
@@ -297,7 +300,8 @@ __attribute__((noinline)) static void hear_other(struct shm *shm, struct shm_lin
     case ENVELOPE_FINISHED: share_hear_finished(shm, l, e); return;
     }
 }
-static bool drain_ring(struct shm *shm, struct shm_link *l) /* one ring full at most: the other peers come next */
+/* Reads at most RING_CELLS envelopes, so that other peers get their turn. */
+static bool drain_ring(struct shm *shm, struct shm_link *l)
 {
     int n = 0;
     for (struct envelope e; n < RING_CELLS && reader_is_ready(&l->in); n++) {
@@ -349,7 +353,8 @@ static bool is_corrupt(struct shm *shm, const struct shm_link *l)
 bool link_poll(struct shm *shm, struct shm_link *l)
 {
     bool moved = l->in.pair && drain_ring(shm, l);
-    if (!l->busy && !l->spoke && !l->in.corrupt && !l->out.corrupt) return moved; /* small messages and nothing else */
+    /* Links that carry only small messages return here. */
+    if (!l->busy && !l->spoke && !l->in.corrupt && !l->out.corrupt) return moved;
     if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
     if (shm_has_failed(shm)) return true;
     if (l->queued || l->outbox.first) moved |= link_flush(shm, l);
@@ -359,14 +364,15 @@ bool link_poll(struct shm *shm, struct shm_link *l)
     return is_corrupt(shm, l) || moved;
 }
 
-/* ---- cancelling: the peer touches shared memory only, so a transfer can be forgotten at any time ---- */
+/* ---- cancelling: the peer uses shared memory only, so a transfer can be forgotten at any time ---- */
 void link_cancel(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (queue_remove(&l->outbox, x)) {
-        if (!x->is_send) envelope_send(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key); /* let it come, and drop it */
+        /* The sender of a cancelled receive still streams its message, and this rank drops the slots. */
+        if (!x->is_send) envelope_send(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key);
         l->dropping |= !x->is_send;
     } else if (share_remove(shm, l, x)) {
-        /* the other end has been told */
+        /* share_remove has notified the other end. */
     } else if (x->is_send) {
         if (!queue_remove(&l->streams, x)) open_remove(shm, x);
         envelope_send(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
@@ -377,7 +383,7 @@ void link_cancel(struct shm *shm, struct shm_link *l, struct transfer *x)
     link_settle(shm, l);
 }
 
-/* ---- a peer that is gone ---- */
+/* ---- a lost peer ---- */
 static void fail_queue(struct queue *q, tutti_status status)
 {
     while (q->first) transfer_fail(queue_take(q, NULL), status, 0);

@@ -1,83 +1,111 @@
-/* What the parts of the shm transport share: shm.c, the contract and its lifetime, link.c, the protocol with one
-   peer, and share.c, messages from tensor to tensor. A failure of all leaves every transfer in one of the lists: the
-   router ends them (router_fail). */
+/* The common state of the shm transport's parts: shm.c has the contract and the lifetime, link.c the protocol with one
+   peer, share.c messages from tensor to tensor. After a failure of the whole transport every transfer is in one of the
+   lists, and the router ends it (router_fail). */
 #pragma once
 #include "backend/transports/shm/pair.h"
 #include "backend/transports/shm/shm.h"
 
 enum { OPEN_BUCKETS = 256 };
-struct queued_envelope { /* an envelope that waits for room in the ring */
+/* An envelope that waits for room in the ring. */
+struct queued_envelope {
     struct queued_envelope *next;
     struct envelope envelope;
 };
-struct shm_link {                       /* this rank and one peer, which may be itself */
-    struct reader in;               /* pair NULL: the peer has not opened its pair yet */
-    struct pair_writer out;              /* pair NULL: not opened yet */
-    struct queue outbox;            /* sends to announce or send, receives to clear, in order */
-    struct queue streams;           /* sends that are cleared, in the order of the clearances */
-    struct queue shares;            /* receives copied from tensor to tensor, one after the other */
-    struct transfer *helped;        /* a send whose receiver has asked for help with that, or NULL */
-    struct queued_envelope *queued, *last_queued; /* these go before the outbox */
-    int expecting;                  /* receives that are cleared and not yet complete */
-    int peer; /* its index on the host, and what it is to the router: */
+/* This rank and one peer, which may be itself. */
+struct shm_link {
+    /* in.pair is NULL until the peer has opened its pair, out.pair until this rank has opened its own. */
+    struct reader in;
+    struct pair_writer out;
+    /* Sends to write or announce and receives to clear, in order. */
+    struct queue outbox;
+    /* Sends that are cleared, in the order of the clearances. */
+    struct queue streams;
+    /* Receives that are copied from tensor to tensor, one after the other. */
+    struct queue shares;
+    /* The send that this rank helps to copy into its receiver's tensor, or NULL. */
+    struct transfer *helped;
+    /* These envelopes leave before the outbox. */
+    struct queued_envelope *queued, *last_queued;
+    /* The number of receives that are cleared and not complete. */
+    int expecting;
+    /* The peer's index on the host, and its rank for the router. */
+    int peer;
     int rank;
-    bool dropping;                /* slots may come for receives that are gone */
-    bool eager_ready, pipe_ready; /* these parts of the outgoing pair are reserved */
-    bool refused;                 /* a receive could not reach its message: no other begins, the group has failed */
-    bool spoke;                   /* the peer's bell is due */
-    bool busy;                    /* there is something to do besides looking into the ring */
-    bool active;                  /* in shm->active */
-    bool lost;                    /* nothing is heard of it any more */
-    struct ways ways;             /* of out, and of in: out of the way of what each message needs */
+    /* Slots may arrive for receives that were cancelled. */
+    bool dropping;
+    /* These parts of the outgoing pair are reserved. */
+    bool eager_ready, pipe_ready;
+    /* A receive could not reach its message. The group has failed, so no other shared receive begins. */
+    bool refused;
+    /* The peer's bell must ring. */
+    bool spoke;
+    /* The link has work besides the ring. */
+    bool busy;
+    /* The link is in shm->active. */
+    bool active;
+    /* The link is no longer polled. */
+    bool lost;
+    /* The state of `out` and `in` that small messages do not need, kept apart from their cache lines. */
+    struct ways ways;
     struct judge judge;
 };
 struct shm {
     struct transport base;
     struct shm_callbacks callbacks;
     struct doorbell *doorbell;
-    uint32_t rings_seen; /* doorbell->opened as last seen */
-    int me, count;   /* members */
+    /* The value of doorbell->opened at the last poll. */
+    uint32_t rings_seen;
+    /* The index of this rank, and the number of members. */
+    int me, count;
+    /* The links that have an open pair. */
     int active_count;
-    struct shm_link **active; /* [count]: those with a pair open */
+    struct shm_link **active;
     uint64_t last_id;
-    struct queue open[OPEN_BUCKETS]; /* announced sends and cleared receives, by id */
+    /* Announced sends and cleared receives, by id. */
+    struct queue open[OPEN_BUCKETS];
     struct queued_envelope *spare_envelopes;
-    struct matching *matching; /* the router's */
-    struct shm_link *links;        /* [count] */
+    /* The matching of the router. */
+    struct matching *matching;
+    /* One link for each member. */
+    struct shm_link *links;
 };
 static inline bool shm_has_failed(const struct shm *shm) { return shm->base.router->failure != TUTTI_OK; }
 
-void link_meet(struct shm *shm, struct shm_link *link);  /* the peer has opened its pair */
+/* Opens the incoming side after the peer has opened its pair. */
+void link_meet(struct shm *shm, struct shm_link *link);
 void link_send(struct shm *shm, struct shm_link *link, struct transfer *send);
-/* A receive has met a message that this peer announced. */
+/* Starts a receive that has met a message which this peer announced. */
 void link_accept(struct shm *shm, struct shm_link *link, struct transfer *receive, const struct envelope *announced);
-/* A poll would find nothing: one look at the ring. */
+/* Returns whether a poll would find no work, by a read of one word of the ring. */
 static inline bool link_is_quiet(const struct shm_link *l) { return !l->busy && !reader_is_ready(&l->in); }
 bool link_poll(struct shm *shm, struct shm_link *link);
-/* After everything that was done with a link: rings the peer's bell if that is due, and sees what is left to do. */
+/* Ends each use of a link: rings the peer's bell if that is due, and updates `busy`. */
 void link_settle(struct shm *shm, struct shm_link *link);
-/* Of a transfer that is with this link. */
+/* Cancels a transfer of this link. */
 void link_cancel(struct shm *shm, struct shm_link *link, struct transfer *transfer);
-/* Fails every transfer that is with this link, and looks at it no more. */
+/* Fails every transfer of this link and stops polling it. */
 void link_lose(struct shm *shm, struct shm_link *link, tutti_status status);
 
-/* ---- of the protocol, for share.c ---- */
-/* At once, or when there is room. */
+/* ---- the protocol, for share.c ---- */
+/* Sends an envelope at once, or queues it until the ring has room. */
 void link_tell(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
-bool link_can_tell(struct shm_link *link); /* at once */
-/* Announced sends by their id, and cleared receives by their sender's. */
+/* Returns whether an envelope would leave at once. */
+bool link_can_tell(struct shm_link *link);
+/* These functions file announced sends by their id, and cleared receives by the id of their sender. */
 void open_add(struct shm *shm, struct transfer *transfer);
 bool open_remove(struct shm *shm, const struct transfer *transfer);
 struct transfer *open_find(struct shm *shm, int rank, uint64_t id, bool is_send);
 
 /* ---- messages from tensor to tensor, in share.c ---- */
 struct remote share_remote(const struct shm *shm, const struct transfer *transfer);
-/* A receive has met a message. true: one end at least can be reached, it will be copied after those that wait. */
+/* Handles a receive that has met a message. true: at least one end is reachable, so the message is copied from tensor
+   to tensor after the receives that wait already. */
 bool share_accept(struct shm *shm, struct shm_link *link, struct transfer *receive);
 bool share_poll(struct shm *shm, struct shm_link *link);
 void share_hear_offer(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
 void share_hear_copied(struct shm_link *link, const struct envelope *envelope);
 void share_hear_finished(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
-/* Gives a transfer up and tells the other end. false: it was not one of these. */
+/* Drops a transfer and notifies the other end. false: the transfer is not a shared one. */
 bool share_remove(struct shm *shm, struct shm_link *link, struct transfer *transfer);
-struct transfer *share_find(const struct shm_link *link, uint64_t id); /* a receive */
+/* Returns the shared receive of this id, or NULL. */
+struct transfer *share_find(const struct shm_link *link, uint64_t id);

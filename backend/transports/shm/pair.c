@@ -1,5 +1,5 @@
-/* The two ends of a pair. Everything a rank relies on is in its own memory; the shared words only ever tell it that
-   the other end has moved on, and by how much at most. */
+/* The two ends of a pair. A rank relies only on its own memory. The shared words only show that the other end has
+   advanced, and the checks bound by how much. */
 #include "backend/transports/shm/pair.h"
 #include "backend/base/clock.h"
 #include <assert.h>
@@ -9,12 +9,12 @@ static_assert(sizeof(struct cell) == 64, "an envelope with its payload is one ca
 static_assert(offsetof(struct pair, cells) == PAIR_PAGE, "the doorbell and all counters fit one page");
 static_assert(RING_CELLS % 2 == 0 && (1ull << 32) % RING_CELLS == 0, "32-bit counts of cells may wrap");
 
-/* What a message of so many bytes takes from the credit: its payload in the eager part, and a line for whatever keeps
-   it. Who reads a payload fetches what lies behind it, too; it had better not be what is written next. */
+/* The credit of a message covers its payload in the eager part and one line for the struct that keeps it. A core that
+   reads a payload also prefetches the bytes behind it, so READ_AHEAD bytes separate it from the next payload. */
 static uint64_t payload_room(uint64_t bytes) { return bytes <= INLINE_BYTES ? 0 : (bytes + 63) / 64 * 64 + READ_AHEAD; }
 static uint64_t credit_of(uint64_t bytes) { return 64 + payload_room(bytes); }
 
-/* The eager part is circular: a payload lies in one run, or in two. */
+/* The eager part is circular, so a payload has one run or two. */
 struct runs {
     unsigned char *at[2];
     size_t bytes[2];
@@ -31,7 +31,7 @@ void claims_open(struct pair *pair, uint64_t id)
 {
     atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed);
 }
-/* The word has the id in it, so who comes late takes nothing of the next message. */
+/* The word contains the id, so that a late rank takes no part of the next message. */
 static bool has_claims(uint64_t word, uint64_t id, uint64_t parts)
 {
     return (word & ~CLAIM_MASK) == id << CLAIM_BITS && (word & CLAIM_MASK) < parts;
@@ -51,7 +51,7 @@ bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
     return true;
 }
 
-/* ---- what is long is written whichever way costs less (ways.h) ---- */
+/* ---- long runs are written in the cheaper store mode (ways.h) ---- */
 static enum filling eager_filling(uint64_t bytes)
 {
     return bytes < 2048 ? FILLS_1K : bytes < 4096 ? FILLS_2K : FILLS_4K;
@@ -67,7 +67,8 @@ static void write_runs(struct transfer *x, struct runs to, copy_function *copy)
     pieces_gather_with(copy, x, to.at[0], to.bytes[0]);
     pieces_gather_with(copy, x, to.at[1], to.bytes[1]);
 }
-/* What the writer says of it to the reader. The stores are to be over, else ordinary ones would look too short. */
+/* Writes the runs and returns the timing for the reader. The fence completes the stores, because otherwise ordinary
+   stores would seem too fast. */
 __attribute__((noinline)) static uint64_t write_timed(struct transfer *x, const struct runs *to, copy_function *copy,
     unsigned number)
 {
@@ -174,7 +175,8 @@ void writer_stream(struct pair_writer *w, struct transfer *x, struct pen pen)
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
     struct runs to = { { w->pair->pipe[index] + slot_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
-    bool compares = bytes >= slot_bytes(x->wire) / 2;   /* else it is the end of a message, and too short */
+    /* The last filling of a message may be too short to compare. */
+    bool compares = bytes >= slot_bytes(x->wire) / 2;
     uint64_t timed = write_long(w, x, slot_filling(x->wire), &to, pen, compares);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
@@ -238,8 +240,9 @@ void reader_copy(struct reader *r, const struct envelope *e, unsigned char *to)
     if (runs.bytes[1]) memcpy(to + runs.bytes[0], runs.at[1], runs.bytes[1]);
     have_read(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
 }
-/* A writer that found the ring full knows of `taken` cells, and waits at taken + RING_CELLS: on its way there the
-   reader passes a multiple of half the ring after that writer last looked. So ringing there only is enough. */
+/* A writer that found the ring full has seen some count `taken`, and waits at taken + RING_CELLS. Before the reader
+   gets there, it passes a multiple of half the ring that the writer has not seen. So one bell at each multiple is
+   enough. */
 bool reader_take(struct reader *r, const struct envelope *e)
 {
     if (e->kind == ENVELOPE_EAGER) {

@@ -1,15 +1,15 @@
-/* Messages from tensor to tensor, where a peer can reach one end or both, or read what is sent. The receiver copies if
-   it can reach what is sent, the sender helps if it can reach where that goes (the receiver tells it, with SHARE): part
-   by part, whoever has time takes the next. What the receiver can only read it takes by itself, part by part. A part is
-   copied in one poll, so nothing else waits for long. The receive is over when all parts have been copied, those of the
-   sender as it tells (COPIED); the send when the receiver tells so (FINISHED), or when the sender has copied all by
-   itself. So when a transfer is over nobody touches its memory any more.
-   Nor does anybody poll for it: it is over once the other end has been told, not while that waits for room.
+/* Messages from tensor to tensor, if a peer can reach one end or both, or can read the sender's tensor. The receiver
+   copies if it can reach the sender's tensor. The sender helps if it can reach the receiver's tensor, whose place it
+   gets in SHARE. A rank that has time copies the next part. A tensor that the receiver can only read is read by the
+   receiver alone. Each poll copies one part, so that other messages wait only briefly.
+   A receive is done when all parts are copied, counting those that the sender reports in COPIED. A send is done when
+   the receiver sends FINISHED, or when the sender has copied every part itself. From then on its memory is not in use.
+   A transfer ends only when its last envelope has a cell in the ring, so it needs no later poll.
 
-   A receive that is copied is in `shares`, and the first of them has the claims of the pair. */
+   Receives that are copied are in `shares`, and the first of them has the claims of the pair. */
 #include "backend/transports/shm/link.h"
 
-/* A message of so many bytes pushes its own beginning out of the caches anyway. */
+/* A message of this size in bytes evicts its own beginning from the caches. */
 enum { BEYOND_CACHES = 24 << 20 };
 
 static bool may_share(const struct shm *shm, const struct transfer *x)
@@ -55,8 +55,8 @@ static void copy_part(const struct shm *shm, const struct transfer *x, unsigned 
     copy_function *copy = x->wire >= BEYOND_CACHES ? shm->callbacks.stream_far : NULL;
     piece_copy(copy, x->is_send ? theirs + from : mine, x->is_send ? mine : theirs + from, bytes);
 }
-/* IN_PROGRESS: not now. OK: a part has been copied, or, *none, there is none left. Then the peer may have copied all,
-   be over and have freed its tensor before it could be reached from here: that it cannot be is no error. */
+/* Copies one part, or sets *none if no part is left. IN_PROGRESS: the caller tries again later. If no part is left, the
+   peer may have freed its tensor already, so failing to reach it is no error. */
 static tutti_status copy_next(struct shm *shm, struct shm_link *l, struct transfer *x, bool *none)
 {
     const struct shm_callbacks *callbacks = &shm->callbacks;
@@ -73,7 +73,8 @@ static tutti_status copy_next(struct shm *shm, struct shm_link *l, struct transf
     return TUTTI_OK;
 }
 
-/* The same, of what is read; nobody helps, so the parts come in turn. */
+/* Reads one part of a tensor that this rank can only read, with the same results. The sender cannot help, so the parts
+   are read in order. */
 static tutti_status read_next(struct shm *shm, struct shm_link *l, struct transfer *x, bool *none)
 {
     const struct shm_callbacks *callbacks = &shm->callbacks;
@@ -89,13 +90,15 @@ static tutti_status read_next(struct shm *shm, struct shm_link *l, struct transf
 }
 
 /* ---- the receiver ---- */
-static void share_begin(struct shm *shm, struct shm_link *l) /* with the first of the receives */
+/* Begins the first of the shared receives. */
+static void share_begin(struct shm *shm, struct shm_link *l)
 {
     struct transfer *x = l->shares.first;
     if (!x || l->refused) return;
     struct remote mine = share_remote(shm, x);
     claims_open(l->in.pair, x->key);
-    bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;   /* never where it is read: mine is private */
+    /* A receive whose message is read never asks for help, because its own end is then unreachable. */
+    bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;
     if (is_reachable(mine) && helps) share_send_envelope(shm, l, x, ENVELOPE_SHARE, 0, mine);
 }
 bool share_accept(struct shm *shm, struct shm_link *l, struct transfer *x)
@@ -104,13 +107,15 @@ bool share_accept(struct shm *shm, struct shm_link *l, struct transfer *x)
     bool plain = mine.block != REMOTE_NONE && x->place.block != REMOTE_NONE;
     bool reads = x->place.block == REMOTE_OPEN && shm->callbacks.reads && shm->callbacks.reads(shm->callbacks.context);
     if (!plain || (!is_reachable(mine) && !is_reachable(x->place) && !reads)) return false;
-    if (is_reachable(mine) && x->place.block == REMOTE_OPEN) x->place.block = REMOTE_PRIVATE;  /* the sender copies */
+    /* If the sender can reach the receive, it copies the message alone, and this rank does not read it. */
+    if (is_reachable(mine) && x->place.block == REMOTE_OPEN) x->place.block = REMOTE_PRIVATE;
     x->others = 0;
     queue_push(&l->shares, x);
     if (l->shares.first == x) share_begin(shm, l);
     return true;
 }
-static void share_next(struct shm *shm, struct shm_link *l) /* the first is over */
+/* Removes the first shared receive and begins the next. */
+static void share_next(struct shm *shm, struct shm_link *l)
 {
     queue_take(&l->shares, NULL);
     claims_open(l->in.pair, 0);
@@ -125,10 +130,12 @@ static bool share_receive(struct shm *shm, struct shm_link *l)
                                                  : TUTTI_OK;
     if (status == TUTTI_IN_PROGRESS) return false;
     if (status == TUTTI_OK && !none) return true;
-    if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false; /* the sender is at the last */
+    /* The sender has not yet reported its parts. */
+    if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false;
     if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
     if (status == TUTTI_OK && x->moved) share_send_envelope(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
-    l->refused = status != TUTTI_OK; /* the sender may still be at it: the next would make no sense to it */
+    /* After a failure no other receive begins, because the sender may still copy parts of this one. */
+    l->refused = status != TUTTI_OK;
     share_next(shm, l);
     if (status == TUTTI_OK) transfer_done(x);
     else router_refuse(shm->base.router, x, status);
@@ -137,7 +144,8 @@ static bool share_receive(struct shm *shm, struct shm_link *l)
 void share_hear_copied(struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = l->shares.first;
-    if (!x || x->key != e->id) return; /* cancelled meanwhile */
+    /* The receive was cancelled meanwhile. */
+    if (!x || x->key != e->id) return;
     if (x->others || e->bytes > part_count(x->wire) - x->moved) l->in.corrupt = true;
     else x->others = e->bytes;
 }

@@ -1,6 +1,6 @@
-/* The shm transport: the contract and its lifetime; link.c has the protocol. A rank polls only the peers that
-   have opened a pair to it, which they tell by ringing its bell; and it keeps all its state in private memory, so
-   a peer that dies leaves nothing locked. */
+/* The contract and the lifetime of the shm transport; link.c has the protocol. A rank polls only peers with an open
+   pair. A peer that opens its pair rings the rank's doorbell. All state of a rank is in private memory, so a peer that
+   dies leaves no lock behind. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/transports/shm/link.h"
@@ -36,12 +36,13 @@ static bool shm_poll(struct transport *t)
     uint32_t opened = atomic_load_explicit(&shm->doorbell->opened, memory_order_acquire);
     if (opened != shm->rings_seen) answer_doorbell(shm, opened);
     bool moved = false;
-    struct shm_link **end = shm->active + shm->active_count; /* one that comes during this poll is for the next */
+    /* A link that becomes active during this poll is first polled in the next one. */
+    struct shm_link **end = shm->active + shm->active_count;
     for (struct shm_link **l = shm->active; l < end; l++)
         if (!link_is_quiet(*l)) moved |= link_poll(shm, *l);
     return moved;
 }
-/* A peer touches shared memory only, or tensors that it may share: a transfer can be forgotten at any time. */
+/* A peer uses only shared memory, or tensors that it may share, so a transfer can be forgotten at any time. */
 static bool shm_cancel(struct transport *t, int member, struct transfer *x)
 {
     struct shm *shm = (struct shm *)t;

@@ -7,14 +7,15 @@
 enum { NUMBER_BITS = 16, NUMBER_MASK = (1 << NUMBER_BITS) - 1, SECOND_AB_TEST = 1024, AB_TEST_EVERY = 8192 };
 enum { MOST_NS = 1 << 24 };
 
-/* A block begins with as many fillings as come before memory is written again: by then it lies where this way of
-   writing leaves it. Of the others the first that were timed and read count. */
+/* Returns the length of a lap: the fillings after which memory is written again. A block begins with a lap, so that all
+   memory was last written in the mode of the block. Then the first WAY_SAMPLES fillings that were read count. */
 static unsigned lap_of(enum filling filling)
 {
     static const unsigned laps[FILLINGS] = { 52, 29, 16, 64, 32, 16, 16 };
     return laps[filling];
 }
-/* This, that, that, this: the other way's fillings are not all of one place in messages that all have as many. */
+/* The two middle blocks use the other mode, so that its fillings fall on different places of messages of equal
+   length. */
 static bool is_other(unsigned block) { return block == 1 || block == 2; }
 static unsigned block_of(enum filling filling) { return lap_of(filling) + 2 * WAY_SAMPLES; }
 
@@ -44,7 +45,8 @@ static void choice_publish(struct judge *j, enum filling filling, bool other)
     j->says ^= (uint64_t)(mine ^ next) << filling * FILLING_BITS;
     memset(j->of[filling].median, 0, sizeof j->of[filling].median);
 }
-static bool is_better(const double *median)             /* 0: a block is missing */
+/* A median of 0 marks a block that is missing. */
+static bool is_better(const double *median)
 {
     double this = fmin(median[0], median[3]), least = fmin(median[1], median[2]);
     return this > 0 && least > 0 && ab_test_is_won(this, least, fmax(median[1], median[2]));
@@ -67,7 +69,8 @@ bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t re
     if (reading_ns > MOST_NS) reading_ns = MOST_NS;
     bool few = block == 1 && at < AB_TEST_FEW_SAMPLES, again = number <= t->last;
     unsigned phase = 2 * block + !few;
-    if (again) memset(t->median, 0, sizeof t->median);  /* it is another A/B test */
+    /* A number that does not grow begins another A/B test. */
+    if (again) memset(t->median, 0, sizeof t->median);
     if (!few && at < lap_of(filling)) return false;
     if (again || phase != t->phase) t->count = 0;
     t->last = number;

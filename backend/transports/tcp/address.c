@@ -1,5 +1,5 @@
-/* Where this process listens, and how its sockets are opened: on the network interface that leads to the other hosts,
- * by IPv4 if it has an address of it; between hosts that are simulated, on loopback. */
+/* The address where this process listens, and how it opens sockets. It uses the network interface that leads to the
+ * other hosts, with IPv4 if the interface has such an address. Simulated hosts use loopback. */
 #include "backend/base/descriptor.h"
 #include "backend/transports/tcp/sockets.h"
 #include <arpa/inet.h>
@@ -23,7 +23,7 @@ static socklen_t bytes_of(const union name *name)
 {
     return name->any.sa_family == AF_INET ? sizeof name->four : sizeof name->six;
 }
-/* 0: it does not serve. */
+/* Returns the score of an interface address: IPv4 is best, link-local IPv6 worst. 0: the address is unusable. */
 static int worth_of(const struct ifaddrs *at, const char *device)
 {
     union name name;
@@ -97,7 +97,8 @@ int address_call(const struct sockets *s, const struct tcp_address *address)
     } else {
         name.six.sin6_port = htons(address->port);
         memcpy(&name.six.sin6_addr, address->address, sizeof name.six.sin6_addr);
-        if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = s->scope; /* each host's own number */
+        /* Each host has its own scope id. */
+        if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = s->scope;
     }
     int descriptor = open_socket(address->family);
     if (descriptor < 0) return descriptor;

@@ -1,5 +1,5 @@
-/* An endpoint for each process that this one speaks to: made, opened, failed, ended. One that has failed stays, without
- * its socket, until the fabric ends: what came by it may still be pending. */
+/* The endpoints, one for each process that this process is connected to: how they are created, opened and ended. A
+ * failed endpoint stays without its socket until the fabric ends, because messages from it may still be pending. */
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
@@ -12,7 +12,7 @@
 
 enum { PART_MS = 300 };
 
-/* ---- what the kernel tells of ---- */
+/* ---- sockets in epoll ---- */
 tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events)
 {
     struct epoll_event what = { .events = events, .data.ptr = handle };
@@ -23,7 +23,7 @@ tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, ui
     handle->events = events;
     return TUTTI_OK;
 }
-/* A child of fork may have the connection, too: so it is ended, and epoll told, before it is closed here. */
+/* A child of fork may also have the socket. So the socket is removed from epoll and shut down before it is closed. */
 void handle_close(const struct fabric *fabric, struct handle *handle)
 {
     if (handle->descriptor < 0) return;
@@ -33,7 +33,7 @@ void handle_close(const struct fabric *fabric, struct handle *handle)
     handle->descriptor = -1;
 }
 
-/* ---- made ---- */
+/* ---- creating and opening ---- */
 struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16])
 {
     struct tcp_endpoint *e = memory_zeroed(1, sizeof *e);
@@ -65,7 +65,8 @@ void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor
     else endpoint_push(fabric, e);
     count_open(fabric);
 }
-/* What comes at the other end comes from this process, but nobody is to send by that one. */
+/* The other end only receives the messages that this process sends to itself. It is marked as left, so that no message
+   is sent by it. */
 tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
 {
     int both[2];
@@ -121,8 +122,8 @@ void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
     endpoint_end(fabric, tcp_of(endpoint), "this process closed it");
 }
-/* The other side hears the goodbye, closes, and that comes back: then nothing is lost on the way, as it could be if
-   this side closed what it has not read to its end. */
+/* Shuts down the write side when all frames have left. true: the peer has closed the connection, too. The peer closes
+   when it has read everything, so no data in flight is lost. A close with unread data here could discard it. */
 static bool has_parted(struct tcp_endpoint *e)
 {
     if (!is_connected(e)) return true;

@@ -1,13 +1,13 @@
-/* How two processes find each other. Either calls the other, whose address it has, and both prove that they know the
- * key of a group of both (processes/handshake.h). A caller that proves nothing gets no answer, and its connection is
- * closed. Where all places of such callers are taken, the address with the most of them loses its oldest; so a
- * process whose call is closed before it is answered calls again.
+/* How two processes connect. Either process calls the other at its address, and both prove that they know the key of a
+ * common group (processes/handshake.h). A caller without a proof gets no answer and is closed. If all places of such
+ * callers are taken, the network with the most of them loses its oldest. So a process whose call is closed before an
+ * answer calls again.
  *
- * Where both call at once one of the two connections must go. A process that is called while its own call has not
- * got through takes the other's. Where both have, the one of the lesser nonce stays, and the other is kept until
- * that one is answered. Calls are numbered by each process, and both sides say how far they have counted: so a call
- * that was begun before the connection that stands is told from one that is begun since, because the caller knows
- * that it broke. */
+ * If both call at once, one of the two connections must close. A process that is called before its own call has sent
+ * its hello accepts the other call. Otherwise the call of the process with the lesser nonce stays, and the other call
+ * is kept until the first one is answered. Each process numbers its calls, and both sides exchange their counts. So a
+ * process can tell a call that began before the present connection from a later one, which means that the connection
+ * broke. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/processes/tcp.h"
@@ -39,7 +39,7 @@ static void pending_forget(struct fabric *fabric, struct pending_connection *pen
     handle_close(fabric, &pending->handle);
     sockets_of(fabric)->pending_count--;
 }
-/* The number of the last call that is known of it. */
+/* Returns the number of the last known call of that process. */
 static uint64_t last_call_of(const struct fabric *fabric, const unsigned char process[16])
 {
     uint64_t last = 0;
@@ -53,10 +53,12 @@ static void pending_welcome(struct fabric *fabric, struct handshake *h, int desc
     struct endpoint *found = endpoint_find(fabric, from);
     struct tcp_endpoint *e = found ? tcp_of(found) : NULL;
     if (h->hello.number <= last_call_of(fabric, from)) {
-        close(descriptor); /* of a call that was given up since */
+        /* The caller has given up this call since. */
+        close(descriptor);
         return;
     }
-    if (e && e->base.open) { /* what we knew is no more */
+    /* A newer call means that the connection of the open endpoint broke. */
+    if (e && e->base.open) {
         endpoint_end(fabric, e, strerror(ECONNRESET));
         e = NULL;
     }
@@ -92,7 +94,8 @@ void pending_read(struct fabric *fabric, struct pending_connection *pending)
     pending_forget(fabric, pending);
     pending_welcome(fabric, h, descriptor);
 }
-static struct pending_connection *pending_find_superfluous(struct sockets *s)  /* all places are taken */
+/* Chooses the pending connection to close when all places are taken. */
+static struct pending_connection *pending_find_superfluous(struct sockets *s)
 {
     struct unproved list[PENDING_MOST];
     for (int i = 0; i < PENDING_MOST; i++) list[i] = (struct unproved){ s->pending[i].network, s->pending[i].since_ms };
@@ -103,7 +106,8 @@ static struct pending_connection *pending_take_place(struct fabric *fabric)
     struct sockets *s = sockets_of(fabric);
     if (s->pending_count == PENDING_MOST) {
         struct pending_connection *found = pending_find_superfluous(s);
-        pending_read(fabric, found);                   /* this process may have been stopped since it was looked at */
+        /* A proof may have arrived since the last read, for example while this process was stopped. */
+        pending_read(fabric, found);
         if (found->handle.descriptor >= 0) pending_forget(fabric, found);
     }
     struct pending_connection *pending = s->pending;
@@ -158,7 +162,8 @@ static tutti_status endpoint_call(struct fabric *fabric, struct tcp_endpoint *e)
     e->connected = false;
     handshake_begin(&e->handshake, magic);
     fabric->needs_poll = true;
-    if (descriptor == -ECONNREFUSED || descriptor == -ECONNRESET) { /* who told it tells why */
+    /* The peer's process has ended. The control connection reports why. */
+    if (descriptor == -ECONNREFUSED || descriptor == -ECONNRESET) {
         endpoint_end(fabric, e, strerror(-descriptor));
         return TUTTI_OK;
     }
@@ -193,8 +198,8 @@ static void call_fail(struct fabric *fabric, struct tcp_endpoint *e, const char 
     if (e->spare >= 0) take_call(fabric, e, &e->spare_handshake, e->spare);
     else endpoint_end(fabric, e, why);
 }
-/* The other side has closed it before it has answered: strangers may have taken all its places, so it is called again,
-   which fails at once where its process has ended. */
+/* Calls a peer again that closed the connection before it answered, because strangers may have taken all its places. If
+   its process has ended, the new call fails at once. */
 static void call_repeat(struct fabric *fabric, struct tcp_endpoint *e)
 {
     if (e->spare >= 0 || ++e->recalls > RECALLS) {
@@ -206,7 +211,8 @@ static void call_repeat(struct fabric *fabric, struct tcp_endpoint *e)
     e->again_ms = clock_ms() + RECALL_MS;
     fabric->needs_poll = true;
 }
-static int handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)    /* 1: it is over; 0: more is to come */
+/* Returns 1 when the handshake is complete, 0 while it goes on, or a negative errno. */
+static int handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct handshake *h = &e->handshake;
     struct identity self = { .pid = 0 };
@@ -239,7 +245,7 @@ void call_advance(struct fabric *fabric, struct tcp_endpoint *e)
     else if (got < 0) call_fail(fabric, e, got == -ENOKEY ? "its key is unknown" : "another process answers");
 }
 
-/* ---- what takes too long ---- */
+/* ---- time limits ---- */
 static void call_tick(struct fabric *fabric, struct tcp_endpoint *e, int64_t now_ms)
 {
     if (now_ms - e->since_ms >= CALL_MS) call_fail(fabric, e, strerror(ETIMEDOUT));

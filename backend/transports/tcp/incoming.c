@@ -1,6 +1,5 @@
-/* What is read: many small frames by one read into a buffer that all connections share, and the bytes of a frame that
- * has begun straight to their place. What the other side says is checked before it is used; what cannot be breaks the
- * connection. */
+/* The receiving side. One read takes many small frames into a buffer that all connections share. The bytes of a frame
+ * that has begun go straight to their place. Frames are checked before use, and an invalid one ends the connection. */
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
@@ -75,7 +74,7 @@ static void data_is_whole(struct fabric *fabric, struct tcp_endpoint *e, struct 
     tcp_xfers_remove(&e->fetching, xfer);
     tcp_xfer_complete(fabric, xfer, NULL);
 }
-/* The bytes of the frame have come to their place. */
+/* Handles a frame whose bytes have all arrived at their place. */
 static void is_whole(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct fabric_op *room = e->in.room;
@@ -86,7 +85,8 @@ static void is_whole(struct fabric *fabric, struct tcp_endpoint *e)
     fabric_hear(fabric, &e->base, &header, room->room, room->bytes, false);
     fabric_op_free(fabric, room);
 }
-/* The head has come, and `bytes` behind it are at `at`: how many of them it takes. */
+/* Handles a frame whose head has arrived. `bytes` bytes at `at` follow the head. Returns how many of them belong to the
+   frame. */
 static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
 {
     struct tcp_frame frame;
@@ -145,7 +145,8 @@ static void frame_hear(struct fabric *fabric, struct tcp_endpoint *e, unsigned c
         bytes -= n;
     }
 }
-/* Where much is to come to its place, only a little is read beyond. */
+/* Reads first to the place of the current frame, then into the buffer. During a fetch it reads only AHEAD_BYTES into
+   the buffer, because most of the bytes that follow belong elsewhere. */
 static ssize_t read_some(struct fabric *fabric, struct tcp_endpoint *e, size_t *asked)
 {
     struct incoming *in = &e->in;
@@ -172,7 +173,8 @@ static void hear_all(struct fabric *fabric, struct tcp_endpoint *e, size_t bytes
     }
     frame_hear(fabric, e, sockets_of(fabric)->buffer, bytes - direct);
 }
-/* Something is to be said first: the other side wants bytes, or a receive has met what was announced. */
+/* Returns whether frames should be written before more are read: the peer has pulled a message, or a receive has met an
+   announced one. */
 static bool is_asked(const struct fabric *fabric)
 {
     return sockets_of(fabric)->busy || (fabric->polling && fabric->polling->met.first);
@@ -190,9 +192,11 @@ bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
         }
         hear_all(fabric, e, (size_t)n);
         all += (size_t)n;
-        if ((size_t)n < asked) break; /* there is no more */
+        /* A short read means that the socket is empty. */
+        if ((size_t)n < asked) break;
         if (is_asked(fabric)) break;
     }
-    if (is_connected(e) && e->tls) endpoint_push(fabric, e); /* its handshake may have an answer, or be over */
+    /* The TLS handshake may have an answer to send, or may be complete. */
+    if (is_connected(e) && e->tls) endpoint_push(fabric, e);
     return all > 0;
 }

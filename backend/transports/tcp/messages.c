@@ -1,11 +1,11 @@
-/* What flights are at over an endpoint. A message with its bytes is over when the kernel has taken them. An announced
- * one is offered; when the other side's receive has asked for it, its bytes leave in parts, and it is over when the
- * kernel has the last of them here, and when they have come there. */
+/* The state of each fabric op. An eager message completes when the kernel has taken its bytes. An announced message is
+ * offered first, and its bytes leave in parts after the peer has sent PULL. The send completes when the kernel has
+ * taken the last part, the fetch when the last part has arrived. */
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <stdlib.h>
 
-/* ---- xfers ---- */
+/* ---- transfers ---- */
 struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct sockets *s = sockets_of(fabric);
@@ -80,14 +80,14 @@ void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const cha
     list_complete(fabric, &e->fetching, why);
 }
 
-/* ---- what the port asks for ---- */
+/* ---- requests of the port ---- */
 static bool op_refuse(struct fabric_op *op, const char *why)
 {
     op->why = why;
     return false;
 }
 static const char no_memory[] = "no memory for a message";
-/* Of what has left or failed; false, as the op has completed. */
+/* Frees a transfer that has left or failed. Returns false, which means that the op has completed. */
 static bool end_now(struct fabric *fabric, struct tcp_xfer *xfer, enum send_status status)
 {
     struct fabric_op *op = xfer->op;
@@ -110,7 +110,7 @@ bool tcp_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool
     if (status == SENT) tcp_xfers_push(&e->offered, xfer);
     return true;
 }
-/* Its xfer has been made when the offer came. */
+/* The descriptor is the transfer that was created when the OFFER arrived. */
 bool tcp_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     struct tcp_xfer *xfer = descriptor;

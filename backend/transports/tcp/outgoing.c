@@ -1,5 +1,5 @@
-/* What is written: frames straight from where their bytes lie, one after the other. What the socket does not take waits
- * for its turn; when the socket takes something again epoll tells. */
+/* The sending side. Frames are written one after the other, straight from the memory of their bytes. Frames wait while
+ * the socket accepts no bytes, until epoll reports that it does again. */
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
@@ -9,7 +9,7 @@
 
 static size_t bytes_of_header(const struct tcp_frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
 static size_t bytes_of(const struct tcp_frame *f) { return sizeof *f + bytes_of_header(f) + (size_t)f->bytes; }
-/* More of its frame. The bytes that were written, or -1 and errno. */
+/* Writes more of the frame. Returns the number of bytes written, or -1 with errno. */
 static ssize_t write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     struct tcp_frame *frame = &xfer->frame;
@@ -29,7 +29,6 @@ static ssize_t write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
     if (n > 0) xfer->written += (size_t)n;
     return n;
 }
-/* The next part of what the other side has asked for. */
 void tcp_xfer_begin_part(struct tcp_xfer *xfer)
 {
     xfer->frame = (struct tcp_frame){ .what = DATA,
@@ -48,7 +47,7 @@ static void set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool bloc
     }
     sockets_of(fabric)->blocked += blocked ? 1 : -1;
 }
-/* true: its frame has left. false: the socket takes no more now, or has failed. */
+/* Writes the whole frame. false: the socket accepts no more bytes now, or has failed. */
 static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     size_t bytes = bytes_of(&xfer->frame);
@@ -95,7 +94,7 @@ enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, s
     return QUEUED;
 }
 
-/* ---- what waited ---- */
+/* ---- waiting frames ---- */
 static void has_left(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     if (xfer->frame.what == DATA) {

@@ -1,10 +1,10 @@
-/* This process's sockets: one that listens, one for each process that it speaks to, and those of callers that have not
- * proved yet who they are. Touched with the lock of their fabric held.
+/* The sockets of this process: one that listens, one for each process that it is connected to, and those of callers
+ * that have not proved their identity yet. Callers of these functions hold the lock of the fabric.
  *
- * What goes over a connection, after the handshake, are frames: a message with its bytes (EAGER), or announced (OFFER);
- * that the other's receive is there (PULL), and then its bytes in parts (DATA), each from the one tensor and into the
- * other; or that nobody will receive it (RELEASE). A frame that is begun is finished before another, and small ones go
- * before the next part. */
+ * After the handshake a connection carries frames. EAGER is a message with its bytes, OFFER announces a message. The
+ * receiver of an OFFER sends PULL when its receive is posted, or RELEASE if the message will not be received. DATA
+ * carries the bytes in parts, from tensor to tensor. A frame is finished before the next one begins, and small frames
+ * go before the next part. */
 #pragma once
 #include "backend/processes/handshake.h"
 #include "backend/processes/tls.h"
@@ -12,97 +12,139 @@
 #include <sys/epoll.h>
 
 enum {
-    PENDING_MOST = 128,       /* callers that have not proved who they are */
-    PENDING_MS = 5000,        /* and have so long to do it */
-    CALL_MS = 30000,          /* until a call that nobody answers has failed */
-    RECALL_MS = 50,           /* until the next call, where a connection was closed before it was answered */
-    RECALLS = 100,            /* so often: strangers may have taken all places there */
-    BUFFER_BYTES = 128 << 10, /* one read takes so much of small frames */
-    AHEAD_BYTES = 4 << 10,    /* and so much behind bytes that are read to their place */
-    PART_BYTES = 2 << 20,     /* of DATA */
-    READ_BYTES = 512 << 10,   /* of one connection, before it is another's turn */
-    WRITE_BYTES = 512 << 10,  /* likewise */
-    NOT_SENT_BYTES = 128 << 10, /* of what the kernel has taken: more would only stand before what is small */
-    UNASKED = 2,                  /* so many connections are read without asking which of them has something */
-    ASK_EVERY = 32            /* looks, until the others are asked nevertheless */
+    /* How many callers may be connected that have not proved their identity, and how long each may take. */
+    PENDING_MOST = 128,
+    PENDING_MS = 5000,
+    /* The time after which an unanswered call fails. */
+    CALL_MS = 30000,
+    /* The delay before a call is repeated that was closed unanswered, because strangers may have taken all places of
+       the called process. Then the limit of such repetitions. */
+    RECALL_MS = 50,
+    RECALLS = 100,
+    /* The size of one read of small frames, and the part of a read that follows bytes read straight to their place. */
+    BUFFER_BYTES = 128 << 10,
+    AHEAD_BYTES = 4 << 10,
+    /* The largest DATA frame. */
+    PART_BYTES = 2 << 20,
+    /* The bytes that one connection may read or write per turn. */
+    READ_BYTES = 512 << 10,
+    WRITE_BYTES = 512 << 10,
+    /* The unsent bytes that the kernel may hold. More of them would only delay small frames. */
+    NOT_SENT_BYTES = 128 << 10,
+    /* Up to this many connections are read without asking epoll. */
+    UNASKED = 2,
+    /* The number of such polls after which epoll is asked about all sockets. */
+    ASK_EVERY = 32
 };
-struct tcp_address { /* how others reach a process */
+/* The address at which others reach a process. */
+struct tcp_address {
     uint16_t family, port;
     uint8_t address[16];
 };
 enum tcp_what { EAGER, OFFER, PULL, RELEASE, DATA, GOODBYE };
-struct tcp_frame { /* then, of EAGER and OFFER, the header; then `bytes` of EAGER and DATA */
+/* The beginning of a frame. The header follows in EAGER and OFFER, then `bytes` bytes in EAGER and DATA. */
+struct tcp_frame {
     uint64_t what, bytes;
-    uint64_t id;     /* of an announced message, by its sender: it grows from each to the next */
-    uint64_t extent; /* OFFER: its bytes; DATA: how many come before these */
+    /* The id of an announced message, which grows with each announcement of its sender. */
+    uint64_t id;
+    /* OFFER: the bytes of the message. DATA: the offset of the part in the message. */
+    uint64_t extent;
 };
 enum { MOST_HEAD = sizeof(struct tcp_frame) + sizeof(struct header) };
 struct tcp_endpoint;
-/* A message at one of its ends, from beginning to end: in one list of its endpoint, or pending. */
+/* A message at one of its ends. It is in one list of its endpoint, or is the descriptor of a pending rendezvous. */
 struct tcp_xfer {
     struct tcp_xfer *next;
     struct tcp_endpoint *endpoint;
-    struct fabric_op *op; /* NULL: none, or not yet */
+    /* NULL: no op exists, or not yet. */
+    struct fabric_op *op;
     struct tcp_frame frame;
     const unsigned char *from;
     unsigned char *into;
-    size_t bytes, moved; /* of an announced message: all, and those that have been */
-    size_t written;      /* of the frame */
+    /* The bytes of an announced message, and those already sent or received. */
+    size_t bytes, moved;
+    /* The bytes of the frame that have been written. */
+    size_t written;
 };
 struct tcp_xfers { struct tcp_xfer *first, *last; };
 enum purpose { LISTENER, PENDING, ENDPOINT };
-struct handle { /* what the kernel tells of */
+/* A socket that epoll watches. */
+struct handle {
     enum purpose purpose;
-    int descriptor; /* -1: none */
+    /* -1: no socket. */
+    int descriptor;
     uint32_t events;
 };
-struct pending_connection { /* of a caller that has not proved who it is */
+/* The connection of a caller that has not proved its identity. */
+struct pending_connection {
     struct handle handle;
     int64_t since_ms;
-    uint64_t network; /* from where it has called */
+    /* The network of the caller's address. */
+    uint64_t network;
     struct handshake handshake;
 };
-struct incoming { /* the frame that is being received */
+/* The frame that is being received. */
+struct incoming {
     unsigned char head[MOST_HEAD];
     size_t head_bytes;
-    unsigned char *into; /* its bytes */
+    /* The destination of the bytes that are still missing. */
+    unsigned char *into;
     size_t left;
-    struct fabric_op *room;  /* of EAGER */
-    struct tcp_xfer *fetch; /* of DATA */
+    /* The buffer of an EAGER frame. */
+    struct fabric_op *room;
+    /* The transfer of a DATA frame. */
+    struct tcp_xfer *fetch;
 };
 struct tcp_endpoint {
     struct endpoint base;
     struct handle handle;
     struct tcp_address address;
-    bool connected;              /* our call has reached it */
-    bool parted;                 /* nothing is sent any more */
-    int64_t since_ms;            /* when it was called */
-    int64_t again_ms;            /* when it is called again; 0: it is not */
-    int recalls;                 /* so far */
-    uint64_t theirs;             /* the number of its last call that is known */
-    int spare;                   /* its call, while ours is not decided; -1: none */
-    struct handshake handshake;  /* of our call */
+    /* The call of this process has reached the peer. */
+    bool connected;
+    /* The write side is shut down. */
+    bool parted;
+    /* When this process called the peer, and when it calls again; again_ms 0: never. */
+    int64_t since_ms;
+    int64_t again_ms;
+    int recalls;
+    /* The number of the peer's last call that this process knows. */
+    uint64_t theirs;
+    /* The socket of the peer's call while the call of this process is undecided, or -1. */
+    int spare;
+    /* The handshakes of the two calls. */
+    struct handshake handshake;
     struct handshake spare_handshake;
-    struct tls *tls;             /* NULL: it is not encrypted */
+    /* NULL: the connection is not encrypted. */
+    struct tls *tls;
     struct incoming in;
-    uint64_t last_offer;                               /* the id of the latest that has come */
-    struct tcp_xfer *current;                            /* partly written */
-    struct tcp_xfers waiting, pulled, offered, fetching; /* the first two are to be written */
+    /* The id of the latest OFFER that arrived. */
+    uint64_t last_offer;
+    /* The transfer whose frame is partly written. */
+    struct tcp_xfer *current;
+    /* Frames to write, transfers with parts to write, offers without an answer, and fetches. */
+    struct tcp_xfers waiting, pulled, offered, fetching;
     struct tcp_xfer goodbye;
-    struct tcp_endpoint *loopback_peer; /* the other end, of a connection with oneself */
-    bool busy;                 /* in sockets->busy */
+    /* The other end of a connection of this process with itself. */
+    struct tcp_endpoint *loopback_peer;
+    /* The endpoint is in sockets->busy. */
+    bool busy;
     struct tcp_endpoint *next_busy;
 };
 struct sockets {
     struct handle listener;
-    uint32_t scope; /* of addresses that need one */
+    /* The scope id for link-local addresses. */
+    uint32_t scope;
     struct tcp_address address;
     struct pending_connection pending[PENDING_MOST];
     int pending_count;
-    int64_t deaf_ms; /* since when no more callers can be heard for want of descriptors; 0: they can */
+    /* When accept last failed, usually because descriptors are exhausted; 0: the listener is watched. */
+    int64_t deaf_ms;
     uint64_t calls, ids;
-    struct tcp_endpoint *busy; /* have something to write that the socket takes, or to read that it does not tell of */
-    int open, blocked;         /* endpoints; blocked: whose sockets do not */
+    /* Endpoints with data to write to a socket that accepts it, or with data to read that epoll does not report. */
+    struct tcp_endpoint *busy;
+    /* The number of open endpoints, and the number of those whose sockets accept no more bytes now. */
+    int open, blocked;
+    /* The first open endpoints. */
     struct tcp_endpoint *few[UNASKED];
     unsigned looks;
     struct tcp_xfer *spare;
@@ -112,56 +154,72 @@ static inline struct sockets *sockets_of(const struct fabric *fabric) { return f
 static inline struct tcp_endpoint *tcp_of(struct endpoint *e) { return (struct tcp_endpoint *)e; }
 static inline bool is_connected(const struct tcp_endpoint *e) { return e->base.open && e->handle.descriptor >= 0; }
 
-/* ---- address.c: descriptors; or the negative of why there is none ---- */
+/* ---- address.c ---- */
 tutti_status address_listen(struct sockets *sockets, const struct fabric_place *place);
+/* These two return a descriptor or a negative errno. */
 int address_call(const struct sockets *sockets, const struct tcp_address *address);
 int address_accept(int listener);
-int address_error(int descriptor); /* of a call: 0, or why it failed */
-void address_print(int descriptor, char *out, size_t bytes); /* of its other end */
+/* Returns the errno with which the call of this socket failed, or 0. */
+int address_error(int descriptor);
+/* Writes the address of the socket's other end. */
+void address_print(int descriptor, char *out, size_t bytes);
 /* ---- handshakes.c ---- */
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
 void pending_accept(struct fabric *fabric);
 void pending_read(struct fabric *fabric, struct pending_connection *pending);
 void pending_drop_all(struct fabric *fabric);
-void call_advance(struct fabric *fabric, struct tcp_endpoint *e); /* of an endpoint that is not open */
-void handshakes_expire(struct fabric *fabric);                    /* those that have taken too long */
+/* Continues the call of an endpoint that is not open. */
+void call_advance(struct fabric *fabric, struct tcp_endpoint *e);
+/* Ends handshakes that have taken too long, and repeats calls that are due. */
+void handshakes_expire(struct fabric *fabric);
 /* ---- endpoints.c ---- */
-/* By events of epoll; a handle of a descriptor that was not watched is added. 0: not any more. */
+/* Makes epoll watch the socket for these events. 0: epoll no longer watches it. */
 tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events);
 void handle_close(const struct fabric *fabric, struct handle *handle);
-struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16]); /* NULL: no memory */
-/* After this handshake, in which it was the other that called or not; NULL: with oneself. May end it. */
+/* Returns NULL if memory is exhausted. */
+struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16]);
+/* Opens the endpoint after this handshake, in which this process was called or not. NULL: a connection of this process
+   with itself. The call may end the endpoint. */
 void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
     bool called);
-tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e); /* with oneself */
+/* Opens a connection of this process with itself. */
+tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e);
 void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void tcp_part(struct fabric *fabric);
 void endpoints_free(struct fabric *fabric);
 /* ---- messages.c ---- */
-struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e); /* NULL: no memory */
+/* Returns NULL if memory is exhausted. */
+struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e);
 void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer);
 void tcp_xfers_push(struct tcp_xfers *list, struct tcp_xfer *xfer);
-void tcp_xfers_push_by_priority(struct tcp_xfers *list, struct tcp_xfer *xfer); /* behind its equals */
+/* Inserts the transfer behind those of equal or higher priority. */
+void tcp_xfers_push_by_priority(struct tcp_xfers *list, struct tcp_xfer *xfer);
 void tcp_xfers_remove(struct tcp_xfers *list, const struct tcp_xfer *xfer);
-struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id); /* NULL: it has none of it */
+/* Returns NULL if the list has no transfer of this id. */
+struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id);
 void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char *why);
-void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const char *why); /* all */
+/* Completes all transfers of the endpoint. */
+void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
 bool tcp_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool tcp_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void tcp_release(struct fabric *fabric, void *descriptor);
 /* ---- outgoing.c ---- */
-/* Its frame, now or when it is its turn. Of what waits it is told when it has left; what has failed is the caller's,
-   and so is the endpoint's reason. */
+/* Writes the frame of a transfer, or queues it. A queued transfer moves on when its frame has left. After FAILED the
+   caller still owns the transfer, and the endpoint has the reason. */
 enum send_status { SENT, QUEUED, FAILED };
 enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer);
-void tcp_xfer_begin_part(struct tcp_xfer *xfer); /* of what the other side has asked for: the next */
+/* Prepares the DATA frame of the next part. */
+void tcp_xfer_begin_part(struct tcp_xfer *xfer);
 void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e);
-bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e); /* what waits; true: something has left */
-void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e);  /* what encryption holds; may end it */
+/* Writes frames that wait. true: some bytes have left, or the endpoint has ended. */
+bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e);
+/* Writes bytes that TLS holds. The call may end the endpoint. */
+void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e);
 /* ---- incoming.c ---- */
-bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e); /* true: something has come */
+/* Reads frames and handles them. true: some bytes have arrived, or the endpoint has ended. */
+bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e);
 void incoming_forget(struct fabric *fabric, struct incoming *in);
 /* ---- tcp.c ---- */
 bool tcp_progress(struct fabric *fabric);

@@ -1,4 +1,4 @@
-/* The table of a fabric: how it starts and ends, and who is looked after next. */
+/* The table of the fabric: how it starts and ends, and which sockets are read and written next. */
 #include "backend/transports/tcp/tcp.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
@@ -10,10 +10,11 @@
 
 enum { EVENTS_AT_ONCE = 16 };
 
-/* ---- at work ---- */
+/* ---- progress ---- */
 static bool endpoint_go_on(struct fabric *fabric, struct tcp_endpoint *e, uint32_t events)
 {
-    if (e->handle.descriptor < 0) return false; /* by what came before */
+    /* An earlier event may have closed the socket. */
+    if (e->handle.descriptor < 0) return false;
     if (!e->base.open) {
         call_advance(fabric, e);
         return true;

@@ -1,5 +1,4 @@
-/* The fabric over plain TCP sockets: one connection between two processes, whatever the number of groups. It needs
-   nothing but the kernel. */
+/* The fabric over plain TCP sockets. Two processes share one connection for all their groups. It needs no library. */
 #pragma once
 #include "backend/transports/fabric/fabric.h"
 
