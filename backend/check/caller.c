@@ -1,9 +1,10 @@
-/* The caller, as the checker plays it: looks at the results of a call, and rewrites all its tensors for the next. */
+/* Simulates the caller: checks the results of a call, and rewrites all its tensors for the next call. */
 #include "backend/check/check.h"
 #include "backend/schedule/build.h"
 
 static uint64_t rank_bit(int rank) { return (uint64_t)1 << (rank % 64); }
-/* Which chunk of INPUT belongs in chunk c of OUTPUT; whose, or -1: everybody's. */
+/* expected_chunk returns the chunk of INPUT that belongs in chunk c of OUTPUT. expected_owner returns the rank that it
+   comes from; -1: the sum over all ranks. */
 static int expected_chunk(const struct schedule *s, int c)
 {
     if (s->family == ALLGATHER || s->family == GATHER) return c % s->cut;
@@ -31,7 +32,7 @@ static void judge_results(struct checker *k, const struct schedule *s, int opera
                 checker_fail(k, "wrong result", s->rank, c, t);
         }
 }
-/* Only an OUTPUT in the same place may have changed it. */
+/* True if a chunk of INPUT is unchanged. An OUTPUT in the same cell may have changed it. */
 static bool input_intact(const struct checker *k, const struct schedule *s, int c, const struct value *v)
 {
     int home = plan_home(k->plan, s->rank, INPUT, c), output = plan_home(k->plan, s->rank, OUTPUT, 0);

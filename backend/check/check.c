@@ -1,9 +1,10 @@
 /* The prover: runs a plan of all ranks symbolically, several operations in a row, several tiles each. It proves:
- * no deadlock: a wait is for a peer to have reached a step, which never becomes untrue, and sends complete as late as
- *   they may (when the receive is posted), so if one order of running comes to the end, all do;
- * no race: a wait teaches only what the earliest publication that meets it guarantees, the end of a send nothing;
- * right results: every OUTPUT holds each contribution once, of this operation and this tile, finished once, multiplied
- *   once where it has to be; INPUT is left as it was; each caller rewrites its tensors the moment its call returns. */
+ * no deadlock: positions only increase, and sends complete as late as they may (when the receive is posted), so if one
+ *   order of running comes to the end, all do;
+ * no race: a wait guarantees only what happened before the earliest publication that meets it, and the completion of a
+ *   send guarantees no order;
+ * right results: every OUTPUT holds each contribution once, of this operation and this tile, finished once, and
+ *   multiplied once if needed; INPUT is unchanged; each caller rewrites its tensors as soon as its call returns. */
 #include "backend/check/check.h"
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
@@ -11,14 +12,14 @@
 #include <stdlib.h>
 
 /* ---- operations ---- */
-/* The threads of a rank meet at the ends of an operation. */
+/* Synchronizes the threads of a rank at the ends of an operation. */
 static void caller_join(struct checker *k, int rank)
 {
     int first = rank * k->slots;
     for (int i = 1; i < k->slots; i++) checker_learn(k, first, k->thread[first + i].clock);
     for (int i = 1; i < k->slots; i++) checker_learn(k, first + i, k->thread[first].clock);
 }
-/* The last call has returned, the next is made: its tensors are new, and the rank announces that it has come. */
+/* Ends the last call and makes the next one: its tensors are new, and the rank announces its arrival. */
 static void caller_call(struct checker *k, int rank)
 {
     const struct schedule *s = &k->plan->ranks[rank];
@@ -40,7 +41,7 @@ static bool has_arrived(const struct walker *w, int operation)
 {
     return w->operation > operation || (w->operation == operation && w->called);
 }
-/* True when all ranks of the host have come; then what they did before is known. */
+/* True if all ranks of the host have arrived. The rank's threads then know their earlier accesses. */
 static bool roll_call(struct checker *k, int rank)
 {
     const struct schedule *s = &k->plan->ranks[rank];
@@ -58,7 +59,7 @@ static bool roll_call(struct checker *k, int rank)
 }
 
 /* ---- steps ---- */
-/* Of all spans of a send or a receive: the length of its message. */
+/* Returns the length of a message, which is the sum over all its spans. */
 static int chunks_of(const struct schedule *s, const struct step *t)
 {
     int count = 0;
@@ -99,7 +100,7 @@ static void message_receive(struct checker *k, const struct schedule *s, int ste
             v->valid &= v->tile == tile && v->operation == operation;
         }
 }
-/* Is the message that this rank posted at `step` complete, or can it be now? */
+/* True if the message that this rank posted at `step` is complete. Completes it if its other end is posted. */
 static bool message_complete(struct checker *k, int thread, int step, int tile, int operation)
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
@@ -163,7 +164,7 @@ static void checker_publish(struct checker *k, int thread, uint64_t value)
     if (clock) log[t->logged++] = (struct published){ value, clock };
     else checker_fail(k, "the checker is out of memory", thread / k->slots, 0, 0);
 }
-/* Learns from the earliest publication that tells of the position. */
+/* Merges the clock of the earliest publication that covers the position. False: it is not published yet. */
 static bool counter_reached(struct checker *k, int thread, int peer, int tile, uint64_t target)
 {
     const struct thread *q = &k->thread[peer * k->slots + tile % k->slots];
@@ -193,7 +194,8 @@ static bool step_runs(struct checker *k, int thread, int operation)
     struct thread *me = &k->thread[thread];
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     const struct step *t = &s->steps[me->step];
-    if (t->kind == LEAVE) return true; /* belongs to the operation, not to a tile */
+    /* LEAVE belongs to the operation, not to a tile. */
+    if (t->kind == LEAVE) return true;
     if (me->step >= s->prelude && !roll_call(k, s->rank)) return false;
     for (int i = 0; i < t->wait_count; i++)
         if (!is_met(k, thread, &s->waits[t->wait + i], me->tile, operation)) return false;
@@ -211,7 +213,7 @@ static bool messages_over(struct checker *k, int thread, int operation)
             return false;
     return true;
 }
-/* Up to `most` steps of one slot; true: it moved. */
+/* Runs up to `most` steps of one slot. True: it moved. */
 static bool walk_slot(struct checker *k, int thread, int most)
 {
     struct thread *me = &k->thread[thread];
@@ -232,7 +234,8 @@ static bool walk_slot(struct checker *k, int thread, int most)
 }
 static int checker_draw(struct checker *k, int n)
 {
-    k->random = k->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
+    /* Knuth's MMIX generator. */
+    k->random = k->random * 6364136223846793005u + 1442695040888963407u;
     return (int)((k->random >> 33) % (uint64_t)n);
 }
 static bool operation_over(struct checker *k, int rank)
@@ -248,7 +251,7 @@ static bool operation_over(struct checker *k, int rank)
             return false;
     return true;
 }
-/* As far as the rank gets, or a few steps when the order is drawn. */
+/* Runs the rank as far as it gets, or a few steps if the order is random. */
 static bool caller_walk(struct checker *k, int rank)
 {
     struct walker *w = &k->walker[rank];

@@ -1,26 +1,31 @@
-/* What the parts of the checker share: symbolic memory (memory.c), the callers (caller.c), and running a
- * plan (check.c). It knows nothing of how waits were inferred. */
+/* Declarations that the parts of the checker share: symbolic memory (memory.c), the callers (caller.c), and the run of
+ * a plan (check.c). The checker is independent of how waits were inferred. */
 #pragma once
 #include "backend/schedule/match.h"
 
 enum { CHECK_RANKS = 128, CHECK_WORDS = CHECK_RANKS / 64 };
-/* What a tile of a chunk holds: whose contributions, to which chunk of INPUT of which operation. */
+/* The content of a tile of a chunk: the sum of the contributions of a set of ranks to one chunk of one operation. */
 struct value {
-    uint64_t have[CHECK_WORDS];                             /* a bit per rank */
+    /* A bit per rank. */
+    uint64_t have[CHECK_WORDS];
     int chunk, tile, operation;
-    bool valid, finished, raw;                              /* raw: has passed a step that is flagged raw */
+    /* raw: the value has passed a step that is flagged raw. */
+    bool valid, finished, raw;
 };
-/* Every (rank, slot) is a thread of its own, so nothing is proved by the order in which a rank works on its tiles. */
-struct check_message { int done_at, value_count; struct value *values; int *clock; };     /* done_at 0: in flight */
+/* Every (rank, slot) is a thread of its own, so the proof holds for any order in which a rank works on its tiles.
+   done_at 0: the message is in flight. */
+struct check_message { int done_at, value_count; struct value *values; int *clock; };
+/* An access by a message lasts until the message is done. */
 struct access {
     const struct check_message *message;
     int thread, at;
     bool write;
-};       /* message: until it is done */
+};
 struct check_cell { struct value value; struct access *list; int count, room; };
 struct published { uint64_t position; int *clock; };
 struct thread { int tile, step; int *clock; struct published *log; int logged, room; };
-struct walker { int operation; bool called, arrived; int *arrival; };  /* arrival: the clock when it was announced */
+/* `arrival` holds, for each operation, the clock at its announcement. */
+struct walker { int operation; bool called, arrived; int *arrival; };
 struct checker {
     const struct plan *plan;
     struct match *match;
@@ -28,7 +33,8 @@ struct checker {
     struct check_cell *tensors, *scratch;
     struct thread *thread;
     struct walker *walker;
-    struct check_message **messages;                              /* [message_base[rank] + (step, operation, tile)] */
+    /* [message_base[rank] + (step, operation, tile)] */
+    struct check_message **messages;
     size_t *message_base, tensor_total, scratch_total, message_total;
     uint64_t random;
     char *why;
@@ -40,16 +46,17 @@ bool checker_init(struct checker *k);
 void checker_finish(struct checker *k);
 void checker_fail(struct checker *k, const char *what, int rank, int step, int tile);
 struct check_message **checker_message(struct checker *k, int rank, int step, int tile, int operation);
-/* The cell of a chunk; tensors have one for every tile, SCRATCH one for every slot, of two operations. */
+/* Returns the cell of a chunk. Tensors have one for every tile; SCRATCH has one for every slot, of two operations. */
 struct check_cell *checker_cell(struct checker *k, struct span a, int index, int tile, int operation);
-/* The thread's access must be ordered after all that conflict with it. */
+/* Records an access of the thread, and fails if a conflicting earlier access is not ordered before it. */
 void checker_touch(struct checker *k, struct check_cell *c, int thread, bool write, const struct check_message *m,
     int step, int tile);
 void checker_learn(struct checker *k, int thread, const int *clock);
-int *checker_snapshot(struct checker *k, int thread);       /* NULL: out of memory, and failed */
+/* Returns a copy of the thread's clock. NULL: out of memory; the check has then failed. */
+int *checker_snapshot(struct checker *k, int thread);
 static inline int *checker_now(struct checker *k, int thread) { return &k->thread[thread].clock[thread]; }
-/* Are the results of an operation right, and INPUT as it was? */
+/* Fails if a result of the operation is wrong, or its INPUT has changed. */
 void checker_judge(struct checker *k, const struct schedule *s, int operation);
 void checker_rewrite(struct checker *k, const struct schedule *s, int operation);
-/* into += from, as a reduction does; into becomes invalid when they do not belong together. */
+/* Adds `from` to `into` as a reduction does. `into` becomes invalid if the values do not belong together. */
 void value_reduce(struct checker *k, struct value *into, const struct value *from);

@@ -1,6 +1,6 @@
-/* The checker's memory. A cell holds a symbolic value and the accesses that a later conflicting one must be ordered
- * after; vector clocks tell whether it is (Fidge 1988, Mattern 1989). A message in flight is an access that is not over
- * before somebody has awaited it. */
+/* The checker's memory. A cell holds a symbolic value and the accesses that must be ordered before a later conflicting
+ * one. Vector clocks decide whether they are (Fidge 1988, Mattern 1989). A message in flight is an access that lasts
+ * until its completion has been awaited. */
 #include "backend/base/memory.h"
 #include "backend/check/check.h"
 #include "backend/schedule/build.h"
@@ -25,7 +25,8 @@ void value_reduce(struct checker *k, struct value *into, const struct value *fro
     }
     if (k->plan->algorithm->family == BARRIER) again = false;
     into->valid &= from->valid && alike && !again && into->raw == from->raw && into->raw == k->plan->stage_inputs;
-    into->valid &= !into->finished && !from->finished; /* a quotient is not to be summed */
+    /* A quotient must not be summed. */
+    into->valid &= !into->finished && !from->finished;
 }
 
 /* ---- clocks ---- */

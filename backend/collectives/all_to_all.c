@@ -1,5 +1,5 @@
-/* All-to-all: block j of rank i becomes block i of rank j. Blocks of different pairs may differ in size, except
- * where an algorithm carries the blocks of others. n is the message of all p blocks. */
+/* All-to-all: block j of rank i becomes block i of rank j. Blocks of different pairs may differ in size, except in
+ * algorithms that forward the blocks of other ranks. n is the message of all p blocks. */
 #include "backend/collectives/common.h"
 
 static void copy_own(struct schedule *s)
@@ -10,7 +10,8 @@ static void send_to(struct schedule *s, int peer) { step_send(s, chunk(s->rank, 
 static void recv_from(struct schedule *s, int peer) { step_recv(s, chunk(s->rank, OUTPUT, peer), peer); }
 
 /* Pairwise: in round k send to the rank k above, receive from the rank k below, and begin the next round when that
-   has arrived, so that nobody is sent to by many at once. p - 1 rounds of n/p. (Thakur, Rabenseifner, Gropp 2005) */
+   message has arrived, so that one rank at a time sends to a rank. p - 1 rounds of n/p. (Thakur, Rabenseifner, Gropp
+   2005) */
 void all_to_all_pairwise(struct schedule *s)
 {
     copy_own(s);
@@ -18,12 +19,13 @@ void all_to_all_pairwise(struct schedule *s)
         int from = mod(s->rank - hop, s->size);
         send_to(s, mod(s->rank + hop, s->size));
         recv_from(s, from);
-        step_copy(s, chunk(s->rank, OUTPUT, from), chunk(s->rank, OUTPUT, from));      /* moves nothing, waits for it */
+        /* This copy moves no bytes; it only waits for the message. */
+        step_copy(s, chunk(s->rank, OUTPUT, from), chunk(s->rank, OUTPUT, from));
     }
 }
 
-/* Direct: post all receives, then all sends, and let the network sort it out. 1 latency, p - 1 rounds of n/p. In place
-   the receives come over blocks that are yet to be sent, which the builder sees and copies first. */
+/* Direct: post all receives, then all sends, and leave the order to the network. 1 latency, p - 1 rounds of n/p. In
+   place the receives overwrite blocks that are not sent yet; the builder detects this and copies them first. */
 void all_to_all_direct(struct schedule *s)
 {
     for (int hop = 1; hop < s->size; hop++) recv_from(s, mod(s->rank - hop, s->size));
@@ -31,9 +33,9 @@ void all_to_all_direct(struct schedule *s)
     copy_own(s);
 }
 
-/* Where the block that still has to travel `hop` ranks in all lies before round `bit`: it has made the hops of the
-   bits below. A block that arrives in a round never lands where the block of the same hop leaves from, else all
-   ranks would wait for each other. */
+/* Returns where a block that travels `hop` ranks in all lies before round `bit`, after the hops of the lower bits. A
+   block is received into another place than the block of the same hop is sent from; otherwise all ranks would wait for
+   each other. */
 static struct span bruck_block(struct schedule *s, struct span landing, int hop, int bit)
 {
     int made = hop & (bit - 1), moves = 0;
@@ -42,8 +44,8 @@ static struct span bruck_block(struct schedule *s, struct span landing, int hop,
     if (moves == 0) return chunk(s->rank, INPUT, mod(s->rank + hop, s->size));
     return span_part(landing, moves % 2 * s->size + hop, 1);
 }
-/* Bruck: a block makes its hop in powers of two, all blocks that share a bit in one message. ⌈log2 p⌉ rounds of
-   about n/2. For short messages. (Bruck et al. 1997) */
+/* Bruck: a block makes its hop in powers of two, and all blocks that share a bit travel in one message. ⌈log2 p⌉ rounds
+   of about n/2. For short messages. (Bruck et al. 1997) */
 void all_to_all_bruck(struct schedule *s)
 {
     struct span landing = fresh(s, 2 * s->size);
@@ -59,7 +61,7 @@ void all_to_all_bruck(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: take my block from everyone. 1 round; each rank reads (p - 1)/p n. */
+/* Read: each rank takes its block from all ranks. 1 round; each rank reads (p - 1)/p n. */
 void all_to_all_read(struct schedule *s)
 {
     for (int hop = 0; hop < s->size; hop++) {
@@ -68,7 +70,7 @@ void all_to_all_read(struct schedule *s)
     }
 }
 
-/* Write: put the block of each peer into that peer's memory. 1 round; each rank writes (p - 1)/p n. */
+/* Write: each rank puts the block of each peer into that peer's memory. 1 round; each rank writes (p - 1)/p n. */
 void all_to_all_write(struct schedule *s)
 {
     for (int hop = 0; hop < s->size; hop++) {

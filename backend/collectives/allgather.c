@@ -1,12 +1,12 @@
-/* Allgather: everyone gets the blocks of all ranks, in rank order. n is the message of all p blocks.
+/* Allgather: each rank gets the blocks of all ranks, in rank order. n is the message of all p blocks.
  *
- * Bruck's algorithm takes the rounds and sends the bytes of the circulant allgather (the second half of the circulant
- * allreduce) for every p, and those of recursive doubling for powers of two: the name bruck stands for the three. */
+ * Bruck's algorithm has the rounds and bytes of the circulant allgather (the second half of the circulant allreduce)
+ * for every p, and those of recursive doubling for powers of two. So the name bruck stands for all three. */
 #include "backend/collectives/common.h"
 
 static void copy_own(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
 
-/* Ring: every block travels once round. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
+/* Ring: every block travels once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
 void team_allgather_ring(struct schedule *s, const struct team *t)
 {
     for (int k = 0; k < t->size - 1; k++) {
@@ -21,9 +21,9 @@ void allgather_ring(struct schedule *s)
     team_allgather_ring(s, &all);
 }
 
-/* Bruck: in round k send all I have to the rank 2^k below, get as much from the rank 2^k above. ⌈log2 p⌉ rounds and
-   (p - 1)/p n for every p; blocks that wrap land in their places, so nothing is rotated at the end. (Bruck et al.
-   1997) */
+/* Bruck: in round k each rank sends all its blocks to the rank 2^k below, and receives equally many from the rank 2^k
+   above. ⌈log2 p⌉ rounds and (p - 1)/p n for every p. Blocks that wrap are received into their places, so they need no
+   rotation at the end. (Bruck et al. 1997) */
 void allgather_bruck(struct schedule *s)
 {
     struct team all = team_blocks(s);
@@ -36,7 +36,7 @@ void allgather_bruck(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: take everyone's block, beginning with my own. 1 round; each rank reads (p - 1)/p n. */
+/* Read: each rank takes the blocks of all ranks, its own first. 1 round; each rank reads (p - 1)/p n. */
 void allgather_read(struct schedule *s)
 {
     for (int hop = 0; hop < s->size; hop++) {
@@ -45,7 +45,8 @@ void allgather_read(struct schedule *s)
     }
 }
 
-/* Write: put my block into everyone's memory. 1 round; each rank writes (p - 1)/p n and reads only its own. */
+/* Write: each rank puts its block into the memory of all ranks. 1 round; each rank writes (p - 1)/p n and reads only
+   its own block. */
 void allgather_write(struct schedule *s)
 {
     for (int hop = 0; hop < s->size; hop++)

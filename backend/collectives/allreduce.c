@@ -1,10 +1,11 @@
-/* Allreduce: everyone gets the sum of what everyone brings. Partial sums lie in OUTPUT only where this rank later
- * adds to them or receives over them. The team forms serve a flat group here and one level of a hierarchy elsewhere. */
+/* Allreduce: each rank gets the sum of the messages of all ranks. Partial sums lie in OUTPUT only if this rank later
+ * adds to them or receives over them. The team_ functions serve a flat group here and one level of a hierarchy
+ * elsewhere. */
 #include "backend/collectives/common.h"
 #include <assert.h>
 
-/* Naive: rank 0 adds up all messages and sends the sum to everyone. 2(p - 1) rounds; rank 0 sends (p - 1)n, the
-   others n. The sum is made in rank order. */
+/* Naive: rank 0 adds up all messages in rank order and sends the sum to all ranks. 2(p - 1) rounds; rank 0 sends
+   (p - 1)n, the others n. */
 void allreduce_naive(struct schedule *s)
 {
     struct span out = whole(s, s->rank, OUTPUT), have = whole(s, s->rank, INPUT), landing = fresh(s, 2 * out.count);
@@ -31,8 +32,8 @@ void allreduce_tree(struct schedule *s)
     team_broadcast_binomial(s, &all, 0);
 }
 
-/* Double tree: each half of the message goes up and down a tree of its own. At most 4 ⌈log2 p⌉ + 1 rounds of n/2;
-   nobody sends more than 2n, and tiles follow each other: 2n at full speed for long messages, at logarithmic depth.
+/* Double tree: each half of the message goes up and down a tree of its own. At most 4 ⌈log2 p⌉ + 1 rounds of n/2; a
+   rank sends at most 2n. Tiles follow each other, so a long message takes the time of 2n, at logarithmic depth.
    (Sanders, Speck, Träff 2009) */
 void team_allreduce_double_tree(struct schedule *s, const struct team *t)
 {
@@ -47,7 +48,8 @@ void allreduce_double_tree(struct schedule *s)
     team_allreduce_double_tree(s, &all);
 }
 
-/* Ring: partial sums travel once round, then the complete pieces do. 2(p - 1) rounds of n/p. (Patarasuk, Yuan 2009) */
+/* Ring: partial sums travel once around the ring, then the complete pieces do. 2(p - 1) rounds of n/p. (Patarasuk, Yuan
+   2009) */
 void team_allreduce_ring(struct schedule *s, const struct team *t)
 {
     struct span landing = fresh(s, 2), have = team_piece(s, t, t->source, t->me - 1);
@@ -123,8 +125,8 @@ void allreduce_rabenseifner(struct schedule *s)
     team_allreduce_rabenseifner(s, &all);
 }
 
-/* Circulant: send the far half of the pieces that still concern me, add what comes to the near half; then the mirror
-   image. 2 ⌈log2 p⌉ rounds and 2(p - 1)/p n for every p.
+/* Circulant: in each round a rank sends the far half of its remaining pieces and adds the received ones to the near
+   half; then the same rounds run backwards. 2 ⌈log2 p⌉ rounds and 2(p - 1)/p n for every p.
    (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
 void team_allreduce_circulant(struct schedule *s, const struct team *t)
 {
@@ -157,11 +159,11 @@ void allreduce_circulant(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* One shot: everyone reads everyone. 1 round; each rank reads (p - 1)n. */
+/* One shot: each rank reads the messages of all ranks. 1 round; each rank reads (p - 1)n. */
 void allreduce_one_shot(struct schedule *s) { accumulate_host(s, whole(s, s->rank, OUTPUT), 0); }
 
-/* Two shot: sum my chunk of everyone and write the result to everyone. 2 rounds; each rank reads (p - 1)/p n and
-   writes as much. */
+/* Two shot: each rank sums its chunk over all ranks and writes the result to all. 2 rounds; each rank reads
+   (p - 1)/p n and writes (p - 1)/p n. */
 void allreduce_two_shot(struct schedule *s)
 {
     schedule_cut(s, s->size);
@@ -170,7 +172,8 @@ void allreduce_two_shot(struct schedule *s)
     for (int hop = 1; hop < s->size; hop++) step_copy(s, chunk(mod(s->rank + hop, s->size), OUTPUT, s->rank), mine);
 }
 
-/* The same, but everyone reads the results. 2 rounds; each rank reads 2(p - 1)/p n. */
+/* Two shot read: each rank sums its chunk over all ranks, then reads the other results. 2 rounds; each rank reads
+   2(p - 1)/p n. */
 void allreduce_two_shot_read(struct schedule *s)
 {
     schedule_cut(s, s->size);

@@ -1,5 +1,5 @@
-/* Barrier: nobody leaves before everyone has come. It is an allreduce of next to nothing in which a contribution may
- * be counted more than once; the naive and tree barriers are those allreduces themselves. */
+/* Barrier: each rank leaves only after all have arrived. It is an allreduce of a tiny message in which a contribution
+ * may be counted more than once. The naive and tree barriers are the allreduces of these names. */
 #include "backend/collectives/common.h"
 
 /* Dissemination: in round k signal the rank 2^k above, wait for the rank 2^k below. ⌈log2 p⌉ rounds for every p.
@@ -22,5 +22,5 @@ void barrier_dissemination(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: look at everyone. 1 round. */
+/* Read: each rank reads all ranks. 1 round. */
 void barrier_read(struct schedule *s) { accumulate_host(s, whole(s, s->rank, OUTPUT), 0); }

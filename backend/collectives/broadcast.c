@@ -1,4 +1,4 @@
-/* Broadcast: everyone gets what the root brings. Only the root has INPUT; the others receive into OUTPUT and pass on
+/* Broadcast: each rank gets the root's message. Only the root has INPUT; the others receive into OUTPUT and forward
  * from there. */
 #include "backend/collectives/common.h"
 
@@ -7,7 +7,7 @@ static void root_copies(struct schedule *s)
     if (s->rank == s->root) step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->rank, INPUT));
 }
 
-/* Naive: the root sends the message to everyone. p - 1 rounds of n. */
+/* Naive: the root sends the message to all ranks. p - 1 rounds of n. */
 void broadcast_naive(struct schedule *s)
 {
     root_copies(s);
@@ -16,8 +16,8 @@ void broadcast_naive(struct schedule *s)
         step_send(s, whole(s, s->rank, OUTPUT), mod(s->root + hop, s->size));
 }
 
-/* Binomial tree: in every round all who have the message send it on, over half the last distance. ⌈log2 p⌉ rounds;
-   the root sends ⌈log2 p⌉ n. */
+/* Binomial tree: in every round all ranks that have the message send it on, over half the last distance. ⌈log2 p⌉
+   rounds; the root sends ⌈log2 p⌉ n. */
 void team_broadcast_binomial(struct schedule *s, const struct team *t, int root)
 {
     int v = mod(t->me - root, t->size), bit = 1;
@@ -34,7 +34,7 @@ void broadcast_binomial(struct schedule *s)
     team_broadcast_binomial(s, &all, s->root);
 }
 
-/* Chain: rank after rank. p - 1 rounds of n; in S tiles p - 2 + S rounds of n/S, for long messages. */
+/* Chain: each rank sends to the next. p - 1 rounds of n; in S tiles p - 2 + S rounds of n/S, for long messages. */
 void team_broadcast_chain(struct schedule *s, const struct team *t, int root)
 {
     int v = mod(t->me - root, t->size);
@@ -48,8 +48,8 @@ void broadcast_chain(struct schedule *s)
     team_broadcast_chain(s, &all, s->root);
 }
 
-/* Double tree: each half of the message goes down a tree of its own. At most 2 ⌈log2 p⌉ + 1 rounds of n/2; nobody sends
-   more than n, and tiles follow each other. (Sanders, Speck, Träff 2009) */
+/* Double tree: each half of the message goes down a tree of its own. At most 2 ⌈log2 p⌉ + 1 rounds of n/2; a rank sends
+   at most n, and tiles follow each other. (Sanders, Speck, Träff 2009) */
 void broadcast_double_tree(struct schedule *s)
 {
     schedule_cut(s, 2);
@@ -59,11 +59,11 @@ void broadcast_double_tree(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: everyone reads the root. 1 round; each rank reads n, all from one place. */
+/* Read: each rank reads the root's message. 1 round; each rank reads n, all from one place. */
 void broadcast_read(struct schedule *s) { step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->root, INPUT)); }
 
-/* Read and write: the root writes one chunk to everyone, who reads the others from it. 1 round; each rank copies
-   (p - 1)/p n, so in place, where the root has nothing else to do, all are equally busy. */
+/* Read and write: the root writes one chunk to all ranks, which read the other chunks from it. 1 round; each rank
+   copies (p - 1)/p n. So in place, where the root has no other work, all are equally busy. */
 void broadcast_read_write(struct schedule *s)
 {
     schedule_cut(s, s->size);
@@ -75,8 +75,8 @@ void broadcast_read_write(struct schedule *s)
     }
 }
 
-/* Two shot: every rank reads one chunk from the root, the other chunks from those who read them. 2 rounds; each rank
-   reads n, and the root's memory is read about 2n instead of (p - 1)n. */
+/* Two shot: every rank reads one chunk from the root, and the other chunks from the ranks that have read them. 2
+   rounds; each rank reads n, and about 2n is read from the root's memory instead of (p - 1)n. */
 void broadcast_two_shot_read(struct schedule *s)
 {
     schedule_cut(s, s->size);

@@ -1,7 +1,10 @@
-/* The table of all algorithms, and names for people. */
+/* The table of all algorithms, and readable names of collectives. */
 #pragma once
 #include "backend/schedule/schedule.h"
 
-extern const struct algorithm collectives_table[];                     /* grouped by family; ends with name NULL */
-const char *family_name(enum family family);                           /* "allreduce", "reduce_scatter", … */
-const struct algorithm *collectives_find(enum family family, const char *name);        /* NULL: none of that name */
+/* Grouped by collective; the last row has name NULL. */
+extern const struct algorithm collectives_table[];
+/* Returns a name such as "allreduce" or "reduce_scatter". */
+const char *family_name(enum family family);
+/* NULL: the collective has no algorithm of that name. */
+const struct algorithm *collectives_find(enum family family, const char *name);

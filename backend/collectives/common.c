@@ -1,5 +1,5 @@
-/* Arithmetic of rings and trees, and ranges of chunks that wrap. Everything here is a pure function of its
- * arguments, or records a few steps for its caller; nothing is remembered between calls. */
+/* Arithmetic of rings and trees, and ranges of chunks that wrap. Each function here depends only on its arguments, or
+ * records a few steps for its caller. */
 #include "backend/collectives/common.h"
 
 int mod(int a, int n) { return (a % n + n) % n; }

@@ -1,10 +1,10 @@
-/* Two binary trees over the same ranks of a team, each for one of two pieces. Who passes data on in one tree is a leaf
- * of the other, so every rank's link is busy in both directions, and the tiles of the message make it a pipeline.
+/* Two binary trees over the same ranks of a team, each for one of two pieces. A rank that forwards data in one tree is
+ * a leaf of the other, so every rank's link is busy in both directions, and the tiles of the message form a pipeline.
  * (Sanders, Speck, Träff 2009: Two-tree algorithms for full bandwidth broadcast, reduction and scan)
  *
- * The root stands at position 0, above both trees. The others stand at positions 1 … p - 1, numbered from left to
- * right: the lowest set bit of a position is its height, odd positions are leaves. In the second tree everyone
- * stands one position further, which turns all inner nodes of the first into leaves. */
+ * The root is at position 0, above both trees. The others are at positions 1 … p - 1, numbered from left to right: the
+ * lowest set bit of a position is its height, and odd positions are leaves. In the second tree every rank is one
+ * position further, which turns all inner nodes of the first tree into leaves. */
 #include "backend/collectives/common.h"
 
 static int index_at(int size, int root, int tree, int position)
@@ -24,7 +24,8 @@ struct node double_tree_node(int size, int me, int root, int tree)
     if (right) node.child[1] = index_at(size, root, tree, at + right);
     return node;
 }
-/* The tree to serve first: where I am a leaf, so that what is needed of me there does not wait for my children here. */
+/* Returns the tree that this rank serves first. In it the rank is a leaf, so its parent there need not wait for its
+   children in the other tree. */
 static int leaf_tree(const struct team *t, int root)
 {
     struct node node = double_tree_node(t->size, t->me, root, 0);

@@ -2,7 +2,7 @@
  * block. */
 #include "backend/collectives/common.h"
 
-/* Naive: everyone sends its block to the root. p - 1 rounds of b. */
+/* Naive: each rank sends its block to the root. p - 1 rounds of b. */
 void gather_naive(struct schedule *s)
 {
     if (s->rank != s->root) {
@@ -16,8 +16,8 @@ void gather_naive(struct schedule *s)
     step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT));
 }
 
-/* Binomial tree: in round k the rank 2^k away hands in all it has. ⌈log2 p⌉ rounds; the root receives (p - 1)b,
-   others send at most p/2 b. Blocks are collected in order of distance from the root. */
+/* Binomial tree: in round k the rank 2^k away sends all its blocks. ⌈log2 p⌉ rounds; the root receives (p - 1)b, others
+   send at most p/2 b. Blocks are collected in order of distance from the root. */
 void gather_binomial(struct schedule *s)
 {
     struct branch b = branch_of(s);
@@ -29,7 +29,7 @@ void gather_binomial(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: the root takes everyone's block. 1 round; the root reads (p - 1)b. */
+/* Read: the root takes the blocks of all ranks. 1 round; the root reads (p - 1)b. */
 void gather_read(struct schedule *s)
 {
     for (int hop = 0; hop < s->size && s->rank == s->root; hop++) {
@@ -38,11 +38,11 @@ void gather_read(struct schedule *s)
     }
 }
 
-/* Write: everyone puts its block into the root's memory. 1 round; each rank writes b. */
+/* Write: each rank puts its block into the root's memory. 1 round; each rank writes b. */
 void gather_write(struct schedule *s) { step_copy(s, chunk(s->root, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
 
 /* Read and write: the root reads one piece of every block, their owners write the other pieces. 1 round; each rank
-   copies (p - 1)/p b, so in place, where the root has nothing else to do, all are equally busy. */
+   copies (p - 1)/p b. So in place, where the root has no other work, all are equally busy. */
 void gather_read_write(struct schedule *s)
 {
     int p = s->size, me = s->rank, root = s->root;

@@ -1,4 +1,4 @@
-/* Slices, carriers and leaders. All are functions of the layout alone, so every rank knows those of every host. */
+/* Slices, carriers and leaders. They depend only on the layout, so every rank can compute those of every host. */
 #include "backend/collectives/hierarchy.h"
 
 /* ---- slices ---- */
@@ -34,7 +34,7 @@ void sum_host(struct schedule *s, struct span into, int first)
         step_reduce(s, into, (struct span){ team_rank(&host, i), INPUT, first, into.count });
 }
 
-/* ---- who acts for whom ---- */
+/* ---- carriers and leaders ---- */
 int carrier_of(const struct layout *l, int host, int rank)
 {
     struct place at = place_of(l, rank);

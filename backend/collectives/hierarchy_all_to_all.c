@@ -1,5 +1,5 @@
-/* All-to-all over several hosts: blocks stay whole and land where they belong; those of the own host are read. n is the
- * message of all p blocks. A host sends (H - 1)/H of what its ranks have. */
+/* All-to-all over several hosts: blocks stay whole and are received into their places; blocks of the own host are read.
+ * n is the message of all p blocks. A host sends (H - 1)/H of its ranks' messages. */
 #include "backend/collectives/hierarchy.h"
 
 static void read_host(struct schedule *s)
@@ -11,8 +11,8 @@ static void read_host(struct schedule *s)
     }
 }
 
-/* For each rank of another host its carrier here sends what all ranks of this host have for it as one message, taken
-   from where it lies. H - 1 messages arrive at a rank, in place of p - 1. */
+/* For each rank of another host, its carrier on this host sends the blocks of all ranks of this host as one message,
+   taken from where they lie. A rank receives H - 1 messages, instead of p - 1 in a flat exchange. */
 void all_to_all_hierarchy(struct schedule *s)
 {
     const struct layout *l = s->layout;
@@ -31,8 +31,8 @@ void all_to_all_hierarchy(struct schedule *s)
     read_host(s);
 }
 
-/* Direct between hosts: every rank sends its own blocks. Each goes from its place in a tensor to its place in another,
-   so those of different pairs may differ in size. p - p/H messages arrive at a rank. */
+/* Direct between hosts: every rank sends its own blocks. A block goes from its place in one tensor to its place in
+   another, so blocks of different pairs may differ in size. A rank receives p - p/H messages. */
 void all_to_all_hierarchy_direct(struct schedule *s)
 {
     const struct layout *l = s->layout;

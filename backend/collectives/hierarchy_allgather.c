@@ -1,10 +1,11 @@
-/* Allgather over several hosts: every block goes once to every other host, where all but the one that received it read
- * it from there. */
+/* Allgather over several hosts: every block goes once to every other host, where the other ranks read it from its
+ * receiver. */
 #include "backend/collectives/hierarchy.h"
 
 static void copy_own(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
-/* The blocks of my host lie in INPUT of their ranks, those of others in OUTPUT of who received them. */
-static void leader_collect(struct schedule *s, int host, int leader)          /* leader -1: each rank's carrier */
+/* Copies the blocks of a host. Blocks of this rank's host lie in INPUT of their ranks, blocks of other hosts in OUTPUT
+   of the leader that received them. leader -1: each block's carrier has received it. */
+static void leader_collect(struct schedule *s, int host, int leader)
 {
     for (int i = 0; i < host_size(s->layout, host); i++) {
         int rank = rank_at(s->layout, host, i);
@@ -15,8 +16,8 @@ static void leader_collect(struct schedule *s, int host, int leader)          /*
     }
 }
 
-/* Each rank sends its block to one rank of every other host. H - 1 rounds, all posted at once; a host sends (H - 1)/H n
-   if all are alike. On the host each rank reads about n. */
+/* Each rank sends its block to one rank of every other host. H - 1 rounds, all posted at once; a host sends
+   (H - 1)/H n if all hosts have equal size. On the host each rank reads about n. */
 void allgather_hierarchy(struct schedule *s)
 {
     const struct layout *l = s->layout;
@@ -32,8 +33,8 @@ void allgather_hierarchy(struct schedule *s)
     for (int hop = 0; hop < l->hosts; hop++) leader_collect(s, mod(me + hop, l->hosts), -1);
 }
 
-/* Leaders: one rank of each host sends the blocks of all its ranks as one message to that of every other. H - 1 rounds;
-   the fewest messages. To compare, and for short blocks. */
+/* Leaders: one rank of each host sends the blocks of all its ranks as one message to every other leader. H - 1 rounds;
+   the fewest messages. For comparison, and for short blocks. */
 void allgather_leaders(struct schedule *s)
 {
     struct team host = team_host(s), leaders = team_leaders(s);

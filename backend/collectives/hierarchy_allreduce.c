@@ -1,10 +1,10 @@
-/* Allreduce over several hosts: every rank adds up its slices over the host, works on each with its owners on the other
- * hosts, and reads the others' slices from its peers. */
+/* Allreduce over several hosts: every rank sums its slices over the host, allreduces each slice with its owners on the
+ * other hosts, and reads the other slices from its peers. */
 #include "backend/collectives/hierarchy.h"
 
-/* On the host 1 round of reading before and 1 after: each rank reads about 2n. Between hosts the rounds of the team's
-   algorithm, one after the other for each slice that a rank owns, and what H ranks would send, from all ranks of a host
-   at once. (Jia et al. 2018: Highly scalable deep learning training system; the levels of MPI's hierarchies) */
+/* On the host: 1 round of reading before and 1 after; each rank reads about 2n. Between hosts: the rounds of the team's
+   algorithm, one slice of a rank after the other. A host sends the bytes that one of H ranks would send, from all its
+   ranks at once. (Jia et al. 2018: Highly scalable deep learning training system; the levels of MPI's hierarchies) */
 static void allreduce_slices(struct schedule *s, team_function *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);
@@ -39,8 +39,8 @@ void allreduce_hierarchy_doubling(struct schedule *s) { allreduce_slices(s, team
 /* A host sends at most 2n in at most 4 ⌈log2 H⌉ + 1 rounds; tiles follow each other. */
 void allreduce_hierarchy_double_tree(struct schedule *s) { allreduce_slices(s, team_allreduce_double_tree, 2); }
 
-/* Leaders: one rank of each host adds up the whole message, exchanges it by recursive doubling, and its peers read the
-   result. The leaders do all the work: to compare, and for messages too short to be cut. */
+/* Leaders: one rank of each host sums the whole message and exchanges it by recursive doubling; its peers read the
+   result. The leaders do all the work. For comparison, and for messages too short to be cut. */
 void allreduce_leaders(struct schedule *s)
 {
     struct team leaders = team_leaders(s);

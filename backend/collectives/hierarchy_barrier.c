@@ -1,8 +1,8 @@
 /* Barrier over several hosts. A contribution may be counted more than once (barrier.c). */
 #include "backend/collectives/hierarchy.h"
 
-/* One rank of each host looks at its peers; these ranks signal each other by dissemination; their peers look at them.
-   ⌈log2 H⌉ rounds between hosts, 2 on the host. */
+/* The leader of each host reads its peers, the leaders signal each other by dissemination, and then their peers read
+   them. ⌈log2 H⌉ rounds between hosts, 2 on the host. */
 void barrier_hierarchy(struct schedule *s)
 {
     struct team leaders = team_leaders(s);

@@ -1,13 +1,13 @@
-/* Broadcast over several hosts: the ranks of the root's host take the slices from the root and pass each on to its
- * owners on the other hosts; on every host the others read the slices from their owners. */
+/* Broadcast over several hosts: the ranks of the root's host read the slices from the root and send each to its owners
+ * on the other hosts; on every host the other ranks read the slices from their owners. */
 #include "backend/collectives/hierarchy.h"
 
 static void root_copies(struct schedule *s)
 {
     if (s->rank == s->root) step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->rank, INPUT));
 }
-/* On the root's host 1 round of reading before, on every host 1 after: each rank reads about n. Between hosts what H
-   ranks would send, from all ranks of a host at once. */
+/* On the root's host 1 round of reading before, on every host 1 after; each rank reads about n. Between hosts a host
+   sends the bytes that one of H ranks would send, from all its ranks at once. */
 static void broadcast_slices(struct schedule *s, team_spreading *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);
@@ -25,14 +25,14 @@ static void broadcast_slices(struct schedule *s, team_spreading *between, int pi
 /* ⌈log2 H⌉ rounds; the root's host sends ⌈log2 H⌉ n. */
 void broadcast_hierarchy_binomial(struct schedule *s) { broadcast_slices(s, team_broadcast_binomial, 1); }
 
-/* H - 1 rounds; no host sends more than n, and tiles follow each other: for long messages on few hosts. */
+/* H - 1 rounds; a host sends at most n, and tiles follow each other. For long messages on few hosts. */
 void broadcast_hierarchy_chain(struct schedule *s) { broadcast_slices(s, team_broadcast_chain, 1); }
 
-/* At most 2 ⌈log2 H⌉ + 1 rounds of n/2; no host sends more than n, and tiles follow each other. */
+/* At most 2 ⌈log2 H⌉ + 1 rounds of n/2; a host sends at most n, and tiles follow each other. */
 void broadcast_hierarchy_double_tree(struct schedule *s) { broadcast_slices(s, team_broadcast_double_tree, 2); }
 
-/* Leaders: a binomial tree over one rank of each host, whose peers read the whole message from it. To compare, and for
-   messages too short to be cut. */
+/* Leaders: a binomial tree over one rank of each host, whose peers read the whole message from it. For comparison, and
+   for messages too short to be cut. */
 void broadcast_leaders(struct schedule *s)
 {
     struct team leaders = team_leaders(s);

@@ -1,9 +1,9 @@
-/* Gather and scatter over several hosts: one message for each host but the root's, with the blocks of all its ranks. b
- * is the bytes of one block. */
+/* Gather and scatter over several hosts: one message for each host other than the root's, with the blocks of all its
+ * ranks. b is the bytes of one block. */
 #include "backend/collectives/hierarchy.h"
 
-/* One rank of each host sends the blocks of all, taken from where they lie, and they land in their places; on the own
-   host the root reads them. H - 1 rounds; the root receives every block once. */
+/* The leader of each host sends the blocks of all its ranks, taken from where they lie, and the root receives them into
+   their places. The root reads the blocks of its own host. H - 1 rounds; the root receives every block once. */
 void gather_hierarchy(struct schedule *s)
 {
     struct team host = team_host(s), leaders = team_leaders(s);
@@ -23,8 +23,8 @@ void gather_hierarchy(struct schedule *s)
     }
 }
 
-/* The same backwards: one rank of each host receives the blocks of all, from where its peers read them; on the root's
-   host they read them from the root. H - 1 rounds; the root sends every block once. */
+/* The leader of each host receives the blocks of all its ranks, and its peers read them there. On the root's host, the
+   peers read from the root. H - 1 rounds; the root sends every block once. */
 void scatter_hierarchy(struct schedule *s)
 {
     struct team host = team_host(s), leaders = team_leaders(s);

@@ -1,17 +1,17 @@
-/* Reduce over several hosts: every rank adds up its slices over the host, each goes up a tree to its owner on the
+/* Reduce over several hosts: every rank sums its slices over the host, each slice goes up a tree to its owner on the
  * root's host, and the root reads the slices from their owners. Only the root has OUTPUT; others work in SCRATCH. */
 #include "backend/collectives/hierarchy.h"
 
 static int turns_of(const struct slices *all) { return (all->count + all->host.size - 1) / all->host.size; }
-/* Where the owner of slice k on my host makes its sum: its SCRATCH holds only what it owns. */
+/* Returns where the owner of slice k on this host makes its sum. Its SCRATCH holds only the slices that it owns. */
 static struct span sum_of(const struct schedule *s, const struct slices *all, struct span sums, int k)
 {
     int owner = team_rank(&all->host, k);
     if (owner == s->root) return slice_of(all, owner, OUTPUT, k);
     return (struct span){ owner, SCRATCH, sums.first + k / all->host.size * all->pieces, all->pieces };
 }
-/* On the host 1 round of reading before, and 1 after, by the root. Between hosts what H ranks would send: every host
-   but the root's sends n. */
+/* On the host 1 round of reading before, and 1 after, by the root. Between hosts every host other than the root's sends
+   n. */
 static void reduce_slices(struct schedule *s, team_reduction *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);
@@ -37,8 +37,8 @@ void reduce_hierarchy_binomial(struct schedule *s) { reduce_slices(s, team_reduc
 /* At most 2 ⌈log2 H⌉ rounds of n/2; tiles follow each other. */
 void reduce_hierarchy_double_tree(struct schedule *s) { reduce_slices(s, team_reduce_double_tree, 2); }
 
-/* Leaders: one rank of each host, on the root's the root, adds up the whole message; their sums go up a binomial tree.
-   To compare, and for messages too short to be cut. */
+/* Leaders: one rank of each host, the root on its own host, sums the whole message; the sums go up a binomial tree. For
+   comparison, and for messages too short to be cut. */
 void reduce_leaders(struct schedule *s)
 {
     struct team leaders = team_leaders(s);

@@ -1,10 +1,10 @@
-/* Reduce-scatter over several hosts: for every rank of another host one rank of mine, its carrier, adds up its block
- * over my host and sends it. */
+/* Reduce-scatter over several hosts: for every rank of another host, its carrier on this host sums its block over this
+ * host and sends it. */
 #include "backend/collectives/hierarchy.h"
 
-/* Pairwise between hosts: in round k with the hosts k above and k below. H - 1 rounds; a rank carries as many blocks as
-   its share of its host, a host sends (H - 1)/H n if all are alike, and a block comes in one message. On the host each
-   rank reads about n. Receives stand before the sends of a round, so nobody waits for somebody who waits. */
+/* Pairwise between hosts: in round k with the hosts k above and k below. H - 1 rounds; the ranks of a host share its
+   blocks evenly, a host sends (H - 1)/H n if all hosts have equal size, and a block is one message. On the host each
+   rank reads about n. The receives of a round stand before its sends, so ranks cannot wait for each other. */
 void reduce_scatter_hierarchy(struct schedule *s)
 {
     const struct layout *l = s->layout;

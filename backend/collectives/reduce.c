@@ -1,8 +1,8 @@
-/* Reduce: the root gets the sum of what everyone brings. Only the root has OUTPUT; the others work in SCRATCH of
- * their own. */
+/* Reduce: the root gets the sum of the messages of all ranks. Only the root has OUTPUT; the others work in their own
+ * SCRATCH. */
 #include "backend/collectives/common.h"
 
-/* Where this rank may add up the message. */
+/* Returns where this rank may sum the message. */
 static struct span own_sum(struct schedule *s)
 {
     return s->rank == s->root ? whole(s, s->rank, OUTPUT) : fresh(s, s->chunks[INPUT]);
@@ -22,7 +22,8 @@ void reduce_naive(struct schedule *s)
     }
 }
 
-/* Binomial tree: in round k the rank 2^k away hands in its sum. ⌈log2 p⌉ rounds; everyone but the root sends n once. */
+/* Binomial tree: in round k the rank 2^k away sends its sum. ⌈log2 p⌉ rounds; every other rank than the root sends n
+   once. */
 void team_reduce_binomial(struct schedule *s, const struct team *t, int root, struct span sum)
 {
     int v = mod(t->me - root, t->size), half = 0, bit = 1;
@@ -42,8 +43,8 @@ void reduce_binomial(struct schedule *s)
     team_reduce_binomial(s, &all, s->root, own_sum(s));
 }
 
-/* Double tree: each half of the message goes up a tree of its own. At most 2 ⌈log2 p⌉ rounds of n/2; nobody sends more
-   than n, and tiles follow each other. (Sanders, Speck, Träff 2009) */
+/* Double tree: each half of the message goes up a tree of its own. At most 2 ⌈log2 p⌉ rounds of n/2; a rank sends at
+   most n, and tiles follow each other. (Sanders, Speck, Träff 2009) */
 void reduce_double_tree(struct schedule *s)
 {
     schedule_cut(s, 2);
@@ -52,13 +53,13 @@ void reduce_double_tree(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: the root reads everyone. 1 round; the root reads (p - 1)n, the others nothing. */
+/* Read: the root reads the messages of all ranks. 1 round; only the root reads, (p - 1)n. */
 void reduce_read(struct schedule *s)
 {
     if (s->rank == s->root) accumulate_host(s, whole(s, s->rank, OUTPUT), 0);
 }
 
-/* Two shot: every rank sums one chunk of everyone and writes the result to the root. 1 round; each rank reads
+/* Two shot: every rank sums one chunk over all ranks and writes the result to the root. 1 round; each rank reads
    (p - 1)/p n and writes n/p. */
 void reduce_two_shot(struct schedule *s)
 {
@@ -66,7 +67,8 @@ void reduce_two_shot(struct schedule *s)
     accumulate_host(s, chunk(s->root, OUTPUT, s->rank), s->rank);
 }
 
-/* The same, but the root reads the results. 2 rounds; each rank reads (p - 1)/p n, the root twice that. */
+/* Two shot read: every rank sums one chunk over all ranks, and the root reads the results. 2 rounds; each rank reads
+   (p - 1)/p n, the root twice that. */
 void reduce_two_shot_read(struct schedule *s)
 {
     schedule_cut(s, s->size);

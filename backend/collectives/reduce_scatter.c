@@ -1,9 +1,9 @@
-/* Reduce-scatter: rank i gets the sum of everyone's block i. INPUT belongs to the caller and is never written; sums
- * grow in SCRATCH, and OUTPUT is written once, at the end: the last sum is made there, or copied to it. n is the
+/* Reduce-scatter: rank i gets the sum of block i over all ranks. INPUT belongs to the caller and is never written. Sums
+ * are made in SCRATCH, and OUTPUT is written once, at the end: the last sum is made there, or copied to it. n is the
  * message of all p blocks. */
 #include "backend/collectives/common.h"
 
-/* Ring: partial sums travel once round. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
+/* Ring: partial sums travel once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
 void reduce_scatter_ring(struct schedule *s)
 {
     struct team all = team_blocks(s);
@@ -18,9 +18,9 @@ void reduce_scatter_ring(struct schedule *s)
     accumulate(s, whole(s, s->rank, OUTPUT), chunk(s->rank, INPUT, s->rank), received);
 }
 
-/* Recursive halving: give the rank 2^k away the blocks on its side, from far to near. log2 p rounds and (p - 1)/p n for
-   powers of two; else ⌊log2 p⌋ + 2 rounds and up to n: the ranks beyond the power of two are folded in. (Thakur,
-   Rabenseifner, Gropp 2005) */
+/* Recursive halving: each rank sends the rank 2^k away the blocks on its side, from far to near. log2 p rounds and
+   (p - 1)/p n for powers of two; else ⌊log2 p⌋ + 2 rounds and up to n, because the ranks beyond the power of two are
+   folded in. (Thakur, Rabenseifner, Gropp 2005) */
 void reduce_scatter_halving(struct schedule *s)
 {
     struct fold f = fold_of(s->size, s->rank);
@@ -51,12 +51,14 @@ void reduce_scatter_halving(struct schedule *s)
     step_copy(s, out, span_part(have, s->rank, 1));
 }
 
-/* Circulant: in every round send the far half of the sums I still hold, add what comes to the near half. ⌈log2 p⌉
-   rounds and (p - 1)/p n for every p. (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
+/* Circulant: in every round a rank sends the far half of its remaining sums and adds the received ones to the near
+   half. ⌈log2 p⌉ rounds and (p - 1)/p n for every p.
+   (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
 void reduce_scatter_circulant(struct schedule *s)
 {
     struct team all = team_blocks(s);
-    struct span sums = fresh(s, (s->size + 1) / 2);                    /* of blocks rank, rank + 1, … */
+    /* The sums of blocks rank, rank + 1, …. */
+    struct span sums = fresh(s, (s->size + 1) / 2);
     if (team_is_alone(s, &all)) return;
     for (int width = s->size, skip; width > 1; width = skip) {
         int half = width / 2;
@@ -73,5 +75,5 @@ void reduce_scatter_circulant(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: sum my block of everyone where it lies. 1 round; each rank reads (p - 1)/p n. */
+/* Read: each rank sums its block over all ranks, where it lies. 1 round; each rank reads (p - 1)/p n. */
 void reduce_scatter_read(struct schedule *s) { accumulate_host(s, whole(s, s->rank, OUTPUT), s->rank); }

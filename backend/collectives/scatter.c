@@ -1,7 +1,7 @@
-/* Scatter: rank i gets block i of the root. Only the root has INPUT. b is the bytes of one block. */
+/* Scatter: rank i gets block i of the root's message. Only the root has INPUT. b is the bytes of one block. */
 #include "backend/collectives/common.h"
 
-/* Naive: the root sends everyone its block. p - 1 rounds of b. */
+/* Naive: the root sends each rank its block. p - 1 rounds of b. */
 void scatter_naive(struct schedule *s)
 {
     if (s->rank != s->root) {
@@ -15,8 +15,8 @@ void scatter_naive(struct schedule *s)
     step_copy(s, whole(s, s->rank, OUTPUT), chunk(s->rank, INPUT, s->rank));
 }
 
-/* Binomial tree, gather backwards: whoever has blocks hands on the far half of them. ⌈log2 p⌉ rounds; the root sends
-   (p - 1)b. */
+/* Binomial tree, the reverse of gather: each rank that has blocks sends on the far half of them. ⌈log2 p⌉ rounds; the
+   root sends (p - 1)b. */
 void scatter_binomial(struct schedule *s)
 {
     struct branch b = branch_of(s);
@@ -30,11 +30,11 @@ void scatter_binomial(struct schedule *s)
 }
 
 /* ---- on one host ---- */
-/* Read: take my block from the root. 1 round; each rank reads b. */
+/* Read: each rank takes its block from the root. 1 round; each rank reads b. */
 void scatter_read(struct schedule *s) { step_copy(s, whole(s, s->rank, OUTPUT), chunk(s->root, INPUT, s->rank)); }
 
 /* Read and write: the root writes one piece of every block, whose owners read the other pieces. 1 round; each rank
-   copies (p - 1)/p b, so in place, where the root has nothing else to do, all are equally busy. */
+   copies (p - 1)/p b. So in place, where the root has no other work, all are equally busy. */
 void scatter_read_write(struct schedule *s)
 {
     int p = s->size, me = s->rank, root = s->root;

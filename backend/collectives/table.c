@@ -1,4 +1,4 @@
-/* The table of all algorithms, made from the list in table.h, and looking things up in it by name. */
+/* The table of all algorithms, made from the list in table.h, and lookups in it by name. */
 #include "backend/collectives/table.h"
 #include <assert.h>
 #include <string.h>

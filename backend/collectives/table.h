@@ -1,12 +1,10 @@
-/* The one list of algorithms. A row is all that makes a function an algorithm: it declares the function and puts it
- * in the table, and with that in the proofs, the counts, the printer and the settings. Rows of one family stand
- * together.
+/* The only list of algorithms. A row makes a function an algorithm: it declares the function and adds it to the table,
+ * and so to the proofs, the counts, the printer and the settings. Rows of one collective stand together. Columns:
+ * collective, name, function, flags.
  *
- * family, name, function, flags
- *
- * MESSAGES: only send and recv between ranks, wherever they live. HOST_MEMORY: touches the memory of peers, all on
- * one host. HIERARCHICAL: touches the memory of peers on the host, and sends between hosts. STAGE_IN_PLACE,
- * EQUAL_CHUNKS and FEW_HOSTS: see struct algorithm in backend/schedule/schedule.h. */
+ * MESSAGES: ranks only send and receive, on any host. HOST_MEMORY: ranks touch peers' memory; all are on one host.
+ * HIERARCHICAL: ranks touch peers' memory on their host, and send between hosts. For STAGE_IN_PLACE, EQUAL_CHUNKS and
+ * FEW_HOSTS see struct algorithm in backend/schedule/schedule.h. */
 #pragma once
 #include "backend/collectives/collectives.h"
 

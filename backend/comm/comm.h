@@ -1,24 +1,27 @@
-/* Making and unmaking communicators. */
+/* Creates and destroys communicators. */
 #pragma once
 #include "backend/engine/comm.h"
 
 enum { SPLIT_NONE = -1 };
-/* By id, or, if that is NULL, by the store of the config. */
+/* Ranks find each other by `id`, or by the store of the config if `id` is NULL. */
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out);
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out);
-/* Collective, see tutti_mem_alloc_common; freed with common_leave_at. */
+/* All ranks must call this; see tutti_mem_alloc_common. The caller frees the memory with common_leave_at. */
 tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out);
-/* Whoever holds one may call it; who makes it holds it once. */
+/* The creator has one reference; only a holder of a reference may call these. The last release frees the communicator.
+   comm_release accepts NULL. */
 void comm_retain(tutti_comm *comm);
-void comm_release(tutti_comm *comm);                    /* NULL, too; the last one frees it */
-/* Leaves the group, whoever else holds it, and releases it. NULL and half-built ones, too; never waits for a rank. */
+void comm_release(tutti_comm *comm);
+/* Leaves the group, also if others hold references, and releases one reference. It accepts NULL and half-built
+   communicators, and never waits for another rank. */
 void comm_destroy(tutti_comm *comm);
 void comm_abort(tutti_comm *comm);
-tutti_status comm_poll_failure(tutti_comm *comm);       /* looks for a reason to fail even when nothing runs */
+/* Checks the group for a failure, also if no operation runs. */
+tutti_status comm_poll_failure(tutti_comm *comm);
 
-/* ---- of create.c, for split.c and common.c ---- */
+/* ---- create.c, for split.c and common.c ---- */
 tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out);
-/* A communicator that is half made is undone. */
+/* If the status is an error, destroys the half-built communicator and sets *out to NULL. */
 tutti_status comm_or_nothing(tutti_status status, tutti_comm **out);
-/* An all-gather: `bytes` from each rank, in `all` by rank. */
+/* Gathers `bytes` from each rank into `all`, in rank order. */
 tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void *all);

@@ -1,6 +1,7 @@
-/* Memory in common for the ranks of a host. The first of them makes a memfd and hands it to the other processes; each
-   rank makes its part of the pages real, on the node of memory that it runs on; each process maps it once. All ranks of
-   the group, of all hosts, say how they fare, twice: so all have it, or none, and the group goes on. */
+/* Allocates memory that the ranks of a host share. The first of them makes a memfd and sends it to the other processes.
+   Each rank makes its part of the pages real, on its own NUMA node, and each process maps the memfd once. All ranks of
+   the group report their status twice, so the allocation succeeds on all ranks or fails on all, and the group
+   continues. */
 #include "backend/memory/common.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -13,19 +14,25 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MEMORY_IN_COMMON = -2 };                         /* a number that no host has, and no segment */
-struct report {                                         /* of one rank, to all */
+/* A number that differs from those of all hosts and segments. */
+enum { MEMORY_IN_COMMON = -2 };
+/* The report of one rank to all ranks. */
+struct report {
     uint64_t bytes;
     int64_t status;
-    unsigned char token[16];                            /* of a host's first rank: under which the memfd is sent */
+    /* The first rank of a host sends the memfd under this token. */
+    unsigned char token[16];
 };
 struct sharing {
     tutti_comm *comm;
     struct shm_group shm_group;
-    size_t bytes, mapped_bytes;                         /* asked for; in whole pages */
+    /* The requested bytes, and the same in whole pages. */
+    size_t bytes, mapped_bytes;
     int descriptor;
-    struct common *common;                              /* of this process; NULL: not yet */
-    struct report *all;                                 /* [size] */
+    /* NULL: this process has not entered it yet. */
+    struct common *common;
+    /* The reports of all ranks of the group. */
+    struct report *all;
 };
 static bool is_maker(const struct sharing *s) { return shm_group_is_maker(&s->shm_group, s->comm->group.rank); }
 static bool is_of_my_process(const struct sharing *s, int index)
@@ -36,7 +43,7 @@ static bool is_of_my_process(const struct sharing *s, int index)
 
 static const unsigned char *token_of(const struct sharing *s) { return s->all[s->shm_group.ranks[0]].token; }
 
-/* ---- what all say ---- */
+/* ---- reports of all ranks ---- */
 static tutti_status check_bytes(const struct sharing *s)
 {
     for (int r = 1; r < s->comm->group.size; r++)
@@ -47,7 +54,7 @@ static tutti_status check_bytes(const struct sharing *s)
                 (unsigned long long)s->all[0].bytes, r, (unsigned long long)s->all[r].bytes);
     return TUTTI_OK;
 }
-/* A rank that fails here has its own text; the others learn who it was. */
+/* A rank that failed keeps its own error text; the other ranks report which rank failed. */
 static tutti_status report_exchange(struct sharing *s, struct report *mine)
 {
     char detail[STATUS_DETAIL_BYTES] = "";
@@ -77,7 +84,7 @@ static tutti_status pass_on(struct sharing *s)
     TRY(shm_group_receive(g, &s->shm_group, token_of(s), deadline_ms, "common memory", &s->descriptor));
     return memfd_check(s->descriptor, s->mapped_bytes, "the group's");
 }
-/* The parts of all ranks of this process. */
+/* Makes the parts of all ranks of this process real. */
 static tutti_status memory_fill(const struct sharing *s)
 {
     size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->shm_group.count;
@@ -97,7 +104,7 @@ static tutti_status memory_map(struct sharing *s)
 }
 
 /* ---- all of it ---- */
-/* The first round: sizes agree, and each host has a memfd. The second: each process has mapped it. */
+/* In the first round sizes are compared and each host makes a memfd. In the second each process has mapped it. */
 static tutti_status sharing_run(struct sharing *s, void **out)
 {
     struct report mine = { .bytes = s->bytes };

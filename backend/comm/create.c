@@ -1,4 +1,4 @@
-/* Making communicators. Whatever fails on the way is undone by comm_destroy. */
+/* Creates communicators. After an error, comm_destroy undoes the half-built one. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -9,7 +9,8 @@
 #include <pthread.h>
 #include <string.h>
 
-static void choose_isa(void)                            /* once per process */
+/* Runs once per process. */
+static void choose_isa(void)
 {
     const char *isa = settings_get()->isa;
     if (isa[0] && !kernels_use(isa))
@@ -43,7 +44,7 @@ static tutti_status check_members(const tutti_config *config)
         "rank %d of the group is rank %d of the job, but its list of members has rank %d there", config->rank,
         config->job_rank, config->members[config->rank]);
 }
-/* On which host it is, and how others reach it. */
+/* Sets the host of this rank, and the address at which others reach it. */
 static tutti_status introduce_host(const tutti_config *config, const tutti_unique_id *id, struct member *mine)
 {
     bool part = config->job_size > 0;

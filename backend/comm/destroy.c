@@ -1,6 +1,6 @@
-/* Unmaking communicators. Leaving a group never waits for another rank, only for threads of this process that are in an
-   operation of it, and those are made to return. Its memory stays for as long as somebody holds it: who calls it after
-   it has left is told so. */
+/* Destroys communicators. A rank leaves a group without waiting for other ranks; it waits only for threads of this
+   process that are in an operation, and makes them return. The memory stays until the last reference is released, so a
+   later call gets an error. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/comm/comm.h"
@@ -9,14 +9,15 @@
 
 enum { GRACE_MS = 10 };
 
-/* Ends what runs. `always`: fails the communicator even if nothing does. Whoever drives sees `stop` within
-   milliseconds. A peer that is at a shared tensor is given the time to let go. */
+/* Ends the running operations. `always`: fails the communicator even if it is idle. The driver sees `stop` within
+   milliseconds. A peer that touches a shared tensor gets the time to finish. */
 static void stop_running(tutti_comm *comm, bool always, bool leaves)
 {
     const struct group *g = &comm->group;
     failure_ask_to_stop(comm, TUTTI_ABORTED);
     driver_acquire(comm);
-    if (!always) operations_go_on(comm);                /* what the others have done already does not fail */
+    /* Operations that the other ranks have completed still succeed. */
+    if (!always) operations_go_on(comm);
     bool open = always || comm->run_queue.head || comm->messages.open || atomic_load(&comm->gate.intake);
     for (int64_t n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
     if (leaves)
@@ -32,12 +33,13 @@ void comm_abort(tutti_comm *comm)
 }
 tutti_status comm_poll_failure(tutti_comm *comm)
 {
-    if (!driver_try(comm)) return comm_failure(comm);   /* whoever drives looks anyway */
+    /* If another thread drives, it checks for failures itself. */
+    if (!driver_try(comm)) return comm_failure(comm);
     operations_check(comm);
     driver_release(comm);
     return comm_failure(comm);
 }
-/* Calls of other threads that are about to end do not fail because of this one. */
+/* Lets calls of other threads end for up to GRACE_MS, so that calls that are about to end still succeed. */
 static void grant_grace(const tutti_comm *comm)
 {
     int64_t until_ms = clock_ms() + GRACE_MS;
@@ -62,7 +64,7 @@ static void comm_end(tutti_comm *comm)
     comm_finish(comm);
     join_undo(membership);
 }
-/* A child's copy: nothing is its own. */
+/* True in a forked child, whose copy of the communicator still belongs to its parent. */
 static bool is_inherited(const tutti_comm *comm)
 {
     return comm->group.generation && comm->group.generation != process_generation();

@@ -1,4 +1,4 @@
-/* Splitting: every rank says its color and key in an all-gather of the parent; the rest is joining as ever. */
+/* Splits a communicator: the ranks exchange their color and key in an all-gather of the parent, then join as usual. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
@@ -23,7 +23,8 @@ static tutti_status split_join(const tutti_comm *parent, const struct split *all
     }
     return join_members(comm, clock_deadline(comm->timeout_ms));
 }
-static const unsigned char *split_token(const tutti_comm *parent, const struct split *all)      /* of its first rank */
+/* Returns the token of the new group's first rank. */
+static const unsigned char *split_token(const tutti_comm *parent, const struct split *all)
 {
     int first = parent->group.rank;
     for (int q = 0; q < parent->group.size; q++)
@@ -47,7 +48,7 @@ tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out
     struct split *all = memory_zeroed((size_t)g->size, sizeof *all);
     if (!all) return status_fail(TUTTI_NO_MEMORY, "no memory to split %d ranks", g->size);
     struct split mine = { .member = g->members[g->rank], .color = color, .key = key };
-    /* whoever becomes rank 0 names the group */
+    /* The token of the rank that becomes rank 0 names the group. */
     tutti_status status = random_fill(mine.member.token, sizeof mine.member.token);
     if (status == TUTTI_OK) status = comm_gather(parent, &mine, sizeof mine, all);
     int rank = 0, size = 0;

@@ -1,7 +1,7 @@
-/* A message is cut twice: by the algorithm into chunks (a rank's part into `cut` pieces), by the executor into tiles:
-   tile k is bytes k * tile_bytes … of every chunk. Cuts fall on cache lines, or on rows where those are normalised; so
-   the last chunks of a tensor may be short or empty, while the scratch chunks they meet are not: the shortest span of a
-   step counts. */
+/* A message is cut twice. The algorithm cuts a rank's part into `cut` pieces, which are its chunks. The executor cuts
+   into tiles: tile k begins at byte k * tile_bytes of every chunk. Cuts fall on cache lines, or on rows that are
+   normalised. So the last chunks of a tensor may be short or empty although their scratch chunks are full; a step moves
+   the length of its shortest span. */
 #include "backend/execute/bind.h"
 #include "backend/base/memory.h"
 #include "backend/execute/fetch.h"
@@ -11,7 +11,8 @@
 #include <string.h>
 
 enum { CACHE_LINE = 64 };
-enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below, a fence costs as much as it saves */
+/* Least sizes for stores around the cache, in bytes; below them a fence costs as much as the stores save. */
+enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };
 
 /* ---- cutting ---- */
 void bind_cut(struct executor *x, size_t chunk_bytes)
@@ -24,21 +25,23 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     if (chunk_bytes * chunks > x->launch.tile_bytes)
         tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, c->unit_bytes);
     if (scratch) most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / c->unit_bytes * c->unit_bytes;
-    assert(most);                                       /* no more than slots_most_chunks */
+    /* It holds because a schedule has at most slots_most_chunks chunks. */
+    assert(most);
     tile = size_smaller(size_smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;
     c->tile_bytes = tile ? tile : 1;
     c->tiles = chunk_bytes ? (int)((chunk_bytes + c->tile_bytes - 1) / c->tile_bytes) : 1;
     c->single = c->tiles == 1;
     bool fits = size_larger(scratch, 1) * chunk_bytes <= LINE_PAYLOAD;
-    c->in_line = c->single && fits && !plan->any_message; /* all members must think alike */
+    /* All members must compute the same value, so it depends on the plan of all of them. */
+    c->in_line = c->single && fits && !plan->any_message;
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
     slots_lay_out(x, c);
 }
 
 /* ---- addresses ---- */
-/* How long the chunk is here, or is sent. Blocks of uneven counts that all ranks know have their own lengths, where it
-   is known which they are; else a chunk is as long as the longest. */
+/* Returns the bytes of the chunk in this tile, in memory or in a message. If counts are uneven and known to all ranks,
+   the chunk is as long as its block, if that is known. Otherwise it is as long as the longest chunk. */
 static size_t chunk_length(const struct executor *x, const struct span *a, int index, size_t from)
 {
     const struct launch *l = &x->launch;
@@ -64,8 +67,8 @@ static struct piece locate_scratch(const struct executor *x, int track, const st
     unsigned char *slots = segment_slots(x->site.segment, owner) + x->run.slots_at;
     return (struct piece){ slots + place * c->tile_slot_bytes + at * c->slot_stride, length, length };
 }
-/* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond
-   what was mapped for what they said when it was mapped. */
+/* A peer's lengths and offsets lie in shared memory and may change, so they are read once. They are checked against
+   the bytes that were mapped for their first values. */
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, const struct span *a, int index,
     size_t from)
 {
@@ -92,7 +95,7 @@ struct piece bind_locate(const struct executor *x, const struct span *a, int ind
     return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
 }
 
-/* ---- addresses, once for all calls that repeat a cut; pointers, once for all that repeat the tensors ---- */
+/* ---- addresses, computed once for calls with the same cut; pointers, once for calls with the same tensors ---- */
 static size_t fix_one(const struct executor *x, const struct span *a, int index, struct program_address *out)
 {
     out->buffer = a->buffer;
@@ -148,12 +151,13 @@ static void address_fix(struct executor *x)
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
-    for (int track = 0; track < TRACKS; track++) p->aimed[track].slots_at = SIZE_MAX;       /* at nothing yet */
+    /* SIZE_MAX means that the pointers of a track are not computed yet. */
+    for (int track = 0; track < TRACKS; track++) p->aimed[track].slots_at = SIZE_MAX;
     track_aim(p, x->run.track, buffers_of(x));
     count_elements(p, x->launch.element_bytes);
     p->is_fixed = true;
 }
-/* What differs from the last call, as far as it does. */
+/* Recomputes the pointers and element counts if the call differs from the last one. */
 static void program_repeat(struct executor *x)
 {
     struct program *p = x->launch.program;
@@ -168,17 +172,18 @@ void bind_again(struct executor *x)
     slots_take(x);
     program_repeat(x);
 }
-static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
+/* Returns the size of this buffer on a rank that has it. For uneven counts it takes this rank's own. */
+static size_t buffer_bytes(const struct executor *x, enum buffer buffer)
 {
     const struct schedule *s = x->launch.program->schedule;
     size_t bytes = 0;
     if (!x->launch.uneven) return x->launch.part_bytes * (size_t)family_parts(s->family, buffer, s->size);
-    for (int q = 0; q < s->size; q++) bytes += x->run.operand[buffer].lengths[q];      /* as if all were like me */
+    for (int q = 0; q < s->size; q++) bytes += x->run.operand[buffer].lengths[q];
     return bytes;
 }
-/* What an operation reads and writes, on all members of the plan. When that is clearly more than the cache holds, an
-   output that was written through it would have been displaced, or would have displaced what is read. Up to one and a
-   half of it, it has enough of the output that to write around it costs more. */
+/* Compares the bytes that all members of the plan read and write with the cache. If they are clearly more, an output
+   written through the cache would displace inputs, or be displaced itself. Up to 1.5 times the cache, it still holds
+   enough of the output that stores around it cost more. */
 static bool is_beyond_cache(const struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
@@ -213,7 +218,8 @@ void bind_operands(struct executor *x)
         x->run.operand[b].bytes = SIZE_MAX;
     }
     if (again) {
-        if (program->cut.single && program->parts) address_fix(x);             /* it may come once more */
+        /* The second call with this cut makes a third one likely. */
+        if (program->cut.single && program->parts) address_fix(x);
         return;
     }
     program->is_fixed = false;
@@ -228,27 +234,28 @@ void bind_operands(struct executor *x)
 }
 
 /* ---- arithmetic ---- */
-/* Is this a slot that peers wait for, and better written around the cache? */
+/* True if peers wait for this slot and it is better written around the cache. */
 static bool is_streamed(const struct executor *x, const struct step *t, struct span span, void *to, size_t bytes)
 {
     bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->run.cut->in_line;
     bool around = waited_for && bytes >= STREAM_AT_LEAST && x->site.stream && !(x->launch.ordinary && x->site.paced);
     return around && (!x->site.paced || pace_streams(to));
 }
-/* In place it has read this as input a few tiles ago, so the cache has it, and would have to let it go first. */
+/* True if the output replaces input that this rank has just read. The cache holds that input, so stores around the
+   cache would first have to evict it. */
 static bool replaces_input(const struct executor *x, struct span span)
 {
     enum family family = x->launch.program->schedule->family;
     bool alike = family == ALLREDUCE || family == REDUCE;
     return alike && span.rank == x->site.rank && x->launch.input == x->launch.output;
 }
-/* Outputs that no cache will hold: around it they need not be read before they are written. */
+/* True for outputs that no cache will hold. Stores around the cache write them without reading them first. */
 static bool goes_around_cache(const struct executor *x, struct span span, size_t bytes)
 {
     bool around = bytes >= OUTPUT_AT_LEAST && x->run.cut->beyond_cache && span.buffer == OUTPUT && x->site.stream;
     return around && !replaces_input(x, span);
 }
-/* The usual sizes of a line's payload take a move; a call of memcpy takes 20 instructions. */
+/* The usual sizes of a line's payload take one move, where a call of memcpy takes 20 instructions. */
 static void copy_bytes(void *to, const void *from, size_t bytes)
 {
     if (bytes == 8) memcpy(to, from, 8);
@@ -264,7 +271,7 @@ static void span_copy(const struct executor *x, const struct step *t, struct spa
     else if (is_streamed(x, t, span, to, bytes) || goes_around_cache(x, span, bytes)) x->site.stream(to, from, bytes);
     else copy_bytes(to, from, bytes);
 }
-/* A sum that goes around the cache does so from where it is made, unless it replaces what was just read. */
+/* True if the reduction itself stores its sum around the cache. It must not replace a source that was just read. */
 static bool is_streamed_sum(const struct executor *x, const struct step *t, void *const *to, int to_count,
     const void *const *from, size_t bytes)
 {
@@ -278,14 +285,15 @@ static bool is_streamed_sum(const struct executor *x, const struct step *t, void
     }
     return true;
 }
-/* Whole vectors go to all of them at once. */
+/* True if all destinations have the same offset within a cache line, so that whole vectors can go to all at once. */
 static bool are_aligned_alike(void *const *to, int to_count)
 {
     for (int d = 1; d < to_count; d++)
         if (((uintptr_t)to[d] ^ (uintptr_t)to[0]) % CACHE_LINE) return false;
     return true;
 }
-/* Slots that are streamed, which come last, take the result from where it was left, unless all of it is streamed. */
+/* Streamed slots come last among the destinations. They are copied from the first destination, unless the reduction
+   streams to all of them. */
 static void span_reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part)
 {

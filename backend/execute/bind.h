@@ -1,16 +1,19 @@
-/* From names to addresses: where a chunk's tile lies in this operation, and the arithmetic on it. Part of the executor.
-   */
+/* Finds where a chunk's tile lies in the running operation, and does the arithmetic on it. Part of the executor. */
 #pragma once
 #include "backend/execute/execute.h"
 
-void bind_operands(struct executor *x);                 /* from launch; decides tiles unless counts are uneven */
-void bind_again(struct executor *x);                    /* the same, of what is cut and fixed as it was */
-void bind_cut(struct executor *x, size_t chunk_bytes);  /* chunk_bytes: the largest chunk of any rank */
-/* a: one of the program's spans */
+/* Binds the buffers of launch, and cuts the message into tiles unless counts are uneven. */
+void bind_operands(struct executor *x);
+/* Binds the buffers of launch to a program whose cut and addresses stay as they are. */
+void bind_again(struct executor *x);
+/* `chunk_bytes` is the size of the largest chunk of any rank. */
+void bind_cut(struct executor *x, size_t chunk_bytes);
+/* Returns where chunk `index` of `a`, one of the program's spans, lies in this tile. */
 struct piece bind_locate(const struct executor *x, const struct span *a, int index, int tile);
-/* False: what a peer has cannot be read; see fetch.h. */
+/* Performs a step of arithmetic. False: a peer's tensor could not be read (fetch.h). */
 bool bind_compute(struct executor *x, const struct step *t, int tile);
-/* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */
+/* Computes to[0] = to[1] = … = from[0] + from[1] + … for one piece of each. */
 void bind_compute_piece(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part);
-void bind_compute_fixed(const struct executor *x, int step);            /* of a program that is_fixed */
+/* Performs a step of a program that is_fixed. */
+void bind_compute_fixed(const struct executor *x, int step);

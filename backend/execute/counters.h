@@ -1,6 +1,6 @@
-/* Positions. (tile, step) is published as one number, base + 2 + (tile / slots) * period + step, in the counter of the
- * tile's slot; base + 1 is the arrival. What was read of a peer is kept, so a counter is looked at again only when more
- * than that is wanted. Part of the executor. */
+/* Positions. A rank publishes (tile, step) as one number, base + 2 + (tile / slots) * period + step, in the counter of
+ * the tile's slot; base + 1 is the arrival. The executor keeps the highest value read from each peer, so it reads a
+ * counter again only to find a higher one. Part of the executor. */
 #pragma once
 #include "backend/execute/execute.h"
 
@@ -22,10 +22,10 @@ static inline int counter_index(const struct executor *x, int tile)
 {
     return x->run.cut->single ? SEEN_COUNTER : SEEN_SLOTS + slot_of(x, tile);
 }
-/* Of the peer with that index on this host: looks once, and then `polls` times more. False: notes what is waited
-   for. */
+/* Reads a counter of the peer with that index up to 1 + `polls` times. False: the target is not reached, and the
+   counter has been added to x->blocked. */
 bool counter_look(struct executor *x, int peer, int counter, uint64_t target, int polls);
-/* The same, at the line of another track. */
+/* Reads the counter in the peer's line of another track. */
 bool track_look(struct executor *x, int peer, int track, uint64_t target, int polls);
 static inline bool reached_soon(struct executor *x, int peer, int counter, uint64_t target, int polls)
 {
@@ -36,7 +36,8 @@ static inline bool counter_reached(struct executor *x, int peer, int counter, ui
 {
     return reached_soon(x, peer, counter, target, 0);
 }
-/* Who only sends has more to send. Where all await all, the first look is better not before the line can be seen. */
+/* A rank that only sends is in a hurry to send more, so it may publish without a fence. If all await all, a fence does
+   no harm, because the first poll should come after the line has become visible. */
 static inline void own_counter_publish(struct executor *x, int index, uint64_t value)
 {
     _Atomic uint64_t *counter = counter_in(&x->site.lines[x->run.track], index);

@@ -1,10 +1,10 @@
-/* Uneven counts: every rank writes its own into the segment before the roll call; after it everybody knows
-   everybody's. Nobody looks at those of a rank that has not said that it has some, so most groups need no memory for
-   them. */
+/* Uneven counts: every rank writes its counts into the segment before the roll call; after it all ranks can read them.
+   A rank's counts are read only if its declaration announces some, so most groups need no memory for them. */
 #include "backend/execute/counts.h"
 #include "backend/base/status.h"
 
-/* Other hosts do not see the counts, but must cut alike and send what is expected. */
+/* Hashes the counts that all ranks must give equally. Other hosts compare the hash, because they cannot read the
+   counts but must cut equally and send the expected lengths. */
 static uint64_t counts_digest(const struct uneven *u, int size)
 {
     uint64_t sum = 0;
@@ -40,7 +40,9 @@ tutti_status counts_announce(struct executor *x)
     x->run.declaration->counts = told ? counts_digest(u, s->columns) : 0;
     return TUTTI_OK;
 }
-static bool do_agree(const struct executor *x, int a)   /* with all of this host, or, if all are alike, with me */
+/* Compares the counts of index `a` with those of all ranks of this host or, if counts must be equal, with this
+   rank's. */
+static bool do_agree(const struct executor *x, int a)
 {
     const struct segment *s = x->site.segment;
     int parity = x->run.parity, alike = x->launch.uneven->agreement, rank = site_rank(&x->site, a);

@@ -1,6 +1,8 @@
-/* Uneven counts, by way of the segment. Part of the executor. */
+/* Exchanges uneven counts through the segment. Part of the executor. */
 #pragma once
 #include "backend/execute/execute.h"
 
-tutti_status counts_announce(struct executor *x);               /* mine, before the roll call */
-tutti_status counts_agree(struct executor *x);          /* after it: OK and run.extent, or MISMATCH */
+/* Writes this rank's counts into the segment; called before the roll call. */
+tutti_status counts_announce(struct executor *x);
+/* Compares the counts of all ranks after the roll call. Sets run.extent and returns OK, or MISMATCH. */
+tutti_status counts_agree(struct executor *x);

@@ -1,5 +1,5 @@
-/* An operation from its announcement to its end. One tile without messages is run here, step by step; all else in
-   tiles.c. */
+/* An operation from its announcement to its end. This file runs one tile without messages, step by step; tiles.c runs
+   all other operations. */
 #include "backend/execute/execute.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- one tile without messages: nothing to choose from ---- */
+/* ---- one tile without messages: the steps run in order ---- */
 static bool is_straight(const struct executor *x)
 {
     return x->run.cut->single && x->launch.program->schedule->first_message < 0;
@@ -29,7 +29,8 @@ static bool is_ready_straight(struct executor *x, const struct step *t)
             return false;
     return true;
 }
-static bool perform_straight(struct executor *x, int step)             /* false: see bind_compute */
+/* False: see bind_compute. */
+static bool perform_straight(struct executor *x, int step)
 {
     const struct program *p = x->launch.program;
     const struct step *t = &p->schedule->steps[step];
@@ -39,8 +40,8 @@ static bool perform_straight(struct executor *x, int step)             /* false:
     if (t->by_tile || t->by_leave) own_counter_publish(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
     return true;
 }
-/* Belongs to the announcement: whatever else is to be done before the first look at a peer is done while the line
-   travels. */
+/* Runs the prelude as part of the announcement. All work that precedes the first poll of a peer then overlaps with the
+   transfer of the line. */
 static void run_prelude(struct executor *x)
 {
     int end = x->launch.program->schedule->prelude;
@@ -73,8 +74,8 @@ static void executor_end(struct executor *x)
     x->operation++;
     if (x->launch.program->touch_count) stop_touching(x);
 }
-/* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is
-   published at all. */
+/* Makes the slots real memory and announces the operation. With one tile, the position that the prelude's last step
+   publishes also announces the arrival. */
 static tutti_status executor_announce(struct executor *x)
 {
     TRY(slots_reserve(x));
@@ -86,8 +87,8 @@ static tutti_status executor_announce(struct executor *x)
     run_prelude(x);
     return TUTTI_OK;
 }
-/* Says that it is going to touch, then looks for a failure; who fails does it the other way round. So one of the two
-   sees the other. */
+/* Sets `touching`, then reads the failure state; a rank that fails does both in the opposite order. So at least one of
+   the two ranks sees the other. */
 static bool may_touch(struct executor *x)
 {
     atomic_store(&x->site.mine->touching, 1);
@@ -112,7 +113,8 @@ void executor_prepare(struct executor *x)
     x->run.declaration = executor_declaration(x, x->site.index, x->operation);
 }
 /* ---- other hosts ---- */
-static void tell_other_hosts(struct executor *x)        /* by the names of messages */
+/* Adds this call to the history, which messages to other hosts carry in their names. */
+static void tell_other_hosts(struct executor *x)
 {
     if (!x->site.spread) return;
     x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.declaration->counts) * 0x9e3779b97f4a7c15u;
@@ -178,7 +180,8 @@ tutti_status executor_step(struct executor *x)
     tutti_status status = TUTTI_IN_PROGRESS;
     wait_for_nothing(x);
     bool messages = x->launch.program->schedule->first_message >= 0;
-    uint32_t bell = 0;                                  /* as it was before the first poll */
+    /* The bell's value before the first poll. */
+    uint32_t bell = 0;
     if (messages) {
         bell_listen(x->site.contact);
         bell = atomic_load_explicit(&x->site.contact->bell, memory_order_acquire);
@@ -220,7 +223,8 @@ bool executor_cancel(struct executor *x)
         struct transfer *transfer = &program->transfers[i];
         if (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer)) all = false;
     }
-    if (all && program->touch_count) stop_touching(x);  /* a message may be read from a peer's tensor until then */
+    /* Until now a transport may have read a message from a peer's tensor. */
+    if (all && program->touch_count) stop_touching(x);
     return all;
 }
 

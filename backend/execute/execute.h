@@ -1,13 +1,12 @@
-/* The executor: runs one rank's schedule of one operation, tile by tile. It never blocks: at a wait that is not met
- * it returns, and goes on from there when called again. It is the one place where schedules, the host's shared
- * memory, the router and the kernels meet.
+/* The executor: runs one rank's schedule of one operation, tile by tile. It never blocks: at an unmet wait it returns,
+ * and the next call continues there. Only here do schedules, the host's shared memory, the router and the kernels meet.
  *
- * Every operation begins with a roll call: a rank writes what it is about to do into its line, then says that it has
- * arrived; nobody goes beyond the prelude of its schedule (copies into its own slots) before all have arrived and
- * agree, or in a one-sided operation (tracks.h) all those whose data it needs. An operation whose plan depends on where
- * the ranks' tensors lie, or on their counts, has no steps before the roll call. So a disagreement is found by every
- * rank before any output is touched, and whoever has arrived in operation n has finished n - 1. Where all await all,
- * two lines, used in turns, and slots that are not those of the last such operation need no other protection. */
+ * Every operation begins with a roll call. A rank writes what it is about to do into its line and publishes its
+ * arrival. Only the prelude of its schedule (copies into its own slots) may run before all ranks have arrived and
+ * agree. In a one-sided operation (tracks.h) a rank awaits only the ranks whose data it needs. An operation whose plan
+ * depends on the placement of tensors, or on uneven counts, has no prelude. So every rank finds a disagreement before
+ * any output is touched, and a rank that has arrived in operation n has finished n - 1. If all await all, two
+ * alternating lines suffice, with other slots than those of the last such operation. */
 #pragma once
 #include "backend/execute/program.h"
 #include "backend/execute/rows.h"
@@ -17,155 +16,215 @@
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
 
-/* Of which buffer the lengths must be equal on all ranks; or what one sends is what the other expects. */
+/* The buffer whose lengths must be equal on all ranks. IN_PAIRS: a rank sends what its peer expects. */
 enum { ALIKE_INPUT = INPUT, ALIKE_OUTPUT = OUTPUT, IN_PAIRS };
-struct uneven {                                         /* bytes, by peer; each array has an entry per rank */
-    size_t *lengths[2], *offsets[2];                    /* [INPUT], [OUTPUT]; a buffer of one part: its first entry */
-    int agreement;                                      /* all_gather_v: ALIKE_OUTPUT, reduce_scatter_v: ALIKE_INPUT */
+struct uneven {
+    /* Bytes by buffer (INPUT, OUTPUT) and by peer. Each array has an entry per rank; a buffer of one part uses [0]. */
+    size_t *lengths[2], *offsets[2];
+    /* ALIKE_OUTPUT for all_gather_v, ALIKE_INPUT for reduce_scatter_v, IN_PAIRS for all_to_all_v. */
+    int agreement;
 };
 static inline bool uneven_is_alike(const struct uneven *u) { return u->agreement != IN_PAIRS; }
-struct launch {                                         /* what is bound to a program for one operation */
-    struct program *program;                            /* NULL: chosen after the roll call */
+/* The values that one operation binds to a program. */
+struct launch {
+    /* NULL: the program is chosen after the roll call. */
+    struct program *program;
     const void *input;
     void *output;
-    size_t part_bytes;                                  /* of one rank's part of the message */
-    size_t tile_bytes;                                  /* of the message that is worked on at a time */
+    /* Bytes of one rank's part of the message, of the message per tile, and of one element. */
+    size_t part_bytes;
+    size_t tile_bytes;
     size_t element_bytes;
-    reduce_function *reduce;                            /* NULL where nothing is reduced */
-    reduce_streamed_function *reduce_streamed;          /* around the cache, or NULL */
-    scale_function *scale;                              /* of PREMUL_SUM, else NULL */
+    /* NULL if the operation reduces nothing. */
+    reduce_function *reduce;
+    /* Reduces with stores around the cache, or NULL. */
+    reduce_streamed_function *reduce_streamed;
+    /* Multiplies inputs by `factor` for PREMUL_SUM, else NULL. */
+    scale_function *scale;
     double factor;
-    int divisor;                                        /* of AVG, else 1 */
-    const struct uneven *uneven;                        /* or NULL */
-    const struct rows *rows;                            /* what becomes of the rows of the sum, or NULL */
-    bool rows_early;                                    /* once the program is known: see rows.h */
-    bool ordinary;                                      /* slots are written by ordinary stores */
-    bool short_laps;                                    /* slots come round soon: slots.c */
+    /* The divisor of AVG, else 1. */
+    int divisor;
+    const struct uneven *uneven;
+    /* How the rows of the sum are normalised, or NULL. */
+    const struct rows *rows;
+    /* True if rows are normalised as they are summed (rows.h); set once the program is known. */
+    bool rows_early;
+    /* Slots are written by ordinary stores. */
+    bool ordinary;
+    /* Slots are reused after a short lap of the ring (slots.c). */
+    bool short_laps;
 };
 enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
 struct operand {
     unsigned char *base;
     const size_t *lengths, *offsets;
-    size_t bytes;                                       /* that are mapped */
-    const struct source *source;                        /* base is an address of that process; NULL: of this one */
+    /* Mapped bytes at `base`. */
+    size_t bytes;
+    /* The process that `base` is an address of; NULL: this process. */
+    const struct source *source;
 };
-struct unread { int rank; enum buffer buffer; int error; };            /* a peer's tensor; -errno, 0: none is */
+/* A peer's tensor that the kernel failed to read. `error` is -errno, or 0 if no read has failed. */
+struct unread { int rank; enum buffer buffer; int error; };
 
-struct site {                                           /* where it runs; constant once the group has been joined */
+/* Where the executor runs; constant once the group has been joined. */
+struct site {
     const struct segment *segment;
+    /* This rank's control block and lines, and the control block whose bell announces its messages. */
     struct control *mine;
-    struct line *lines;                                 /* mine */
-    struct control *contact;                            /* where messages ring */
+    struct line *lines;
+    struct control *contact;
     struct router *router;
-    int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
-    bool spread;                                        /* the group has several hosts */
-    const struct place *places;                         /* of each rank of the group */
-    const int *rank_at;                                 /* by index */
-    int polls;                                          /* looks at a counter before it returns, with one tile */
-    stream_function *stream;                            /* a copy around the cache, or NULL */
-    bool paced;                                         /* slots are written so if it is better at present: pace.h */
-    size_t cache_bytes;                                 /* the last cache of the host's ranks, all of them */
-    size_t ring_bytes;                                  /* of each rank's slots, those that operations go round in */
+    /* This rank's number in the group, its index on this host, and the number of ranks on this host. */
+    int rank, index, ranks;
+    /* The group has several hosts. */
+    bool spread;
+    /* The place of each rank of the group, and the rank at each index of this host. */
+    const struct place *places;
+    const int *rank_at;
+    /* How often an operation of one tile polls a counter before it returns. */
+    int polls;
+    /* Copies around the cache, or NULL. */
+    stream_function *stream;
+    /* pace.h decides for each slot whether it is written around the cache. */
+    bool paced;
+    /* Size of the last-level cache, for all ranks of the host together. */
+    size_t cache_bytes;
+    /* Size of the ring within each rank's slots. */
+    size_t ring_bytes;
 };
-struct ring {                                           /* of slots.c; equal on all ranks of the host but `reserved` */
-    size_t first, at, taken;                            /* where the last slots begin and end; bytes ever */
-    size_t reserved[4];                                 /* of my slots that are real memory: halves, ring, tracks */
+/* The ring of slots (slots.c). All members but `reserved` are equal on all ranks of the host. */
+struct ring {
+    /* Where the slots of the last operation begin and end, and the total bytes taken so far. */
+    size_t first, at, taken;
+    /* How many bytes of this rank's slots are real memory: two halves, the ring, the tracks. */
+    size_t reserved[4];
 };
-struct last { uint64_t number, base; };                 /* an operation, from 1 (0: none), and where it counts from */
-struct tracks {                                          /* of tracks.c; equal on all ranks that have come as far */
-    struct last last[TRACKS];                            /* that used the track */
-    int at, other, newest;                              /* of the next operation; see tracks.c; farthest in the ring */
-    unsigned turn;                                      /* operations in which all await all, so far */
-    uint64_t joined; /* mine: the last operation in which all have been, and agreed */
-    uint64_t trail;                                     /* of the one-sided operations so far */
+/* The last operation of a track: its number from 1 (0: none), and the base of its counters. */
+struct last { uint64_t number, base; };
+/* The state of tracks.c. All members but `joined` are equal on all ranks that have come to the same operation. */
+struct tracks {
+    struct last last[TRACKS];
+    /* The track of the next operation, the other one of a pair (tracks.c), and the farthest one used in the ring. */
+    int at, other, newest;
+    /* How many operations have awaited all ranks so far. */
+    unsigned turn;
+    /* The last operation in which this rank has found all ranks arrived and in agreement. */
+    uint64_t joined;
+    /* Hash of all one-sided operations so far. */
+    uint64_t trail;
 };
-/* How long after its announcement a tiny operation first looks for its peers: roll_call.c. */
-struct first_look { unsigned after, at_once; };         /* in parts of a step; so many more of them look at once */
-struct run {                                            /* of the operation that runs */
-    struct declaration *declaration;                    /* mine, where the others read it */
+/* When a tiny operation first polls its peer: `after` is a delay in fractions of a step (roll_call.c). The next
+   `at_once` operations poll without a delay. */
+struct first_look { unsigned after, at_once; };
+/* The state of the operation that runs. */
+struct run {
+    /* This rank's declaration, in shared memory. */
+    struct declaration *declaration;
     struct operand operand[2];
-    const struct program_cut *cut;                              /* the program's */
-    size_t slots_at;                                    /* where its slots begin, in those of each rank */
-    int track, parity;                                   /* of lines; of counts and large slots */
+    /* The cut of the program. */
+    const struct program_cut *cut;
+    /* Offset of the operation's slots in each rank's slots. */
+    size_t slots_at;
+    /* Which line is written; which half of the counts and of the large slots is used. */
+    int track, parity;
     int low, roll, pc[MAX_SLOTS];
-    size_t extent;                                      /* of uneven counts, once they are agreed on */
-    bool exposed;                                       /* the declaration names my tensors: peers may be at them */
+    /* The longest block of uneven counts, set when the ranks have agreed on them. */
+    size_t extent;
+    /* The declaration names this rank's tensors, so peers may touch them. */
+    bool exposed;
     bool started, arrived, agreed, looked;
-    bool deferred, one_sided;                           /* it had no program when it began; see tracks.h */
-    tutti_status message_status;                        /* why a message failed, or OK */
-    const struct transfer *failed_message;              /* which one */
+    /* deferred: the operation began without a program. one_sided: see tracks.h. */
+    bool deferred, one_sided;
+    /* Why a message failed, or OK; and the message that failed. */
+    tutti_status message_status;
+    const struct transfer *failed_message;
     struct unread unread;
-    uint64_t kind, fingerprint;                         /* of the declaration: without and with the sequence */
-    uint64_t history;                                   /* the name of all calls so far; 0 on one host */
+    /* Hashes of the declaration: without and with the sequence number. */
+    uint64_t kind, fingerprint;
+    /* Hash of all calls so far; 0 on one host. */
+    uint64_t history;
 };
 struct executor {
     struct site site;
     struct ring ring;
     struct tracks tracks;
-    struct publisher publisher;                         /* of my counters, in one-sided operations */
+    /* Publishes this rank's counters in one-sided operations. */
+    struct publisher publisher;
     struct first_look first_look;
-    uint64_t base, operation;                           /* of counters; of collectives: equal on the host */
-    uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
-    struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
-    uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
-    bool core_is_shared;                                /* others have waited on my core: no polls then */
-    bool counts_reserved;                               /* my uneven counts are real memory */
-    struct launch launch;                               /* whoever begins an operation fills it, and the declaration */
+    /* Where counters count from, and the number of the collective; equal on all ranks of the host. */
+    uint64_t base, operation;
+    /* The highest positions read so far, by peer. */
+    uint64_t (*seen)[SEEN_COUNT];
+    /* The tensors of each peer, if the program touches them. */
+    struct operand (*theirs)[2];
+    /* Total steps performed; the driver compares it to tell waiting from working. */
+    uint64_t moves;
+    /* Another rank has waited on this rank's core, so this rank must not poll. */
+    bool core_is_shared;
+    /* This rank's uneven counts are real memory. */
+    bool counts_reserved;
+    /* The code that begins an operation fills this and the declaration. */
+    struct launch launch;
     struct run run;
-    int blocked_peer;                                   /* why it is blocked: a rank, or -1: a message */
+    /* The rank that this one is blocked by; -1: a message. */
+    int blocked_peer;
     struct wait_set blocked;
 };
-/* What the rank with that index says of an operation of the last DECLARATIONS. */
+/* Returns the declaration of the rank with that index. It is valid for the last DECLARATIONS operations. */
 static inline struct declaration *executor_declaration(const struct executor *x, int index, uint64_t operation)
 {
     return segment_declaration(x->site.segment, index, operation);
 }
-static inline int site_index(const struct site *s, int rank) { return s->places[rank].index; } /* of a rank here */
+/* Convert between a rank of this host and its index. */
+static inline int site_index(const struct site *s, int rank) { return s->places[rank].index; }
 static inline int site_rank(const struct site *s, int index) { return s->rank_at[index]; }
 
-/* The segment is that of the rank's host. */
+/* `segment` must be the segment of this rank's host. NO_MEMORY. */
 tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced);
 void executor_reach_out(struct executor *x, struct control *contact);
 void executor_connect(struct executor *x, struct router *router);
-/* polls: looks at a counter before a small operation returns; cache and ring as in struct site; may_be_bare as in
+/* `polls`: how often a small operation polls a counter before it returns. For the others see struct site and
    struct publisher. */
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes, bool may_be_bare);
 void executor_finish(struct executor *x);
 /* Chooses the line of the next operation, and with it the declaration to fill. */
 void executor_prepare(struct executor *x);
-/* To be called when anything but the sequence has been written into the declaration. */
+/* The caller calls this after it has changed anything but the sequence number in the declaration. */
 void executor_describe(struct executor *x);
-/* Announces the operation that launch and declaration say. An error leaves nothing announced. */
+/* Announces the operation that launch and declaration describe. After an error the operation is not announced. */
 tutti_status executor_begin(struct executor *x);
-/* The last operation once more, which was one tile without messages and is bound to the same: as far as it gets. */
+/* Repeats the last operation as far as it gets, on the same buffers. It must have been one tile without messages. */
 tutti_status executor_again(struct executor *x);
-/* Of an operation without a program: waits for all to come and agree, as executor_step does. OK: launch.program may be
-   chosen now. */
+/* For an operation without a program: waits like executor_step until all ranks have arrived and agree. After OK the
+   caller may choose launch.program. */
 tutti_status executor_roll_call(struct executor *x);
-/* Then goes on with it. IN_PROGRESS: not, because the group has failed meanwhile. */
+/* Starts the chosen program. IN_PROGRESS: the group has failed meanwhile, so the program was not started. */
 tutti_status executor_start(struct executor *x);
-/* As far as it gets. IN_PROGRESS: blocked says on what. MISMATCH: see executor_disagreement. */
+/* Runs as far as it gets. IN_PROGRESS: `blocked` holds what it waits for. MISMATCH: see executor_disagreement. */
 tutti_status executor_step(struct executor *x);
-/* Whoever waits for a rank that is on the same core must leave it the core at once; who waits for ranks of other cores
-   only had better stay. So whoever waits says where; true: another rank of this host that is to move waited here. */
+/* Publishes this rank's core and returns true if another rank of this host that must move waited on the same core.
+   A rank must yield its core to such a peer at once; otherwise it should keep spinning. */
 bool executor_core_is_wanted(struct executor *x);
-/* Gives up the operation that runs: no buffer of the caller is touched any more. false: a transport has not let go of a
-   transfer yet; poll the router, and ask again. All are asked at once, so this goes on for TRANSPORT_CANCEL_MS at
-   most. */
+/* Cancels the operation that runs. True: the caller's buffers are no longer touched. False: a transport still holds a
+   transfer; the caller polls the router and calls again. All transfers are cancelled at once, so this takes at most
+   TRANSPORT_CANCEL_MS. */
 bool executor_cancel(struct executor *x);
-/* The rank (of this host) whose declaration differs from mine, or -1; and the first operation about which it does,
-   counted from 0: this one, or a one-sided one before it. */
+/* Returns the rank of this host whose declaration differs from this rank's, or -1. *operation is the first operation
+   on which they differ, counted from 0: this one, or an earlier one-sided one. */
 int executor_disagreement(const struct executor *x, uint64_t *operation);
 bool executor_has_arrived(const struct executor *x, int rank);
-bool executor_is_complete(const struct executor *x);   /* the roll call ends now, unless somebody fails meanwhile */
+/* True if the roll call ends now, unless a rank fails meanwhile. */
+bool executor_is_complete(const struct executor *x);
 
 /* ---- between hosts ---- */
-/* What messages of the operation that runs say of it: its number, and a fingerprint of all calls of this rank so far.
-   So ranks that have once differed differ from then on, and no message of theirs meets. */
-static inline uint64_t executor_name(const struct executor *x)         /* the top bit is the users' */
+/* Returns the name that messages of the running operation carry: its number, and a hash of all calls of this rank so
+   far. After ranks have differed once, their names differ, so their messages no longer match. The top bit is left to
+   the user's messages. */
+static inline uint64_t executor_name(const struct executor *x)
 {
     return x->run.history << 33 >> 1 | (uint32_t)x->operation;
 }
 static inline uint64_t executor_fingerprint_of(uint64_t name) { return name >> 32; }
-void executor_awaits(const struct executor *x, bool *out); /* [size]: sets those whose messages it waits for */
+/* Sets out[rank] for each rank whose message this rank waits for. `out` has an entry per rank of the group. */
+void executor_awaits(const struct executor *x, bool *out);

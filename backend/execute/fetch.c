@@ -1,6 +1,6 @@
-/* A copy is fetched into its first destination, and the others get it from there. What is added up is fetched block by
-   block into room of the program: a block is added while the nearest cache has it, so its way through memory is the one
-   from the peer. */
+/* A copy is fetched into its first destination, and the other destinations are copied from there. Terms of a sum are
+   fetched block by block into memory of the program. A block is added while it is in the nearest cache, so it crosses
+   memory only once, on its way from the peer. */
 #include "backend/execute/fetch.h"
 #include "backend/execute/bind.h"
 

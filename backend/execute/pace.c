@@ -1,14 +1,14 @@
-/* Now and then the first line of a run is fetched for writing, with a clock beside it: how long it takes to get one
- * that a peer has read. Where the cores share a cache that is 20 to 70 ns, apart from when the memory is busy, and
- * 120 ns and more where they do not (Zen 4); so a low quantile tells one from the other. What stores of many lines cost
- * does not: there the memory has a say, and it is the writer's part only. Such a fetch takes as long as a fifth of a
- * call of 4 KiB between far cores, so it is done seldom once a thread knows: cores are moved once in seconds, and some
- * hundred runs later that is known. Begins with streaming, which is never very bad. */
+/* Now and then a thread times how long it takes to fetch the first line of a slot for writing after a peer has read it.
+ * On Zen 4 that takes 20 to 70 ns if the cores share a cache, unless memory is busy, and at least 120 ns if they do
+ * not. So a low quantile separates the two cases. The time of many stores does not, because it depends on memory and is
+ * only the writer's part. One such fetch takes a fifth of a 4 KiB call between far cores, so a settled thread measures
+ * seldom. Cores are moved once in seconds, and a thread notices it within some hundred slots. A thread begins with
+ * streaming, which is never very slow. */
 #include "backend/execute/pace.h"
 #include "backend/base/clock.h"
 #include <stdatomic.h>
 
-/* The first runs meet memory that no peer has read yet; then it is to be known soon. */
+/* The first SETTLED calls meet memory that no peer has read yet. Then a thread measures often until OFTEN_UNTIL. */
 enum { SETTLED = 8, OFTEN = 8, OFTEN_UNTIL = 128, SELDOM = 64 };
 static const double NEAR_NS = 60, FAR_NS = 90, LEAST_NS = 10, MOST_NS = 300, UP = 1.2, DOWN = 1.5;
 

@@ -1,20 +1,23 @@
-/* How a thread writes slots that peers read: by ordinary stores, or around its cache (kernels/stream.h). Where the
-   peers' cores share a cache with this one, ordinary stores are as good or better; where not, a store into a line that
-   a peer has just read costs many times as much. Which of it is true can change at any time, when the system or a
-   hypervisor moves a core, so it is not asked once but all the time: now and then a line is fetched with a clock beside
-   it. What a thread finds is its own business; nobody else needs to know. */
+/* How a thread writes slots that peers read: by ordinary stores, or around its cache (kernels/stream.h). If the peers'
+   cores share a cache with this one, ordinary stores are at least as fast. Otherwise a store into a line that a peer
+   has just read costs many times more. The system or a hypervisor may move a core at any time, so the thread measures
+   now and then how long a line takes to fetch. Each thread decides for itself. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-/* How a run of 1 KiB and more, to begin at `to`, is better written at present: around the cache? */
+/* True if at least 1 KiB that begins at `to` is now better written around the cache. */
 bool pace_streams(void *to);
 
-/* ---- how it decides; of pace.c and its test ---- */
+/* ---- the decision, for pace.c and its test ---- */
 struct pace {
-    bool ordinary;                                     /* the way at present                                      */
+    /* Ordinary stores are used now. */
+    bool ordinary;
     unsigned calls;
-    double line_ns;                                    /* to get a line that a peer has read: a low quantile      */
+    /* A low quantile of the time to fetch a line that a peer has read. */
+    double line_ns;
 };
-bool pace_is_due(struct pace *pace);                   /* this call is to be measured                             */
-void pace_record(struct pace *pace, double line_ns);     /* one measurement; it may have been interrupted           */
+/* True if this call must be measured. */
+bool pace_is_due(struct pace *pace);
+/* Records one measurement, which an interruption may have made longer. */
+void pace_record(struct pace *pace, double line_ns);

@@ -1,12 +1,13 @@
-/* One time for each priority, of the process. What is stored last wins: at worst somebody rests a moment too long, or
-   begins a tile too early. */
+/* The process keeps one time for each priority. Concurrent stores may overwrite each other: at worst a rank pauses a
+   moment too long, or begins a tile too early. */
 #include "backend/execute/precedence.h"
 #include "backend/base/clock.h"
 
-/* A link of 1 Gbit/s takes a tile of 2 MiB in 17 ms; meanwhile nothing moves here. */
+/* 50 ms, because a 1 Gbit/s link takes 17 ms for a tile of 2 MiB, and no step moves meanwhile. */
 _Atomic int64_t precedence_moment_ns = 50000000;
 static _Atomic int64_t moved_ns[TUTTI_PRIORITIES];
-static _Atomic int highest;                             /* that has ever moved */
+/* The highest priority that has ever moved. */
+static _Atomic int highest;
 
 void precedence_record(int priority, bool over)
 {

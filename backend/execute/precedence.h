@@ -1,11 +1,13 @@
-/* Which of the operations that this process has under way go first. While those of a communicator with a higher
- * priority move, each other one has one tile under way at a time: enough to fill what they leave of the network. Who is
- * more urgent but waits for another rank keeps nobody: it counts for a moment after it has last moved. */
+/* Decides which of this process's running operations go first. While operations of a higher priority move, each lower
+ * one has only one tile in flight: enough to use the rest of the network. An urgent operation that waits for another
+ * rank holds back the others only for a moment after it has last moved. */
 #pragma once
 #include "include/tutti.h"
 #include <stdatomic.h>
 
-extern _Atomic int64_t precedence_moment_ns;            /* how long a moment is */
-/* An operation of this priority, not the usual one, has moved; or is over. */
+/* Length of that moment. */
+extern _Atomic int64_t precedence_moment_ns;
+/* Records that an operation of this priority (above 0) has moved, or is over. */
 void precedence_record(int priority, bool over);
-bool precedence_is_deferred(int priority);                    /* true: it is not to begin more now */
+/* True if operations of this priority must not begin another tile now. */
+bool precedence_is_deferred(int priority);

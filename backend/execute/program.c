@@ -1,5 +1,5 @@
-/* From a plan to something that can run: which tensors of peers its steps touch, room for its messages and, for plans
-   of one tile that touch nobody's tensors, for all addresses (bind.c fills them in). */
+/* Makes a program of a plan: finds the peers' tensors that its steps touch, and allocates its messages. A plan that
+   touches only slots and this rank's tensors also gets memory for all addresses, which bind.c fills in. */
 #include "backend/execute/program.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

@@ -1,59 +1,85 @@
-/* A program: a plan made ready to run by one rank, with what can be worked out once for all operations that repeat it:
- * messages, cuts, addresses. A communicator keeps its programs; the executor runs one at a time. */
+/* A program: a plan that one rank is ready to run, with the values that all operations repeating it share: messages,
+ * cuts, addresses. A communicator keeps its programs; the executor runs one at a time. */
 #pragma once
 #include "backend/host/segment.h"
 #include "backend/schedule/blocks.h"
 #include "backend/transports/router.h"
 
-struct program_cut {                                            /* how a message is cut; see bind.c */
+/* How a message is cut (bind.c). */
+struct program_cut {
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
-    size_t unit_bytes;                                  /* what cuts fall on multiples of */
-    size_t wanted_bytes;                                /* of a tile of the whole message, as it was asked for */
-    bool short_laps;                                    /* likewise: slots come round soon */
-    size_t tile_slot_bytes, slots_bytes;                /* of a tile's slots, of all that the operation needs */
-    uint32_t tile_slots;                                /* for tiles in turns */
-    bool goes_round;                                    /* its slots are in the ring: see slots.c */
+    /* All cuts fall on multiples of this. */
+    size_t unit_bytes;
+    /* The requested tile size, in bytes of the whole message, and the requested laps of the ring. */
+    size_t wanted_bytes;
+    bool short_laps;
+    /* Bytes of the slots of one tile, and of all slots of the operation. */
+    size_t tile_slot_bytes, slots_bytes;
+    /* How many tiles have slots of their own; later tiles reuse them in turn. */
+    uint32_t tile_slots;
+    /* The slots are taken from the ring (slots.c). */
+    bool goes_round;
     int tiles;
-    bool single, in_line;                               /* one tile; and its slot is the payload of the line */
-    bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
-    bool one_sided;                                     /* nobody waits for ranks that it does not need: tracks.h */
+    /* single: one tile. in_line: and its slot is the payload of the line. */
+    bool single, in_line;
+    /* The ranks' tensors do not fit into the last-level cache. */
+    bool beyond_cache;
+    /* A rank waits only for the ranks that it needs (tracks.h). */
+    bool one_sided;
 };
 struct touch { int rank; enum buffer buffer; };
+/* An address relative to this rank's tensor, or to run.slots_at. In a line it is the address in track 0. */
 struct program_address {
     enum buffer buffer;
     uintptr_t at;
-};   /* in my tensor, or in the slots of any rank; lines: track 0 */
-/* Few bytes: none goes around the cache. A mere copy is one whatever the call is: nothing is multiplied or divided. */
+};
+/* Marks a part that is too short to be written around the cache. A PART_MERE_COPY is only a copy in every call, because
+   it is neither multiplied nor divided. */
 enum ease { PART_MERE_COPY = 1, PART_MERE_SUM };
-/* Of a step; count: elements; its froms, then its tos, begin at `first`. */
+/* A part of a step. `count` is in elements. Its source addresses begin at `first`; its destinations follow. */
 struct part { size_t bytes, count; int first; enum ease ease; };
 struct buffers { const void *input; void *output; size_t slots_at; };
 struct needed { int *ranks, count; };
 struct pointers { void **to; const void **from; };
-struct program {                                        /* a plan made ready to run, kept with its communicator */
+struct program {
     const struct plan *plan;
-    const struct schedule *schedule;                    /* mine */
-    struct transfer *transfers;                         /* [slots][step_count]; NULL without messages */
-    struct piece *pieces;                               /* [slots][piece_count] */
-    int *piece_at, piece_count;                         /* where a step's pieces begin */
-    struct pointers piece, block;                       /* room for those of the widest step; of a block of that */
-    unsigned char *fetched;                             /* room for what is read of peers, or NULL: fetch.c */
-    struct touch *touches;                              /* the peers' tensors that its steps name */
+    /* This rank's schedule. */
+    const struct schedule *schedule;
+    /* [slots][step_count] and [slots][piece_count]; NULL without messages. */
+    struct transfer *transfers;
+    struct piece *pieces;
+    /* [step_count]: where the pieces of each step begin. */
+    int *piece_at, piece_count;
+    /* Pointers to the pieces of the widest step, and to a block of them. */
+    struct pointers piece, block;
+    /* Room for bytes read from peers, or NULL (fetch.c). */
+    unsigned char *fetched;
+    /* The peers' tensors that the steps name. */
+    struct touch *touches;
     int touch_count;
-    struct program_cut cut;                                     /* of the last message: most calls repeat it */
+    /* The cut of the last message, because most calls repeat it. */
+    struct program_cut cut;
     bool is_cut, is_fixed;
-    bool tells;                                         /* with one tile, the prelude publishes */
-    struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
+    /* With one tile, the prelude publishes a position, which also announces the arrival. */
+    bool tells;
+    /* The steps with their addresses; valid if is_fixed (bind.c). */
+    struct part *parts;
     struct program_address *addresses;
-    int *part_at, address_count;                        /* [step_count + 1] */
-    void **pointers[TRACKS];                             /* by track: what the addresses are ... */
-    struct buffers aimed[TRACKS];                        /* ... for these tensors and slots */
-    struct needed needed;                               /* the peers that this rank cannot do without */
-    size_t element_bytes;                               /* of the counts */
-    size_t bytes;                                       /* that it takes, but for the plan and the blocks */
-    struct blocks blocks;                               /* what scratch holds, once counts are uneven: bind.c */
+    /* part_at: [step_count + 1]. */
+    int *part_at, address_count;
+    /* The addresses as pointers, and the tensors and slots that they were computed for, by track. */
+    void **pointers[TRACKS];
+    struct buffers aimed[TRACKS];
+    /* The peers that this rank must wait for in a one-sided operation. */
+    struct needed needed;
+    /* The element size that the counts in `parts` were computed with. */
+    size_t element_bytes;
+    /* The memory that the program takes, without the plan and the blocks. */
+    size_t bytes;
+    /* Which blocks the scratch chunks hold; filled when counts are uneven (bind.c). */
+    struct blocks blocks;
 };
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
-/* Finds out which blocks its chunks hold, if there are messages: they are as long as their blocks. */
+/* Finds the blocks that the chunks hold, if the plan has messages, because a chunk is as long as its block. */
 tutti_status program_know_blocks(struct program *program);
 void program_destroy(struct program *program);

@@ -1,11 +1,11 @@
-/* The roll call: who has come, whether all mean the same, and who of them needs this core. */
+/* The roll call: which ranks have arrived, whether all agree, and which of them needs this core. */
 #include "backend/execute/roll_call.h"
 #include "backend/base/pause.h"
 #include "backend/execute/counters.h"
 #include "backend/execute/tracks.h"
 
 /* ---- counters of peers ---- */
-/* Looks once, and then `polls` times more, unless it has seen enough before. */
+/* Reads a counter up to 1 + `counter_polls` times, until it has reached the target. */
 static inline bool peer_look(struct executor *x, int peer, uint64_t *seen, _Atomic uint64_t *counter, uint64_t target,
     int counter_polls)
 {
@@ -32,7 +32,8 @@ bool track_look(struct executor *x, int peer, int track, uint64_t target, int co
 }
 
 /* ---- the roll call ---- */
-void executor_describe(struct executor *x)              /* odd factors: no single difference cancels */
+/* The factors are odd, so a difference in a single member always changes the hash. */
+void executor_describe(struct executor *x)
 {
     const struct declaration *d = x->run.declaration;
     uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
@@ -44,9 +45,10 @@ void fingerprint_make(struct executor *x)
     uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind + x->tracks.trail;
     x->run.fingerprint = sum ^ sum >> 29;
 }
-/* An operation that a rank has failed before all that it awaits had arrived succeeds on none of those that come later:
-   that rank claims the failure and then looks for arrivals, the others arrive and then look for a claim. Their fence in
-   between is that of counter_publish; if they are bare, who claims puts one into all. */
+/* If a rank fails an operation before all ranks that it awaits have arrived, the operation fails on every rank that
+   arrives later. That rank claims the failure and then reads the arrivals; the others arrive and then read the claim.
+   The fence between these is that of counter_publish. If ranks publish bare, the claiming rank inserts a fence into
+   all of them. */
 static bool is_refused(const struct executor *x)
 {
     if (!atomic_load(&x->site.mine->alert)) return false;
@@ -58,17 +60,19 @@ static const struct line *line_of(const struct executor *x, int peer)
 {
     return segment_line(x->site.segment, peer, x->run.track);
 }
-static inline bool has_come(struct executor *x, int peer, tutti_status *status)       /* and means the same */
+/* True if the peer has arrived and its fingerprint is equal. */
+static inline bool has_come(struct executor *x, int peer, tutti_status *status)
 {
     if (!reached_soon(x, peer, SEEN_COUNTER, counter_arrival(x), counter_polls(x))) return false;
     if (line_of(x, peer)->fingerprint == x->run.fingerprint) return true;
     *status = TUTTI_MISMATCH;
     return false;
 }
-/* Who looks at a line that its owner is about to write takes it away from it, and both wait for it once more. Ranks
-   that come together announce together, and then it takes some 10 ns until the other's line can be seen. So a rank
-   that has looked in vain looks later next time, until one look in 64 is in vain. If that does not help, the other is
-   late for other reasons: then it looks at once, and tries again some calls later. */
+/* A rank that reads a line just before its owner writes it takes the line away from the owner, and both wait for it
+   again. Ranks that arrive together announce together, and each sees the other's line some 10 ns later. So a rank whose
+   first read came too early delays it in the next operation, until one read in 64 is too early. If a long delay does
+   not help, the peer is late for other reasons: the rank then reads at once, and tries again AT_ONCE operations
+   later. */
 enum { STEP = 256, IN_VAIN = STEP / 4, LATEST = 80 * STEP, AT_ONCE = 1000 };
 static void first_look_record(struct first_look *f, bool in_vain)
 {
@@ -85,8 +89,8 @@ static void look_first(struct executor *x)
     const struct line *line = line_of(x, x->site.index ? 0 : 1);
     first_look_record(f, atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(x));
 }
-/* A peer that was there before me may be some operations ahead: then a line that I shall need can be on its way. The
-   next one, or where what it announces has to be fetched as well, one that is farther off. */
+/* Prefetches a line of a peer that arrived first, because it may be some operations ahead. That is its next line, or a
+   later one if each line announces a slot that must be fetched too. */
 static void fetch_ahead(const struct executor *x, int peer)
 {
     int ahead = x->run.cut->in_line ? 1 : 3;
@@ -112,7 +116,8 @@ __attribute__((noinline)) static bool have_come_who_are_needed(struct executor *
     x->tracks.joined = x->operation + 1;
     return true;
 }
-/* Who has arrived will not look at my next line before I have written it for the next operation: time to fetch it. */
+/* After the roll call, peers read this rank's next line only once it is written for the next operation. So the rank
+   fetches that line for writing now. */
 bool roll_call(struct executor *x, tutti_status *status)
 {
     if (!(x->run.one_sided ? have_come_who_are_needed(x, status) : have_all_come(x, status))) return false;
@@ -137,7 +142,8 @@ bool executor_is_complete(const struct executor *x)
         if (!executor_has_arrived(x, p->needed.ranks[i])) return false;
     return p->needed.count == x->site.ranks - 1 || tracks_may_be_free(x);
 }
-/* About the operation that was the last of this track: the one that runs, or one whose line may be another's by now. */
+/* Compares the last operation of this track. If it is not the running one, its line may be reused already, so its
+   declarations are compared. */
 static int disagreement_in(const struct executor *x, int track)
 {
     uint64_t operation = x->tracks.last[track].number - 1;
@@ -150,7 +156,7 @@ static int disagreement_in(const struct executor *x, int track)
     }
     return -1;
 }
-/* Up to the last one in which all have been, they agree. */
+/* Looks only at operations after tracks.joined, because all ranks have agreed up to that one. */
 int executor_disagreement(const struct executor *x, uint64_t *out)
 {
     int first = -1;
@@ -165,8 +171,8 @@ int executor_disagreement(const struct executor *x, uint64_t *out)
     return first;
 }
 
-/* ---- who needs my core ---- */
-/* Before all have arrived a neighbour has something to do if it is missing; afterwards, as far as I know, always. */
+/* ---- who needs this rank's core ---- */
+/* Before all have arrived, a peer on this core needs it only if it is missing; afterwards any peer may need it. */
 bool executor_core_is_wanted(struct executor *x)
 {
     uint32_t core = wait_core();

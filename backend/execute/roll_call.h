@@ -1,8 +1,9 @@
-/* Who has come to the operation that begins, and do all mean the same? Part of the executor. */
+/* The roll call of the operation that begins: which ranks have arrived, and whether all agree. Part of the executor. */
 #pragma once
 #include "backend/execute/execute.h"
 
-void fingerprint_make(struct executor *x);              /* of the declaration, its sequence included */
-/* True: all have arrived, or all that this rank needs: tracks.h. *status is MISMATCH when one of them does something
-   else. */
+/* Hashes the declaration, including its sequence number. */
+void fingerprint_make(struct executor *x);
+/* True if all ranks that this one awaits have arrived (tracks.h). *status is MISMATCH if one of them has called
+   something else. */
 bool roll_call(struct executor *x, tutti_status *status);

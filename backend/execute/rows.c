@@ -1,6 +1,6 @@
-/* A row is added up, normalised and handed on before the next one is looked at, so it is in the nearest cache all the
-   time. What peers see is normalised already: who reads my OUTPUT, or what I put into a slot for others, waits for the
-   step that has done both. Rows must then be whole in every piece and tile, for which bind.c cuts at rows. */
+/* A rank sums, normalises and copies a row before it begins the next one, so the row stays in the nearest cache. Peers
+   see only normalised rows, because a reader of OUTPUT or of a slot waits for the step that does both. Rows must then
+   be whole in every piece and tile, so bind.c cuts at rows. */
 #include "backend/execute/rows.h"
 #include "backend/execute/execute.h"
 #include "backend/execute/slots.h"
@@ -42,8 +42,8 @@ bool rows_fit(const struct executor *x, const struct program *program, size_t ro
     size_t chunks = (size_t)program->schedule->chunks[SCRATCH];
     return row_bytes * chunks * (size_t)program->plan->slots <= slots_most_bytes(x);
 }
-/* Where each rank adds up everything, each may normalise everything at once; where each makes some rows for all, it
-   may if the residuals of those are its own affair. */
+/* If each rank sums everything, each can normalise all rows early. If each rank sums some rows for all, it can
+   normalise them early only if it alone keeps their residuals. */
 bool rows_go_early(const struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
@@ -53,12 +53,14 @@ bool rows_go_early(const struct executor *x)
     return plan->algorithm->host_memory && x->launch.program->schedule->cut == 1
         && rows_fit(x, x->launch.program, rows->row_bytes);
 }
-static int place_of_mine(const struct executor *x, const struct step *t)       /* the destination in my OUTPUT */
+/* Returns which destination of the step lies in this rank's OUTPUT. */
+static int place_of_mine(const struct executor *x, const struct step *t)
 {
     const struct span *to = step_to(x->launch.program->schedule, t);
     for (int k = 0; k < t->to_count; k++)
         if (to[k].rank == x->site.rank && to[k].buffer == OUTPUT) return k;
-    assert(false);                                      /* no plan that goes early finishes elsewhere */
+    /* Plans whose rows go early finish sums only in OUTPUT. */
+    assert(false);
     return 0;
 }
 static char *residual_at(const struct executor *x, size_t offset)

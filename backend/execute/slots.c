@@ -1,13 +1,14 @@
-/* A rank's slots are a ring, behind it a small one for each track, and two halves. Slots that come round again at once
-   are still in the cache of who has read them, from where it is dear to take them (probe.c). So operations take what
-   they need from a ring that no such cache holds, one behind the other: of the last one somebody may still be reading,
-   of the one before it nobody. What needs more than a third of the ring would meet the last one, and uses the halves in
-   turns; so does what needs a few lines only, for they come back faster than others are fetched. All ranks count alike.
-   One-sided operations, in which ranks are farther apart, have the small slot of their track (tracks.h).
+/* A rank's slots are a ring, then a small slot for each track, then two halves. A slot that is reused at once is still
+   in its reader's cache, and to regain it from there is expensive (probe.c). So operations take their slots one behind
+   the other from a ring that exceeds such a cache. Peers may still read the slots of the last operation, but not those
+   of the one before. An operation that needs more than a third of the ring would overlap the last one, so it uses the
+   halves in turn. An operation that needs only a few lines also uses them, because these lines return faster than
+   others are fetched. All ranks compute the same places. One-sided operations, in which ranks are farther apart, use
+   the small slot of their track (tracks.h).
 
-   Memory that nobody has touched yet is dearer than any cache, so a lap is at first a short one: a quarter of what has
-   been taken so far, but room for three operations like this one. Slots that would meet the last ones at the beginning
-   follow them instead; there is room, because each takes at most a third of the ring. */
+   The first access to a page costs more than any cache saves, so laps are short at first. A lap is a quarter of the
+   bytes taken so far, but holds at least three operations like this one. If the next lap's first slots would overlap
+   the last ones, they follow them instead; they fit, because each operation takes at most a third of the ring. */
 #include "backend/execute/slots.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -54,7 +55,7 @@ void slots_take(struct executor *x)
         x->run.slots_at = ring_bytes(x) + tracks_bytes(x) + (size_t)x->run.parity * slots_most_bytes(x);
     else x->run.slots_at = begins_a_lap(x, c) ? 0 : x->ring.at;
 }
-/* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
+/* The tiles of one operation take turns in a number of tile slots that is a multiple of `slots`. */
 static uint32_t count_tile_slots(const struct executor *x, const struct program_cut *c, size_t slots,
     size_t tile_slot_bytes)
 {
@@ -73,7 +74,8 @@ void slots_lay_out(struct executor *x, struct program_cut *c)
     c->one_sided = plan->one_sided && c->single && c->slots_bytes <= TRACK_BYTES && plan->period < TRACK_POSITIONS - 2;
     slots_take(x);
 }
-static tutti_status reserve_tracks(struct executor *x)   /* all of them: they are few */
+/* Reserves the small slots of all tracks at once, because they are few. */
+static tutti_status reserve_tracks(struct executor *x)
 {
     size_t *reserved = &x->ring.reserved[3];
     if (*reserved || x->run.cut->in_line) return TUTTI_OK;
@@ -82,7 +84,7 @@ static tutti_status reserve_tracks(struct executor *x)   /* all of them: they ar
     *reserved = tracks_bytes(x);
     return TUTTI_OK;
 }
-/* As much as operations have come to: a group that is seldom used takes little. */
+/* Reserves only the slots that operations have reached, so a group that is seldom used takes little memory. */
 tutti_status slots_reserve(struct executor *x)
 {
     const struct program_cut *c = x->run.cut;

@@ -1,13 +1,14 @@
-/* Many tiles. Several are in flight, each is one integer, its next step. A tile waits only for its own tile on other
-   ranks and for the tile that had its slot before, so no order of running them can deadlock (the builder ran it once to
-   be sure). */
+/* Runs operations of many tiles. Several tiles are in flight; the state of each is one integer, its next step. A tile
+   waits only for its own tile on other ranks and for the tile that had its slot before, so it can run in any order
+   without deadlock. The builder has run one tile to be sure. */
 #include "backend/execute/tiles.h"
 #include "backend/execute/bind.h"
 #include "backend/execute/counters.h"
 #include "backend/execute/precedence.h"
 #include "backend/execute/roll_call.h"
 
-enum { LARGE_BYTES = 64 << 10 }; /* of one rank's part: it makes others rest, or rests itself */
+/* An operation with at least this many bytes per rank defers to more urgent ones, and makes less urgent ones defer. */
+enum { LARGE_BYTES = 64 << 10 };
 
 /* ---- one step ---- */
 static struct transfer *transfer_at(const struct executor *x, int tile, int step)
@@ -19,7 +20,8 @@ static bool is_reached(struct executor *x, const struct wait *w, int tile)
     return counter_reached(x, site_index(&x->site, w->rank), counter_index(x, tile),
         counter_position(x, tile, w->step));
 }
-static bool is_reached_by_all(struct executor *x, const struct wait *w)         /* tiles that nobody follows */
+/* True if the peer has reached the position in the last tile of every slot. */
+static bool is_reached_by_all(struct executor *x, const struct wait *w)
 {
     int tiles = x->run.cut->tiles, slots = x->launch.program->plan->slots;
     for (int tile = tiles > slots ? tiles - slots : 0; tile < tiles; tile++)
@@ -69,7 +71,8 @@ static void step_post(struct executor *x, int step, int tile)
         .piece_count = n };
     router_post(x->site.router, transfer);
 }
-static bool step_perform(struct executor *x, int step, int tile)            /* false: see bind_compute */
+/* False: see bind_compute. */
+static bool step_perform(struct executor *x, int step, int tile)
 {
     const struct step *t = &x->launch.program->schedule->steps[step];
     if (t->kind == WORK && !bind_compute(x, t, tile)) return false;
@@ -81,27 +84,29 @@ static bool step_perform(struct executor *x, int step, int tile)            /* f
 }
 
 /* ---- many tiles ---- */
-/* First what feeds the network, then what a peer of this host waits for, then the rest. */
+/* Steps that feed the network come first (0), then steps that a peer of this host waits for, then all others. */
 static int step_urgency(const struct schedule *s, int step)
 {
     if (s->first_message >= 0 && step >= s->first_message && step <= s->last_message + 1) return 0;
     return s->steps[step].by_tile ? 1 : 2;
 }
-static int program_end(const struct schedule *s)        /* LEAVE belongs to the operation, not to a tile */
+/* Returns the number of steps without LEAVE, which belongs to the operation and not to a tile. */
+static int program_end(const struct schedule *s)
 {
     return s->step_count && s->steps[s->step_count - 1].kind == LEAVE ? s->step_count - 1 : s->step_count;
 }
-/* What is small is over before others would notice. */
+/* Small operations end before others could defer to them. */
 static bool is_large(const struct executor *x) { return x->run.cut->tiles > 1 || x->launch.part_bytes >= LARGE_BYTES; }
-/* Something more urgent moves: one tile at a time is enough. Nobody rings when it has ended. */
+/* True if a more urgent operation moves, so that one tile at a time is enough here. The end of that operation rings no
+   bell, so `soon` keeps the next sleep short. */
 static bool tiles_are_deferred(struct executor *x)
 {
     bool deferred = is_large(x) && precedence_is_deferred(router_priority(x->site.router));
     x->blocked.soon |= deferred;
     return deferred;
 }
-/* Runs the most urgent step that can run; among equals the oldest tile's. */
-static const struct step *tiles_advance(struct executor *x, tutti_status *status)            /* NULL: none could */
+/* Runs the most urgent step that can run, and among equals the oldest tile's. NULL: all tiles are blocked. */
+static const struct step *tiles_advance(struct executor *x, tutti_status *status)
 {
     const struct schedule *s = x->launch.program->schedule;
     int end = program_end(s), window = x->run.low + x->launch.program->plan->slots;
@@ -123,8 +128,8 @@ static bool is_over(struct executor *x, int tile)
         if (step_is_message(&s->steps[step]) && !is_done(x, transfer_at(x, tile, step))) return false;
     return true;
 }
-/* What can be posted is, before the network is looked at, so that the other end hears of it while bytes come. Not
-   inlined: between the steps of one tile it would only be in the way. */
+/* Posts all possible messages before it polls the network, so that peers receive them while bytes arrive. It is not
+   inlined, because it would slow down the path of one tile. */
 __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
@@ -136,7 +141,8 @@ __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
         if (counter_polls && s->first_message >= 0) came = router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;
-        if (moved && priority) precedence_record(priority, false);       /* what has come may be for others */
+        /* `came` does not count here, because the bytes may be another communicator's. */
+        if (moved && priority) precedence_record(priority, false);
         if (!(moved | came) || status != TUTTI_IN_PROGRESS) return status;
     }
     if (priority) precedence_record(priority, true);

@@ -1,6 +1,6 @@
-/* Operations are numbered from 1 here, as sequences are, so 0 is none. Whether the next track is free is asked every
-   TRACKS / 2 operations: then all are to have come half the ring further than needed, which makes one look at each peer
-   do for many operations, and lets a peer that lags catch up undisturbed. */
+/* This file numbers operations from 1, so 0 means none. A rank checks only every TRACKS / 2 operations whether the next
+   track is free. It then requires that all ranks have come half a ring farther than needed. So one read of each peer
+   serves many operations, and a lagging peer can catch up undisturbed. */
 #include "backend/execute/tracks.h"
 #include "backend/execute/counters.h"
 #include <assert.h>
@@ -12,7 +12,7 @@ void tracks_enter(struct executor *x)
     x->run.parity = (int)(x->tracks.turn & 1);
 }
 void tracks_record(struct executor *x) { x->tracks.last[x->run.track] = (struct last){ track_number(x), x->base }; }
-/* An operation has the newest track, or the one before it in the ring; `other` is the other of both. */
+/* An operation has the newest track, or the one before it in the ring; `other` is the remaining one of the two. */
 int tracks_next(const struct executor *x)
 {
     return x->run.one_sided ? (int)((x->tracks.newest + 1u) % TRACKS) : x->tracks.other;
@@ -39,13 +39,14 @@ bool track_is_reached(const struct executor *x, int peer, int track)
     const struct line *line = segment_line(x->site.segment, peer, track);
     return peer == x->site.index || atomic_load(&line->counter) > x->tracks.last[track].base;
 }
-/* The track of the operation in which all have to be; -1: they are known to have been there. */
+/* Returns the track of the operation in which all ranks must have arrived; -1: all are known to have. */
 static int track_awaited(const struct executor *x)
 {
     uint64_t used = x->tracks.last[tracks_next(x)].number;
     int track = 0;
     if (!used || x->tracks.joined > used) return -1;
-    while (x->tracks.last[track].number != used + TRACKS / 2) {        /* each since has a track of its own */
+    /* The search succeeds, because every later operation has had a track of its own. */
+    while (x->tracks.last[track].number != used + TRACKS / 2) {
         track++;
         assert(track < TRACKS);
     }

@@ -1,36 +1,43 @@
 /* Which line a rank writes in an operation, and when it may. Part of the executor.
  *
- * An operation is *one-sided* if a rank can do without some of its peers: a broadcast, scatter, gather or reduce of one
- * tile, small enough for the slots of a track, that does not look where tensors lie, and all of whose ranks are here.
- * Then everybody awaits only those whose data it needs, and who only sends is done when it has sent. In all others
- * everybody awaits all: arriving in one says that those before it are over. All ranks think alike about it, because it
- * follows from what the fingerprint says.
+ * An operation is *one-sided* if a rank needs only some of its peers. Broadcasts, scatters, gathers and reduces of one
+ * tile are one-sided if all ranks are on one host, the tile fits into the slots of a track, and the plan was chosen
+ * before the roll call. In such an operation a rank awaits only the ranks whose data it needs, and a rank that only
+ * sends is done when it has sent. In all other operations every rank awaits all, so an arrival in one means that the
+ * earlier ones are over. All ranks decide this equally, because it follows from the content of the fingerprint.
  *
- * Lines lie in tracks. The track of an operation is known before its kind is: after an operation that awaited all, the
- * next one takes the track of the one before (so a row of them takes two tracks in turns); after a one-sided one, the
- * next in the ring. A rank goes on from the roll call of an operation only when all have left behind the last operation
- * of the track that comes next. So whoever begins an operation may write its line and its slot at once, and:
+ * Lines lie in tracks. The track of an operation is known before its kind is. After an operation that awaited all, the
+ * next one takes the track of the one before, so a series of them alternates between two tracks. After a one-sided one,
+ * the next operation takes the next track in the ring. A rank passes the roll call of an operation only when all ranks
+ * have left the last operation of the next track. So a rank that begins an operation may write its line and its slot at
+ * once, and:
  *
- *   1. While a rank is in an operation, nobody writes over what this operation has put into lines, slots of tracks and
- *      declarations: a peer is at most TRACKS - 1 operations ahead.
- *   2. Ranks that have come to the same operation think alike about its track, its positions, and its turn (of counts
- *      and large slots), even if they have disagreed before: who disagrees about the kind of an operation does not get
- *      beyond it, if it awaits all; and one-sided ones all take as many positions.
- *   3. A fingerprint says all one-sided operations before it (the trail). So who looks at a peer's finds what they have
- *      disagreed about before; and who goes on has looked at all of them TRACKS operations ago or later. Declarations
- *      last for twice as many, so the first one that differs can still be read. */
+ *   1. While a rank is in an operation, its peers do not overwrite the operation's lines, slots of tracks and
+ *      declarations, because a peer is at most TRACKS - 1 operations ahead.
+ *   2. Ranks that have come to the same operation agree on its track, its positions, and its turn (of counts and large
+ *      slots), even if they have disagreed before. A rank that disagrees on the kind of an operation that awaits all
+ *      stays in it, and all one-sided operations take equally many positions.
+ *   3. A fingerprint covers all earlier one-sided operations (the trail). So a rank that reads a peer's fingerprint
+ *      finds an earlier disagreement. A rank that continues has read all fingerprints at most TRACKS operations ago.
+ *      Declarations last twice as long, so the first one that differs is still readable. */
 #pragma once
 #include "backend/execute/execute.h"
 
-enum { TRACK_POSITIONS = 1024 };                         /* that a one-sided operation takes, whatever it is */
+/* Every one-sided operation takes this many positions. */
+enum { TRACK_POSITIONS = 1024 };
 
-void tracks_enter(struct executor *x);                   /* sets track and turn of the operation that begins */
-void tracks_record(struct executor *x);                    /* it is announced now */
-int tracks_next(const struct executor *x);               /* the track of the next operation */
-/* In a one-sided one: whether all have left behind what the next track was used for. *status is MISMATCH when one of
-   them has done something else. */
+/* Sets the track and the turn of the operation that begins. */
+void tracks_enter(struct executor *x);
+/* Records that the operation is announced now. */
+void tracks_record(struct executor *x);
+/* Returns the track of the next operation. */
+int tracks_next(const struct executor *x);
+/* In a one-sided operation: true if all ranks have left the last operation of the next track. *status is MISMATCH if
+   one of them has called something else. */
 bool tracks_are_free(struct executor *x, tutti_status *status);
-bool tracks_may_be_free(const struct executor *x);       /* the same by a look that notes nothing */
-/* Has the peer arrived in the last operation of the track? */
+/* Answers the same question without recording what it waits for or what it finds. */
+bool tracks_may_be_free(const struct executor *x);
+/* True if the peer has arrived in the last operation of the track. */
 bool track_is_reached(const struct executor *x, int peer, int track);
-void tracks_leave(struct executor *x);                   /* the operation is over */
+/* Ends the operation. */
+void tracks_leave(struct executor *x);

@@ -1,5 +1,5 @@
-/* Introspection: one JSON object with everything a bug report needs, one of what a group goes by, and schedules as
-   text. */
+/* Introspection: one JSON object for bug reports, one with the parameters by which a group chooses algorithms, and
+   schedules as text. */
 #include "backend/info/info.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
@@ -32,7 +32,8 @@ static void text_put(struct info_text *t, const char *format, ...)
     va_end(arguments);
     if (n > 0) t->length += (size_t)n;
 }
-static void put_string(struct info_text *t, const char *s)                  /* as JSON */
+/* Appends a JSON string. */
+static void put_string(struct info_text *t, const char *s)
 {
     text_put(t, "\"");
     for (; *s; s++) {
@@ -92,13 +93,14 @@ static void put_kernels(struct info_text *t)
     }
     text_put(t, "]}, ");
 }
-static void put_decimal(struct info_text *t, double value)   /* whatever the locale, as JSON has it */
+/* Appends a number as JSON requires it, in any locale. */
+static void put_decimal(struct info_text *t, double value)
 {
     enum { MILLION = 1000000 };
     unsigned long long millionths = (unsigned long long)(value * MILLION + 0.5);
     text_put(t, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
 }
-/* What collectives of several ranks of this host go by. Measured now, if nobody has yet. */
+/* Appends the parameters that ranks of this host choose by. Measures them now if they are not available. */
 static void put_machine(struct info_text *t)
 {
     const struct machine_row *rows;
@@ -207,7 +209,8 @@ static void parameters_put(struct info_text *t, const struct machine *machine)
     }
     text_put(t, "}");
 }
-/* Whether private tensors of peers can be read where they lie; found out by the first operation that may want it. */
+/* Appends whether private tensors of peers can be read where they lie. The first operation that may need it tests
+   this. */
 static void put_single_copy(struct info_text *t, const tutti_comm *comm)
 {
     const struct reach *reach = &comm->reach;
@@ -240,7 +243,8 @@ tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, s
 }
 
 /* ---- schedules ---- */
-/* One host; two, of hierarchical algorithms; of messages every rank on a host of its own. */
+/* Creates a layout that suits the algorithm: one host, two hosts for hierarchical algorithms, and for algorithms of
+   messages a host for every rank. */
 static tutti_status schedule_layout(const struct algorithm *algorithm, int ranks, struct layout **out)
 {
     int *hosts = memory_zeroed((size_t)ranks, sizeof *hosts);

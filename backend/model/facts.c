@@ -1,4 +1,4 @@
-/* What the system says of the machine, without measuring anything. Whatever it does not say is absent, never wrong. */
+/* Facts that the system reports about the machine, without measurements. Facts that it does not report are absent. */
 #include "backend/model/machine.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ double cache_bytes(int level)
     }
     return 0;
 }
-/* Is the number in a list of the kernel's, as in 0-3,64? */
+/* True if the number is in a list of the kernel, for example 0-3,64. */
 static bool is_listed(const char *list, int number)
 {
     for (const char *at = list; *at >= '0' && *at <= '9';) {
@@ -54,7 +54,8 @@ bool cores_are_siblings(int a, int b)
     snprintf(path, sizeof path, "%s/cpu%d/topology/thread_siblings_list", cpus, a);
     return first_line(path, list, sizeof list) && is_listed(list, b);
 }
-static void processor_name(char *out, int bytes)        /* "" where the kernel has no such line */
+/* Sets `out` to "" if /proc/cpuinfo has no model name. */
+static void processor_name(char *out, int bytes)
 {
     FILE *file = fopen("/proc/cpuinfo", "re");
     char line[256];

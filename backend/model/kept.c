@@ -16,7 +16,7 @@
 
 enum { TEXT_BYTES = 2048, PATH_BYTES = 1280 };
 
-/* ---- where ---- */
+/* ---- the folder ---- */
 bool kept_folder(char *out, size_t bytes)
 {
     const char *setting = settings_get()->cache, *cache = settings_given("XDG_CACHE_HOME");
@@ -24,11 +24,13 @@ bool kept_folder(char *out, size_t bytes)
     int length = -1;
     if (strcmp(setting, "none") == 0) return false;
     if (setting[0]) length = snprintf(out, bytes, "%s", setting);
-    else if (cache && cache[0] == '/') length = snprintf(out, bytes, "%s/tutti", cache);   /* the standard: absolute */
+    /* The XDG standard ignores relative paths. */
+    else if (cache && cache[0] == '/') length = snprintf(out, bytes, "%s/tutti", cache);
     else if (home && home[0] == '/') length = snprintf(out, bytes, "%s/.cache/tutti", home);
     return length > 0 && (size_t)length < bytes;
 }
-static uint64_t text_hash(const char *text)                                 /* FNV-1a */
+/* FNV-1a. */
+static uint64_t text_hash(const char *text)
 {
     uint64_t h = 0xcbf29ce484222325u;
     for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
@@ -39,7 +41,7 @@ static bool path_of(const char *folder, const char *identity, char out[PATH_BYTE
     return snprintf(out, PATH_BYTES, "%s/machine-%016" PRIx64, folder, text_hash(identity)) < PATH_BYTES;
 }
 
-/* ---- the text: the identity, a line for each figure, and a hash of all that ---- */
+/* ---- the text: the identity, a line for each parameter, and a hash of all lines ---- */
 static size_t text_print(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
 {
     const struct machine_row *rows;
@@ -52,7 +54,7 @@ static size_t text_print(const char *identity, const struct machine *machine, ch
         length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "hash %016" PRIx64 "\n", text_hash(out));
     return length < TEXT_BYTES ? (size_t)length : 0;
 }
-/* Steps over the text if what is at *at begins so. */
+/* Advances *at past `text` if *at begins with it. */
 static bool text_skip(const char **at, const char *text)
 {
     size_t length = strlen(text);
@@ -81,7 +83,8 @@ bool kept_read(const char *folder, const char *identity, struct machine *out)
     char path[PATH_BYTES], text[TEXT_BYTES];
     struct machine found;
     if (!path_of(folder, identity, path)) return false;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);          /* not even a pipe keeps us waiting */
+    /* O_NONBLOCK, because the path may be a pipe. */
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
     if (file >= 0) close(file);
     if (length < 0) return false;
@@ -90,7 +93,8 @@ bool kept_read(const char *folder, const char *identity, struct machine *out)
     *out = found;
     return true;
 }
-static bool make_folder(const char *folder)                            /* and the one above it, as ~/.cache may be */
+/* Creates the folder, and its parent if that is missing, because ~/.cache may not exist. */
+static bool make_folder(const char *folder)
 {
     char above[PATH_BYTES];
     if (mkdir(folder, 0700) == 0 || errno == EEXIST) return true;

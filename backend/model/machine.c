@@ -1,4 +1,4 @@
-/* The table of parameters, and what this process knows of them, by distance of the cores. */
+/* The table of parameters, and the values that this process has, by distance of the cores. */
 #include "backend/model/machine.h"
 #include "backend/base/log.h"
 #include <math.h>
@@ -37,12 +37,14 @@ bool machine_is_sane(const struct machine *machine)
 {
     for (int i = 0; i < ROWS; i++) {
         double figure = machine_figure(machine, i);
-        if (!(figure >= rows[i].least && figure <= rows[i].most)) return false;        /* NaN is not */
+        /* NaN is outside the bounds, too. */
+        if (!(figure >= rows[i].least && figure <= rows[i].most)) return false;
     }
     return true;
 }
 
-static int find_row(const char *name, size_t length)    /* or ROWS */
+/* Returns ROWS if there is no such parameter. */
+static int find_row(const char *name, size_t length)
 {
     int i = 0;
     while (i < ROWS && (strlen(rows[i].name) != length || strncmp(rows[i].name, name, length))) i++;
@@ -73,12 +75,13 @@ int machine_distance(double line_ns)
     return halves < 1 ? 1 : halves < DISTANCES ? (int)halves : DISTANCES - 1;
 }
 
-/* ---- of this process ---- */
+/* ---- values of this process ---- */
 enum { FOLDER_BYTES = 1024 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct machine known[DISTANCES];
 static bool is_known[DISTANCES];
-static int latest = -1;                                 /* a distance */
+/* The distance whose parameters were used last; -1: unknown so far. */
+static int latest = -1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
@@ -89,7 +92,8 @@ static void machine_enter(void)
     pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&lock);
 }
-static bool machine_find(int distance)                          /* in this process, else on disk */
+/* Looks in this process, then on disk. */
+static bool machine_find(int distance)
 {
     char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
     if (!is_known[distance] && distance && kept_folder(folder, sizeof folder)) {

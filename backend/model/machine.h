@@ -1,13 +1,12 @@
-/* What is known of this machine: facts, and what the operations cost of which collectives between ranks of one host are
-   made. Measured once per host and distance of the ranks (probe.c) in a few tens of milliseconds, kept on disk between
-   jobs (kept.c), and from then on only read: by the price of a schedule (price.c), and by how long it is worth while to
-   wait awake.
+/* The parameters of this machine: facts, and the costs of the basic operations between ranks of one host. They are
+   measured once per host and distance of the ranks (probe.c) in a few tens of milliseconds, and kept on disk between
+   jobs (kept.c). The price of a schedule (price.c) and the spin budget follow from them.
 
-   A group decides by the parameters of one of its ranks, so all its ranks decide alike. */
+   A group uses the parameters of one of its ranks, so all its ranks decide equally. */
 #pragma once
 #include "include/tutti.h"
 
-/* name, unit, typical (where it cannot be measured), least and most that are believed, what it is */
+/* Columns: name, unit, typical value (used if it cannot be measured), least and most accepted values, meaning. */
 #define MACHINE_PARAMETERS(X) \
     X(l2, "bytes", 1 << 20, 32 << 10, 1 << 30, "second-level cache of a core") \
     X(last, "bytes", 32 << 20, 256 << 10, 1e11, "last-level cache") \
@@ -43,49 +42,57 @@ struct machine {
 #undef X
 };
 struct machine_row { const char *name, *unit, *help; double typical, least, most; };
-int machine_table(const struct machine_row **out);      /* in the order of struct machine; returns the number */
+/* Sets *out to the rows, in the order of struct machine; returns their number. */
+int machine_table(const struct machine_row **out);
 double machine_figure(const struct machine *machine, int row);
 void machine_set(struct machine *machine, int row, double figure);
 struct machine machine_typical(void);
 /* Replaces the parameters that a text names, as in "line=300,fetch=0.05", if they are within their bounds; warns about
    anything else in the text. */
 void machine_override(struct machine *machine, const char *parameters);
-/* What messages between hosts cost, as `from` has it: it belongs to a group, all else to a machine. */
+/* Copies the costs of messages between hosts, which belong to a group; all other parameters belong to a machine. */
 void machine_take_network(struct machine *machine, const struct machine *from);
-bool machine_is_sane(const struct machine *machine);    /* every figure is within its bounds */
+/* True if every parameter is within its bounds. */
+bool machine_is_sane(const struct machine *machine);
 
-/* How far apart cores are: half octaves of the time that a line takes from one to the other, from 1; 0: not known. */
+/* The distance of two cores: half octaves of the time that a line takes from one to the other, from 1; 0: unknown. */
 enum { DISTANCES = 36 };
 int machine_distance(double line_ns);
 
-/* ---- what this process knows; any thread ---- */
-/* The parameters of ranks at that distance: learnt before, or kept by an earlier job; at an unknown distance the latest
-   of this process, or any. False: there are none. */
+/* ---- values of this process; safe for several threads ---- */
+/* Returns the parameters of ranks at that distance, from this process or from an earlier job. For an unknown distance
+   it returns the latest of this process, or any. False: not available. */
 bool machine_recall(int distance, struct machine *out);
-/* The first for a distance stay. keep: for later jobs, too; those of an unknown distance are never. */
+/* Records parameters for a distance; the first ones stay. `keep` also writes them to disk for later jobs, unless the
+   distance is unknown. */
 void machine_learn(int distance, const struct machine *parameters, bool keep);
-/* Those of an unknown distance; if there are none, measured now. `stream`: copies around the cache, or NULL. */
+/* Returns the parameters of an unknown distance, and measures them now if they are not available. `stream` copies
+   around the cache, or is NULL. */
 typedef void machine_copy(void *to, const void *from, size_t bytes);
 struct machine machine_get(machine_copy *stream);
 
 /* ---- probe.c ---- */
-enum { PROBE_MS = 60 };                                 /* the longest it may take; then the rest stays typical */
-/* Measures, on these two cores (NULL: the caller's and another), or on two threads of one where there is no other.
-   True: all of it; false: some parameters are only typical, because there is one core only, or others keep the cores
-   busy. */
+/* The longest time that a measurement may take; parameters that are not measured by then stay typical. */
+enum { PROBE_MS = 60 };
+/* Measures on these two cores (NULL: the caller's and another), or with two threads on one if there is no other. True:
+   all parameters are measured. False: some are only typical, because there is one core, or other programs keep the
+   cores busy. */
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
-enum { PROBE_NUMBER = 8 };                              /* to be raised when what is measured changes */
+/* Must be raised when the measurements change. */
+enum { PROBE_NUMBER = 8 };
 enum { IDENTITY_BYTES = 512 };
-/* Version of tutti, processor, number of cores, kernel, distance, in one line: parameters of one identity do not count
-   for another. */
+/* Writes one line with version of tutti, processor, number of cores, kernel, and distance. Parameters are valid only
+   for their own identity. */
 void machine_identity(int distance, char out[IDENTITY_BYTES]);
-double cache_bytes(int level);                          /* of the first core; 0: the system does not say */
-bool cores_are_siblings(int a, int b);                  /* two threads of one core */
+/* Returns the size of a cache of the first core; 0: the system does not report it. */
+double cache_bytes(int level);
+/* True if both are hardware threads of one core. */
+bool cores_are_siblings(int a, int b);
 /* ---- kept.c ---- */
-/* The folder: what TUTTI_CACHE says, or that of the user; false: nothing is kept. */
+/* Returns the folder that TUTTI_CACHE names, or the user's cache folder. False: parameters are not kept on disk. */
 bool kept_folder(char *out, size_t bytes);
-/* False: nothing is kept there for this machine, or it makes no sense. */
+/* False: the folder has no valid parameters for this machine. */
 bool kept_read(const char *folder, const char *identity, struct machine *out);
-/* Replaces it as a whole. False: could not, and has said so. */
+/* Replaces the file as a whole. False: writing failed; errors of the system are logged. */
 bool kept_write(const char *folder, const char *identity, const struct machine *machine);

@@ -1,31 +1,31 @@
-/* The price of a plan is the length of its critical path over one tile, and for every further tile what the busiest
-   rank does for it, because tiles overlap.
+/* The price of a plan is the length of its critical path over one tile, and for every further tile the work of the
+   busiest rank, because tiles overlap.
 
-   - A round: a wait is over when the peer has got there and its line has come here. With more ranks than cores the peer
-     first needs a core, and whoever has it must hand it over.
-   - A line: every wait reads one that a peer has written, every publication writes one that peers have read, and the
-     first of a run that a peer had last is not yet read ahead. With the change from tile to tile, which upsets that
-     reading, this is what a tile costs however small.
-   - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise, as much of it
-     as its core's cache holds: the rest is as far for me as for its owner. What one rank of a core has at hand is near
-     for the others.
-   - Slots take turns over so many bytes that no second-level cache has them any more (slots.c). Such lines cost less to
-     write, and to read when they have been, than those that a peer has just read.
-   - Bytes that the kernel reads for me where a peer has them (plan.reads) go straight to where I copy them; what I add
-     up goes through my cache. Each reading costs a call of the kernel.
-   - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
-   - A message: two thirds of what it takes is its sender's work, the rest its receiver's, as if none of it were the
-     way: between near hosts the kernel carries what a socket sends on the core that sends. Up to 64 KiB it goes
-     through memory of both ends; a longer one is announced first. When both ends have been posted come the receiver's
-     part and its bytes at the rate of the host's link, of which it has the part that it makes up of all that the host
-     sends. In a plan of one host the other end is taken to be posted when this one is: right where all hosts do the
-     same, too little where they form a tree. Of further tiles those bytes are work of the rank, too: sockets are
-     copied by cores, so there is little to overlap.
-   - So nothing is cut into tiles whose messages are short, but for the largest tile: the bytes of the longest take
-     four times as long, on the link that all ranks of the host share, as it takes beside them (between two hosts of
-     two ranks 1 MiB took 476 to 709 us in the tiles of least price, of 128 and 256 KiB, and 237 to 367 in one).
+   - A round: a wait ends when the peer has reached the position and its line has arrived here. With more ranks than
+     cores, the peer first needs a core that another rank must hand over.
+   - A line: every wait reads a line that a peer has written, and every publication writes one that peers have read. The
+     first line of a run of bytes that a peer had last is not prefetched. The change from tile to tile disturbs
+     prefetching, too. So each tile has these costs, however small it is.
+   - Bytes: their cost depends on where they lie. A slot is read by a core that did not write it. So is the part of a
+     peer's tensor that the peer's cache holds; the rest is equally far for both. Bytes in the cache of a core are near
+     for all ranks on that core.
+   - Slots rotate over so many bytes that no second-level cache holds them any more (slots.c). Such lines cost less to
+     write and to read than lines that a peer has just read.
+   - Bytes that the kernel reads from a peer (plan.reads) are copied directly to their destination; terms of a sum go
+     through this rank's cache. Each read costs a system call.
+   - Displaced bytes: slots displace the message from the cache, and it must be fetched again.
+   - A message: two thirds of its fixed cost are the sender's work and the rest is the receiver's, without travel time,
+     because between near hosts the sender's core also delivers a socket's bytes. A message of up to 64 KiB is copied
+     through memory of both ends; a longer one is announced first. When both ends are posted, the receiver's part
+     follows, then the bytes at the rate of the host's link. A message gets a share of the link in proportion to its
+     part of all bytes that the host sends. In a plan of one host the other end counts as posted together with this
+     one, which is right if all hosts do the same, and too little in a tree. For further tiles these bytes are work of
+     the rank, too, because cores copy the bytes of sockets and little overlaps.
+   - So a message between hosts is cut only into tiles whose messages are long, or into the largest tiles. The bytes of
+     the longest message must take four times its fixed cost on the link that all ranks of the host share. Between two
+     hosts of two ranks, 1 MiB took 476 to 709 us in the tiles of least price (128 and 256 KiB), and 237 to 367 in one.
 
-   Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
+   Further tiles cost time but displace fewer bytes, so the best tile grows with the square root of the message. */
 #include "backend/model/price.h"
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"
@@ -34,31 +34,45 @@
 #include <limits.h>
 #include <stdlib.h>
 
-/* With its other tensor beside it, and what its owner does between calls. Out of place, ranks that did more in each
-   other's tensors to be equally busy were slower from 256 KiB to 1 MiB on. */
+/* An eighth of the second-level cache counts as holding a peer's tensor, because the other tensor and the work between
+   calls need the rest. Out of place, algorithms that touch more of peers' tensors to balance the work were slower from
+   256 KiB to 1 MiB on. */
 enum { HELD_OF_L2 = 8 };
-enum { THIRDS = 3, OF_SENDER = 2, FILLED = 4 };          /* of a message */
-/* Of tiles on one host whose prices differ by no more the larger: something of each tile is not priced. Not where
-   ranks share cores: 8 on two took an allgather of 64 MiB 27.6 ms instead of 20.3. */
+/* The sender's share of a message's fixed cost is OF_SENDER / THIRDS. FILLED: see messages_are_filled. */
+enum { THIRDS = 3, OF_SENDER = 2, FILLED = 4 };
+/* On one host, the larger of two tiles is chosen if their prices differ by at most this factor, because a part of each
+   tile's cost is not priced. If ranks share cores, the lower price counts: 8 ranks on two cores took 27.6 ms for an
+   allgather of 64 MiB instead of 20.3. */
 static const double ALIKE = 1.06;
 enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, MOST_AT_ONCE = 64 << 10 };
 struct pricing {
     const struct plan *plan;
     const struct machine *machine;
-    double *ends;                                       /* [member][step]: when it is over; rows of `period` */
-    int *at;                                            /* [member] */
-    int ranks;                                          /* of a host, the most */
-    double round, chunk_bytes, load;                    /* load: ranks per core, at least 1 */
-    double peer_read, peer_write;                       /* of what a peer has; some share this core */
-    bool fits;                                          /* the message does, in the cache */
-    double held;                                        /* the part of it that is in the cache of who has made it */
-    struct match *match;                                /* NULL: there are no messages */
-    double (*crosses)[2];                               /* [host]: chunks that it sends, that it receives */
-    double *share;                                      /* [member]: what crosses of its host ÷ of its own */
+    /* [member][step]: when the step ends; rows of `period`. */
+    double *ends;
+    /* [member]: its next step. */
+    int *at;
+    /* The number of ranks of the largest host. */
+    int ranks;
+    /* load: ranks per core, at least 1. */
+    double round, chunk_bytes, load;
+    /* Costs per byte of a peer's memory; some peers share this core. */
+    double peer_read, peer_write;
+    /* The message fits in the cache. */
+    bool fits;
+    /* The fraction of a peer's tensor that is in the peer's cache. */
+    double held;
+    /* NULL: the plan has no messages. */
+    struct match *match;
+    /* [host]: the chunks that it sends and receives. */
+    double (*crosses)[2];
+    /* [member]: the chunks of its host's messages divided by those of its own. */
+    double *share;
 };
 
 /* ---- steps ---- */
-static double pages_mixed(const struct pricing *x, double peer)               /* of a peer's tensor */
+/* Returns the cost per byte of a peer's tensor. `peer` is the cost of bytes in the peer's cache. */
+static double pages_mixed(const struct pricing *x, double peer)
 {
     return x->held * peer + (1 - x->held) * x->machine->far / 2;
 }
@@ -81,7 +95,7 @@ static double write_cost(const struct pricing *x, int rank, struct span a)
     if (a.buffer == SCRATCH) return m->lost_write;
     return (x->fits ? m->near : m->far) / 2;
 }
-/* In place there is nothing to copy. (Private tensors count as in place, whether they are or not.) */
+/* True if the copy stays in its cell, so that no bytes move. Private tensors always count as in place. */
 static bool is_nothing(const struct pricing *x, const struct schedule *s, const struct step *t, struct span to)
 {
     struct span from = *step_from(s, t);
@@ -94,7 +108,8 @@ static double bytes_cost(const struct pricing *x, const struct schedule *s, cons
     double cost = 0;
     if (t->kind != WORK) return 0;
     if (t->to_count == 1 && is_nothing(x, s, t, to[0])) return 0;
-    bool copies = t->from_count == 1 && is_read_by_kernel(x, s->rank, from[0]);         /* into the first */
+    /* The kernel copies into the first destination. */
+    bool copies = t->from_count == 1 && is_read_by_kernel(x, s->rank, from[0]);
     for (int f = 0; f < t->from_count; f++) cost += from[f].count * read_cost(x, s->rank, from[f]);
     for (int f = 0; f < t->from_count && !copies; f++)
         if (is_read_by_kernel(x, s->rank, from[f])) cost += from[f].count * x->machine->near / 2;
@@ -117,7 +132,7 @@ static int runs_of_peers(const struct schedule *s, const struct step *t)
     for (int d = 0; d < t->to_count; d++) count += to[d].rank != s->rank || to[d].buffer == SCRATCH;
     return count;
 }
-/* A copy is read at once, what is added up in blocks. */
+/* A copy takes one read; terms of a sum are read in blocks. */
 static double calls_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
     const struct span *from = step_from(s, t);
@@ -138,7 +153,7 @@ static int chunks_of(const struct schedule *s, const struct step *t)
     for (int i = 0; i < t->from_count + t->to_count; i++) chunks += s->spans[t->span + i].count;
     return chunks;
 }
-/* A short message goes through memory of both ends; a long one is announced, and then goes from tensor to tensor. */
+/* A short message is copied through memory of both ends; a long one is announced and goes from tensor to tensor. */
 static double message_cost(const struct pricing *x, const struct schedule *s, const struct step *t, int thirds)
 {
     double bytes = chunks_of(s, t) * x->chunk_bytes, whole = x->machine->announced, copy = 0;
@@ -165,7 +180,7 @@ static bool has_messages(const struct plan *p)
     for (int m = 0; m < p->count; m++) any |= p->ranks[m].first_message >= 0;
     return any;
 }
-/* False: no memory. */
+/* False: out of memory. */
 static bool find_messages(struct pricing *x)
 {
     const struct plan *p = x->plan;
@@ -186,11 +201,12 @@ static bool find_messages(struct pricing *x)
     }
     return true;
 }
-static double step_way(const struct pricing *x, const struct schedule *s, const struct step *t)        /* its bytes' */
+/* Returns the time that the bytes of a message take on their share of the host's link. */
+static double step_way(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
     return x->machine->wire * chunks_of(s, t) * x->chunk_bytes * x->share[plan_index(x->plan, s->rank)];
 }
-/* Links carry as much each way. */
+/* Returns the time of the busiest host's link. A link has equal bandwidth in both directions. */
 static double busiest_link(const struct pricing *x)
 {
     double chunks = 0;
@@ -199,7 +215,7 @@ static double busiest_link(const struct pricing *x)
     return chunks * x->chunk_bytes * x->machine->wire;
 }
 
-/* The bytes of the tile's longest message take much longer than it takes beside them; or there are no messages. */
+/* True if the bytes of the tile's longest message take FILLED times its fixed cost, or if the plan has no messages. */
 static bool messages_are_filled(const struct pricing *x)
 {
     double filled = 0;
@@ -217,12 +233,14 @@ static double *ends_at(const struct pricing *x, int member, int step)
 {
     return &x->ends[(size_t)member * (size_t)x->plan->period + (size_t)step];
 }
-static double *ends_of_rank(const struct pricing *x, int rank, int step)        /* NULL: not yet, or not known here */
+/* NULL: the step has no time yet, or the rank is not a member. */
+static double *ends_of_rank(const struct pricing *x, int rank, int step)
 {
     int member = plan_index(x->plan, rank);
     return member >= 0 && x->at[member] > step ? ends_at(x, member, step) : NULL;
 }
-/* When the message that the rank has posted at the step is over; false: its other end has no time yet. */
+/* Sets *out to the time at which the message that the rank posts at the step is complete. False: its other end has no
+   time yet. */
 static bool message_over(const struct pricing *x, const struct schedule *s, int step, double *out)
 {
     struct position other = match_of(x->match, s->rank, step);
@@ -232,7 +250,7 @@ static bool message_over(const struct pricing *x, const struct schedule *s, int 
     *out = posted + message_cost(x, s, &s->steps[step], THIRDS - OF_SENDER) + step_way(x, s, &s->steps[step]);
     return true;
 }
-/* When the step's waits are over; false: one is for a step that has no time yet. */
+/* Raises *begin to the time at which the step's waits end. False: a wait is for a step that has no time yet. */
 static bool begin_of(const struct pricing *x, const struct schedule *s, const struct step *t, double *begin)
 {
     for (int w = 0; w < t->wait_count; w++) {
@@ -247,14 +265,16 @@ static bool begin_of(const struct pricing *x, const struct schedule *s, const st
     }
     return true;
 }
-static bool run_member(const struct pricing *x, int member)            /* true: it moved */
+/* Times the member's steps as far as it gets. True: it moved. */
+static bool run_member(const struct pricing *x, int member)
 {
     const struct schedule *s = &x->plan->ranks[member];
     int from = x->at[member];
     for (; x->at[member] < s->step_count; x->at[member]++) {
         int step = x->at[member];
         double begin = step ? *ends_at(x, member, step - 1) : 0;
-        if (step >= s->prelude && begin < x->round && x->ranks > 1) begin = x->round;          /* the roll call */
+        /* Behind the prelude a step also waits for the roll call. */
+        if (step >= s->prelude && begin < x->round && x->ranks > 1) begin = x->round;
         if (!begin_of(x, s, &s->steps[step], &begin)) break;
         *ends_at(x, member, step) = begin + step_cost(x, s, &s->steps[step]);
     }
@@ -293,7 +313,7 @@ static double plan_busiest(const struct pricing *x)
     }
     return busiest_rank;
 }
-/* Bytes of slots, its own and its peers', that pass through a rank's cache for each byte of a chunk. */
+/* Returns the chunks of slots, its own and its peers', that pass through a rank's cache. */
 static double slot_chunks(const struct schedule *s)
 {
     int chunks = s->chunks[SCRATCH];
@@ -304,8 +324,8 @@ static double slot_chunks(const struct schedule *s)
         }
     return chunks;
 }
-/* Where things fall in a cache is a matter of chance: the fuller it is, the likelier is something lost. It costs what
-   it takes longer to fetch it from beyond. */
+/* Lines fall into a cache at random, so a fuller cache is more likely to lose some. A lost byte costs the extra time to
+   fetch it from beyond the cache. */
 static double displaced_cost(const struct pricing *x, const struct cutting *c, int in_flight)
 {
     double passing = 0, message = (double)c->message_bytes;
@@ -398,15 +418,15 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
         *out = price;
         found = true;
     }
-    /* who asks has rounded down: what is somewhat longer is not cut either */
+    /* The caller has rounded message_bytes down, so a somewhat longer message must not be cut either. */
     if (sends && best->tile_bytes >= message_bytes && 2 * best->tile_bytes <= largest) best->tile_bytes *= 2;
     return TUTTI_OK;
 }
 
 /* ---- waiting ---- */
-/* Competitive spinning: who waits awake for as long as a sleep costs never does worse than twice the best. A quarter of
-   it in pauses, which keep the core from others; yields give it to whoever wants it, so they may go on for much longer:
-   ranks that compute come 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (bench_decode.py shows it). */
+/* Competitive spinning: a thread that polls for as long as a sleep costs takes at most twice the best time. Pauses keep
+   the core from others, so they take a quarter of that time. Yields give the core away, so they may take much longer:
+   ranks that compute arrive 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (bench_decode.py). */
 enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
 static int time_rounds(double time, double each)
 {

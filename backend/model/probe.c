@@ -1,11 +1,10 @@
-/* Measuring the machine: two threads of this process, each on a core of its own, do to each other what ranks will do.
-   The caller's own thread only waits for them, so that its affinity stays what it is. Every wait has a limit, after
-   which whatever has not been measured stays typical; so a busy machine costs no more time than a quiet one. A
-   hypervisor or another program may take a core away at any moment: everything is repeated, and the slower repetitions
-   do not count.
+/* Measures the machine. Two threads of this process, each on a core of its own, exchange data as ranks do. The caller's
+   thread only waits for them, so its affinity does not change. Every wait has a limit, after which the remaining
+   parameters stay typical, so a busy machine costs no more time than a quiet one. A hypervisor or another program may
+   take a core away at any moment, so everything is repeated, and the slower repetitions do not count.
 
-   What is left out on purpose: nothing here says how slots are best written (execute/pace.c goes on finding that out,
-   because cores are moved without notice), and nothing depends on parameters being better than to a factor of two. */
+   The probe does not decide how slots are written: execute/pace.c keeps measuring that, because cores are moved without
+   notice. Parameters need to be right only within a factor of two. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/pause.h"
@@ -25,13 +24,18 @@
 #include <unistd.h>
 
 enum { SLOT = 64 << 10, REPEATS = 9, BATCH = 100, POLLS = 64, MOST_CPUS = 1024 };
-enum { FALL_ASLEEP_NS = 50000, SLEEP_NS = 5000000 };   /* until somebody is asleep; then not for longer than that */
-enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 6 << 20 };   /* a message beyond the cache: so many times as large */
+/* A thread is asleep after FALL_ASLEEP_NS, and sleeps at most SLEEP_NS. */
+enum { FALL_ASLEEP_NS = 50000, SLEEP_NS = 5000000 };
+/* A message beyond the cache is MESSAGE_CACHES times as large as the cache, but at most MOST_MESSAGE bytes. */
+enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 6 << 20 };
 enum { SMALL_TILE = 16 << 10, LARGE_TILE = 128 << 10, IN_FLIGHT = 3, PASSES = 7 };
 
-static const double CLEARLY = 0.8;                      /* where caches are shared both are alike, and pace.c stores */
+/* Streaming counts as faster only below this fraction. With a shared cache both ways take about the same time, and
+   pace.c uses ordinary stores. */
+static const double CLEARLY = 0.8;
 
-struct word { _Atomic uint32_t value; char padding[124]; };            /* two lines, wherever it begins */
+/* A word is two lines long, so that values are in different lines at any alignment. */
+struct word { _Atomic uint32_t value; char padding[124]; };
 struct probe {
     struct machine *found;
     machine_copy *stream;
@@ -41,11 +45,13 @@ struct probe {
     bool complete;
     _Atomic bool late;
     struct word met[2], ping, copied[2], taken[2];
-    machine_copy *write;                                /* the better way to write a slot */
+    /* The faster way to write a slot. */
+    machine_copy *write;
     unsigned char *slot[2], *message[2];
     size_t message_bytes;
 };
-struct side { struct probe *probe; int who; uint32_t meetings; bool beside; };     /* beside: on one core */
+/* beside: both threads are on one core. */
+struct side { struct probe *probe; int who; uint32_t meetings; bool beside; };
 
 /* ---- time ---- */
 static bool is_late(struct probe *p)
@@ -53,14 +59,14 @@ static bool is_late(struct probe *p)
     if (clock_ns() > p->deadline_ns) atomic_store_explicit(&p->late, true, memory_order_relaxed);
     return atomic_load_explicit(&p->late, memory_order_relaxed);
 }
-/* What disturbs makes a time longer, never shorter: the lower quartile. Of differences, which may go both ways, and of
-   a sleep, which takes sometimes this and sometimes that, the median. */
+/* Disturbances only make a time longer, so times_undisturbed takes the lower quartile. Differences may err both ways,
+   and the time of a sleep varies, so times_median serves for these. */
 static double times_undisturbed(double *times, int count) { return sorted_at(times, count, count / 4); }
 static double times_median(double *times, int count) { return sorted_at(times, count, count / 2); }
 static double time_since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
 
 /* ---- two threads ---- */
-/* False: it is late, nothing more is measured. */
+/* False: the time limit is over, and the measurement ends. */
 static bool word_await(const struct side *me, struct word *word, uint32_t value)
 {
     for (unsigned n = 1; atomic_load_explicit(&word->value, memory_order_acquire) < value; n++) {
@@ -76,7 +82,7 @@ static bool sides_meet(struct side *me)
     atomic_store_explicit(&me->probe->met[me->who].value, now, memory_order_release);
     return word_await(me, &me->probe->met[!me->who], now);
 }
-/* Pings go to and fro; *out: ns for one way. */
+/* Sends pings to and fro. Side 0 sets *out to the ns of one way. */
 static bool measure_pings(struct side *me, uint32_t rounds, double *out)
 {
     struct probe *p = me->probe;
@@ -96,7 +102,8 @@ static bool measure_pings(struct side *me, uint32_t rounds, double *out)
     if (!me->who) *out = times_undisturbed(times, REPEATS);
     return true;
 }
-static void side_wake(struct probe *p)                       /* to somebody who has had the time to fall asleep */
+/* Wakes the other side after it has had the time to fall asleep. */
+static void side_wake(struct probe *p)
 {
     for (int64_t until = clock_ns() + FALL_ASLEEP_NS; clock_ns() < until;) sched_yield();
     p->woken_ns = clock_ns();
@@ -130,7 +137,7 @@ static bool measure_sleep(struct side *me)
 
 /* ---- bytes ---- */
 static void copy_plainly(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
-/* Of this process, as of another: the same work, on pages of the same kind. */
+/* Reads this process's own memory, which takes the same work as another's, on pages of the same kind. */
 static void read_by_kernel(void *to, const void *from, size_t bytes)
 {
     struct iovec local = { to, bytes }, remote = { (void *)(uintptr_t)from, bytes };
@@ -168,17 +175,19 @@ static void measure_copies(struct probe *p)
 {
     unsigned char *a = p->message[0], *b = p->message[1];
     p->found->near = copy_cost(a, b, SLOT);
-    double more = cost_of(line_add, a, b, SLOT) - 1.5 * p->found->near;     /* it moves three numbers, a copy two */
-    double least = p->found->near / 8;                  /* it hides behind the loads */
+    /* An addition moves three numbers where a copy moves two. It may hide behind the loads, so the cost has a least. */
+    double more = cost_of(line_add, a, b, SLOT) - 1.5 * p->found->near;
+    double least = p->found->near / 8;
     p->found->add = more > least ? more : least;
     p->found->far = copy_cost(a, b, p->message_bytes / 2);
     if (p->found->far < p->found->near) p->found->far = p->found->near;
 }
-/* Each writes one of its slots, then reads the other's; the next time the next of them. */
+/* Each side writes one of its slots, then reads the other side's; each repetition uses the next slot. */
 static bool slots_exchange(struct side *me, machine_copy *write, machine_copy *fetch, unsigned char *const slots[2],
     size_t count, unsigned char *const tensors[2], double *written, double *read)
 {
-    size_t first = count + 1;                           /* that counts: no memory that nobody has read yet */
+    /* The first repetition that counts. Before it, slots lie in memory that no core has read yet. */
+    size_t first = count + 1;
     double writes[REPEATS], reads[REPEATS];
     for (size_t k = 0; k < first + REPEATS; k++) {
         size_t at = k % count * SLOT;
@@ -209,7 +218,7 @@ static bool measure_slots(struct side *me)
     p->found->slot_read = stream ? streamed_read : read;
     return true;
 }
-/* The same through slots that take so long to come round again that no second-level cache has them any more. */
+/* Measures slots that are reused so late that no second-level cache holds them any more. */
 static bool measure_lost(struct side *me)
 {
     struct probe *p = me->probe;
@@ -221,13 +230,14 @@ static bool measure_lost(struct side *me)
     p->found->lost_read = fmin(read, p->found->slot_read);
     return true;
 }
-/* Tensors of each other, read by the kernel: what lies in the other's cache, and what does not. */
+/* Measures reads of the other side's tensor by the kernel, for bytes in the other side's cache and beyond it. */
 static bool measure_reading(struct side *me)
 {
     struct probe *p = me->probe;
     struct machine *m = p->found;
     double written, fetched, lost, calls[REPEATS];
-    if (!kernel_reads()) return true;                   /* then it is not chosen, whatever it costs */
+    /* If the kernel cannot read, single copy is never chosen, and its cost does not matter. */
+    if (!kernel_reads()) return true;
     if (!slots_exchange(me, copy_plainly, read_by_kernel, p->slot, 1, p->message, &written, &fetched)) return false;
     if (!slots_exchange(me, copy_plainly, read_by_kernel, p->message, p->message_bytes / SLOT, p->slot, &written,
             &lost))
@@ -243,9 +253,10 @@ static bool measure_reading(struct side *me)
     m->lost_fetch = fmax(lost - m->reading / SLOT, m->near);
     return true;
 }
-/* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later; or as an
-   allgather has them: copied from there. The slots come round after as many bytes, whatever the tile. */
-struct passage { size_t tile, bytes, to; machine_copy *take; };         /* taken so far from the beginning */
+/* Tiles in flight as in an allreduce: each is copied into this side's slots, and added from the other side's slots one
+   tile later. For an allgather, `take` copies instead. Taken tiles go `to` bytes behind the message's beginning. Slots
+   are reused after the same number of bytes for every tile size. */
+struct passage { size_t tile, bytes, to; machine_copy *take; };
 static bool pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct passage *passage)
 {
     struct probe *p = me->probe;
@@ -283,7 +294,8 @@ static bool measure_tiles(struct side *me)
     size_t bytes = me->probe->message_bytes;
     const struct passage small = { SMALL_TILE, bytes, 0, line_add }, large = { LARGE_TILE, bytes, 0, line_add };
     double longer[PASSES], shorter;
-    for (int k = 0; k < PASSES; k++) {                  /* one after the other: the machine drifts */
+    /* Small and large tiles alternate, because the machine drifts. */
+    for (int k = 0; k < PASSES; k++) {
         if (!passage_time(me, &small, &longer[k]) || !passage_time(me, &large, &shorter)) return false;
         longer[k] -= shorter;
     }
@@ -292,7 +304,7 @@ static bool measure_tiles(struct side *me)
     if (!me->who) m->tile = each > 1 ? each : 1;
     return true;
 }
-/* From the beginning of a message to the second half of the other's. */
+/* Reads the beginning of the other side's message into the second half of this side's message. */
 static bool read_whole(struct side *me, size_t bytes, double *out)
 {
     struct probe *p = me->probe;
@@ -303,7 +315,7 @@ static bool read_whole(struct side *me, size_t bytes, double *out)
     *out = time_since(begin);
     return sides_meet(me);
 }
-/* What is read is what its owner has just written, as between calls. */
+/* Each side writes its message just before the other reads it, as callers do between calls. */
 static bool measure_one_copy(struct side *me, size_t bytes, double *out)
 {
     struct probe *p = me->probe;
@@ -344,14 +356,15 @@ static void measure_rungs(struct machine *m)
 }
 
 /* ---- cores ---- */
-static void stand_on(int core)                          /* refused: where the system likes it */
+/* Binds this thread to the core. If the system refuses, the thread runs where the system puts it. */
+static void stand_on(int core)
 {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET((size_t)core, &set);
     sched_setaffinity(0, sizeof set, &set);
 }
-/* The next core of the set; no second thread of the first, if there is another. */
+/* Returns the next core of the set. It avoids the hardware threads of the first core if it can. */
 static int second_core(const cpu_set_t *set, int first)
 {
     int sibling = first;
@@ -363,8 +376,8 @@ static int second_core(const cpu_set_t *set, int first)
     }
     return sibling;
 }
-/* The second one, if nobody says: one of those that the process may use; if it is bound to one, as ranks often are, one
-   that it could have got. */
+/* Chooses the second core if the caller gave none: a core that the process may use. If the process is bound to one
+   core, as ranks often are, it is a core that the system would allow. */
 static void choose_cores(struct probe *p)
 {
     cpu_set_t set;
@@ -374,14 +387,16 @@ static void choose_cores(struct probe *p)
     if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = second_core(&set, first);
     if (p->core[1] != first) return;
     for (size_t i = 0; i < MOST_CPUS; i++) CPU_SET(i, &set);
-    sched_setaffinity(0, sizeof set, &set);             /* the system leaves out what may not be used */
+    /* The system ignores cores that the process may not use. */
+    sched_setaffinity(0, sizeof set, &set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = second_core(&set, first);
 }
 static bool side_perform(struct side *me)
 {
     struct probe *p = me->probe;
     struct machine *m = p->found;
-    me->beside = true;                                  /* until it is known that they are not */
+    /* The threads may share a core until both are bound. */
+    me->beside = true;
     if (!me->who) choose_cores(p);
     if (!sides_meet(me)) return false;
     stand_on(p->core[me->who]);
@@ -413,7 +428,8 @@ static bool probe_run(struct probe *p)
     pthread_t threads[2];
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    /* Signals must go to the program's threads. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int started = 0;
     while (started < 2 && pthread_create(&threads[started], NULL, side_main, &sides[started]) == 0) started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -429,7 +445,8 @@ static bool probe_measure(struct probe *p, double l2)
     size_t each = p->message_bytes + IN_FLIGHT * LARGE_TILE;
     unsigned char *memory = memory_aligned(2 * each);
     for (int i = 0; memory && i < 2; i++) {
-        p->message[i] = memset(memory + (size_t)i * each, 1, each);    /* real memory, and numbers */
+        /* memset makes the memory real and gives it valid numbers. */
+        p->message[i] = memset(memory + (size_t)i * each, 1, each);
         p->slot[i] = p->message[i] + p->message_bytes;
     }
     p->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
@@ -439,7 +456,8 @@ static bool probe_measure(struct probe *p, double l2)
 }
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out)
 {
-    struct machine facts = machine_typical();           /* what need not be measured holds in any case */
+    /* Typical values and facts hold even if the measurement fails. */
+    struct machine facts = machine_typical();
     double l2 = cache_bytes(2), l3 = cache_bytes(3);
     if (l2 > 0) facts.l2 = l2;
     if (l3 > 0) facts.last = l3;

@@ -1,7 +1,7 @@
-/* All chunks of a step of arithmetic hold the same block, so one that is known tells the others. A walk from the first
- * step to the last follows what comes from tensors, one back to the first what goes to tensors: so it is known of what
- * a receive brings. Peers see SCRATCH as it is finally left; the walks over all members are repeated until nothing new
- * is found out. */
+/* All chunks of a step of arithmetic hold the same block, so one known chunk gives the others. A walk from the first
+ * step to the last follows blocks that come from tensors. A walk back follows blocks that go to tensors, which also
+ * covers received chunks. Peers see SCRATCH as it is finally left, so the walks over all members are repeated until
+ * they find no more blocks. */
 #include "backend/schedule/blocks.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -11,10 +11,12 @@
 struct walk {
     const struct plan *plan;
     const struct schedule *s;
-    int chunks;                                             /* of SCRATCH, of a member */
-    int *left;                                              /* [member][chunk]: what it is left with */
-    int *now;                                               /* [chunk] of mine: what it holds; on the way back: what
-                                                               is expected of it */
+    /* The number of SCRATCH chunks of a member. */
+    int chunks;
+    /* [member][chunk]: the block that the chunk finally holds. */
+    int *left;
+    /* [chunk] of this member: the block that it holds now; on the walk back, the block that later steps expect. */
+    int *now;
     struct blocks *out;
 };
 
@@ -71,7 +73,7 @@ static void walk_follow(const struct walk *w)
         else follow_message(w, t);
 }
 
-/* ---- and back ---- */
+/* ---- back to the first step ---- */
 static void expect_work(const struct walk *w, const struct step *t)
 {
     const struct span *spans = &w->s->spans[t->span];
@@ -108,7 +110,7 @@ static void walk_expect(const struct walk *w)
 }
 
 /* ---- all members ---- */
-/* Whether more is known of what a member leaves. */
+/* Records the blocks that this member finally leaves in SCRATCH. True: some of them are new. */
 static bool walk_leave(const struct walk *w)
 {
     int *left = &w->left[(size_t)plan_index(w->plan, w->s->rank) * (size_t)w->chunks];
@@ -141,7 +143,8 @@ static tutti_status walk_member(struct walk *w, int member, struct blocks *out, 
     walk_expect(w);
     return TUTTI_OK;
 }
-/* Every pass but the last finds something, and the longest chain of ranks that read from each other has all members. */
+/* Every pass but the last finds a block, and a chain of ranks that read from each other has at most all members. So
+   `count` + 1 passes suffice. */
 static tutti_status walk_all(struct walk *w, int rank, struct blocks *out)
 {
     bool more = true;
@@ -169,7 +172,7 @@ static tutti_status walk_find(const struct plan *plan, int rank, struct blocks *
     free(w.now);
     return status == TUTTI_OK ? status : status_fail(status, "no memory to look for blocks in scratch");
 }
-/* Of a plan that has kept one schedule all are built again, the same. */
+/* If the plan has kept only one schedule, this builds the same schedules of all members again. */
 tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out)
 {
     if (!plan->kept) return walk_find(plan, rank, out);

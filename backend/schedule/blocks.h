@@ -1,10 +1,13 @@
-/* Which block of the message a chunk holds. A chunk of a tensor says so by its name; a chunk of SCRATCH holds now one
- * block, now another, so that is found out from where they come and where they go. Where blocks differ in length, this
- * is how long a chunk is. Of plans whose message is not cut. */
+/* Finds which block of the message a chunk holds, because a chunk is as long as its block. The name of a tensor's chunk
+ * gives its block. A chunk of SCRATCH holds different blocks in turn, so its blocks follow from where they come from
+ * and where they go. The plan's message must not be cut. */
 #pragma once
 #include "backend/schedule/schedule.h"
 
-struct blocks { int *at, *of; };                            /* chunk i of span k of a schedule: block of[at[k] + i] */
-enum { BLOCK_UNKNOWN = -1 };                                /* it only passes through */
-tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out);      /* NO_MEMORY, and then none */
+/* Chunk i of span k of a schedule holds block of[at[k] + i]. */
+struct blocks { int *at, *of; };
+/* The block of a chunk that only passes through the rank. */
+enum { BLOCK_UNKNOWN = -1 };
+/* Finds the blocks of the rank's schedule. NO_MEMORY; *out is then empty. */
+tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out);
 void blocks_finish(struct blocks *blocks);

@@ -1,5 +1,5 @@
-/* The builder, from an algorithm to a plan: record, then the parts of build.h in their order, each over all members.
- * What is built for the ranks of one host is what is built for them in the plan of the whole group. */
+/* The builder makes a plan from an algorithm: it records all members, then runs the parts of build.h in order, each
+ * over all members. A plan of one host's ranks has the same schedules as the plan of the whole group has for them. */
 #include "backend/schedule/build.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 
 void plan_out_of_memory(struct plan *p) { schedule_fail(&p->ranks[0], schedule_no_memory); }
-/* The first sticky error, in words. */
+/* Formats the first sticky error into p->error. */
 static tutti_status plan_status(struct plan *p)
 {
     for (int m = 0; m < p->count; m++) {
@@ -45,7 +45,7 @@ static void schedule_record(const struct plan *p, int rank, struct schedule *s)
     s->absent[OUTPUT] = !family_has(family, p->root, rank, OUTPUT);
     p->algorithm->record(s);
 }
-/* All members are cut alike, else their chunks would not be the same bytes. */
+/* All members must have the same cut, because equal chunks must be the same bytes. */
 static void check_cuts(struct plan *p)
 {
     for (int m = 1; m < p->count; m++)
@@ -96,7 +96,7 @@ static tutti_status plan_no_memory(struct plan *p)
     snprintf(p->error, sizeof p->error, "%s", schedule_no_memory);
     return TUTTI_NO_MEMORY;
 }
-/* ---- what is kept ---- */
+/* ---- the kept schedules ---- */
 static int plan_schedules(const struct plan *p) { return p->kept ? 1 : p->count; }
 static bool writes_slots(const struct schedule *s)
 {
@@ -105,14 +105,15 @@ static bool writes_slots(const struct schedule *s)
             if (step_to(s, t)[d].buffer == SCRATCH) return true;
     return false;
 }
-static bool waits_for_nothing_else(const struct schedule *s)          /* than what it reads */
+/* True if the rank waits only for memory that it reads: it writes its own memory only and has no LEAVE. */
+static bool waits_for_nothing_else(const struct schedule *s)
 {
     for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
         for (int d = 0; d < t->to_count || t->kind == LEAVE; d++)
             if (t->kind == LEAVE || step_to(s, t)[d].rank != s->rank) return false;
     return true;
 }
-/* False: no memory to find out. */
+/* Sets p->one_sided. False: out of memory. */
 static bool find_one_sided(struct plan *p)
 {
     bool *needed = memory_zeroed((size_t)p->size, sizeof *needed), fine = !p->any_message && p->count == p->size;
@@ -137,7 +138,7 @@ static bool sum_up(struct plan *p)
     }
     return find_one_sided(p);
 }
-/* What is built for all members is run by one rank: of the others it needs to know no more than its waits say. */
+/* Keeps the schedule of p->rank only: to run it, a rank needs the waits of its own schedule and no other schedules. */
 static void keep_one(struct plan *p)
 {
     int member = plan_index(p, p->rank), room = p->count;
@@ -198,7 +199,8 @@ static void release_schedules(struct plan *p)
     p->ranks = NULL;
     p->kept = 0;
 }
-/* The next to be treated as private: the one that waits for itself, or else the first that is not yet; -1: all are. */
+/* Returns the next member to treat as private: the one that waits for itself if it is open, else the first open one;
+   -1: all are private. */
 static int member_to_stage(const struct plan *p)
 {
     if (plan_open(p, p->cycle_rank)) return plan_index(p, p->cycle_rank);
@@ -206,7 +208,7 @@ static int member_to_stage(const struct plan *p)
         if (plan_open(p, plan_rank(p, m))) return m;
     return -1;
 }
-/* First the sent chunks that are overwritten are staged, then the tensors of the ranks found waiting for themselves. */
+/* Stages first the sent chunks that are overwritten, then the tensors of ranks that wait for themselves. */
 tutti_status plan_build_staging(struct plan *p)
 {
     for (;;) {

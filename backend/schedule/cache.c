@@ -1,5 +1,5 @@
-/* Plans by key, within a bound: an operation that is repeated finds its plan and builds nothing; what was not asked for
- * longest goes first. Not safe for several threads at a time; a communicator has its own. */
+/* Keeps plans by key, within a bound, so that a repeated operation finds its plan. The least recently used plan is
+ * evicted first. Each communicator has its own cache, which only one thread may use at a time. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/schedule/schedule.h"
@@ -9,11 +9,14 @@
 enum { CACHE_ROWS = 64 };
 struct cache_entry {
     struct plan key, plan;
-    struct cache_entry *next;                                     /* in its row */
-    struct cache_entry *newer, *older;                            /* by when they were asked for */
+    /* The next entry of the same row. */
+    struct cache_entry *next;
+    /* Neighbours by time of last use. */
+    struct cache_entry *newer, *older;
     size_t bytes;
     void *made;
-    uint64_t masks[];                                       /* in_place, then shared, of both */
+    /* The masks in_place, then shared, of both `key` and `plan`. */
+    uint64_t masks[];
 };
 struct cache {
     size_t bytes, most;
@@ -53,7 +56,7 @@ void cache_destroy(struct cache *cache)
 void cache_limit(struct cache *cache, size_t most) { cache->most = most; }
 size_t cache_held(const struct cache *cache) { return cache->bytes; }
 
-/* ---- by when they were asked for ---- */
+/* ---- order of use ---- */
 static void unlink_age(struct cache *cache, struct cache_entry *e)
 {
     *(e->newer ? &e->newer->older : &cache->newest) = e->older;
@@ -67,7 +70,7 @@ static void make_newest(struct cache *cache, struct cache_entry *e)
     cache->newest = e;
 }
 
-/* ---- by key ---- */
+/* ---- keys ---- */
 static bool key_equal(const struct plan *a, const struct plan *b)
 {
     int members = plan_members(a);
@@ -76,7 +79,7 @@ static bool key_equal(const struct plan *a, const struct plan *b)
         && a->stage_inputs == b->stage_inputs && a->reads == b->reads && a->hoist == b->hoist
         && mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
 }
-/* What differs between the operations of one communicator. */
+/* Hashes the members in which the operations of one communicator differ. */
 static size_t row_of(const struct plan *key)
 {
     uint64_t h = (uint64_t)(uintptr_t)key->algorithm / sizeof *key->algorithm;
@@ -102,7 +105,7 @@ static void entry_evict(struct cache *cache, struct cache_entry *e)
     cache->bytes -= e->bytes;
     entry_destroy(e);
 }
-/* All but the newest may go. */
+/* Evicts the oldest entries until the bound holds. The newest entry always stays. */
 static void make_room(struct cache *cache)
 {
     for (struct cache_entry *e = cache->oldest, *newer; cache->bytes > cache->most && e != cache->newest; e = newer) {
@@ -111,7 +114,7 @@ static void make_room(struct cache *cache)
     }
 }
 
-/* ---- asking ---- */
+/* ---- lookup ---- */
 static struct cache_entry *entry_create(const struct plan *key)
 {
     int members = plan_members(key), words = mask_words(members);
@@ -136,7 +139,7 @@ static void entry_add(struct cache *cache, struct cache_entry *e)
     make_newest(cache, e);
     make_room(cache);
 }
-/* What the builder finds on its way (staging, unshared ranks) must not change what the plan is found by. */
+/* The builder changes the plan (staging, unshared ranks), so an entry has a separate key for the lookup. */
 tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out)
 {
     struct cache_entry *e = entry_find(cache, key);
@@ -160,7 +163,7 @@ tutti_status cache_plan(struct cache *cache, const struct plan *key, const struc
     return TUTTI_OK;
 }
 
-/* ---- what is made of plans ---- */
+/* ---- objects made of plans ---- */
 static struct cache_entry *entry_of(const struct plan *plan)
 {
     return (struct cache_entry *)((uintptr_t)plan - offsetof(struct cache_entry, plan));

@@ -1,7 +1,6 @@
 /* The deadlock check. A tile waits only for its own tile on other ranks and for the tile that had its slot before. So
- * if one tile runs to its end with nothing else in flight, no order of running many can stop; and since every wait is
- * for a position that is never taken back, one order of running the ranks tells for all. Sends complete as late as they
- * may: when the receive is posted. */
+ * if one tile alone runs to its end, many tiles do so in any order. Positions only increase, so one order of running
+ * the ranks stands for all. A send completes as late as it may: when its receive is posted. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include "backend/schedule/match.h"
@@ -22,7 +21,7 @@ static bool is_met(const struct deadlock_run *x, int rank, const struct wait *w)
     struct position other = match_of(x->match, rank, w->step);
     return other.rank < 0 || x->at[plan_index(p, other.rank)] > other.step;
 }
-/* As far as the member gets; true: it moved. */
+/* Runs the member as far as it gets. True: it moved. */
 static bool run_member(const struct deadlock_run *x, int member)
 {
     const struct schedule *s = &x->plan->ranks[member];

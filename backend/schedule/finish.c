@@ -1,7 +1,7 @@
-/* Which steps leave a full sum in OUTPUT, so that an average can be divided there, once and in the same pass. It is the
- * last writer of an OUTPUT chunk, unless it only passes on what lies in an OUTPUT already, or on one host what was
- * summed up in SCRATCH: then it is that sum's step. Decided on the program as the algorithm wrote it; what is staged
- * later is a copy of the finished value. */
+/* Finds the steps that leave a full sum in OUTPUT, so that an average is divided there, once and in the same pass. Such
+ * a step is the last writer of an OUTPUT chunk, unless it only copies from an OUTPUT. If it copies a sum from SCRATCH
+ * on one host, the step that made that sum counts instead. The steps are found in the program as the algorithm recorded
+ * it; chunks staged later are copies of finished values. */
 #include "backend/schedule/build.h"
 
 static bool step_finishes(const struct build *b, const struct schedule *s, int step, struct span to, int index)
@@ -21,7 +21,7 @@ static void finish_step(const struct build *b, struct schedule *s, int step)
     if (finished && finished < total) schedule_fail(s, "finishes only a part of the chunks of a step");
     t->finish = finished > 0;
 }
-/* The step that summed up what `t` copies, if a peer or this rank did so in SCRATCH; else NULL. */
+/* Returns the step that made the sum which `t` copies from SCRATCH, on this rank or a peer; else NULL. */
 static struct step *summed_by(const struct build *b, const struct schedule *s, const struct step *t, int index)
 {
     struct plan *p = b->plan;
@@ -31,11 +31,11 @@ static struct step *summed_by(const struct build *b, const struct schedule *s, c
     struct step *sum = &plan_member(p, w->rank)->steps[w->last];
     return sum->kind == WORK && sum->from_count > 1 ? sum : NULL;
 }
-/* A sum that only has to be copied into OUTPUT is divided where it is made, while it is exact: rounded to a narrow type
-   first, it might have become infinite. */
+/* Divides a sum that is only copied into OUTPUT where it is made, while it is exact. A sum that is first rounded to a
+   narrow type might become infinite. */
 static void finish_sooner(const struct build *b, struct schedule *s, struct step *t)
 {
-    if (!t->finish || t->from_count != 1) return;           /* a send has nothing that it leaves somewhere */
+    if (!t->finish || t->from_count != 1) return;
     int count = step_to(s, t)->count;
     for (int i = 0; i < count; i++)
         if (!summed_by(b, s, t, i)) return;
@@ -48,7 +48,8 @@ void finish_mark(const struct build *b)
     if (!family_reduces(p->algorithm->family)) return;
     for (int m = 0; m < p->count; m++)
         for (int j = 0; j < p->ranks[m].step_count; j++) finish_step(b, &p->ranks[m], j);
-    bool stays = p->algorithm->host_memory || p->algorithm->hierarchical;  /* else such sums travel on to be summed */
+    /* In algorithms of messages only, sums in SCRATCH are sent to other ranks, which add to them. */
+    bool stays = p->algorithm->host_memory || p->algorithm->hierarchical;
     for (int m = 0; m < p->count && stays; m++)
         for (int j = 0; j < p->ranks[m].step_count; j++) finish_sooner(b, &p->ranks[m], &p->ranks[m].steps[j]);
 }

@@ -1,20 +1,24 @@
-/* Completion of a rank's own messages. A rank runs its steps in program order, so nothing else of its own needs care:
- * a message is posted at its step and complete later. Whoever reads or overwrites what a receive brings, or overwrites
- * what a send reads, has to await it. What only a peer depends on is awaited by an AWAIT step, put before the next step
- * that touches a peer, because there the rank may come to wait for that peer. */
+/* Completion of a rank's own messages. A rank runs its steps in program order, but a message is posted at its step and
+ * completes later. A step that reads or overwrites received chunks, or overwrites chunks that a send reads, must await
+ * that message. If only a peer depends on a message, an AWAIT step awaits it. It stands before the next step that
+ * touches a peer, because there the rank may start to wait for that peer. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 #include <string.h>
 
-struct handle_reader { int step, next; }; /* a send that reads a cell; next: 1 + the one before */
-struct handle_cell { int receive, readers; }; /* 1 + step; 1 + the newest reader */
+/* A send that reads a cell. `next` is 1 + the index of the previous reader. */
+struct handle_reader { int step, next; };
+/* `receive` is 1 + the step of the receive into the cell; `readers` is 1 + the index of the newest reader. */
+struct handle_cell { int receive, readers; };
 struct handles {
     const struct build *build;
     struct schedule *s;
-    struct handle_cell *cells; /* of all ranks of the host */
+    /* The cells of all ranks of the host. */
+    struct handle_cell *cells;
     struct handle_reader *readers;
-    int *due, *open; /* messages the next step awaits; that only peers depend on */
+    /* The messages that the next step awaits; those that only peers depend on. */
+    int *due, *open;
     bool *done;
     int reader_count, reader_room, due_count, open_count;
 };
@@ -51,7 +55,7 @@ static void add_due(struct handles *h, int message)
     h->done[message] = true;
     h->due[h->due_count++] = message;
 }
-/* Lists what must be complete before the step, and takes it for complete from then on. */
+/* Lists the messages that must be complete before the step, and marks them as done. */
 static void handles_due(struct handles *h, const struct step *t)
 {
     h->due_count = 0;
@@ -76,7 +80,7 @@ static void add_reader(struct handles *h, struct handle_cell *c, int step)
     readers[h->reader_count++] = (struct handle_reader){ step, c->readers };
     c->readers = h->reader_count;
 }
-/* Notes what the step reads and writes. */
+/* Records the cells that the step reads and writes. */
 static void handles_start(struct handles *h, int step)
 {
     const struct step *t = &h->s->steps[step];
@@ -89,7 +93,7 @@ static void handles_start(struct handles *h, int step)
         }
     }
 }
-/* A peer depends on the completion of this message. */
+/* True if a peer depends on the completion of this message. */
 static bool is_observed(const struct build *b, const struct schedule *s, int step)
 {
     const struct step *t = &s->steps[step];
@@ -118,7 +122,7 @@ static void close_done(struct handles *h)
         if (!h->done[h->open[i]]) h->open[kept++] = h->open[i];
     h->open_count = kept;
 }
-/* What a step does to the messages: it awaits some, and may become one itself. */
+/* Updates the messages for one step: it awaits some, and may be a message itself. */
 static void handles_pass(struct handles *h, int step)
 {
     handles_due(h, &h->s->steps[step]);

@@ -1,20 +1,25 @@
-/* Posts receives as early as possible, so that what arrives lands in its place at once. A receive moves up to the last
- * step that touches where it lands, never past another receive (messages of a peer stay in order), never past a step
- * that touches a peer when it lands in a tensor, and not at all when it would have to wait for a send. So the receives
- * stay in their order, and the other steps in theirs: the program is a merge of both, made in one pass. */
+/* Posts receives as early as possible, so that messages are received into their place at once. A receive moves up to
+ * the last step that touches its destination, but stays behind earlier receives, which keeps a peer's messages in
+ * order. If its destination is a tensor, it also stays behind steps that touch a peer. If it would have to wait for a
+ * send, it does not move. So receives keep their order, and so do the other steps; one pass merges both lists. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
-struct touched { int after; bool sent; };                   /* the cell: by so many of the others, at most */
+/* A cell: the last step that touches it is among the first `after` other steps; `sent`: a send reads it. */
+struct touched { int after; bool sent; };
 struct hoist {
     const struct plan *plan;
     struct schedule *s;
     struct touched *cells;
-    int *after;                                             /* [receive]: behind so many of the other steps */
-    int receives, others;                                   /* so far */
-    int peers, fixed;                                       /* the others up to the last that receives do not pass */
-    struct step *receive, *other;                           /* in their order */
+    /* [receive]: how many of the other steps come before it. */
+    int *after;
+    /* Receives and other steps so far. */
+    int receives, others;
+    /* How many other steps come before the last step that touches a peer, and before the last that all receives stay
+       behind. */
+    int peers, fixed;
+    struct step *receive, *other;
 };
 
 static int int_later(int a, int b) { return a > b ? a : b; }

@@ -1,12 +1,13 @@
-/* Inference: every wait of every step, from who reads and writes what. Names are versions: to others, INPUT is what the
- * caller passed, OUTPUT and SCRATCH what is finally left there. So a peer's read waits for the last write (complete, if
- * it is a receive), the first write that destroys an INPUT waits for the peers' reads of it, and a slot is filled again
- * when the tile that had it before has been read. Nobody waits for a peer to come: that is the roll call's business. */
+/* Infers every wait of every step from the chunks that ranks read and write. Names are versions: peers see INPUT as its
+ * caller passed it, and OUTPUT and SCRATCH as they are finally left. So a peer's read waits for the last write
+ * (complete, if it is a receive). The first write that destroys an INPUT waits for the peers' reads of it. A slot is
+ * filled again after the tile that had it before has been read. The roll call awaits the arrival of peers, so no step
+ * does. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
-/* completed[member][step]: the step by which a message is known to be complete */
+/* completed[member][step] is the step by which a message is known to be complete. */
 struct inference {
     struct build *b;
     struct edges edges;
@@ -24,12 +25,12 @@ void edge_add(struct edges *e, struct edge edge)
         list[e->count++] = edge;
     } else e->failed = true;
 }
-/* `rank`, before its step, waits for the position of `other`. */
+/* Makes `rank` wait before its step for the position of `other`. */
 static void infer_wait(struct inference *x, int rank, int step, int other, int position, enum lag lag)
 {
     edge_add(&x->edges, (struct edge){ plan_index(x->b->plan, rank), step, { other, position, lag } });
 }
-/* The step at which rank is known to be done with its step j. */
+/* Returns the step by which step j of the rank is known to be complete. */
 static int step_completion(const struct inference *x, int rank, int j)
 {
     struct schedule *s = plan_member(x->b->plan, rank);
@@ -38,7 +39,7 @@ static int step_completion(const struct inference *x, int rank, int j)
     if (at < 0) schedule_fail(s, "no step waits for a message that a peer depends on");
     return at < 0 ? j : at;
 }
-/* Rank r's step j touches a peer's tensor: the peer may not return to its caller before. */
+/* If step j of rank r touches a peer's tensor, the peer must not return to its caller before that step is complete. */
 static void infer_visit(struct inference *x, int r, int j, struct span a)
 {
     if (a.rank == r || a.buffer == SCRATCH) return;
@@ -59,7 +60,8 @@ static void infer_read(struct inference *x, int r, int j, struct span a, const s
 {
     if (a.buffer == INPUT) infer_input(x, r, j, w);
     else if (!w->exists) schedule_fail(plan_member(x->b->plan, r), "reads a chunk that is never written");
-    else if (w->rank != r && w->first >= 0) { /* else: mine, or in place, there from the start */
+    /* A rank's own chunks need no wait, and an in-place chunk without a destroying write is there from the start. */
+    else if (w->rank != r && w->first >= 0) {
         infer_wait(x, r, j, w->rank, step_completion(x, w->rank, w->last), SAME_TILE);
         if (a.buffer == SCRATCH) infer_wait(x, w->rank, w->first, r, step_completion(x, r, j), SLOT_REUSE);
     }
@@ -77,15 +79,16 @@ static void infer_step(struct inference *x, const struct schedule *s, int j)
 
 /* ---- waits ---- */
 static int int_compare(int a, int b) { return (a > b) - (a < b); }
-static int by_strength(const void *a, const void *b)        /* of one step */
+/* Compares two waits of one step for qsort, so that a wait stands before the weaker ones that it implies. */
+static int by_strength(const void *a, const void *b)
 {
     const struct edge *x = a, *y = b;
     if (x->wait.rank != y->wait.rank) return int_compare(x->wait.rank, y->wait.rank);
     if (x->wait.lag != y->wait.lag) return int_compare((int)x->wait.lag, (int)y->wait.lag);
     return int_compare(y->wait.step, x->wait.step);
 }
-/* A peer's step of this tile implies its earlier ones, and all of the tile that had the slot before. Of the rank's own
-   messages none implies another. */
+/* A peer's step of this tile implies its earlier steps, and all steps of the tile that had the slot before. The rank's
+   own messages complete independently of each other. */
 static bool is_implied(struct wait a, struct wait by, int own)
 {
     if (a.rank != by.rank || a.rank == own) return wait_equal(a, by);
@@ -105,15 +108,16 @@ static void attach_wait(struct schedule *s, struct edge edge)
     waits[s->wait_count++] = edge.wait;
     t->wait_count++;
 }
-/* first[member]: where its steps begin in a row of those of all members. NULL: no memory. */
+/* Returns first[member], the number of steps of all members before it. NULL: out of memory. */
 static int *steps_before(const struct plan *p)
 {
     int *first = memory_zeroed((size_t)p->count + 1, sizeof *first);
     for (int m = 0; first && m < p->count; m++) first[m + 1] = first[m] + p->ranks[m].step_count;
     return first;
 }
-/* By member and step, and for each step strongest first, so that what a wait implies follows it at once. There are many
-   edges and few of a step: they are first dealt out to the steps. end[]: of the edges of each step, in turn. */
+/* Attaches edges in the order of members and steps, and for each step strongest first, so that implied waits follow at
+   once. There are many edges but few per step, so they are first sorted by step. end[] is where each step's edges end,
+   and finally where they begin. */
 static void attach_in_order(struct plan *p, const struct edges *e, const int *first, int *end, struct edge *sorted)
 {
     for (int i = 0; i < e->count; i++) end[first[e->list[i].member] + e->list[i].step]++;
@@ -171,7 +175,7 @@ static void infer_preludes(struct plan *p)
     }
 }
 
-/* ---- whom a rank needs ---- */
+/* ---- the peers that a rank needs ---- */
 int schedule_needs(const struct schedule *s, bool *out)
 {
     int count = 0;

@@ -18,8 +18,8 @@ static struct arrays *arrays_create(int ranks)
     a->number = a->rank + count;
     return a;
 }
-/* number: of the host that has this label, plus 1; 0: no rank so far has had it. Counts the ranks of host h in
-   first[h + 1]. */
+/* Numbers the hosts and counts the ranks of host h in first[h + 1]. number[label] is 1 + the number of the host with
+   this label, or 0 if the label is new. */
 static tutti_status number_hosts(struct arrays *a, const int *hosts, int ranks)
 {
     for (int r = 0; r < ranks; r++) {
@@ -53,4 +53,5 @@ tutti_status layout_create(const int *hosts, int ranks, struct layout **out)
     *out = &a->layout;
     return TUTTI_OK;
 }
-void layout_destroy(struct layout *layout) { free(layout); }            /* it is the first part of its arrays */
+/* The layout is the first member of the allocation that holds its arrays. */
+void layout_destroy(struct layout *layout) { free(layout); }

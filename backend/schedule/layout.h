@@ -1,18 +1,22 @@
 /* Which ranks live on which hosts. A rank is a number in the group; its *place* is its host and its index there. Any
- * placement is legal: blocks, round robin, every second rank, hosts of unequal size. Ranks of a host are indexed in
- * their order, hosts numbered in the order of their first ranks. What belongs to one host's memory is indexed by an
- * index, never by a rank. */
+ * placement is legal: blocks, round robin, every second rank, hosts of unequal size. The ranks of a host are indexed in
+ * ascending order, and hosts are numbered in the order of their first ranks. Arrays in one host's memory are indexed
+ * by this index, never by a rank. */
 #pragma once
 #include "include/tutti.h"
 
 struct place { int host, index; };
-struct layout {                                         /* as large as the group; one for all its schedules */
-    int hosts, ranks, largest;                          /* largest: how many ranks the largest host has */
-    const struct place *place;                          /* of each rank */
-    const int *first, *rank;                            /* host h has rank[first[h]] … rank[first[h + 1] - 1] */
+/* The layout of a group; all its schedules share it. */
+struct layout {
+    /* largest: the number of ranks of the largest host. */
+    int hosts, ranks, largest;
+    /* The place of each rank. */
+    const struct place *place;
+    /* Host h has the ranks rank[first[h]] … rank[first[h + 1] - 1]. */
+    const int *first, *rank;
 };
-/* hosts: for each rank a number below `ranks`; those with the same number share a host. NULL: all share one.
-   INVALID_ARGUMENT when a number is out of range, NO_MEMORY; *out is then untouched. */
+/* `hosts` has for each rank a number below `ranks`; ranks with the same number share a host. NULL: all share one.
+   INVALID_ARGUMENT if a number is out of range, NO_MEMORY; *out is then untouched. */
 tutti_status layout_create(const int *hosts, int ranks, struct layout **out);
 void layout_destroy(struct layout *layout);
 

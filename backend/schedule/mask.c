@@ -1,4 +1,5 @@
-/* Sets of members are compared and copied word by word, as if the two that have no words had them. */
+/* Sets of members are compared and copied word by word. The empty and the full set have no words; mask_word supplies
+ * them. */
 #include "backend/schedule/mask.h"
 
 const uint64_t mask_all[1] = { UINT64_MAX };

@@ -1,5 +1,5 @@
-/* A set of a plan's members, a bit for each: member m is bit m % 64 of word m / 64. NULL is the empty set, mask_all the
- * full one, of any number of members. Who makes the words keeps them; bits beyond the last member do not count. */
+/* A set of a plan's members, a bit for each: member m is bit m % 64 of word m / 64. NULL is the empty set, and mask_all
+ * is the full set of any number of members. The creator owns the words. Bits beyond the last member are ignored. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +13,8 @@ static inline bool mask_has(const uint64_t *mask, int member)
     return mask == mask_all || (mask && mask[member / 64] >> (member % 64) & 1);
 }
 static inline void mask_add(uint64_t *words, int member) { words[member / 64] |= (uint64_t)1 << (member % 64); }
-uint64_t mask_word(const uint64_t *mask, int word, int members);        /* also of the two that have no words */
+/* Returns a word of the set. It accepts NULL and mask_all. */
+uint64_t mask_word(const uint64_t *mask, int word, int members);
 bool mask_equal(const uint64_t *a, const uint64_t *b, int members);
 bool mask_any(const uint64_t *mask, int members);
 bool mask_full(const uint64_t *mask, int members);

@@ -1,22 +1,25 @@
-/* Numbers the messages of a rank, which it can do alone, and finds the two ends of each, which takes both ranks. */
+/* Numbers the messages of each rank, which needs only its own schedule, and finds the two ends of each message, which
+ * needs the schedules of both ranks. */
 #include "backend/schedule/match.h"
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
+/* number -1: the table slot is free. */
 struct end {
     int from, to, number;
     enum step_kind kind;
     struct position at;
-}; /* number -1: free */
+};
 struct match {
     const struct plan *plan;
-    size_t *begin;       /* [member]: where its steps begin in `other` */
-    struct position *other; /* [begin + step] */
+    /* [member]: where the member's steps begin in `other`, which has an entry per step of all members. */
+    size_t *begin;
+    struct position *other;
 };
 
 /* ---- numbers ---- */
-/* count: per peer, sends and receives; all zero before and after */
+/* `count` has the sends and receives per peer; it is all zero before and after the call. */
 static void schedule_number(struct schedule *s, int (*count)[2])
 {
     s->first_message = s->last_message = -1;
@@ -38,14 +41,15 @@ void messages_number(struct plan *p)
     free(count);
 }
 
-/* ---- ends: a hash table that lives while the match is made ---- */
+/* ---- ends: a temporary hash table ---- */
 struct table {
     struct end *ends;
     size_t mask;
 };
 static uint64_t number_mix(uint64_t x)
 {
-    x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u; /* 2^64 / golden ratio (Knuth: multiplicative hashing) */
+    /* The factor is 2^64 / golden ratio (Knuth: multiplicative hashing). */
+    x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;
     return x ^ x >> 32;
 }
 static struct end *table_find(const struct table *t, struct end e)

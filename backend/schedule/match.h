@@ -1,13 +1,15 @@
-/* Pairs messages: the k-th send from a to b is the k-th receive of b from a. (a, b, k) is the message's name; nothing
- * is ever negotiated. */
+/* Pairs messages: the k-th send from a to b is the k-th receive of b from a. (a, b, k) is the message's name, so ranks
+ * need no negotiation. */
 #pragma once
 #include "backend/schedule/schedule.h"
 
 struct position { int rank, step; };
 struct match;
-struct match *match_create(const struct plan *p);           /* NULL: out of memory */
+/* NULL: out of memory. */
+struct match *match_create(const struct plan *p);
 void match_destroy(struct match *m);
-/* The other end of the message that this step posts; rank -1 when it is no message, or the other end is unknown. */
+/* Returns the other end of the message that this step posts. Its rank is -1 if the step is not a message, or the other
+   end is unknown. */
 struct position match_of(const struct match *m, int rank, int step);
-/* Every message between members has two ends of the same number of chunks. */
+/* True if every message between members has two ends with the same number of chunks. */
 bool match_complete(const struct match *m);

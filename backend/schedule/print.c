@@ -1,11 +1,11 @@
-/* A plan as text, a line for each step:
+/* Prints a plan as text, a line for each step:
  *
  *   1:2   out[1] = slot[0] + r0.slot[1] + r2.slot[1]      after 0:0, 2:0; finish; published
  *
  * is step 2 of rank 1. It waits until ranks 0 and 2 have done their step 0 for the same tile; it leaves a full sum; a
  * peer waits for it. Buffers without a rank are the rank's own; slot is SCRATCH. "after message 3" awaits the message
- * that the rank posted at its step 3; "slot free after" means the tile that had the slot before; a "prelude" may run
- * before the peers have come. */
+ * that the rank posted at its step 3. "slot free after" refers to the tile that had the slot before. A "prelude" step
+ * may run before the peers have arrived. */
 #include "backend/schedule/schedule.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ static void put_action(struct text *t, const struct schedule *s, const struct st
     if (step->kind == SEND) text_put(t, " -> %d", step->peer);
     if (step->kind == RECV) text_put(t, " <- %d", step->peer);
 }
-/* The first remark of a line stands in a column of its own. */
+/* The first remark of a line begins at REMARKS_COLUMN if it can. */
 static void put_remark(struct text *t, size_t line, int *remarks, const char *remark)
 {
     size_t written = t->length - line;

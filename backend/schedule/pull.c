@@ -1,5 +1,5 @@
-/* A private tensor is touched by its owner only. So a write into one becomes a read by the owner: where the owner first
- * needs what it brings, or else at the end of its program, in the order in which the writers would have written. */
+/* Only its owner may touch a private tensor, so a peer's write into it becomes a read by the owner. The owner reads
+ * before the first step that needs the chunk, or else at the end of its program, writer by writer. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
@@ -11,8 +11,10 @@ struct pull {
     bool done;
 };
 struct pulls {
-    struct pull *list;                                      /* by owner, and then in the order of the writers */
-    int *begin;                                             /* [member + 1]: where the owner's begin */
+    /* Sorted by owner, then by writer. */
+    struct pull *list;
+    /* [members + 1]: where the pulls of each owner begin. */
+    int *begin;
 };
 
 static bool is_private(const struct plan *p, const struct schedule *writer, struct span to)
@@ -46,7 +48,8 @@ static void keep_step(const struct plan *p, struct schedule *s, const struct sch
 }
 
 /* ---- the owner ---- */
-/* Counts the pulls of every owner in begin[owner + 1]; or, with a list, adds them where begin says, and moves it on. */
+/* Without a list: counts the pulls of every owner in begin[owner + 1]. With a list: adds each pull at begin[owner] and
+   increments it. */
 static void pulls_pass(const struct plan *p, const struct schedule *writer, struct pulls *pulls)
 {
     for (int j = 0; j < writer->step_count; j++)
@@ -58,7 +61,7 @@ static void pulls_pass(const struct plan *p, const struct schedule *writer, stru
             else at[1]++;
         }
 }
-/* False: no memory. */
+/* False: out of memory. */
 static bool pulls_collect(const struct plan *p, const struct schedule *old, struct pulls *pulls)
 {
     pulls->begin = memory_zeroed((size_t)p->count + 1, sizeof *pulls->begin);
@@ -72,7 +75,7 @@ static bool pulls_collect(const struct plan *p, const struct schedule *old, stru
     pulls->begin[0] = 0;
     return true;
 }
-/* A sum that the writer keeps as well is taken from there; else the owner works it out. */
+/* Returns the span in which the writer keeps the same sum, which the owner then copies; NULL: the owner sums itself. */
 static const struct span *result_of(const struct pull *pull)
 {
     const struct span *to = step_to(pull->writer, pull->step);
@@ -98,13 +101,14 @@ static bool step_reads(const struct schedule *s, const struct step *t, struct sp
         if (span_overlaps(step_from(s, t)[f], a)) return true;
     return false;
 }
-static bool reads_output(const struct schedule *s, const struct step *t)        /* of its own */
+/* True if the step reads this rank's own OUTPUT. */
+static bool reads_output(const struct schedule *s, const struct step *t)
 {
     for (int f = 0; f < t->from_count; f++)
         if (step_from(s, t)[f].rank == s->rank && step_from(s, t)[f].buffer == OUTPUT) return true;
     return false;
 }
-/* The writers in turn from the owner on, so that not all begin with the same. */
+/* Visits the writers in turn, beginning behind the owner, so that owners begin with different writers. */
 static void pull_rank(const struct plan *p, struct schedule *s, const struct schedule *mine, struct pull *list,
     int count)
 {

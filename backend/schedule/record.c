@@ -1,5 +1,5 @@
-/* Recording: what an algorithm calls. The first mistake sticks to the schedule and everything after it is ignored, so
- * algorithms hold no error handling. Consecutive steps that make one value are recorded as one step. */
+/* Recording: the functions that an algorithm calls. The first error sticks to the schedule and all later calls are
+ * ignored, so algorithms need no error handling. Consecutive steps that make one value are recorded as one step. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <limits.h>
@@ -30,7 +30,7 @@ struct schedule schedule_restart(struct schedule *s)
     return old;
 }
 
-/* ---- families, teams ---- */
+/* ---- collectives, teams ---- */
 bool family_has(enum family family, int root, int rank, enum buffer buffer)
 {
     bool input_on_root = family == BROADCAST || family == SCATTER,

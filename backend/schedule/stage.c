@@ -1,11 +1,11 @@
-/* Staging: a chunk that a reader cannot take where it lies is copied by its owner into a slot, a SCRATCH chunk, by an
- * ordinary step. So it is with private tensors that others read, with INPUT that in place is overwritten before it is
- * read, and with all INPUT when every contribution has to be multiplied first. */
+/* Staging: if a reader cannot use a chunk where it lies, the owner copies it into a slot, a SCRATCH chunk, by an
+ * ordinary step. That applies to private tensors that peers read, to INPUT that is overwritten in place before it is
+ * read, and to all INPUT if every contribution must be multiplied first. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
-/* slot[buffer][member][chunk]: 0 when not staged, else 1 + the SCRATCH chunk */
+/* slot[buffer][member][chunk] is 0 if the chunk is not staged, else 1 + the SCRATCH chunk. */
 struct staging {
     const struct build *b;
     int *slot[2];
@@ -16,7 +16,8 @@ static int *slot_at(const struct staging *g, int rank, enum buffer buffer, int i
     const struct plan *p = g->b->plan;
     return &g->slot[buffer][(size_t)plan_index(p, rank) * (size_t)p->ranks[0].chunks[buffer] + (size_t)index];
 }
-/* Own INPUT that is read after it was overwritten; with stage_sends also INPUT that is sent and ever overwritten. */
+/* True for a rank's own INPUT that is read after it was overwritten. With stage_sends also for INPUT that is sent and
+   overwritten at any time. */
 static bool is_overwritten(const struct build *b, const struct schedule *s, int step, struct span a)
 {
     bool sent = b->plan->stage_sends && s->steps[step].kind == SEND;
@@ -56,7 +57,7 @@ static void assign_slots(const struct staging *g)
                 if (*slot) *slot = ++p->ranks[m].chunks[SCRATCH];
             }
 }
-/* How many chunks from `first` on are staged and, in OUTPUT, left by this rank's step `after`. */
+/* Returns how many chunks from `first` on are staged and, in OUTPUT, written last by this rank's step `after`. */
 static int run_length(const struct staging *g, const struct schedule *s, enum buffer buffer, int first, int after)
 {
     int n = 0;
@@ -107,8 +108,8 @@ static void read_slots(const struct staging *g, struct schedule *old, int step)
         *a = (struct span){ a->rank, SCRATCH, *slot_at(g, a->rank, a->buffer, a->first) - 1, a->count };
     }
 }
-/* What a message brings is staged as late as is safe, before the next step that touches a peer: until then the rank
-   need not wait for the message. */
+/* Stages received chunks as late as is safe, before the next step that touches a peer, because until then the rank need
+   not wait for the message. */
 static void stage_program(const struct staging *g, struct schedule *s)
 {
     struct schedule old = schedule_restart(s);

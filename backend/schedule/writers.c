@@ -1,5 +1,5 @@
-/* Who writes each cell, first and last, and whether others see the result. Every chunk has one writing rank: that is
- * what makes it enough, later, to wait for the last write of a chunk. */
+/* Finds the rank that writes each cell, its first and last write, and whether other ranks read the result. Every chunk
+ * has one writing rank, so it is enough to wait for the last write of a chunk. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
@@ -9,7 +9,7 @@ struct writer *writer_of(const struct build *b, struct span a, int index)
     size_t member = (size_t)plan_index(b->plan, a.rank);
     return &b->writers[member * (size_t)b->cells + (size_t)cell_of(b->plan, a, index)];
 }
-/* All members have the same cells, so that a slot of a peer is found without knowing its schedule. */
+/* All members have the same number of cells, so that a peer's slot is found without its schedule. */
 static bool writers_reset(struct build *b)
 {
     struct plan *p = b->plan;
@@ -24,7 +24,7 @@ static bool writers_reset(struct build *b)
     b->writers = fits ? memory_zeroed(total, sizeof *b->writers) : NULL;
     return b->writers != NULL;
 }
-/* In place, a copy of a chunk onto itself destroys nothing. */
+/* True if the step keeps the content of its target: in place, it copies a chunk onto itself. */
 static bool step_keeps(const struct plan *p, const struct schedule *s, const struct step *t)
 {
     struct span from = *step_from(s, t), to = *step_to(s, t);
