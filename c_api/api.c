@@ -1,5 +1,5 @@
 /* The public functions that start no operation: names, communicators, memory, introspection. They check arguments and
-   hand them to the backend. No logic. */
+   call the backend. */
 #include "backend/base/dtype.h"
 #include "backend/base/random.h"
 #include "backend/engine/prediction.h"
@@ -22,7 +22,7 @@ const char *tutti_op_name(tutti_op op) { return op_name(op); }
 
 /* ---- communicators ---- */
 enum { LEAST_CONFIG_BYTES = offsetof(tutti_config, store) };
-/* What an older program does not have is as TUTTI_CONFIG_INIT has it. */
+/* Copies the members that the program's config has. The others keep the values of TUTTI_CONFIG_INIT. */
 static tutti_status read_config(const tutti_config *given, tutti_config *out)
 {
     size_t size = given->struct_size;
@@ -32,7 +32,8 @@ static tutti_status read_config(const tutti_config *given, tutti_config *out)
     memcpy(out, given, size);
     return TUTTI_OK;
 }
-enum { ID_NAME_BYTES = NONCE_BYTES };                   /* the rest is for versions to come */
+/* The other bytes of an id are reserved for later versions. */
+enum { ID_NAME_BYTES = NONCE_BYTES };
 tutti_status tutti_get_unique_id(tutti_unique_id *out)
 {
     if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_get_unique_id: the pointer to the id is NULL");
@@ -84,7 +85,8 @@ tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm *
 tutti_status tutti_comm_retain(tutti_comm *comm)
 {
     if (!comm || comm->group.generation != process_generation()) return call_check_comm(comm);
-    comm_retain(comm);                                  /* also of one that has failed */
+    /* A failed communicator can be retained too. */
+    comm_retain(comm);
     return TUTTI_OK;
 }
 tutti_status tutti_comm_release(tutti_comm *comm)

@@ -1,5 +1,5 @@
-/* Calls: their checks, and the way from their arguments to an operation. Nothing of a call that is refused has been
-   sent, and the communicator is as it was. */
+/* Checks the arguments of calls and makes operations from them. A refused call sends nothing and leaves the
+   communicator unchanged. */
 #include "c_api/call.h"
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Programs are compiled with this size; what is added comes after it. */
+/* Programs of the first version have requests of this size. Later members come after it. */
 enum { FIRST_REQUEST_BYTES = 1088 };
 static_assert(sizeof(struct operation) <= TUTTI_REQUEST_ROOM_BYTES, "an operation fits into a request");
 static_assert(_Alignof(struct operation) <= _Alignof(tutti_request), "and may lie there");
@@ -28,7 +28,7 @@ tutti_status call_refuse_size(const char *type, const char *initial, size_t size
         "version, or did not initialize it with %s",
         type, size, TUTTI_VERSION, most, initial);
 }
-/* An older program's have none. */
+/* Requests of older programs have no queue and no label. */
 static tutti_queue *queue_of(const tutti_request *request)
 {
     return request->struct_size > FIRST_REQUEST_BYTES ? request->queue : NULL;
@@ -101,13 +101,14 @@ tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *wha
 }
 
 /* ---- preparing ---- */
-/* All that collectives and messages share. */
+/* Collectives and messages share these checks. */
 tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
     tutti_request *request, struct operation *out)
 {
     if (request) TRY(check_options(request));
     tutti_status status = call_check_comm(comm);
-    if (request) request->refused = !comm || status == TUTTI_OK;       /* until it has started */
+    /* The request counts as refused until call_run starts it. */
+    if (request) request->refused = !comm || status == TUTTI_OK;
     TRY(status);
     operation_init(out, comm, family, count, dtype, root);
     TRY(call_check_rank(comm, root, "root"));
@@ -190,7 +191,7 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     TRY(status_as_refusal(algorithm_for((enum family)op->family, request->algorithm, &op->algorithm)));
     return status_as_refusal(comm_allows(op->comm, op->algorithm));
 }
-/* Takes over prepared->uneven. An error leaves the request as it was. */
+/* Takes ownership of prepared->uneven. An error leaves the request unchanged. */
 tutti_status call_run(struct operation *prepared, tutti_request *request)
 {
     struct operation *op = prepared;

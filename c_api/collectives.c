@@ -1,9 +1,10 @@
-/* The collectives with equal parts, and messages. */
+/* The public collectives with equal parts, and messages. */
 #include "backend/engine/again.h"
 #include "c_api/call.h"
 
 /* ---- collectives ---- */
-/* Overlapping buffers must be in place, or ranks would read what is partly overwritten. all_to_all is never. */
+/* Refuses overlapping buffers that are not in place, because ranks would read partly overwritten data. all_to_all never
+   works in place. */
 static tutti_status check_in_place(const struct operation *op, const void *send, size_t sent, const void *recv,
     size_t received)
 {
@@ -30,7 +31,7 @@ static tutti_status take_buffers(struct operation *op, const void *send, void *r
     op->output = recv;
     return TUTTI_OK;
 }
-/* Most elements that a rank has in a buffer are count times this. */
+/* Returns how many parts a rank's larger buffer has at most. */
 static size_t most_parts(const struct call *call, const tutti_comm *comm)
 {
     int size = comm ? comm->group.size : 1;
@@ -38,7 +39,7 @@ static size_t most_parts(const struct call *call, const tutti_comm *comm)
     int received = family_parts((enum family)call->family, OUTPUT, size);
     return (size_t)(sent > received ? sent : received);
 }
-/* The last call once more needs no checks. */
+/* Runs a repeated call on the fast path, which needs no checks. Returns false if the call needs the ordinary path. */
 static inline bool call_again(tutti_comm *comm, struct call *call, const void *send, void *recv, tutti_status *out)
 {
     bool may = comm && atomic_load_explicit(&comm->gate.settled, memory_order_relaxed)
@@ -52,7 +53,8 @@ static tutti_status call_collective(struct call *call, const void *send, void *r
     struct operation o;
     tutti_status status;
     if (!request && call_again(comm, call, send, recv, &status)) return status;
-    bool sums = family_reduces((enum family)call->family) || call->family == BARRIER;  /* some add up nothing */
+    /* Some algorithms of a barrier sum empty buffers. */
+    bool sums = family_reduces((enum family)call->family) || call->family == BARRIER;
     TRY(call_prepare(comm, call->family, call->count, most_parts(call, comm), call->dtype, call->root, request, &o));
     if (sums) TRY(call_check_op(call->dtype, call->op, &o));
     TRY(take_buffers(&o, send, recv));
@@ -128,7 +130,8 @@ static tutti_status call_message(bool is_send, const void *send, void *recv, siz
     o.input = send;
     o.output = recv;
     o.message.tag = tag;
-    o.message.transfer.peer = peer;                             /* field by field, as in prepare */
+    /* Single assignments leave the large remainder of the struct unset, as operation_init does. */
+    o.message.transfer.peer = peer;
     o.message.transfer.is_send = is_send;
     o.message.transfer.state = TRANSFER_IDLE;
     o.message.transfer.source = -1;

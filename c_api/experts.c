@@ -1,4 +1,4 @@
-/* Experts: the calls, and their checks of sizes and pointers. */
+/* The public functions of experts, with their checks of sizes and pointers. */
 #include "backend/groups/experts.h"
 #include "backend/base/status.h"
 #include "c_api/call.h"

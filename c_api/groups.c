@@ -1,4 +1,4 @@
-/* Grids and pipelines: the calls, and their checks of pointers. */
+/* The public functions of grids and pipelines, with their checks of pointers. */
 #include "backend/base/status.h"
 #include "backend/groups/grid.h"
 #include "backend/groups/pipeline.h"

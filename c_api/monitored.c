@@ -1,13 +1,14 @@
-/* The barrier that tells who does not come. Each rank sends rank 0 a message and waits for one from it; rank 0 answers
-   when it has all of them. If it has not in time, it knows whose are missing, and aborts the communicator: that ends
-   its receives, and the waiting of those that have come. */
+/* The barrier that reports absent ranks. Each rank sends rank 0 a message and waits for the answer. Rank 0 answers when
+   it has the messages of all ranks. At the timeout it reports the missing ranks and aborts the communicator. The abort
+   ends its receives, and the waits of the ranks that have arrived. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "c_api/call.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { MARGIN_MS = 1000 };                              /* so that rank 0 is the first to give up */
+/* Other ranks wait longer by this margin, so rank 0 times out first. */
+enum { MARGIN_MS = 1000 };
 static const uint32_t here_tag = UINT32_MAX - 1, all_here_tag = UINT32_MAX;
 
 static int64_t timeout_lengthen(int64_t timeout_ms)
@@ -31,7 +32,8 @@ static tutti_status barrier_arrive(tutti_comm *comm, int64_t timeout_ms)
 struct arrivals {
     tutti_comm *comm;
     tutti_queue *queue;
-    tutti_request *requests;                            /* by rank */
+    /* Both arrays are indexed by rank. */
+    tutti_request *requests;
     unsigned char *bytes;
 };
 static tutti_status arrivals_init(struct arrivals *a, tutti_comm *comm)
@@ -69,7 +71,7 @@ static tutti_status arrivals_collect(struct arrivals *a, int64_t timeout_ms, boo
         missing[came - a->requests] = false;
     }
 }
-/* What ended otherwise than with all ranks there ends for all: no request stays behind. */
+/* Aborts the communicator after an error or a timeout, and takes all requests from the queue. */
 static tutti_status arrivals_give_up(struct arrivals *a, tutti_status status)
 {
     char detail[STATUS_DETAIL_BYTES];

@@ -1,4 +1,4 @@
-/* The all-reduce whose rows are normalised: its checks, and what becomes of its rows. */
+/* The all-reduce that normalises rows: its checks and its arguments. */
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"
 #include "backend/collectives/collectives.h"
@@ -40,7 +40,8 @@ static tutti_status check_norm(const tutti_norm *norm, size_t columns, const str
             g->name);
     return TUTTI_OK;
 }
-/* What is normalised lies in recv; what goes with it must not. */
+/* Refuses a residual, weight or bias that overlaps recv, which holds the normalised rows. The residual must not overlap
+   send either. */
 static tutti_status check_overlap(const struct operation *op, const tutti_norm *norm, size_t columns, size_t own)
 {
     const size_t row = columns * dtype_bytes(op->dtype),
@@ -72,7 +73,8 @@ tutti_status tutti_all_reduce_norm(const void *send, void *recv, size_t rows, si
 {
     struct operation o;
     size_t count, first, own;
-    if (!size_multiply(rows, columns, &count)) count = SIZE_MAX;        /* more than there are addresses, in words */
+    /* call_prepare refuses SIZE_MAX with a text about the address space. */
+    if (!size_multiply(rows, columns, &count)) count = SIZE_MAX;
     TRY(call_prepare(comm, ALLREDUCE, count, 1, dtype, 0, request, &o));
     TRY(call_check_op(dtype, TUTTI_SUM, &o));
     TRY(check_norm(norm, columns, &o));

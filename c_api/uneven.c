@@ -1,5 +1,5 @@
-/* The collectives whose parts differ from rank to rank. Arrays of counts and offsets are read before the call
-   returns. */
+/* The public collectives whose parts differ from rank to rank. The arrays of counts and offsets are read before the
+   call returns. */
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"
 #include "c_api/call.h"
@@ -19,7 +19,7 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
     }
     return TUTTI_OK;
 }
-/* What two ranks send must not end up in one place. Parts in the order of their ranks are the usual case, and quick. */
+/* Refuses received parts that overlap. The check is fast if parts lie in the order of their ranks, the usual case. */
 static tutti_status check_received_apart(const struct operation *op, const struct uneven *u)
 {
     const size_t *lengths = u->lengths[OUTPUT], *offsets = u->offsets[OUTPUT];
@@ -38,7 +38,7 @@ static tutti_status check_received_apart(const struct operation *op, const struc
     }
     return TUTTI_OK;
 }
-/* Parts may lie in one piece of memory as long as no two of them meet. */
+/* Refuses a sent part that overlaps a received part. The buffers as a whole may overlap. */
 static tutti_status check_parts_apart(const struct operation *op, const struct uneven *u, const char *send, size_t sent,
     const char *recv, size_t received)
 {
@@ -67,7 +67,8 @@ static tutti_status uneven_refuse(struct uneven *u, tutti_status status)
     free(u);
     return status;
 }
-/* bytes: about what a rank's part is, for those who ask whether the operation is small. */
+/* bytes: the size of all parts together. It gives the approximate size of a part, by which small operations are
+   found. */
 static tutti_status uneven_run(struct operation *o, const void *send, void *recv, struct uneven *u, size_t bytes,
     tutti_request *request)
 {
@@ -102,11 +103,12 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
 }
 
 /* ---- one part on one side, and a part of each rank on the other ---- */
+/* `all` has a part of each rank, `one` a single part. */
 struct sides {
     const char *one, *all;
     enum buffer of_all;
-};           /* `all` has a part of each rank */
-/* The one part may be this rank's own of the others, exactly, and meet no other. */
+};
+/* Refuses a single part that overlaps a part in `all`, unless it is exactly this rank's own part there. */
 static tutti_status check_one_apart(const struct operation *op, const struct uneven *u, const struct sides *s)
 {
     const char *unless = s->of_all == OUTPUT ? ", but not in place (send == recv + offsets[rank])"

@@ -1,31 +1,32 @@
-/* zero: who keeps which part of a model's training, and when its parts travel.
+/* zero: divides the training state of a model among ranks, and schedules the exchange of its parts.
  *
- * A model is a list of *units* (its layers, say), each with parameters of one element type that lie one behind another
- * in the unit's *flat* array. The array is cut into one *slice* for each rank: the gradients of a slice are summed to
- * its rank, which keeps the optimizer's moments of that slice alone, updates it, and tells the others. Where the arrays
- * live is the unit's *home*:
- *     SHARED       once on each host, in pages that all its ranks map. Whoever updates its slice has updated it for all
- *                  of its host; only between hosts do bytes move. (ZeRO stage 3 without its gathers.)
- *     REPLICATED   whole on each rank; updated slices are gathered by all (stages 1 and 2).
- *     SHARDED      a rank has its own slices alone; a unit is gathered before each use, and whole until its release
+ * A model is a list of *units*, for example its layers. The parameters of a unit have one element type and lie one
+ * after another in the unit's *flat* array. The array is cut into one *slice* for each rank. The library sums the
+ * gradients of a slice to its rank. That rank keeps the optimizer's moments of its slice alone, updates the slice, and
+ * distributes it. The unit's *placement* (tutti_zero_home) selects where the arrays live:
+ *     SHARED       Each host has one copy, in pages that all its ranks map. A rank that updates its slice updates it
+ *                  for the whole host; bytes move only between hosts. (ZeRO stage 3 without its gathers.)
+ *     REPLICATED   Each rank has a whole copy; all ranks gather updated slices (stages 1 and 2).
+ *     SHARDED      Each rank has only its own slices. A unit is gathered before each use, and whole until its release
  *                  (stage 3 with the least memory, or where hosts cannot share it).
- *                  Not whole, it reads as NaN.
- *     WHOLE        nothing is divided: gradients are summed to all ranks, and each keeps all moments and updates all
- *                  (stage 0, as DistributedDataParallel). One slice is everybody's.
+ *                  A unit that is not whole reads as NaN.
+ *     WHOLE        Nothing is divided: gradients are summed to all ranks, and each rank keeps all moments and updates
+ *                  all parameters (stage 0, as DistributedDataParallel). All ranks have the same single slice.
  *
- * The training loop tells what happens, in this order in each step: `use` before a unit computes, `gradient` and
- * `ready` for each parameter as gradients appear, `step` at the end, and all else follows: a unit's gradients are
- * summed while others are still computed, and a unit is used when it is up to date. Units are summed in an order that
- * all ranks have agreed on: first the reverse of their numbers, from the second step on the order in which the first
- * one had them ready on rank 0. Gradients that come in another order are right as well, and wait. SHARDED units are
- * used in the same order on all ranks, else MISMATCH; what has followed the last two uses before is gathered ahead.
+ * The training loop reports its events in this order in each step: `use` before a unit computes, `gradient` and `ready`
+ * for each parameter as gradients appear, `step` at the end. The library derives the rest. It sums a unit's gradients
+ * while the program computes others, and lets the program use a unit when it is up to date. All ranks sum units in one
+ * agreed order. The first step uses the reverse of the units' numbers. Later steps use the order in which units were
+ * ready on rank 0 in the first one. Gradients that come in another order are correct too, but wait. All ranks must use
+ * SHARDED units in the same order, else they get MISMATCH. The library prefetches the unit that followed the last two
+ * uses before.
  *
- * What is needed sooner has the higher priority where steps are *ahead*: see tutti_zero_config.
+ * With *async steps* (`ahead`), earlier needs have higher priority, see tutti_zero_config.
  *
- * Errors are as in tutti.h. What is refused there, is here; any other error ends the tutti_zero: all that is left is
- * to destroy it. A rank that dies leaves its slice half updated: go on from a checkpoint.
+ * Errors are as in tutti.h. A refused call changes nothing. Any other error ends the tutti_zero, and the program must
+ * destroy it. A rank that dies leaves its slice half updated, so training must resume from a checkpoint.
  *
- * Threads: one at a time. The memory of flat arrays belongs to the tutti_zero. */
+ * Threads: the calls on one tutti_zero must not overlap. The tutti_zero owns the memory of flat arrays. */
 #pragma once
 #include "tutti.h"
 
@@ -40,8 +41,8 @@ typedef enum tutti_zero_home {
     TUTTI_ZERO_WHOLE,
     TUTTI_ZERO_HOMES
 } tutti_zero_home;
-/* What `step` does to a slice. MOMENTUM is SGD with momentum, without dampening. NONE: the caller updates the pieces
-   between tutti_zero_claim and tutti_zero_publish. */
+/* The rule by which `step` updates a slice. MOMENTUM is SGD with momentum, without dampening. With NONE the caller
+   updates the pieces between tutti_zero_claim and tutti_zero_publish. */
 typedef enum tutti_zero_rule {
     TUTTI_ZERO_NONE,
     TUTTI_ZERO_SGD,
@@ -52,11 +53,15 @@ typedef enum tutti_zero_rule {
 } tutti_zero_rule;
 
 /* ---- gradients in fewer bytes ---- */
-/* How they are packed on their way: rounded to 16 bits; as integers of 8 or 4 bits, times a scale that 128 numbers
-   share; the largest, `kept` of each 1,024 (TOPK), those of at least the magnitude `threshold`, but no more than TOPK's
-   (THRESHOLD), or as many as those that all ranks draw alike (RANDOMK). Where hosts have as many ranks each, the ranks
-   of a host add theirs up first, and only what crosses between hosts is packed; else, and on one host, what goes from
-   rank to rank. What is no number arrives as such, or makes 128 numbers so. */
+/* Gradients are packed in one of these forms:
+       FLOAT16, BFLOAT16   All numbers, rounded to 16 bits.
+       INT8, INT4          All numbers, as integers of 8 or 4 bits times a scale that 128 numbers share.
+       TOPK                The largest numbers, `kept` of each 1,024.
+       THRESHOLD           The numbers of at least the magnitude `threshold`, but at most as many as TOPK keeps.
+       RANDOMK             `kept` of each 1,024 numbers; all ranks draw the same ones.
+   If all hosts have the same number of ranks, the ranks of a host first sum their gradients, and only the exchange
+   between hosts is packed. Otherwise, and on one host, the exchange between ranks is packed. A NaN or infinity arrives
+   as it is, or turns a block of 128 numbers into NaN. */
 typedef enum tutti_compression_form {
     TUTTI_COMPRESS_NONE,
     TUTTI_COMPRESS_FLOAT16,
@@ -68,167 +73,212 @@ typedef enum tutti_compression_form {
     TUTTI_COMPRESS_THRESHOLD,
     TUTTI_COMPRESS_FORMS
 } tutti_compression_form;
-typedef struct tutti_compression {                      /* the same on all ranks */
+/* The compression must be the same on all ranks. */
+typedef struct tutti_compression {
     tutti_compression_form form;
-    int kept;                                           /* TOPK, RANDOMK, THRESHOLD: of 1,024 numbers, 1 to 1,024 */
-    bool stochastic;                                    /* INT8, INT4: up or down by chance, right in the mean */
-    bool feedback; /* what is lost joins the gradients of the next step (error feedback); 4 bytes for each number that a
-                      rank packs: all of the model, or its part of that if ranks of a host add up first */
-    double momentum; /* TOPK, RANDOMK, THRESHOLD with feedback: gradients gather it before they are packed, and lose it
-                        where they are sent (Lin et al., Deep Gradient Compression, 2018); 4 bytes more for each number;
-                        0: none. For optimizers that have none of their own */
-    uint64_t seed;                                      /* of all chance */
-    double threshold; /* THRESHOLD: above 0, of a rank's gradients (on several hosts, of the sum of a host's) with what
-                         was lost; of an average on its way back, divided by the number of ranks */
+    /* TOPK, RANDOMK and THRESHOLD keep this many of 1,024 numbers. */
+    int kept;                                           /* 1 to 1,024 */
+    /* INT8 and INT4 round up or down at random, so that the mean is right. */
+    bool stochastic;
+    /* The residual joins the gradients of the next step (error feedback). It takes 4 bytes for each number that a rank
+       packs: all of the model, or the rank's part of it if the ranks of a host sum first. */
+    bool feedback;
+    /* TOPK, RANDOMK and THRESHOLD with feedback: gradients accumulate momentum before they are packed, and lose it
+       where they are sent (Lin et al., Deep Gradient Compression, 2018). It takes 4 more bytes for each number. 0
+       disables it. The optimizer should then have no momentum of its own. */
+    double momentum;
+    /* All random choices follow from this seed. */
+    uint64_t seed;
+    /* THRESHOLD compares it with a rank's gradients (on several hosts, the sum of a host's) plus the residual. For an
+       average on its way back it is divided by the number of ranks. */
+    double threshold;                                   /* above 0 */
 } tutti_compression;
 
 typedef struct tutti_zero_parameter {
     size_t count;                                       /* elements, at least 1 */
-    int unit;                                           /* not less than that of the parameter before */
-    int group;                                          /* of hyperparameters, from 0 */
+    /* The units of the parameters ascend. */
+    int unit;
+    /* The group selects the hyperparameters of a step. */
+    int group;                                          /* from 0 */
 } tutti_zero_parameter;
-typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO_CONFIG_INIT */
-    size_t struct_size;                                 /* sizeof(tutti_zero_config) */
-    tutti_comm *comm;                                   /* of all ranks; used to make others, needed no longer */
+/* The caller starts with TUTTI_ZERO_CONFIG_INIT. */
+typedef struct tutti_zero_config {
+    size_t struct_size;                                 /* bytes */
+    /* The communicator has all ranks. The library makes others from it in tutti_zero_create and then needs it no
+       more. */
+    tutti_comm *comm;
     int parameters, units, groups;
-    const tutti_zero_parameter *parameter;              /* [parameters]; copied */
-    const tutti_dtype *dtype; /* [units] FLOAT32 or BFLOAT16, which is updated in float32; copied */
+    const tutti_zero_parameter *parameter;              /* [parameters], copied */
+    /* The type is FLOAT32, or BFLOAT16 with updates in float32. */
+    const tutti_dtype *dtype;                           /* [units], copied */
     tutti_zero_home home;
     tutti_zero_rule rule;
-    int buffers; /* for gradients on their way, of units of one length; 0: two; WHOLE: as many as there are units */
-    int64_t timeout_ms;                                 /* of waiting for another rank's update; 0: half an hour */
-    int prefetch;                                       /* SHARDED: units that are gathered before they are used */
-    bool ahead; /* `step` returns when all ranks have come to it: what the next forward pass uses first is averaged,
-                   updated and sent first, the rest while that computes. Not SHARDED; with a rule */
-    tutti_compression compression;                      /* of gradients; not WHOLE */
+    /* The number of gradient buffers for units of one length. 0 selects two. WHOLE has as many as units. */
+    int buffers;
+    /* The longest wait for another rank's update. 0 selects half an hour. */
+    int64_t timeout_ms;
+    /* SHARDED: the number of units that are gathered before they are used. */
+    int prefetch;
+    /* Async steps: `step` returns when all ranks have reached it. A thread averages, updates and sends first the units
+       that the next forward pass uses first, and the others while that computes. Needs a rule; not for SHARDED. */
+    bool ahead;
+    /* The compression of gradients; not for WHOLE. */
+    tutti_compression compression;
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
         { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 } }
-/* Collective. MISMATCH where ranks describe different models. */
+/* Collective. MISMATCH if the ranks describe different models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
-/* NULL is fine. Waits for no rank, but a moment for what others still gather. In the middle of a step it ends that of
-   the others with an error. */
+/* Destroys the tutti_zero; NULL is allowed. It waits at most a moment, while other ranks still gather. In the middle of
+   a step it ends the step of the other ranks with an error. */
 TUTTI_API tutti_status tutti_zero_destroy(tutti_zero *zero);
-/* Where a parameter lies, as long as the tutti_zero lives; NULL: there is none of that number. */
+/* Returns the address of a parameter, which the tutti_zero owns, or NULL for an invalid number. */
 TUTTI_API void *tutti_zero_parameter_at(const tutti_zero *zero, int parameter);
-/* Collective: all begin with what rank 0 has written to its parameters by now. To begin anew, call tutti_zero_claim,
-   and write after it. */
+/* Collective: all ranks start with the values that rank 0 has written to its parameters. To start again, the caller
+   writes new values after tutti_zero_claim. */
 TUTTI_API tutti_status tutti_zero_begin(tutti_zero *zero);
 
-/* ---- what happens in a step ---- */
-/* Returns when the unit is as the last step has left it, on all of its slices. SHARDED: collective, and begins a use
-   that `release` ends. */
+/* ---- the events of a step ---- */
+/* Returns when all slices of the unit have the values of the last step. SHARDED: collective, and the use lasts until
+   `release`. */
 TUTTI_API tutti_status tutti_zero_use(tutti_zero *zero, int unit);
-/* The same, and the use ends by itself, when all gradients of the unit have come, or with the step. */
+/* Does what tutti_zero_use does. The use ends when all gradients of the unit have come, or with the step. */
 TUTTI_API tutti_status tutti_zero_use_backward(tutti_zero *zero, int unit);
-/* The unit is not read any more until its next use. SHARDED: its memory goes when another is used. */
+/* The caller stops reading the unit until its next use. SHARDED: its memory is freed when another unit is used. */
 TUTTI_API tutti_status tutti_zero_release(tutti_zero *zero, int unit);
-/* Collective: while kept all units may be read, as the last step or begin has left them, up to the next of these.
-   Afterwards SHARDED units are whole as far as they are used. */
+/* Collective. With kept, all units may be read, with the values of the last step or begin, until the next of these.
+   Without, SHARDED units are whole only while they are used. */
 TUTTI_API tutti_status tutti_zero_keep(tutti_zero *zero, bool kept);
-/* Where the gradient of this parameter is to be written, in its unit's type. *adds: there is one, of an earlier
-   backward pass of this step; add to it. May wait for a buffer. */
+/* Returns where the caller writes the gradient of this parameter, in its unit's type. If *adds, the place has a
+   gradient of an earlier backward pass of this step, and the caller adds to it. May wait for a buffer. */
 TUTTI_API tutti_status tutti_zero_gradient(tutti_zero *zero, int parameter, void **out, bool *adds);
-/* It is written. When all of the unit are, the unit is not read any more by this rank in this pass, and its gradients
-   are summed. */
+/* The caller has written the gradient. With the last gradient of a unit, this rank stops reading the unit in this pass,
+   and the library sums the unit's gradients. */
 TUTTI_API tutti_status tutti_zero_ready(tutti_zero *zero, int parameter);
-/* While held, gradients stay on their rank when they are ready, and those of the next pass are added to them. */
+/* While held, ready gradients stay on their rank, and gradients of the next pass are added to them. */
 TUTTI_API tutti_status tutti_zero_hold(tutti_zero *zero, bool held);
-/* Collective: returns when all gradients are averaged over the ranks. What a rank has brought no gradient for counts as
-   zero; what no rank has, is left alone by the step. `step` does it when nobody has. */
+/* Collective: returns when all gradients are averaged over the ranks. A gradient that is missing on a rank counts as
+   zero. A parameter without a gradient on any rank is not updated. `step` settles too. */
 TUTTI_API tutti_status tutti_zero_settle(tutti_zero *zero);
-/* Collective: the 2-norm of all averaged gradients together, the same bits on all ranks. Settles. */
+/* Collective: settles, and returns the 2-norm of all averaged gradients together, bit-identical on all ranks. */
 TUTTI_API tutti_status tutti_zero_norm(tutti_zero *zero, double *out);
 typedef struct tutti_zero_rates { double rate, decay, momentum, beta1, beta2, epsilon; } tutti_zero_rates;
-/* Collective: gradients, times `scale`, update this rank's slices by the rule, with the rates of each group. Returns
-   when its own part is done, or earlier (ahead): a thread does the rest, and an error of it is the next call's. `use`
-   waits for what its unit needs, on all ranks; all other calls for all of this rank's. */
+/* Collective: updates this rank's slices from the gradients times `scale`, by the rule, with the rates of each group.
+   Returns when this rank's part is done. With `ahead` it returns earlier: a thread does the rest, and the next call
+   returns its error. `use` then waits for its unit on all ranks; every other call waits for this rank's whole step. */
 TUTTI_API tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates *rates, double scale);
-/* Collective: returns when all units are up to date and no rank reads parameters any more: it may be written to them,
-   on rank 0 before tutti_zero_begin, or, when gradients are settled, to the pieces before tutti_zero_publish. */
+/* Collective: returns when all units are up to date and no rank reads parameters. Rank 0 may then write parameters
+   before tutti_zero_begin. If gradients are settled, each rank may write its pieces before tutti_zero_publish. */
 TUTTI_API tutti_status tutti_zero_claim(tutti_zero *zero);
-/* As step, where the rule is NONE and the caller has updated its pieces. */
+/* Takes the step after the caller has updated its pieces (rule NONE). */
 TUTTI_API tutti_status tutti_zero_publish(tutti_zero *zero);
-/* Gradients of this step are forgotten. Collective if any rank has any: MISMATCH where others take the step. */
+/* Discards the gradients of this step. Collective if any rank has gradients; MISMATCH if other ranks take the step. */
 TUTTI_API tutti_status tutti_zero_drop(tutti_zero *zero);
 
-/* ---- what a rank keeps ---- */
-typedef struct tutti_zero_piece {                       /* of one parameter, what lies in this rank's slice */
-    size_t at, count;                                   /* elements of the parameter; count 0: nothing of it */
-    float *value, *first, *second;                      /* what is updated, in float32, and its moments, or NULL */
-    void *gradient; /* averaged, in the unit's type; valid from `settle` to the step */
-    uint64_t steps;                                     /* that have updated this parameter */
-    bool used;                                          /* some rank has brought a gradient; valid likewise */
+/* ---- the state of a rank ---- */
+/* A piece is the part of one parameter in this rank's slice. */
+typedef struct tutti_zero_piece {
+    /* The piece has these elements of the parameter. count 0 means an empty piece. */
+    size_t at, count;
+    /* The step updates this value in float32, and its moments. Absent moments are NULL. */
+    float *value, *first, *second;
+    /* The gradient is averaged, in the unit's type, and valid from `settle` to the step. */
+    void *gradient;
+    /* This many steps have updated the parameter. */
+    uint64_t steps;
+    /* True if some rank has a gradient, valid from `settle` to the step. */
+    bool used;
 } tutti_zero_piece;
 TUTTI_API tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_zero_piece *out);
-/* Collective: returns when no rank reads what the pieces of another have; until its next call each rank may read its
-   own, values and moments, and write to them before tutti_zero_begin_pieces. Gradients stay. */
+/* Collective: returns when no rank reads the pieces of another. Until its next call each rank may read its own values
+   and moments, and may write them if it calls tutti_zero_begin_pieces next. Gradients stay. */
 TUTTI_API tutti_status tutti_zero_claim_pieces(tutti_zero *zero);
-/* Collective: all go on with what each rank has written to its pieces. WHOLE: the same on all ranks. */
+/* Collective: all ranks continue with the values that each has written to its pieces. WHOLE: all ranks must have
+   written the same values. */
 TUTTI_API tutti_status tutti_zero_begin_pieces(tutti_zero *zero);
-/* Of every rank: which elements of the parameter its slice has. */
+/* Returns which elements of the parameter are in the slice of `rank`. */
 TUTTI_API tutti_status tutti_zero_span(const tutti_zero *zero, int parameter, int rank, size_t *at, size_t *count);
-/* After a checkpoint was written into the pieces: how many steps have updated a parameter. */
+/* Sets how many steps have updated a parameter, after the caller has restored the pieces from a checkpoint. */
 TUTTI_API tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uint64_t steps);
 
-/* Collective, between steps. Of a parameter, what its averages have not had yet, as compression has lost it: `count`
-   elements, in the scale of an average, the same on all ranks (zeros: nothing). `set` divides it among the ranks. */
+/* Collective, between steps. The array has the residual of a parameter: `count` elements in the scale of an average,
+   the same on all ranks, zeros without compression. tutti_zero_set_lost divides it among the ranks. */
 TUTTI_API tutti_status tutti_zero_get_lost(const tutti_zero *zero, int parameter, float *out);
 TUTTI_API tutti_status tutti_zero_set_lost(tutti_zero *zero, int parameter, const float *in);
 
-typedef struct tutti_zero_report {                      /* begin with struct_size; since `create` */
-    size_t struct_size;                                 /* sizeof(tutti_zero_report) */
+/* The caller sets struct_size. All numbers count from tutti_zero_create. */
+typedef struct tutti_zero_report {
+    size_t struct_size;                                 /* bytes */
     uint64_t steps;
-    uint64_t waited_use_ns, waited_sums_ns;             /* for updates of others; for sums, in gradient, settle, step */
-    uint64_t late_units;                                /* that were ready before it was their turn */
-    uint64_t sum_bytes;                                 /* of gradients given to be summed, with padding */
-    uint64_t moved_bytes;                               /* of parameters that others have updated and that came here */
-    uint64_t parameter_bytes, gradient_bytes, state_bytes; /* memory: of the flat arrays this rank has to itself, or its
-                                                           share of those it shares, or its slices and the most that was
-                                                           whole; of buffers and sums; of moments */
-    uint64_t unforeseen;                                /* uses of SHARDED units that nothing was gathered ahead for */
-    uint64_t packed_bytes;                              /* of gradients, packed, that this rank has sent to others */
+    /* The caller has waited this long for updates of other ranks, and for sums in gradient, settle and step. */
+    uint64_t waited_use_ns, waited_sums_ns;
+    /* This many units were ready before their turn. */
+    uint64_t late_units;
+    /* The rank has given these bytes of gradients to sums, with padding. */
+    uint64_t sum_bytes;
+    /* The rank has received these bytes of parameters that other ranks have updated. */
+    uint64_t moved_bytes;
+    /* The memory of flat arrays, of gradient buffers and sums, and of moments. parameter_bytes counts this rank's own
+       arrays, or its share of shared arrays, or its slices and the most memory of whole units. */
+    uint64_t parameter_bytes, gradient_bytes, state_bytes;
+    /* This many uses of SHARDED units were not prefetched. */
+    uint64_t unforeseen;
+    /* The rank has sent these bytes of packed gradients. */
+    uint64_t packed_bytes;
 } tutti_zero_report;
 TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);
 
-/* What happens when; times as of CLOCK_MONOTONIC. */
+/* An event lasts from the start to the end of what it describes. Its times are those of CLOCK_MONOTONIC. */
 typedef enum tutti_zero_event_kind {
-    TUTTI_ZERO_USED,                                    /* the caller's: use and use_backward, with their waiting */
-    TUTTI_ZERO_ASKED,                                   /* gradient, where it took longer than to look */
-    TUTTI_ZERO_READY,                                   /* the last gradient of a unit is written; takes no time */
-    TUTTI_ZERO_SETTLED,                                 /* settle, norm, claim */
-    TUTTI_ZERO_STEPPED,                                 /* step, publish */
-    TUTTI_ZERO_UPDATED, /* a unit's slice; in STEPPED, or ahead on a thread of its own */
-    TUTTI_ZERO_SUMMED,                                  /* a unit's gradients, from the start to the end of their sum */
-    TUTTI_ZERO_GATHERED,                                /* its slices, likewise */
+    /* The caller uses a unit, and waits for it if needed. */
+    TUTTI_ZERO_USED,
+    /* The caller asks for the place of a gradient, and has to wait. */
+    TUTTI_ZERO_ASKED,
+    /* The caller has written the last gradient of a unit. This event has no duration. */
+    TUTTI_ZERO_READY,
+    /* The caller settles the gradients or computes their norm. */
+    TUTTI_ZERO_SETTLED,
+    /* The caller takes or publishes a step. */
+    TUTTI_ZERO_STEPPED,
+    /* The rank updates its slice of a unit, in STEPPED or on the thread of async steps. */
+    TUTTI_ZERO_UPDATED,
+    /* The ranks sum a unit's gradients. */
+    TUTTI_ZERO_SUMMED,
+    /* The ranks gather a unit's slices. */
+    TUTTI_ZERO_GATHERED,
     TUTTI_ZERO_EVENT_KINDS
 } tutti_zero_event_kind;
 typedef struct tutti_zero_event {
     tutti_zero_event_kind kind;
-    int unit;                                           /* -1: of none, or of all */
+    /* -1 if the event concerns no single unit. */
+    int unit;
     int64_t began_ns, ended_ns;
-    uint64_t bytes;                                     /* given to be summed; of slices of others */
+    /* SUMMED: the bytes given to the sum. GATHERED: the bytes of other ranks' slices. */
+    uint64_t bytes;
 } tutti_zero_event;
-/* From now on keeps what happens, `events` of them; 0: no more. */
+/* Records up to `events` events from now on. 0 stops recording. */
 TUTTI_API tutti_status tutti_zero_watch(tutti_zero *zero, size_t events);
-/* Those that were kept, by their ends: up to `capacity`, and how many there are; *missed: there was no room for. */
+/* Copies up to `capacity` recorded events, in the order of their ends. *count gets the number recorded, and *missed the
+   number that exceeded the room. */
 TUTTI_API tutti_status tutti_zero_get_events(tutti_zero *zero, tutti_zero_event *out, size_t capacity, size_t *count,
     size_t *missed);
 
-/* ---- the same for gradients that somebody else keeps: averages of arrays ---- */
+/* ---- compressed averages of arrays that the caller owns ---- */
 typedef struct tutti_compressor tutti_compressor;
-/* Collective. MISMATCH where ranks ask for different ones. One thread at a time. */
+/* Collective. MISMATCH if the ranks give different compressions. Calls on one compressor must not overlap. */
 TUTTI_API tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how);
-TUTTI_API tutti_status tutti_compressor_destroy(tutti_compressor *compressor);         /* NULL is fine */
-/* Of arrays of `count`, the elements whose losses this rank keeps: *at to *at + *kept; with momentum twice as many
-   numbers, first all losses, then all momentum. *keepers: how many ranks keep losses of each element. */
+/* Destroys the compressor; NULL is allowed. */
+TUTTI_API tutti_status tutti_compressor_destroy(tutti_compressor *compressor);
+/* For arrays of `count` elements, this rank keeps the residuals of *kept elements from *at on. With momentum the
+   residual array is twice as long: first all residuals, then all momentum. *keepers ranks keep residuals of each
+   element. */
 TUTTI_API tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t count, size_t *at, size_t *kept,
     int *keepers);
-/* Collective: the average of `data` over all ranks, in place, the same bits on all. FLOAT32 or BFLOAT16. lost: what
-   this rank has not sent of gradients before, see span, begun with zeros; NULL: nothing is fed back. Chance
-   follows from the seed and `turn`, a number of the call that is the same on all ranks. *sent grows by the bytes that
-   this rank has sent packed. */
+/* Collective: averages `data` over all ranks in place, bit-identical on all. FLOAT32 or BFLOAT16. `lost` is this rank's
+   residual, see tutti_compressor_span, and starts as zeros; NULL disables feedback. Random choices follow from the seed
+   and `turn`, a number of the call that is the same on all ranks. *sent grows by the packed bytes that this rank
+   sends. */
 TUTTI_API tutti_status tutti_compressor_average(tutti_compressor *compressor, void *data, size_t count,
     tutti_dtype dtype, float *lost, uint64_t turn, uint64_t *sent);
 #if defined(__cplusplus)

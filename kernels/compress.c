@@ -1,4 +1,4 @@
-/* How long packed numbers are, and whether they can be: what both sides of a connection must agree on, whatever their
+/* The sizes of packed numbers, and their validation. Both ends of a connection must agree on them, whatever their
    instruction sets. */
 #include "kernels/compress.h"
 #include <string.h>

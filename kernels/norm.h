@@ -1,20 +1,24 @@
-/* Normalisation of rows, as between the layers of a transformer: a residual is added, and each row is divided by its
- * root mean square (RMSNorm, Zhang and Sennrich 2019) or by its deviation from its mean (LayerNorm, Ba et al. 2016).
+/* Normalises rows, as between the layers of a transformer. A residual is added, and each row is divided by its root
+ * mean square (RMSNorm, Zhang and Sennrich 2019) or by its deviation from its mean (LayerNorm, Ba et al. 2016).
  *
- * The same bits on all instruction sets: a row and its residual are added in float32 and rounded once to their type; of
- * what was rounded, element i is added, or its square, to the (i modulo 64)-th of 64 sums in float32, which are then
- * added in pairs that are 32, 16, … 1 apart. (x - mean) * (1 ÷ sqrt(sum ÷ columns + epsilon)) * weight + bias is
- * computed in float32, each step rounded, and rounded to the type at the end. A NaN is as in reduce.h. */
+ * Results are bit-identical on all instruction sets. A row and its residual are added in float32 and rounded once to
+ * their type. The rounded element i, or its square, is added to the (i modulo 64)-th of 64 sums in float32. These sums
+ * are added in pairs that are 32, 16, … 1 apart. (x - mean) * (1 ÷ sqrt(sum ÷ columns + epsilon)) * weight + bias is
+ * computed in float32, with each step rounded, and rounded to the type at the end. NaNs are as in reduce.h. */
 #pragma once
 #include "include/tutti.h"
 
 struct norm {
-    bool centred;                 /* LayerNorm: the mean is subtracted; else RMSNorm */
+    /* True subtracts the mean (LayerNorm); false does not (RMSNorm). */
+    bool centred;
     float epsilon;
-    size_t columns;               /* of a row, which has no gaps, and follows the one before it */
-    const void *weight, *bias;    /* [columns], of the rows' type; NULL: 1, 0 */
+    /* Rows have this many columns and are contiguous. */
+    size_t columns;
+    /* Each has [columns] elements of the rows' type. NULL means 1 for weight and 0 for bias. */
+    const void *weight, *bias;
 };
-/* Rows are replaced by what they are normalised to. residual: NULL, or as many rows, which are replaced by their sums
-   with the others before these are normalised. Nothing overlaps. */
+/* Replaces `count` rows by their normalised values. residual has `count` rows, or is NULL. The sums of rows and
+   residual replace the residual before they are normalised. The arrays must not overlap. */
 typedef void norm_function(const struct norm *norm, void *rows, void *residual, size_t count);
-norm_function *norm_find(tutti_dtype dtype); /* NULL but for FLOAT32, BFLOAT16 and FLOAT16 */
+/* Returns NULL for types other than FLOAT32, BFLOAT16 and FLOAT16. */
+norm_function *norm_find(tutti_dtype dtype);

@@ -1,5 +1,5 @@
-/* Chooses the instruction set and looks functions up. Invariant: `current` is NULL (not chosen yet) or one that this
- * machine runs; threads that choose at the same time choose the same. */
+/* Chooses the instruction set and looks up functions. Invariant: `current` is NULL (not chosen yet) or a set that this
+ * machine runs. Threads that choose at the same time choose the same set. */
 #include "kernels/reduce.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/update.h"
@@ -12,8 +12,8 @@
 static _Atomic(const struct kernels *) current;
 
 #if defined(__x86_64__)
-/* Asked once: under a hypervisor the instruction takes tens of microseconds. (clang 14 does not know this feature by
-   name.) */
+/* Executes cpuid only once, because under a hypervisor it takes tens of microseconds. clang 14 has no name for this
+   feature. */
 static bool runs_f16c(void)
 {
     enum { UNKNOWN, NO, YES };
@@ -35,7 +35,7 @@ static bool runs_avx512(void)
 }
 #endif
 
-/* Those this machine runs, worst to best; out of range: NULL. */
+/* Returns the sets that this machine runs, from worst to best, and NULL for an index out of range. */
 static const struct kernels *kernels_at(int index)
 {
     const struct kernels *runs[4] = { &kernels_scalar };
@@ -98,7 +98,7 @@ squares_function *squares_find(tutti_dtype dtype)
     return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->squares[dtype] : NULL;
 }
 
-/* What has kernels for this type's rows. */
+/* Returns the best set that has functions for rows of this type. */
 static const struct kernels *kernels_of_rows(tutti_dtype dtype)
 {
     const struct kernels *kernels = kernels_current();

@@ -1,39 +1,45 @@
-/* Arithmetic on arrays. One lookup, (dtype, op) -> functions; the instruction set is chosen once per process, at run
+/* Arithmetic on arrays. The functions are found by (dtype, op). The instruction set is chosen once per process, at run
  * time.
  *
- * All instruction sets give the same bits, in the default floating-point environment (round to nearest, denormals
- * kept):
+ * Results are bit-identical on all instruction sets, in the default floating-point environment (round to nearest,
+ * denormals kept):
  *   - Sources are combined in the order of from[]: from[0] op from[1] op …
  *   - float16, bfloat16 and float8 are computed in float32 and rounded once, at the end, to nearest even. Overflow
  *     gives infinity; float8_e4m3fn has none and saturates at 448, as torch's conversion does.
  *   - A result that is NaN is the positive quiet NaN without payload (0x7fc00000 in float32; 0x7f in both float8).
- *   - min and max return NaN if any source is NaN, and hold -0 to be smaller than +0, whatever the order.
- *   - Integers wrap. bool reads any byte but 0 as true and writes 0 or 1.
- *   - One source and divisor 1 is a copy: every bit stays, of NaN and bool too. */
+ *   - min and max return NaN if any source is NaN, and order -0 below +0, for any order of sources.
+ *   - Integers wrap. bool reads every byte except 0 as true and writes 0 or 1.
+ *   - One source with divisor 1 is copied bit by bit, including NaN and bool. */
 #pragma once
 #include "include/tutti.h"
 
-/* to[0][i] = to[1][i] = … = from[0][i] op from[1][i] op …, for i < count. from_count >= 1, to_count >= 1. A destination
-   may be one of the sources; apart from that no two arrays overlap. Arrays are aligned to the element. divisor >= 1:
-   what the result of a sum is divided by, once, before it is rounded (integers: towards zero); 1 for other ops. */
+/* Computes to[0][i] = to[1][i] = … = from[0][i] op from[1][i] op …, for i < count. from_count >= 1, to_count >= 1. A
+   destination may be one of the sources. Otherwise arrays must not overlap. Arrays are aligned to the element. The
+   result of a sum is divided by divisor >= 1, once, before it is rounded (integers: towards zero). Other ops need
+   divisor 1. */
 typedef void reduce_function(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
     int divisor);
-/* to[i] = from[i] * factor, computed in float32 (float64: in float64) and rounded once. to may be from. Floating-point
-   types only. */
+/* Computes to[i] = from[i] * factor in float32 (float64: in float64), rounded once, for floating-point types. to may be
+   from. */
 typedef void scale_function(void *to, const void *from, size_t count, double factor);
 
-/* The same, but the results go around the caches, which then need not read what is overwritten, and are visible to
-   whoever sees a later store of this thread. For destinations that no cache will hold; none may be a source. */
+/* Reduces with stores around the caches, which then need not read overwritten lines. A thread that sees a later store
+   of this thread sees the results. It suits destinations that no cache will hold. A destination must not be a
+   source. */
 typedef reduce_function reduce_streamed_function;
 
-/* NULL when the pair makes no sense (bitwise operations on floating point; AVG on bool; PREMUL_SUM on integers and
-   bool). AVG and PREMUL_SUM give the sum's function. */
+/* Returns NULL for an undefined pair (bitwise operations on floating point; AVG on bool; PREMUL_SUM on integers and
+   bool). AVG and PREMUL_SUM return the function of SUM. */
 reduce_function *reduce_find(tutti_dtype dtype, tutti_op op);
-reduce_streamed_function *reduce_streamed_find(tutti_dtype dtype, tutti_op op); /* NULL but for the sums (AVG and
-                                                                 PREMUL_SUM too) of float32, bfloat16 and float16 */
-scale_function *scale_find(tutti_dtype dtype); /* NULL for integers and bool */
+/* Returns NULL except for SUM, AVG and PREMUL_SUM of float32, bfloat16 and float16. */
+reduce_streamed_function *reduce_streamed_find(tutti_dtype dtype, tutti_op op);
+/* Returns NULL for integers and bool. */
+scale_function *scale_find(tutti_dtype dtype);
 
-/* Instruction sets, worst to best: 0 is "scalar"; NULL after the last. Only those this machine runs are listed. */
+/* Returns the name of an instruction set that this machine runs, from worst to best: 0 is "scalar". NULL after the
+   last. */
 const char *kernels_isa_name(int index);
-const char *kernels_isa(void);     /* the one in use */
-bool kernels_use(const char *isa); /* use this one from now on (tests, TUTTI_ISA); false: cannot */
+/* Returns the instruction set in use. */
+const char *kernels_isa(void);
+/* Selects an instruction set (tests, TUTTI_ISA). Returns false if this machine does not run it. */
+bool kernels_use(const char *isa);

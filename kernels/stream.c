@@ -1,4 +1,4 @@
-/* Non-temporal stores, fenced at the end because they are not ordered with ordinary ones. */
+/* Copies by non-temporal stores. A fence follows, because they are not ordered with ordinary stores. */
 #include "kernels/stream.h"
 #include <stdint.h>
 #include <string.h>

@@ -1,8 +1,9 @@
-/* The steps of optimizers, in one pass over what a rank owns: each element is read once, scaled, brought into the
- * moments and the value, and stored, with a copy in bfloat16 where that is what the model computes in.
+/* Takes optimizer steps in one pass over a rank's elements. Each element is read once and scaled, updates the moments
+ * and the value, and is stored. Models in bfloat16 also get a copy in bfloat16.
  *
- * All arithmetic is in float32, each line one correctly rounded operation or one fused multiply-add, the same on every
- * instruction set. For float32 the bits are those of torch.optim with fused=True on a CPU (seen with torch 2.13). */
+ * All arithmetic is in float32. Each line is one correctly rounded operation or one fused multiply-add, the same on
+ * every instruction set. For float32, results are bit-identical to torch.optim with fused=True on a CPU (tested with
+ * torch 2.13). */
 #pragma once
 #include "include/tutti.h"
 #include <string.h>
@@ -15,7 +16,8 @@ static inline float update_widen(uint16_t bits)
     memcpy(&number, &wide, sizeof number);
     return number;
 }
-static inline uint16_t update_narrow(float number) /* nearest, ties to even; NaN as torch has it */
+/* Rounds to nearest, ties to even. NaNs become the NaN of torch. */
+static inline uint16_t update_narrow(float number)
 {
     uint32_t bits;
     memcpy(&bits, &number, sizeof bits);
@@ -25,28 +27,37 @@ static inline uint16_t update_narrow(float number) /* nearest, ties to even; NaN
 
 /* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };
-/* Of all elements alike; to be computed in float64, then rounded. */
+/* The factors of all elements. The caller computes them in float64, then rounds. */
 struct update_factors {
-    float scale;           /* of gradients: 1 ÷ the loss's scale, the share that clipping leaves */
-    float rate;            /* SGD: the learning rate; Adam: the same ÷ (1 - beta1^step) */
-    float decay;           /* SGD, Adam: what times the value joins the gradient; AdamW: what is left of the value, 1 -
-                              the learning rate * weight decay */
-    float momentum;        /* SGD */
-    float take1, keep2, take2; /* Adam: 1 - beta1, beta2, 1 - beta2 */
-    float root, epsilon;   /* Adam: sqrt(1 - beta2^step) */
-    bool begins;           /* SGD: the first step; the moment becomes the gradient */
+    /* Gradients are multiplied by this: 1 ÷ the loss's scale, times the factor of clipping. */
+    float scale;
+    /* SGD uses the learning rate, Adam the learning rate ÷ (1 - beta1^step). */
+    float rate;
+    /* SGD and Adam add decay * value to the gradient. AdamW multiplies the value by 1 - learning rate * weight
+       decay. */
+    float decay;
+    /* Only SGD has momentum. */
+    float momentum;
+    /* Adam uses 1 - beta1, beta2, 1 - beta2, and sqrt(1 - beta2^step) as root. */
+    float take1, keep2, take2;
+    float root, epsilon;
+    /* True in the first step of SGD: the moment becomes the gradient. */
+    bool begins;
 };
-/* Of `count` elements; none overlaps another. */
+/* Each array has `count` elements. The arrays must not overlap. */
 struct update_arrays {
-    float *value, *first, *second; /* the moments: of SGD `second` is NULL, without momentum `first` as well */
+    /* `first` and `second` are moments. SGD has no `second`, and without momentum no `first`; they are NULL. */
+    float *value, *first, *second;
     const void *gradient;
-    uint16_t *narrow;              /* of bfloat16 gradients: the value in bfloat16 */
+    /* With bfloat16 gradients this gets the value in bfloat16. */
+    uint16_t *narrow;
 };
 typedef void update_function(const struct update_arrays *arrays, size_t count, const struct update_factors *factors);
-/* NULL: no such rule, or gradients that are neither FLOAT32 nor BFLOAT16. */
+/* Returns NULL for an unknown rule, and for gradients that are neither FLOAT32 nor BFLOAT16. */
 update_function *update_find(enum update_rule rule, tutti_dtype gradient);
 
 /* ---- norms ---- */
-/* The sum of the squares, in float64, in an order that depends on `count` alone. NULL likewise. */
+/* Returns the sum of the squares, in float64, in an order that depends only on `count`. */
 typedef double squares_function(const void *from, size_t count);
+/* Returns NULL for types other than FLOAT32 and BFLOAT16. */
 squares_function *squares_find(tutti_dtype dtype);

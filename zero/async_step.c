@@ -1,4 +1,4 @@
-/* A lock, and one thread that sleeps until there is work. */
+/* One lock guards the state. The thread sleeps until there is work. */
 #include "zero/async_step.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -30,11 +30,13 @@ static void *async_step_main(void *async)
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
-static int thread_begin(struct async_step *t)                        /* an error number */
+/* Returns 0 or an error number. */
+static int thread_begin(struct async_step *t)
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    /* The program's own threads handle all signals. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int refused = pthread_create(&t->thread, NULL, async_step_main, t);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!refused) pthread_setname_np(t->thread, "tutti-zero");

@@ -1,6 +1,6 @@
-/* The rest of a step after its call has returned, and the thread that does it, one unit after another. It needs no
- * later call of another rank, so a rank may compute, evaluate or sleep meanwhile. While the thread is busy it owns all
- * that it works on; the caller may only wait. */
+/* A thread runs the asynchronous part of a step after the call has returned. This part needs no later call of another
+ * rank, so a rank may meanwhile compute, evaluate or sleep. While the thread is busy it owns all that it works on, and
+ * the caller may only wait. */
 #pragma once
 #include "backend/base/status.h"
 #include "include/tutti.h"
@@ -8,22 +8,32 @@
 
 struct async_step {
     pthread_t thread;
-    tutti_status (*work)(void *context);                /* constant, with its context */
+    /* `work` and `context` are constant. */
+    tutti_status (*work)(void *context);
     void *context;
+    /* The lock guards all fields below. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool busy, stop;                                    /* under the lock, from here on */
-    uint64_t *steps;                                    /* [units] that the work has said */
-    tutti_status status;                                /* of the last work, once it has failed */
+    bool busy, stop;
+    /* The work reports here how many steps each unit has had. */
+    uint64_t *steps;                                    /* [units], owned */
+    /* `status` and `why` keep the first error of the work. */
+    tutti_status status;
     char why[STATUS_DETAIL_BYTES];
-    uint64_t waited_ns;                                 /* the caller's: in async_step_await_unit */
+    /* The caller has waited this long in async_step_await_unit. */
+    uint64_t waited_ns;
 };
-/* NULL in the calls below: there is no asynchronous step, and it is never busy. */
+/* The calls that wait and async_step_destroy accept NULL, for steps without an asynchronous part. */
 tutti_status async_step_create(int units, tutti_status (*work)(void *context), void *context, struct async_step **out);
-void async_step_destroy(struct async_step *async); /* waits for the work; a child of fork does not call it */
-void async_step_start(struct async_step *async);                     /* it is not busy */
-void async_step_complete_unit(struct async_step *async, int unit, uint64_t steps); /* of the work: the unit is done */
-/* Returns when the work has said so many steps of the unit, or has ended; its error. */
+/* Waits for the work. A forked child must not call this. */
+void async_step_destroy(struct async_step *async);
+/* Starts the work; the thread must not be busy. */
+void async_step_start(struct async_step *async);
+/* The work calls this when `steps` steps have updated the unit. */
+void async_step_complete_unit(struct async_step *async, int unit, uint64_t steps);
+/* Returns when the unit has had `steps` steps or the work has ended. Returns the work's error. */
 tutti_status async_step_await_unit(struct async_step *async, int unit, uint64_t steps);
-tutti_status async_step_await(struct async_step *async);             /* when it has ended; its error */
-bool async_step_is_over(struct async_step *async, int64_t until_ms);  /* waits no longer than that */
+/* Returns the work's error when the work has ended. */
+tutti_status async_step_await(struct async_step *async);
+/* Returns true when the work has ended, and false at until_ms. */
+bool async_step_is_over(struct async_step *async, int64_t until_ms);

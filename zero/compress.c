@@ -1,5 +1,5 @@
-/* Averages of arrays that somebody else keeps. Each part of an array is averaged where its slices meet, packed once
-   more, and goes back to all. What that loses is kept where it was averaged, by the rank that sends it. */
+/* Averages arrays that the caller owns. One rank averages each slice of an array, packs the average, and sends it back
+   to all. That rank keeps the residual of the second packing. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "zero/compressed_exchange.h"
@@ -8,12 +8,14 @@
 struct tutti_compressor {
     struct compressed_exchange exchange;
     struct packed_slices packed;
-    size_t room;                                        /* numbers of a slice that there is memory for */
-    float *rest;                                        /* [room] what is lost on the way back */
+    /* `rest` has the residual of a slice on its way back. */
+    size_t room;
+    float *rest;                                        /* [room], owned */
 };
-/* Ranks of one host have a part each, the sides of an exchange a slice of it each. */
 enum { LEAST_SLICE = 16 };
-struct compress_cut { size_t part, slice, at, kept; };           /* at, kept: of this rank's part */
+/* Each rank of a host has a part of the array, and each side of the exchange a slice of that part. This rank's part has
+   `kept` elements from `at` on. */
+struct compress_cut { size_t part, slice, at, kept; };
 
 static struct compress_cut compress_cut_of(const tutti_compressor *c, size_t count)
 {
@@ -25,7 +27,7 @@ static struct compress_cut compress_cut_of(const tutti_compressor *c, size_t cou
     k.kept = size_smaller(k.part, count - k.at);
     return k;
 }
-/* Of a side's slice: it may be short, or empty. */
+/* Returns a side's slice, which may be short or empty. */
 static struct numbers slice_of(struct compress_cut k, int side, void *data, tutti_dtype dtype, uint64_t turn)
 {
     size_t begin = size_smaller(k.slice * (size_t)side, k.kept), end = size_smaller(begin + k.slice, k.kept);
@@ -68,7 +70,8 @@ tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, c
 tutti_status tutti_compressor_destroy(tutti_compressor *c)
 {
     if (!c) return TUTTI_OK;
-    exchange_finish(&c->exchange);                      /* first: nothing runs any more on the memory below */
+    /* Operations use the memory below until this has ended them. */
+    exchange_finish(&c->exchange);
     packed_finish(&c->packed);
     free(c->rest);
     free(c);
@@ -104,12 +107,13 @@ static void find_parts(const struct compressed_exchange *x, struct compress_cut 
         x->lengths[i] = size_smaller(k.part, count - x->offsets[i]);
     }
 }
-/* Arrays of other lengths may be packed in as many bytes. */
+/* The label compares the lengths of arrays, because arrays of different lengths may be packed in the same bytes. */
 static uint64_t label_of(size_t count, tutti_dtype dtype, uint64_t turn)
 {
     return ((uint64_t)count * TUTTI_DTYPE_COUNT + (uint64_t)dtype) * UINT64_C(0x9e3779b97f4a7c15) ^ turn;
 }
-/* This rank's slice is averaged; what packing it again loses joins what this rank has lost, in the scale of a sum. */
+/* Averages this rank's slice and packs the average. The residual of that joins this rank's residual, in the scale of a
+   sum. */
 static tutti_status average_mine(tutti_compressor *c, struct numbers mine, float *lost)
 {
     const struct compressed_exchange *x = &c->exchange;

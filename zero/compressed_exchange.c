@@ -7,7 +7,7 @@
 
 enum { SLOT_BYTES = 64, MOST_TIMES = 4 };
 
-/* ---- what may be asked for ---- */
+/* ---- options ---- */
 static bool keeps_some(tutti_compression_form form) { return form >= TUTTI_COMPRESS_TOPK; }
 tutti_status exchange_check(const tutti_compression *how)
 {
@@ -37,7 +37,7 @@ uint64_t exchange_digest(const tutti_compression *how)
     return (((uint64_t)how->form << 32 | kept << 8 | flags) ^ momentum) * UINT64_C(0x9e3779b97f4a7c15) ^ how->seed;
 }
 
-/* ---- who takes part ---- */
+/* ---- the sides ---- */
 tutti_status exchange_init(struct compressed_exchange *x, const tutti_compression *how, tutti_comm *all)
 {
     const struct places *p = &x->places;
@@ -80,8 +80,8 @@ static uint32_t number_mix(uint64_t seed, uint64_t number)
     uint64_t x = (seed + number * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xbf58476d1ce4e5b9);
     return (uint32_t)((x ^ x >> 31) * UINT64_C(0x94d049bb133111eb) >> 32);
 }
-/* Ranks round by chances of their own, there and back. Which numbers are drawn they must agree on. The largest that
-   several sides have sent are more than those of one: more of them go back. */
+/* Each rank rounds with random numbers of its own, in both directions. RANDOMK draws the same numbers on all ranks. The
+   largest numbers of several sides are more than those of one side, so more go back. */
 static struct packing packing_of(const struct compressed_exchange *x, uint64_t turn, bool back)
 {
     static const enum packing_form forms[TUTTI_COMPRESS_FORMS] = {
@@ -165,8 +165,9 @@ void packed_write(struct packed_slices *p, const struct compressed_exchange *x, 
     char *slot = p->out + p->slot * (size_t)side;
     pack_find(from.dtype)(slot, from.at, kept.lost, from.count, &how, from.first);
     p->given[side] = packing_length(&how, slot, from.count);
+    /* A number without a residual was sent, and loses its momentum. */
     for (size_t i = 0; kept.momentum && i < from.count; i++)
-        if (kept.lost[i] == 0) kept.momentum[i] = 0;    /* it was sent */
+        if (kept.lost[i] == 0) kept.momentum[i] = 0;
 }
 void packed_write_back(struct packed_slices *p, const struct compressed_exchange *x, struct numbers from, float *lost)
 {
@@ -175,7 +176,7 @@ void packed_write_back(struct packed_slices *p, const struct compressed_exchange
     p->given[x->side] = packing_length(&how, p->out, from.count);
 }
 
-/* ---- on its way ---- */
+/* ---- sending and receiving ---- */
 static tutti_status refuse_of(const struct compressed_exchange *x, int side, const char *what, size_t bytes)
 {
     return status_fail(TUTTI_INTERNAL,

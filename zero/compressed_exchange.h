@@ -9,57 +9,71 @@
 struct compressed_exchange {
     tutti_compression how;
     struct places places;
-    tutti_comm *here, *across;                          /* here: NULL where nothing is added up before */
-    int ranks, sides, side;                             /* side: mine */
-    size_t *lengths, *offsets;                          /* [here]: room for what is added up there */
+    /* `here` sums on this host, and is NULL if the ranks of a host do not sum first. `across` exchanges. */
+    tutti_comm *here, *across;
+    /* `side` is this rank's number among `sides`. */
+    int ranks, sides, side;
+    /* These are arguments of the sum on this host. */
+    size_t *lengths, *offsets;                          /* [ranks of this host], owned */
 };
-/* Collective: TUTTI_MISMATCH is the caller's to find. exchange_finish is due in every case. */
+/* Collective. The caller compares the ranks' compressions. The caller must call exchange_finish in every case. */
 tutti_status exchange_init(struct compressed_exchange *exchange, const tutti_compression *how, tutti_comm *all);
 void exchange_finish(struct compressed_exchange *exchange);
-void exchange_abandon(struct compressed_exchange *exchange);       /* others are not to wait for this rank */
+/* Ends the waits of other ranks for this rank with an error. */
+void exchange_abandon(struct compressed_exchange *exchange);
+/* Refuses options that are out of range or contradict each other. */
 tutti_status exchange_check(const tutti_compression *how);
+/* Equal compressions have equal digests. */
 uint64_t exchange_digest(const tutti_compression *how);
+/* Returns the rank behind a side. */
 int exchange_rank(const struct compressed_exchange *exchange, int side);
 
-/* What is on its way of one array: a packed slice of up to `count` numbers for each side, and one from each. */
+/* The exchange of one array uses these buffers: a packed slice for each side, and one from each side. */
 struct packed_slices {
-    char *out, *in;
-    size_t slot, back, room; /* bytes of a packed slice, there, back, and at most: at most */
-    const void **sources;                               /* [sides] in `in` */
-    size_t *given, *taken, *offsets; /* [sides] bytes for each side, from each, and where they lie */
-    size_t sent;                                        /* bytes that others were given of this array */
+    char *out, *in;                                     /* owned */
+    /* `slot` limits a packed slice on its way to its side, `back` one on its way back. The buffers have `room`. */
+    size_t slot, back, room;                            /* bytes of one slice */
+    /* `sources` points to the received slices in `in`. */
+    const void **sources;                               /* [sides], owned */
+    /* These have the bytes sent to each side, the bytes received from each, and their offsets. */
+    size_t *given, *taken, *offsets;                    /* [sides] */
+    /* This rank has sent this many packed bytes of the array. */
+    size_t sent;
 };
-tutti_status packed_fit(struct packed_slices *packed, const struct compressed_exchange *exchange,
-    size_t count); /* begun with zeros */
+/* Makes room for slices of `count` numbers. *packed starts as zeros. */
+tutti_status packed_fit(struct packed_slices *packed, const struct compressed_exchange *exchange, size_t count);
 void packed_finish(struct packed_slices *packed);
-/* Numbers, which begin at `first` of their array. Chance follows from the seed and `turn`, which are the same on all
-   ranks. */
+/* These numbers begin at element `first` of their array. Random choices follow from the seed and `turn`, which are the
+   same on all ranks. */
 struct numbers { void *at; size_t count, first; tutti_dtype dtype; uint64_t turn; };
-/* What stays on this rank of numbers that are packed, or NULL. */
+/* Packing keeps the residual and the momentum of its numbers here. Either may be NULL. */
 struct kept_numbers { float *lost, *momentum; };
 static inline struct kept_numbers kept_from(struct kept_numbers kept, size_t first)
 {
     return (struct kept_numbers){ kept.lost ? kept.lost + first : NULL, kept.momentum ? kept.momentum + first : NULL };
 }
-size_t exchange_kept(const struct compressed_exchange *exchange, size_t count); /* numbers that are kept of so many */
-/* Uses `array`, which has exchange_kept() numbers. */
+/* Returns how many floats a rank keeps for `count` numbers: their residual, and their momentum if there is one. */
+size_t exchange_kept(const struct compressed_exchange *exchange, size_t count);
+/* Splits `array`, which has exchange_kept() floats, into residual and momentum. */
 struct kept_numbers exchange_keep(const struct compressed_exchange *exchange, float *array, size_t count);
-/* For a side, or back from mine to all. Momentum changes what is packed. */
+/* Packs the slice of one side. Momentum changes the numbers in `from`. */
 void packed_write(struct packed_slices *packed, const struct compressed_exchange *exchange, int side,
     struct numbers from, struct kept_numbers kept);
+/* Packs this rank's averaged slice, which goes back to all sides. */
 void packed_write_back(struct packed_slices *packed, const struct compressed_exchange *exchange, struct numbers from,
     float *lost);
-/* Where slices are packed in as many bytes as it takes, sides tell each other first how many; then they send. */
+/* Returns true if the length of packed slices varies. Sides then exchange lengths before slices. */
 bool exchange_sends_lengths(const struct compressed_exchange *exchange);
 tutti_status packed_send_lengths(struct packed_slices *packed, const struct compressed_exchange *exchange,
     tutti_request *request);
 tutti_status packed_send(struct packed_slices *packed, const struct compressed_exchange *exchange,
     tutti_request *request);
-/* The average over all ranks of what came from all sides. INTERNAL, here and below: what a rank has sent cannot be, and
-   the text names it. */
+/* Writes to `to` the average over all ranks of the slices from all sides. Here and below, INTERNAL means that a rank
+   has sent an invalid slice; the text names the rank. */
 tutti_status packed_average(const struct packed_slices *packed, const struct compressed_exchange *exchange,
     struct numbers to);
-/* What is packed to go back, to all sides; then that of a side. */
+/* Sends the slice of packed_write_back to all sides. */
 tutti_status packed_share(struct packed_slices *packed, const struct compressed_exchange *exchange);
+/* Unpacks the slice that came back from a side. */
 tutti_status packed_read(const struct packed_slices *packed, const struct compressed_exchange *exchange, int side,
     struct numbers to);

@@ -1,10 +1,10 @@
-/* What is gathered ahead follows from the uses so far, which are the same on all ranks, so that they start the same
-   gathers in the same order; each is labelled with its unit, and ranks that differ are told before a byte moves.
+/* Prefetches follow from the uses so far, which are the same on all ranks. So all ranks start the same gathers in the
+   same order. Each gather has its unit as label, and ranks that differ get an error before a byte moves.
 
-   A unit that is done stays until another is used: the next use may be its own, as the last of a forward pass is the
-   first of the backward pass. Which gradients come is not the same on all ranks, so a use in a backward pass is over,
-   for what is gathered next, when another unit is used; its pages stay until its gradients have come. If it is gathered
-   again before that, the same bytes are written where they are. */
+   A unit whose use has ended stays until another is used. The next use may be its own, as the last unit of a forward
+   pass is the first of the backward pass. Ranks may differ in which gradients come. So for the choice of the next
+   gathers, a use in a backward pass ends when another unit is used, but its pages stay until its gradients have come.
+   If the unit is gathered again before that, the gather writes the same bytes again. */
 #include "zero/gather.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -18,7 +18,7 @@ enum { NAP_NS = 50000 };
 static size_t bytes_of(const struct gatherer *g, int unit) { return partition_bytes(g->partition, unit); }
 static bool is_unit(const struct gatherer *g, int u) { return g->unit && u < g->partition->units; }
 
-/* ---- a unit comes and goes ---- */
+/* ---- opening and closing a unit ---- */
 static tutti_status open_unit(struct gatherer *g, int unit)
 {
     TRY(pages_open(g->unit[unit].flat, bytes_of(g, unit)));
@@ -49,7 +49,8 @@ static tutti_status gathering_start(struct gatherer *g, int unit)
 {
     const struct unit_partition *u = &g->partition->unit[unit];
     struct whole *w = &g->unit[unit];
-    TRY(gathering_complete(g, unit));                                 /* what came for a use that was not made */
+    /* A prefetch whose use did not happen may still be in flight. */
+    TRY(gathering_complete(g, unit));
     if (w->state == CLOSED) TRY(open_unit(g, unit));
     w->here = true;
     w->request = (tutti_request)TUTTI_REQUEST_INIT;
@@ -89,7 +90,7 @@ static bool is_foreseen(const struct gatherer *g, int count, int unit)
         if (g->foreseen[i] == unit) return true;
     return false;
 }
-/* What is done goes, and what was foreseen and is not any more; what is foreseen now comes. */
+/* Frees finished units and stale prefetches, then starts the new prefetches. */
 tutti_status gatherer_look(struct gatherer *g)
 {
     int count = prefetcher_predict(&g->prefetcher, g->prefetch, g->foreseen);
@@ -100,7 +101,8 @@ tutti_status gatherer_look(struct gatherer *g)
     }
     for (int i = 0; i < count; i++) {
         struct whole *w = &g->unit[g->foreseen[i]];
-        w->early |= w->done || !w->here;                /* else it is in use */
+        /* A unit that is here and not done is in use. */
+        w->early |= w->done || !w->here;
         if (!w->here) TRY(gathering_start(g, g->foreseen[i]));
     }
     return TUTTI_OK;
@@ -125,7 +127,8 @@ tutti_status gatherer_use(struct gatherer *g, int unit, bool backward)
 void gatherer_release(struct gatherer *g, int unit) { g->unit[unit].done = g->unit[unit].here; }
 tutti_status gatherer_check(const struct gatherer *g, int unit)
 {
-    if (g->unit[unit].state == WHOLE || g->unit[unit].waits) return TUTTI_OK;      /* it may be gathered again */
+    /* A unit that waits for gradients may be in a second gather, which keeps its bytes. */
+    if (g->unit[unit].state == WHOLE || g->unit[unit].waits) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
         "zero: a gradient of unit %d was computed while its parameters were not gathered: the program has not used "
         "the unit for this backward pass",
@@ -139,7 +142,8 @@ tutti_status gatherer_keep(struct gatherer *g, bool kept)
     for (int u = 0; u < g->partition->units; u++)
         if (!g->unit[u].here) {
             TRY(gathering_start(g, u));
-            g->unit[u].done = true;                     /* but for this, nobody uses it */
+            /* The unit has no use, so it is freed when units are no longer kept. */
+            g->unit[u].done = true;
         }
     for (int u = 0; u < g->partition->units; u++) TRY(gathering_complete(g, u));
     return TUTTI_OK;
@@ -156,7 +160,8 @@ tutti_status gatherer_begin(struct gatherer *g)
         const struct unit_partition *p = &g->partition->unit[u];
         TRY(tutti_scatter(g->unit[u].flat, g->unit[u].slice, p->slice, p->dtype, 0, g->comm, NULL));
     }
-    if (!g->prefetcher.count) g->most_bytes = 0;          /* the first values take what they take */
+    /* The report leaves out the memory of the first values. */
+    if (!g->prefetcher.count) g->most_bytes = 0;
     return gatherer_rest(g);
 }
 
@@ -198,7 +203,8 @@ void gatherer_complete(struct gatherer *g, int64_t until_ms)
 void gatherer_finish(struct gatherer *g)
 {
     if (!g->partition) return;
-    tutti_comm_destroy(g->comm);                        /* first: nothing runs any more on the memory below */
+    /* Gathers use the memory below until this has ended them. */
+    tutti_comm_destroy(g->comm);
     for (int u = 0; is_unit(g, u); u++) {
         pages_release(g->unit[u].flat, bytes_of(g, u));
         tutti_mem_free(g->unit[u].slice);

@@ -1,5 +1,5 @@
-/* Arrays that are whole only while they are used: slices are gathered before a use, ahead of it where it was foreseen,
- * and the pages given back after it. All ranks use units in the same order; that they do is compared. */
+/* The array of a SHARDED unit is whole only while it is used. Ranks gather the slices before a use, or earlier if it
+ * was predicted, and free the pages after it. All ranks must use units in the same order; the gathers compare it. */
 #pragma once
 #include "zero/pages.h"
 #include "zero/partition.h"
@@ -7,42 +7,57 @@
 #include "zero/trace.h"
 
 enum wholeness { CLOSED, COMING, WHOLE };
-struct whole {                                          /* of one unit */
-    void *flat, *slice;                                 /* the whole array, at times; this rank's part, always */
-    tutti_request request;                              /* while it is COMING */
+/* Each unit has one of these. */
+struct whole {
+    /* `flat` is the whole array, which has pages only at times. `slice` is this rank's part. */
+    void *flat, *slice;                                 /* owned */
+    /* The gather uses this request while the unit is COMING. */
+    tutti_request request;
     struct trace_span span;
     enum wholeness state;
-    /* The same on all ranks, as only uses and releases change them: */
-    bool here;                                          /* a use needs no gathering */
-    bool done;                                          /* not used any more: it goes with the next use of another */
-    bool early;                                         /* gathered, or kept, for a use that was foreseen */
-    /* Not so: */
-    int waits;                                          /* for gradients; before, it is not closed */
+    /* Uses and releases alone change the next three fields, so they are the same on all ranks. */
+    /* True: a use needs no gather. */
+    bool here;
+    /* True: the next use of another unit frees this one. A use in a backward pass sets it at once. */
+    bool done;
+    /* True: the unit was gathered or kept for a predicted use. */
+    bool early;
+    /* This many gradients are still to come, which may differ between ranks. The unit stays open until 0. */
+    int waits;
 };
 struct gatherer {
     const struct partition *partition;
     tutti_comm *comm;
     struct trace *trace;
     struct pages pages;
-    struct whole *unit;                                 /* [units] */
+    struct whole *unit;                                 /* [units], owned */
     struct prefetcher prefetcher;
-    int prefetch, *foreseen;                               /* [prefetch] units at most */
+    /* `foreseen` has the predicted units. */
+    int prefetch, *foreseen;                            /* up to [prefetch], owned */
     int64_t timeout_ms;
-    bool keeps;                                         /* what is whole stays so */
+    /* True: whole units stay whole. */
+    bool keeps;
     uint64_t waited_ns, moved_bytes, unforeseen, whole_bytes, most_bytes;
 };
-/* Collective. All units are whole at first, and their values nothing. gatherer_finish is due in every case. */
+/* Collective. All units start whole, with undefined values. The caller must call gatherer_finish in every case. */
 tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
     int64_t timeout_ms, tutti_comm *all, struct trace *trace);
 void gatherer_finish(struct gatherer *gatherer);
-tutti_status gatherer_begin(struct gatherer *gatherer); /* collective: slices of what rank 0 has; nothing is whole */
-/* Collective: returns when it is whole. In a backward pass it ends by itself. */
+/* Collective: each rank gets its slices of rank 0's values, and all units are closed. */
+tutti_status gatherer_begin(struct gatherer *gatherer);
+/* Collective: returns when the unit is whole. A use in a backward pass ends by itself. */
 tutti_status gatherer_use(struct gatherer *gatherer, int unit, bool backward);
-void gatherer_release(struct gatherer *gatherer, int unit);             /* until the next use */
-tutti_status gatherer_check(const struct gatherer *gatherer, int unit); /* a gradient needs the unit to be whole */
-void gatherer_count(struct gatherer *gatherer, int unit);               /* a gradient has come */
-/* Collective: all units are whole, and stay so; afterwards those stay that are used. */
+/* Ends the current use of the unit. */
+void gatherer_release(struct gatherer *gatherer, int unit);
+/* Refuses a gradient of a unit that is not whole. */
+tutti_status gatherer_check(const struct gatherer *gatherer, int unit);
+/* Counts a gradient of the unit that has come. */
+void gatherer_count(struct gatherer *gatherer, int unit);
+/* Collective: with kept, all units become whole and stay so. Without, only units in use stay. */
 tutti_status gatherer_keep(struct gatherer *gatherer, bool kept);
-tutti_status gatherer_rest(struct gatherer *gatherer);  /* slices are about to change: nothing is whole */
-tutti_status gatherer_look(struct gatherer *gatherer);  /* collective: starts what is foreseen */
-void gatherer_complete(struct gatherer *gatherer, int64_t until_ms);        /* waits for what is coming, no longer */
+/* Closes all units, because slices are about to change. */
+tutti_status gatherer_rest(struct gatherer *gatherer);
+/* Collective: frees unused units and starts the predicted gathers. */
+tutti_status gatherer_look(struct gatherer *gatherer);
+/* Waits until until_ms for gathers that have started. */
+void gatherer_complete(struct gatherer *gatherer, int64_t until_ms);

@@ -1,10 +1,10 @@
-/* SHARED: whoever updates a slice needs to tell its own host no more than the version; a release store does, for the
-   slice was written before it. On several hosts the ranks of equal index gather their slices into the pages of their
-   hosts, and the version follows when they have arrived. REPLICATED: all gather, and each waits for its own gathering.
-   SHARDED: nobody is told, as whoever uses a unit gathers it. WHOLE: all have updated it alike.
+/* SHARED: a rank that has updated a slice publishes its version to its host by a release store. On several hosts the
+   ranks of equal index gather their slices into the pages of their hosts, and publish the version after that.
+   REPLICATED: all ranks gather, and each waits for its own gather. SHARDED: a rank gathers a unit when it uses it, so
+   updates are not published. WHOLE: all ranks make the same update.
 
-   When may a slice be overwritten? When no rank reads it any more. A step begins with a word from all ranks, that they
-   have come to it: reads of theirs are over by then, or wait for the new version. */
+   A rank may overwrite a slice only when no rank reads it. Each step begins with a message from all ranks that they
+   have reached it. Their earlier reads are then over, and later reads wait for the new version. */
 #include "zero/home.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -18,7 +18,7 @@
 enum { PAUSES = 200, YIELDS = 2000, NAP_NS = 50000, LOOKS = 64 };
 enum { HALF_AN_HOUR_MS = 30 * 60 * 1000 };
 
-/* The n-th fruitless look at a word that another rank is to write. */
+/* Pauses after the n-th poll that found the other rank late, longer each time. */
 static void pause_for(int n)
 {
     if (n < PAUSES) pause_briefly();
@@ -26,7 +26,7 @@ static void pause_for(int n)
     else nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 }
 
-/* ---- making it ---- */
+/* ---- lifetime ---- */
 static tutti_status find_places(struct home *h)
 {
     const struct places *p = &h->places;
@@ -110,7 +110,8 @@ tutti_status home_begin(struct home *h)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_begin(&h->gatherer);
     tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->lanes->across[0] : h->lanes->all[0];
-    bool first = h->places.index == 0;                  /* as rank 0 is, of its host */
+    /* Rank 0 has index 0 on its host, so the ranks of index 0 broadcast between hosts. */
+    bool first = h->places.index == 0;
     bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || first);
     for (int u = 0; joins && u < h->partition->units; u++)
         TRY(tutti_broadcast(h->placed[u].flat, h->placed[u].flat, h->partition->unit[u].count,
@@ -134,16 +135,18 @@ void *home_flat(const struct home *h, int unit)
     return h->kind == TUTTI_ZERO_SHARDED ? h->gatherer.unit[unit].flat : h->placed[unit].flat;
 }
 
-/* ---- telling ---- */
+/* ---- publishing ---- */
 static void version_publish(struct placed_unit *placed)
 {
     atomic_store_explicit(&placed->said[placed->home->places.index].steps, placed->steps, memory_order_release);
 }
-static void say_gathered(tutti_request *request, void *context)        /* on the thread that has ended it */
+/* Runs on the thread that finishes the gather. */
+static void say_gathered(tutti_request *request, void *context)
 {
     struct placed_unit *placed = context;
     bool fine = tutti_test(request) == TUTTI_OK;
-    span_end(&placed->span);                             /* first: who hears the other may use it again */
+    /* The span ends before the version is published, because a reader of the version may start the span again. */
+    span_end(&placed->span);
     if (fine) version_publish(placed);
 }
 static tutti_status gather_across(struct home *h, struct placed_unit *placed, const struct unit_partition *u,
@@ -188,7 +191,8 @@ tutti_status home_publish(struct home *h, int unit, uint64_t steps)
 }
 
 /* ---- waiting ---- */
-static int find_late(const struct home *h, const struct placed_unit *placed, uint64_t steps)  /* an index, or -1 */
+/* Returns the index of a rank on this host whose slice has had fewer steps, or -1. */
+static int find_late(const struct home *h, const struct placed_unit *placed, uint64_t steps)
 {
     for (int i = 0; i < h->places.here; i++)
         if (atomic_load_explicit(&placed->said[i].steps, memory_order_acquire) < steps) return i;
@@ -225,7 +229,8 @@ static tutti_status await_gathering(struct home *h, int unit)
 }
 tutti_status home_await(struct home *h, int unit, uint64_t steps)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK; /* nobody else reads it */
+    /* Only this rank reads its SHARDED slices. */
+    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
     struct placed_unit *placed = &h->placed[unit];
     bool shared = h->kind == TUTTI_ZERO_SHARED;
     if (!placed->gathers && (!shared || find_late(h, placed, steps) < 0)) return TUTTI_OK;

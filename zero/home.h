@@ -1,5 +1,5 @@
-/* Where the units' flat arrays live, and how an updated slice reaches all who read it. A unit's version is the number
- * of steps that have updated it: each rank says so of its slice, in a word that the ranks of its host see. */
+/* Places the units' flat arrays, and distributes updated slices. A unit's version is the number of steps that have
+ * updated it. Each rank publishes the version of its slice in memory that the ranks of its host share. */
 #pragma once
 #include "zero/gather.h"
 #include "zero/lanes.h"
@@ -7,49 +7,70 @@
 #include <stdatomic.h>
 
 struct version { _Alignas(64) _Atomic uint64_t steps; };
-struct placed_unit {                                          /* of one unit, but SHARDED */
-    void *flat;                                         /* the whole array */
-    struct version *said;                               /* [ranks of this host], of SHARED */
+/* Each unit has one of these, unless it is SHARDED. */
+struct placed_unit {
+    /* `flat` is the whole array. */
+    void *flat;                                         /* owned */
+    /* `said` has the versions of this host's slices if the unit is SHARED. */
+    struct version *said;                               /* [ranks of this host] */
     struct home *home;
-    tutti_request gathering;                            /* of what others have updated */
+    /* This request gathers the slices that other ranks have updated. */
+    tutti_request gathering;
     struct trace_span span;
-    uint64_t steps;                                     /* this rank has published */
-    bool gathers;                                       /* `gathering` has been started */
+    /* This rank has published this version. */
+    uint64_t steps;
+    /* True if `gathering` has been started. */
+    bool gathers;
 };
 struct home {
     tutti_zero_home kind;
     const struct partition *partition;
     int64_t timeout_ms;
-    struct lanes *lanes;                                /* for slices; `across`: SHARED, on several hosts */
-    tutti_comm *word;                                   /* for small words, and this host's failures */
+    /* Slices travel on `lanes`. SHARED uses `across` on several hosts. */
+    struct lanes *lanes;                                /* owned by the caller */
+    /* Small messages travel on `word`, which also reports failures on this host. */
+    tutti_comm *word;                                   /* owned by the caller */
     struct trace *trace;
     struct places places;
-    size_t *lengths, *offsets;                           /* [hosts]: what `across` gathers */
-    struct version *versions;                           /* [units][here] */
-    struct placed_unit *placed;                                /* [units] */
-    struct gatherer gatherer;                           /* SHARDED: all it has */
-    _Atomic uint64_t waited_ns;                         /* of the caller, and of an asynchronous step */
+    /* `across` gathers these parts. */
+    size_t *lengths, *offsets;                          /* [hosts], owned */
+    struct version *versions;                           /* [units][ranks of this host], owned */
+    struct placed_unit *placed;                         /* [units], owned */
+    /* SHARDED uses only this. */
+    struct gatherer gatherer;
+    /* The caller and an asynchronous step have waited this long. */
+    _Atomic uint64_t waited_ns;
     uint64_t moved_bytes;
 };
-/* Collective. `lanes` and `word` stay the caller's. home_finish is due in every case. */
+/* Collective. The caller must call home_finish in every case. */
 tutti_status home_init(struct home *home, const struct partition *partition, const tutti_zero_config *config,
     struct lanes *lanes, tutti_comm *word, struct trace *trace);
 void home_finish(struct home *home);
-void home_abandon(struct home *home);                   /* others are not to wait for this rank */
-tutti_status home_keep(struct home *home, uint64_t steps, bool kept);  /* collective: all units may be read */
-/* Collective: waits for all units, and until all ranks have come: nobody reads any more. */
+/* Ends the waits of other ranks for this rank with an error. */
+void home_abandon(struct home *home);
+/* Collective: with kept, all units may be read. */
+tutti_status home_keep(struct home *home, uint64_t steps, bool kept);
+/* Collective: waits for all units and for all ranks. Then no rank reads. */
 tutti_status home_claim(struct home *home, uint64_t steps);
-tutti_status home_claim_pieces(struct home *home, uint64_t steps);     /* collective: nobody reads another's slices */
-tutti_status home_begin(struct home *home);             /* collective: all have what rank 0 has */
-void home_complete(struct home *home, int64_t until_ms);    /* waits for what is being gathered, at most that long */
-/* This rank's slice is as `steps` steps have left it. Collective where bytes move: units in the same order on all. */
+/* Collective: waits until no rank reads another's slices. */
+tutti_status home_claim_pieces(struct home *home, uint64_t steps);
+/* Collective: all ranks get the values of rank 0. */
+tutti_status home_begin(struct home *home);
+/* Waits until until_ms for gathers that have started. */
+void home_complete(struct home *home, int64_t until_ms);
+/* Publishes this rank's slice of a unit after `steps` steps. Collective if bytes move: all ranks publish units in the
+   same order. */
 tutti_status home_publish(struct home *home, int unit, uint64_t steps);
-/* Returns when all slices are. */
+/* Returns when all slices of the unit have had `steps` steps. */
 tutti_status home_use(struct home *home, int unit, uint64_t steps, bool backward);
-/* Before this rank's slice of the unit, or of all units, changes. */
+/* The caller calls home_await before it changes its slice of the unit, and home_rest before it changes all its
+   slices. */
 tutti_status home_await(struct home *home, int unit, uint64_t steps);
 tutti_status home_rest(struct home *home);
-tutti_status home_go_on(struct home *home);             /* collective: all slices have changed */
-uint64_t home_shm_group(const struct home *home);         /* ranks that have one flat array, or a slice of it each */
+/* Collective, after all slices have changed: starts the predicted gathers. */
+tutti_status home_go_on(struct home *home);
+/* Returns how many ranks share one flat array, or divide it. */
+uint64_t home_shm_group(const struct home *home);
 void *home_flat(const struct home *home, int unit);
-void *home_slice(const struct home *home, int unit);    /* this rank's */
+/* Returns this rank's slice. */
+void *home_slice(const struct home *home, int unit);

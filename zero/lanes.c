@@ -1,5 +1,5 @@
-/* A lane has twice the bytes of the more urgent one before it: what is needed soon waits for little, and what is
-   needed late for much that is needed earlier, whichever way it goes. */
+/* Each lane has twice the bytes of the more urgent lane before it. So urgent units wait for few bytes. The last units
+   wait for many bytes, but those are needed earlier anyway. */
 #include "zero/lanes.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

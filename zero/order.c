@@ -1,4 +1,4 @@
-/* Backward passes mostly have units complete in one order, step after step. So it is learned once. */
+/* Backward passes complete units in almost the same order in each step, so the order is learned once. */
 #include "zero/order.h"
 #include "backend/base/memory.h"
 #include <stdlib.h>

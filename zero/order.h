@@ -1,17 +1,23 @@
-/* In which order units are summed: the same on all ranks, whatever order their gradients come in. Pure data. */
+/* Decides the order in which units are summed. It is the same on all ranks, whatever order their gradients come in.
+   Pure data. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
 struct order {
     int units;
-    int *turn;                                          /* [units] the units, in the order agreed on */
-    int *seen;                                          /* [units] in the order in which they were complete here */
+    /* `turn` has the units in the agreed order. */
+    int *turn;                                          /* [units], owned */
+    /* `seen` has the units in the order in which they were complete on this rank. */
+    int *seen;                                          /* [units], owned */
     int seen_count;
-    bool learns;                                        /* the first step */
+    /* True during the first step. */
+    bool learns;
 };
-bool order_init(struct order *order, int units);        /* the reverse of their numbers; false: no memory */
+/* Starts with the reverse of the units' numbers. Returns false if memory runs out. */
+bool order_init(struct order *order, int units);
 void order_finish(struct order *order);
-void order_record(struct order *order, int unit);         /* complete, once for each unit while it learns */
-/* All units: those seen, then the rest as they were. It learns no more. */
+/* Records, while the order is learned, that a unit is complete. Later records of the unit change nothing. */
+void order_record(struct order *order, int unit);
+/* Ends learning. The order becomes the recorded units, then the others in their old order. */
 void order_learned(struct order *order);

@@ -1,5 +1,6 @@
-/* Every mapping costs the kernel a little, and there is a limit on how many a process has, so what closed memory shows
-   is a part of the largest piece, not a page. It is mapped privately: who writes there changes nothing of it. */
+/* Each mapping costs the kernel time, and a process may have only a limited number. So the file has a 64th of the
+   largest reservation instead of one page. It is mapped privately, so a write to closed memory leaves the file
+   unchanged. */
 #include "zero/pages.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
@@ -46,7 +47,8 @@ tutti_status pages_open(void *at, size_t bytes)
 {
     void *opened = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (opened == MAP_FAILED) return pages_fail("mmap", bytes);
-    madvise(at, bytes, MADV_HUGEPAGE);                  /* where there are any, they are made real sooner */
+    /* Huge pages, if available, fault in faster. */
+    madvise(at, bytes, MADV_HUGEPAGE);
     return TUTTI_OK;
 }
 tutti_status pages_reserve(const struct pages *p, size_t bytes, void **out)

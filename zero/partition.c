@@ -1,5 +1,5 @@
-/* Parameters begin at multiples of 64 bytes, as vectors like them, and slices are whole pages, so that each can lie
-   near its rank, and two ranks never write to one cache line. */
+/* Parameters begin at multiples of 64 bytes for vector loads. Slices are whole pages, so each can lie near its rank,
+   and two ranks never write to one cache line. */
 #include "zero/partition.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -42,7 +42,7 @@ static tutti_status too_large(int unit)
 {
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d exceeds the address space", unit);
 }
-/* Parameters of a unit, from *next on. */
+/* Places the parameters of a unit, from *next on, and advances *next. */
 static tutti_status cut_unit(struct partition *partition, const tutti_zero_config *c, int number, int *next)
 {
     struct unit_partition *u = &partition->unit[number];
@@ -57,7 +57,8 @@ static tutti_status cut_unit(struct partition *partition, const tutti_zero_confi
         u->parameters++;
     }
     if (!size_multiply(end, u->element, &bytes) || bytes > PTRDIFF_MAX - slices) return too_large(number);
-    u->count = size_round_up(bytes ? bytes : 1, slices) / u->element;  /* a unit without parameters has pages, too */
+    /* A unit without parameters also has pages. */
+    u->count = size_round_up(bytes ? bytes : 1, slices) / u->element;
     u->slice = u->count / (size_t)partition->slices;
     return TUTTI_OK;
 }

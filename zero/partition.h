@@ -1,40 +1,46 @@
-/* What a model is cut into: constant, the same on all ranks but for the pieces, which are this rank's. */
+/* Divides a model into units and slices. A partition is constant and the same on all ranks, except for the pieces,
+   which are this rank's. */
 #pragma once
 #include "include/tutti_zero.h"
 
-struct place_of_parameter { size_t count, offset; int unit, group; };  /* offset: in its unit, in elements */
+/* The offset of a parameter in its unit is in elements. */
+struct place_of_parameter { size_t count, offset; int unit, group; };
+/* A piece is the part of a parameter in a slice: `count` elements from element `at` of the parameter and element `from`
+   of the slice. */
 struct slice_piece {
     int parameter;
     size_t at, from, count;
-}; /* of a parameter, from element `at`; `from`: in the slice */
+};
 struct unit_partition {
     tutti_dtype dtype;
     size_t element;                                     /* bytes of one */
-    size_t slice, count;                                /* elements of a slice, and of all, with padding */
+    size_t slice, count;                                /* elements of a slice and of the unit, with padding */
     int first_parameter, parameters;
-    int first_piece, pieces;                            /* of this rank */
+    /* These are the pieces of this rank. */
+    int first_piece, pieces;
 };
 struct partition {
     int rank, ranks, parameters, units, groups;
-    int slices;                                         /* of a unit: one for each rank, or one for all */
-    struct place_of_parameter *parameter;               /* [parameters] */
-    struct unit_partition *unit;                             /* [units] */
-    struct slice_piece *piece;                                /* [parameters] at most */
+    /* A unit has one slice for each rank, or one for all. */
+    int slices;
+    struct place_of_parameter *parameter;               /* [parameters], owned */
+    struct unit_partition *unit;                        /* [units], owned */
+    struct slice_piece *piece;                          /* up to [parameters], owned */
 };
-/* INVALID_ARGUMENT, NO_MEMORY. partition_finish is due in every case. */
+/* Errors: INVALID_ARGUMENT, NO_MEMORY. The caller must call partition_finish in every case. */
 tutti_status partition_init(struct partition *partition, const tutti_zero_config *config, int rank, int ranks);
 void partition_finish(struct partition *partition);
-/* Of a unit's flat array, padding included. */
+/* Returns the bytes of a unit's flat array, with padding. */
 static inline size_t partition_bytes(const struct partition *partition, int unit)
 {
     return partition->unit[unit].count * partition->unit[unit].element;
 }
-/* Which slice is that of a rank. */
+/* Returns the slice of a rank. */
 static inline int partition_slice(const struct partition *partition, int rank)
 {
     return partition->slices == 1 ? 0 : rank;
 }
-/* What of a parameter lies in the slice of a rank. */
+/* Returns the part of a parameter in the slice of a rank. */
 struct slice_piece partition_piece(const struct partition *partition, int parameter, int rank);
-/* Equal partitions have equal ones. */
+/* Equal partitions have equal digests. */
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *config);

@@ -1,14 +1,18 @@
-/* Where ranks are: on which host, and at which index among its ranks. Constant. */
+/* Finds the host of each rank, and its index among the ranks of that host. The result is constant. */
 #pragma once
 #include "include/tutti.h"
 
 struct places {
-    int ranks, hosts, largest;                          /* largest: ranks on the host that has most */
-    int host, index, here;                              /* mine, and how many ranks my host has */
-    bool even;                                          /* all hosts have as many */
-    int *rank_at;                                       /* [hosts][largest] */
+    /* `largest` is the number of ranks on the host that has most. */
+    int ranks, hosts, largest;
+    /* These are this rank's host and index, and the number of ranks on its host. */
+    int host, index, here;
+    /* True if all hosts have the same number of ranks. */
+    bool even;
+    int *rank_at;                                       /* [hosts][largest], owned */
 };
-tutti_status places_init(struct places *places, tutti_comm *comm);     /* places_finish is due in every case */
+/* The caller must call places_finish in every case. */
+tutti_status places_init(struct places *places, tutti_comm *comm);
 void places_finish(struct places *places);
 static inline int places_rank(const struct places *p, int host, int index)
 {

@@ -1,11 +1,12 @@
-/* Forward and backward passes meet the units in opposite orders: two events tell which pass it is, one would not. What
-   is kept is enough for some steps of training; what a program does more seldom is not worth foreseeing. */
+/* Forward and backward passes use the units in opposite orders. Two events show which pass it is; one would not. The
+   record covers a few steps of training. Rarer behavior is not worth predicting. */
 #include "zero/prefetcher.h"
 #include "backend/base/memory.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { PASSES = 6 };                                    /* over all units, that are kept */
+/* At least this many passes over all units stay recorded. */
+enum { PASSES = 6 };
 
 bool prefetcher_init(struct prefetcher *f, int units)
 {

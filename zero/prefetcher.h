@@ -3,13 +3,16 @@
 #pragma once
 #include <stdbool.h>
 
-enum { PREFETCH_NONE = -1, PREFETCH_STEP = -2 };        /* beside the numbers of units: nothing; the step */
+/* Beside the numbers of units, these mean no unit, and a step. */
+enum { PREFETCH_NONE = -1, PREFETCH_STEP = -2 };
 struct prefetcher {
-    int *past;                                          /* [2 * room] what was noted; the oldest is forgotten */
+    /* `past` has the recorded units and steps; the oldest are dropped. */
+    int *past;                                          /* [2 * room], owned */
     int room, count;
 };
-bool prefetcher_init(struct prefetcher *prefetcher, int units);               /* false: no memory */
+/* Returns false if memory runs out. */
+bool prefetcher_init(struct prefetcher *prefetcher, int units);
 void prefetcher_finish(struct prefetcher *prefetcher);
 void prefetcher_record(struct prefetcher *prefetcher, int event);
-/* The next `most` at most, up to the step; returns how many. */
+/* Writes at most `most` predicted units, up to the step, and returns how many. */
 int prefetcher_predict(const struct prefetcher *prefetcher, int most, int *out);

@@ -1,5 +1,5 @@
-/* One thread calls; sums run beside it. A unit's sum is started when its gradients are complete and all units before it
-   in the order have been started, so all ranks start the same sums in the same order. */
+/* One thread calls, and sums run beside it. A unit's sum starts when its gradients are complete and the sums of all
+   units before it in the order have started. So all ranks start the same sums in the same order. */
 #include "zero/reduce.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -11,7 +11,8 @@
 #include <time.h>
 
 enum { USUAL_BUFFERS = 2, SPIN_NS = 50000000, NAP_NS = 50000 };
-enum { AGAIN, DROPS, TAKES, FLAGS };                    /* what ranks tell each other behind `used` */
+/* Ranks combine these flags together with `used`, behind it. */
+enum { AGAIN, DROPS, TAKES, FLAGS };
 
 static size_t bytes_of(const struct reducer *r, int unit) { return partition_bytes(r->partition, unit); }
 static size_t slice_bytes(const struct reducer *r, int unit) { return bytes_of(r, unit) / (size_t)r->partition->ranks; }
@@ -56,7 +57,7 @@ static void free_buffer(struct gradient_buffer *b)
     free(b);
 }
 
-/* What was made beyond the limit, because nothing was on its way that could be waited for, goes. */
+/* Frees a buffer beyond the limit. take_buffer makes such a buffer when a wait for a sum might not end. */
 static void give_back(struct reducer *r, struct gradient_buffer *b)
 {
     if (count_buffers(r, b->bytes) > r->buffers) {
@@ -77,10 +78,8 @@ static void add_round(struct reducer *r, int unit)
     if (g->rounds++ == 0) return;
     reduce_find(u->dtype, TUTTI_SUM)(&g->sum, 1, from, 2, u->slice, 1);
 }
-static struct gradient_sum *sum_flying(struct reducer *r, int n) /* the n-th oldest */
-{
-    return &r->unit[r->flying[n]].running;
-}
+/* Returns the n-th oldest sum in flight. */
+static struct gradient_sum *sum_flying(struct reducer *r, int n) { return &r->unit[r->flying[n]].running; }
 static void reducer_advance(struct reducer *r)
 {
     for (int n = 0; n < r->flies && sum_advance(&r->sums, sum_flying(r, n)); n++) continue;
@@ -100,7 +99,7 @@ static tutti_status reduction_complete(struct reducer *r, int n)
     g->sent = NULL;
     return TUTTI_OK;
 }
-/* Whether the oldest sum is over, or is in a moment. */
+/* Returns true if the oldest sum ends within SPIN_NS. */
 static bool is_soon_over(struct reducer *r)
 {
     int64_t began_ns = clock_ns();
@@ -161,7 +160,7 @@ static tutti_status start_complete(struct reducer *r)
     return TUTTI_OK;
 }
 
-/* ---- gradients come ---- */
+/* ---- receiving gradients ---- */
 tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool *adds)
 {
     const struct place_of_parameter *p = &r->partition->parameter[parameter];
@@ -174,7 +173,8 @@ tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool
     TRY(take_buffer(r, p->unit));
     *out = (char *)r->unit[p->unit].buffer->memory + p->offset * r->partition->unit[p->unit].element;
     *adds = r->presence[parameter] != ABSENT;
-    if (r->presence[parameter] == READY) {              /* not any more: its unit is not to be summed meanwhile */
+    /* While the caller adds to a ready gradient, its unit must not be summed. */
+    if (r->presence[parameter] == READY) {
         r->presence[parameter] = HELD;
         r->unit[p->unit].ready--;
         r->unit[p->unit].complete = false;
@@ -200,7 +200,7 @@ tutti_status reducer_ready(struct reducer *r, int parameter)
     return start_complete(r);
 }
 
-/* ---- the step ends ---- */
+/* ---- the end of a step ---- */
 static tutti_status fill_absent(struct reducer *r, int unit)
 {
     const struct unit_partition *u = &r->partition->unit[unit];
@@ -266,7 +266,7 @@ tutti_status reducer_settle(struct reducer *r)
     TRY(reducer_close(r));
     return reductions_complete(r);
 }
-/* What rank 0 has seen in the first step is the order from then on. */
+/* Makes the order that rank 0 has recorded in the first step the order of all ranks. */
 static tutti_status order_learn(struct reducer *r)
 {
     int *turn = r->order.turn;
@@ -302,7 +302,8 @@ tutti_status reducer_drop(struct reducer *r)
     if (reducer_is_at_rest(r)) return TUTTI_OK;
     TRY(close_step(r, true));
     TRY(reductions_complete(r));
-    sums_forget(&r->sums);                              /* parts of what is dropped are in it */
+    /* The residuals contain parts of the dropped gradients. */
+    sums_forget(&r->sums);
     return reducer_next(r);
 }
 
@@ -325,7 +326,8 @@ tutti_status reducer_init(struct reducer *r, const struct partition *partition, 
 }
 void reducer_finish(struct reducer *r)
 {
-    sums_finish(&r->sums);                              /* first, as above: no sum is on its way any more */
+    /* Sums use the memory below until this has ended them. */
+    sums_finish(&r->sums);
     for (int u = 0; r->unit && u < r->partition->units; u++) {
         sum_finish(&r->sums, &r->unit[u].running);
         free_buffer(r->unit[u].buffer);

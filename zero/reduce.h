@@ -1,55 +1,76 @@
-/* Gradients, from the buffer in which they are written to the sum of each slice on its rank.
+/* Reduces gradients, from the buffer in which they are written to the sum of each slice on its rank.
  *
- * In each step all units are summed once, as their gradients appear; zeros stand for what has not come when the step
- * ends. Gradients that come for a unit which has been summed already (another backward pass, not held before) stay in
- * its buffer until the step ends, and all units are summed once more.
+ * Each step sums all units once, as their gradients appear. Zeros replace gradients that are missing at the end of the
+ * step. Gradients of a unit that is already summed (from another backward pass without hold) stay in its buffer until
+ * the step ends, and then all units are summed once more.
  *
- * Where one slice is everybody's, gradients are summed where they were written, and stay there.
+ * If all ranks have the same single slice, gradients are summed where they were written, and stay there.
  *
- * No rank waits for another in a backward pass, but for a moment, for a buffer: beyond that it makes one more, as the
- * other may be waiting for this one in a call of its own. */
+ * In a backward pass a rank waits for another only for a moment, for a buffer. Then it allocates one more buffer, as
+ * the other rank may be waiting for this one in another call. */
 #pragma once
 #include "zero/order.h"
 #include "zero/sum.h"
 
-enum presence { ABSENT, HELD, READY };                  /* of a parameter's gradient in its unit's buffer */
+/* A parameter's gradient in its unit's buffer has one of these states. */
+enum presence { ABSENT, HELD, READY };
 struct gradient_buffer { void *memory; size_t bytes; struct gradient_buffer *next; };
-struct gathering_sum {                                  /* of one unit */
-    struct gradient_buffer *buffer; /* its gradients; NULL: none have come since the last sum */
-    struct gradient_buffer *sent;                                /* those that are being summed, or NULL */
-    struct gradient_buffer *kept;                                /* has `sum`, where one slice is everybody's */
-    void *sum, *more;                                   /* of this rank's slice: of the step, and of a later round */
-    int ready;                                          /* parameters that are READY */
-    bool complete;                                      /* all are */
-    int started, rounds;                                /* its sums of this step; those that are in `sum` */
-    struct gradient_sum running;                                  /* of the one that is on its way */
+/* Each unit has one of these. */
+struct gathering_sum {
+    /* `buffer` has the unit's gradients since the last sum, or is NULL. */
+    struct gradient_buffer *buffer;
+    /* `sent` has the gradients of the sum in flight, or is NULL. */
+    struct gradient_buffer *sent;
+    /* `kept` has `sum`, if all ranks have the same single slice. */
+    struct gradient_buffer *kept;
+    /* `sum` is this rank's slice of the step's sum, `more` that of a later round. */
+    void *sum, *more;
+    /* This many parameters are READY. */
+    int ready;
+    /* True if all parameters are READY. */
+    bool complete;
+    /* `started` counts the unit's sums of this step, `rounds` those that `sum` contains. */
+    int started, rounds;
+    /* `running` is the sum in flight. */
+    struct gradient_sum running;
 };
 struct reducer {
     const struct partition *partition;
     struct sums sums;
-    struct lanes *lanes;
-    tutti_comm *word;
-    struct gathering_sum *unit;                         /* [units] */
-    uint8_t *presence, *asked;                          /* [parameters]; asked: for the place of its gradient */
-    uint8_t *used; /* [parameters] in this step, here, then anywhere; and FLAGS */
+    struct lanes *lanes;                                /* owned by the caller */
+    tutti_comm *word;                                   /* owned by the caller */
+    struct gathering_sum *unit;                         /* [units], owned */
+    /* `asked` marks parameters whose caller has asked for the place of the gradient. */
+    uint8_t *presence, *asked;                          /* [parameters], owned */
+    /* `used` marks parameters with a gradient in this step: on this rank, then on any rank. Flags follow them. */
+    uint8_t *used;                                      /* [parameters + FLAGS], owned */
     struct order order;
-    int begun;                                          /* sums started in this step */
-    int *flying, flies;                                 /* [units] those on their way, oldest first */
+    /* `begun` counts the sums started in this step. */
+    int begun;
+    /* `flying` has the units whose sums are in flight, oldest first. */
+    int *flying, flies;                                 /* [units], owned */
     struct gradient_buffer *spare;
-    int buffers;                                        /* of one length */
-    bool held, closed;                                  /* closed: no gradient comes until the next step */
+    /* There are at most this many buffers of one length, unless a wait might not end. */
+    int buffers;
+    /* After `closed` no gradients come until the next step. */
+    bool held, closed;
     uint64_t waited_ns, late_units, sum_bytes, gradient_bytes;
 };
-/* `lanes` and `word` stay the caller's. reducer_finish is due in every case, when they have been left. */
+/* The caller must call reducer_finish in every case, after it has destroyed the communicators. */
 tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, const tutti_zero_config *config,
     struct lanes *lanes, tutti_comm *word, struct trace *trace);
 void reducer_finish(struct reducer *reducer);
 tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out, bool *adds);
 tutti_status reducer_ready(struct reducer *reducer, int parameter);
-/* Collective: no gradient comes any more; all sums are on their way. */
+/* Collective: ends the gradients of this step, and starts all remaining sums. */
 tutti_status reducer_close(struct reducer *reducer);
-tutti_status reducer_complete(struct reducer *reducer, int unit);          /* returns when its sum is there */
-tutti_status reducer_settle(struct reducer *reducer);   /* collective: closes, and all complete */
-tutti_status reducer_next(struct reducer *reducer);     /* collective: the next step begins */
-tutti_status reducer_drop(struct reducer *reducer);     /* collective, if there is any gradient */
-bool reducer_is_at_rest(const struct reducer *reducer); /* between steps, with no gradient */
+/* Returns when the sum of the unit is over. */
+tutti_status reducer_complete(struct reducer *reducer, int unit);
+/* Collective: closes, and returns when all sums are over. */
+tutti_status reducer_settle(struct reducer *reducer);
+/* Collective: starts the next step. */
+tutti_status reducer_next(struct reducer *reducer);
+/* Discards the gradients of this step. Collective if any rank has gradients. */
+tutti_status reducer_drop(struct reducer *reducer);
+/* Returns true between steps, while this rank has no gradient. */
+bool reducer_is_at_rest(const struct reducer *reducer);

@@ -1,5 +1,6 @@
-/* As they are: a reduce-scatter, or an all-reduce where one slice is everybody's. Packed: the ranks of a host add up
-   the slices of all sides, where there are several hosts; then what each side's slice has is packed, and sent to it. */
+/* An uncompressed sum is a reduce-scatter, or an all-reduce if all ranks have the same single slice. For a packed sum
+   on several hosts, the ranks of a host first sum the slices of all sides. Then each side's slice is packed and
+   sent. */
 #include "zero/sum.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -48,9 +49,9 @@ void sum_finish(struct sums *s, struct gradient_sum *sum)
     sum->here = NULL;
 }
 
-/* ---- as they are ---- */
-/* DistributedDataParallel multiplies by 1 / ranks, then sums. With a power of two an average has the same bits, as
-   either way of dividing is exact but for subnormal numbers and sums that overflow, and is quicker. */
+/* ---- uncompressed ---- */
+/* DistributedDataParallel multiplies by 1 / ranks, then sums. For a power of two AVG is faster and bit-identical,
+   because both divisions are exact except for subnormal numbers and sums that overflow. */
 static tutti_op op_for(int ranks) { return (ranks & (ranks - 1)) == 0 ? TUTTI_AVG : TUTTI_PREMUL_SUM; }
 static tutti_status start_whole(struct sums *s, struct gradient_sum *sum)
 {
@@ -73,7 +74,7 @@ static struct numbers slice_of(const struct sums *s, const struct gradient_sum *
         sum->part ? (char *)sum->part + u->slice * u->element * (size_t)side : (char *)sum->from + first * u->element;
     return (struct numbers){ at, u->slice, first, u->dtype, sum->turn };
 }
-/* Nobody has written between parameters, nor behind the last one; what is packed takes all for numbers. */
+/* Clears the gaps between parameters and after the last one, because packing treats them as numbers. */
 static void clear_gaps(const struct sums *s, int unit, void *array)
 {
     const struct unit_partition *u = &s->partition->unit[unit];
@@ -109,7 +110,7 @@ static tutti_status sum_exchange(struct sums *s, struct gradient_sum *sum)
     sum->stage = TELLING;
     return TUTTI_OK;
 }
-/* Of each side's slice, the sum of this host: on the rank that has my index there. */
+/* Starts this host's sums. For each side, a rank gets the sum of the slice of the rank with its index there. */
 static tutti_status add_here(struct sums *s, struct gradient_sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
@@ -159,7 +160,7 @@ bool sum_advance(struct sums *s, struct gradient_sum *sum)
     return true;
 }
 
-/* ---- one ---- */
+/* ---- one sum ---- */
 tutti_status sum_start(struct sums *s, struct gradient_sum *sum, int unit, void *from, void *into)
 {
     *sum = (struct gradient_sum){ .unit = unit, .from = from, .into = into, .turn = s->begun++ };
@@ -169,7 +170,8 @@ tutti_status sum_start(struct sums *s, struct gradient_sum *sum, int unit, void 
     clear_gaps(s, unit, from);
     if (s->exchange.here) return add_here(s, sum);
     if (!exchange_sends_lengths(&s->exchange)) return sum_exchange(s, sum);
-    sum->stage = ADDING;                                /* nothing; but one tells when those before it have sent */
+    /* There is nothing to add, but the lengths may go out only after the sums before this one have sent. */
+    sum->stage = ADDING;
     return TUTTI_OK;
 }
 bool sum_is_over(struct gradient_sum *sum)
@@ -199,8 +201,8 @@ tutti_status sum_wait(struct sums *s, struct gradient_sum *sum)
     return TUTTI_OK;
 }
 
-/* ---- what was lost ---- */
-/* The piece of a parameter in a side's slice, and where what this rank has lost of it lies. */
+/* ---- residuals ---- */
+/* Returns this rank's residual of a parameter in a side's slice. *out gets the piece of the parameter there. */
 static float *lost_of(const struct sums *s, int parameter, int side, struct slice_piece *out)
 {
     int unit = s->partition->parameter[parameter].unit;
@@ -240,7 +242,8 @@ void sums_give_back(struct sums *s, int parameter, const void *sum)
     bool is_wide = s->partition->unit[s->partition->parameter[parameter].unit].dtype == TUTTI_FLOAT32;
     for (size_t i = 0; i < piece.count; i++) {
         float came = is_wide ? wide[i] : update_widen(narrow[i]);
-        if (isfinite(came)) lost[i] += came * (float)s->partition->ranks;      /* else it is a neighbour's NaN */
+        /* A NaN comes from another number of its block. */
+        if (isfinite(came)) lost[i] += came * (float)s->partition->ranks;
     }
 }
 void sums_forget(struct sums *s)

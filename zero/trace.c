@@ -1,4 +1,4 @@
-/* An array that is filled once. */
+/* The events fill an array once. Later events only count as missed. */
 #include "zero/trace.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"

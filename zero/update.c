@@ -1,4 +1,4 @@
-/* Factors are computed as torch computes them: in float64, then rounded. */
+/* Factors are computed in float64 and then rounded, as in torch. */
 #include "zero/update.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -54,7 +54,8 @@ tutti_status optimizer_begin(struct optimizer *o, int unit, void *slice)
     }
     TRY(make_floats(o, unit, true, &s->value));
     const uint16_t *narrow = slice;
-    for (size_t i = 0; i < u->slice; i++)               /* what rounds to the same, from a checkpoint, knows more */
+    /* A value of a checkpoint that rounds to the slice's number is more precise, and stays. */
+    for (size_t i = 0; i < u->slice; i++)
         if (update_narrow(s->value[i]) != narrow[i]) s->value[i] = update_widen(narrow[i]);
     return TUTTI_OK;
 }

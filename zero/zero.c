@@ -1,5 +1,5 @@
-/* The calls: their checks, and what each asks of the parts. A call that fails once a tutti_zero has begun to talk to
-   other ranks ends it: what they think has happened is not known any more. */
+/* The public calls: their checks, and their calls of the parts. A call that fails after it has sent to other ranks ends
+   the tutti_zero, because the state of the other ranks is then unknown. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -20,22 +20,25 @@ struct tutti_zero {
     struct home home;
     struct reducer reducer;
     struct optimizer optimizer;
-    struct lanes lanes;                                 /* for what is large */
-    tutti_comm *word;                                   /* for what is waited for at once */
-    struct async_step *async;                                  /* of a step; NULL: it has none */
+    /* `lanes` carry large messages, `word` small ones that ranks wait for. `async` is NULL without async steps. */
+    struct lanes lanes;
+    tutti_comm *word;
+    struct async_step *async;
     struct trace trace;
-    tutti_zero_rates *rates;                            /* [groups] of the step that is taken, and its scale */
+    /* The rates and the scale belong to the current step. `updates`: a rule updates, not the caller. */
+    tutti_zero_rates *rates;                            /* [groups], owned */
     double scale;
-    bool updates;                                       /* by a rule; else the caller has updated */
-    uint64_t steps, writes; /* that have changed parameters; those of them by the caller */
-    bool begun, claimed;                                /* claimed: nobody reads parameters until the step is taken */
-    pid_t process;                                      /* that made it */
+    bool updates;
+    /* `steps` have changed parameters, `writes` of them were the caller's. `claimed`: no rank reads parameters. */
+    uint64_t steps, writes;
+    bool begun, claimed;
+    pid_t process;
     tutti_status failure;
     char why[STATUS_DETAIL_BYTES];
 };
 
 /* ---- checks ---- */
-/* The others are not to wait for this rank. */
+/* Ends the waits of other ranks for this rank with an error. */
 static void zero_abandon(tutti_zero *z)
 {
     lanes_abandon(&z->lanes);
@@ -48,7 +51,7 @@ static tutti_status status_keep(tutti_zero *z, tutti_status status)
     if (status == TUTTI_OK || status_is_refusal() || z->failure) return status;
     snprintf(z->why, sizeof z->why, "%s", status_detail());
     zero_abandon(z);
-    /* An asynchronous step that has failed has aborted what this call was in, and knows why; abandoned, it ends. */
+    /* A failed asynchronous step has aborted this call's operation and has the cause. After zero_abandon it ends. */
     tutti_status of_async_step = status == TUTTI_ABORTED && z->async ? async_step_await(z->async) : TUTTI_OK;
     if (of_async_step != TUTTI_OK && of_async_step != TUTTI_ABORTED) {
         status = of_async_step;
@@ -66,7 +69,8 @@ static tutti_status check_now(const tutti_zero *z)
     if (!z->begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
     return TUTTI_OK;
 }
-static tutti_status zero_check(const tutti_zero *z)          /* and no asynchronous step is at it any more */
+/* Also waits for the asynchronous step. */
+static tutti_status zero_check(const tutti_zero *z)
 {
     TRY(check_now(z));
     return async_step_await(z->async);
@@ -110,14 +114,13 @@ static tutti_status check_choices(const tutti_zero_config *c)
 }
 
 /* ---- a step ---- */
-/* All ranks have come to it when they have closed it; who had closed it before may have gone on reading. */
+/* A collective close shows that all ranks have reached the step. After an earlier close ranks may have read on. */
 static tutti_status ranks_arrive(tutti_zero *z)
 {
     bool closed = z->reducer.closed;
     TRY(reducer_close(&z->reducer));
     return closed ? tutti_barrier(z->word, NULL) : TUTTI_OK;
 }
-/* Until no rank reads parameters any more. */
 static tutti_status pieces_claim(tutti_zero *z)
 {
     if (z->claimed) return TUTTI_OK;
@@ -130,7 +133,8 @@ static tutti_status unit_update(tutti_zero *z, int unit)
 {
     struct reducer *r = &z->reducer;
     TRY(reducer_complete(r, unit));
-    TRY(home_await(&z->home, unit, z->steps - 1));      /* of a unit that nobody has used since the last step */
+    /* A unit that was not used since the last step may still be gathering. */
+    TRY(home_await(&z->home, unit, z->steps - 1));
     int64_t began_ns = trace_now(&z->trace);
     if (!z->updates) optimizer_copy(&z->optimizer, unit);
     else if (r->unit[unit].rounds)
@@ -138,7 +142,7 @@ static tutti_status unit_update(tutti_zero *z, int unit)
     trace_record(&z->trace, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
     return home_publish(&z->home, unit, z->steps);
 }
-/* What sums are there first is updated first; ahead, what is needed first. Either order is the same on all ranks. */
+/* Updates units in the order of their sums; async steps use the order of next use. Each is the same on all ranks. */
 static tutti_status update_all(tutti_zero *z)
 {
     int units = z->partition.units, *turn = z->reducer.order.turn;
@@ -150,7 +154,7 @@ static tutti_status update_all(tutti_zero *z)
     TRY(reducer_next(&z->reducer));
     return home_go_on(&z->home);
 }
-static tutti_status work_ahead(void *zero)              /* of the asynchronous step */
+static tutti_status work_ahead(void *zero)
 {
     tutti_status status = update_all(zero);
     if (status == TUTTI_OK) return status;
@@ -159,7 +163,7 @@ static tutti_status work_ahead(void *zero)              /* of the asynchronous s
     zero_abandon(zero);
     return status_repeat(status, why);
 }
-/* rates NULL: the caller has updated the pieces. */
+/* With rates NULL the caller has updated the pieces. */
 static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
     int64_t began_ns = trace_now(&z->trace);
@@ -231,7 +235,7 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
     tutti_zero_destroy(z);
     return refusal ? status_repeat_refusal(status, why) : status_repeat(status, why);
 }
-/* What others still need of this rank reaches them, if it is soon. */
+/* Waits up to LANDING_MS for data that other ranks still need from this one. */
 static void zero_leave(tutti_zero *z)
 {
     int64_t until_ms = clock_ms() + LANDING_MS;
@@ -245,7 +249,8 @@ tutti_status tutti_zero_destroy(tutti_zero *z)
 {
     if (!z) return TUTTI_OK;
     if (z->process == getpid()) zero_leave(z);
-    lanes_finish(&z->lanes);                            /* first: nothing runs any more on the memory below */
+    /* Operations use the memory below until this has ended them. */
+    lanes_finish(&z->lanes);
     tutti_comm_destroy(z->word);
     if (z->home.partition) home_finish(&z->home);
     if (z->reducer.partition) reducer_finish(&z->reducer);
@@ -266,7 +271,8 @@ static tutti_status zero_begin(tutti_zero *z)
 {
     TRY(home_begin(&z->home));
     for (int u = 0; u < z->partition.units; u++) TRY(optimizer_begin(&z->optimizer, u, home_slice(&z->home, u)));
-    return tutti_barrier(z->word, NULL);                /* nobody writes before all have read */
+    /* All ranks have read before any rank writes. */
+    return tutti_barrier(z->word, NULL);
 }
 tutti_status tutti_zero_begin(tutti_zero *z)
 {
@@ -279,7 +285,7 @@ tutti_status tutti_zero_begin(tutti_zero *z)
     return status_keep(z, status == TUTTI_OK ? zero_begin(z) : status);
 }
 
-/* ---- what happens ---- */
+/* ---- the events of a step ---- */
 static tutti_status unit_use(tutti_zero *z, int unit, bool backward)
 {
     TRY(check_unit(z, unit));
@@ -375,12 +381,13 @@ tutti_status tutti_zero_publish(tutti_zero *z)
 tutti_status tutti_zero_drop(tutti_zero *z)
 {
     TRY(check_now(z));
-    if (!async_step_is_over(z->async, 0)) return TUTTI_OK;     /* nothing has come since the step */
+    /* No gradient has come since a step that still runs. */
+    if (!async_step_is_over(z->async, 0)) return TUTTI_OK;
     TRY(async_step_await(z->async));
     return status_keep(z, reducer_drop(&z->reducer));
 }
 
-/* ---- what a rank keeps ---- */
+/* ---- the state of a rank ---- */
 tutti_status tutti_zero_span(const tutti_zero *z, int parameter, int rank, size_t *at, size_t *count)
 {
     TRY(check_parameter(z, parameter));

@@ -1,4 +1,4 @@
-/* AVX2, F16C and FMA. */
+/* The instruction set "avx2" needs AVX2, F16C and FMA. */
 #define ISA     "avx2"
 #define KERNELS kernels_avx2
 #define BELOW   NULL
@@ -6,7 +6,8 @@ enum { WIDTH = 32 };
 #include "kernels/cpu/partial.h"
 #include <immintrin.h>
 
-/* Whole words in one masked load; a vector put together in memory is waited for. (Masked stores are slow.) */
+/* Loads whole words by one masked load, because reading a vector that was just assembled in memory stalls. Masked
+   stores are slow. */
 INLINE vector vector_load_some(const char *from, size_t bytes)
 {
     if (bytes % 4 != 0) return partial_load(from, bytes);
@@ -20,7 +21,7 @@ INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(
 INLINE void vector_stream(char *to, vector v) { _mm256_stream_si256((__m256i *)(void *)to, (__m256i)v); }
 INLINE void vector_stream_end(void) { _mm_sfence(); }
 
-/* Where the mask is all ones a, elsewhere b. */
+/* Selects a where the mask is all ones, and b elsewhere. */
 INLINE vector vector_select(vector mask, vector a, vector b)
 {
     return (vector)_mm256_blendv_epi8((__m256i)b, (__m256i)a, (__m256i)mask);
@@ -34,14 +35,14 @@ INLINE bool widened_any_nan(const vector *part, int count)
     return _mm256_movemask_ps(nan) != 0;
 }
 
-/* a + b, rounded as an addition rounds. Zen converts float16 in the same two units that add, while two others, which
-   multiply, idle: sums of float16 are a fifth faster this way. */
+/* Adds by multiply-and-add, which rounds like an addition. Zen converts float16 in the two units that add, while the
+   two units that multiply are idle. Sums of float16 are a fifth faster this way. */
 INLINE vector widened_add(vector a, vector b)
 {
     return (vector)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(1.0f), (__m256)b);
 }
 
-/* As in avx512.c. (AVX2 compares signed numbers only: the middle becomes 0.) */
+/* Uses the method of avx512.c. AVX2 compares only signed numbers, so the middle becomes 0. */
 INLINE vector bfloat16_pack(const vector *part)
 {
     const __m256i one = _mm256_set1_epi16(1), middle = _mm256_set1_epi16(INT16_MIN);

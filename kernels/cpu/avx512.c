@@ -1,15 +1,16 @@
-/* AVX-512 (F, BW, DQ, VL). Its own conversion to bfloat16 is not used: it flushes denormals to zero. */
+/* The instruction set "avx512" needs AVX-512 F, BW, DQ and VL. Its own conversion to bfloat16 flushes denormals to
+   zero, so it is not used. */
 #define ISA     "avx512"
 #define KERNELS kernels_avx512
 #define BELOW   &kernels_avx2
-/* float16 is left to AVX2: a Zen 4 converts 64 bytes at once more slowly than twice 32. */
+/* AVX2 handles float16, because a Zen 4 converts 64 bytes at once more slowly than twice 32. */
 #define FLOAT16_MAP(X)
 enum { WIDTH = 64 };
 #include "kernels/cpu/select.h"
 #include <immintrin.h>
 
-/* One number of four or eight bytes, the case of every small operation, moves without a mask: what is stored under one
-   cannot be forwarded to whoever reads it next, who waits until it has reached the cache. */
+/* Small operations load and store one number of four or eight bytes, without a mask. The processor cannot forward a
+   masked store to the next load, which then waits for the cache. */
 INLINE vector vector_load_some(const char *from, size_t bytes)
 {
     if (bytes == 8) return (vector)_mm512_zextsi128_si512(_mm_loadu_si64(from));
@@ -36,8 +37,9 @@ INLINE bool widened_any_nan(const vector *part, int count)
     return nan != 0;
 }
 
-/* The upper halves of both parts, and the lower ones, are gathered in a vector each; then 16 bits at a time are
-   rounded: up if the lower half is beyond the middle, or is the middle and the last bit of the upper half is set. */
+/* Collects the upper halves of both parts in one vector and the lower halves in another, then rounds lanes of 16 bits.
+   An upper half is rounded up if the lower half is above the middle. It is also rounded up if the lower half is the
+   middle and the last bit of the upper half is set. */
 INLINE vector bfloat16_pack(const vector *part)
 {
     const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
@@ -46,7 +48,8 @@ INLINE vector bfloat16_pack(const vector *part)
     __m512i first = (__m512i)part[0], second = (__m512i)part[1];
     __m512i upper = _mm512_mask_shuffle_epi8(second, 0x3333333333333333, first, down);
     __m512i lower = _mm512_mask_shuffle_epi8(first, ~UINT64_C(0x3333333333333333), second, up);
-    lower = _mm512_ternarylogic_epi32(lower, upper, one, 0xf8); /* lower | (upper & one) */
+    /* This computes lower | (upper & one). */
+    lower = _mm512_ternarylogic_epi32(lower, upper, one, 0xf8);
     return (vector)_mm512_mask_add_epi16(upper, _mm512_cmpgt_epu16_mask(lower, middle), upper, one);
 }
 

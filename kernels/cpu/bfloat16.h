@@ -1,8 +1,8 @@
-/* Rounding to bfloat16, the upper half of a float32, by integer arithmetic that any instruction set has. */
+/* Rounds to bfloat16, the upper half of a float32, by integer arithmetic that any instruction set has. */
 #pragma once
 #include "kernels/cpu/vector.h"
 
-/* To nearest even; a canonical NaN stays one. */
+/* Rounds to nearest even. A canonical NaN stays canonical. */
 INLINE vector bfloat16_round(vector v) { return v + 0x7fffu + ((v >> 16) & 1); }
 
 INLINE vector bfloat16_pack(const vector *part)

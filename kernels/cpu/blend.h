@@ -1,4 +1,4 @@
-/* The loops of kernels/blend.h, once per instruction set. */
+/* The loops of kernels/blend.h, compiled once per instruction set. */
 #include "kernels/blend.h"
 
 INLINE void blend_block(tutti_dtype dtype, char *to, const char *const *from, const float *weight, int count, size_t at)

@@ -1,5 +1,5 @@
-/* The loops of kernels/compress.h in plain C, once per instruction set: the compiler makes vectors of them. A group of
- * numbers is brought into `x`, in the first cache; packing leaves there what it has not packed. */
+/* The loops of kernels/compress.h in plain C, compiled and vectorized once per instruction set. A group of numbers is
+ * loaded into `x`, which fits the first cache. Packing leaves the residual there. */
 #include "kernels/compress.h"
 #include "kernels/update.h"
 
@@ -17,13 +17,14 @@ INLINE float number_of(uint32_t bits)
     memcpy(&number, &bits, sizeof number);
     return number;
 }
-INLINE uint32_t magnitude_of(float number) { return bits_of(number) & MAGNITUDE; } /* in the order of the numbers */
+/* Magnitudes have the order of the absolute values. */
+INLINE uint32_t magnitude_of(float number) { return bits_of(number) & MAGNITUDE; }
 INLINE bool is_finite(float number) { return magnitude_of(number) < NOT_FINITE; }
 INLINE void clear_infinite(float *x, size_t count)
 {
     for (size_t i = 0; i < count; i++) x[i] = is_finite(x[i]) ? x[i] : 0;
 }
-/* Constants: Wellons, hash-prospector ("lowbias32"). */
+/* Returns a random number. The constants are those of Wellons, hash-prospector ("lowbias32"). */
 INLINE uint32_t draw(uint32_t seed, uint32_t number)
 {
     uint32_t x = number ^ seed;
@@ -33,10 +34,12 @@ INLINE uint32_t draw(uint32_t seed, uint32_t number)
 }
 
 /* ---- 16 bits ---- */
-INLINE uint16_t narrow_float16(float number)            /* nearest, ties to even, by integers: all sets can */
+/* Rounds to nearest, ties to even, by integer arithmetic that any instruction set has. */
+INLINE uint16_t narrow_float16(float number)
 {
     uint32_t sign = bits_of(number) >> 16 & 0x8000u, whole = magnitude_of(number);
-    uint32_t magnitude = whole < 0x477fe000u ? whole : 0x477fe000u; /* 65504, the largest */
+    /* The limit is 65504, the largest float16. */
+    uint32_t magnitude = whole < 0x477fe000u ? whole : 0x477fe000u;
     uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
     uint32_t denormal = bits_of(number_of(magnitude) + 0.5f) - 0x3f000000u;
     uint32_t finite = magnitude < 113u << 23 ? denormal : normal;
@@ -81,12 +84,13 @@ INLINE uint32_t largest_of(const float *x, size_t count)
     }
     return largest;
 }
-/* Codes are above zero here, so that cutting off a fraction rounds them down. The largest number stays a little below
-   the largest code, or a chance near one would carry it beyond. */
+/* Codes are positive here, so truncation rounds them down. The largest number is scaled a little below the largest
+   code, because a random number near one would otherwise carry it above. */
 INLINE float round_block(uint8_t *restrict code, float *restrict x, size_t count, int most, bool chance, uint32_t seed,
     uint32_t first)
 {
-    const uint32_t largest = largest_of(x, count), tiny = 27u << 23; /* 2^-100 */
+    /* `tiny` is 2^-100. */
+    const uint32_t largest = largest_of(x, count), tiny = 27u << 23;
     const float scale = number_of(largest) / (float)most, zero = (float)(most + 1);
     const float inverse = (float)most / number_of(largest) * (1 - 0x1p-22f);
     if (largest < tiny || largest >= NOT_FINITE) {
@@ -147,7 +151,7 @@ INLINE void add_integers(float *x, const char *from, size_t count, bool small)
     }
 }
 
-/* ---- a few of many ---- */
+/* ---- selected numbers ---- */
 #include "kernels/cpu/largest.h"
 INLINE size_t place_drawn(const struct packing *how, size_t count, size_t kept, size_t i, uint32_t first)
 {
@@ -163,7 +167,8 @@ INLINE void pack_randomk(float *to, float *x, size_t count, const struct packing
         x[place] = 0;
     }
     if (largest_of(x, count) < NOT_FINITE) return;
-    to[0] = number_of(0x7fc00000u);                     /* what was not drawn is told of, too */
+    /* A NaN reports an infinity or NaN that was not drawn. */
+    to[0] = number_of(0x7fc00000u);
     clear_infinite(x, count);
 }
 INLINE void add_randomk(float *x, const float *from, size_t count, const struct packing *how, uint32_t first)
@@ -172,7 +177,7 @@ INLINE void add_randomk(float *x, const float *from, size_t count, const struct 
     for (size_t i = 0; i < kept; i++) x[place_drawn(how, count, kept, i, first)] += from[i];
 }
 
-/* ---- all ---- */
+/* ---- all forms ---- */
 static void pack_group(void *to, float *x, size_t count, const struct packing *how, uint32_t first)
 {
     switch (how->form) {

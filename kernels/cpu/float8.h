@@ -1,19 +1,21 @@
-/* float8 by way of float16, which the instruction sets convert: float8_e5m2 is the upper half of a float16,
- * float8_e4m3fn has the same bits one place lower, but for a factor 2^8 and the NaN. On the way back the number is
- * rounded to the format in float32, once, so that all further steps are exact. The including file has float16_unpack
- * and float16_pack. */
+/* Converts float8 through float16, which the instruction sets convert. float8_e5m2 is the upper half of a float16.
+ * float8_e4m3fn has the same bits one place lower, except for a factor 2^8 and the NaN. On the way back the number is
+ * rounded once to the format in float32, so all further steps are exact. The including file defines float16_unpack and
+ * float16_pack. */
 #pragma once
 #include "kernels/cpu/rounding.h"
 
 struct float8 {
     int mantissa;
-    uint32_t smallest_normal; /* as float32 bits, like the next */
-    uint32_t limit;           /* what all larger numbers become */
-    float factor;             /* from float16 */
+    /* Both are bits of a float32. Larger numbers become `limit`. */
+    uint32_t smallest_normal;
+    uint32_t limit;
+    /* A float16 with the format's bits is multiplied by `factor`. */
+    float factor;
 };
-static const struct float8 E5M2 = { 2, 113u << 23, 0x47800000, 1.0f }; /* 65536: infinity */
-static const struct float8 E4M3 = { 3, 121u << 23, 0x43e00000,
-    256.0f }; /* 448: there is no infinity; torch saturates as well */
+/* The limit of E5M2 is 65536, which becomes infinity. E4M3 has no infinity, so it saturates at 448, as torch does. */
+static const struct float8 E5M2 = { 2, 113u << 23, 0x47800000, 1.0f };
+static const struct float8 E4M3 = { 3, 121u << 23, 0x43e00000, 256.0f };
 
 INLINE void float8_e5m2_unpack(vector v, vector *part)
 {
@@ -33,8 +35,8 @@ INLINE void float8_e4m3_unpack(vector v, vector *part)
     for (int i = 0; i < 4; i++) part[i] = (vector)((lanes_f32)part[i] * E4M3.factor);
 }
 
-/* To the nearest number of the format, ties to even, and to the range of float16. NaN becomes one whose bits in the
-   format are 0x7f. */
+/* Rounds to the nearest number of the format, ties to even, and scales to the range of float16. A NaN gets the bits
+   0x7f in the format. */
 INLINE vector float8_round(struct float8 format, vector number)
 {
     vector whole = number & 0x7fffffffu, sign = number & 0x80000000u;

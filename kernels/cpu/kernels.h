@@ -1,4 +1,4 @@
-/* What one instruction set brings: its functions by dtype and op. kernels/reduce.c chooses among them. */
+/* The functions of one instruction set, by dtype and op. kernels/reduce.c chooses among the sets. */
 #pragma once
 #include "kernels/blend.h"
 #include "kernels/compress.h"
@@ -8,11 +8,14 @@
 
 struct kernels {
     const char *isa;
-    const struct kernels *below; /* does what this one leaves out; or NULL */
+    /* `below` has the functions that this set lacks, or is NULL. */
+    const struct kernels *below;
     reduce_function *reduce[TUTTI_DTYPE_COUNT][TUTTI_OP_COUNT];
-    reduce_function *streamed_sum[TUTTI_DTYPE_COUNT]; /* NULL for most */
+    /* Most types have no streamed sum. */
+    reduce_function *streamed_sum[TUTTI_DTYPE_COUNT];
     scale_function *scale[TUTTI_DTYPE_COUNT];
-    update_function *update[TUTTI_DTYPE_COUNT][UPDATE_RULES]; /* all have those that there are */
+    /* All sets have the same updates. */
+    update_function *update[TUTTI_DTYPE_COUNT][UPDATE_RULES];
     squares_function *squares[TUTTI_DTYPE_COUNT];
     norm_function *norm[TUTTI_DTYPE_COUNT];
     blend_function *blend[TUTTI_DTYPE_COUNT];

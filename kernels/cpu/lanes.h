@@ -1,7 +1,6 @@
-/* Arithmetic on the lanes of one vector. The dtype and the op are constants wherever these functions are inlined, so
- * that of every switch one line is left. Invariant: apart from the sign and payload of a NaN (which lanes_canonical
- * removes in the end), the result of each lane is what C's arithmetic gives for one element, on every instruction
- * set. */
+/* Arithmetic on the lanes of one vector. The dtype and the op are constants where these functions are inlined, so one
+ * line of each switch remains. Invariant: each lane has the result of C's arithmetic on one element, on every
+ * instruction set. Only the sign and payload of a NaN may differ, and lanes_canonical removes those in the end. */
 #pragma once
 #include "include/tutti.h"
 #include "kernels/cpu/vector.h"
@@ -39,7 +38,7 @@ INLINE vector lanes_multiply(tutti_dtype lane, vector a, vector b)
     }
 }
 
-/* All ones where a < b. */
+/* Returns all ones in the lanes where a < b. */
 INLINE vector lanes_less(tutti_dtype lane, vector a, vector b)
 {
     switch (lane) {
@@ -58,8 +57,8 @@ INLINE vector lanes_less(tutti_dtype lane, vector a, vector b)
 
 INLINE bool lanes_floating(tutti_dtype lane) { return lane == TUTTI_FLOAT32 || lane == TUTTI_FLOAT64; }
 
-/* In floating point, drops of a and b whichever is larger. Neither is when they are equal, or when one is NaN; both
-   are kept then, and their bitwise or is the same number, -0 of two zeros, NaN of a NaN and anything. */
+/* In floating point, clears the larger of a and b and returns the bitwise or. Equal numbers and NaNs are not cleared:
+   the or of equal numbers is that number, of two zeros -0, and of a NaN and any number a NaN. */
 INLINE vector lanes_minimum(tutti_dtype lane, vector a, vector b)
 {
     if (!lanes_floating(lane)) return vector_select(lanes_less(lane, a, b), a, b);
@@ -71,7 +70,7 @@ INLINE vector lanes_negate(tutti_dtype lane, vector v)
     return lane == TUTTI_FLOAT64 ? (vector)((lanes_u64)v ^ (UINT64_C(1) << 63)) : v ^ (1u << 31);
 }
 
-/* In floating point, minus the smallest of the negatives, so that +0 wins over -0 and NaN over all. */
+/* In floating point, returns minus the minimum of the negated numbers. So +0 is larger than -0, and a NaN stays. */
 INLINE vector lanes_maximum(tutti_dtype lane, vector a, vector b)
 {
     if (!lanes_floating(lane)) return vector_select(lanes_less(lane, a, b), b, a);
@@ -92,8 +91,8 @@ INLINE vector lanes_combine(tutti_dtype lane, tutti_op op, vector a, vector b)
     }
 }
 
-/* Every NaN becomes the positive quiet one without payload: which operand's NaN an addition returns is the compiler's
-   whim. */
+/* Replaces each NaN by the positive quiet NaN without payload, because the compiler decides which operand's NaN an
+   addition returns. */
 INLINE vector lanes_canonical(tutti_dtype lane, vector v)
 {
     if (lane == TUTTI_FLOAT64) {
@@ -108,9 +107,9 @@ INLINE vector lanes_scale(tutti_dtype lane, vector v, double factor)
     return lane == TUTTI_FLOAT64 ? (vector)((lanes_f64)v * factor) : (vector)((lanes_f32)v * (float)factor);
 }
 
-/* Towards zero, one element at a time. Up to 32 bits the division is done in floating point, which has vector
-   instructions, and is exact: a quotient that is no integer is at least 1/divisor away from the next, far more than
-   it can be rounded by. */
+/* Divides each element and rounds integers towards zero. Up to 32 bits it uses floating point, which has vector
+   instructions. The result is exact: a quotient between integers is at least 1/divisor away from the next integer, far
+   more than the rounding error. */
 INLINE vector lanes_divide(tutti_dtype lane, vector v, int divisor)
 {
     union {

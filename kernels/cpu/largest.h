@@ -1,21 +1,23 @@
-/* The largest numbers of an array, in two passes and no memory but counters. A histogram of the largest of every few
- * numbers gives a bound that at least as many as are wanted reach, and few more; one of what reaches it, a finer bound.
- * What reaches the first is listed meanwhile; where the list has no room, a third pass looks for it again. Where a
- * bound is given, one pass lists what reaches it; if that is too much, the largest are looked for. Packed: values, then
- * places, which ascend by strip. */
+/* Finds the largest numbers of an array in two passes, with counters as the only memory. The first pass makes a
+ * histogram of the largest of every few numbers. It gives a bound that at least `kept` numbers reach, and few more. The
+ * second pass makes a histogram of the numbers that reach the bound, which gives a finer bound. It also lists these
+ * numbers. If the list has no room, a third pass finds them again. With a given bound, one pass lists the numbers that
+ * reach it. If they are too many, the largest are packed instead. The packed form has values, then places, which ascend
+ * by strip. */
 #include "kernels/compress.h"
 
 enum { STRIP = PACKING_STRIP, COLUMNS = 16, ROWS = STRIP / COLUMNS, BINS = 8192 };
-/* Bins of 1/64 octave, from 2^-64 on; what is smaller is in the first of them, what is beyond 2^64 in the last. */
+/* Bins have 1/64 octave, from 2^-64 on. The first also has smaller numbers, the last those above 2^64. */
 enum { COARSE_SHIFT = 17, COARSE_FIRST = (127 - 64) << 23 };
+/* An array of gradients and its residual. `added`: the residual already contains the gradients. */
 struct strips {
     const void *from;
     float *lost;
     size_t count;
     bool wide, added;
-}; /* added: what is new to what was lost */
+};
 
-/* A strip, where it lies; or a copy in `room`, with zeros behind the end. */
+/* Returns a strip in place, or a copy in `room` with zeros behind the end of the array. */
 INLINE const float *strip_at(const struct strips *s, size_t at, float *room)
 {
     size_t n = s->count - at;
@@ -38,7 +40,7 @@ INLINE void add_new(const struct strips *s, size_t at)
     else
         for (size_t i = 0; i < s->count - at; i++) lost[i] += update_gradient(s->from, at + i, s->wide);
 }
-/* In columns of `rows` numbers each, from row `top` on. */
+/* Finds the largest magnitude in each column of `rows` numbers, from row `top` on. */
 INLINE void find_columns(uint32_t *column, const float *x, size_t top, size_t rows)
 {
     for (size_t c = 0; c < COLUMNS; c++) column[c] = magnitude_of(x[top * COLUMNS + c]);
@@ -53,7 +55,7 @@ INLINE uint32_t coarse_bin(uint32_t magnitude)
     uint32_t bin = (magnitude > COARSE_FIRST ? magnitude - COARSE_FIRST : 0) >> COARSE_SHIFT;
     return bin < BINS ? bin : BINS - 1;
 }
-/* The bin down to which there are `kept`; *above: how many are in the bins above it. */
+/* Returns the bin at which the count from the top reaches `kept`. *above gets the count in the bins above it. */
 static size_t walk_down(const uint32_t *bin, size_t kept, size_t *above)
 {
     size_t at = BINS - 1, seen = 0;
@@ -61,7 +63,8 @@ static size_t walk_down(const uint32_t *bin, size_t kept, size_t *above)
     *above = seen;
     return at;
 }
-/* What is new joins what was lost. Few columns have several of the wanted where there are many more columns. */
+/* Adds the gradients to the residual, and returns the first bound. With far more columns than `kept`, few columns have
+   several of the largest numbers. */
 INLINE uint32_t find_bound(const struct strips *s, size_t kept, uint32_t *largest)
 {
     const size_t rows = kept < s->count / 32 ? ROWS : kept < s->count / 8 ? 4 : 1;
@@ -83,7 +86,7 @@ INLINE uint32_t find_bound(const struct strips *s, size_t kept, uint32_t *larges
     size_t at = walk_down(bin, kept, &above);
     return at ? COARSE_FIRST + ((uint32_t)at << COARSE_SHIFT) : 0;
 }
-/* Those of a strip that reach the bound: their places in it. By column; returns how many. */
+/* Writes the places in a strip of the numbers that reach the bound, ordered by column, and returns how many. */
 INLINE size_t find_large(const float *x, uint32_t bound, uint16_t *place)
 {
     uint32_t column[COLUMNS];
@@ -100,7 +103,7 @@ INLINE float number_at(const struct strips *s, size_t i)
 {
     return s->lost ? s->lost[i] : update_gradient(s->from, i, s->wide);
 }
-/* From `from` on all are wanted, of those between `least` and that the first `few`. */
+/* Chooses all magnitudes from `from` on, and the first `few` between `least` and `from`. */
 struct largest_choice { uint32_t least, from; size_t few; bool finite; };
 static bool is_chosen(struct largest_choice *choice, uint32_t magnitude)
 {
@@ -109,7 +112,7 @@ static bool is_chosen(struct largest_choice *choice, uint32_t magnitude)
     choice->few--;
     return true;
 }
-/* `list`: the places of what reaches the bound, as far as there is room for them; returns how many do. */
+/* Lists the places of the numbers that reach the first bound, up to `room`, and returns how many reach it. */
 INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t room, struct largest_choice *out)
 {
     uint32_t bin[BINS] = { 0 }, largest, bound = find_bound(s, kept, &largest);
@@ -122,7 +125,8 @@ INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t
         const float *x = strip_at(s, at, copy);
         size_t found = find_large(x, bound, place);
         for (size_t i = 0; i < found; i++) {
-            if (at + place[i] >= s->count) continue;    /* behind the end */
+            /* The copy of the last strip has zeros behind the end. */
+            if (at + place[i] >= s->count) continue;
             bin[(magnitude_of(x[place[i]]) - bound) >> shift]++;
             if (reach < room) list[reach] = (uint32_t)(at + place[i]);
             reach++;
@@ -132,7 +136,7 @@ INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t
     *out = (struct largest_choice){ least, least + (1u << shift), kept - above, largest < NOT_FINITE };
     return reach;
 }
-/* When the list had no room for all: by strip and column, as it would have been. */
+/* Lists the chosen numbers again if the first list had no room for all, in the same order, by strip and column. */
 INLINE void list_chosen(const struct strips *s, struct largest_choice choice, uint32_t *list)
 {
     uint16_t place[STRIP];
@@ -156,7 +160,7 @@ INLINE void take(char *values, const struct strips *s, const uint32_t *places, s
     }
     if (s->lost && !finite) clear_infinite(s->lost, s->count);
 }
-/* Values and places together have room for a list of twice as many places. */
+/* Packs the `kept` largest numbers. The room of the values and places serves as a list of twice as many places. */
 INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
 {
     uint32_t *list = (void *)packed, *places = list + kept;
@@ -169,8 +173,8 @@ INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
     memcpy(places, list, kept * sizeof *places);
     take(packed, s, places, kept, choice.finite);
 }
-/* What is new joins what was lost; of those that reach the bound, the places. Returns how many there are, or that there
-   is no room for all. */
+/* Adds the gradients to the residual, and lists the places of the numbers that reach the bound. Returns how many reach
+   it, or more than `room`. */
 INLINE size_t list_reaching(const struct strips *s, uint32_t bound, uint32_t *list, size_t room, bool *finite)
 {
     uint16_t place[STRIP];
@@ -189,7 +193,7 @@ INLINE size_t list_reaching(const struct strips *s, uint32_t bound, uint32_t *li
     }
     return reach;
 }
-/* How many they are stands before them. */
+/* Packs the numbers that reach the bound. Their count precedes them. */
 INLINE void pack_reaching(char *packed, struct strips *s, size_t most, uint32_t bound)
 {
     uint32_t count, *list = (void *)(packed + sizeof count);
@@ -205,13 +209,14 @@ INLINE void pack_reaching(char *packed, struct strips *s, size_t most, uint32_t 
     memcpy(list + reach, list, reach * sizeof *list);
     take(packed + sizeof count, s, list + reach, reach, finite);
 }
-/* Of numbers from `first` on, a group of `count`: strips do not cross its borders. */
+/* Adds to x the packed numbers of one group of `count`, which starts at `first`. A strip never crosses its borders. */
 INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)
 {
     const char *places = packed + kept * sizeof *x;
     size_t low = 0, high = kept;
     uint32_t place;
-    while (low < high) {                                /* the first in this group */
+    /* A binary search finds the first number of this group. */
+    while (low < high) {
         memcpy(&place, places + (low + high) / 2 * sizeof place, sizeof place);
         if (place < first) low = (low + high) / 2 + 1;
         else high = (low + high) / 2;
@@ -220,7 +225,8 @@ INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first,
         float number;
         memcpy(&place, places + low * sizeof place, sizeof place);
         size_t at = place - first;
-        if (at >= count) return;                        /* of a later group; or of none, if they are out of order */
+        /* A later group has this place, or the sender has sent invalid places. */
+        if (at >= count) return;
         memcpy(&number, packed + low * sizeof number, sizeof number);
         x[at] += number;
     }

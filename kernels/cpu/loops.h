@@ -1,23 +1,25 @@
-/* The loops over arrays and the table of functions made of them, compiled once per instruction set: the including
- * file says WIDTH, how float16 is converted, and the table's name KERNELS. A block is one vector from each source;
- * every block is read whole before it is written, so a destination may be a source, and a block's bytes pass through
- * memory once however many sources and destinations there are. Nothing outside [0, count) is read or written. */
+/* The loops over arrays and their table of functions, compiled once per instruction set. The including file defines
+ * WIDTH, the conversion of float16, and KERNELS, the name of the table. A block is one vector from each source. Each
+ * block is read whole before it is written, so a destination may be a source. A block's bytes pass through memory once,
+ * for any number of sources and destinations. The loops access only elements in [0, count). */
 #pragma once
 #include "kernels/cpu/float8.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/lanes.h"
 
-enum { GROUP = 4 }; /* accumulators: enough to hide the latency of an addition */
+/* This many accumulators hide the latency of an addition. */
+enum { GROUP = 4 };
 enum { LINE = 64 };
 
 struct task {
     char *const *to;
     const char *const *from;
     int to_count, from_count, divisor;
-    bool streams; /* whole vectors are stored around the caches */
+    /* True: whole vectors are stored around the caches. */
+    bool streams;
 };
 
-/* The type in which a dtype is computed. */
+/* Returns the type in which a dtype is computed. */
 INLINE tutti_dtype lane_of(tutti_dtype dtype)
 {
     switch (dtype) {
@@ -36,7 +38,7 @@ INLINE tutti_op op_of(tutti_dtype dtype, tutti_op op)
     return op == TUTTI_SUM || op == TUTTI_MAX || op == TUTTI_BOR ? TUTTI_BOR : TUTTI_BAND;
 }
 
-/* Vectors of lanes that one vector of elements becomes. */
+/* Returns how many vectors of lanes one vector of elements becomes. */
 INLINE int parts_of(tutti_dtype dtype)
 {
     switch (dtype) {
@@ -48,8 +50,8 @@ INLINE int parts_of(tutti_dtype dtype)
     }
 }
 
-/* Which element goes to which lane does not matter as long as pack puts it back: the parts of bfloat16 are the upper
-   and the lower halves of 32-bit lanes, so no shuffle is needed. */
+/* Unpacks a vector of elements into lanes. Any order of lanes is valid if pack restores it. The parts of bfloat16 are
+   the lower and the upper halves of 32-bit lanes, which saves a shuffle. */
 INLINE void unpack(tutti_dtype dtype, const char *from, vector *part)
 {
     vector v = vector_load(from);
@@ -68,15 +70,17 @@ INLINE void unpack(tutti_dtype dtype, const char *from, vector *part)
 
 INLINE bool is_widened(tutti_dtype dtype) { return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16; }
 
-/* Parts of 16-bit types are looked at together: unless there is a NaN, which is rare, they cost one branch. */
+/* Replaces NaNs. The parts of 16-bit types are checked together; without a NaN, the usual case, this costs one
+   branch. */
 INLINE void canonical(tutti_dtype dtype, vector *part, int parts)
 {
-    if (!lanes_floating(lane_of(dtype)) || parts_of(dtype) > 2) return; /* float8: see there */
+    /* float8_round replaces the NaNs of float8. */
+    if (!lanes_floating(lane_of(dtype)) || parts_of(dtype) > 2) return;
     if (is_widened(dtype) && __builtin_expect(!widened_any_nan(part, parts), 1)) return;
     for (int i = 0; i < parts; i++) part[i] = lanes_canonical(lane_of(dtype), part[i]);
 }
 
-/* Of parts whose NaNs are canonical. */
+/* Packs parts whose NaNs are canonical. */
 INLINE vector pack(tutti_dtype dtype, vector *part)
 {
     switch (dtype) {
@@ -94,7 +98,7 @@ INLINE vector combine(tutti_dtype dtype, tutti_op op, vector a, vector b)
     return lanes_combine(lane_of(dtype), op_of(dtype, op), a, b);
 }
 
-/* Reads `vectors` whole blocks, or one of fewer bytes when bytes < WIDTH. */
+/* Loads `vectors` whole blocks, or one shorter block if bytes < WIDTH. */
 INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int vectors, vector *out)
 {
     if (bytes < WIDTH) {
@@ -135,7 +139,7 @@ INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_
     for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next, task.streams);
 }
 
-/* The whole groups from `at` on; returns where they end. */
+/* Reduces the whole groups from `at` on, and returns where they end. */
 INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes)
 {
     const int vectors = GROUP / parts_of(dtype);
@@ -143,7 +147,8 @@ INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, si
     return at;
 }
 
-/* With constant counts and pointers in registers, for the counts and dtypes that carry the traffic of training. */
+/* Reduces with constant counts and pointers in registers, for the counts and dtypes that carry the traffic of
+   training. */
 INLINE size_t groups_reduce_common(tutti_dtype dtype, struct task task, size_t at, size_t bytes)
 {
     char *to[2] = { task.to[0], task.to[task.to_count - 1] };
@@ -185,8 +190,9 @@ INLINE void reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t byte
     for (; at < bytes; at += WIDTH) group_reduce(dtype, op, task, at, bytes - at, 1);
 }
 
-/* Stores fall on whole lines, or the lines would be read after all. What comes before the first is done together with a
-   part of it, twice: destinations are no sources. A line that begins within an element is no place to begin. */
+/* Stores whole lines around the caches, because the processor reads a line that is stored in part. The first vectors
+   overlap the first whole line, so some elements are computed twice; a destination is never a source here. A line must
+   start at the start of an element. */
 INLINE void reduce_streamed(tutti_dtype dtype, struct task task, size_t bytes, size_t element)
 {
     size_t skew = (uintptr_t)task.to[0] % LINE, begin = skew ? LINE - skew : 0, at = 0;
@@ -224,7 +230,7 @@ INLINE void scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, d
     for (; at < bytes; at += WIDTH) group_scale(dtype, to + at, from + at, bytes - at, 1, factor);
 }
 
-/* Which dtypes have which operations. */
+/* These maps list the operations of each dtype. */
 #define INTEGER_MAP(X)                                                                                                 \
     X(INT8, 1) X(UINT8, 1) X(INT16, 2) X(UINT16, 2) X(INT32, 4) X(UINT32, 4) X(INT64, 8) X(UINT64, 8) X(BOOL, 1)
 #ifndef FLOAT16_MAP

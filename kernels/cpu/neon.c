@@ -1,4 +1,5 @@
-/* 64-bit Arm. (On 32-bit Arm, NEON flushes denormals to zero: there "scalar" is used.) */
+/* The instruction set "neon" needs 64-bit Arm. On 32-bit Arm, NEON flushes denormals to zero, so "scalar" is used
+   there. */
 #define ISA     "neon"
 #define KERNELS kernels_neon
 #define BELOW   NULL

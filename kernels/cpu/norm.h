@@ -1,11 +1,11 @@
-/* The loops of kernels/norm.h, once per instruction set. The last columns, fewer than a block of rows.h, are taken
- * one by one, so that no sum sees what is not there. */
+/* The loops of kernels/norm.h, compiled once per instruction set. The last columns, fewer than a block of rows.h, are
+ * processed one by one, so that sums contain only elements of the row. */
 #include "kernels/norm.h"
 #include <math.h>
 
 /* ---- sums over a row ---- */
 INLINE float norm_term(float x, bool squares, float mean) { return squares ? (x - mean) * (x - mean) : x - mean; }
-/* What is to be normalised: elements of a row, or their sums with the residual, which becomes those. */
+/* Loads a block of a row. With a residual, adds the row to it, and loads the sums. */
 INLINE void norm_join(tutti_dtype dtype, const char *row, char *residual, vector *block)
 {
     vector kept[ROW_PARTS];
@@ -20,7 +20,7 @@ INLINE float norm_join_one(tutti_dtype dtype, const char *row, char *residual)
     float x = row_load_one(dtype, row);
     return residual ? row_store_one(dtype, residual, x + row_load_one(dtype, residual)) : x;
 }
-/* Over a row that is joined on the way: the sum of its elements, or of their squared distances from the mean. */
+/* Joins a row with its residual and returns the sum of x - mean over its elements, or of its squares. */
 INLINE float norm_sum(tutti_dtype dtype, const char *row, char *residual, size_t columns, bool squares, float mean)
 {
     lanes_f32 sum[ROW_PARTS] = { 0 };

@@ -1,11 +1,11 @@
-/* The last bytes of an array, 0 < bytes < WIDTH, as a vector with zeros behind them, where the instruction set has no
- * masked loads. Nothing outside them is touched. One number of four or eight bytes, the case of every small
- * operation, goes straight into a register: what is written to the stack in pieces and read back as a vector waits
- * until the pieces have reached the cache. */
+/* Loads and stores the last bytes of an array, 0 < bytes < WIDTH, for instruction sets without masked loads. A load
+ * fills the vector with zeros, and accesses only these bytes. Small operations have one number of four or eight bytes,
+ * which goes straight into a register. Pieces that are written to the stack and read back as a vector must first reach
+ * the cache. */
 #pragma once
 #include "kernels/cpu/vector.h"
 
-/* One move for each bit of `bytes`. */
+/* Copies with one move for each bit of `bytes`. */
 INLINE void bytes_copy(char *to, const char *from, size_t bytes)
 {
     for (size_t piece = WIDTH / 2; piece > 0; piece /= 2) {

@@ -1,8 +1,8 @@
-/* Rows of numbers, 64 at a time, in float32: what norm.h and blend.h are made of. Sums over a row are kept in 64 parts,
- * the same ones on every instruction set. */
+/* Loads, stores and sums rows of numbers, 64 at a time, in float32, for norm.h and blend.h. Sums over a row have 64
+ * parts, which are the same on every instruction set. */
 #define ROW_MAP(X) FLOAT16_MAP(X) X(BFLOAT16, 2) X(FLOAT32, 4)
 enum { ROW_BLOCK = 64, ROW_LANES = WIDTH / 4, ROW_PARTS = ROW_BLOCK / ROW_LANES };
-/* Of float16 and bfloat16, which may change places: see unpack. */
+/* Returns the element in a lane. unpack may reorder float16 and bfloat16. */
 INLINE int row_element(tutti_dtype dtype, int part, int lane)
 {
     bool by_parity = dtype == TUTTI_BFLOAT16 || (dtype == TUTTI_FLOAT16 && FLOAT16_BY_PARITY);
@@ -21,7 +21,7 @@ INLINE void row_canonical(vector *part)
     if (__builtin_expect(!widened_any_nan(part, ROW_PARTS), 1)) return;
     for (int p = 0; p < ROW_PARTS; p++) part[p] = lanes_canonical(TUTTI_FLOAT32, part[p]);
 }
-/* The parts become what they are as stored. */
+/* Stores the parts, and reloads them as stored. */
 INLINE void row_round(tutti_dtype dtype, char *to, vector *part)
 {
     row_canonical(part);
@@ -53,7 +53,8 @@ INLINE float row_store_one(tutti_dtype dtype, char *to, float number)
 }
 
 /* ---- a sum over a row ---- */
-/* Parts that are half of all apart hold elements that are as far apart. */
+/* Adds pairs of elements that are 32, 16, … 1 apart. Parts that are half of all parts apart hold elements with the same
+   distance. */
 INLINE float row_total(tutti_dtype dtype, lanes_f32 *part)
 {
     int parts = ROW_PARTS;

@@ -1,5 +1,5 @@
-/* Any machine: a vector is one 64-bit word, and float16 is converted by integer arithmetic, without reading or making
- * a float32 denormal, so that the result does not depend on whether the thread flushes those to zero. */
+/* The instruction set "scalar" runs on any machine. A vector is one 64-bit word. Integer arithmetic converts float16
+ * without reading or making a float32 denormal, so a thread that flushes denormals to zero gets the same result. */
 #define ISA     "scalar"
 #define KERNELS kernels_scalar
 #define BELOW   NULL
@@ -15,10 +15,11 @@ enum { WIDTH = 8 };
 INLINE vector vector_load_some(const char *from, size_t bytes) { return partial_load(from, bytes); }
 INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(to, v, bytes); }
 
-enum { DROPPED = 23 - 10 };                         /* bits of a float32 that float16 has no room for */
-static const uint32_t SMALLEST_NORMAL = 113u << 23; /* 2^-14 as a float32 */
+/* float16 lacks this many of float32's bits. Its smallest normal number is 2^-14. */
+enum { DROPPED = 23 - 10 };
+static const uint32_t SMALLEST_NORMAL = 113u << 23;
 
-/* Each lane has a float16 in its lower half. */
+/* Widens the float16 in the lower half of each lane. */
 INLINE vector float16_widen(vector half)
 {
     vector sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << DROPPED;
@@ -28,11 +29,12 @@ INLINE vector float16_widen(vector half)
     return vector_select((vector)(magnitude < 1u << 23), denormal, normal) | infinity_or_nan | sign;
 }
 
-/* The upper halves of the lanes become zero. The NaNs that come here have payload bits that stay. */
+/* Narrows to the lower half of each lane, and clears the upper half. The payload bits of a NaN must fit float16. */
 INLINE vector float16_narrow(vector number)
 {
     vector sign = (number >> 16) & 0x8000u, whole = number & 0x7fffffffu;
-    vector magnitude = lanes_smaller(whole, vector_all(143u << 23)); /* 65536 and above become infinity */
+    /* 65536 and above become infinity. */
+    vector magnitude = lanes_smaller(whole, vector_all(143u << 23));
     vector magic = rounding_magic(magnitude, 10, SMALLEST_NORMAL);
     vector quanta = (vector)((lanes_f32)magnitude + (lanes_f32)magic) - magic;
     vector above_denormals = magic - (SMALLEST_NORMAL + ((uint32_t)DROPPED << 23));
@@ -40,7 +42,8 @@ INLINE vector float16_narrow(vector number)
     return sign | (quanta + (above_denormals >> DROPPED)) | payload;
 }
 
-#define FLOAT16_BY_PARITY true /* elements 0, 2, … are in one part, 1, 3, … in the other */
+/* One part has elements 0, 2, …, the other elements 1, 3, …. */
+#define FLOAT16_BY_PARITY true
 INLINE void float16_unpack(const char *from, vector *part)
 {
     vector v = vector_load(from);

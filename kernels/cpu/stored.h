@@ -1,4 +1,4 @@
-/* Stores around the caches, where the instruction set (or the compiler) has none: ordinary ones. */
+/* Ordinary stores, for instruction sets or compilers without stores around the caches. */
 #pragma once
 #include "kernels/cpu/vector.h"
 

@@ -1,5 +1,5 @@
-/* The loops of kernels/update.h in plain C, once per instruction set: the compiler makes vectors of them. fmaf is one
- * instruction wherever there is one; -ffp-contract=off keeps all else apart. */
+/* The loops of kernels/update.h in plain C, compiled and vectorized once per instruction set. fmaf is one instruction
+ * if the set has it. -ffp-contract=off keeps all other operations separate. */
 #include "kernels/update.h"
 #include <math.h>
 
@@ -8,10 +8,11 @@ INLINE float update_gradient(const void *from, size_t i, bool wide)
     return wide ? ((const float *)from)[i] : update_widen(((const uint16_t *)from)[i]);
 }
 
-/* ---- one element; the moments are updated where they are ---- */
+/* ---- one element; the moments are updated in place ---- */
 INLINE float adam(const struct update_factors *f, float gradient, float value, float *first, float *second)
 {
-    bool near = f->take1 < 0.5f;                        /* interpolated from the end that is nearer, as torch does */
+    /* The interpolation starts from the nearer end, as in torch. */
+    bool near = f->take1 < 0.5f;
     *first = fmaf(near ? f->take1 : f->take1 - 1.0f, gradient - *first, near ? *first : gradient);
     *second = fmaf(f->take2 * gradient, gradient, *second * f->keep2);
     return value - f->rate * *first / (sqrtf(*second) / f->root + f->epsilon);
@@ -23,7 +24,7 @@ INLINE float sgd(const struct update_factors *f, float gradient, float value, fl
     return fmaf(gradient, -f->rate, value);
 }
 
-/* ---- all ---- */
+/* ---- arrays ---- */
 INLINE void update_adam(const struct update_arrays *a, size_t count, const struct update_factors *given, bool decoupled,
     bool wide)
 {
@@ -53,7 +54,7 @@ INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct
         if (!wide) narrow[i] = update_narrow(new);
     }
 }
-/* Sixteen sums, whatever the width of a vector. */
+/* Adds squares in sixteen sums, for every vector width. */
 INLINE double update_squares(const void *from, size_t count, bool wide)
 {
     enum { SUMS = 16 };

@@ -1,7 +1,6 @@
-/* Vectors of WIDTH bytes and what every instruction set needs of them. The file that includes this one says WIDTH
- * first (an enum), and is compiled for its instruction set; the vector types of gcc and clang then become its
- * registers. Nothing here depends on the element type: a vector is just bits, and a cast to another lane type costs
- * nothing. */
+/* Vectors of WIDTH bytes, and their basic operations. The including file first defines WIDTH (an enum), and is compiled
+ * for its instruction set. The vector types of gcc and clang then become registers of that set. The functions here are
+ * independent of the element type: a vector is plain bits, and a cast to another lane type is free. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,10 +1,10 @@
-/* Arithmetic on the parts of 16-bit floating-point types, which are float32, as any instruction set does it. */
+/* Arithmetic on the float32 parts of 16-bit floating-point types, for any instruction set. */
 #pragma once
 #include "kernels/cpu/vector.h"
 
 INLINE vector widened_add(vector a, vector b) { return (vector)((lanes_f32)a + (lanes_f32)b); }
 
-/* count: even */
+/* Returns true if any part has a NaN. count must be even. */
 INLINE bool widened_any_nan(const vector *part, int count)
 {
     vector nan = { 0 };
