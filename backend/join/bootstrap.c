@@ -1,26 +1,31 @@
-/* Through a key-value store, which may still hold what earlier attempts have left: records of processes that are dead,
- * or of a group that has been destroyed. Rank 0 begins an attempt: it draws a token, puts its record, which has it,
- * under "r0", and everything else of this attempt has a key that begins with the token: "<token>/r3" is what rank 3
- * answered to it, "<token>/table" the result, when all have come or one cannot. So the one word that can be out of
- * date is "r0", and the others find that out without asking whether a process lives:
- *   a result that was there before they came is of an attempt that ended without them: they wait for another "r0";
- *   no result: they answer, and look at "r0" again while none comes. One that comes was made after they had come.
- * The others wait for it a little longer than their own deadline, so that they report what rank 0 found and not merely
- * that they have waited. In the word of an attempt there is also the key by which the group's processes know each
- * other (keys.h), and the name by which those of one host find each other (claims.h): each rank adds the key and claims
- * the name before it answers, and lets go of the name when the result has come, so when all have claimed.
- * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
- * it began itself, so ranks of one attempt may have different counts.
- * What all must have been told alike (terms.h) stands in "r0" in words. A rank that was told otherwise, also one that
- * joins as rank 0, writes its own words under "<token>/other", where rank 0 looks before it decides. So all get a
- * MISMATCH, and no record of those who agree is overwritten. A store may hold an earlier attempt, but not one of the
- * same job: then a rank that was told otherwise reports the MISMATCH at once, also when that group has formed.
- * A group of one rank meets nobody, and several of one name are no disagreement: each leaves its words under "alone"
- * and its rank in the job, where those who wait for that rank find them.
- * A rank that cannot join (no such interface, say) says so in its record, and why under "<token>/why3", so that all
- * hear of it who come within 2 s. A group that has formed leaves two short keys: each of the others takes its record
- * away when it has the result, and rank 0 cuts the result short when all have joined. "r0" is never touched again: it
- * may be of the next attempt by then. */
+/* Forms a group through a key-value store. The store may still hold keys of earlier attempts: records of dead
+ * processes, or of a group that was destroyed.
+ *
+ * Rank 0 begins an attempt. It draws a token and writes its record, which has the token, under "r0". All other keys of
+ * the attempt begin with the token: rank 3 answers under "<token>/r3", and rank 0 writes its result under
+ * "<token>/table". So only "r0" can be out of date. The other ranks detect that without a check whether a process
+ * lives. A result that exists when a rank first reads "r0" is of an attempt that ended without it, so it waits for
+ * another "r0". Otherwise the rank answers, and reads "r0" again while it waits. A result that arrives then was made
+ * after it came. The other ranks wait a little longer than their deadline, so that they report the error that rank 0
+ * found.
+ *
+ * Rank 0's record also has the group's key (keys.h) and the token by which the processes of one host find each other
+ * (claims.h). Each rank adds the key and claims the token before it answers. It releases the claim when the result has
+ * come, because all have claimed by then. A count of restarts would not identify attempts. Each agent of torchrun
+ * counts only the restarts that it began, so ranks of one attempt may have different counts.
+ *
+ * "r0" has the terms of the group (terms.h) as text. A rank with other terms, also one that joins as rank 0, writes its
+ * own under "<token>/other", which rank 0 reads before it decides. So all ranks get a MISMATCH, and no record of a rank
+ * that agrees is overwritten. The store may hold an earlier attempt, but none of the same job. So if "r0" is of the
+ * same job, a rank with other terms reports the MISMATCH at once, even if that group has formed.
+ *
+ * A group of one rank does not wait for others, and several such groups may have one name. Each writes its terms under
+ * "alone" and its rank in the job, where ranks that wait for that rank find them.
+ *
+ * A rank that cannot join (for a missing interface, say) sets the status in its record, and writes the reason under
+ * "<token>/why3". Ranks that come within 2 s get it. A group that has formed leaves two short keys. Each other rank
+ * removes its record when it has the result. Rank 0 shortens the result when all have joined. "r0" stays as it is,
+ * because it may already belong to the next attempt. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -35,13 +40,18 @@
 #include <time.h>
 
 enum {
+    /* Limits of the pause between two reads. */
     LEAST_PAUSE_NS = 50000,
-    MOST_PAUSE_MS = 200,         /* between two looks */
-    LATE_NS = 20000000,                                /* who waited longer looks at "r0" again, too */
-    AGAIN_MS = 1000,                                   /* who waited longer reads all records again */
-    MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
+    MOST_PAUSE_MS = 200,
+    /* After this wait a rank also reads "r0" again. */
+    LATE_NS = 20000000,
+    /* After this wait rank 0 reads all records again. */
+    AGAIN_MS = 1000,
+    /* The most ranks whose records rank 0 reads if a record has a larger group size than its own. */
+    MOST_EXPECTED = 4096
 };
-static const int64_t HINT_NS = 5000000000;             /* who waited so long is told what for */
+/* After this wait a rank logs what it waits for. */
+static const int64_t HINT_NS = 5000000000;
 static const char first_key[] = "r0";
 
 /* ---- waiting ---- */
@@ -49,8 +59,8 @@ static bool is_same_attempt(const struct member *a, const struct member *b)
 {
     return memcmp(a->token, b->token, sizeof a->token) == 0;
 }
-/* Between two looks at a key: an eighth of what the wait has taken, so that who comes at once is not kept waiting and
-   the store is not kept busy. */
+/* Pauses between two reads of a key, for an eighth of the wait so far. So a rank that comes soon is seen soon, and the
+   store does not get busy. */
 static void back_off(int64_t began_ns, int64_t deadline_ms)
 {
     int64_t pause_ns = (clock_ns() - began_ns) / 8, left_ms = deadline_remaining_ms(deadline_ms);
@@ -61,7 +71,7 @@ static void back_off(int64_t began_ns, int64_t deadline_ms)
 static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
 
 /* ---- a group of one ---- */
-/* MISMATCH: that rank of the group makes one of its own instead, and so will not come. */
+/* MISMATCH: that rank forms a group of its own instead, so it will not come. */
 static tutti_status check_apart(const tutti_config *config, const struct statement *mine, int rank)
 {
     char key[STORE_KEY_BYTES];
@@ -82,8 +92,8 @@ tutti_status bootstrap_alone(const tutti_config *config, const struct member *mi
     return value_put(&config->store, key, &said, sizeof said);
 }
 
-/* ---- on which host this rank is ---- */
-/* Who offers no contact takes part in a group of one host. */
+/* ---- the host of this rank ---- */
+/* A group whose ranks offer no contact is on one host, so the group's token serves as the host's. */
 static tutti_status take_host(const struct member *first, const struct key_id *key, int64_t deadline_ms,
     struct member *mine)
 {
@@ -97,16 +107,17 @@ static void leave_host(const struct member *first, const struct member *mine)
 }
 
 /* ---- rank 0 ---- */
-/* MISMATCH: what is under "r0" before this process joins is of other terms, and of this job. */
+/* MISMATCH: before this process joins, "r0" has a record of the same job with other terms. */
 static tutti_status check_earlier(const tutti_store *store, const struct statement *mine)
 {
     struct statement earlier;
     tutti_status status = statement_get(store, first_key, NOW, &earlier);
-    if (status != TUTTI_OK || !terms_differ(&earlier, mine)) return TUTTI_OK;  /* it is overwritten */
+    /* Any other record is overwritten. */
+    if (status != TUTTI_OK || !terms_differ(&earlier, mine)) return TUTTI_OK;
     TRY(statement_put_other(store, &earlier.member, mine));
     return member_shares_job(&earlier.member, &mine->member) ? terms_fail(&earlier, mine) : TUTTI_OK;
 }
-/* MISMATCH: another rank 0, or any other rank, was told otherwise. That rank 0 hears of it, too. */
+/* MISMATCH: another rank 0, or any other rank, has other terms. Another rank 0 gets this rank's terms, too. */
 static tutti_status check_terms(const tutti_store *store, const struct statement *mine)
 {
     char key[STORE_KEY_BYTES];
@@ -133,7 +144,7 @@ static tutti_status check_sole(const tutti_store *store, const struct statement 
         (unsigned long long)mine->member.identity.pid, (unsigned long long)first.member.identity.pid,
         first.member.identity.host);
 }
-/* settled: something is wrong already. */
+/* Waits for the record of a rank. `settled` means that rank 0 already has an error, so it checks no more terms. */
 static tutti_status await_record(const tutti_config *config, const struct statement *mine, int rank, bool settled,
     int64_t deadline_ms, struct member *out)
 {
@@ -153,7 +164,7 @@ static tutti_status await_record(const tutti_config *config, const struct statem
         back_off(began_ns, deadline_ms);
     }
 }
-/* Whether a rank that has come can join, and agrees. Of another build only that is known. */
+/* Checks that a rank that has come can join and agrees. In a record of another build only the build is valid. */
 static tutti_status check_seat(const tutti_store *store, const struct member *mine, int rank, const struct member *seat)
 {
     char key[STORE_KEY_BYTES], why[STATUS_DETAIL_BYTES / 2] = "its own error says why";
@@ -164,7 +175,7 @@ static tutti_status check_seat(const tutti_store *store, const struct member *mi
     if (status == TUTTI_OK) why[bytes] = 0;
     return member_fail_unable(seat, rank, why);
 }
-/* A rank may have died after it had answered, and have been started again. */
+/* Reads all records again, because a rank may have died after its answer and been restarted. */
 static tutti_status read_again(const tutti_store *store, const struct member *mine, struct member *table)
 {
     char key[STORE_KEY_BYTES];
@@ -176,9 +187,10 @@ static tutti_status read_again(const tutti_store *store, const struct member *mi
     }
     return TUTTI_OK;
 }
-/* The first thing that is wrong, and until when those who have not come yet may come and hear of it. */
+/* The first error, and the time until which rank 0 still waits for ranks that should get it. */
 struct finding { tutti_status status; char detail[STATUS_DETAIL_BYTES]; int64_t deadline_ms; };
-static void problem_record(struct finding *f, tutti_status status)               /* said in this thread's last error */
+/* Records an error with the text of this thread's last error. */
+static void problem_record(struct finding *f, tutti_status status)
 {
     if (status == TUTTI_OK) return;
     f->status = status;
@@ -198,10 +210,12 @@ static tutti_status store_collect(const tutti_config *config, const struct state
         struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
         bool settled = wrong.status != TUTTI_OK;
         tutti_status status = await_record(config, said, (int)r, settled, wrong.deadline_ms, seat);
-        if (status == TUTTI_TIMEOUT) { late = true; continue; }        /* go on, to name all that are missing */
+        /* The loop continues, so that the error names all missing ranks. */
+        if (status == TUTTI_TIMEOUT) { late = true; continue; }
         if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
         if (!settled) problem_record(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
-        if (!settled && status == TUTTI_MISMATCH) r--;  /* it may come yet, and hear of it */
+        /* The missing rank may still come and get the error. */
+        if (!settled && status == TUTTI_MISMATCH) r--;
         if (seat->size > expected) expected = seat->size < MOST_EXPECTED ? seat->size : MOST_EXPECTED;
     }
     if (wrong.status != TUTTI_OK) return status_repeat(wrong.status, wrong.detail);
@@ -242,22 +256,30 @@ void bootstrap_shorten(const tutti_config *config, const struct member *mine)
     struct join_result formed;
     join_result_of_formed(&formed, mine->size);
     name_key(mine, "table", key);
-    config->store.put(config->store.context, key, &formed, FORMED_BYTES);      /* refused: it stays whole */
+    /* If the store refuses, the whole result stays. */
+    config->store.put(config->store.context, key, &formed, FORMED_BYTES);
 }
 
-/* ---- the others ---- */
+/* ---- the other ranks ---- */
 struct follower {
     const tutti_config *config;
+    /* This rank's statement, and the member record in it. */
     struct statement *said;
-    struct member *mine;                               /* in it */
-    const char *why;                                   /* it cannot join, if it cannot */
+    struct member *mine;
+    /* The reason for which this rank cannot join, or any text if it can. */
+    const char *why;
     int64_t deadline_ms;
     struct join_reply *found;
-    struct member first;                               /* rank 0, as last seen; zeroed: not yet */
-    struct key_id *key;                                /* that it has drawn */
-    bool over, answered;                               /* its result was there before us; this rank has answered */
-    bool placed;                                       /* and has said on which host it is */
-    struct statement differs;                          /* rank 0's, when this rank was told otherwise; else zeroed */
+    /* The record of rank 0 that was read last, or zero bytes. */
+    struct member first;
+    /* The id of rank 0's key. */
+    struct key_id *key;
+    /* The attempt had a result before this rank came. This rank has answered the attempt. */
+    bool over, answered;
+    /* This rank has claimed the attempt's token on its host. */
+    bool placed;
+    /* Rank 0's statement if its terms differ from this rank's, else zero bytes. */
+    struct statement differs;
 };
 static bool was_told_otherwise(const struct follower *f) { return member_has_come(&f->differs.member); }
 static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
@@ -289,7 +311,8 @@ static void leave_attempt(struct follower *f)
     if (f->placed) leave_host(&f->first, f->mine);
     f->placed = false;
 }
-static void take_back_answer(const struct follower *f) /* nobody reads it any more */
+/* Removes this rank's record, which is not needed any more. */
+static void take_back_answer(const struct follower *f)
 {
     char key[STORE_KEY_BYTES];
     if (!f->answered || was_told_otherwise(f)) return;
@@ -309,14 +332,15 @@ static tutti_status tell_why(const struct follower *f)
 static tutti_status follower_answer(struct follower *f)
 {
     char key[STORE_KEY_BYTES];
-    TRY(key_add(f->first.key, f->key));                /* before others can learn that this rank has come */
+    /* The key must be known here before other processes see that this rank has come. */
+    TRY(key_add(f->first.key, f->key));
     TRY(take_host(&f->first, f->key, f->deadline_ms, f->mine));
     f->placed = true;
     TRY(tell_why(f));
     name_record(&f->first, f->config->rank, key);
     return value_put(&f->config->store, key, f->mine, sizeof *f->mine);
 }
-/* An attempt of this job is none of an earlier one, whether it is over or not. */
+/* Handles an attempt with other terms. An attempt of the same job is current even if it is over: MISMATCH. */
 static tutti_status answer_otherwise(struct follower *f)
 {
     if (!f->over) TRY(statement_put_other(&f->config->store, &f->first, f->said));
@@ -335,7 +359,7 @@ static tutti_status enter_attempt(struct follower *f, const struct statement *fi
     if (!f->over && !f->answered) return status;
     if (was_told_otherwise(f)) return answer_otherwise(f);
     if (f->answered) return follower_answer(f);
-    /* the others of this job were told otherwise, and rank 0 has said so before this rank came */
+    /* A MISMATCH of the same job, which rank 0 published before this rank came, is this rank's result, too. */
     f->answered = member_shares_job(&f->first, f->mine) && f->found->result.status == TUTTI_MISMATCH;
     return TUTTI_OK;
 }
@@ -346,7 +370,9 @@ static tutti_status look_at_first(struct follower *f, int64_t timeout_ms)
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
     if (is_same_attempt(&first.member, &f->first)) return TUTTI_OK;
-    bool agreed = f->answered && !was_told_otherwise(f); /* then its own rank 0 decides, who sees this, too */
+    /* If this rank has answered an attempt with its own terms, that attempt's rank 0 sees the new "r0", too, and
+       decides. */
+    bool agreed = f->answered && !was_told_otherwise(f);
     if (agreed && terms_differ(&first, f->said)) return statement_put_other(&f->config->store, &first.member, f->said);
     return enter_attempt(f, &first);
 }
@@ -379,7 +405,7 @@ static tutti_status result_await(struct follower *f)
 {
     bool told = false;
     int64_t began_ns = clock_ns(), deadline_ms = f->deadline_ms;
-    /* A rank 0 that stays alone publishes that under another key, so this rank polls both keys. */
+    /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. */
     TRY(look_at_first(f, f->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
         int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;
@@ -394,7 +420,7 @@ static tutti_status result_await(struct follower *f)
         tell_what_for(f);
     }
 }
-/* Of a rank that cannot join: those hear of it who join soon. */
+/* Publishes that this rank cannot join. Ranks that join within GRACE_MS get its error. */
 static void store_decline(struct follower *f)
 {
     size_t ignored;
@@ -423,7 +449,8 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     if (!reply) return TUTTI_NO_MEMORY;
     struct statement said = { *mine, *terms };
     said.member.terms = terms->digest;
-    if (mine->status != TUTTI_OK) said.member.contact = (struct contact){ 0 }; /* it takes no place on a host */
+    /* A rank that cannot join makes no claim on its host. */
+    if (mine->status != TUTTI_OK) said.member.contact = (struct contact){ 0 };
     struct follower other = { .config = config,
         .said = &said,
         .mine = &said.member,

@@ -1,9 +1,10 @@
-/* Through a unique id, from which the name of a socket and a key follow: rank 0 listens there, every other rank
- * connects, both prove that they know the id (handshake.h), the rank says who it is, and rank 0 answers all of them
- * with one result when all have come or one cannot. A caller that has sent nothing for two seconds loses its place, and
- * so does a silent caller when all places are taken; but rank 0, which may have been stopped, first reads what a caller
- * has sent meanwhile. So before the result there is a place for each rank and a few more, and after it no caller that
- * has received it keeps one. */
+/* Forms a group by a unique id. The name of a socket and a key follow from the id. Rank 0 listens on the socket, and
+ * every other rank connects. Both prove that they know the id (handshake.h), and the rank sends its record. Rank 0
+ * answers all ranks with one result, when all have come or one cannot join.
+ *
+ * Rank 0 has a place for each rank and a few more. A client that sends no record within two seconds loses its place. So
+ * does a silent client when all places are taken. Rank 0 first reads what the client has sent, because rank 0 may have
+ * been stopped meanwhile. A client that has received the result gives up its place. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -22,7 +23,8 @@
 enum { HELLO_MS = 2000, MOST_UNKNOWN = 16, RECORDS_PER_MESSAGE = 64, LONGEST_PAUSE_MS = 50 };
 static const char magic[8] = "tutti-i";
 
-struct host_barrier_point { unsigned char name[SHA256_BYTES]; struct key_id key; };         /* a name has 16 bytes */
+/* Where the ranks meet. The name of the socket is the first 16 bytes of `name`. */
+struct host_barrier_point { unsigned char name[SHA256_BYTES]; struct key_id key; };
 void id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES])
 {
     hmac_sha256(id->bytes, sizeof id->bytes, "tutti id name", 13, name);
@@ -30,27 +32,31 @@ void id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsi
 }
 
 /* ---- messages ---- */
-struct id_introduction {                                  /* what a rank says first */
+/* The first message of a rank after the handshake. */
+struct id_introduction {
     char magic[8];
     int32_t rank;
     uint32_t unused;
     struct member member;
 };
 static void sleep_ms(int64_t ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
-static bool await_ready(int socket, short events, int64_t deadline_ms) /* false: it is time */
+/* Returns false at the deadline. */
+static bool await_ready(int socket, short events, int64_t deadline_ms)
 {
     struct pollfd one = { .fd = socket, .events = events };
     poll(&one, 1, (int)deadline_remaining_ms(deadline_ms));
     return clock_ms() < deadline_ms;
 }
-static int send_all(int socket, const void *message, size_t bytes, int64_t deadline_ms)        /* 0 or -errno */
+/* Returns 0 or -errno. */
+static int send_all(int socket, const void *message, size_t bytes, int64_t deadline_ms)
 {
     int error;
     while ((error = socket_send(socket, message, bytes, -1)) == -EAGAIN)
         if (!await_ready(socket, POLLOUT, deadline_ms)) return -ETIMEDOUT;
     return error;
 }
-static int receive_one(int socket, void *message, size_t bytes, int64_t deadline_ms)           /* bytes or -errno */
+/* Returns the number of bytes, or -errno. */
+static int receive_one(int socket, void *message, size_t bytes, int64_t deadline_ms)
 {
     int got;
     while ((got = socket_receive(socket, message, bytes, NULL)) == -EAGAIN)
@@ -64,9 +70,11 @@ static size_t records_in_message(uint32_t size, uint32_t first)
 
 /* ---- rank 0 ---- */
 struct client {
-    int socket, rank;                                   /* rank 0: it has not said who it is */
+    /* The rank is 0 until the client has sent its record. */
+    int socket, rank;
     int64_t until_ms;
-    bool proved;                                        /* it knows the id */
+    /* The client has proved that it knows the id. */
+    bool proved;
     struct handshake handshake;
 };
 struct server {
@@ -74,10 +82,13 @@ struct server {
     const struct host_barrier_point *point;
     struct member *table;
     int listener, count, room;
-    uint32_t joined, awaited;                          /* awaited: the largest size that anybody was told */
-    const struct join_reply *decided;                /* not NULL: who still comes only hears it */
+    /* `awaited` is the largest group size in any record. */
+    uint32_t joined, awaited;
+    /* NULL until rank 0 has decided. Later clients only receive the decision. */
+    const struct join_reply *decided;
     struct client *clients;
-    struct pollfd *polls;                              /* of the clients; then the listener */
+    /* One entry for each client, then one for the listener. */
+    struct pollfd *polls;
 };
 static void client_dismiss(struct server *r, int index)
 {
@@ -94,7 +105,8 @@ static void reply_send(int socket, const struct join_reply *reply, int64_t until
 /* Sends the result to the ranks and closes their connections. */
 static void tell_all(struct server *r, const struct join_reply *reply)
 {
-    int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */
+    /* One deadline for all clients limits the wait for stopped ones. */
+    int64_t until_ms = clock_ms() + GRACE_MS;
     for (int i = r->count - 1; i >= 0; i--) {
         if (!r->clients[i].rank) continue;
         reply_send(r->clients[i].socket, reply, until_ms);
@@ -125,14 +137,15 @@ static tutti_status fail_left(const struct server *r, int rank)
     return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while %s waited for %s of %u", rank,
         (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
 }
-/* False: not one of us. A rank out of range is one when its idea of the size is the reason. */
+/* Returns true for the record of a rank. A rank out of range counts if its record has another group size. */
 static bool is_introduction(const struct server *r, int bytes, const struct id_introduction *said)
 {
     if (bytes != (int)sizeof *said || memcmp(said->magic, magic, sizeof magic) != 0) return false;
     if (said->rank <= 0 || !member_has_come(&said->member)) return false;
     return (uint32_t)said->rank < r->mine->size || said->member.size != r->mine->size;
 }
-static int client_prove(const struct server *r, struct client *client) /* 1: now it has; 0: not yet; or -errno */
+/* Returns 1 if the client has now proved that it knows the id, 0 if not yet, or -errno. */
+static int client_prove(const struct server *r, struct client *client)
 {
     int got = handshake_await_hello(&client->handshake, r->point->name, client->socket);
     if (got <= 0) return got;
@@ -141,7 +154,7 @@ static int client_prove(const struct server *r, struct client *client) /* 1: now
     client->until_ms = clock_ms() + HELLO_MS;
     return error ? error : 1;
 }
-/* last: if it still says nothing, it goes. */
+/* Reads from a client. `last` drops a client that still has sent no message. */
 static tutti_status client_hear(struct server *r, int index, bool last)
 {
     struct id_introduction said;
@@ -154,7 +167,8 @@ static tutti_status client_hear(struct server *r, int index, bool last)
     }
     int got = socket_receive(client->socket, &said, sizeof said, NULL);
     if (got == -EAGAIN && !last) return TUTTI_OK;
-    if (client->rank) return fail_left(r, client->rank);               /* there is nothing more to say */
+    /* A rank that has sent its record has no more to send, so this is the end of its connection. */
+    if (client->rank) return fail_left(r, client->rank);
     if (is_introduction(r, got, &said)) {
         TRY(client_join(r, client, &said));
         if (!r->decided) return TUTTI_OK;
@@ -163,7 +177,7 @@ static tutti_status client_hear(struct server *r, int index, bool last)
     client_dismiss(r, index);
     return TUTTI_OK;
 }
-/* There are more places than ranks, so somebody can go who is none. */
+/* Drops a client that is not a rank if all places are taken. There are more places than ranks, so one can be found. */
 static tutti_status make_room(struct server *r)
 {
     for (int i = r->count - 1; i >= 0 && r->count == r->room; i--)
@@ -180,7 +194,8 @@ static tutti_status client_accept(struct server *r)
         *client = (struct client){ .socket = socket, .until_ms = clock_ms() + HELLO_MS };
         if (handshake_open(&client->handshake, magic, socket) == 0) r->count++;
         else close(socket);
-    } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1); /* out of descriptors: do not run in circles */
+        /* Without free descriptors the listener stays ready, so the loop pauses. */
+    } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);
     return TUTTI_OK;
 }
 static void server_poll(struct server *r, int64_t deadline_ms)
@@ -199,7 +214,8 @@ static tutti_status receive_all(struct server *r, int64_t deadline_ms)
     while (r->joined < r->awaited) {
         server_poll(r, deadline_ms);
         bool more = r->polls[r->count].revents != 0;
-        for (int i = r->count - 1; i >= 0; i--) {      /* backwards: the last takes the place of a dismissed one */
+        /* The loop runs backwards, because the last client takes the place of a dismissed one. */
+        for (int i = r->count - 1; i >= 0; i--) {
             bool last = !r->clients[i].rank && r->clients[i].until_ms <= clock_ms();
             if (r->polls[i].revents || last) TRY(client_hear(r, i, last));
         }
@@ -209,7 +225,7 @@ static tutti_status receive_all(struct server *r, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-/* The result, for those who are there; a bad one waits a little for those who are only just coming. */
+/* Sends the result to the connected ranks. An error also goes to the ranks that connect within GRACE_MS. */
 static void server_decide(struct server *r, tutti_status status, struct join_reply *reply)
 {
     join_reply_decide(reply, status, r->mine->size);
@@ -241,14 +257,16 @@ static tutti_status id_lead(const struct host_barrier_point *point, const struct
     return status;
 }
 
-/* ---- the others ---- */
-static int connect_until(const struct host_barrier_point *point, int64_t deadline_ms)       /* a socket or -errno */
+/* ---- the other ranks ---- */
+/* Returns a socket, or -errno. */
+static int connect_until(const struct host_barrier_point *point, int64_t deadline_ms)
 {
     for (int64_t longest_ms = 1;; longest_ms = longest_ms * 2 < LONGEST_PAUSE_MS ? longest_ms * 2 : LONGEST_PAUSE_MS) {
         int socket = socket_connect("id", point->name);
         if (socket != -ECONNREFUSED && socket != -EAGAIN) return socket;
         if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
-        sleep_ms(1 + clock_ns() % longest_ms);                         /* so that not all come at once */
+        /* A varying pause spreads the attempts of the ranks. */
+        sleep_ms(1 + clock_ns() % longest_ms);
     }
 }
 static tutti_status error_explain(const struct member *mine, int error)
@@ -279,7 +297,7 @@ static tutti_status result_receive(int socket, const struct member *mine, int64_
     }
     return TUTTI_OK;
 }
-/* Both have proved that they know the id: 0, or -errno. */
+/* Makes both ends prove that they know the id. Returns 0 or -errno. */
 static int id_prove(const struct host_barrier_point *point, const struct member *mine, int socket, int64_t deadline_ms)
 {
     struct handshake h;
@@ -319,7 +337,8 @@ tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct memb
     unsigned char drawn[KEY_BYTES];
     id_derive(id, point.name, drawn);
     TRY(key_add(drawn, &point.key));
-    memcpy(placed.host_token, point.name, sizeof placed.host_token);           /* the socket is on one host */
+    /* The socket reaches only ranks of one host, so its name can be the host's token. */
+    memcpy(placed.host_token, point.name, sizeof placed.host_token);
     struct join_reply *reply = join_reply_create(mine);
     if (!reply) return TUTTI_NO_MEMORY;
     tutti_status status =

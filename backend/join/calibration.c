@@ -1,8 +1,8 @@
-/* Exchanges, while a group joins, the cores that ranks may use and the machine parameters that all ranks apply. The
-   parameters depend on the distance of the ranks' cores, which the hypervisor or the system may have changed since the
-   last group. So rank 0 first exchanges pings with the others, a few microseconds with each, and takes the known
-   parameters of that distance. Only if there are none, it measures them, on its own core and the core of the farthest
-   rank. The others answer the pings and wait for the parameters. All waits have a limit. */
+/* Exchanges the ranks' cores and the machine parameters of all ranks while a group joins. The parameters depend on the
+   distance of the cores, which the hypervisor or the system may have changed since the last group. So the first rank of
+   the host first exchanges pings with the others, a few microseconds with each, and takes the known parameters of that
+   distance. If there are no known ones, it measures them on its own core and the core of the farthest rank. The others
+   answer the pings and wait for the parameters. All waits have a limit. */
 #include "backend/join/calibration.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -12,7 +12,8 @@
 #include <sched.h>
 #include <string.h>
 
-enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
+/* PINGING_NS allows for ranks that sleep up to 1 ms while they wait to join. */
+enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
 struct parameters { struct machine machine; struct link_costs link_costs; };
 _Static_assert(sizeof(struct parameters) <= PARAMETERS_BYTES, "the segment has room for the figures");
@@ -27,11 +28,13 @@ void parameters_introduce(const tutti_comm *comm)
     atomic_store(&mine->core, wait_core());
     mine->nonce_at = peers_nonce_at();
     mine->admits = fence_admit();
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return;           /* more cores than that: then nobody says */
+    /* The call fails on machines with more cores than the set holds. Then the ranks report no cores. */
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
     for (size_t core = 0; core < CORE_WORDS * 64 && core < CPU_SETSIZE; core++)
         if (CPU_ISSET(core, &set)) mine->cores[core / 64] |= (uint64_t)1 << core % 64;
 }
-static int count_cores(const tutti_comm *comm)          /* where the ranks may run, all of them together */
+/* Counts the cores on which any rank of the host may run. */
+static int count_cores(const tutti_comm *comm)
 {
     const struct segment *s = comm->group.segment;
     int count = 0;
@@ -43,7 +46,8 @@ static int count_cores(const tutti_comm *comm)          /* where the ranks may r
     return count ? count : s->ranks;
 }
 
-static bool all_admit(const tutti_comm *comm)           /* fences of others */
+/* Returns true if every rank lets others put fences into its threads. */
+static bool all_admit(const tutti_comm *comm)
 {
     const struct segment *s = comm->group.segment;
     bool all = true;
@@ -51,7 +55,8 @@ static bool all_admit(const tutti_comm *comm)           /* fences of others */
     return all;
 }
 
-/* ---- the ping: odd on its way to the other rank, even when it is back ---- */
+/* ---- the ping ---- */
+/* A ping is odd on its way to the other rank, and even when it is back. */
 static bool answer_ping(struct introduction *mine)
 {
     uint32_t ping = atomic_load_explicit(&mine->ping, memory_order_acquire);
@@ -69,8 +74,8 @@ static bool await_ping(struct introduction *other, uint32_t ping, int64_t until_
     }
     return true;
 }
-/* ns for one way, at best, for whatever disturbs makes it longer; 0: it does not come back in time, or not from another
-   core. */
+/* Returns the shortest one-way time in ns, because a disturbance only adds time. Returns 0 if no ping comes back in
+   time from another core. */
 static double measure_line(struct introduction *other, int64_t until_ns)
 {
     double best = 0;
@@ -88,7 +93,7 @@ static double measure_line(struct introduction *other, int64_t until_ns)
     return best;
 }
 
-/* ---- rank 0 ---- */
+/* ---- the first rank ---- */
 struct farthest { double line; int cores[2]; };
 static bool is_new(uint64_t seen[CORE_WORDS + 1], uint32_t core)
 {
@@ -97,7 +102,8 @@ static bool is_new(uint64_t seen[CORE_WORDS + 1], uint32_t core)
     *word |= bit;
     return new;
 }
-/* One rank of every core. The last first: it is the likeliest to be far away, if time should not suffice for all. */
+/* Measures one rank of every core. It begins with the last rank, which is likely the farthest, in case time runs
+   out. */
 static struct farthest measure_distance(const tutti_comm *comm)
 {
     uint64_t seen[CORE_WORDS + 1] = { 0 };
@@ -142,12 +148,14 @@ static void parameters_publish(const tutti_comm *comm, const struct link_costs *
     told->distance = distance;
     memcpy(told->parameters, &all, sizeof all);
     atomic_store(&told->ready, 1);
-    if (!known) machine_learn(distance, &parameters, keep);               /* a disk may be slow: nobody waits for it */
+    /* The other ranks have their parameters by now, so they do not wait for a slow disk. */
+    if (!known) machine_learn(distance, &parameters, keep);
 }
 
-/* ---- the others ---- */
-/* With several hosts a rank on another may have all it needs, join and abort before this one has heard its word, which
-   still comes unless who is to say it is gone. */
+/* ---- the other ranks ---- */
+/* Returns true if the parameters may still come although the communicator is alerted. With several hosts, a rank of
+   another host may join and abort before this rank has its parameters. They still come unless the first rank of this
+   host is gone. */
 static bool may_come(const tutti_comm *comm)
 {
     int first = group_rank(&comm->group, 0);
@@ -161,7 +169,8 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
     const struct segment *segment = comm->group.segment;
     bool alerted = false;
     for (int n = 1; !atomic_load_explicit(&segment->told->ready, memory_order_acquire); n++) {
-        if (alerted) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
+        /* The first rank may publish and abort right after, so this check comes after the read of `ready`. */
+        if (alerted) TRY(comm_check(comm));
         if (answer_ping(segment_introduction(segment, comm->executor.site.index))) n = 1;
         backoff_wait(&backoff, n, &none, 1);
         if (n % POLLS) continue;
@@ -175,8 +184,8 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
     return TUTTI_OK;
 }
 
-/* ---- all ---- */
-/* The parameters were checked by rank 0; here once more, as for all that is shared. */
+/* ---- all ranks ---- */
+/* Reads the published parameters. They are checked again here, because they come from shared memory. */
 static struct parameters parameters_told(const tutti_comm *comm)
 {
     const struct told *told = comm->group.segment->told;
@@ -184,13 +193,15 @@ static struct parameters parameters_told(const tutti_comm *comm)
     memcpy(&parameters, told->parameters, sizeof parameters);
     if (!machine_is_sane(&parameters.machine)) return (struct parameters){ .machine = machine_typical() };
     if (is_first(comm)) return parameters;
-    int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
+    /* A single read, so that the value that is checked is the value that is used. */
+    int distance = *(const volatile int32_t *)&told->distance;
     struct machine own = parameters.machine, typical = machine_typical();
     machine_take_network(&own, &typical);
     if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &own, false);
     return parameters;
 }
-static void say_choice(const tutti_comm *comm)          /* by what messages go to other hosts */
+/* Logs the networks that messages of several sizes take to other hosts. */
+static void say_choice(const tutti_comm *comm)
 {
     const struct router *r = comm->router;
     const char *by[4];
@@ -201,7 +212,8 @@ static void say_choice(const tutti_comm *comm)          /* by what messages go t
 }
 tutti_status parameters_agree(tutti_comm *comm, const struct link_costs *link_costs, int64_t deadline_ms)
 {
-    struct parameters parameters = { machine_typical(), *link_costs };        /* one rank alone has nothing to choose */
+    /* A rank that is alone on its host uses typical parameters. */
+    struct parameters parameters = { machine_typical(), *link_costs };
     link_costs_publish(link_costs, &parameters.machine);
     if (comm->executor.site.ranks > 1) {
         if (is_first(comm)) parameters_publish(comm, link_costs);

@@ -2,6 +2,8 @@
 #pragma once
 #include "backend/join/link_cost.h"
 
-void parameters_introduce(const tutti_comm *comm);         /* before this rank says that it has joined */
-/* When all have. link_costs: between hosts, of the first rank of each; zero: not measured. */
+/* Publishes this rank's cores in the segment. Call it before this rank sets its `joined` flag. */
+void parameters_introduce(const tutti_comm *comm);
+/* Makes all ranks of the host use the same parameters, when all have joined. The first rank of a host passes the link
+   costs between hosts; zero means not measured. */
 tutti_status parameters_agree(tutti_comm *comm, const struct link_costs *link_costs, int64_t deadline_ms);

@@ -1,4 +1,4 @@
-/* Nothing here is done by a group of one host, which opens no port. */
+/* Only groups of several hosts run this code. A group of one host opens no port. */
 #include "backend/join/contacts.h"
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"

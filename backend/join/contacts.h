@@ -1,18 +1,19 @@
-/* Ranks of several hosts: where a process listens, who can reach whom, and the links between hosts. */
+/* Ranks of several hosts: where a process listens, which ranks can reach each other, and the links between hosts. */
 #pragma once
 #include "backend/engine/comm.h"
 
-bool transport_is_given(void);                          /* TUTTI_TRANSPORT names one */
-tutti_status transport_check(void); /* INVALID_ARGUMENT: the setting names none, with the nearest */
-/* For `mine`, which says already what it simulates; see join_offer. */
+/* Returns true if TUTTI_TRANSPORT names a transport. */
+bool transport_is_given(void);
+/* INVALID_ARGUMENT: TUTTI_TRANSPORT has an unknown name. The text gives the nearest known one. */
+tutti_status transport_check(void);
+/* Sets the contact of `mine`, whose `simulates` is already set. See join_offer. */
 tutti_status contact_offer(const char *store_host, struct member *mine);
-/* Of a group that is linked: INVALID_ARGUMENT when a rank offers no address that those of other hosts can reach, on
-   every rank alike. */
+/* Checks a linked group. INVALID_ARGUMENT on every rank: a rank offers no address that other hosts can reach. */
 tutti_status contacts_check(const struct group *group);
 /* "rank 3 (process 17 on node2, 10.0.0.2:4711)" */
 enum { MEMBER_TEXT_BYTES = 192 };
 const char *member_print(const struct group *group, int rank, char out[MEMBER_TEXT_BYTES]);
-/* For the first rank of each host: the processes of the first ranks of hosts that lie 1, 2, 4 … hosts ahead are
-   linked with this one, which looks meanwhile for reasons to fail. So every host is linked with O(log hosts) others
-   each way, and all hear of a host that is gone; who needs more makes it then. */
+/* Links the first process of this host with those of the hosts 1, 2, 4 … ahead. The first rank of each host calls it,
+   and checks for failures while it waits. So every host has O(log hosts) links each way, and all hosts learn of one
+   that is gone. Further links are made when they are needed. */
 tutti_status contacts_link(tutti_comm *comm, int64_t deadline_ms);

@@ -1,8 +1,8 @@
-/* A dissemination barrier over the hosts, by messages (Hensgen, Finkel, Manber: Two algorithms for barrier
-   synchronization, 1988): in round k a host tells the one 2^k ahead and hears of the one 2^k behind, so after
-   log2(hosts) rounds, rounded up, it has heard of all; and once more, with what has been measured between. These are
-   the first messages that go over the network: so what does not pass there is found now, and not by the first
-   operation. */
+/* A dissemination barrier of the hosts by messages (Hensgen, Finkel, Manber: Two algorithms for barrier
+   synchronization, 1988). In round k a host sends to the host 2^k ahead and receives from the host 2^k behind. After
+   log2(hosts) rounds, rounded up, all hosts have joined. Then the hosts measure, and a second barrier carries the
+   results. These are the first messages over the network, so a network that does not pass them fails here and not in
+   the first operation. */
 #include "backend/join/host_barrier.h"
 #include "backend/base/clock.h"
 #include "backend/join/contacts.h"
@@ -27,12 +27,13 @@ static void swap_begin(tutti_comm *comm, uint64_t number, struct swap *s, int to
     router_post(comm->router, &s->heard);
     router_post(comm->router, &s->told);
 }
-static void swap_end(struct router *router, struct transfer *x)             /* its memory is the caller's again */
+/* Returns when the router no longer uses the transfer's memory. */
+static void swap_end(struct router *router, struct transfer *x)
 {
     while (x->state == TRANSFER_POSTED && !router_cancel(router, x)) router_poll(router);
 }
 
-/* ---- what goes wrong ---- */
+/* ---- errors ---- */
 static tutti_status fail_late(tutti_comm *comm, const struct transfer *x)
 {
     const struct group *g = &comm->group;
@@ -57,7 +58,8 @@ static tutti_status fail_message(tutti_comm *comm, const struct transfer *x)
 static tutti_status await_transfer(tutti_comm *comm, const struct transfer *x, int64_t deadline_ms)
 {
     for (int n = 0;; n++) {
-        bool alerted = comm_is_alerted(comm);          /* asked first: a rank may join and abort right after */
+        /* The alert is read first, because a rank may join and abort right after. */
+        bool alerted = comm_is_alerted(comm);
         bool moved = router_poll(comm->router);
         if (x->state == TRANSFER_DONE) return TUTTI_OK;
         if (alerted) TRY(comm_check(comm));
@@ -91,7 +93,7 @@ static void keep_larger(struct link_cost *mine, const struct link_cost *theirs)
     if (theirs->announced_ns > mine->announced_ns) mine->announced_ns = theirs->announced_ns;
     if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
 }
-/* Afterwards all have the largest of what any had. */
+/* Afterwards every host has the largest values of all hosts. */
 static tutti_status costs_disseminate(tutti_comm *comm, uint64_t number, struct link_costs *parameters,
     int64_t deadline_ms)
 {
@@ -106,7 +108,8 @@ static tutti_status costs_disseminate(tutti_comm *comm, uint64_t number, struct 
     }
     return TUTTI_OK;
 }
-int host_barrier_networks(const tutti_comm *comm)            /* what tests put in place of one is one */
+/* A transport that tests put in the place of a network counts as one. */
+int host_barrier_networks(const tutti_comm *comm)
 {
     int count = router_networks(comm->router);
     return count ? count : 1;
@@ -127,7 +130,8 @@ tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct link_costs
     TRY(meet_by_each(comm, deadline_ms));
     TRY(link_costs_measure(comm, deadline_ms, out));
     TRY(costs_disseminate(comm, HOST_BARRIER_COSTS, out, deadline_ms));
-    struct machine all = machine_typical();             /* alike on all hosts, whatever they are like */
+    /* The check starts from typical parameters, so that all hosts decide alike. */
+    struct machine all = machine_typical();
     link_costs_publish(out, &all);
     if (!machine_is_sane(&all)) *out = (struct link_costs){ 0 };
     return TUTTI_OK;

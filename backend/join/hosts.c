@@ -15,7 +15,7 @@ static tutti_status hosts_refuse(const char *text, int size, const char *why)
         "from 0 to %d separated by commas",
         text, why, size, size, size, size - 1);
 }
-/* One number at *at, which moves behind it and a comma. False: there is none, or it is too large. */
+/* Reads the number at *at, and moves *at behind it and a comma. Returns false without a number below the limit. */
 static bool read_number(const char **at, int limit, int *out)
 {
     char *end;
@@ -25,7 +25,8 @@ static bool read_number(const char **at, int limit, int *out)
     if (!fine) return false;
     *out = (int)value;
     *at = *end ? end + 1 : end;
-    return *end != ',' || end[1];                       /* no comma at the end */
+    /* A comma at the end of the text is an error. */
+    return *end != ',' || end[1];
 }
 static tutti_status parse_blocks(const char *text, int size, int *out)
 {
@@ -48,13 +49,15 @@ tutti_status hosts_parse(const char *text, int size, int *out)
 }
 uint32_t hosts_number(const char *text, int size)
 {
-    uint32_t number = 2166136261u;                      /* FNV-1a */
+    /* The number is a FNV-1a hash. */
+    uint32_t number = 2166136261u;
     if (!*text) return 0;
     for (const char *c = text; *c; c++) number = (number ^ (unsigned char)*c) * 16777619u;
     return (number ^ (uint32_t)size) * 16777619u | 1;
 }
-/* ---- from what the members say ---- */
-struct seat { unsigned char token[16]; int host, rank; };              /* sorted: those of one host stand together */
+/* ---- from the members' records ---- */
+/* A rank and its host. Sorting brings the ranks of one host together. */
+struct seat { unsigned char token[16]; int host, rank; };
 static int compare_hosts(const struct seat *a, const struct seat *b)
 {
     int order = memcmp(a->token, b->token, sizeof a->token);
@@ -74,17 +77,19 @@ static tutti_status check_member(const struct group *g, int r)
         g->name, (unsigned long long)first->identity.pid, first->identity.host, r, (unsigned long long)m->identity.pid,
         m->identity.host);
 }
-/* In the order of their lowest ranks: tokens are random, and the order of sums is to be the same from run to run. */
+/* Numbers the hosts in the order of their lowest ranks. The tokens are random, but sums must have the same order in
+   each run. */
 static void number_by_rank(int size, struct seat *spare, int *out)
 {
-    for (int i = 0; i < size; i++) spare[i].host = -1; /* by the number a host has so far, its next one */
+    /* spare[i].host is the new number of host i. */
+    for (int i = 0; i < size; i++) spare[i].host = -1;
     for (int r = 0, hosts = 0; r < size; r++) {
         int *next = &spare[out[r]].host;
         if (*next < 0) *next = hosts++;
         out[r] = *next;
     }
 }
-/* A group has some of the job's hosts: they are numbered below the number of its ranks. */
+/* Numbers the group's hosts from 0. The records have the job's numbers, of which a group may have only some. */
 static tutti_status number_hosts(const struct group *g, int *out)
 {
     for (int r = 0; r < g->size; r++) TRY(check_member(g, r));

@@ -1,4 +1,4 @@
-/* What the system says is put into a table; choosing goes by the table alone. */
+/* The system's interfaces are read into a table, and the choice depends only on the table. */
 #include "backend/join/interface.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/log.h"
@@ -19,7 +19,8 @@
 static_assert((int)INTERFACE_NAME_BYTES == (int)IF_NAMESIZE, "room for a name");
 
 /* ---- addresses ---- */
-static struct contact contact_of(const struct sockaddr *address)       /* family 0: not one of ours */
+/* The family of the result is 0 unless the address is IPv4 or IPv6. */
+static struct contact contact_of(const struct sockaddr *address)
 {
     struct contact c = { .family = 0 };
     const struct sockaddr_in *four = (const void *)address;
@@ -32,7 +33,8 @@ static struct contact contact_of(const struct sockaddr *address)       /* family
     if (address->sa_family == AF_INET6) c.scope = six->sin6_scope_id;
     return c;
 }
-static bool contact_equal(const struct contact *a, const struct contact *b)            /* whatever their ports are */
+/* Compares the addresses without the ports. */
+static bool contact_equal(const struct contact *a, const struct contact *b)
 {
     return a->family == b->family && memcmp(a->address, b->address, sizeof a->address) == 0;
 }
@@ -116,7 +118,8 @@ static tutti_status read_table(struct interface **out, int *count)
     for (a = all; a && table; a = a->ifa_next) {
         struct interface *i = &table[found];
         i->contact = contact_of(a->ifa_addr);
-        i->up = (a->ifa_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);     /* and plugged in */
+        /* IFF_RUNNING means that the interface is plugged in. */
+        i->up = (a->ifa_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
         snprintf(i->name, sizeof i->name, "%s", a->ifa_name);
         found += i->contact.family != 0;
     }
@@ -140,8 +143,8 @@ static tutti_status interface_refuse(const struct interface *table, int count, c
         count ? all : "none");
 }
 
-/* ---- the way to the store ---- */
-/* A UDP socket that is connected has the local address of the route; nothing is sent. */
+/* ---- the route to the store ---- */
+/* Returns the local address of the route. A UDP socket gets it when it is connected, and no packet is sent. */
 static struct contact find_source(const struct addrinfo *to)
 {
     struct sockaddr_storage local;
@@ -154,7 +157,8 @@ static struct contact find_source(const struct addrinfo *to)
     close(probe);
     return found;
 }
-static struct contact find_way(const char *host) /* family 0: none is known, or it is this host by another name */
+/* Returns the local address of the route to that host. The family is 0 if no route is known, or if it is this host. */
+static struct contact find_way(const char *host)
 {
     struct addrinfo want = { .ai_socktype = SOCK_DGRAM }, *all;
     struct contact found = { .family = 0 };
@@ -172,7 +176,7 @@ static struct contact find_way(const char *host) /* family 0: none is known, or 
     return found;
 }
 
-/* ---- all of it ---- */
+/* ---- finding the address ---- */
 tutti_status interface_find(const char *names, const char *store_host, struct contact *out)
 {
     struct interface *table;

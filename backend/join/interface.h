@@ -1,21 +1,25 @@
-/* On which network interface, and at which address of it, other hosts reach this process. */
+/* The network interface, and its address, at which other hosts reach this process. */
 #pragma once
 #include "backend/processes/links.h"
 
 enum { INTERFACE_NAME_BYTES = 16 };
-struct interface {                                      /* one address of one; several follow each other */
+/* One address of an interface. An interface with several addresses has several entries in a row. */
+struct interface {
     char name[INTERFACE_NAME_BYTES];
-    bool up;                                            /* and plugged in */
-    struct contact contact;                             /* its port is 0 */
+    /* The interface is up and plugged in. */
+    bool up;
+    /* The port is 0. */
+    struct contact contact;
 };
-bool contact_is_loopback(const struct contact *contact);       /* nobody but its own host reaches it */
-/* Of those in the table the first that `names` allows, in the order in which it names them, as TUTTI_SOCKET_IFNAME
-   does: "eth,ib0" how names begin, "=eth0" whole names, "^docker,lo" all but these, of which none is loopback. It
-   must be up. Addresses of a link alone are taken only where there is no other. NULL: there is none. */
+/* Returns true if only its own host can reach the address. */
+bool contact_is_loopback(const struct contact *contact);
+/* Chooses the first interface that `names` allows, in the order of `names`, or returns NULL. The format is that of
+   TUTTI_SOCKET_IFNAME: "eth,ib0" gives prefixes, "=eth0" whole names, and "^docker,lo" excludes names and all loopback
+   addresses. The interface must be up. A link-local address is used only if there is no other. */
 const struct interface *interface_choose(const struct interface *table, int count, const char *names);
-/* `names` chooses if it is not empty: INVALID_ARGUMENT lists what there is. Else the interface from which
-   `store_host` (or NULL) is reached, or if that is not known, or a loopback one, the first that interface_choose
-   finds. *out: family 0 if there is none. */
+/* Finds the address of this process for other hosts. `names` decides unless it is empty. INVALID_ARGUMENT: no interface
+   matches, and the text lists the usable ones. Otherwise the interface that leads to `store_host` (or NULL) is used. If
+   that is unknown or loopback, interface_choose decides. The family of *out is 0 if no address is found. */
 tutti_status interface_find(const char *names, const char *store_host, struct contact *out);
-/* The one that has that address; empty: none has. */
+/* Sets `out` to the name of the interface with that address, or to an empty string. */
 void interface_name(const struct contact *contact, char out[INTERFACE_NAME_BYTES]);

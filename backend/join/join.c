@@ -1,6 +1,7 @@
-/* Joining, when the members are known: place them on hosts, connect to their processes, map the segments (which proves
-   who shares a host), watch the peers, connect the transports, wait for the ranks of this host and then for the other
-   hosts, agree on what the machine is like. Whatever fails on the way is undone by comm_destroy. */
+/* Joins the known members. This rank places them on hosts, connects to their processes and maps the segments, which
+   proves that ranks share a host. It watches the peers and connects the transports. It waits for the ranks of its host
+   and then for the other hosts, and agrees with all on the machine parameters. comm_destroy cleans up after a failed
+   join. */
 #include "backend/join/join.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -22,20 +23,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { CHECK_EVERY = 64, NETWORK = -1 };                /* a number that no host has */
-/* of one rank; only what is used becomes memory. Between hosts for two operations (slots.c). */
+/* NETWORK differs from the number of any host. */
+enum { CHECK_EVERY = 64, NETWORK = -1 };
+/* Bytes of one rank's slots, of which only the used ones take memory. With several hosts they serve two operations
+   (slots.c). */
 enum { SLOT_BYTES = 16 << 20, NETWORK_SLOT_BYTES = 2 * STAGED_AT_MOST * BYTES_WITH_MESSAGES };
 
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
 struct membership {
-    bool acquired, watching;                            /* peers_acquire was called; watches are set */
+    /* peers_acquire was called. The watches are set. */
+    bool acquired, watching;
     int size;
-    struct mapping *host, *network;                     /* segments, shared by the ranks of this process */
-    struct member_watch watches[];                      /* [size] */
+    /* The segments, which the ranks of this process share. */
+    struct mapping *host, *network;
+    struct member_watch watches[]; /* [size] */
 };
 
 /* ---- watching ---- */
-static void peer_lost(void *context)                                    /* on the watch thread */
+/* Runs on the watch thread. */
+static void peer_lost(void *context)
 {
     struct member_watch *w = context;
     failure_record_lost(w->comm, w->rank);
@@ -97,7 +103,8 @@ tutti_status join_pretend(int rank, int size, struct member *out)
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
-    TRY(secret_load());                                 /* here, so that the others learn why this rank cannot join */
+    /* An error here reaches the other ranks as the reason why this rank cannot join. */
+    TRY(secret_load());
     out->fabrics = (uint16_t)fabrics_parse(settings_get()->transport, NULL);
     out->encrypts = encryption_is_required();
     const char *host = store_host && *store_host ? store_host : NULL;
@@ -127,7 +134,7 @@ static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-/* Those who share memory: all ranks, or where hosts are linked those of this one. */
+/* Waits for the ranks that share memory: those of this host in a linked group, else all. */
 static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
@@ -136,7 +143,8 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     atomic_store(&group_contact(g, g->rank)->joined, 1);
     for (int i = 0, n = 0; i < ranks; n++) {
         int r = linked ? group_rank(g, i) : i;
-        bool alerted = comm_is_alerted(comm);          /* asked first: a rank may join and abort right after */
+        /* The alert is read first, because a rank may join and abort right after. */
+        bool alerted = comm_is_alerted(comm);
         if (atomic_load(&group_contact(g, r)->joined)) { i++; continue; }
         if (alerted) TRY(comm_check(comm));
         if (n % CHECK_EVERY == 0) TRY(shm_group_check(g));
@@ -166,7 +174,7 @@ static tutti_status map_host(const struct group *g, int64_t deadline_ms, struct 
     struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes(), alone ? 0 : agreement_account_bytes() };
     return mapping_acquire(g, &shm_group, &shape, deadline_ms, out);
 }
-/* Between simulated hosts: pairs for messages, and bells. All ranks, host by host. */
+/* Maps the segment between simulated hosts, which has pairs for messages and bells. It has all ranks, host by host. */
 static tutti_status map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
     if (!group_is_spread(g) || group_is_linked(g)) return TUTTI_OK;
@@ -182,14 +190,15 @@ static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
     return comm_attach(comm, &m->host->segment, m->network ? &m->network->segment : NULL);
 }
 
-/* For its host, whose other ranks wait for what it says then; if it fails they report what it has found. */
+/* Joins the other hosts for this host. The other ranks of the host wait for the parameters that follow. If it fails,
+   they report its error. */
 static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
     TRY(contacts_link(comm, deadline_ms));
     return hosts_meet(comm, deadline_ms, out);
 }
 
-/* ---- all of it ---- */
+/* ---- the whole join ---- */
 static tutti_status group_join(tutti_comm *comm, int64_t deadline_ms)
 {
     TRY(place_ranks(comm));
@@ -214,7 +223,8 @@ tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
     snprintf(detail, sizeof detail, "%.500s", status_detail());
     bool tells = comm->group.segment && (!group_is_spread(&comm->group) || comm->agreement);
     mapping_fail(&comm->group, status, detail);
-    if (tells) return comm_fail(comm, status, "%s", detail);           /* the others must not wait for it */
+    /* The failure goes to the other ranks through shared memory or the agreement, so that they stop waiting. */
+    if (tells) return comm_fail(comm, status, "%s", detail);
     peers_give_up(comm->group.members[0].token);
     return status_repeat(status, detail);
 }

@@ -2,17 +2,17 @@
 #pragma once
 #include "backend/engine/comm.h"
 
-/* What this rank tells the others of itself; from here on its process can be reached. */
+/* Fills in this rank's member record. From now on other processes can connect to this one. */
 tutti_status join_introduce(tutti_comm *comm, struct member *out);
-/* Where it simulates to be, as rank `rank` of a job of `size`. */
+/* Sets the simulated host of rank `rank` of a job of `size`. */
 tutti_status join_pretend(int rank, int size, struct member *out);
-/* Where ranks of other hosts reach this process, if the group may have any: then it listens there. store_host: as in
-   tutti_config. by_id: all are on one host, whatever it simulates. INVALID_ARGUMENT: TUTTI_TRANSPORT,
-   TUTTI_SOCKET_IFNAME. */
+/* Sets where ranks of other hosts reach this process, and listens there, if the group may have other hosts.
+   `store_host` is that of tutti_config. `by_id` means that all ranks are on one host, real or simulated.
+   INVALID_ARGUMENT: TUTTI_TRANSPORT, TUTTI_SOCKET_IFNAME. */
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out);
-/* The group's members are known: when it returns OK all have come, and operations can run. */
+/* Joins the members that are now known. OK means that all have joined and operations can run. */
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms);
-/* Leaving, in two steps: first nobody is told of deaths any more; when the communicator's parts are gone, so is what
-   they stood on. Both take what an unsuccessful joining has left. */
+/* Leaving has two steps. join_unwatch stops the reports of deaths. join_undo releases segments and peers when the parts
+   of the communicator that use them are gone. Both also clean up after a failed join. */
 void join_unwatch(tutti_comm *comm);
 void join_undo(struct membership *membership);

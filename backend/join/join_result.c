@@ -1,4 +1,4 @@
-/* The checks that rank 0 makes and the words for what it finds. What comes from others is made printable first. */
+/* The checks of rank 0 and their error texts. Texts of other processes are terminated before use. */
 #include "backend/join/join_result.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -103,7 +103,7 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
         ranks, mine->size, have, mine->group, (long long)mine->timeout_ms);
 }
 
-/* ---- and decides ---- */
+/* ---- rank 0 decides ---- */
 struct join_reply *join_reply_create(const struct member *mine)
 {
     struct join_reply *made = memory_zeroed(1, sizeof *made + mine->size * sizeof *mine);
@@ -127,7 +127,7 @@ void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t s
     if (status != TUTTI_OK) snprintf(result->detail, sizeof result->detail, "%.511s", status_detail());
 }
 
-/* ---- the others obey ---- */
+/* ---- the other ranks accept ---- */
 tutti_status join_result_apply(struct join_result *result, const struct member *mine)
 {
     result->detail[sizeof result->detail - 1] = 0;

@@ -1,9 +1,9 @@
-/* Both hosts of a pair send and receive at the same time, as the rounds of collectives do. A small exchange at its
-   best is what a message takes. Large ones of two lengths tell what a byte takes when both directions are full, and
-   what a message takes beside its bytes when it is announced before they are sent: an offer, an answer and the bytes,
-   so some three messages. Where the bytes of the first length are slow there is no second, and it is taken for three;
-   where hosts are far apart, as the kernel has seen by their link, there are few of each. So it all takes 50 ms at
-   most on any link that is worth the name. Every decision is made by what both have said. */
+/* Both hosts of a pair send and receive at the same time, as in the rounds of collectives. The shortest small exchange
+   gives the time of a message. Large exchanges of two lengths give the time of a byte when both directions are full.
+   They also give the extra time of an announced message: an offer, an answer and the bytes take about three messages.
+   If the bytes of the first length are slow, the second length is left out, and three messages are assumed. If the
+   kernel's link time shows that the hosts are far apart, only few exchanges are made. So all takes at most 50 ms on any
+   usable link. Both hosts make every decision from the values of both. */
 #include "backend/join/link_cost.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -16,10 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ENOUGH = 12, FEW = 3, FAR_NS = 200000 };         /* exchanges */
+/* ENOUGH and FEW are numbers of exchanges. */
+enum { ENOUGH = 12, FEW = 3, FAR_NS = 200000 };
 enum { MEDIUM_BYTES = 128 << 10, LARGE_BYTES = 512 << 10, SLOW_NS = 500000, ANNOUNCED = 3, BELIEVED = 10 };
 enum { KNOWN = 64 };
-static struct { /* of this process with others, the latest */
+/* A ring of the latest link costs that this process has measured with others. */
+static struct {
     pthread_mutex_t lock;
     struct { unsigned char process[16]; struct link_costs link_costs; } pair[KNOWN];
     unsigned count;
@@ -63,7 +65,8 @@ static tutti_status message_swap(struct measuring *m, size_t bytes, double *ns)
     *ns = (double)(clock_ns() - began_ns);
     return TUTTI_OK;
 }
-static tutti_status cost_exchange(struct measuring *m, double *figure) /* the larger of both */
+/* Sets *figure to the larger of both hosts' values. */
+static tutti_status cost_exchange(struct measuring *m, double *figure)
 {
     double theirs, unused;
     memcpy(m->sent, figure, sizeof *figure);
@@ -72,8 +75,9 @@ static tutti_status cost_exchange(struct measuring *m, double *figure) /* the la
     if (theirs > *figure) *figure = theirs;
     return TUTTI_OK;
 }
-/* Of who begins an exchange later the other's part is on its way already, and it begins the next one earlier. Between
-   hosts that are far apart this is much of the time, so it takes two to tell what one takes. */
+/* Returns the shortest mean time of `together` exchanges in a row. The host that begins an exchange later waits less
+   for it, but begins the next one earlier. Between hosts that are far apart this is much of the time, so two exchanges
+   are measured together. */
 static tutti_status best_of(struct measuring *m, int count, int together, size_t bytes, double *best)
 {
     *best = DBL_MAX;
@@ -84,7 +88,7 @@ static tutti_status best_of(struct measuring *m, int count, int together, size_t
     }
     return cost_exchange(m, best);
 }
-/* What is left of an exchange; at least a part of it, for what is measured is not that exact. */
+/* Returns whole - part, but at least a tenth of `whole`, because the measurements are not exact. */
 static double time_rest(double whole, double part) { return double_larger(whole - part, whole / BELIEVED); }
 static tutti_status cost_measure(struct measuring *m, struct link_cost *out)
 {

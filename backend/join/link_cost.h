@@ -1,11 +1,13 @@
-/* What messages between hosts cost, as all hosts of a group go by it. */
+/* The link costs of messages between hosts, which all hosts of a group share. */
 #pragma once
 #include "backend/engine/comm.h"
 
-struct link_costs { struct link_cost by[NETWORKS_AT_MOST]; }; /* by each network of the router; 0: not known */
-/* What is known of them: a short message goes by the network of the shortest, a long one by that of the most bytes. */
+/* The costs for each network of the router. 0 means unknown. */
+struct link_costs { struct link_cost by[NETWORKS_AT_MOST]; };
+/* Writes the known costs into the parameters. A short message has the cost of the network with the shortest message
+   time. A long one has the cost of the network that is fastest for LARGE_BYTES (link_cost.c). */
 void link_costs_publish(const struct link_costs *link_costs, struct machine *parameters);
-/* By the first rank of each host of a linked group, when all have joined: those of two neighbouring hosts measure
-   together, a few milliseconds for each network, unless their processes have done it before. Zero where there is nobody
-   to measure with. Fails the group as hosts_meet does. */
+/* Measures the link costs with a neighbouring host, for a few milliseconds on each network, unless the two processes
+   have done so before. The first rank of each host of a linked group calls it when all have joined. The costs are zero
+   without a neighbour. An error fails the group as in hosts_meet. */
 tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out);

@@ -1,5 +1,5 @@
-/* A list of the segments this process has mapped, by the token of their group. The ranks of a process that share one
-   wait for whoever of them does the work (rank 0, or the lowest of the process). */
+/* A list of the segments that this process has mapped, by the token of their group. One rank of the process creates or
+   receives a segment: the first rank of the shm group that is in this process. Its other ranks wait for it. */
 #include "backend/join/mapping.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -13,11 +13,12 @@
 
 enum { SLICE_MS = 50, FAILURES = 16 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed;                          /* by the clock that nobody sets */
+/* It waits by the monotonic clock. */
+static pthread_cond_t changed;
 static struct mapping *mappings;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A child begins without segments: those of its parent are not its own. */
+/* A child begins without segments, because it is not a member of its parent's groups. */
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
 static void after_fork_in_child(void)
@@ -32,14 +33,14 @@ static void fork_prepare(void)
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* What one rank knows of the segment it joins. */
+/* The arguments of mapping_acquire. */
 struct joining {
     const struct group *group;
     const struct shm_group *shm_group;
     const struct segment_shape *shape;
     int64_t deadline_ms;
 };
-/* All segments of a group have names of their own, which begin with its token. */
+/* Each segment of a group has a name of its own, which the group's token and the shm group's number determine. */
 static void name_segment(const struct joining *j, unsigned char out[16])
 {
     memcpy(out, j->group->members[0].token, 16);
@@ -70,7 +71,8 @@ static struct mapping *mapping_find(const unsigned char token[16])
         if (memcmp(m->token, token, sizeof m->token) == 0) return m;
     return NULL;
 }
-static struct mapping *find_or_add(const unsigned char token[16])      /* lock held */
+/* The caller holds the lock. Returns NULL without memory. */
+static struct mapping *find_or_add(const unsigned char token[16])
 {
     struct mapping *m = mapping_find(token);
     if (!m && (m = memory_zeroed(1, sizeof *m)) != NULL) {
@@ -81,7 +83,8 @@ static struct mapping *find_or_add(const unsigned char token[16])      /* lock h
     if (m) m->users++;
     return m;
 }
-static struct {                                         /* groups that were not joined, the latest; of this process */
+/* A ring of the latest groups that a rank of this process failed to join. */
+static struct {
     struct { unsigned char token[16]; tutti_status status; char detail[STATUS_DETAIL_BYTES / 2]; } group[FAILURES];
     unsigned count;
 } failures;
@@ -96,7 +99,8 @@ void mapping_fail(const struct group *group, tutti_status status, const char *de
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
-static tutti_status check_failures(const struct group *group)          /* lock held */
+/* The caller holds the lock. */
+static tutti_status check_failures(const struct group *group)
 {
     for (unsigned i = 0; i < FAILURES && i < failures.count; i++)
         if (memcmp(failures.group[i].token, group->members[0].token, sizeof failures.group[i].token) == 0)

@@ -1,4 +1,4 @@
-/* Keys of a store, and what is written and read there. */
+/* Keys of a store, and the records that are written and read there. */
 #include "backend/join/records.h"
 #include "backend/base/status.h"
 #include "backend/join/join_result.h"
@@ -35,7 +35,7 @@ tutti_status value_get(const tutti_store *store, const char *key, int64_t timeou
     if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
     return status_fail(status, "the key-value store failed to return key %s: %s", key, status_message(status));
 }
-/* Gets a value that must have exactly that many bytes. */
+/* Reads a value that must have exactly that many bytes. */
 static tutti_status exact_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms, void *out,
     size_t bytes)
 {

@@ -1,31 +1,33 @@
-/* Keys and records in the store while the ranks of a group meet there. Another process has written each record that is
- * read here: the length is checked, and texts are made printable. */
+/* Keys and records in the store while the ranks of a group join through it. Other processes wrote the records that are
+ * read here, so the length is checked and texts are terminated. */
 #pragma once
 #include "backend/join/terms.h"
 
 enum {
     STORE_KEY_BYTES = 64,
-    NOW = 0 /* stores complain on stderr of waits that end without a key */
+    /* A read with this timeout does not wait. Stores log waits that end without a key to stderr. */
+    NOW = 0
 };
-/* Keys of the attempt that `first`, rank 0's record, began: "<token>/table", "<token>/why3", "<token>/r3". */
+/* Keys of an attempt that begins with rank 0's record `first`: "<token>/table", "<token>/why3", "<token>/r3". */
 void name_key(const struct member *first, const char *what, char out[STORE_KEY_BYTES]);
 void name_of_rank(const struct member *first, const char *what, int rank, char out[STORE_KEY_BYTES]);
 void name_record(const struct member *first, int rank, char out[STORE_KEY_BYTES]);
-/* The key under which a rank that was told otherwise puts its words: "<token>/other". */
+/* The key for the terms of a rank that was given other terms: "<token>/other". */
 void name_other(const struct member *first, char out[STORE_KEY_BYTES]);
 /* The key of a group of one rank: "alone12". */
 void name_alone(int rank_of_job, char out[STORE_KEY_BYTES]);
 
 tutti_status value_put(const tutti_store *store, const char *key, const void *value, size_t bytes);
-/* TIMEOUT: there is no such key; NO_MEMORY: the value is larger. Other errors are described in the last error. */
+/* TIMEOUT: the key does not exist. NO_MEMORY: the value is larger than `capacity`. Other errors set the last error. */
 tutti_status value_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity, void *out,
     size_t *bytes);
-void value_remove(const tutti_config *config, const char *key); /* what cannot be removed stays */
+/* A store without a remove function keeps the key. */
+void value_remove(const tutti_config *config, const char *key);
 
-/* TIMEOUT; MISMATCH: what is there is of another version. */
+/* TIMEOUT: the key does not exist. MISMATCH: the record is of another version. */
 tutti_status record_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms, struct member *out);
 tutti_status statement_get(const tutti_store *store, const char *key, int64_t timeout_ms, struct statement *out);
-/* Rank 0 of that attempt is to see what this process was told. */
+/* Shows this process's terms to rank 0 of that attempt. */
 tutti_status statement_put_other(const tutti_store *store, const struct member *first, const struct statement *mine);
 static inline bool terms_differ(const struct statement *a, const struct statement *b)
 {

@@ -1,4 +1,4 @@
-/* Nobody waits for a maker that is gone, nor beyond the deadline. */
+/* A wait ends at the deadline, and when the maker is gone. */
 #include "backend/join/shm_group.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
@@ -22,7 +22,7 @@ tutti_status shm_group_check(const struct group *group)
     if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
     for (int r = group->size - 1; r >= 0; r--)
         if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
-    /* A process outside the group has sent the notice. */
+    /* The notice came from a process outside the group. */
     if (!ranks) return TUTTI_OK;
     return status_fail(TUTTI_PEER_LOST,
         "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,

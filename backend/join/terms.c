@@ -1,4 +1,4 @@
-/* The words of terms.h, their digest, and the error that shows where two of them differ. */
+/* The texts of terms, their digest, and the error that shows where two terms differ. */
 #include "backend/join/terms.h"
 #include "backend/base/status.h"
 #include <assert.h>
@@ -15,12 +15,13 @@ static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
     for (size_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * 0x100000001b3u;
     return digest;
 }
-static uint64_t digest_add_text(uint64_t digest, const char *text)     /* with its end */
+/* The digest covers the terminating zero, too. */
+static uint64_t digest_add_text(uint64_t digest, const char *text)
 {
     return digest_add(digest, text, strlen(text) + 1);
 }
 
-/* ---- the words ---- */
+/* ---- the texts ---- */
 static int run_length(const int *members, int left)
 {
     int length = 1;
@@ -81,7 +82,7 @@ void terms_clean(struct terms *terms)
     terms->algorithms[sizeof terms->algorithms - 1] = 0;
 }
 
-/* ---- where two differ ---- */
+/* ---- the error ---- */
 static const char *or_none(const char *text) { return *text ? text : "none"; }
 tutti_status terms_fail(const struct statement *first, const struct statement *second)
 {
@@ -109,7 +110,7 @@ tutti_status terms_fail(const struct statement *first, const struct statement *s
         same_words ? "; they differ in members that are not shown" : "");
 }
 
-/* ---- which job ---- */
+/* ---- the current job ---- */
 static _Atomic uint64_t current_job;
 uint64_t job_current(void) { return atomic_load(&current_job); }
 static uint64_t job_of(const struct member *first)

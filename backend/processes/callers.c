@@ -1,7 +1,7 @@
-/* Processes that call from other hosts. The port is open to everybody, so most callers may be strangers: they have a
- * list of their own with a bounded number of places and a bounded time. A caller that has proved who it is keeps its
- * place until it confirms, since it takes its link for open. Of the others the address with the most callers makes
- * room: its oldest goes, so many callers from one address keep no other address out. */
+/* Incoming connections from other hosts. Anyone can connect to the port, so most callers may be strangers. Callers have
+ * a list of their own with a bounded number of places and a bounded time. A caller that has proved its key keeps its
+ * place until it confirms, because it takes its link for open. Among the others, the network with the most callers
+ * loses its oldest when the list is full. So callers of one network leave room for callers of others. */
 #include "backend/base/clock.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
@@ -18,12 +18,14 @@ static struct caller *caller_take(int index, struct caller *out)
     memmove(&links.callers[index], &links.callers[index + 1], behind * sizeof *links.callers);
     return out;
 }
-static void caller_drop(int index, const char *why)     /* NULL: one of us, and nothing is wrong */
+/* Closes a caller's connection. `why` is NULL if the caller did no wrong. */
+static void caller_drop(int index, const char *why)
 {
     char text[160], address[CONTACT_TEXT_BYTES];
     struct caller c;
     caller_take(index, &c);
-    tcp_drain(c.descriptor);                            /* or what it was answered might not arrive */
+    /* A close with unread bytes could cut off the answer. */
+    tcp_drain(c.descriptor);
     snprintf(text, sizeof text, "came from %s and %s", contact_print(&c.from, address), why ? why : "");
     if (why) registry_turn_away(c.descriptor, text);
     else registry_hang_up(&c.descriptor);
@@ -39,19 +41,23 @@ bool callers_include(const unsigned char nonce[16])
 static struct peer *find_living(const unsigned char nonce[16])
 {
     struct peer *peer = link_find(nonce);
-    if (peer && peer->state == OPEN) link_ready(peer);  /* perhaps it has ended, and this is the next one */
+    /* The old link may have ended unnoticed, and this caller wants the next one. */
+    if (peer && peer->state == OPEN) link_ready(peer);
     return link_find(nonce);
 }
-static bool is_superfluous(const unsigned char nonce[16])              /* see calls.c */
+/* Decides between a caller and this process's own attempt (calls.c). */
+static bool is_superfluous(const unsigned char nonce[16])
 {
     struct peer *peer = find_living(nonce);
     if (!peer || memcmp(registry.self.nonce, nonce, 16) > 0) return peer && peer->state == OPEN;
     if (peer->state == OPEN || peer->link->stage == GREETING) return true;
-    registry_hang_up(&peer->descriptor);                /* it may lead nowhere, and this has come here */
+    /* This process's attempt may never succeed, and the caller's connection has. */
+    registry_hang_up(&peer->descriptor);
     peer->link->stage = IDLE;
     return false;
 }
-static void caller_welcome(int index)                   /* its hello was right */
+/* Answers a valid hello. */
+static void caller_welcome(int index)
 {
     struct caller *c = &links.callers[index];
     const unsigned char *from = c->handshake.hello.from.nonce;
@@ -66,7 +72,8 @@ static void caller_welcome(int index)                   /* its hello was right *
         c->until_ms = clock_ms() + PROVED_MS;
     }
 }
-static void caller_open(int index)                      /* it has confirmed */
+/* Opens the link of a caller that has confirmed. */
+static void caller_open(int index)
 {
     struct caller c;
     const struct handshake_hello *hello = &links.callers[index].handshake.hello;
@@ -75,18 +82,21 @@ static void caller_open(int index)                      /* it has confirmed */
     if (!peer || peer->state == OPEN) { caller_drop(index, NULL); return; }
     registry_hang_up(&peer->descriptor);
     peer->descriptor = caller_take(index, &c)->descriptor;
-    if (link_open(peer, &c.handshake, true)) link_ready(peer);              /* more may have come with it */
+    /* Messages may have arrived with the confirmation. */
+    if (link_open(peer, &c.handshake, true)) link_ready(peer);
 }
-static bool caller_hear(int index)                      /* false: it still says nothing */
+/* Handles the caller's next message. Returns false if it has not arrived. */
+static bool caller_hear(int index)
 {
     struct caller *c = &links.callers[index];
     struct handshake *h = &c->handshake;
     int got = c->proved ? handshake_await_confirm(h, c->descriptor)
                         : handshake_await_hello(h, registry.self.nonce, c->descriptor);
     if (got == 0) return false;
+    /* A caller hangs up (-ECONNRESET) when the two processes keep another connection. */
     if (got > 0 && c->proved) caller_open(index);
     else if (got > 0) caller_welcome(index);
-    else if (got == -ECONNRESET) caller_drop(index, NULL); /* it has hung up: its own call, or another, stays */
+    else if (got == -ECONNRESET) caller_drop(index, NULL);
     else {
         handshake_refuse(h, got, c->descriptor);
         caller_drop(index, handshake_refusal_text(h, got));
@@ -94,8 +104,9 @@ static bool caller_hear(int index)                      /* false: it still says 
     return true;
 }
 
-/* ---- coming and going ---- */
-static int caller_find_superfluous(void)                /* -1: all have proved who they are */
+/* ---- accepting and dropping ---- */
+/* Returns the caller that makes room, or -1 if all have proved their key. */
+static int caller_find_superfluous(void)
 {
     struct unproved list[MOST_CALLERS];
     int index[MOST_CALLERS], count = 0;
@@ -108,7 +119,8 @@ static int caller_find_superfluous(void)                /* -1: all have proved w
     int found = unproved_find_superfluous(list, count);
     return found < 0 ? -1 : index[found];
 }
-/* A caller may have said its hello meanwhile, if this process was stopped: it is heard before it goes. */
+/* Drops callers until a place is free. Each is read before it is dropped, because its hello may have arrived while this
+   process was stopped. */
 static void make_room(void)
 {
     for (int found; links.caller_count == MOST_CALLERS && (found = caller_find_superfluous()) >= 0;)

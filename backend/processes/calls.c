@@ -1,10 +1,12 @@
-/* Our own calls. A link is called while something is to be sent over it or somebody waits for it, again and again. But
- * who said where it listens did listen then: that nobody does any more means that it has ended.
+/* Outgoing connections. A process tries to connect a link again and again while it has messages to send or a thread
+ * waits for it. But a process that published its address did listen then, so several refused attempts mean that it has
+ * ended.
  *
- * Both may call at once. Of the two the one with the smaller nonce decides: once it has said hello, it turns the
- * other's hello down; once it has welcomed the other, it does not call until that has come to an end. So there is never
- * a second connection that could carry messages, and a process that was turned down calls again unless the link is open
- * by then. A process that is called opens the link only when the caller has confirmed: the caller may have given up. */
+ * Two processes may connect to each other at once. The one with the smaller nonce decides. Once it has sent its hello,
+ * it refuses the other's as superfluous. Once it has welcomed the other, it does not connect until that attempt has
+ * ended. So a pair never has a second connection that could carry messages. A refused process tries again unless the
+ * link is open by then. The called process opens the link only after the confirmation, because the caller may have
+ * given up. */
 #include "backend/base/clock.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
@@ -13,19 +15,22 @@
 
 enum { GONE = 3, CALL_MS = 5000, GREETING_MS = 3000, RETRY_MS = 100, TRY_MS = 10000 };
 
-static void call_fail(struct peer *peer, int error)     /* may end it */
+/* Ends an attempt and plans the next one. The link may end. */
+static void call_fail(struct peer *peer, int error)
 {
     struct link *link = peer->link;
-    /* the smaller one leaves a gap that the other's next call hits */
+    /* The process with the smaller nonce waits longer, so that the other's next attempt falls into the gap. */
     int64_t gap_ms = memcmp(registry.self.nonce, peer->identity.nonce, 16) < 0 ? 2 * RETRY_MS : RETRY_MS;
     registry_hang_up(&peer->descriptor);
     link->stage = IDLE;
-    link->again_ms = clock_ms() + gap_ms + registry.self.nonce[0] % RETRY_MS;     /* many may call one at once */
+    /* A random part spreads the attempts of many processes that connect to one. */
+    link->again_ms = clock_ms() + gap_ms + registry.self.nonce[0] % RETRY_MS;
     links_due(link->again_ms);
     if (error != -EALREADY || !link->error) link->error = error;
     link->refusals = error == -ECONNREFUSED ? link->refusals + 1 : 0;
     bool is_refused = error == -ENOPROTOOPT || error == -EKEYREJECTED || error == -ENOKEY;
-    if (is_refused || link->refusals == GONE) link_end(peer, error);           /* it will not change */
+    /* Another attempt would get the same result. */
+    if (is_refused || link->refusals == GONE) link_end(peer, error);
 }
 static void peer_dial(struct peer *peer)
 {
@@ -40,7 +45,7 @@ static void peer_dial(struct peer *peer)
     link->stage = CALLING;
     link->until_ms = clock_ms() + CALL_MS;
 }
-/* The next message of the handshake, if it has come: 1 the link is open, 0 not yet, or -errno. */
+/* Handles the next message of the handshake. Returns 1 if the link can open, 0 if not yet, or -errno. */
 static int call_advance(struct peer *peer)
 {
     struct handshake *h = peer->handshake;
@@ -56,7 +61,8 @@ static int call_advance(struct peer *peer)
     peer->link->stage = GREETING;
     return handshake_say_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, socket);
 }
-static int call_connected(struct peer *peer)            /* 0 or -errno */
+/* Sends the version over a new connection. Returns 0 or -errno. */
+static int call_connected(struct peer *peer)
 {
     struct link *link = peer->link;
     registry_poll_writing(peer->descriptor, false);
@@ -70,7 +76,8 @@ void call_ready(struct peer *peer)
     int error;
     if (peer->link->stage == CALLING) {
         error = tcp_error(peer->descriptor);
-        if (!error && !tcp_there(peer->descriptor).family) return;     /* not yet */
+        /* A socket without a peer address is not connected yet. */
+        if (!error && !tcp_there(peer->descriptor).family) return;
         if (!error) error = call_connected(peer);
     } else {
         error = call_advance(peer);

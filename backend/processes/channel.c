@@ -1,6 +1,7 @@
-/* Letters wait in three lists: of each peer those its socket does not take now, here those that have come and are to be
-   delivered or passed on, and early ones, for communicators that have not opened a channel yet. Those for one that was
-   closed lately are answered with its last words. registry.lock protects all; it is not held while a user is called. */
+/* Control messages wait in three queues. A peer has a queue of messages that its socket does not take now. `incoming`
+   has messages to deliver or to pass on. `early` has messages for communicators that have not opened a channel yet. A
+   recently closed channel answers with its final message. registry.lock protects everything, and is released while a
+   receiver is called. */
 #include "backend/processes/channel.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -15,23 +16,29 @@
 enum { MOST_EARLY = 256, CLOSED = 64 };
 struct channel {
     struct address me;
-    struct peer *const *peers;                          /* [size], until it is closed */
+    /* NULL after the channel is closed. */
+    struct peer *const *peers; /* [size] */
     int size;
-    struct routes *routes;                              /* or NULL */
-    struct ctrl_msg last;                                 /* flags 0: there are no last words yet */
+    /* NULL if messages take direct links. */
+    struct routes *routes;
+    /* The final message. Its flags are 0 until there is one. */
+    struct ctrl_msg last;
     struct channel_user user;
-    bool ticks, closing;                                /* closing: its user is not called any more */
-    unsigned round;                                     /* of ticks: the last it was in */
+    /* With `closing`, the channel's user is not called again. */
+    bool ticks, closing;
+    /* The latest round of ticks that included this channel. */
+    unsigned round;
     struct channel *next;
 };
-static struct {                                         /* registry.lock */
+static struct {
     struct channel *channels, *calling;
     struct ctrl_queue incoming, early;
-    struct channel *closed[CLOSED];                     /* the latest */
-    unsigned closed_count;                              /* ever */
+    /* A ring of the channels that were closed last, and the number of all that were closed. */
+    struct channel *closed[CLOSED];
+    unsigned closed_count;
     int64_t ticked_ms;
     unsigned round;
-} room;
+} room; /* under registry.lock */
 
 /* ---- queues of control messages ---- */
 static bool address_equal(const struct address *a, const struct address *b)
@@ -54,14 +61,15 @@ static void ctrl_queue_push(struct ctrl_queue *list, struct ctrl_entry *entry)
     list->last = entry;
     list->count++;
 }
-static struct ctrl_entry *find_same(const struct ctrl_queue *list, const struct ctrl_msg *p)    /* the last one */
+/* Finds the last message of the same word, sender and receiver. */
+static struct ctrl_entry *find_same(const struct ctrl_queue *list, const struct ctrl_msg *p)
 {
     struct ctrl_entry *found = NULL;
     for (struct ctrl_entry *l = list->first; l; l = l->next)
         if (address_equal(&l->msg.to, &p->to) && l->msg.from == p->from && l->msg.word == p->word) found = l;
     return found;
 }
-/* In the place of an earlier one of its kind, or at the end. */
+/* Puts the message in the place of an earlier one of its kind, or at the end. Returns false without memory. */
 static bool ctrl_queue_add(struct ctrl_queue *list, const struct ctrl_msg *msg, const unsigned char via[16])
 {
     struct ctrl_entry *entry = find_same(list, msg);
@@ -83,12 +91,14 @@ void peer_flush(struct peer *peer)
 {
     if (peer->owes_given_ups) peer_tell_given_ups(peer);
     while (peer->unsent.first && peer_send_ctrl_msg(peer, &peer->unsent.first->msg) != -EAGAIN)
-        free(ctrl_queue_pop(&peer->unsent));                /* sent, or it never will be: the end is read soon */
+        /* The message was sent, or the connection has failed and its end is about to be read. */
+        free(ctrl_queue_pop(&peer->unsent));
     if (!peer->unsent.first && !peer->owes_given_ups) peer_await_room(peer, false);
 }
 static bool peer_post(struct peer *peer, const struct ctrl_msg *msg)
 {
-    if (peer->state > OPEN) return false;               /* a link that is not open yet takes it later */
+    /* A link that is still CONNECTING takes the message later. */
+    if (peer->state > OPEN) return false;
     bool first = !peer->unsent.first;
     int error = first ? peer_send_ctrl_msg(peer, msg) : -EAGAIN;
     if (error != -EAGAIN) return !error;
@@ -96,7 +106,7 @@ static bool peer_post(struct peer *peer, const struct ctrl_msg *msg)
     if (first) peer_await_room(peer, true);
     return true;
 }
-/* What is said once makes no link, and no way of a channel that is closed does. */
+/* Sends a message to the next process on its route. A final message makes no link, and a closed channel makes none. */
 static bool msg_route(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
 {
     struct peer *peer = routes_next(c->routes, msg->to.rank, is_open && msg->from == c->me.rank);
@@ -142,7 +152,8 @@ void channels_receive(const struct ctrl_msg *msg, const struct peer *by)
 {
     ctrl_queue_add(&room.incoming, msg, by->identity.nonce);
 }
-static void user_call(struct channel *c, const struct ctrl_msg *msg)       /* NULL: it is time */
+/* Calls the channel's user for a message, or for a tick if `msg` is NULL. */
+static void user_call(struct channel *c, const struct ctrl_msg *msg)
 {
     struct channel_user user = c->user;
     room.calling = c;
@@ -159,7 +170,8 @@ static struct channel *channel_find(const struct address *to)
     while (c && !address_equal(&c->me, to)) c = c->next;
     return c;
 }
-static struct channel *channel_closed(unsigned i)               /* NULL: those were all */
+/* Returns a closed channel that is still kept, or NULL past the last one. */
+static struct channel *channel_closed(unsigned i)
 {
     return i < CLOSED && i < room.closed_count ? room.closed[i] : NULL;
 }
@@ -174,7 +186,8 @@ static void keep_early(const struct ctrl_entry *entry)
     ctrl_queue_add(&room.early, &entry->msg, entry->via);
     if (room.early.count > MOST_EARLY) free(ctrl_queue_pop(&room.early));
 }
-/* To one that came late; what comes back to it after that is not answered. */
+/* Sends the final message of a closed channel to a rank that wrote to it. An answer is not answered, so two closed
+   channels do not go on writing. */
 static void msg_answer(const struct channel *c, const struct ctrl_msg *msg)
 {
     struct ctrl_msg last = c->last;
@@ -184,19 +197,21 @@ static void msg_answer(const struct channel *c, const struct ctrl_msg *msg)
     last.flags = LAST_WORD | ANSWER;
     msg_route(c, false, &last);
 }
-/* Of two channels the one from where it is less far. */
+/* Returns true if `c` can pass the message on, and is nearer to its rank than channel `than`. */
 static bool is_nearer(const struct channel *c, const struct ctrl_msg *p, const struct channel *than)
 {
     if (!c->routes || !nonce_equal(c->me.token, p->to.token)) return false;
     if (!routes_may_pass(c->routes, p->from, p->to.rank)) return false;
     return !than || routes_left(c->routes, p->to.rank) < routes_left(than->routes, p->to.rank);
 }
-/* Whether that process belongs to the group, or is the process of that rank. Of a closed channel nothing is known. */
+/* Returns true if that rank belongs to the process with that nonce. */
 static bool is_process_of(const struct channel *c, int member, const unsigned char nonce[16])
 {
     const struct peer *peer = c->peers[member];
     return nonce_equal(peer ? peer->identity.nonce : registry.self.nonce, nonce);
 }
+/* Returns true if the process that delivered a message may send it. A message that was not passed on must come from its
+   rank's process, and any other from a process of the group. A closed channel knows no processes and accepts all. */
 static bool is_authentic(const struct channel *c, const struct ctrl_entry *entry)
 {
     const struct ctrl_msg *p = &entry->msg;
@@ -207,7 +222,7 @@ static bool is_authentic(const struct channel *c, const struct ctrl_entry *entry
         if (is_process_of(c, r, entry->via)) return true;
     return false;
 }
-/* A process that sends in the name of another, or of a group that it does not belong to, loses its connection. */
+/* Closes the connection of a process that sent a message as a rank that it does not have. */
 static void ctrl_queue_refuse(const struct ctrl_entry *entry)
 {
     struct peer *near = registry_find(entry->via), *far = link_find(entry->via), *peer = near ? near : far;
@@ -217,7 +232,8 @@ static void ctrl_queue_refuse(const struct ctrl_entry *entry)
     if (near) peer_end(near, LOST);
     if (far) link_end(far, -EPROTO);
 }
-static bool pass_on(struct ctrl_entry *entry)              /* false: it is for a channel that is to open here */
+/* Passes a message on to its rank. Returns false if no channel here can, so the message waits for a channel to open. */
+static bool pass_on(struct ctrl_entry *entry)
 {
     struct ctrl_msg *msg = &entry->msg;
     const struct channel *best = NULL, *c;
@@ -248,7 +264,8 @@ void channels_deliver(void)
         free(entry);
     }
 }
-static struct channel *next_to_tick(unsigned round)     /* that has not been called in this round */
+/* Returns a channel that has not been called in this round, or NULL. */
+static struct channel *next_to_tick(unsigned round)
 {
     struct channel *c = room.channels;
     while (c && (!c->ticks || c->closing || c->round == round)) c = c->next;
@@ -259,7 +276,8 @@ int channels_poll_timeout_ms(void)
     int64_t left_ms = room.ticked_ms + CHANNEL_TICK_MS - clock_ms();
     return !next_to_tick(room.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
 }
-void channels_tick(void)                                /* the list may change during each call */
+/* The list of channels may change during each call. */
+void channels_tick(void)
 {
     if (channels_poll_timeout_ms() != 0) return;
     room.ticked_ms = clock_ms();
@@ -271,14 +289,15 @@ void channels_tick(void)                                /* the list may change d
 }
 
 /* ---- lifetime ---- */
-/* Before what is just coming. */
+/* Moves early messages of a new channel's communicator in front of the incoming ones. Some of them are for this rank,
+   and others are to be passed on. */
 static void deliver_early(const struct channel *c)
 {
     struct ctrl_queue early = room.early, incoming = room.incoming;
     room.early = room.incoming = (struct ctrl_queue){ 0 };
     while (early.first) {
         struct ctrl_entry *entry = ctrl_queue_pop(&early);
-        bool comes = nonce_equal(entry->msg.to.token, c->me.token);        /* or goes, by way of this process */
+        bool comes = nonce_equal(entry->msg.to.token, c->me.token);
         ctrl_queue_push(comes ? &room.incoming : &room.early, entry);
     }
     while (incoming.first) ctrl_queue_push(&room.incoming, ctrl_queue_pop(&incoming));
@@ -325,7 +344,8 @@ void channel_close(struct channel *channel)
     if (!channel) return;
     pthread_mutex_lock(&registry.lock);
     channel->closing = true;
-    while (room.calling == channel) registry_wait(INT64_MAX);           /* its user may send meanwhile */
+    /* The channel's user may send until its call returns. */
+    while (room.calling == channel) registry_wait(INT64_MAX);
     struct channel **at = &room.channels, **place = &room.closed[room.closed_count++ % CLOSED];
     while (*at != channel) at = &(*at)->next;
     *at = channel->next;

@@ -1,12 +1,12 @@
-/* A claim is known by its token and stays in a list until every rank of this process that has made it gives it back;
- * where this process was first it holds the listening socket, and the watch thread answers. All under registry.lock,
- * which is not held while somebody else's answer is awaited: others of this process then wait for the one who asks.
+/* A claim has a token, and stays in a list until every rank of this process that made it releases it. If this process
+ * was first, the claim holds the listening socket, and the watch thread answers. registry.lock protects all of it. A
+ * thread releases the lock while it waits for another process's answer, and other ranks of this process wait for that
+ * thread.
  *
- * Names and answers follow from the token and the key of the group, so only its processes can tell or make them. A
- * name may belong to another user all the same (two containers that share a network may both run as "root" and be
- * different users to the kernel). Then the next name is tried, which differs in a number. Nobody of a group gives a
- * name back before all of it have claimed, so whoever can talk to each other walks past the same names and ends at
- * the same one. */
+ * Names and answers follow from the token and the key of the group, so only its processes can compute them. A name may
+ * still belong to another user: two containers that share a network may both run as "root" and be different users to
+ * the kernel. Then a process tries the next name, which differs in a number. A process of the group releases its name
+ * only when all have claimed. So processes that can reach each other skip the same names and end at the same one. */
 #include "backend/processes/claims.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -26,11 +26,12 @@ enum { MOST_NAMES = 64, RETRY_NS = 2000000 };
 struct claim {
     unsigned char token[16], owner[16];
     struct key_id key;
-    int users, listener;                                /* listener -1: another process has it, or nobody yet */
+    /* The listener is -1 unless this process owns the name. */
+    int users, listener;
     bool asking, known;
     struct claim *next;
 };
-static struct claim *claims;                            /* registry.lock */
+static struct claim *claims; /* under registry.lock */
 
 /* ---- the list ---- */
 static struct claim *claim_find(const unsigned char token[16])
@@ -63,7 +64,7 @@ static void claim_unuse(struct claim *claim)
 }
 
 /* ---- the answer ---- */
-/* It says which process is the first, to be compared only, and proves that this comes from a process of the group. */
+/* The answer gives the owner as a number for comparison only. Its proof shows that a process of the group sent it. */
 struct claim_answer { char magic[8]; uint32_t version, unused; unsigned char owner[16], proof[PROOF_BYTES]; };
 static_assert(sizeof(struct claim_answer) == 64, "no padding");
 static bool answer_make(const struct claim *claim, const unsigned char owner[16], struct claim_answer *out)
@@ -78,7 +79,7 @@ static bool answer_is_right(const struct claim *claim, const struct claim_answer
     return answer_make(claim, answer->owner, &right) && secret_bytes_equal(answer, &right, sizeof right);
 }
 
-/* ---- the first, on the watch thread ---- */
+/* ---- the owner, on the watch thread ---- */
 bool claims_answer(int descriptor)
 {
     struct claim *c = claims;
@@ -88,7 +89,8 @@ bool claims_answer(int descriptor)
     struct claim_answer answer;
     if (socket >= 0) {
         if (answer_make(c, c->owner, &answer)) socket_send(socket, &answer, sizeof answer, -1);
-        close(socket);                                 /* what was sent can be read nevertheless */
+        /* The other end can still read the answer after the close. */
+        close(socket);
     } else registry.out_of_descriptors = socket != -EAGAIN && socket != -EPERM;
     return true;
 }
@@ -101,12 +103,13 @@ static int await_answer(int socket, const struct claim *claim, int64_t deadline_
     int64_t left_ms = deadline_ms - clock_ms();
     poll(&one, 1, left_ms < 0 ? 0 : left_ms < 60000 ? (int)left_ms : 60000);
     int got = socket_receive(socket, &answer, sizeof answer, NULL);
-    if (got <= 0) return got ? got : -ECONNREFUSED;    /* it has just let go of the name */
+    /* A connection that ends without an answer means that the owner has just released the name. */
+    if (got <= 0) return got ? got : -ECONNREFUSED;
     if (got != (int)sizeof answer || !answer_is_right(claim, &answer)) return -EPERM;
     memcpy(out, answer.owner, sizeof answer.owner);
     return 0;
 }
-/* The first is known by a number that follows from its nonce, so that a stranger who asks does not learn the nonce. */
+/* Derives the owner's number from its nonce, so that a stranger who connects does not learn the nonce. */
 static int name_owner(struct claim *claim)
 {
     unsigned char derived[KEY_BYTES];
@@ -115,7 +118,8 @@ static int name_owner(struct claim *claim)
     memcpy(claim->owner, derived, sizeof claim->owner);
     return 0;
 }
-/* 0: known; -EAGAIN: try again; -EPERM: that name is not for us. */
+/* Takes the name, or asks its owner. Returns 0 if the owner is known, -EAGAIN to try again, -EPERM if the name belongs
+   to another user, or another -errno. */
 static int claim_ask(struct claim *claim, const unsigned char name[16], int64_t deadline_ms)
 {
     int listener = socket_listen("host", name);
@@ -127,7 +131,8 @@ static int claim_ask(struct claim *claim, const unsigned char name[16], int64_t 
     }
     if (listener != -EADDRINUSE) return listener;
     int socket = socket_connect("host", name);
-    if (socket == -ECONNREFUSED) return -EAGAIN;       /* it is about to listen, or was given back */
+    /* The owner is about to listen, or has just released the name. */
+    if (socket == -ECONNREFUSED) return -EAGAIN;
     if (socket < 0) return socket;
     pthread_mutex_unlock(&registry.lock);
     unsigned char owner[16];
@@ -143,7 +148,8 @@ static void pause_unlocked(void)
     nanosleep(&(struct timespec){ 0, RETRY_NS }, NULL);
     pthread_mutex_lock(&registry.lock);
 }
-static int ask_until(struct claim *claim, int64_t deadline_ms)         /* 0 or -errno */
+/* Tries the names in order until the owner is known. Returns 0 or -errno. */
+static int ask_until(struct claim *claim, int64_t deadline_ms)
 {
     unsigned char name[KEY_BYTES];
     if (!key_derive(&claim->key, "tutti host", claim->token, sizeof claim->token, name)) return -ENOKEY;
@@ -158,7 +164,7 @@ static int ask_until(struct claim *claim, int64_t deadline_ms)         /* 0 or -
     }
     return -EPERM;
 }
-/* One of this process asks, the others wait for it; if it fails the next one asks. */
+/* One thread of this process asks while the others wait for it. If it fails, the next one asks. */
 static int claim_settle(struct claim *claim, int64_t deadline_ms)
 {
     while (claim->asking) {

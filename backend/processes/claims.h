@@ -1,14 +1,14 @@
-/* Who is on one host: an abstract Unix socket, whose name follows from a token and the key of a group, belongs to
- * whichever process claims it first; the others connect to it, and the first proves that it belongs to the group. So
- * it is shown, and not guessed from names, who can reach whom: another network namespace, another kernel and another
- * user are other hosts. */
+/* Finds the processes of one host. An abstract Unix socket has a name that follows from a token and the key of a group.
+ * The first process to take the name owns it. The others connect to it, and the owner proves that it belongs to the
+ * group. So processes prove that they can reach each other, without trust in host names. Another network namespace,
+ * kernel or user counts as another host. */
 #pragma once
 #include "backend/processes/peers.h"
 
-/* *out: a number of the process of this host that was first to claim that token, which may be this one: equal, it is
-   the same process. Waits for its answer. `key` is the id of the group's key. SYSTEM, TIMEOUT. Between peers_acquire
-   and peers_release. */
+/* Sets *out to a number of the process that claimed the token first on this host, which may be this process. Equal
+   numbers mean one process. Waits for the first process's answer. `key` is the id of the group's key. Call it between
+   peers_acquire and peers_release. SYSTEM, TIMEOUT. */
 tutti_status host_claim(const unsigned char token[16], const struct key_id *key, int64_t deadline_ms,
     unsigned char out[16]);
-/* All of the group have claimed. */
+/* Releases the claim. Call it when all processes of the group have claimed, or the attempt to form it has failed. */
 void host_unclaim(const unsigned char token[16]);

@@ -1,4 +1,4 @@
-/* A connection is given up at the first byte that is wrong, and no more of it is read than is needed. */
+/* A connection is closed at the first wrong byte, and no byte past the expected message is read. */
 #include "backend/processes/handshake.h"
 #include "backend/base/random.h"
 #include "backend/processes/secret.h"
@@ -19,7 +19,7 @@ static struct handshake_head head_of(const struct handshake *h, enum handshake_k
     memcpy(head.magic, h->magic, sizeof head.magic);
     return head;
 }
-/* The head, as far as it has come: 0 or -errno. */
+/* Checks the first `bytes` bytes of a head. Returns 0 or -errno. */
 static int head_check(const struct handshake *h, const struct handshake_head *head, size_t bytes)
 {
     size_t known = bytes < sizeof head->magic ? bytes : sizeof head->magic;
@@ -41,7 +41,7 @@ static int message_receive(struct handshake *h, void *message, size_t bytes, int
     h->received = 0;
     return 1;
 }
-/* A new connection has room for so little. */
+/* A new connection has room for a whole message, so a short send is an error. */
 static int message_send(const void *message, size_t bytes, int socket)
 {
     ssize_t sent;
@@ -51,9 +51,11 @@ static int message_send(const void *message, size_t bytes, int socket)
 }
 
 /* ---- proofs ---- */
-struct transcript {                                     /* what both sign */
+/* The text that a proof covers. */
+struct transcript {
     struct handshake_head head;
-    uint64_t numbers[2];                                /* the caller's; the other's, 0 in a hello */
+    /* The caller's number, then the other's, which is 0 in a hello. */
+    uint64_t numbers[2];
     struct identity from;
     unsigned char to[16], challenge_of_caller[16], challenge_of_called[16];
 };
@@ -73,7 +75,7 @@ static void handshake_init(struct handshake *h, const char magic[8])
     memcpy(h->magic, magic, sizeof h->magic);
 }
 
-/* ---- the process that is called ---- */
+/* ---- the called process ---- */
 int handshake_open(struct handshake *h, const char magic[8], int socket)
 {
     handshake_init(h, magic);
@@ -123,7 +125,7 @@ int handshake_await_confirm(struct handshake *h, int socket)
     return got <= 0 || h->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
 }
 
-/* Of this connection alone, the same at both ends. */
+/* Derives a key for this connection, which is equal at both ends. */
 static void derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
 {
     struct {

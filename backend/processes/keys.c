@@ -1,5 +1,5 @@
-/* The latest MOST_KEYS keys are kept, in a ring: a process needs the key of a group while its processes find each
- * other, and an older one only where a link of an older group is made again by a process that has forgotten none. */
+/* A ring keeps the latest MOST_KEYS keys. A process needs the key of a group while the group forms. Later it needs the
+ * key only if a link of that group is made again. */
 #include "backend/processes/keys.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -11,13 +11,15 @@
 enum { MOST_KEYS = 4096, PURPOSE_BYTES = 16, MOST_DERIVED_BYTES = 128 };
 struct group_key { struct key_id id; unsigned char bytes[KEY_BYTES]; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {                                         /* lock */
-    struct group_key *ring;                             /* [room] */
-    size_t room, added;                                 /* added: ever */
-} keys;
+static struct {
+    struct group_key *ring; /* [room] */
+    /* `added` counts all keys ever added. */
+    size_t room, added;
+} keys; /* under lock */
 
 /* ---- the ring ---- */
-static const struct group_key *key_find(const struct key_id *id)        /* lock held; NULL: unknown */
+/* Returns NULL if the id is unknown. The caller holds the lock. */
+static const struct group_key *key_find(const struct key_id *id)
 {
     size_t count = keys.added < keys.room ? keys.added : keys.room;
     for (size_t i = 0; i < count; i++)
@@ -62,7 +64,7 @@ void keys_forget(void)
     pthread_mutex_unlock(&lock);
     secret_forget();
 }
-/* Another thread of the parent may have held the lock, or been about to grow the ring, so its memory is left alone. */
+/* Another thread of the parent may have held the lock or been growing the ring, so the child does not free the ring. */
 void keys_after_fork(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -70,7 +72,7 @@ void keys_after_fork(void)
     secret_after_fork();
 }
 
-/* ---- what follows from a key ---- */
+/* ---- derived keys and proofs ---- */
 bool key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
     unsigned char out[KEY_BYTES])
 {

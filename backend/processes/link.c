@@ -1,5 +1,5 @@
-/* One link: from the handshake's end to its own. What cannot be said now is said when the other has read more, or its
- * socket takes more; control messages wait in the list of channel.c, and the rest as flags. */
+/* One link, from the end of its handshake to its own end. A message waits until the other end has read more or the
+ * socket takes more. Control messages wait in a queue (channel.c), and other packets as flags. */
 #include "backend/processes/link.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -48,7 +48,8 @@ static void link_send_queue(struct peer *peer)
 {
     struct link *link = peer->link;
     int error = wire_push(link->wire, peer->descriptor);
-    if (error && !link->error) link->error = error;     /* its end is read soon; a socket says why only once */
+    /* The link ends when its socket is read. The error is kept, because a socket reports it only once. */
+    if (error && !link->error) link->error = error;
     bool full = !error && wire_waits(link->wire);
     if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
     link->is_full = full;
@@ -66,7 +67,8 @@ bool link_open(struct peer *peer, const struct handshake *h, bool called)
     link->said_ms = clock_ms();
     links_due(0);
     peer_open(peer);
-    link_send_queue(peer);                                         /* encryption begins */
+    /* This begins the TLS handshake. */
+    link_send_queue(peer);
     link_catch_up(peer);
     return true;
 }
@@ -78,7 +80,7 @@ void link_end(struct peer *peer, int error)
     peer_end(peer, LOST);
 }
 
-/* ---- saying ---- */
+/* ---- sending ---- */
 static int link_write(struct peer *peer, const void *message, size_t bytes, size_t most)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
@@ -115,21 +117,23 @@ void link_catch_up(struct peer *peer)
 bool link_push(struct peer *peer)
 {
     if (peer->state != OPEN) return false;
-    /* Encryption begins when the other end has answered, and the watch thread has stopped. */
+    /* The watch thread has stopped, so this thread reads the answer that the TLS handshake waits for. */
     if (!tls_is_open(peer->link->wire->tls)) wire_pull(peer->link->wire, peer->descriptor);
     link_send_queue(peer);
     return peer->unsent.first || wire_has_unsent(peer->link->wire);
 }
 
-/* ---- hearing ---- */
+/* ---- receiving ---- */
 static void address_keep(struct link *link, const struct packet_and_address *message, size_t bytes)
 {
     if (!link->process_address) link->process_address = memory_zeroed(1, sizeof *link->process_address);
-    if (!link->process_address) { link->wants_address = true; return; } /* it is asked once more, later */
+    /* Without memory the address is requested again later. */
+    if (!link->process_address) { link->wants_address = true; return; }
     link->process_address->bytes = bytes - sizeof message->packet;
     memcpy(link->process_address->content, message->process_address, link->process_address->bytes);
 }
-static bool link_hear(struct peer *peer, const union link_message *m, size_t bytes)      /* false: it is the end */
+/* Handles a message. Returns false if the link has ended. A heartbeat needs no handling. */
+static bool link_hear(struct peer *peer, const union link_message *m, size_t bytes)
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
@@ -141,7 +145,7 @@ static bool link_hear(struct peer *peer, const union link_message *m, size_t byt
         return true;
     case GIVEN_UP: peer_hear_given_up(peer, &m->packet); return true;
     case GOODBYE: peer_end(peer, LEFT); return false;
-    default: return true;                               /* HEARTBEAT */
+    default: return true;
     }
 }
 static bool hear_all(struct peer *peer)
@@ -163,7 +167,8 @@ void link_ready(struct peer *peer)
         if (came <= 0) { link_end(peer, came ? came : peer->link->error ? peer->link->error : -ECONNRESET); return; }
         if (!hear_all(peer)) return;
     }
-    if (peer->link->wire->tls) link_send_queue(peer);              /* its handshake may have waited for what came */
+    /* The TLS handshake may have waited for the bytes that arrived. */
+    if (peer->link->wire->tls) link_send_queue(peer);
     link_catch_up(peer);
 }
 
@@ -173,7 +178,8 @@ static void open_tick(struct peer *peer, int64_t now_ms)
     struct link *link = peer->link;
     int64_t period_ms = settings_get()->peer_timeout_ms / 10;
     if (now_ms - link->said_ms >= period_ms) {
-        link_heartbeat(peer, CTRL_WINDOW);                      /* if it reads nothing its kernel is asked by ours */
+        /* A peer that does not read leaves no room for it. Then TCP's keepalive probes the peer's host. */
+        link_heartbeat(peer, CTRL_WINDOW);
         link->said_ms = now_ms;
     }
     links_due(link->said_ms + period_ms);

@@ -1,54 +1,81 @@
-/* What links.c, which others call, and link.c, calls.c and callers.c, which the watch thread does, know of a process on
- * another host. Everything here is touched with registry.lock held. Nothing below waits, and what may end a link says
- * so: a peer that nobody uses is forgotten when it ends. */
+/* The state of processes on other hosts. links.c, which other folders call, shares it with link.c, calls.c and
+ * callers.c, which run on the watch thread. registry.lock protects everything here, and no function waits. A function
+ * that may end a link is marked, because a peer without users is freed when its link ends. */
 #pragma once
 #include "backend/processes/handshake.h"
 #include "backend/processes/wire.h"
 
 struct process_address { size_t bytes; unsigned char content[PROCESS_ADDRESS_BYTES]; };
 struct link {
-    struct contact at, from;                            /* where it listens, if known; from where it was called last */
-    enum { IDLE, CALLING, CONNECTED, GREETING } stage;  /* CONNECTING: of our own call. GREETING: it has our hello */
-    int64_t since_ms, again_ms, until_ms;               /* wanted since, 0: not; our next call; the end of this one */
-    int64_t said_ms;                                    /* OPEN: something was sent */
-    int waiters;                                        /* in link_await */
-    int error;                                          /* -errno of the last call, or of the end; 0: none */
-    int refusals;                                       /* in a row: nobody listens there any more */
-    bool was_open, is_full;                             /* is_full: its socket takes nothing at present */
-    bool has_asked, wants_address;                         /* we have for its process address, ever; are to */
-    bool was_asked, owes_address;                          /* it has for ours, ever; is to get it */
-    struct wire *wire;                                  /* since it is open */
-    struct process_address *process_address;                                  /* its own, when it has come */
+    /* Where the process listens, if known, and the local address of the latest connection attempt. */
+    struct contact at, from;
+    /* The stage of this process's connection attempt while CONNECTING. In GREETING it has sent its hello. */
+    enum { IDLE, CALLING, CONNECTED, GREETING } stage;
+    /* The time since when the link is wanted (0: not wanted), of the next attempt, and of this attempt's end. */
+    int64_t since_ms, again_ms, until_ms;
+    /* The time of the latest send while OPEN. */
+    int64_t said_ms;
+    /* The number of threads in link_await. */
+    int waiters;
+    /* The -errno of the latest attempt or of the link's end, or 0. */
+    int error;
+    /* The number of attempts in a row that found no listener. */
+    int refusals;
+    /* The link was open at some time. Its socket takes no more bytes at present. */
+    bool was_open, is_full;
+    /* This process has ever asked for the other's process address. It is about to ask. */
+    bool has_asked, wants_address;
+    /* The other process has ever asked for this one's. It is still to be sent. */
+    bool was_asked, owes_address;
+    /* The wire, from when the link first opens. */
+    struct wire *wire;                                  /* owned */
+    /* The other's process address, or NULL until it arrives. */
+    struct process_address *process_address;            /* owned */
 };
-struct caller {                                         /* a process that has called and has no link yet */
+/* An incoming connection that is not a link yet. */
+struct caller {
     int descriptor;
     int64_t until_ms;
-    bool proved;                                        /* it belongs to a group of this process, and was welcomed */
+    /* The caller has proved a shared group's key and was welcomed. */
+    bool proved;
     struct contact from;
     struct handshake handshake;
 };
 enum { MOST_CALLERS = 128 };
-struct links {                                          /* of this process */
+/* The listener, the process address and the incoming connections of this process. */
+struct links {
     int listener, caller_count;
-    struct contact at;                                  /* family 0: it does not listen */
-    struct process_address *process_address;
-    int64_t due_ms;                                     /* something is to be done then, or nothing yet */
-    struct caller callers[MOST_CALLERS];                /* oldest first */
+    /* Where this process listens. The family is 0 if it does not listen. */
+    struct contact at;
+    struct process_address *process_address;            /* owned */
+    /* The earliest time at which links_tick may have work. */
+    int64_t due_ms;
+    /* The oldest caller is first. */
+    struct caller callers[MOST_CALLERS];
 };
 extern struct links links;
+/* Makes links_tick run at that time at the latest. */
 void links_due(int64_t at_ms);
 
 /* ---- link.c ---- */
-struct peer *link_find(const unsigned char nonce[16]);                 /* one that can be used or will be */
-struct peer *link_add(const struct identity *identity, const struct key_id *key);      /* CONNECTING; NULL: no memory */
-/* The handshake is over, on peer->descriptor; `called`: by the other. May end it: false. */
+/* Finds a link that is CONNECTING or OPEN, or returns NULL. */
+struct peer *link_find(const unsigned char nonce[16]);
+/* Adds a link that is CONNECTING. Returns NULL without memory. */
+struct peer *link_add(const struct identity *identity, const struct key_id *key);
+/* Opens the link after the handshake on peer->descriptor. `called` means that the other process connected. Returns
+   false if the link ended. */
 bool link_open(struct peer *peer, const struct handshake *handshake, bool called);
-void link_end(struct peer *peer, int error);            /* LOST */
-void link_catch_up(struct peer *peer);                    /* OPEN: says what is still to be said, as far as that goes */
+/* Ends the link as LOST, with that -errno. */
+void link_end(struct peer *peer, int error);
+/* Sends what an OPEN link still owes, as far as the window has room. */
+void link_catch_up(struct peer *peer);
 
-/* ---- calls.c: our own calls ---- */
-void call_ready(struct peer *peer);                     /* its socket is; may end it */
-void call_tick(struct peer *peer, int64_t now_ms);      /* the same */
-/* ---- callers.c: others' ---- */
+/* ---- calls.c: outgoing connections ---- */
+/* Handles a ready socket. The link may end. */
+void call_ready(struct peer *peer);
+/* Starts, retries or gives up a connection attempt. The link may end. */
+void call_tick(struct peer *peer, int64_t now_ms);
+/* ---- callers.c: incoming connections ---- */
 void callers_tick(int64_t now_ms);
-bool callers_include(const unsigned char nonce[16]);    /* it was welcomed, and its link will soon be open */
+/* Returns true if that process was welcomed and its link is about to open. */
+bool callers_include(const unsigned char nonce[16]);

@@ -1,4 +1,4 @@
-/* What others call. Nothing here reads or calls: it notes what is wanted and wakes the watch thread, which does. */
+/* The functions for other folders. They record what is wanted and wake the watch thread, which connects and reads. */
 #include "backend/processes/links.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -33,7 +33,8 @@ const char *contact_print(const struct contact *c, char out[CONTACT_TEXT_BYTES])
 }
 
 /* ---- listening ---- */
-static int listen_at(const struct contact *at)          /* 0 or -errno */
+/* Returns 0 or -errno. */
+static int listen_at(const struct contact *at)
 {
     int listener = tcp_listen(at);
     int error = listener < 0 ? listener : registry_poll(listener);
@@ -90,7 +91,8 @@ tutti_status link_hold(const struct identity *other, const struct key_id *key, c
     if (!own && !peer) peer = link_add(other, key);
     if (peer) {
         peer->users++;
-        if (!peer->link->at.family) peer->link->at = *at;              /* it may have called us before */
+        /* A link that the other process opened has no address yet. */
+        if (!peer->link->at.family) peer->link->at = *at;
     }
     pthread_mutex_unlock(&registry.lock);
     if (own) return status_fail(TUTTI_INTERNAL, "a process has no link to itself");
@@ -145,14 +147,15 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms)
     while (peer->state == CONNECTING && clock_ms() < deadline_ms) registry_wait(deadline_ms);
     peer->link->waiters--;
     bool open = peer->state == OPEN;
-    peer->link->since_ms = clock_ms();                  /* what is to be sent has its own time from now on */
+    /* Messages that still wait get their own full time from now on. */
+    peer->link->since_ms = clock_ms();
     struct link link = *peer->link;
     struct contact here = links.at;
     pthread_mutex_unlock(&registry.lock);
     return open ? TUTTI_OK : error_explain(&peer->identity, &link, &here);
 }
 
-/* ---- cards ---- */
+/* ---- process addresses ---- */
 tutti_status links_publish(const void *content, size_t bytes)
 {
     if (bytes > PROCESS_ADDRESS_BYTES)

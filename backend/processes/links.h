@@ -1,43 +1,46 @@
-/* Processes on other hosts: a TCP connection for each that is needed, beside those of peers.h. What is held is a struct
- * peer: it is watched (peer_watch), told things (channel.h) and let go of (peer_release) as one of this host is, but
- * neither file descriptors nor views go over it. A link is made when something is to be sent over it or somebody waits
- * for it, and is one for all groups of this process.
+/* Processes on other hosts. Each process that is needed has one TCP connection, a link, which all groups of this
+ * process share. A struct peer stands for it. It is watched (peer_watch), receives control messages (channel.h) and is
+ * released (peer_release) like a peer of this host, but carries neither descriptors nor views. A link is made when a
+ * message is to be sent over it or a thread waits for it.
  *
- * Handshake: both ends prove that they know the key of a group of both (handshake.h). A process that does not is
- * dropped, and logged once.
- * Death: the end of a connection without a goodbye; or silence of the other host for TUTTI_SILENCE_MS. A process that
- * is stopped is alive: its kernel answers. */
+ * Handshake: both ends prove that they know the key of a shared group (handshake.h). A process without the key is
+ * dropped, and the first one is logged. Death: the connection ends without a goodbye, or the other host is silent for
+ * TUTTI_SILENCE_MS. A stopped process is alive, because its kernel answers. */
 #pragma once
 #include "backend/processes/peers.h"
 
-struct contact {                                        /* where a process listens; fixed size, no padding */
-    uint16_t family, port;                              /* AF_INET or AF_INET6, 0: nowhere; in the order of this host */
-    uint32_t scope;                                     /* of a link-local address, as the one who listens numbers it */
+/* Where a process listens. The size is fixed and there is no padding. */
+struct contact {
+    /* AF_INET, AF_INET6, or 0 for nowhere. The port is in host byte order. */
+    uint16_t family, port;
+    /* The scope of a link-local address, as the listening host numbers it. */
+    uint32_t scope;
     unsigned char address[16];
 };
 enum { CONTACT_TEXT_BYTES = 64, PROCESS_ADDRESS_BYTES = 2048 };
-/* From where somebody comes: equal, it is one host, or one network of IPv6, of which a host has as many addresses as it
-   likes. */
+/* Returns equal numbers for connections of one IPv4 host or one IPv6 network. An IPv6 host may use any number of
+   addresses of its network. */
 uint64_t contact_network(const struct contact *contact);
-const char *contact_print(const struct contact *contact, char out[CONTACT_TEXT_BYTES]);     /* 10.0.0.1:4711; out */
+/* Prints the address, such as "10.0.0.1:4711", and returns `out`. */
+const char *contact_print(const struct contact *contact, char out[CONTACT_TEXT_BYTES]);
 
-/* This process listens at that address from now on, until its last peers_release; port 0: any. A second call gives what
-   the first has. SYSTEM: the text says which address and why. Between peers_acquire and peers_release. */
+/* Listens at that address until the last peers_release. Port 0 means any port. A second call returns the first call's
+   address. Call it between peers_acquire and peers_release. SYSTEM: the text gives the address and the reason. */
 tutti_status links_listen(const struct contact *at, struct contact *out);
-/* That process of another host; pair with peer_release. Never waits, and makes no connection. `key` is the id of the
-   key of a group of both (keys.h). */
+/* Holds that process of another host. Pair with peer_release. Never waits or connects. `key` is the id of a shared
+   group's key (keys.h). */
 tutti_status link_hold(const struct identity *other, const struct key_id *key, const struct contact *at,
     struct peer **out);
-/* Until its link is open, which is made if there is none. TIMEOUT, PEER_LOST, SYSTEM: the text names both addresses,
-   why, and what to look at (a firewall, another interface). */
+/* Waits until the link is open, and makes it if needed. TIMEOUT, PEER_LOST, SYSTEM: the text gives both addresses, the
+   reason and what to check (a firewall, another interface). */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms);
-/* What a byte to that host takes at least, as the kernels have seen by the open link, whatever the processes do; 0: not
-   known. */
+/* Returns the least one-way time to that host in ns, as the kernels have measured it on the open link. Returns 0 if it
+   is unknown. */
 double link_way_ns(const struct peer *peer);
 
-/* Sets the *process address*, by which the transports of other hosts reach this process: up to PROCESS_ADDRESS_BYTES. A
-   later one replaces it. Processes that asked for it before get it now. */
+/* Sets the process address, by which transports of other hosts reach this process: at most PROCESS_ADDRESS_BYTES. A
+   later one replaces it. Processes that asked before get it now. */
 tutti_status links_publish(const void *process_address, size_t bytes);
-/* The process address of that process, which is asked for when it is first called; also of this process itself (NULL).
-   IN_PROGRESS: not here yet, ask again. PEER_LOST. Never waits. */
+/* Returns the process address of that process, or of this process for NULL. The first call requests it. Never waits.
+   IN_PROGRESS: it has not arrived; call again. PEER_LOST. */
 tutti_status link_process_address(struct peer *peer, void *out, size_t *bytes);

@@ -1,27 +1,42 @@
-/* What the ranks of a group tell each other of themselves. */
+/* The record by which each rank of a group introduces itself to the others. */
 #pragma once
 #include "backend/processes/links.h"
 #include <string.h>
 
-struct member {                                         /* fixed size, no padding: travels as bytes */
+/* The record travels as bytes: its size is fixed and there is no padding. */
+struct member {
     struct identity identity;
-    unsigned char token[16];                            /* rank 0's names the group, its segment and descriptor */
-    unsigned char key[KEY_BYTES];                       /* rank 0's, on the way through a store: the group's */
+    /* Rank 0's token names the group, its segments and their descriptors. */
+    unsigned char token[16];
+    /* The group's key, in rank 0's record on its way through a store. */
+    unsigned char key[KEY_BYTES];
     int64_t timeout_ms;
-    uint32_t size;                                      /* what this rank thinks the group's size is */
-    uint32_t build;                                     /* of what sources its tutti was made; never 0 */
-    char group[32];                                     /* name, for messages */
-    int32_t host;                                       /* where it is, or simulates to be: below the job's size */
-    uint32_t simulates; /* how, alike on all ranks; 0: nobody does; see SIMULATES_LINKS */
-    uint16_t fabrics;                                   /* the set of what carries its messages to other hosts */
-    uint16_t encrypts;                                  /* what goes to other hosts: 1, or 0 */
-    int32_t status;                                     /* OK; else why it cannot join: a tutti_status */
-    unsigned char host_token[16];                       /* equal: they have shown that they are on one host */
-    struct contact contact;                             /* for those on other hosts; family 0: none */
-    uint64_t job;                                       /* of which the group is a part: job_current; 0: not known */
-    uint64_t terms;                                     /* the digest of what it was told of the group: terms.h */
+    /* The size of the group as this rank was told. */
+    uint32_t size;
+    /* A number of the sources from which tutti was built. It is never 0. */
+    uint32_t build;
+    /* The name of the group, for messages. */
+    char group[32];
+    /* The real or simulated host of this rank, below the job's size. */
+    int32_t host;
+    /* A number of the simulated hosts, equal on all ranks, or 0. It may include SIMULATES_LINKS. */
+    uint32_t simulates;
+    /* The set of fabrics that carry messages to other hosts. */
+    uint16_t fabrics;
+    /* 1 if messages to other hosts are encrypted, else 0. */
+    uint16_t encrypts;
+    /* The tutti_status for which this rank cannot join, or OK. */
+    int32_t status;
+    /* Equal for processes that have proved that they share a host. */
+    unsigned char host_token[16];
+    /* Where processes of other hosts connect. The family is 0 if nowhere. */
+    struct contact contact;
+    /* The job that the group is a part of (job_current), or 0 if unknown. */
+    uint64_t job;
+    /* The digest of the group's terms (terms.h). */
+    uint64_t terms;
 };
-/* A bit of `simulates`: they reach each other as real hosts do; else through shared memory. */
+/* A bit of `simulates`: simulated hosts use links as real hosts do. Without it they use shared memory. */
 static const uint32_t SIMULATES_LINKS = 2;
 static inline bool member_shares_process(const struct member *a, const struct member *b)
 {

@@ -1,5 +1,5 @@
-/* Finding and opening the library. OpenSSL is asked not to clean up when the program exits, because threads of this
- * process may still use connections then. In a program that has used OpenSSL before, it cleans up all the same. */
+/* Finds and opens the library. OpenSSL must not clean up when the program exits, because threads of this process may
+ * still use connections then. If the program has initialized OpenSSL before, OpenSSL still cleans up. */
 #include "backend/processes/openssl.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
@@ -9,7 +9,7 @@
 
 enum { NO_ATEXIT = 0x00080000 };
 struct openssl_calls openssl;
-/* Why the library could not be opened; empty: it is open. */
+/* The reason for which the library could not be opened, or empty. */
 static char problem[400];
 
 static void problem_record(const char *name, const char *why)

@@ -1,5 +1,5 @@
-/* The calls of OpenSSL 3 that encryption needs. The library is opened when they are, so neither it nor its headers need
- * be there otherwise; what its headers would say is said here. */
+/* The functions of OpenSSL 3 that encryption uses. The library is opened at the first use, so it is not needed
+ * otherwise. This file has the declarations of OpenSSL's headers, so these are not needed either. */
 #pragma once
 #include "include/tutti.h"
 #include <stddef.h>
@@ -65,5 +65,5 @@ struct openssl_calls {
 #undef X
 };
 extern struct openssl_calls openssl;
-/* Once, for good; the settings are read then. UNSUPPORTED: the text says what was tried. */
+/* Opens the library at the first call, by the settings. UNSUPPORTED: the text gives the library and the problem. */
 tutti_status openssl_load(void);

@@ -1,8 +1,8 @@
-/* One registry per process (registry.h), behind one mutex that is never held across anything that waits. The watch
- * thread (watch.c) is the only one that reads from sockets; what is here only sends, and waits for `changed`. Both ends
- * of a connection prove that they know the key of a group of both (handshake.h). When two processes call each other at
- * once, the connection of the one with the smaller nonce stays, and the other is told that its own is superfluous.
- * Connections stay until the process lets go of all groups and says goodbye; an end without a goodbye is a death. */
+/* Each process has one registry (registry.h), behind one mutex that no thread holds while it waits. Only the watch
+ * thread (watch.c) reads from the sockets of peers. The functions here send, and wait for `changed`. Both ends of a
+ * connection prove that they know the key of a shared group (handshake.h). If two processes connect to each other at
+ * once, the connection of the smaller nonce stays, and the other is superfluous. A connection stays until the process
+ * has released all groups and sends GOODBYE. An end without a GOODBYE is a death. */
 #include "backend/processes/peers.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
@@ -27,8 +27,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* ---- fork ---- */
 static void before_fork(void) { pthread_mutex_lock(&registry.lock); }
 static void in_parent(void) { pthread_mutex_unlock(&registry.lock); }
-/* The child closes its copies, or it would keep the connections open and hide its parent's death. It leaves the
-   poller's list alone, which is shared with the parent, and frees nothing: what it inherited still points there. */
+/* The child closes its copies, because open ones would hide its parent's death. It does not touch the poll set, which
+   it shares with the parent. It keeps the inherited memory, because inherited communicators still point there. */
 static void in_child(void)
 {
     for (struct peer *p = registry.peers; p; p = p->next) {
@@ -49,14 +49,17 @@ static void in_child(void)
 }
 static void fork_prepare(void)
 {
-    settings_get();                                     /* they are read before a second thread may log */
+    /* Read the settings before a second thread may log. */
+    settings_get();
     clock_condition_init(&registry.changed);
-    arena_prepare();                                    /* the watch thread asks the arena, with our lock held */
+    /* The watch thread calls the arena with registry.lock held, so the arena registers its fork handlers first. */
+    arena_prepare();
     pthread_atfork(before_fork, in_parent, in_child);
 }
 
 /* ---- starting and stopping ---- */
-/* What was said last is to arrive, or leaving looks like a death. Who does not read for so long is stopped. */
+/* Sends what is queued, because an exit without GOODBYE looks like a death. A peer that does not read for FLUSH_MS is
+   stopped, and is not waited for. */
 static void flush_everything(void)
 {
     bool left = true;
@@ -101,7 +104,8 @@ static tutti_status start_thread(void)
     sigset_t all, before;
     sigfillset(&all);
     registry.stop = false;
-    pthread_sigmask(SIG_SETMASK, &all, &before);                       /* signals are the program's, not ours */
+    /* The program's own threads handle its signals. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int refused = pthread_create(&registry.thread, NULL, registry_watch, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (refused)
@@ -138,7 +142,8 @@ tutti_status peers_acquire(struct identity *out)
 void peers_release(void)
 {
     pthread_mutex_lock(&registry.lock);
-    bool last = registry.users > 0 && --registry.users == 0;           /* 0 before: in a child, of its parent's */
+    /* `users` is already 0 in a child that releases its parent's use. */
+    bool last = registry.users > 0 && --registry.users == 0;
     if (last) {
         assert(!pthread_equal(pthread_self(), registry.thread));
         registry.stop = registry.stopping = true;
@@ -165,7 +170,8 @@ bool peers_at_end(void (*end)(void))
 }
 
 /* ---- connecting ---- */
-static int peer_call(struct peer *peer)                                /* 0 or -errno */
+/* Connects to the peer and starts the handshake. Returns 0 or -errno. */
+static int peer_call(struct peer *peer)
 {
     int descriptor = socket_connect("peer", peer->identity.nonce);
     if (descriptor < 0) return descriptor;
@@ -189,8 +195,10 @@ static int await_open(struct peer *peer, int64_t deadline_ms)
 static void peer_unuse(struct peer *peer)
 {
     assert(peer->users > 0);
-    if (--peer->users > 0 || peer->state == OPEN) return;              /* open ones stay for the next group */
-    if (peer->state == CONNECTING && peer->unsent.first) return;       /* a link that has something to say first */
+    /* An open connection stays for the next group. */
+    if (--peer->users > 0 || peer->state == OPEN) return;
+    /* A link stays until it has sent its messages. */
+    if (peer->state == CONNECTING && peer->unsent.first) return;
     peer_leave(peer);
 }
 static tutti_status error_explain(const struct identity *other, int error)
@@ -238,7 +246,8 @@ void peer_release(struct peer *peer)
 bool peer_is_gone(const struct peer *peer)
 {
     pthread_mutex_lock(&registry.lock);
-    bool gone = peer->state > OPEN;                     /* a link may not be open yet */
+    /* A link that is still CONNECTING is not gone. */
+    bool gone = peer->state > OPEN;
     pthread_mutex_unlock(&registry.lock);
     return gone;
 }
@@ -300,7 +309,8 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 void peers_give_up(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
-    /* other ranks of this process wait for it as well; who was first has told all, and is to be named by all */
+    /* The first process that gave up has notified all, and every error text names it. So this process sends nothing if
+       it was not the first. */
     bool first = registry_record_given_up(token, &registry.self);
     if (first) registry_pass_on(token, NULL);
     pthread_mutex_unlock(&registry.lock);

@@ -1,4 +1,4 @@
-/* The registry's data, and what is done with it from more than one place. */
+/* The registry's data, and the functions on it that several files use. */
 #include "backend/processes/registry.h"
 #include "backend/base/memory.h"
 #include "backend/host/socket.h"
@@ -32,7 +32,8 @@ void registry_wait(int64_t until_ms)
 void registry_wake(void)
 {
     uint64_t one = 1;
-    ssize_t ignored = write(registry.waker, &one, sizeof one);         /* full means that it is awake anyway */
+    /* The write fails only if the counter is full, and then the watch thread is awake. */
+    ssize_t ignored = write(registry.waker, &one, sizeof one);
     (void)ignored;
 }
 int registry_poll(int descriptor)
@@ -45,7 +46,7 @@ void registry_poll_writing(int descriptor, bool on)
     struct epoll_event event = { .events = on ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.fd = descriptor };
     epoll_ctl(registry.poller, EPOLL_CTL_MOD, descriptor, &event);
 }
-/* To close is not enough: a child made without our fork handler may still hold the other reference for a moment. */
+/* A close alone may not end the polling, because a child that ran no fork handler may share the socket. */
 void registry_hang_up(int *descriptor)
 {
     if (*descriptor >= 0) epoll_ctl(registry.poller, EPOLL_CTL_DEL, *descriptor, NULL);
@@ -77,7 +78,8 @@ int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
     memcpy(&message.msg, msg, offsetof(struct ctrl_msg, bytes) + msg->length);
     return peer_say(peer, &message.packet, bytes_of(msg->length), -1);
 }
-void peer_await_room(struct peer *peer, bool on)        /* a link awaits room as long as it has control messages */
+/* A link awaits room as long as it has control messages, so only `on` matters for it. */
+void peer_await_room(struct peer *peer, bool on)
 {
     if (!peer->link) registry_poll_writing(peer->descriptor, on);
     else if (on) link_want(peer);
@@ -94,7 +96,7 @@ bool packet_is_for_us(int bytes, const struct packet *packet)
         && packet->version == PROTOCOL && nonce_equal(packet->to, registry.self.nonce);
 }
 
-/* ---- its lists ---- */
+/* ---- lists of the registry ---- */
 struct peer *registry_find(const unsigned char nonce[16])
 {
     for (struct peer *p = registry.peers; p; p = p->next)
@@ -151,7 +153,8 @@ const struct given_up *registry_find_given_up(const unsigned char token[16])
 bool registry_record_given_up(const unsigned char token[16], const struct identity *by)
 {
     int kept = -1;
-    if (registry_find_given_up(token)) return false;          /* who follows gives up because of the first */
+    /* Later processes give up because of the first one, so only the first is recorded. */
+    if (registry_find_given_up(token)) return false;
     struct given_up *g = &registry.given_up[registry.given_up_count++ % GIVEN_UPS];
     memcpy(g->token, token, sizeof g->token);
     g->by = *by;

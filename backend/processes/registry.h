@@ -1,11 +1,13 @@
-/* What peers.c and views.c (which others call) and watch.c (its thread) share. Everything here is touched with
- * registry.lock held, and the lock is never held across anything that waits. */
+/* The state that peers.c and views.c, which other folders call, share with watch.c, which runs the watch thread.
+ * registry.lock protects everything here. No thread holds it while it waits. */
 #pragma once
 #include "backend/processes/channel.h"
 #include "backend/processes/handshake.h"
 #include <pthread.h>
 
 enum { MOST_PENDING = 32, KEPT = 1024, KEPT_OPEN = 256, GIVEN_UPS = 16, PROTOCOL = 9 };
+/* DESCRIPTOR, WANTED and BLOCK travel only between processes of one host. HEARTBEAT, ADDRESS_REQUEST and ADDRESS travel
+ * only over links. */
 enum kind {
     DESCRIPTOR = 1,
     GOODBYE,
@@ -15,140 +17,205 @@ enum kind {
     CTRL_MSG,
     HEARTBEAT,
     ADDRESS_REQUEST,
-    ADDRESS,      /* over links only */
+    ADDRESS,
 };
-struct packet { /* after the handshake; behind a CTRL_MSG or ADDRESS comes one */
+/* Packets follow the handshake. A control message follows a CTRL_MSG packet, a process address an ADDRESS packet. */
+struct packet {
     char magic[8];
     uint32_t version, kind;
     unsigned char to[16], token[16];
-    struct identity from;                               /* of GIVEN_UP: who did */
+    /* The sender. In a GIVEN_UP packet it is the process that could not join. */
+    struct identity from;
 };
-struct address { unsigned char token[16]; int32_t rank; };     /* of a channel */
-struct ctrl_msg {                                        /* travels without the end of `bytes` */
+/* One rank's end of a channel. */
+struct address { unsigned char token[16]; int32_t rank; };
+/* A control message. Only the first `length` of its bytes are sent. */
+struct ctrl_msg {
     struct address to;
     int32_t from;
     uint16_t word;
-    uint8_t hops, flags;                                /* of those who have passed it on; enum ctrl_msg_flag */
+    /* The number of processes that have passed it on, and bits of enum ctrl_msg_flag. */
+    uint8_t hops, flags;
     uint32_t length;
     unsigned char bytes[CHANNEL_BYTES];
 };
-enum ctrl_msg_flag { LAST_WORD = 1, ANSWER = 2, CTRL_MSG_FLAGS = 3 }; /* of a rank to another; to one that came late */
+/* LAST_WORD marks the final message of a rank. ANSWER marks a final message that a closed channel sends in reply. */
+enum ctrl_msg_flag { LAST_WORD = 1, ANSWER = 2, CTRL_MSG_FLAGS = 3 };
 struct packet_and_ctrl_msg { struct packet packet; struct ctrl_msg msg; };
-/* via: the nonce of the process whose connection it came by; that of this process, of its own. */
+/* `via` is the nonce of the process that delivered the message, or of this process for its own messages. */
 struct ctrl_entry { struct ctrl_entry *next; struct ctrl_msg msg; unsigned char via[16]; };
 struct ctrl_queue { struct ctrl_entry *first, *last; int count; };
 enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
 struct peer {
     struct identity identity;
-    struct key_id key;                                  /* by which the two know each other */
-    struct link *link;                                  /* NULL: of this host. A process may have one of each kind */
+    /* The id of the key that both processes prove to know. */
+    struct key_id key;
+    /* The link to a process of another host. It is NULL for a connection on this host. A process may have a peer of
+     * each kind. */
+    struct link *link;
     enum state state;
-    int error;                                          /* -errno by which the handshake failed, or 0 */
-    int descriptor;                                     /* -1: none yet, or no more */
-    bool expects_theirs;                                /* CONNECTING: they call us */
-    struct handshake *handshake;                        /* CONNECTING: of our call; else NULL */
-    int users, ways; /* ways: of channels that are closed, which use it while it is */
+    /* The -errno of a failed handshake, or 0. */
+    int error;
+    /* The open socket, or -1. */
+    int descriptor;
+    /* True while CONNECTING if this process waits for the other one to connect. */
+    bool expects_theirs;
+    /* The handshake of this process's connection attempt while CONNECTING, else NULL. */
+    struct handshake *handshake;
+    /* `users` counts holders. `ways` counts routes of closed channels, which use it only while it is open. */
+    int users, ways;
     struct peer_watch *watches;
-    struct view *views;                                 /* of its arena */
-    struct ctrl_queue unsent;                              /* that its socket does not take at present */
-    bool owes_given_ups;                                /* the same of these; it is told all of them again */
+    /* Views of blocks in the peer's arena. */
+    struct view *views;
+    /* Control messages that the socket has no room for at present. */
+    struct ctrl_queue unsent;
+    /* True if a GIVEN_UP packet found no room. All of them are sent again. */
+    bool owes_given_ups;
     struct peer *next;
 };
-/* A process that has connected, and not yet proved that it belongs to a group of this one. */
+/* A connection whose process has not yet proved that it shares a group with this one. */
 struct pending { int descriptor; int64_t until_ms; struct handshake handshake; };
-struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but there was no room for it */
-struct given_up { unsigned char token[16]; struct identity by; };      /* a group that a process could not join */
+/* A descriptor that arrived before a rank asked for it. It is -1 if this process had no room for it. */
+struct kept { int descriptor; unsigned char token[16]; };
+/* A group, by its token, and the process that could not join it. */
+struct given_up { unsigned char token[16]; struct identity by; };
 
 struct registry {
     pthread_mutex_t lock;
-    pthread_cond_t changed;                             /* a state, a kept descriptor, the end of a call */
+    /* Signals a new state, a kept descriptor, or the end of a callback. */
+    pthread_cond_t changed;
     int users;
-    void (*at_end)(void);                               /* see peers_at_end; or NULL */
+    /* The function of peers_at_end, or NULL. */
+    void (*at_end)(void);
+    /* `stop` ends the watch thread. `stopping` is true during the last peers_release. With `out_of_descriptors` the
+     * watch thread pauses before its next poll. */
     bool stop, stopping, out_of_descriptors;
     struct identity self;
     int listener, poller, waker;
     pthread_t thread;
     struct peer *peers;
-    struct pending pending[MOST_PENDING];               /* oldest first */
-    struct kept kept[KEPT];                             /* oldest first; KEPT_OPEN of them have a descriptor */
+    /* The oldest entry is first. */
+    struct pending pending[MOST_PENDING];
+    /* The oldest entry is first. At most KEPT_OPEN entries have an open descriptor. */
+    struct kept kept[KEPT];
     int pending_count, kept_count;
-    struct given_up given_up[GIVEN_UPS];                /* the latest */
-    unsigned given_up_count;                            /* ever */
+    /* A ring of the latest entries, and the number of all entries so far. */
+    struct given_up given_up[GIVEN_UPS];
+    unsigned given_up_count;
+    /* The watch whose callback is running, or NULL. */
     const struct peer_watch *calling;
+    /* The number of refused connections, and of descriptors that were closed unused. */
     uint64_t turned_away, dropped;
 };
 extern struct registry registry;
 
 static inline bool peer_is_over(const struct peer *peer) { return peer->state == LEFT || peer->state == LOST; }
 bool nonce_equal(const unsigned char a[16], const unsigned char b[16]);
-void descriptor_close(int *descriptor);                /* -1 is fine, and what it is afterwards */
+/* Closes the descriptor unless it is -1, and sets it to -1. */
+void descriptor_close(int *descriptor);
 
-void registry_wait(int64_t until_ms);                  /* for `changed` */
-void registry_wake(void);                              /* the watch thread */
-int registry_poll(int descriptor);                     /* from now on; 0 or -errno */
-void registry_poll_writing(int descriptor, bool on);    /* whether it can be written to, too */
-void registry_hang_up(int *descriptor);                /* no longer, and closes it */
+/* Waits until `changed` is signalled or the time has come. */
+void registry_wait(int64_t until_ms);
+/* Wakes the watch thread. */
+void registry_wake(void);
+/* Makes the watch thread poll the descriptor for reading. Returns 0 or -errno. */
+int registry_poll(int descriptor);
+/* Polls the descriptor for writing too, or only for reading again. */
+void registry_poll_writing(int descriptor, bool on);
+/* Removes the descriptor from the poll set and closes it. */
+void registry_hang_up(int *descriptor);
 struct packet registry_packet(const unsigned char to[16], enum kind kind);
-/* Sends a packet over the connection or the link of a peer; token may be NULL, gift (a descriptor) -1, and is over a
-   link. 0 or -errno; -EAGAIN: not now. */
+/* Sends a packet over the connection or the link of a peer. `token` may be NULL. `gift` is a descriptor or -1, and must
+   be -1 for a link. Returns 0 or -errno; -EAGAIN means that there is no room now. */
 int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int gift);
 int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg);
-void peer_await_room(struct peer *peer, bool on);       /* whether peer_flush is to be called when there is */
-int peer_begin_handshake(struct peer *peer, const char purpose[8]);      /* of our call: 0, or -ENOMEM */
-bool packet_is_for_us(int bytes, const struct packet *packet);         /* `bytes` without what comes behind it */
+/* Sets whether the watch thread calls peer_flush when the connection has room again. */
+void peer_await_room(struct peer *peer, bool on);
+/* Starts the handshake of a connection attempt by this process. Returns 0 or -ENOMEM. */
+int peer_begin_handshake(struct peer *peer, const char purpose[8]);
+/* Checks a packet that was received. `bytes` leaves out the data behind the packet. */
+bool packet_is_for_us(int bytes, const struct packet *packet);
 bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *message);
 
-struct peer *registry_find(const unsigned char nonce[16]);             /* of this host, that can be used or will be */
-/* CONNECTING; NULL: no memory. */
+/* Finds the peer of this host that is CONNECTING or OPEN, or returns NULL. */
+struct peer *registry_find(const unsigned char nonce[16]);
+/* Adds a peer that is CONNECTING. Returns NULL without memory. */
 struct peer *registry_add(const struct identity *identity, const struct key_id *key);
-void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
-bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
+/* Frees a peer that has no users and no socket. */
+void registry_forget(struct peer *peer);
+/* Takes out the descriptor that was sent under `token`. Returns false if it has not arrived. */
+bool registry_take_kept(const unsigned char token[16], int *out);
 struct pending registry_take_pending(int index);
-/* The first to say so is kept; what was sent for that group is not wanted any more. */
-bool registry_record_given_up(const unsigned char token[16], const struct identity *by);       /* true: the first */
-const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */
-/* Tells all who do not hear of it from the one it was heard of (NULL: this process): over links, and all of this host
-   what came over a link. */
+/* Records the first process that gave up joining a group, and closes a descriptor that was kept for the group. Returns
+   true for the first. */
+bool registry_record_given_up(const unsigned char token[16], const struct identity *by);
+/* Returns the record of that group, or NULL. */
+const struct given_up *registry_find_given_up(const unsigned char token[16]);
+/* Sends a recorded GIVEN_UP to all peers that its sender does not reach. `heard_of` is the peer that sent it, or NULL
+   for this process. A notice from this host goes only over links, because its sender reaches this host itself. */
 void registry_pass_on(const unsigned char token[16], const struct peer *heard_of);
-void peer_tell_given_ups(struct peer *peer);            /* all of them; it may be about to join one */
+/* Sends all recorded GIVEN_UPs, because the peer may be about to join one of those groups. */
+void peer_tell_given_ups(struct peer *peer);
 
-/* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */
+/* ---- views.c, for the watch thread ---- */
+/* Sends a block of this process's arena to a peer that asked for it. */
 void views_answer(struct peer *peer, const unsigned char token[16]);
+/* Handles a peer's answer. `gift` is a descriptor, which is taken over, or -1. */
 void views_receive(struct peer *peer, const unsigned char token[16], int gift);
-void views_forget(struct peer *peer);                   /* unmaps them all; nobody holds one */
+/* Unmaps all views of a peer. They have no holders. */
+void views_forget(struct peer *peer);
 
-/* channel.c, for the watch thread: a control message has come; users are called, without the lock; until when; its
-   socket takes something; the end */
+/* ---- channel.c, for the watch thread ---- */
+/* Queues a control message that has arrived from `by`. */
 void channels_receive(const struct ctrl_msg *msg, const struct peer *by);
+/* Delivers queued messages. It releases the lock while it calls the receivers. */
 void channels_deliver(void);
 void channels_tick(void);
-int channels_poll_timeout_ms(void);                     /* ms; -1: no limit */
+/* Returns the time until the next tick in ms, or -1 if no channel ticks. */
+int channels_poll_timeout_ms(void);
+/* Sends waiting control messages as far as the socket has room. */
 void peer_flush(struct peer *peer);
 void ctrl_queue_free(struct ctrl_queue *list);
-void channels_lose(const struct peer *peer);            /* it is about to be forgotten */
-void channels_forget(void);                             /* nobody has one open */
-void channels_after_fork(void);                         /* in the child: those of the parent are not its own */
+/* Removes a peer that is about to be freed from the routes of closed channels. */
+void channels_lose(const struct peer *peer);
+/* Frees closed channels and queues. No channel is open. */
+void channels_forget(void);
+/* Forgets the parent's channels in the child. */
+void channels_after_fork(void);
 
-/* claims.c, for the watch thread: somebody asks who has claimed a token. false: that is another descriptor */
+/* ---- claims.c, for the watch thread ---- */
+/* Answers a process that asks who claimed a token first. Returns false if the descriptor is not a claim's listener. */
 bool claims_answer(int descriptor);
-void claims_forget(void);                               /* nobody has one */
-void claims_after_fork(void);                           /* in the child: those of the parent are not its own */
+/* Frees all claims when this process has no users left. */
+void claims_forget(void);
+/* Forgets the parent's claims in the child. */
+void claims_after_fork(void);
 
-/* link.c and callers.c, for the watch thread and peers.c */
-void link_ready(struct peer *peer);                     /* its socket is; may end it */
-bool links_handle(int descriptor);                      /* that is one of theirs; false: it is not */
+/* ---- link.c and callers.c, for the watch thread and peers.c ---- */
+/* Handles a link whose socket is ready. The link may end. */
+void link_ready(struct peer *peer);
+/* Handles a ready descriptor of an incoming connection. Returns false if the descriptor is not one of these. */
+bool links_handle(int descriptor);
 void links_tick(void);
-int links_poll_timeout_ms(void);                        /* ms; -1: no limit */
-int link_say(struct peer *peer, const struct packet *packet, size_t bytes); /* with what is behind it; 0 or -errno */
-void link_want(struct peer *peer);                      /* it has control messages; calls it unless it is open */
-bool link_push(struct peer *peer);                      /* sends what it can; true: there is more */
+/* Returns the time until links_tick has work in ms, or -1 for no limit. */
+int links_poll_timeout_ms(void);
+/* Sends a packet and the data behind it. Returns 0 or -errno. */
+int link_say(struct peer *peer, const struct packet *packet, size_t bytes);
+/* Makes the watch thread connect a link that has messages to send or waiters, unless it is open. */
+void link_want(struct peer *peer);
+/* Sends as much as the socket takes. Returns true if more remains. */
+bool link_push(struct peer *peer);
 void link_forget(struct peer *peer);
-void links_close(void);                                 /* nobody has one */
+/* Closes the listener and all incoming connections. No link is held. */
+void links_close(void);
 void links_after_fork(void);
 
-/* watch.c */
-void *registry_watch(void *unused);                    /* the watch thread */
-void registry_turn_away(int descriptor, const char *why);              /* hangs up, and says so the first time */
+/* ---- watch.c ---- */
+/* Runs the watch thread. */
+void *registry_watch(void *unused);
+/* Closes a refused connection, and logs the reason for the first one. */
+void registry_turn_away(int descriptor, const char *why);
 void peer_open(struct peer *peer);
-void peer_end(struct peer *peer, enum state state);     /* frees it if nobody uses it */
+/* Ends the connection, and frees the peer if it has no users. */
+void peer_end(struct peer *peer, enum state state);
 void peer_hear_given_up(struct peer *peer, const struct packet *packet);

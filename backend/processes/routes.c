@@ -1,6 +1,6 @@
-/* A distance counts the powers of two that must be added or, the other way round, subtracted. A step takes one of them
-   away in the direction that has the fewest, so the distance falls by one at least; as it is never negative, that ends.
-   A host that is missing is passed by with another power of two: their order does not matter. */
+/* A distance is the least number of powers of two that lead forwards, or backwards, to the other host. A step takes one
+   power in the shorter direction, so each step reduces the distance by at least one, and a route ends. A missing host
+   is skipped by another power of two, because their order does not matter. */
 #include "backend/processes/routes.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -8,15 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_UNANSWERED = 3 }; /* control messages without an answer, before a rank is called itself */
+/* After so many messages without an answer, a rank is sent messages directly. */
+enum { MOST_UNANSWERED = 3 };
 struct routes {
     struct route_map map;
-    int *host_of, *first, *ranks;                       /* [size]; [hosts + 1], of each host in `ranks`; [size] */
-    struct peer **peers;                                /* [size] */
+    /* host_of has `size` entries. `ranks` has `size` entries sorted by host, and the ranks of host h begin at
+       first[h]. */
+    int *host_of, *first, *ranks;
+    struct peer **peers; /* [size] */
     bool retired;
-    unsigned char *unanswered;                          /* [size] */
+    unsigned char *unanswered; /* [size] */
 };
-static struct peer gone = { .state = LOST };            /* in the place of those that are not to be used */
+/* Stands for peers that retired routes must not use. */
+static struct peer gone = { .state = LOST };
 
 /* ---- hosts ---- */
 static int ahead_of(int hosts, int from, int to) { return to >= from ? to - from : to - from + hosts; }
@@ -38,7 +42,7 @@ int route_longest(int hosts)
     for (int64_t reach = 1; reach < hosts; reach *= 2) steps++;
     return steps;
 }
-/* The largest power of two first. */
+/* Tries the largest power of two first. */
 int route_step(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context)
 {
     int best = -1, least = route_distance(hosts, from, to);
@@ -58,7 +62,8 @@ static void sort_by_host(struct routes *r)
     for (int i = 0; i < r->map.size; i++) r->first[r->host_of[i] + 1]++;
     for (int h = 0; h < r->map.hosts; h++) r->first[h + 1] += r->first[h];
     for (int i = r->map.size - 1; i >= 0; i--) r->ranks[--r->first[r->host_of[i] + 1]] = i;
-    memmove(r->first, r->first + 1, (size_t)r->map.hosts * sizeof *r->first); /* the ends have become starts */
+    /* The loop has turned first[h + 1] from the end of host h into its start, so the starts move down by one entry. */
+    memmove(r->first, r->first + 1, (size_t)r->map.hosts * sizeof *r->first);
     r->first[r->map.hosts] = r->map.size;
 }
 static void free_all(struct routes *r)
@@ -120,8 +125,8 @@ void routes_lose(struct routes *r, const struct peer *peer)
     }
 }
 
-/* ---- the way ---- */
-/* The first rank of that host that can pass something on, or -1. */
+/* ---- the next process on a route ---- */
+/* Returns the first rank of that host that can pass a message on, or -1. */
 static int gate_of(const struct routes *r, int host)
 {
     for (int i = r->first[host]; i < r->first[host + 1]; i++) {
@@ -131,13 +136,14 @@ static int gate_of(const struct routes *r, int host)
     return -1;
 }
 static bool has_gate(const void *context, int host) { return gate_of(context, host) >= 0; }
-static bool is_called(const struct routes *r, int to)   /* itself */
+/* Returns true if messages go directly to that rank: it is on this host, or its link is open, over or in use. */
+static bool is_called(const struct routes *r, int to)
 {
     const struct peer *peer = r->peers[to];
     return peer != &gone && (!peer->link || peer->state >= OPEN || peer->unsent.first);
 }
-/* Also to one that is not to be used from here: others may. Over hosts of which this process is the first too, as when
-   they are simulated. */
+/* Looks for the next process even if this process cannot reach the rank itself, because others may. It skips hosts
+   whose first process is this one, which happens when hosts are simulated. */
 struct peer *routes_next(const struct routes *r, int to, bool mine)
 {
     struct peer *straight = r->peers[to];

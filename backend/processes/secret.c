@@ -1,4 +1,4 @@
-/* Loading has a lock of its own, as it reads a file. What is loaded is only read until the registry ends. */
+/* Loading has a lock of its own, because it reads a file. A loaded secret does not change until the registry ends. */
 #include "backend/processes/secret.h"
 #include "backend/base/settings.h"
 #include "backend/base/sha256.h"
@@ -14,7 +14,8 @@
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     bool loaded;
-    _Atomic size_t bytes;                               /* 0: none. The watch thread asks while another one loads */
+    /* 0 if there is no secret. It is atomic because the watch thread reads it while another thread loads. */
+    _Atomic size_t bytes;
     unsigned char key[MOST_SECRET_BYTES];
 } secret;
 
@@ -22,7 +23,8 @@ static tutti_status secret_refuse(const char *path, const char *what)
 {
     return status_fail(TUTTI_SYSTEM, "the secret file %.200s (TUTTI_SECRET_FILE) %s", path, what);
 }
-static ssize_t read_some(int file, void *out, size_t bytes)             /* as read, whatever signals come */
+/* Reads like read(), and repeats a read that a signal interrupted. */
+static ssize_t read_some(int file, void *out, size_t bytes)
 {
     ssize_t got;
     do got = read(file, out, bytes);
@@ -80,7 +82,8 @@ void secret_forget(void)
     secret.loaded = false;
     pthread_mutex_unlock(&loading);
 }
-void secret_after_fork(void)                            /* another thread of the parent may have been loading */
+/* Another thread of the parent may have held the lock. */
+void secret_after_fork(void)
 {
     loading = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     secret_forget();

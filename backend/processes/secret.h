@@ -1,13 +1,15 @@
-/* The secret that an administrator gives to a job beside its key (TUTTI_SECRET_FILE). */
+/* The secret that an administrator gives to a job in addition to its key (TUTTI_SECRET_FILE). */
 #pragma once
 #include "include/tutti.h"
 
 enum { MOST_SECRET_BYTES = 4096 };
-/* Reads the file unless that is done. SYSTEM: the text says what is wrong with it. May wait for the file. */
+/* Reads the file unless it is loaded. May wait for the file. SYSTEM: the text describes the problem. */
 tutti_status secret_load(void);
-void secret_forget(void);                               /* a later secret_load reads the file again */
-void secret_after_fork(void);                           /* in the child */
+/* Makes a later secret_load read the file again. */
+void secret_forget(void);
+/* Forgets the secret in the child. */
+void secret_after_fork(void);
 bool secret_is_set(void);
-/* The key that both a key from the store and the secret are needed for: HMAC of the key with the secret. Without a
-   secret the key itself. After secret_load. */
+/* Derives the key in use from the store's key and the secret: the HMAC of the key with the secret. Without a secret it
+   copies the key. Call it after secret_load. */
 void secret_mix(const unsigned char key[32], unsigned char out[32]);

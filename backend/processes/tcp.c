@@ -1,5 +1,5 @@
-/* The receive buffer has a size of its own, not the system's default, since a link relies on there being room for its
- * window (wire.h) even when it comes in the smallest of pieces. */
+/* The receive buffer has a fixed size. A link relies on room for its whole window (wire.h), even if the window arrives
+ * in the smallest pieces. */
 #include "backend/processes/tcp.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/settings.h"
@@ -27,7 +27,8 @@ static socklen_t name_of(const struct contact *c, const struct contact *near, un
     }
     out->six.sin6_port = htons(c->port);
     memcpy(&out->six.sin6_addr, c->address, sizeof out->six.sin6_addr);
-    if (IN6_IS_ADDR_LINKLOCAL(&out->six.sin6_addr))     /* interfaces are numbered by each host */
+    /* Each host numbers its own interfaces, so a link-local address needs the scope of this host. */
+    if (IN6_IS_ADDR_LINKLOCAL(&out->six.sin6_addr))
         out->six.sin6_scope_id = near->family == AF_INET6 && near->scope ? near->scope : c->scope;
     return sizeof out->six;
 }
@@ -58,13 +59,14 @@ struct contact tcp_there(int socket)
     getpeername(socket, &name.any, &bytes);
     return contact_of(&name);
 }
-static void option_set(int socket, int level, int option, int value) /* where a kernel lacks one, it goes without */
+/* A kernel that lacks the option works without it. */
+static void option_set(int socket, int level, int option, int value)
 {
     setsockopt(socket, level, option, &value, sizeof value);
 }
-/* Of keeping alive, the user timeout says when it has been silent for too long; the number of probes does not count. It
-   begins when something is sent once more, which is after the next heartbeat and the least time the kernel waits for an
-   acknowledgement, 200 ms and a little. */
+/* Returns the silence after which the kernel ends a connection; the number of keepalive probes does not matter. The
+   time counts from a retransmission. That is after the next heartbeat plus the kernel's shortest wait for an
+   acknowledgement, which is a little over 200 ms. */
 static int user_timeout_ms(void)
 {
     int peer_timeout_ms = (int)settings_get()->peer_timeout_ms, most_ms = peer_timeout_ms * 8 / 10;
@@ -84,7 +86,8 @@ static int open_socket(int family)
     if (family != AF_INET && family != AF_INET6) return -EAFNOSUPPORT;
     int descriptor = descriptor_raised(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (descriptor < 0) return -errno;
-    option_set(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);             /* before it connects, and inherited */
+    /* The size must be set before the connection is made. Accepted sockets inherit it. */
+    option_set(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);
     return descriptor;
 }
 static int close_with(int descriptor, int error)

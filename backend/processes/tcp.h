@@ -1,15 +1,19 @@
-/* Sockets between hosts. They never block and are closed on exec; an error is a negative errno. Their kernels find out
- * about each other's hosts: what is sent is to be acknowledged, and a probe answered, in less than TUTTI_SILENCE_MS. */
+/* Sockets between hosts. They never block and are closed on exec. An error is a negative errno. The kernel detects that
+ * the other host is gone: it must acknowledge data and answer probes within TUTTI_SILENCE_MS. */
 #pragma once
 #include "backend/processes/links.h"
 
 int tcp_listen(const struct contact *at);
-/* Under way: it is writable when it is there, or when tcp_error says why not. `near`: where link-local addresses of
-   this process are; may be nowhere. */
+/* Starts to connect. The socket becomes writable when it is connected, or when tcp_error returns the reason. `near`
+   gives the scope of this process's link-local addresses, and may be nowhere. */
 int tcp_call(const struct contact *at, const struct contact *near);
 int tcp_accept(int listener);
-int tcp_error(int socket);                              /* 0 or -errno, once */
-struct contact tcp_here(int socket);                    /* its own address */
+/* Returns 0 or -errno, and clears the error. */
+int tcp_error(int socket);
+/* Return the local address, and the address of the other end. */
+struct contact tcp_here(int socket);
 struct contact tcp_there(int socket);
-double tcp_way_ns(int socket);                          /* half the least round trip so far; 0: not known */
-void tcp_drain(int socket); /* what is unread when it is closed would cut off what we said */
+/* Returns half of the least round trip so far in ns, or 0 if it is unknown. */
+double tcp_way_ns(int socket);
+/* Discards unread bytes, because a close with unread bytes would cut off what was sent. */
+void tcp_drain(int socket);

@@ -1,6 +1,6 @@
-/* OpenSSL reads from the socket itself, but only in tls_receive: its caller learns whether OpenSSL has read more than
- * it returned. OpenSSL writes into a buffer, which is then sent. So OpenSSL never asks for the same bytes again, and
- * the caller may send something else first. A socket that can no longer be written to may still have bytes to read. */
+/* OpenSSL reads from the socket itself, but only in tls_receive, whose caller can ask whether OpenSSL holds more bytes
+ * (tls_has_unread). OpenSSL writes into a buffer, which is then sent. So OpenSSL does not need a failed write repeated,
+ * and the caller may send other bytes next. A socket that fails to write may still have bytes to read. */
 #include "backend/processes/tls.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
@@ -12,8 +12,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* SEND_BYTES are encrypted before they are sent. The buffer of unsent bytes has a limit, because the other end could
-   make this one answer for ever and read nothing. A key serves a tenth of the records that RFC 8446, 5.5 allows. */
+/* One call encrypts about SEND_BYTES before it sends. The buffer of unsent bytes has a limit, because the other end
+   could cause answers without end and read none. A key serves a tenth of the records that RFC 8446, 5.5 allows. */
 enum {
     RECORD_BYTES = 16384,
     SEND_BYTES = 256 << 10,
@@ -40,26 +40,26 @@ enum {
 struct tls {
     SSL *ssl;
     unsigned char key[KEY_BYTES];
-    /* The call that is under way: its socket, and whether it may read. */
+    /* The socket of the running call, and whether that call may read. */
     int socket;
     bool receiving;
-    /* An errno or 0: of OpenSSL or of reading, and of writing. */
+    /* An errno or 0. `error` comes from OpenSSL or from reading, `send_error` from writing. */
     int error, send_error;
-    /* The other end has closed the connection; tls_has_unread. */
+    /* `ended` is set when the other end has closed the connection. `unread` is the result of tls_has_unread. */
     bool ended, unread;
-    /* Unsent bytes: out[begin..end). */
+    /* The unsent bytes are out[begin..end). */
     unsigned char *out;
     size_t begin, end, room;
     uint64_t records;
 };
-/* Shared by all connections. */
+/* All connections share these. */
 static struct {
     pthread_once_t once;
     SSL_CTX *context;
     BIO_METHOD *method;
 } all = { .once = PTHREAD_ONCE_INIT };
 
-/* ---- what OpenSSL calls ---- */
+/* ---- callbacks of OpenSSL ---- */
 static bool tls_make_room(struct tls *t, size_t bytes)
 {
     if (bytes <= t->room) return true;
@@ -104,7 +104,7 @@ static long on_control(BIO *bio, int command, long value, void *pointer)
     (void)pointer;
     return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && t->ended);
 }
-/* The key of this connection, as OpenSSL takes it: as if from an earlier session. NULL: no memory. */
+/* Returns the connection's key in the form that OpenSSL takes, an earlier session, or NULL without memory. */
 static SSL_SESSION *session_of(SSL *ssl)
 {
     static const unsigned char aes_128_gcm_sha256[2] = { 0x13, 0x01 };
@@ -117,7 +117,7 @@ static SSL_SESSION *session_of(SSL *ssl)
     openssl.SSL_SESSION_free(session);
     return NULL;
 }
-/* The name of the key, which TLS needs: both ends know which key it is. */
+/* TLS needs a name for the key. It is constant, because both ends have only this key. */
 static const unsigned char identity[] = "tutti";
 static int on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SSL_SESSION **out)
 {
@@ -201,7 +201,7 @@ struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
 }
 bool tls_has_unsent(const struct tls *t) { return t && t->begin < t->end; }
 bool tls_has_unread(const struct tls *t) { return t && t->unread; }
-/* Sends the unsent bytes as far as the socket takes them. 0 or -errno. */
+/* Sends the unsent bytes as far as the socket takes them. Returns 0 or -errno. */
 static int tls_flush(struct tls *t)
 {
     while (t->begin < t->end && !t->send_error) {
@@ -214,8 +214,8 @@ static int tls_flush(struct tls *t)
     t->begin = t->end = 0;
     return -t->send_error;
 }
-/* Why a call of OpenSSL failed. 0: it only needs to read more; or -errno. The thread's list of errors is cleared,
-   because the program may use OpenSSL on this thread, too. */
+/* Returns the error of a failed OpenSSL call as -errno, or 0 if it only needs more bytes. Clears the thread's list of
+   errors, because the program may use OpenSSL on this thread, too. */
 static int tls_error(struct tls *t)
 {
     bool waits = openssl.SSL_get_error(t->ssl, 0) == ERROR_WANT_READ;
@@ -224,7 +224,7 @@ static int tls_error(struct tls *t)
     if (!t->error && !t->ended) t->error = EPROTO;
     return t->error ? -t->error : -ECONNRESET;
 }
-/* 1: both have proved that they have the key; 0: not yet; or -errno. */
+/* Returns 1 if both ends have proved that they have the key, 0 if not yet, or -errno. */
 static int tls_shake_hands(struct tls *t)
 {
     if (openssl.SSL_is_init_finished(t->ssl)) return 1;
@@ -253,7 +253,7 @@ static size_t pieces_skip(const struct iovec **list, int *count, size_t *at, siz
     for (*at += bytes; *count > 0 && *at >= (*list)->iov_len; ++*list, --*count) *at -= (*list)->iov_len;
     return bytes;
 }
-/* One record: of one piece, or what is short put together. */
+/* Encrypts one record. It takes bytes of one piece, or joins short pieces. */
 static int send_record(struct tls *t, const struct iovec *list, int count, size_t at, size_t *taken)
 {
     unsigned char together[RECORD_BYTES];

@@ -1,29 +1,35 @@
-/* Encryption of a connection between hosts, where TUTTI_ENCRYPTION=required: TLS 1.3 with a key that both ends have
- * (RFC 8446, PSK with ephemeral Diffie-Hellman). The key follows from the handshake before it (handshake.h).
+/* Encrypts a connection between hosts if TUTTI_ENCRYPTION=required. It uses TLS 1.3 with a key that both ends have (RFC
+ * 8446, PSK with ephemeral Diffie-Hellman). The key follows from the handshake before it (handshake.h).
  *
- * A connection is used as its socket would be, by calls that do not wait, by one thread at a time. tls_send may keep
- * bytes that the socket did not take: the caller watches the socket while tls_has_unsent. */
+ * A connection is used like its socket: calls do not wait, and one thread at a time makes them. tls_send may keep bytes
+ * that the socket did not take, so the caller polls the socket for writing while tls_has_unsent is true. */
 #pragma once
 #include "backend/processes/keys.h"
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* INVALID_ARGUMENT: TUTTI_ENCRYPTION has a value that it cannot have; UNSUPPORTED: there is no OpenSSL. */
+/* INVALID_ARGUMENT: TUTTI_ENCRYPTION has an invalid value. UNSUPPORTED: OpenSSL is missing. */
 tutti_status encryption_check(void);
-bool encryption_is_required(void); /* after encryption_check */
+/* Call it after encryption_check. */
+bool encryption_is_required(void);
 
 struct tls;
-/* `called`: the other end began the connection. NULL: no memory. Call encryption_check before. */
+/* Call encryption_check before. `called` means that the other end began the connection. Returns NULL without memory. */
 struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES]);
-void tls_free(struct tls *tls); /* NULL, too */
+/* NULL is allowed. */
+void tls_free(struct tls *tls);
 
-/* Bytes that were taken, or -1 and errno: EAGAIN nothing can be taken now, EPROTO the other end is not who it was. */
+/* Returns the number of bytes taken, or -1 and errno. EAGAIN: no byte can be taken now. EPROTO: the TLS protocol
+   failed, so the other end may not have the key. */
 ssize_t tls_send(struct tls *tls, int socket, const struct iovec *list, int count);
-/* Bytes that came, 0 at the end, or -1 and errno. Fewer than there is room for: there is no more for now. */
+/* Returns the number of bytes received, 0 at the end, or -1 and errno. A short count means that no more has arrived. */
 ssize_t tls_receive(struct tls *tls, int socket, const struct iovec *list, int count);
-/* Begins, or sends what is here still; 0 or -errno. */
+/* Begins the TLS handshake, or sends unsent bytes. Returns 0 or -errno. */
 int tls_push(struct tls *tls, int socket);
-/* The TLS handshake is over. Before that tls_send returns EAGAIN, and only tls_receive brings it on. NULL: true. */
+/* Returns true after the TLS handshake, and for NULL. Before it, tls_send returns EAGAIN; tls_receive advances it. */
 bool tls_is_open(const struct tls *tls);
-bool tls_has_unsent(const struct tls *tls); /* NULL: false */
-bool tls_has_unread(const struct tls *tls); /* more has come than was received: its socket does not tell. NULL: false */
+/* Returns false for NULL. */
+bool tls_has_unsent(const struct tls *tls);
+/* Returns true if OpenSSL holds bytes that tls_receive has not returned. Polling the socket does not show them. Returns
+   false for NULL. */
+bool tls_has_unread(const struct tls *tls);

@@ -1,10 +1,10 @@
-/* A process asks the owner of a block for it (WANTED), and the owner's watch thread answers with a descriptor (BLOCK),
- * or with none when there is no such block any more. An answer can get lost, when the one who asked does not read; so
- * it asks again. Everything here is touched with registry.lock held.
+/* A process requests a block from its owner (WANTED). The owner's watch thread answers with a descriptor (BLOCK), or
+ * without one if the block no longer exists. The answer is lost if the requester does not read, so the requester asks
+ * again. registry.lock protects everything here.
  *
- * Whoever waits for an answer holds the view. One that nobody holds and that is not mapped is destroyed, so a refusal
- * never meets an operation that begins later, when the shortage may be over; and as each view asks under a number of
- * its own, neither does one that is still on its way. */
+ * A thread that waits for an answer holds the view. A view without holders that is not mapped is destroyed, so a
+ * refusal does not reach a later operation, when the shortage may be over. Each view requests under a number of its
+ * own, so a refusal in flight does not reach a later view either. */
 #include "backend/processes/views.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -23,16 +23,20 @@ struct view {
     struct peer *peer;
     uint64_t block, number;
     enum { VIEW_ASKED, VIEW_MAPPED, VIEW_REFUSED } state;
-    int64_t again_ms;                                   /* VIEW_ASKED: when to ask next */
+    /* The time of the next request while VIEW_ASKED. */
+    int64_t again_ms;
     int users;
     void *base;
     size_t bytes;
-    tutti_status status;                                /* of VIEW_REFUSED */
+    /* The error of VIEW_REFUSED. */
+    tutti_status status;
     char detail[256];
     struct view *next;
 };
-struct view_order { uint64_t block, number; };               /* what the token of WANTED carries */
-struct view_answer { uint64_t number, bytes; };              /* and of BLOCK; bytes 0: there is no such block */
+/* The token of a WANTED packet. */
+struct view_order { uint64_t block, number; };
+/* The token of a BLOCK packet. `bytes` is 0 if the block does not exist. */
+struct view_answer { uint64_t number, bytes; };
 static uint64_t last_number;
 static _Atomic uint32_t arrivals, sleepers;
 
@@ -86,7 +90,7 @@ void views_forget(struct peer *peer)
 
 /* ---- asking ---- */
 static_assert(sizeof(struct view_order) == 16 && sizeof(struct view_answer) == 16, "they are tokens");
-/* That a peer is gone is for the watch thread to tell. */
+/* Requests the block if it is time. The watch thread reports a peer that is gone, so this function does not. */
 static tutti_status view_ask(struct view *view)
 {
     struct peer *peer = view->peer;
@@ -162,7 +166,8 @@ void views_receive(struct peer *peer, const unsigned char token[16], int gift)
     memcpy(&answer, token, sizeof answer);
     struct view *view = peer->views;
     while (view && view->number != answer.number) view = view->next;
-    if (!view || view->state != VIEW_ASKED) {           /* given up, or asked twice and answered twice */
+    /* The view was released, or a repeated request got a second answer. */
+    if (!view || view->state != VIEW_ASKED) {
         descriptor_close(&gift);
         return;
     }

@@ -1,5 +1,5 @@
-/* The watch thread: the only one that reads from sockets. It accepts, hears what peers say, and tells whoever
- * watches a peer that it is gone. */
+/* The watch thread, the only thread that reads from the sockets of peers. It accepts connections, handles packets, and
+ * calls the watchers of a peer that is gone. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/host/socket.h"
@@ -13,7 +13,7 @@
 
 enum { HELLO_MS = 2000, OUT_OF_DESCRIPTORS_MS = 10, LINGER_MS = 50 };
 
-/* ---- what peers say ---- */
+/* ---- packets of peers ---- */
 void peer_end(struct peer *peer, enum state state)
 {
     registry_hang_up(&peer->descriptor);
@@ -34,7 +34,7 @@ void peer_hear_given_up(struct peer *peer, const struct packet *packet)
 {
     if (registry_record_given_up(packet->token, &packet->from)) registry_pass_on(packet->token, peer);
 }
-/* The oldest descriptor is closed where there are too many; who waits for it later is told so. */
+/* Closes the oldest kept descriptor if there are too many. A rank that waits for it later gets an error. */
 static void kept_make_room(void)
 {
     int open = 0, *oldest = NULL;
@@ -60,11 +60,12 @@ static void descriptor_keep(const unsigned char token[16], int descriptor)
     memcpy(kept->token, token, sizeof kept->token);
     pthread_cond_broadcast(&registry.changed);
 }
-/* True: it is still the same connection. Takes over `gift`. */
+/* Handles a packet and takes over `gift`. Returns true while the connection lasts. */
 static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
 {
     if (packet->kind == DESCRIPTOR) {
-        descriptor_keep(packet->token, gift); /* without room for it, the waiting thread gets an error */
+        /* `gift` is -1 if this process had no room for it, and the rank that waits for it gets an error. */
+        descriptor_keep(packet->token, gift);
         return true;
     }
     if (packet->kind == BLOCK) {
@@ -83,7 +84,8 @@ static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
     peer_end(peer, packet->kind == GOODBYE ? LEFT : LOST);
     return false;
 }
-/* Our own call. False: this connection is over. */
+/* Continues the handshake of a connection attempt by this process. Returns false if the next message has not arrived or
+   the attempt is over. */
 static bool call_advance(struct peer *peer)
 {
     struct handshake *h = peer->handshake;
@@ -125,7 +127,7 @@ static void peer_read(struct peer *peer)
     peer_end(peer, LOST);
 }
 
-/* ---- connections that have not proved whose they are ---- */
+/* ---- connections without a proof ---- */
 void registry_turn_away(int descriptor, const char *why)
 {
     if (descriptor >= 0) registry_hang_up(&descriptor);
@@ -137,7 +139,8 @@ static void pending_welcome(struct pending *pending)
     const struct handshake_hello *hello = &pending->handshake.hello;
     const unsigned char *from = hello->from.nonce;
     struct peer *peer = registry_find(from);
-    if (peer && peer->state == OPEN) {                 /* perhaps it has ended, and this is the next one */
+    /* The old connection may have ended unnoticed, and this is the next one. */
+    if (peer && peer->state == OPEN) {
         peer_read(peer);
         peer = registry_find(from);
     }
@@ -155,7 +158,8 @@ static void pending_welcome(struct pending *pending)
     peer_open(peer);
     if (error) peer_end(peer, LOST);
 }
-static bool pending_read(int index)                     /* false: it still says nothing */
+/* Handles the hello of a pending connection. Returns false if it has not arrived. */
+static bool pending_read(int index)
 {
     struct pending *waiting = &registry.pending[index];
     int got = handshake_await_hello(&waiting->handshake, registry.self.nonce, waiting->descriptor);
@@ -169,7 +173,7 @@ static bool pending_read(int index)                     /* false: it still says 
     }
     return true;
 }
-/* The oldest, unless it has spoken: this process may have been stopped since its sockets were looked at. */
+/* Drops the oldest connection, unless its hello arrived meanwhile, for example while this process was stopped. */
 static void pending_dismiss(const char *why)
 {
     if (!pending_read(0)) registry_turn_away(registry_take_pending(0).descriptor, why);
@@ -186,13 +190,14 @@ static void pending_accept(void)
         close(descriptor);
     else registry.pending_count++;
 }
-static void pending_expire(void)                        /* the slow ones */
+static void pending_expire(void)
 {
     while (registry.pending_count && registry.pending[0].until_ms <= clock_ms()) pending_dismiss("said nothing");
 }
 
 /* ---- the watch thread ---- */
-static void descriptor_handle(int descriptor) /* what was ready a moment ago; it may be closed by now */
+/* Handles a descriptor that the poll returned. It may be closed by now. */
+static void descriptor_handle(int descriptor)
 {
     uint64_t ignored;
     if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
@@ -216,10 +221,12 @@ static struct peer_watch *next_to_call(void)
             if (!w->called) return w;
     return NULL;
 }
-static void call_watches(void)                                         /* the lists may change during each call */
+/* Calls the watchers of peers that are gone. The lists may change during each call. */
+static void call_watches(void)
 {
     for (struct peer_watch *watch;;) {
-        channels_deliver();                             /* first what the dead have said */
+        /* Messages of a dead peer come before the report of its death. */
+        channels_deliver();
         if (!(watch = next_to_call())) return;
         void (*lost)(void *) = watch->lost;
         void *context = watch->context;
@@ -232,8 +239,9 @@ static void call_watches(void)                                         /* the li
         pthread_cond_broadcast(&registry.changed);
     }
 }
-static int sooner_ms(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }      /* -1: never */
-/* Until one of them has to go, or a channel or a link has something to do; -1: nobody. */
+/* -1 means never. */
+static int sooner_ms(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
+/* Returns the time until a pending connection expires or a channel or link has work, or -1 for no limit. */
 static int poll_timeout_ms(void)
 {
     int most_ms = sooner_ms(channels_poll_timeout_ms(), links_poll_timeout_ms());
@@ -247,13 +255,14 @@ static int await_events(struct epoll_event *events, int count, int most_ms)
     bool out_of_descriptors = registry.out_of_descriptors;
     registry.out_of_descriptors = false;
     pthread_mutex_unlock(&registry.lock);
-    /* out of descriptors: the listener stays ready without our being able to accept, so do not run in circles */
+    /* Without free descriptors the listener stays ready and accept fails, so the thread pauses instead of spinning. */
     if (out_of_descriptors) nanosleep(&(struct timespec){ 0, OUT_OF_DESCRIPTORS_MS * 1000000 }, NULL);
     int ready = epoll_wait(poller, events, count, most_ms);
     pthread_mutex_lock(&registry.lock);
     return ready;
 }
-static bool watch_turn(int most_ms)                           /* false: nothing has happened */
+/* Polls once and handles the events. Returns false if there were none. */
+static bool watch_turn(int most_ms)
 {
     struct epoll_event events[16];
     int ready = await_events(events, 16, most_ms);
@@ -265,7 +274,7 @@ static bool watch_turn(int most_ms)                           /* false: nothing 
     call_watches();
     return ready > 0;
 }
-/* At the end what has come by then is still passed on: others take it for sent. */
+/* At the end the thread still passes on the messages that have arrived, because their senders count on it. */
 void *registry_watch(void *unused)
 {
     pthread_mutex_lock(&registry.lock);

@@ -1,5 +1,5 @@
-/* Every length that comes is checked before it is used. Numbers are those of this kind of machine: the version in the
- * handshake differs where bytes have another order. */
+/* Every received length is checked before its use. Numbers are in the host's byte order. A host with another byte order
+ * is refused in the handshake, because it reads another version number. */
 #include "backend/processes/wire.h"
 #include <assert.h>
 #include <errno.h>
@@ -81,7 +81,8 @@ int wire_next(struct wire *w, union link_message *out)
     memcpy(&frame, w->in, sizeof frame);
     uint32_t sent = w->put - (uint32_t)w->out_bytes;
     if (frame.length < sizeof(struct packet) || frame.length > sizeof *out) return -EPROTO;
-    if (frame.heard - w->taken > sent - w->taken) return -EPROTO;      /* it has read what was never sent */
+    /* A peer cannot acknowledge bytes that were not sent. */
+    if (frame.heard - w->taken > sent - w->taken) return -EPROTO;
     size_t whole = sizeof frame + frame.length;
     if (w->in_bytes < whole) return 0;
     memcpy(out, w->in + sizeof frame, frame.length);

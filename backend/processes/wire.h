@@ -1,18 +1,19 @@
-/* What travels over an open link: frames, each a header and one of the packets of registry.h with what comes behind it.
- * A wire is the buffers of one connection, and knows nothing of sockets but how to empty and fill them.
+/* The bytes of an open link. A frame is a header and a packet of registry.h with the data behind it. A wire has the
+ * buffers of one connection.
  *
- * Each frame says how much of the other's bytes its sender has read so far, so both know what is on its way. Of that
- * there is never more than a window, far less than what a kernel takes for a process that does not read: the window of
- * TCP stays open even to a process that is stopped, as a closed one would count as silence (TCP_USER_TIMEOUT). */
+ * Each frame acknowledges the bytes that its sender has read so far, so both ends know how many are in flight. At most
+ * one window is in flight, which is far less than a kernel buffers for a process that does not read. So TCP's window
+ * stays open even to a stopped process; a closed one would count as silence (TCP_USER_TIMEOUT). */
 #pragma once
 #include "backend/processes/links.h"
 #include "backend/processes/registry.h"
 #include "backend/processes/tls.h"
 
-/* Letters may fill so much of the window, packets that are said once so much, and what only says how much was read all
-   of it: one such for each TELL_BYTES, so two processes that both wait for room always hear of it. */
+/* Limits of bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and acknowledgements
+   WIRE_WINDOW. A process acknowledges after each TELL_BYTES, so two processes that both wait for room make progress. */
 enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, TELL_BYTES = 2048, WIRE_IN_BYTES = 4096 };
-struct frame { uint32_t length, heard; }; /* of what follows; bytes of the other read so far, modulo 2^32 */
+/* `length` counts the bytes that follow. `heard` is the number of bytes read from the other end so far, modulo 2^32. */
+struct frame { uint32_t length, heard; };
 struct packet_and_address { struct packet packet; unsigned char process_address[PROCESS_ADDRESS_BYTES]; };
 union link_message {
     struct packet packet;
@@ -20,18 +21,26 @@ union link_message {
     struct packet_and_address process_address;
 };
 struct wire {
-    struct tls *tls;                                    /* NULL: it is not encrypted */
-    uint32_t put, taken;                                /* bytes ever put on it; of those, read by the other */
-    uint32_t got, told;                                 /* bytes ever read here; of those, the other knows of */
+    /* NULL if the link is not encrypted. */
+    struct tls *tls;                                    /* owned */
+    /* All bytes ever put on the wire, and how many of them the other end has read. */
+    uint32_t put, taken;
+    /* All bytes ever read here, and how many of them were acknowledged. */
+    uint32_t got, told;
     size_t in_bytes, out_bytes;
     unsigned char in[WIRE_IN_BYTES], out[WIRE_WINDOW];
 };
-/* 0, or -EAGAIN: it would be more than `most` bytes on their way, or more than there is room for. */
+/* Queues a message. Returns 0, or -EAGAIN if more than `most` bytes would be in flight or the buffer is full. */
 int wire_put(struct wire *wire, const void *message, size_t bytes, size_t most);
-int wire_push(struct wire *wire, int socket);           /* sends what it takes; 0 or -errno */
-bool wire_waits(const struct wire *wire);               /* for the socket to take more */
-bool wire_has_unsent(const struct wire *wire); /* or for the other end, so that something can be said at once */
-void wire_free(struct wire *wire);                      /* NULL, too */
-int wire_pull(struct wire *wire, int socket);           /* bytes that came, 0 at the end, or -errno */
-/* The next whole message: its bytes; 0: not here yet; -EPROTO: this is not what a link says. */
+/* Sends as much as the socket takes. Returns 0 or -errno. */
+int wire_push(struct wire *wire, int socket);
+/* Returns true if unsent bytes wait for room in the socket. */
+bool wire_waits(const struct wire *wire);
+/* Returns true if bytes are unsent, or the TLS handshake still waits for the other end. */
+bool wire_has_unsent(const struct wire *wire);
+/* NULL is allowed. */
+void wire_free(struct wire *wire);
+/* Reads from the socket. Returns the number of bytes, 0 at the end, or -errno. */
+int wire_pull(struct wire *wire, int socket);
+/* Takes the next whole message. Returns its bytes, 0 if it is incomplete, or -EPROTO for an invalid frame. */
 int wire_next(struct wire *wire, union link_message *out);
