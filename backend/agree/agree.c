@@ -1,12 +1,12 @@
-/* The object of agree.h: what each input does to the state. All that is to be said is kept as flags of the peers it is
-   for, and written down when it is sent: nothing can overflow, and what is sent is never older than the state. */
+/* Applies each input to the state of agree.h. Messages that are due are flags of their peers, and agree_next composes
+   them when it sends them. So no queue can overflow, and a message always has the current state. */
 #include "backend/agree/agree.h"
 #include "include/tutti.h"
 #include <assert.h>
 #include <string.h>
 
-/* LOST, LEFT: it is gone. WAITS: this rank waits for it. SAID: which cause it holds. OWES, and three bits above: it is
-   to be sent an ASK, SAY, FAIL or BYE. */
+/* A peer that is LOST or LEFT is gone. WAITS means that this rank waits for the peer, and SAID that the peer has sent
+   its cause. OWES and the three bits above mean that an ASK, SAY, FAIL or BYE to the peer is due. */
 enum { LOST = 1, LEFT = 2, GONE = LOST | LEFT, WAITS = 4, SAID = 8, OWES = 16, OWES_ALL = 15 * OWES };
 static uint16_t kind_owed_flag(enum agree_message_kind kind) { return (uint16_t)(OWES << kind); }
 static void flags_set(uint16_t *flags, int these) { *flags = (uint16_t)(*flags | these); }
@@ -24,7 +24,7 @@ static void peer_owe(struct agree *a, int peer, enum agree_message_kind kind)
     if (!(p->flags & OWES_ALL)) a->owed++;
     flags_set(&p->flags, kind_owed_flag(kind));
 }
-/* The first rank from `from` on that is of that host and not gone. */
+/* Makes the first rank of the host from `from` on that is not gone its speaker. */
 static void find_speaker(struct agree *a, int host, int from)
 {
     int r = from;
@@ -41,7 +41,7 @@ void agree_init(struct agree *out, const struct agree_layout *layout)
     for (int r = layout->size - 1; r >= 0; r--) layout->speakers[layout->host_of[r]] = r;
 }
 
-/* ---- what is held, and what other hosts have said of it ---- */
+/* ---- causes ---- */
 bool agree_precedes(const struct agree_cause *x, const struct agree_cause *y)
 {
     if (x->kind != y->kind) return x->kind < y->kind;
@@ -53,8 +53,9 @@ static bool has_said_the_same(const struct agree *a, int host)
     int speaker = a->layout.speakers[host];
     if (host == own_host(a) || speaker < 0) return true;
     const struct agree_peer *p = &a->layout.peers[speaker];
+    /* These three fields identify a cause, because a rank finds at most one. */
     return p->flags & SAID && p->kind == a->held.kind && p->operation == a->held.operation
-        && p->reporter == a->held.reporter;             /* a rank finds one cause at most */
+        && p->reporter == a->held.reporter;
 }
 static bool is_same(const struct agree_cause *x, const struct agree_cause *y)
 {
@@ -71,7 +72,8 @@ static void deadline_advance(int64_t *at_ms, int64_t than_ms)
 {
     if (!*at_ms || than_ms < *at_ms) *at_ms = than_ms;
 }
-static void cause_spread(struct agree *a)                     /* what this rank holds, or that it speaks now */
+/* Makes the speaker send its cause to the other speakers, after the cause or the speaker has changed. */
+static void cause_spread(struct agree *a)
 {
     if (agree_is_speaker(a)) {
         deadline_advance(&a->settle_at_ms, a->now_ms + AGREE_SETTLE_MS);
@@ -86,7 +88,7 @@ static void operation_bar(struct agree *a, uint64_t operation)
 {
     if (operation < a->barred) a->barred = operation;
 }
-/* Only who knows of no failure finds one: so all causes there are were found before the first was known here. */
+/* A rank reports a cause only while it knows of no failure, so every cause was found before its finder knew another. */
 void agree_fail(struct agree *a, const struct agree_cause *cause)
 {
     if (a->state != AGREE_RUNS) return;
@@ -94,7 +96,7 @@ void agree_fail(struct agree *a, const struct agree_cause *cause)
     a->state = AGREE_CLAIMS;
     operation_bar(a, cause->operation);
 }
-/* A verdict told anywhere is followed by all who have none yet, whatever they hold. */
+/* A rank without a decision adopts every decision that it receives, whatever cause it holds. */
 static void cause_hear(struct agree *a, const struct agree_cause *cause, bool decided)
 {
     operation_bar(a, cause->operation);
@@ -109,7 +111,7 @@ static void cause_hear(struct agree *a, const struct agree_cause *cause, bool de
         cause_spread(a);
     }
 }
-/* What this rank has found itself is forgotten if another rank of its host was first. */
+/* A rank drops its own cause if another rank of its host has written the failure record first. */
 void agree_host_failed(struct agree *a, const struct agree_cause *record)
 {
     if (a->state != AGREE_RUNS && a->state != AGREE_CLAIMS) return;
@@ -117,7 +119,8 @@ void agree_host_failed(struct agree *a, const struct agree_cause *record)
     if (a->state == AGREE_RUNS || mine || agree_precedes(record, &a->held)) a->held = *record;
     operation_bar(a, record->operation);
     a->state = AGREE_KNOWS;
-    a->settle_at_ms = a->now_ms + AGREE_TAKE_OVER_MS;   /* or sooner, if it speaks */
+    /* cause_spread sets earlier times if this rank is the speaker. */
+    a->settle_at_ms = a->now_ms + AGREE_TAKE_OVER_MS;
     a->repeat_at_ms = a->now_ms + AGREE_STAND_IN_MS;
     cause_spread(a);
 }
@@ -132,7 +135,7 @@ void agree_host_decided(struct agree *a, const struct agree_cause *record)
     if (!same) cause_spread(a);
 }
 
-/* ---- reasons that this object finds itself ---- */
+/* ---- causes that this object finds itself ---- */
 static const struct agree_call *call_recall(const struct agree *a, uint64_t number)
 {
     const struct agree_call *call = &a->history[number % AGREE_HISTORY];
@@ -152,7 +155,7 @@ static struct agree_cause cause_of(const struct agree *a, enum agree_kind kind, 
     if (open) cause.calls[0] = *open;
     return cause;
 }
-/* Of calls that differ the first: later ones do because of it. */
+/* Fails with the first call that differs, because later calls differ only as its consequence. */
 static void call_compare(struct agree *a, int peer, const struct agree_message *m)
 {
     const struct agree_call *theirs = NULL;
@@ -187,7 +190,8 @@ static void change_speaker(struct agree *a, int host, int from)
     find_speaker(a, host, from);
     int speaker = a->layout.speakers[host];
     if (!is_told(a) || !agree_is_speaker(a)) return;
-    if (host == own_host(a)) cause_spread(a);                 /* it is this rank */
+    /* A new speaker of this rank's own host is this rank. */
+    if (host == own_host(a)) cause_spread(a);
     else if (speaker >= 0) peer_owe(a, speaker, AGREE_FAIL);
     decide_if_agreed(a);
 }
@@ -227,7 +231,7 @@ bool agree_arrived(struct agree *a, int peer, uint64_t number, uint64_t fingerpr
     if (number > a->begun) return false;
     const struct agree_call *mine = call_recall(a, number);
     if (!mine || mine->fingerprint == fingerprint) return true;
-    operation_bar(a, number);                                     /* it fails, whatever the other has to say */
+    operation_bar(a, number);                                     /* fails in any case */
     if (a->state != AGREE_RUNS || a->suspect.operation) return true;
     a->suspect = (struct agree_suspect){ number, fingerprint, a->now_ms + AGREE_SUSPECT_MS, peer };
     peer_owe(a, peer, AGREE_ASK);
@@ -255,7 +259,8 @@ void agree_leave(struct agree *a)
 {
     for (int r = 0; r < a->layout.size; r++) {
         if (!is_remote(a, r)) continue;
-        if (a->decided) peer_owe(a, r, AGREE_FAIL);          /* who has none yet must not decide without this rank */
+        /* A rank that has not decided must not decide without this rank. */
+        if (a->decided) peer_owe(a, r, AGREE_FAIL);
         peer_owe(a, r, AGREE_BYE);
     }
     a->state = AGREE_LEFT;
@@ -264,7 +269,8 @@ void agree_leave(struct agree *a)
 /* ---- messages ---- */
 void agree_receive(struct agree *a, int peer, const struct agree_message *m)
 {
-    if (a->state == AGREE_LEFT || a->layout.peers[peer].flags & LEFT) return;    /* nothing comes after a BYE */
+    /* A message after the sender's BYE is ignored. */
+    if (a->state == AGREE_LEFT || a->layout.peers[peer].flags & LEFT) return;
     if (a->state == AGREE_OVER && !m->decided) peer_owe(a, peer, AGREE_FAIL);
     else if (m->kind == AGREE_ASK) peer_owe(a, peer, AGREE_SAY);
     if (m->kind != AGREE_FAIL) call_compare(a, peer, m);
@@ -286,7 +292,7 @@ static void message_compose(const struct agree *a, enum agree_message_kind kind,
     out->cause = a->held;
     out->decided = a->decided;
 }
-/* Messages to one peer in this order: so a BYE is the last. */
+/* A peer gets its messages in this order, with BYE as the last. */
 bool agree_next(struct agree *a, int *to, struct agree_message *out)
 {
     static const enum agree_message_kind order[AGREE_MESSAGES] = { AGREE_FAIL, AGREE_SAY, AGREE_ASK, AGREE_BYE };
@@ -318,7 +324,8 @@ void agree_hurry(struct agree *a)
 {
     if (a->state == AGREE_RUNS) causes_ask(a);
 }
-static void absent_accuse(struct agree *a)                     /* without the words of the other, who does not answer */
+/* Reports the suspect's different call by its fingerprint alone, because the suspect has not answered. */
+static void absent_accuse(struct agree *a)
 {
     const struct agree_call *mine = call_recall(a, a->suspect.operation);
     int peer = (int)a->suspect.peer;
@@ -328,7 +335,8 @@ static void absent_accuse(struct agree *a)                     /* without the wo
     a->suspect.operation = 0;
     agree_fail(a, &cause);
 }
-/* A speaker that does not answer may be stopped: then the other ranks of its host are told, more of them each time. */
+/* Repeats FAIL to hosts whose speaker has not sent the same cause. The speaker may be stopped, so each repetition
+   reaches twice as many ranks of its host. */
 static void messages_repeat(struct agree *a)
 {
     uint64_t most = (uint64_t)1 << ++a->repeats;

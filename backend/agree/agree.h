@@ -1,56 +1,58 @@
-/* Agreement and failure between hosts: what one rank knows and says, as an object without threads, sockets, clock or
-   memory of its own. Its caller tells it what happens (inputs), delivers what it wants to say (agree_next), and does
-   for it what only shared memory can do (states CLAIMS and DECIDES). On one host nothing of this exists: there the
-   words of the segment are enough.
+/* Agreement between hosts on a failure. The object has the state of one rank, and no thread, socket, clock or memory of
+   its own. Its caller feeds it events (inputs), sends its messages (agree_next), and writes the shared records for it
+   (states CLAIMS and DECIDES). A group on one host has no such object, because words in its segment suffice.
 
-   How it works. The ranks of a host share two records in their segment, each written once, by whoever comes first: the
-   *failure* (a cause) and the *verdict* (the cause that all of them tell). Between hosts *speakers* talk: of each host
-   the first rank that is not gone (dead, lost, or has left). Whoever finds a reason to fail claims the failure record
-   of its host; its speaker tells the speakers of the other hosts, and all go over to the cause that precedes the others
-   (agree_precedes). A speaker decides when every other speaker has said that it holds the same cause, or when 300 ms
-   have passed. Who has not decided follows a verdict that it hears of.
+   How it works. The ranks of a host share two records in their segment: the *failure* (a cause) and the *decision*
+   (the cause that all of them report). The first rank to write a record wins. The *speaker* of a host, its first rank
+   that is not gone (dead, lost or left), exchanges messages with the speakers of other hosts. A rank that finds a
+   reason to fail claims the failure record of its host. Its speaker sends the cause to the other speakers, and each
+   adopts the cause that precedes the others (agree_precedes). A speaker decides when every other speaker has sent the
+   same cause, or after 300 ms. A rank that has not decided adopts a decision that it receives.
 
-   States, of a rank:
-     RUNS ── reason found, or FAIL heard ─> CLAIMS ── failure record of the host ─> KNOWS
-     KNOWS ── all hold the same, or time, or a verdict heard of ─> DECIDES ── verdict record of the host ─> OVER
-     A record of the host that is seen leads from any state before to KNOWS or OVER. agree_leave: to LEFT.
-   CLAIMS and DECIDES last no longer than the caller needs to write a record, or to find it written.
+   States of a rank:
+     RUNS ── it finds a reason, or receives FAIL ─> CLAIMS ── failure record of the host ─> KNOWS
+     KNOWS ── all hold the same cause, time passes, or a decision arrives ─> DECIDES ── decision record ─> OVER
+     A record of the host that the rank reads leads from any earlier state to KNOWS or OVER. agree_leave leads to LEFT.
+   CLAIMS and DECIDES last only until the caller has written the record or found it written.
 
-   Messages, all of one size, over links that keep the order until they break and may then lose the end of what was
-   said. They are states and not changes: to get one twice, late or not at all harms nothing but time.
-     ASK   What are you doing? With what I do, for the other to compare. Who waits longer than 50 ms sends it to those
-           it waits for, and again 100, 200, 400, 400 ... ms later.
-     SAY   The answer: the operations that this rank has begun last. From one that has a verdict: a FAIL instead.
-     FAIL  The cause that this rank holds, and whether that is its verdict. Between speakers, and every 50 ms again to
-           hosts that have not said the same: to their first 2, 4, 8 ... ranks, as their speaker may be stopped. If no
-           verdict comes within 150 ms other ranks do this too, as the speaker of their own host may be.
-     BYE   I leave in good order, and those were my last operations. Not a death, whatever happens to the link later; a
-           link is closed when the BYE has been delivered. Behind a FAIL to everybody, if I have a verdict.
+   Messages have one size. Links keep their order until they break, and may then lose the last ones. A message carries
+   state, not a change, so a repeated, late or lost message costs only time.
+     ASK   asks which operations the receiver has begun, and has those of the sender for comparison. A rank that waits
+           longer than 50 ms sends it to the ranks that it waits for, and again after 100, 200, 400, 400 ... ms.
+     SAY   is the answer: the last operations that the sender has begun. A rank with a decision answers with FAIL.
+     FAIL  has the cause that the sender holds, and whether that is its decision. Speakers send it to each other. Every
+           50 ms they repeat it to hosts that have not sent the same cause: to their first 2, 4, 8 ... ranks, because
+           their speaker may be stopped. Without a decision within 150 ms other ranks send it too, because the speaker
+           of their own host may be stopped.
+     BYE   announces an orderly leave, with the sender's last operations. A later loss of the link is no death; the
+           caller closes the link when BYE is delivered. A rank with a decision first sends FAIL to every other host.
 
-   Invariants. The search of tests/unit/agree looks at them in every state that it reaches.
-     I1  A host tells one cause: all its ranks tell what the verdict record says.
-     I2  All hosts tell the same cause, unless a link breaks between ranks that live, or a speaker is silent for 300 ms
-         while another failure is found: then they may differ, but each is real (I4). Why: what a speaker holds only
-         goes to causes that precede; of two speakers that live and decide because all hold the same, each has said
-         what the other decided, so neither precedes the other. Who dies takes no part in this.
-     I3  No rank reports success of an operation after it has learnt of a failure whose `operation` is not later.
-     I4  A cause that is told was found by the rank that it names.
-     I5  A rank that has left is not taken for dead. It is a reason to fail only for who waits for an operation that it
-         has not begun.
-     I6  When ranks differ about an operation and no other reason is found, the cause told names two that differ, with
-         what each of them called (but for one that left before it could be asked).
+   Invariants. The search of tests/unit/agree checks them in every state that it reaches.
+     I1  A host reports one cause: all its ranks report the one in the decision record.
+     I2  All hosts report the same cause, unless a link between living ranks breaks, or a speaker is silent for 300 ms
+         while another failure is found. Then the causes may differ, but each is real (I4). Proof: a speaker only ever
+         replaces its cause by one that precedes it. Two living speakers that decide because all hold the same cause
+         have each sent the cause that the other decided, so neither cause precedes the other. Dead ranks play no part.
+     I3  After a rank has learnt of a failure, it reports success only for operations before the failed one.
+     I4  A reported cause was found by the rank that it names.
+     I5  A rank that has left is not taken for dead. It is a reason to fail only for a rank that waits for it in an
+         operation that it has not begun.
+     I6  If ranks differ about an operation and no other reason is found, the cause names two that differ, with the call
+         of each (unless one left before it could be asked).
      I7  An operation that a rank fails before all ranks of its host have arrived in it succeeds on none of them.
-     I8  Nobody hangs: from every state, when nothing else goes wrong, all living ranks end.
-     I9  No verdict waits for time to pass, unless a link breaks, a message is lost or a rank is stopped.
-   What cannot be had: an operation that fails on all hosts or on none. There is no roll call of all hosts; and if there
-   were, its own last message could be lost. So an operation succeeds on some ranks and fails on others when a rank has
-   all it needs (the root of a broadcast, the sender of any message) before it learns of the failure. */
+     I8  No rank hangs: from every state, all living ranks finish if no further failure occurs.
+     I9  A decision waits for a timer only if a link breaks, a message is lost or a rank is stopped.
+   The protocol does not guarantee that an operation fails on all hosts or on none. That would need a roll call of all
+   hosts, whose own last message could be lost. So an operation may succeed on one rank and fail on others. This
+   happens if the rank (the root of a broadcast, the sender of a message) has all it needs before it learns of the
+   failure. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef AGREE_SEARCH                                    /* states of the search are small */
+/* The search uses small states. */
+#ifdef AGREE_SEARCH
 enum { AGREE_DECLARATION_BYTES = 8, AGREE_DETAIL_BYTES = 8, AGREE_HISTORY = 2 };
 #else
 enum { AGREE_DECLARATION_BYTES = 96, AGREE_DETAIL_BYTES = 512, AGREE_HISTORY = 4 };
@@ -66,13 +68,14 @@ enum {
     AGREE_TAKE_OVER_MS = 500
 };
 
-/* What a rank calls as its operation `number`. The fingerprint is that of this call and of all before: so ranks that
-   have once differed differ from then on, and the first difference in both memories is what is told. */
+/* The call that a rank makes as its operation `number`, from 1; 0 means no call. The fingerprint covers this call and
+   all calls before it, so ranks that have differed once differ from then on. The cause names the first difference in
+   the histories of both. The engine defines the declaration. */
 struct agree_call {
-    uint64_t number, fingerprint;                      /* from 1; number 0: none                                  */
-    unsigned char declaration[AGREE_DECLARATION_BYTES]; /* in the words of the engine                              */
+    uint64_t number, fingerprint;
+    unsigned char declaration[AGREE_DECLARATION_BYTES];
 };
-/* In the order in which they precede each other: what a rank knows of itself comes before what others see of it. */
+/* Kinds of causes in order of precedence: a rank's own error precedes the effects that others see. */
 enum agree_kind {
     AGREE_DISAGREEMENT,
     AGREE_FAILED,
@@ -83,77 +86,105 @@ enum agree_kind {
     AGREE_KINDS
 };
 struct agree_cause {
-    int32_t kind, status;                              /* enum agree_kind; a tutti_status                         */
-    int32_t reporter, other;                           /* who found it; whom it is about, or -1                   */
-    uint64_t operation;                                /* the first that fails for the reporter                   */
-    struct agree_call calls[2];                        /* of the reporter, of the other; number 0: not known, or  */
-                                                       /* none is open                                            */
-    char detail[AGREE_DETAIL_BYTES];                   /* text of the engine's; empty: the rest says it all       */
+    /* `kind` is an enum agree_kind, `status` a tutti_status. */
+    int32_t kind, status;
+    /* `reporter` has found the cause, and it is about `other` (or -1). */
+    int32_t reporter, other;
+    /* `operation` is the first one that fails for the reporter. */
+    uint64_t operation;
+    /* The calls of the reporter and of the other rank; number 0 means an unknown call, or no open one. */
+    struct agree_call calls[2];
+    /* `detail` is an optional text of the engine. */
+    char detail[AGREE_DETAIL_BYTES];
 };
 enum agree_message_kind { AGREE_ASK, AGREE_SAY, AGREE_FAIL, AGREE_BYE, AGREE_MESSAGES };
+/* FAIL has `cause`, which is the sender's decision if `decided` is set. Other messages have the sender's last calls, in
+   any order. */
 struct agree_message {
-    uint64_t kind, decided;                            /* decided: of FAIL: it is the verdict of the sender       */
-    struct agree_call calls[AGREE_HISTORY];            /* of the others: the last ones, in any order              */
-    struct agree_cause cause;                          /* of FAIL                                                 */
+    uint64_t kind, decided;
+    struct agree_call calls[AGREE_HISTORY];
+    struct agree_cause cause;
 };
 enum agree_state { AGREE_RUNS, AGREE_CLAIMS, AGREE_KNOWS, AGREE_DECIDES, AGREE_OVER, AGREE_LEFT };
 
+/* The cause that a peer holds, as far as its messages have shown: operation, reporter and kind. After the peer has
+   left, `operation` is its last one. */
 struct agree_peer {
-    uint64_t operation;                                /* the cause it holds, as it has said: operation, reporter,  */
-    int32_t reporter;                                  /* kind. Of one that has left: its last operation            */
+    uint64_t operation;
+    int32_t reporter;
     uint16_t kind, flags;
 };
-struct agree_layout {                                  /* constant                                                */
+/* The layout stays constant. The caller allocates `peers` and `speakers` for the object. */
+struct agree_layout {
     int rank, size, hosts;
-    const int *host_of;                                /* [size]; ranks of a host speak in the order of ranks     */
-    struct agree_peer *peers;                          /* [size], zeroed: memory of the object                    */
-    int *speakers;                                     /* [hosts], the same; -1: no rank of that host is left     */
+    const int *host_of;                                /* [size] */
+    struct agree_peer *peers;                          /* [size] */
+    /* The speaker of a host is its first rank that is not gone, or -1. */
+    int *speakers;                                     /* [hosts] */
 };
-struct agree_suspect { uint64_t operation, fingerprint; int64_t until_ms; int64_t peer; };  /* operation 0: none    */
-struct agree {                                         /* written by this object only                             */
+/* A suspect's message has another fingerprint than this rank's call; the rank asks it for its call. Operation 0 means
+   no suspect. */
+struct agree_suspect { uint64_t operation, fingerprint; int64_t until_ms; int64_t peer; };
+/* Only the functions of this file write the object. */
+struct agree {
     struct agree_layout layout;
-    uint64_t state, decided;                           /* enum agree_state; 1: `held` is the verdict              */
-    uint64_t begun, ended;                             /* the last operation this rank has begun, has reported    */
-    uint64_t barred;                                   /* this operation and later ones succeed no more           */
-    uint64_t owed, cursor;                             /* peers that something is to be sent to                   */
-    int64_t now_ms, ask_at_ms, ask_gap_ms, settle_at_ms, repeat_at_ms;   /* 0: not set                              */
+    /* `state` is an enum agree_state; `decided` is 1 if `held` is the decision. */
+    uint64_t state, decided;
+    /* `begun` and `ended` are the last operations that this rank has begun and has reported as successful. */
+    uint64_t begun, ended;
+    /* The operation `barred` and later ones can no longer succeed. */
+    uint64_t barred;
+    /* `owed` counts the peers that a message is due to, and `cursor` is the peer that agree_next tries first. */
+    uint64_t owed, cursor;
+    int64_t now_ms, ask_at_ms, ask_gap_ms, settle_at_ms, repeat_at_ms;   /* ms, 0 = unset */
     uint64_t repeats;
-    struct agree_suspect suspect;                      /* differs by its fingerprint; its words are asked for     */
+    struct agree_suspect suspect;
     struct agree_call history[AGREE_HISTORY];
-    struct agree_cause held;                           /* from CLAIMS on; in OVER: the verdict                    */
+    /* `held` is valid from CLAIMS on; in OVER it is the decision. */
+    struct agree_cause held;
 };
 
-/* ---- inputs of this rank ---- */
+/* ---- inputs from this rank ---- */
 void agree_init(struct agree *out, const struct agree_layout *layout);
-void agree_begin(struct agree *a, const struct agree_call *call);      /* numbers grow by 1 */
-/* The first message of an operation has come from a rank of another host. false: this rank has not begun that one; say
-   it again then (the matching keeps what is early). */
+/* Begins an operation; numbers grow by 1. */
+void agree_begin(struct agree *a, const struct agree_call *call);
+/* Reports the first message of an operation from a rank of another host. It returns false if this rank has not begun
+   the operation; the caller then reports it again later (the matching keeps early messages). */
 bool agree_arrived(struct agree *a, int peer, uint64_t number, uint64_t fingerprint);
-void agree_wait(struct agree *a, int peer, bool waits);                /* for that rank of another host, or no more */
-/* The last look before success is reported: true, and it must be; false: it fails, with the verdict. Operations before
-   the failed one may end after the verdict, too. */
+/* Reports whether this rank waits for a rank of another host. */
+void agree_wait(struct agree *a, int peer, bool waits);
+/* Checks an operation before it ends. After true the caller must report success. After false the operation fails with
+   the decision. Operations before the failed one may still end after the decision. */
 bool agree_may_end(struct agree *a, uint64_t number);
-void agree_fail(struct agree *a, const struct agree_cause *cause);     /* found here, if nothing is known before */
-void agree_leave(struct agree *a);                                     /* when no operation is open */
-/* ---- of the host: what its segment says ---- */
+/* Reports a cause that this rank has found. It counts only in state RUNS. */
+void agree_fail(struct agree *a, const struct agree_cause *cause);
+/* Leaves the group; no operation may be open. */
+void agree_leave(struct agree *a);
+/* ---- inputs from the host's segment ---- */
 void agree_host_failed(struct agree *a, const struct agree_cause *record);
 void agree_host_decided(struct agree *a, const struct agree_cause *record);
-/* ---- of peers ---- */
+/* ---- inputs from peers ---- */
 void agree_receive(struct agree *a, int peer, const struct agree_message *message);
-/* Its process has died, its link broke or said what it may not, or a link to it cannot be had. Of any host. The caller
-   goes on as far as it gets before it says so: what can end by then ends. */
+/* Reports a rank of any host as lost: its process has died, its link broke or carried an invalid message, or no link to
+   it can be opened. The caller first ends all operations that can still end. */
 void agree_lost(struct agree *a, int peer);
-void agree_left(struct agree *a, int peer, uint64_t last);             /* the BYE of a rank of this host is a word */
-/* ---- of time: at least every 20 ms while something is open. Set before other inputs, which arm timers by it ---- */
+/* Reports that a rank has left; ranks of this host send no BYE, but set a word in the segment. */
+void agree_left(struct agree *a, int peer, uint64_t last);
+/* ---- time ---- */
+/* Sets the time. The caller calls it at least every 20 ms while an operation is open, and before other inputs, which
+   set timers by it. */
 void agree_tick(struct agree *a, int64_t now_ms);
 
-void agree_hurry(struct agree *a);                      /* asks now: there is no time left to wait */
+/* Sends ASK now, because the operation's time is running out. */
+void agree_hurry(struct agree *a);
 
-/* ---- outputs. After each input, in this order:
-   CLAIMS: write `held` into the failure record unless that is written; then agree_host_failed with what it says.
-   DECIDES: the same with the verdict record and agree_host_decided.
-   Then send what agree_next gives until it gives nothing. What cannot be sent for want of a link, drop. ---- */
+/* ---- outputs ---- */
+/* After each input the caller does the following, in this order. In state CLAIMS it writes `held` to the failure record
+   unless that is written, and passes the record to agree_host_failed. In state DECIDES it does so with the decision
+   record and agree_host_decided. Then it sends the messages of agree_next until that returns false, and drops a message
+   for which it has no link. */
 bool agree_next(struct agree *a, int *to, struct agree_message *out);
+/* Returns true if cause x takes precedence over cause y. */
 bool agree_precedes(const struct agree_cause *x, const struct agree_cause *y);
 
 /* ---- wire.c ---- */
@@ -165,5 +196,5 @@ enum {
     AGREE_WIRE_BYTES = 8 + (AGREE_CAUSE_BYTES > AGREE_CALLS_BYTES ? AGREE_CAUSE_BYTES : AGREE_CALLS_BYTES)
 };
 void agree_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES]);
-/* false: this is no message that a rank of a communicator of that size could have sent; *out is untouched. */
+/* Returns false, with *out unchanged, if no rank of a communicator of this size could have sent the message. */
 bool agree_decode(const unsigned char *bytes, size_t length, int size, struct agree_message *out);

@@ -1,5 +1,5 @@
-/* Control messages as bytes: fixed size, little endian, a version. What comes from outside is checked here and nowhere
-   else: behind agree_decode every rank, kind and text is one that exists. */
+/* Encodes control messages with a fixed size, little endian and a version. This file checks all received bytes: after
+   agree_decode every rank, kind and text is valid. */
 #include "backend/agree/agree.h"
 #include <string.h>
 
@@ -70,7 +70,7 @@ void agree_encode(const struct agree_message *message, unsigned char out[AGREE_W
     if (message->kind == AGREE_FAIL) put_cause(&w, &message->cause);
     for (int i = 0; message->kind != AGREE_FAIL && i < AGREE_HISTORY; i++) put_call(&w, &message->calls[i]);
 }
-/* An operation's number is given again, incremented and compared: one near the end of the numbers is no number. */
+/* The engine increments and compares operation numbers, so one near the end of the range is invalid. */
 static bool is_number(uint64_t number) { return number < (uint64_t)1 << 62; }
 static bool is_cause(const struct agree_cause *c, int size)
 {

@@ -1,4 +1,4 @@
-/* CLOCK_MONOTONIC in the units the callers want. */
+/* Reads CLOCK_MONOTONIC in nanoseconds and milliseconds. */
 #include "backend/base/clock.h"
 #include <time.h>
 

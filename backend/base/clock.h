@@ -5,7 +5,7 @@
 
 int64_t clock_ns(void);
 int64_t clock_ms(void);
-/* now + timeout_ms, without overflow; timeout_ms <= 0 means never. */
+/* Returns now + timeout_ms without overflow; timeout_ms <= 0 means never. */
 int64_t clock_deadline(int64_t timeout_ms);
-/* A condition whose timed waits go by this clock (CLOCK_MONOTONIC), which nobody sets. */
+/* Initializes a condition whose timed waits use CLOCK_MONOTONIC, which is never set back. */
 void clock_condition_init(pthread_cond_t *condition);

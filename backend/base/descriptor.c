@@ -1,4 +1,4 @@
-/* Moving a descriptor is a copy and a close; nobody else knows the old number yet. */
+/* A descriptor is moved by a copy and a close, before the rest of the program knows its old number. */
 #include "backend/base/descriptor.h"
 #include <errno.h>
 #include <fcntl.h>

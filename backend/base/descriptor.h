@@ -1,7 +1,8 @@
 /* Descriptors of files, sockets and the like. */
 #pragma once
 
-/* The same thing under a number above those of standard input, output and error, which are free in a process that was
- * started with them closed: whatever anybody writes to standard error there would go into a segment, a tensor or a
- * connection. What is negative stays as it is; if no other number can be had, it is closed, and -1 with errno. */
+/* Moves a descriptor to a number above those of standard input, output and error. In a process that was started with
+ * these closed, their numbers are free. Output to standard error would then go into a segment, a tensor or a
+ * connection. A negative number is returned unchanged. If no number is free, the function closes the descriptor and
+ * returns -1 with errno. */
 int descriptor_raised(int descriptor);

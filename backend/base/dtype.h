@@ -2,6 +2,7 @@
 #pragma once
 #include "include/tutti.h"
 
-size_t dtype_bytes(tutti_dtype dtype);                  /* 0 for an unknown type */
+/* Returns the bytes of an element, or 0 for an unknown type. */
+size_t dtype_bytes(tutti_dtype dtype);
 const char *dtype_name(tutti_dtype dtype);
 const char *op_name(tutti_op op);

@@ -1,5 +1,5 @@
-/* membarrier(2): an interrupt on every core that runs a process which has been registered. Whoever does not run has had
-   its fence when it was taken off its core. */
+/* membarrier(2) interrupts every core that runs a registered process. A thread that is not running had its fence when
+   the kernel switched it off its core. */
 #include "backend/base/fence.h"
 #include <linux/membarrier.h>
 #include <sys/syscall.h>

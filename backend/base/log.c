@@ -1,6 +1,6 @@
-/* Each line is one write, so lines of several ranks on one terminal do not mix. A line is never waited for, as it
-   may be written with a lock held: where stderr is a pipe that is not read, lines are dropped and counted, and the
-   next line that finds room says how many. */
+/* Each line is one write, so lines of several ranks on one terminal do not mix. The log never waits, because the caller
+   may hold a lock. If stderr is a full pipe, lines are dropped and counted, and the next line that fits reports the
+   count. */
 #include "backend/base/log.h"
 #include <poll.h>
 #include <stdarg.h>
@@ -17,7 +17,8 @@ static _Atomic unsigned dropped;
 static bool stderr_has_room(void)
 {
     struct pollfd one = { .fd = STDERR_FILENO, .events = POLLOUT };
-    return poll(&one, 1, 0) != 0;                       /* an error is for write to tell */
+    /* After an error of poll, write reports it. */
+    return poll(&one, 1, 0) != 0;
 }
 void log_write(enum log_level level, const char *format, ...)
 {

@@ -1,4 +1,4 @@
-/* Every allocation of the library passes here, so a test can let each of them fail in turn. */
+/* Every allocation of the library passes through this file, so that a test can make each of them fail in turn. */
 #include "backend/base/memory.h"
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -4,19 +4,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* calloc that can be told to fail: after memory_fail_after(n), the n-th allocation from now returns NULL (tests; 0:
-   never). */
+/* Allocates zeroed memory, as calloc does. For tests, memory_fail_after(n) makes the n-th allocation from now return
+   NULL; 0 turns this off. */
 void *memory_zeroed(size_t count, size_t bytes);
-/* A zeroed block that starts on a cache-line boundary; NULL when out of memory; freed with free. */
+/* Allocates a zeroed block that starts on a cache-line boundary, or returns NULL. The caller frees it with free. */
 void *memory_aligned(size_t bytes);
-/* Room for one more of `bytes` each: returns the array, moved if need be, with *room grown; NULL when out of memory
-   (array kept). */
+/* Makes room for one more element of `bytes` bytes. It returns the array, which may have moved, and updates *room. If
+   memory is short, it returns NULL and keeps the array. */
 void *memory_grow(void *array, int count, int *room, size_t bytes);
-/* Gives the room beyond `count` back: returns the array, moved if need be. */
+/* Frees the room beyond `count` elements and returns the array, which may have moved. */
 void *memory_trim(void *array, int count, int *room, size_t bytes);
 void memory_fail_after(int allocations);
 
-/* false when the result does not fit */
+/* These functions return false if the result does not fit. */
 static inline bool size_multiply(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
 static inline bool size_add(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }
 static inline size_t size_smaller(size_t a, size_t b) { return a < b ? a : b; }

@@ -1,5 +1,5 @@
-/* What a thread does between two looks at a word that another core is to write, and before it writes one that another
-   core has read. */
+/* Short pauses between two polls of a word that another core writes, and a prefetch before a store to a line that
+   another core has read. */
 #pragma once
 
 static inline void pause_briefly(void)
@@ -7,10 +7,11 @@ static inline void pause_briefly(void)
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");                              /* yield is a no-op on most cores; this is not */
+    /* On most cores "yield" has no effect, and "isb" waits. */
+    __asm__ volatile("isb" ::: "memory");
 #endif
 }
-/* So many multiplications, one after the other: three cycles each, where a pause would be too long. */
+/* Waits for `steps` dependent multiplications of about three cycles each, where a pause would take too long. */
 static inline void pass_steps(int steps)
 {
     unsigned long value = 3;
@@ -19,12 +20,13 @@ static inline void pass_steps(int steps)
         __asm__ volatile("" : "+r"(value));
     }
 }
-/* Asks for the cache line to be made this core's own, and does not wait for it: a later store finds it here. To be used
-   when no other core is going to look at the line before that store. */
+/* Prefetches a cache line for writing and does not wait, so that a later store finds the line in this core's cache. The
+   caller uses it only if no other core reads the line before that store. */
 static inline void line_own(const void *line)
 {
 #if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" ::"m"(*(const char *)line));       /* gcc makes a read of __builtin_prefetch */
+    /* gcc compiles __builtin_prefetch to a prefetch for reading. */
+    __asm__ volatile("prefetchw %0" ::"m"(*(const char *)line));
 #else
     __builtin_prefetch(line, 1);
 #endif

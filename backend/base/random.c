@@ -1,4 +1,4 @@
-/* Random bytes of the operating system. */
+/* Gets random bytes from the operating system. */
 #include "backend/base/random.h"
 #include "backend/base/status.h"
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Random bytes of the operating system, for ids, names and tokens. */
+/* Gets random bytes from the operating system, for ids, names and tokens. */
 #pragma once
 #include "include/tutti.h"
 

@@ -1,4 +1,4 @@
-/* The environment, read once. Texts are copied, so later changes of the environment change nothing. */
+/* Reads the environment once. Texts are copied, so later changes of the environment have no effect. */
 #include "backend/base/settings.h"
 #include "backend/base/log.h"
 #include <errno.h>
@@ -26,7 +26,8 @@ const char *settings_given(const char *variable) { return getenv(variable); }
 
 /* ---- nearest name ---- */
 static int int_least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
-static int edit_distance(const char *a, const char *b)  /* Levenshtein, one row at a time; long names are cut */
+/* Computes the Levenshtein distance row by row; long names are truncated. */
+static int edit_distance(const char *a, const char *b)
 {
     int row[NAME_BYTES + 1], length = (int)strnlen(b, NAME_BYTES);
     for (int j = 0; j <= length; j++) row[j] = j;
@@ -79,7 +80,8 @@ static void read_TEXT(const char **field, const char *variable, const char *valu
 {
     (void)range;
     const char *given = getenv(variable);
-    if (*field && strcmp(*field, value) != 0) free((void *)(uintptr_t)*field);      /* read before: in tests */
+    /* A test may have read the settings before. */
+    if (*field && strcmp(*field, value) != 0) free((void *)(uintptr_t)*field);
     *field = given && strcmp(given, value) != 0 ? strdup(given) : value;
     if (!*field) *field = value;
 }

@@ -1,9 +1,10 @@
-/* Everything that can be set from outside: one table, the only getenv of the project. It prints itself, makes the
-   table of docs/settings.md, and warns of a TUTTI_* name that it does not know. Read once per process. */
+/* One table has all settings of the environment, and this module alone calls getenv. The table also makes
+   docs/settings.md and the output of `tutti info`, and unknown TUTTI_* names cause a warning. A process reads the
+   settings once. */
 #pragma once
 #include "include/tutti.h"
 
-/*  field, environment variable, kind, default, range of a number ("0 to 8", "1 or more"), help */
+/* Each row has field, environment variable, kind, default, range of a number ("0 to 8", "1 or more") and help. */
 #define SETTINGS_MAP(X) \
     X(log, "TUTTI_LOG", TEXT, "warn", "", "level of the log on stderr: error, warn, info or debug") \
     X(timeout_ms, "TUTTI_TIMEOUT_MS", NUMBER, "1800000", "1 or more", \
@@ -85,12 +86,16 @@ struct settings {
     SETTINGS_MAP(X)
 #undef X
 };
-/* The settings of this process; read on the first call. A value that is no number, or out of its range, is warned about
-   and the default used. */
+/* Returns the settings of this process, which the first call reads. An invalid number, or one out of its range,
+   causes a warning, and the default is used. */
 const struct settings *settings_get(void);
-void settings_reload(void);                                            /* for tests */
+/* Reads the settings again, for tests. */
+void settings_reload(void);
 struct settings_row { const char *variable, *value, *range, *help; };
-int settings_table(const struct settings_row **out);    /* returns the number of rows */
-const char *settings_given(const char *variable);       /* what the environment says, or NULL */
-/* The candidate nearest to `name` by edit distance, or NULL if none is near. `next` returns NULL after the last. */
+/* Returns the number of rows of the table. */
+int settings_table(const struct settings_row **out);
+/* Returns the value of the environment variable, or NULL. */
+const char *settings_given(const char *variable);
+/* Returns the candidate nearest to `name` by edit distance, or NULL if all are too different. `next` returns NULL after
+   the last candidate. */
 const char *settings_nearest(const char *name, const char *(*next)(void *context, int index), void *context);

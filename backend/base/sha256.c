@@ -63,7 +63,7 @@ void sha256_add(struct sha256 *hash, const void *text, size_t bytes)
         if (n == room) sha256_compress(hash->state, hash->block);
     }
 }
-/* Padding: a one bit, zeros, and the number of bits as 64 bits. */
+/* Appends the padding: a one bit, zeros, and the number of bits as 64 bits. */
 void sha256_finish(struct sha256 *hash, unsigned char out[SHA256_BYTES])
 {
     static const unsigned char padding[SHA256_BLOCK_BYTES] = { 0x80 };

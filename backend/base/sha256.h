@@ -8,14 +8,15 @@
 enum { SHA256_BYTES = 32, SHA256_BLOCK_BYTES = 64 };
 struct sha256 {
     uint32_t state[8];
-    uint64_t bytes;                                     /* hashed so far, with those in `block` */
+    /* `bytes` counts all input, including the bytes that wait in `block`. */
+    uint64_t bytes;
     unsigned char block[SHA256_BLOCK_BYTES];
 };
 void sha256_init(struct sha256 *hash);
 void sha256_add(struct sha256 *hash, const void *text, size_t bytes);
 void sha256_finish(struct sha256 *hash, unsigned char out[SHA256_BYTES]);
 
-/* A key may have any length, also 0. */
+/* Computes the HMAC of a text; the key may have any length, also 0. */
 void hmac_sha256(const void *key, size_t key_bytes, const void *text, size_t bytes, unsigned char out[SHA256_BYTES]);
-/* Takes the same time wherever the two differ. */
+/* Compares two secrets in a time that is independent of where they differ. */
 bool secret_bytes_equal(const void *a, const void *b, size_t bytes);

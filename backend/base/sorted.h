@@ -10,7 +10,7 @@ static inline int sorted_compare(const void *a, const void *b)
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-/* Sorts the values; index from 0: count / 2 is the median, count / 4 the lower quartile. */
+/* Sorts the values and returns the one at `index`: count / 2 is the median, count / 4 the lower quartile. */
 static inline double sorted_at(double *values, int count, int index)
 {
     qsort(values, (size_t)count, sizeof *values, sorted_compare);

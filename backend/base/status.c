@@ -1,4 +1,4 @@
-/* What is known of an error lives in the thread that saw it, so that no caller has to pass a buffer through. */
+/* The text of an error is local to the thread that detected it, so callers need not pass a buffer. */
 #include "backend/base/status.h"
 #include "backend/base/log.h"
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Errors as values. The function that first decides what the error is calls status_fail once, with the cause; callers
-   only return it. */
+/* Errors are values. The function that detects an error calls status_fail once, with the cause; its callers return the
+   status. */
 #pragma once
 #include "include/tutti.h"
 #include <stdarg.h>
@@ -7,16 +7,19 @@
 enum { STATUS_DETAIL_BYTES = 1024 };
 #define TRY(expression) do { tutti_status status_ = (expression); if (status_ < 0) return status_; } while (0)
 
-/* Errors are rare, which tells the compiler to keep what leads to them out of the way.
-   Keeps the formatted text as this thread's last error, logs it at level info, and returns `status`. */
+/* Keeps the formatted text as this thread's last error, logs it at level info, and returns `status`. The attribute
+   `cold` makes the compiler move the branches that lead here out of the hot path. */
 tutti_status status_fail(tutti_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
-/* The same, for an error that concerns a call alone: nothing was sent, and what it was called on is as it was. Whatever
-   else fails is taken for more than that, so whoever knows must say. */
+/* Fails a call like status_fail, and marks the error as a refusal: the call has sent no message and left its object
+   unchanged. Other errors count as failures of the object, so the function that refuses must use this one. */
 tutti_status status_refuse(tutti_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
-tutti_status status_as_refusal(tutti_status status);                   /* this thread's last error, if it is one */
-bool status_is_refusal(void);                                          /* of this thread's last error */
-/* The same without logging: for a text that somebody else has decided and logged. */
+/* Marks this thread's last error as a refusal if `status` is an error. */
+tutti_status status_as_refusal(tutti_status status);
+/* Returns true if this thread's last error is a refusal. */
+bool status_is_refusal(void);
+/* These two set this thread's last error to a text that another thread or rank has logged, without logging it again. */
 tutti_status status_repeat(tutti_status status, const char *detail) __attribute__((cold));
 tutti_status status_repeat_refusal(tutti_status status, const char *detail) __attribute__((cold));
-const char *status_detail(void);                                       /* this thread's last error; never NULL */
+/* Returns the text of this thread's last error, which is never NULL. */
+const char *status_detail(void);
 const char *status_message(tutti_status status);

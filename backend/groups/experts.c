@@ -1,6 +1,6 @@
-/* Tokens are numbered, and so are their choices of experts; a choice that is taken is a row. A rank's rows for an
-   expert follow one another in the order of its tokens; an expert's rows follow one another by the rank they come
-   from; and the experts of a rank by their numbers. So counts say where everything is. */
+/* Each token chooses some experts, and each choice within capacity is a row. A rank's rows for an expert are in the
+   order of its tokens. An expert's rows are in the order of the ranks that they come from, and a rank's experts in
+   the order of their numbers. So the counts determine the place of each row. */
 #include "backend/groups/experts.h"
 #include "backend/base/dtype.h"
 #include "backend/base/status.h"
@@ -9,7 +9,7 @@
 
 enum { MOST_CHOICES = 64 };
 
-/* ---- where rows go ---- */
+/* ---- placing rows ---- */
 tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
     int64_t *place, uint64_t *counts)
 {
@@ -47,9 +47,10 @@ tutti_status experts_offsets(const uint64_t *counts, int ranks, int experts, uin
     return TUTTI_OK;
 }
 
-/* ---- what is done with them ---- */
+/* ---- moving and combining rows ---- */
 static size_t row_bytes(const tutti_experts_rows *r) { return r->columns * dtype_bytes(r->dtype); }
-static void *row_at(const tutti_experts_rows *r, size_t choice)        /* NULL: not taken */
+/* Returns the row of a choice, or NULL if the choice has no row. */
+static void *row_at(const tutti_experts_rows *r, size_t choice)
 {
     int64_t expert = r->expert[choice], place = r->place[choice];
     return expert < 0 || place < 0 ? NULL : (char *)r->first[expert] + (size_t)place * row_bytes(r);

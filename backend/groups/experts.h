@@ -1,5 +1,5 @@
-/* Experts as tutti.h has them: where the rows of tokens go, and what is done with them there. Pointers given here are
-   not NULL where something lies behind them. */
+/* Mixtures of experts: where the rows of tokens go, and their scatter, gather and dot products; tutti.h documents the
+   calls. The caller has checked that pointers to data are not NULL. */
 #pragma once
 #include "include/tutti.h"
 

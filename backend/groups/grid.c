@@ -1,5 +1,5 @@
-/* Texts become sizes; all else is arithmetic of strides: the axes that a group differs in are *chosen*, and number the
-   ranks within a group; the others number the groups. */
+/* Parses texts to sizes and computes with strides. The *chosen* axes number the ranks within a group, and the other
+   axes number the groups. */
 #include "backend/groups/grid.h"
 #include "backend/base/status.h"
 #include <ctype.h>
@@ -9,7 +9,8 @@
 #include <string.h>
 
 enum { MOST_NAME = TUTTI_GRID_NAME - 1 };
-struct grid_part { int axis[TUTTI_GRID_AXES], count, size; };/* some axes, and how many ranks differ in them alone */
+/* Some axes of a grid; `size` is the product of their sizes. */
+struct grid_part { int axis[TUTTI_GRID_AXES], count, size; };
 
 /* ---- texts ---- */
 static size_t name_length(const char *text)
@@ -32,7 +33,7 @@ static tutti_status add_axis(tutti_grid *g, const char *name, size_t length)
     memcpy(g->name[g->axes++], name, length);
     return TUTTI_OK;
 }
-/* A name of the list at *text, which goes on behind it and the - after it. */
+/* Reads the name at *text and advances *text behind it and the hyphen after it. */
 static tutti_status next_name(const char **text, const char *all, const char **name, size_t *length)
 {
     *name = *text;
@@ -124,7 +125,8 @@ static tutti_status parts_choose(const tutti_grid *g, const char *names, struct 
         is_chosen[axis] = true;
     } while (*text);
     *chosen = (struct grid_part){ .size = 1 };
-    for (int a = 0; a < g->axes; a++) {                 /* in the order of the grid, whatever that of the names */
+    /* The part has the order of the grid, not that of the names. */
+    for (int a = 0; a < g->axes; a++) {
         if (!is_chosen[a]) continue;
         chosen->axis[chosen->count++] = a;
         chosen->size *= g->size[a];
@@ -146,7 +148,7 @@ static int stride_of(const tutti_grid *g, int axis)
     for (int a = 0; a < axis; a++) stride *= g->size[a];
     return stride;
 }
-/* Where in the grid the n-th of a part is, and which of it a rank is. */
+/* Returns the rank of the n-th position of a part, with index 0 in all other axes. number_of is the inverse. */
 static int rank_of(const tutti_grid *g, const struct grid_part *p, int n)
 {
     int rank = 0;

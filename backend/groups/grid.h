@@ -1,4 +1,5 @@
-/* Grids as tutti.h has them. Grids given here were made by grid_make or grid_experts. */
+/* Grids of ranks with named axes; tutti.h documents the calls. Every grid that is passed in comes from grid_make or
+   grid_experts. */
 #pragma once
 #include "include/tutti.h"
 

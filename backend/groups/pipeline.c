@@ -1,6 +1,6 @@
-/* Schedules are rules: in each tick a rank takes, of what is ready, what its rule prefers. A forward takes one tick, a
-   backward two, or one for each of its halves. Interleaved ones are written down as Megatron-LM does, since what is
-   ready first is not what it takes. */
+/* Most schedules are rules: in each tick a rank takes the ready action that its rule prefers. A forward takes one
+   tick, a backward two, or one for each of its halves. The naive, interleaved and DualPipe schedules are written out
+   as lists. The interleaved one follows Megatron-LM, which does not always take what is ready first. */
 #include "backend/groups/pipeline.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -8,16 +8,19 @@
 #include <string.h>
 
 enum { LONGEST = 1 << 20 };
-struct maker {                                          /* of lists, tick by tick */
+/* A maker writes the lists tick by tick. `over` is the tick after an action, or 0 while it is not done; `taken` counts
+   the microbatches that a stage has begun. */
+struct maker {
     struct tutti_pipeline *p;
-    int *over[TUTTI_WORKS];                             /* [stages * microbatches] the tick after; 0: not yet */
-    int *taken[TUTTI_WORKS];                            /* [stages] microbatches begun */
+    int *over[TUTTI_WORKS];                             /* [stages * microbatches] */
+    int *taken[TUTTI_WORKS];                            /* [stages] */
     int *free_at;                                       /* [ranks] */
     int now;
 };
-typedef bool rule(struct maker *m, int rank, tutti_action *out);        /* false: nothing, in this tick */
+/* A rule returns false if the rank takes no action in this tick. */
+typedef bool rule(struct maker *m, int rank, tutti_action *out);
 
-/* ---- what is ready ---- */
+/* ---- ready actions ---- */
 static bool is_over(const struct maker *m, tutti_work work, int stage, int microbatch)
 {
     int over = m->over[work][pipeline_cell(m->p, stage, microbatch)];
@@ -44,7 +47,8 @@ static int in_flight(const struct maker *m, int stage)
 {
     return m->taken[TUTTI_FORWARD][stage] - m->taken[pipeline_backward(m->p)][stage];
 }
-static int activations_held(const struct maker *m, int stage)       /* activations, until weights have had them */
+/* Counts the activations of a stage that a later backward of weights, or a whole backward, still needs. */
+static int activations_held(const struct maker *m, int stage)
 {
     return m->taken[TUTTI_FORWARD][stage] - m->taken[m->p->splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD][stage];
 }
@@ -61,15 +65,15 @@ static bool rule_gpipe(struct maker *m, int rank, tutti_action *out)
     bool all = m->taken[TUTTI_FORWARD][rank] == m->p->microbatches;
     return all && backward_is_ready(m, rank) && rule_act(m, pipeline_backward(m->p), rank, out);
 }
-/* As many forwards ahead as there are stages from here on; then each backward frees a place. */
+/* 1F1B: a rank runs ahead by one forward for each stage from its own to the last; each backward then allows another. */
 static bool one_forward_one_backward(struct maker *m, int rank, tutti_action *out)
 {
     if (backward_is_ready(m, rank)) return rule_act(m, pipeline_backward(m->p), rank, out);
     bool may = in_flight(m, rank) < m->p->ranks - rank;
     return may && forward_is_ready(m, rank) && rule_act(m, TUTTI_FORWARD, rank, out);
 }
-/* ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2023): the same, and gradients of weights fill what is idle; no
-   rank holds more than the first one of 1F1B. A forward that may be goes first: others wait for it. */
+/* ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2023): 1F1B, with gradients of weights in idle ticks. A rank
+   holds at most what the first rank of 1F1B holds. A permitted forward goes first, because later stages wait for it. */
 static bool zero_bubble(struct maker *m, int rank, tutti_action *out)
 {
     bool may = in_flight(m, rank) < m->p->ranks - rank && activations_held(m, rank) < m->p->ranks;
@@ -77,8 +81,8 @@ static bool zero_bubble(struct maker *m, int rank, tutti_action *out)
     if (backward_is_ready(m, rank)) return rule_act(m, TUTTI_BACKWARD_INPUT, rank, out);
     return weight_is_ready(m, rank) && rule_act(m, TUTTI_BACKWARD_WEIGHT, rank, out);
 }
-/* ZB-V (the same authors): each rank has a stage on the way up and one on the way down, so the last gradients come to
-   the rank that has the first stage as well. It holds as much as 1F1B's first rank: 2 ranks halves. */
+/* ZB-V (the same authors): each rank has one stage of the way up and one of the way down. So the first and the last
+   stage share a rank. Each rank holds what 1F1B's first rank holds: 2 * ranks activations of half the size. */
 static bool zero_bubble_v(struct maker *m, int rank, tutti_action *out)
 {
     int up = rank, down = 2 * m->p->ranks - 1 - rank;
@@ -99,7 +103,8 @@ static void action_add(struct tutti_pipeline *p, int rank, tutti_action action)
 {
     p->list[rank].action[p->list[rank].count++] = action;
 }
-static bool take_tick(struct maker *m, rule *choose)    /* false: all is done */
+/* Plays one tick; returns false when every action is done. */
+static bool take_tick(struct maker *m, rule *choose)
 {
     int left = 0, each = m->p->chunks * m->p->microbatches * (m->p->splits ? 3 : 2);
     for (int rank = 0; rank < m->p->ranks; rank++) {
@@ -135,7 +140,8 @@ static tutti_status make_by_rule(struct tutti_pipeline *p, rule *choose)
     return over ? TUTTI_OK
                 : status_fail(TUTTI_INTERNAL, "pipeline: the schedule has not ended after %d ticks", LONGEST);
 }
-static void make_naive(struct tutti_pipeline *p)        /* a microbatch goes all the way before the next begins */
+/* Each microbatch runs through all stages and back before the next begins. */
+static void make_naive(struct tutti_pipeline *p)
 {
     for (int rank = 0; rank < p->ranks; rank++)
         for (int n = 0; n < p->microbatches; n++) {
@@ -143,8 +149,8 @@ static void make_naive(struct tutti_pipeline *p)        /* a microbatch goes all
             action_add(p, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
         }
 }
-/* The n-th forward, or backward, of a rank (Megatron-LM: as many microbatches as there are ranks through a chunk, then
-   the next chunk). */
+/* Returns the n-th forward or backward of a rank. As in Megatron-LM, a chunk takes one microbatch for each rank, then
+   the next chunk does. */
 static tutti_action action_interleaved(const struct tutti_pipeline *p, int rank, int n, bool back)
 {
     int chunk = n / p->ranks % p->chunks;
@@ -167,8 +173,9 @@ static void make_interleaved(struct tutti_pipeline *p)
     }
 }
 
-/* ---- DualPipe, cut in half (DeepSeek-AI, DualPipeV, 2025): a V, too, in which, once it is full, a forward of one half
-   and a backward of the other take turns, for who can do both at a time. Backwards are whole but at both ends. ---- */
+/* ---- DualPipeV ---- */
+/* DualPipeV (DeepSeek-AI, 2025) is DualPipe cut in half: a V as well. Once it is full, forwards of one half alternate
+   with backwards of the other, so that a rank can overlap them. Backwards are split into halves only at both ends. */
 struct dual { struct tutti_pipeline *p; int rank, forwards[2], backwards[2], due; };
 static int dual_stage(const struct dual *d, int half) { return half ? 2 * d->p->ranks - 1 - d->rank : d->rank; }
 static void dual_forward(struct dual *d, int half)
@@ -180,14 +187,16 @@ static void dual_backward(struct dual *d, int half, bool splits)
     tutti_work work = splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
     action_add(d->p, d->rank, (tutti_action){ work, dual_stage(d, half), d->backwards[half]++ });
 }
-static void dual_weight(struct dual *d)                 /* the oldest that is due */
+/* Adds the oldest backward of weights that is due. */
+static void dual_weight(struct dual *d)
 {
     const struct pipeline_list *l = &d->p->list[d->rank];
     while (l->action[d->due].work != TUTTI_BACKWARD_INPUT) d->due++;
     tutti_action a = l->action[d->due++];
     action_add(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
 }
-static void dual_drain(struct dual *d, int turns)       /* the second half of them leaves weights for later */
+/* Adds the last backwards of both halves; the second half of the turns leaves the weights for later. */
+static void dual_drain(struct dual *d, int turns)
 {
     for (int i = 0; i < turns; i++) {
         dual_backward(d, 1, i > turns / 2 || (i == turns / 2 && d->rank % 2));
@@ -214,14 +223,18 @@ static void make_dualpipe_v(struct tutti_pipeline *p)
 }
 
 /* ---- schedules ---- */
+/* A schedule has either `choose` or `write`. */
 static const struct pipeline_rule {
     const char *name;
-    rule *choose;                                       /* or */
+    rule *choose;
     void (*write)(struct tutti_pipeline *);
-    int chunks;                                         /* stages of a rank; 0: any */
+    /* `chunks` is the number of stages of a rank; 0 allows any. */
+    int chunks;
     bool splits, turns;
-    int least; /* microbatches for each rank; 0: there may be fewer than ranks */
-    bool even;                                          /* only multiples of the ranks */
+    /* A schedule needs `least` microbatches for each rank; 0 also allows fewer microbatches than ranks. */
+    int least;
+    /* `even` requires a multiple of the ranks as the number of microbatches. */
+    bool even;
 } schedules[] = {
     { "naive", .write = make_naive, .chunks = 1 },
     { "gpipe", .choose = rule_gpipe, .chunks = 1 },

@@ -1,5 +1,5 @@
-/* A pipeline is played: each rank takes its list in order, an action begins when those that it needs are over, and a
-   message between two ranks comes as long after its sender as it takes. What comes of it are times, and whether it
+/* Simulates a pipeline. Each rank takes its list in order, and an action begins when the actions that it needs are
+   over. A message between two ranks arrives after its transfer time. The results are times, and whether the pipeline
    ends. */
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"
@@ -10,7 +10,8 @@
 struct play {
     const struct tutti_pipeline *p;
     const tutti_pipeline_cost *cost;
-    double *over[TUTTI_WORKS];                          /* [stages * microbatches] below 0: not yet */
+    /* `over` is the time at which an action ends, or negative while it has not begun. */
+    double *over[TUTTI_WORKS];                          /* [stages * microbatches] */
     int *next;                                          /* [ranks] */
     double *free_at;                                    /* [ranks] */
 };
@@ -27,19 +28,19 @@ static double length_of(const struct play *y, tutti_action a)
     default: return c->input[a.stage] + c->weight[a.stage];
     }
 }
-/* When the message of another stage's work is here; below 0: not yet. */
+/* Returns when the message of another stage's work arrives at the rank; negative while it is unknown. */
 static double input_arrival(const struct play *y, tutti_work work, int stage, int microbatch, int rank)
 {
     double over = y->over[work][pipeline_cell(y->p, stage, microbatch)];
     return over < 0 || pipeline_rank(y->p, stage) == rank ? over : over + y->cost->message;
 }
-/* The same of a backward, whole or of inputs. */
+/* Returns when the message of a backward arrives, be it whole or of inputs only. */
 static double arrival_back(const struct play *y, int stage, int microbatch, int rank)
 {
     double whole = input_arrival(y, TUTTI_BACKWARD, stage, microbatch, rank);
     return whole < 0 ? input_arrival(y, TUTTI_BACKWARD_INPUT, stage, microbatch, rank) : whole;
 }
-/* When it can begin, below 0: not yet. */
+/* Returns when an action can begin; negative while it is unknown. */
 static double action_beginning(const struct play *y, int rank, tutti_action a)
 {
     double mine = y->free_at[rank], own, other = 0;
@@ -56,8 +57,9 @@ static double action_beginning(const struct play *y, int rank, tutti_action a)
     return own < 0 || other < 0 ? -1 : double_larger(mine, double_larger(own, other));
 }
 
-/* ---- all ---- */
-static bool play_on(struct play *y, double *ends)       /* false: nobody can go on */
+/* ---- the whole pipeline ---- */
+/* Plays all ranks as far as they can go; returns false if none could take an action. */
+static bool play_on(struct play *y, double *ends)
 {
     bool any = false;
     for (int rank = 0, before = 0; rank < y->p->ranks; before += y->p->list[rank++].count) {
@@ -164,7 +166,8 @@ static tutti_status check_each_once(const struct tutti_pipeline *p, uint8_t *see
     }
     return TUTTI_OK;
 }
-/* The n-th message of one direction from a rank to another, in the order in which they are made, or used. */
+/* Finds the next message of one direction between two ranks in the list of rank `of`, which is its sender or receiver.
+   Returns its index, or -1 after the last. */
 static int next_message(const struct tutti_pipeline *p, bool forward, int of, int from, int to, int *at,
     tutti_action *out)
 {
@@ -173,7 +176,8 @@ static int next_message(const struct tutti_pipeline *p, bool forward, int of, in
         if ((a.work == TUTTI_FORWARD) != forward || a.work == TUTTI_BACKWARD_WEIGHT) continue;
         int way = (forward ? 1 : -1) * (of == from ? 1 : -1), other = a.stage + way;
         if (other < 0 || other >= p->stages || pipeline_rank(p, other) != (of == from ? to : from)) continue;
-        *out = (tutti_action){ a.work, of == from ? a.stage : other, a.microbatch };    /* as it was made */
+        /* The result names the stage that sent the message. */
+        *out = (tutti_action){ a.work, of == from ? a.stage : other, a.microbatch };
         return (*at)++;
     }
     return -1;
@@ -202,7 +206,8 @@ tutti_status pipeline_check(const struct tutti_pipeline *p)
     struct play y = { .p = p, .cost = &(tutti_pipeline_cost){ ones, ones, ones, 0 } };
     if (status == TUTTI_OK) status = pipeline_play(&y, NULL);
     play_stop(&y);
-    for (int s = 0; s < p->stages - 1 && s < 2 * p->ranks && status == TUTTI_OK; s++) { /* then pairs come again */
+    /* After 2 * ranks stages the pairs of neighbours repeat. */
+    for (int s = 0; s < p->stages - 1 && s < 2 * p->ranks && status == TUTTI_OK; s++) {
         int a = pipeline_rank(p, s), b = pipeline_rank(p, s + 1);
         if (a != b) status = check_messages(p, true, a, b);
         if (a != b && status == TUTTI_OK) status = check_messages(p, false, b, a);

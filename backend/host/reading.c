@@ -1,4 +1,4 @@
-/* One call of the kernel copies whatever it is asked for, or less at a page that it cannot read. */
+/* process_vm_readv copies all bytes, or fewer if it meets an unreadable page. */
 #include "backend/host/reading.h"
 #include "backend/base/status.h"
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* One call takes less than 2 GiB. */
+/* One call copies less than 2 GiB. */
 enum { MOST_BYTES = 1 << 30 };
 
 static struct iovec part_of(uint64_t at, size_t bytes) { return (struct iovec){ (void *)(uintptr_t)at, bytes }; }
@@ -66,7 +66,7 @@ tutti_status reading_failed(const struct source *from, int error, int rank, int 
         "rank %d cannot read the tensor of rank %d: %s; %s: with TUTTI_SINGLE_COPY=0 tensors go through shared memory",
         rank, owner, reading_reason(error), since);
 }
-/* Yama: 1 lets a process read those that it has started, and no others. */
+/* With Yama's scope 1 a process may read only its descendants. */
 static int yama_scope(void)
 {
     char scope = '0';

@@ -1,26 +1,30 @@
-/* The private memory of another process of this host, read where it lies: the kernel copies it (process_vm_readv). It
- * is never written. A process is named by a number, which another may have by the time it is used; so with the bytes,
- * in the same call, the nonce is read that the process has shown when it connected, from where it said that it lies.
- * All bytes of a call come from the memory of one process: if the nonce is right, so are they. */
+/* Reads the private memory of another process of this host by single copy (process_vm_readv), and never writes it. A
+ * process is named by its process id, which another process may have got since. So the same call also reads the nonce
+ * that the process has sent when it connected, from the address that it has published. All bytes of a call come from
+ * one process, so a right nonce proves that the data is that process's. */
 #pragma once
 #include "backend/host/socket.h"
 
-struct source {                                         /* a process that can be read; constant */
-    int64_t process;                                    /* its number, as this process sees it; 0: it does not */
-    uint64_t nonce_at;                                  /* where in its memory its nonce lies; 0: it does not say */
+/* A process that can be read; the fields stay constant. `process` is its id as this process sees it, or 0 if it is
+   invisible. `nonce_at` is the address of its nonce in its memory, or 0 if unknown. */
+struct source {
+    int64_t process;
+    uint64_t nonce_at;
     unsigned char nonce[NONCE_BYTES];
 };
-/* 0, or -errno: -EPERM: the kernel does not allow it; -ESRCH: it is gone, or another process has its number; -EFAULT:
-   nothing can be read there. `to` may have been written in part. */
+/* Copies bytes of a process; returns 0 or -errno. -EPERM means that the kernel forbids it, -ESRCH that the process is
+   gone, invisible, or another one has its id, and -EFAULT that the address is unreadable. After an error `to` may be
+   written in part. */
 int reading_copy(const struct source *from, void *to, uint64_t at, size_t bytes);
-/* Whether anything can be read of it at all: 0, or -errno as above, -ESRCH also when it cannot be seen. */
+/* Tests whether the process can be read at all; returns 0 or -errno as above. */
 int reading_try(const struct source *from);
-/* Whether others could read these bytes of this process, as far as the kernel goes by what kind of memory it is (not
-   that of a device, for instance): looks at the first and the last. */
+/* Tests whether the kind of this memory lets other processes read it (that of a device does not). The function checks
+   the first and the last byte. */
 bool reading_is_possible(const void *at, size_t bytes);
-const char *reading_reason(int error);                  /* what -errno of the above means */
-/* What this process can know of it without others: "yes: …" or "no: …". */
+/* Returns the meaning of a -errno of the functions above. */
+const char *reading_reason(int error);
+/* Describes for this process alone whether single copy works: "yes: …" or "no: …". */
 const char *reading_describe(void);
-/* What becomes of whatever needed the bytes, of a tensor of rank `owner`: IN_PROGRESS if that process may be gone,
-   which is for others to find out and tell; else SYSTEM, in words. */
+/* Returns the status of an operation of `rank` that could not read a tensor of rank `owner`. IN_PROGRESS means that the
+   owner may be gone, which its other connections will report. Otherwise it fails with SYSTEM and the reason. */
 tutti_status reading_failed(const struct source *from, int error, int rank, int owner);

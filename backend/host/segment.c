@@ -1,8 +1,8 @@
-/* One memfd per group. It begins with a header that says whose it is, then what must be resident from the start (the
-   first failure, what rank 0 tells, control blocks, lines, declarations, introductions, accounts), so much for each
-   rank; then the sparse part, on pages of its own: counts and pairs, which grow with the square of the ranks, and
-   slots. The size is fixed by seals before anybody maps it, so no rank can make another's access fault by shrinking the
-   file. */
+/* A group on a host has one memfd. It begins with a header that identifies the group and has the first failure and
+   rank 0's record. Then come the parts that are resident from the start, with a fixed size for each rank: control
+   blocks, lines, declarations, introductions and accounts. The sparse part follows on pages of its own: counts and
+   pairs, which grow with the square of the ranks, and slots. Seals fix the size before any rank maps the file, so no
+   rank can make another's access fault by shrinking it. */
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -14,13 +14,15 @@
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23                                         /* Linux 5.14 */
+/* Linux has it since 5.14. */
+#define MADV_POPULATE_WRITE 23
 #endif
 enum { ALIGNMENT = 512 };
 struct segment_header {
     char magic[8];
     unsigned char nonce[16];
-    uint32_t filled;                                   /* this kernel cannot populate, so everything was allocated */
+    /* `filled` is set if the kernel cannot populate pages, so the creator has allocated the whole file. */
+    uint32_t filled;
     uint32_t unused;
     struct failure failure;
     struct told told;
@@ -30,10 +32,9 @@ static const char magic[8] = "tutti-s1";
 static_assert(sizeof(struct line) == 128, "a line is two cache lines");
 static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow each other without gaps");
 
-/* ---- where things lie ---- */
-struct offsets {                                       /* offsets, and the size of it all */
-    size_t controls, lines, declarations, introductions, counts, accounts, slots, pairs, bytes;
-};
+/* ---- layout ---- */
+/* The offsets of the parts, and the size of the file. */
+struct offsets { size_t controls, lines, declarations, introductions, counts, accounts, slots, pairs, bytes; };
 
 /* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
 static bool region_place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
@@ -49,7 +50,7 @@ static bool round_to_pages(size_t bytes, size_t *out)
     *out = *out / page_bytes() * page_bytes();
     return true;
 }
-/* Fills in all of *out but the addresses. */
+/* Fills in the sizes in *out, without the addresses. */
 static bool offsets_compute(struct segment *out, const struct segment_shape *shape, struct offsets *at)
 {
     size_t page = page_bytes(), end = sizeof(struct segment_header), ranks = (size_t)shape->ranks, none = 0;
@@ -101,8 +102,9 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
     return TUTTI_OK;
 }
 
-/* ---- making memory real ---- */
-static int pages_populate(void *at, size_t bytes)                            /* 0 or errno */
+/* ---- populating pages ---- */
+/* Returns 0 or errno. */
+static int pages_populate(void *at, size_t bytes)
 {
     while (madvise(at, bytes, MADV_POPULATE_WRITE) != 0)
         if (errno != EINTR && errno != EAGAIN) return errno;
@@ -119,7 +121,8 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
     do error = pages_populate(segment->base + first, length);
     while (is_shortage(error) && arena_give_up_spare());
     if (!error) return TUTTI_OK;
-    if (is_shortage(error))                             /* EFAULT: else a SIGBUS */
+    /* madvise returns EFAULT where an access would raise SIGBUS. */
+    if (is_shortage(error))
         return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory are not available (%s)", what,
             length, strerror(error));
     return status_fail(TUTTI_SYSTEM, "madvise(MADV_POPULATE_WRITE) of %zu bytes for %s: %s", length, what,

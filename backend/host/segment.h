@@ -1,135 +1,175 @@
-/* What the ranks of one host share: for each rank lines, a control block and a region of slots, in one memfd (sealed:
-   it cannot shrink), mapped by everyone. It has no name, so nothing is left behind whoever dies. Lines and control
-   blocks are resident from the start; a rank's slots and counts only when it asks for them (segment_reserve), so
-   hundreds of groups cost little. Every process computes where things lie by itself; no size and no offset is read from
-   the shared memory. */
+/* The shared memory of a group's ranks on one host: lines, a control block and slots for each rank, in one sealed
+   memfd that all ranks map. The file has no name, so the kernel frees it when the last process dies. Lines and
+   control blocks are resident from the start. A rank's slots and counts become resident when the rank reserves them
+   (segment_reserve), so hundreds of groups cost little. Every process computes the layout itself and reads no size or
+   offset from the shared memory. */
 #pragma once
 #include "backend/base/fence.h"
 #include "backend/memory/arena.h"
 #include <stdatomic.h>
 
-/* How far ranks may be apart. A rank that only sends may be up to TRACKS - 1 operations ahead of one that has not come,
-   so what it writes for an operation stays for as many: lines in as many tracks (which, execute/tracks.h says), small
-   slots beside them, and declarations for twice as many, because a rank that lags looks back as far again, for where a
-   disagreement began. Counts and large slots alternate between two: their operations have everybody wait for all. */
+/* A rank that only sends may be up to TRACKS - 1 operations ahead of a rank that has not arrived. So its data for an
+   operation must stay for as many operations. Lines and small slots are in as many tracks (execute/tracks.h).
+   Declarations stay for twice as many, because a late rank searches as far back for the start of a disagreement.
+   Counts and large slots alternate between two copies, because all ranks await each other in their operations. */
 enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8, TRACKS = 16, TRACK_BYTES = 4096, DECLARATIONS = 2 * TRACKS };
-/* Two cache lines, written by one rank. A rank's lie side by side with nothing else between them and those of the next:
-   who reads two of them in turns prefetches what follows at the same distance, which is a line that nobody writes just
-   then. Lines of two ranks share a page: where they do not, a row of 8-byte all-reduces between far cores is a sixth
-   slower. */
+/* Two cache lines that one rank writes. The lines of a rank lie side by side, directly before those of the next rank. A
+   core that reads two lines of a rank in turns prefetches the one at the same distance behind them, which no rank is
+   writing then. Lines of two ranks share a page; on separate pages a series of 8-byte all-reduces between distant cores
+   is a sixth slower. */
 struct line {
-    _Atomic uint64_t counter;                          /* arrival; and the position reached, if there is one tile */
-    uint64_t fingerprint;                              /* valid once counter says that the rank has arrived       */
-    unsigned char payload[LINE_PAYLOAD];               /* the slot of tiny messages                               */
-    _Atomic uint64_t slots[MAX_SLOTS];                 /* position reached by the tile in each slot               */
+    /* The counter shows that the rank has arrived, and its position if the operation has one tile. */
+    _Atomic uint64_t counter;
+    /* The fingerprint is valid once the counter shows that the rank has arrived. */
+    uint64_t fingerprint;
+    /* The payload is the slot of tiny messages. */
+    unsigned char payload[LINE_PAYLOAD];
+    /* Each slot has the position that its tile has reached. */
+    _Atomic uint64_t slots[MAX_SLOTS];
 };
-struct stamp {                                         /* of an operation that is timed: engine/trials.h          */
-    _Atomic uint64_t number;                           /* from 1; 0: none                                         */
-    _Atomic int64_t begun_ns, ended_ns;                /* by this rank                                            */
+/* The times of this rank in a timed operation (engine/trials.h). `number` counts from 1; 0 means no operation. */
+struct stamp {
+    _Atomic uint64_t number;
+    _Atomic int64_t begun_ns, ended_ns;
 };
-struct declaration {                                   /* what I think we are doing, in clear, for error messages */
-    uint32_t operation;                                /* enum family                                             */
+/* A rank's call as plain data, for comparison and for error messages. */
+struct declaration {
+    /* `operation` is the number of the collective. */
+    uint32_t operation;
     uint32_t dtype, op;
     int32_t root;
-    uint64_t count, sequence, bits;                    /* bits: of the factor, and other things that must agree   */
-    uint64_t tile_bytes, slots;                        /* settings that must agree                                */
-    uint64_t algorithm;                                /* row of collectives_table                                */
-    uint64_t extent;                                   /* the largest block, where counts are uneven              */
-    uint64_t counts;                                   /* over several hosts: a digest of those all ranks give    */
-    struct location tensor[2];                         /* of operations that look where tensors lie: of INPUT and */
-    uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h             */
-    uint64_t trial;                                    /* what is tried in place of what is priced, or 0          */
-    uint64_t fingerprint;                              /* of a one-sided one, as in the line, but kept for longer */
+    /* `bits` are those of the factor, and other values that must be equal on all ranks. */
+    uint64_t count, sequence, bits;
+    /* These settings must be equal on all ranks. */
+    uint64_t tile_bytes, slots;
+    /* `algorithm` is a row of collectives_table. */
+    uint64_t algorithm;
+    /* `extent` is the largest block if counts are uneven. */
+    uint64_t extent;
+    /* `counts` is a digest of the counts of all ranks, in groups of several hosts. */
+    uint64_t counts;
+    /* These locate INPUT and OUTPUT in the arena, for operations that access shared tensors (engine/tensors.h). */
+    struct location tensor[2];
+    uint64_t flags;
+    /* `trial` is the code of the tested candidate, or 0 for the choice by price. */
+    uint64_t trial;
+    /* `fingerprint` is that of the line for a one-sided operation, which stays here for longer. */
+    uint64_t fingerprint;
     struct stamp stamp;
 };
-struct control {                                       /* of one rank                                             */
-    _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
-    _Atomic uint32_t alert;                            /* 1: look at the failure. Beside what every arrival reads */
-    _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
-    _Atomic uint32_t touching, copying;                /* 1: it may be at shared tensors of other ranks, for a    */
-                                                       /* collective, for a message                               */
-    _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
+/* The control block of one rank. */
+struct control {
+    /* `waiters` counts the threads asleep on one of this rank's words. */
+    _Alignas(512) _Atomic uint32_t waiters;
+    /* `alert` is 1 if the rank must read the failure. Every arrival reads this cache line anyway. */
+    _Atomic uint32_t alert;
+    /* The rank has mapped the segment (`joined`), and has destroyed its communicator (`departed`). */
+    _Atomic uint32_t joined, departed;
+    /* These are 1 while the rank may access shared tensors of other ranks, for a collective or for a message. */
+    _Atomic uint32_t touching, copying;
+    /* A peer with work for the rank's transport rings the bell. */
+    _Alignas(128) _Atomic uint32_t bell;
     _Atomic uint32_t bell_waiters;
-    _Atomic uint32_t listening;                        /* enum listening                                          */
-    _Atomic uint32_t core; /* where it last waited, wait_core(); on a line seldom written */
+    /* `listening` is an enum listening. */
+    _Atomic uint32_t listening;
+    /* `core` is the wait_core() of its last wait; this cache line is seldom written. */
+    _Atomic uint32_t core;
 };
-/* LISTENS_NOT: it polls all the time, nobody needs to ring. LISTENS: ring when there is something for it. DEFERRED: its
-   thread does other things; ring when you have waited for it in vain. */
+/* A rank that LISTENS_NOT polls, so a peer need not ring. For a rank that LISTENS a peer rings when it has work. The
+   thread of a DEFERRED rank does other work, so a peer rings only after it has waited for the rank without result. */
 enum listening { LISTENS_NOT, LISTENS, DEFERRED };
-/* Whoever is going to sleep until the bell rings listens first, and then polls once more; who has something for it
-   stores that, and then looks whether it listens. A fence on both sides (on x86 the exchange would be one, elsewhere it
-   lets loads pass): so one of the two sees the other. */
+/* A rank that is about to sleep listens first and then polls once more. A peer first stores its data and then reads
+   `listening`. Both have a fence in between, so at least one of them sees the other. On x86 the exchange is such a
+   fence; elsewhere loads may pass it. */
 static inline void bell_listen(struct control *mine)
 {
     if (atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS) return;
     atomic_exchange(&mine->listening, LISTENS);
     fence_between_store_and_load();
 }
-/* Bits, and above them the number of claims. TELLING: a rank writes down why the group fails; READY: it can be read. A
-   claim is that of a rank which is about to fail the group, or finds at the last moment that it need not. */
+/* The state has these bits, and the number of claims above them. TELLING means that a rank is writing the reason of
+   the failure, and READY that it can be read. A rank claims before it fails the group, and withdraws if it finds at
+   the last moment that it need not. */
 enum { FAILURE_NONE, FAILURE_READY = 1, FAILURE_TELLING = 2, FAILURE_CERTAIN = 3, FAILURE_CLAIM = 4 };
-struct failure {                                       /* the first error of the group, for all its ranks         */
+/* The first error of the group. */
+struct failure {
     _Atomic uint32_t state;
     int32_t status, rank;
-    _Atomic uint64_t operation;                        /* the first collective that succeeds on nobody            */
+    /* `operation` is the first collective that fails on every rank. */
+    _Atomic uint64_t operation;
     char detail[500];
-    /* Of several hosts: 1 + the index of the rank that was first to claim a failure, to decide; its account has it. */
+    /* In groups of several hosts: 1 + the index of the rank that was first to claim a failure, and to decide. The
+       record is in that rank's account. */
     _Atomic uint32_t first[2];
 };
 enum { CORE_WORDS = 16, PARAMETERS_BYTES = 320 };
-struct introduction {                                  /* of one rank; join/calibration.c                             */
-    uint64_t cores[CORE_WORDS];                        /* it may run on, a bit for each                           */
-    uint64_t nonce_at;                                 /* where its process has its nonce: host/reading.h         */
-    uint64_t admits;                                   /* 1: others can put fences into its threads: base/fence.h */
-    _Alignas(128) _Atomic uint32_t ping;               /* goes to and fro between rank 0 and this one             */
-    _Atomic uint32_t core;                             /* wait_core() when it last returned it                    */
+/* The data of a rank that joins (join/calibration.c). */
+struct introduction {
+    /* The cores that the rank may run on, with one bit for each. */
+    uint64_t cores[CORE_WORDS];
+    /* `nonce_at` is the address of the nonce in its process (host/reading.h). */
+    uint64_t nonce_at;
+    /* `admits` is 1 if other processes can put fences into its threads (base/fence.h). */
+    uint64_t admits;
+    /* Rank 0 and this rank write `ping` in turns, and `core` is this rank's wait_core() at its last answer. */
+    _Alignas(128) _Atomic uint32_t ping;
+    _Atomic uint32_t core;
 };
-struct told {                                          /* by rank 0 to the others, when all have joined           */
-    _Atomic uint32_t ready;                            /* 1: the rest is there                                    */
+/* Rank 0 writes this record when all ranks have joined. `ready` is 1 once the rest is valid. The parameters are those
+   of the machine and of its networks. */
+struct told {
+    _Atomic uint32_t ready;
     int32_t distance;
-    unsigned char parameters[PARAMETERS_BYTES]; /* of the machine, and of what leads to other hosts        */
+    unsigned char parameters[PARAMETERS_BYTES];
 };
 enum { TRIALS = 64 };
-struct tuning {                                        /* what runs of several choices: engine/trials.h           */
+/* The state of the tuner (engine/trials.h). */
+struct tuning {
     _Alignas(128) _Atomic uint64_t word[TRIALS];
-    _Atomic uint32_t asked;                            /* bits: of these families a rank asks for an algorithm    */
+    /* A bit is set for each collective for which a rank asks for an algorithm. */
+    _Atomic uint32_t asked;
 };
+/* The segment has `ranks` of the `columns` ranks of a group. */
 struct segment_shape {
-    int ranks, columns;                                /* it is for so many ranks, of a group of so many          */
-    size_t slot_bytes, pair_bytes;                     /* of each rank, of each ordered pair                      */
-    size_t account_bytes;                              /* of each rank: what it says of a failure; 0 on one host  */
-};
-struct segment {                                       /* this process's view                                     */
     int ranks, columns;
-    size_t bytes, slot_bytes;                          /* slot_bytes: of one rank; whole pages                    */
+    /* The bytes of slots of each rank, and of each ordered pair of ranks. */
+    size_t slot_bytes, pair_bytes;
+    /* The bytes of each rank's account of a failure; 0 in a group on one host. */
+    size_t account_bytes;
+};
+/* The segment as this process maps it. Slots and pairs take whole pages. */
+struct segment {
+    int ranks, columns;
+    size_t bytes, slot_bytes;
     unsigned char *base;
     struct failure *failure;
     struct told *told;
     struct tuning *tuning;
-    struct introduction *introductions;                /* [ranks], cores written before the rank has joined       */
+    /* A rank writes its cores before it sets `joined`. */
+    struct introduction *introductions;                /* [ranks]                                                 */
     struct control *controls;                          /* [ranks]                                                 */
     struct line *lines;                                /* [ranks][TRACKS]                                         */
     struct declaration *declarations;                  /* [ranks][DECLARATIONS]                                   */
     uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][columns]                  */
-    unsigned char *accounts;                           /* [ranks][account_bytes], as asked for                    */
+    unsigned char *accounts;                           /* [ranks][account_bytes]                                  */
     size_t account_bytes;
     unsigned char *slots;                              /* [ranks][slot_bytes]                                     */
-    unsigned char *pairs;                              /* [ranks][ranks][pair_bytes]: the transport's             */
-    size_t pair_bytes;                                 /* as asked for, rounded up to whole pages                 */
+    unsigned char *pairs;                              /* [ranks][ranks][pair_bytes], owned by the transport      */
+    size_t pair_bytes;
 };
-/* Creates the memfd and maps it. `nonce` (16 bytes) is written into it; who maps it reads it back to know that memory
-   is shared. NO_MEMORY names the bytes; SYSTEM names the call that was refused. The caller closes *fd. */
+/* Creates the memfd, maps it and writes `nonce` (16 bytes) into it. A rank that maps it later checks the nonce, which
+   proves that the memory is shared. NO_MEMORY names the bytes, SYSTEM the refused call. The caller closes *fd. */
 tutti_status segment_create(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
     int *fd);
-/* Maps what a peer created; fails with SYSTEM when size, seals or nonce are not what they should be. Takes over fd and
-   closes it. */
+/* Maps a segment that a peer has created and closes fd. It fails with SYSTEM if size, seals or nonce are wrong. */
 tutti_status segment_attach(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
     int fd);
-void segment_detach(struct segment *segment);          /* NULL and zeroed are fine                                */
-/* Makes the memory real before it is touched, so that a full machine is an error and not a SIGBUS: NO_MEMORY names the
-   bytes and what they were for. */
+/* Unmaps a segment; NULL and a zeroed segment are allowed. */
+void segment_detach(struct segment *segment);
+/* Allocates pages before they are accessed, so that a full machine gives an error instead of SIGBUS. The text of
+   NO_MEMORY names the bytes and their purpose. */
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what);
-/* Of the rank with that index on this host, which is not its rank in the group. */
+/* The functions below take a rank's index on this host, which differs from its rank in the group. */
 static inline struct control *segment_control(const struct segment *s, int index) { return &s->controls[index]; }
 static inline struct line *segment_line(const struct segment *s, int index, int track)
 {
@@ -151,8 +191,10 @@ static inline unsigned char *segment_slots(const struct segment *s, int index)
 {
     return s->slots + (size_t)index * s->slot_bytes;
 }
-enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };         /* lengths of INPUT and OUTPUT, then offsets of both       */
-static inline size_t segment_counts_bytes(const struct segment *s)     /* of one rank                             */
+/* The arrays of counts are the lengths of INPUT and OUTPUT, and from COUNTS_OFFSETS on the offsets of both. */
+enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };
+/* Returns the bytes of the counts of one rank. */
+static inline size_t segment_counts_bytes(const struct segment *s)
 {
     return 2 * COUNTS_ARRAYS * (size_t)s->columns * sizeof(uint64_t);
 }

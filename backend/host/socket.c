@@ -1,5 +1,5 @@
-/* SOCK_SEQPACKET keeps messages whole and in order and shows the end of the other process, which a datagram socket does
-   not. Every descriptor is closed on exec and never blocks. */
+/* SOCK_SEQPACKET keeps messages whole and in order. Unlike a datagram socket it also reports the end of the other
+   process. Every descriptor is closed on exec and never blocks. */
 #include "backend/host/socket.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/status.h"
@@ -15,7 +15,8 @@ enum { LISTEN_QUEUE = 512, MOST_DESCRIPTORS = 4 };
 /* ---- names ---- */
 static socklen_t name_socket(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
-    *out = (struct sockaddr_un){ .sun_family = AF_UNIX };              /* a first byte of zero: abstract */
+    /* A first byte of zero makes the name abstract. */
+    *out = (struct sockaddr_un){ .sun_family = AF_UNIX };
     size_t room = sizeof out->sun_path - 1, used = (size_t)snprintf(out->sun_path + 1, room, "tutti-%.16s-", purpose);
     for (int i = 0; i < NONCE_BYTES; i++)
         used += (size_t)snprintf(out->sun_path + 1 + used, room - used, "%02x", nonce[i]);
@@ -26,18 +27,21 @@ static int close_with(int descriptor, int error)
     close(descriptor);
     return -error;
 }
-static int other_end(int descriptor, struct ucred *out)                /* 0 or -errno */
+/* Gets the process and user at the other end; returns 0 or -errno. */
+static int other_end(int descriptor, struct ucred *out)
 {
     socklen_t bytes = sizeof *out;
     return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, out, &bytes) ? -errno : 0;
 }
-static int check_user(int descriptor)                                  /* 0 or -errno */
+/* Returns 0 if the other end has this process's user, otherwise -errno. */
+static int check_user(int descriptor)
 {
     struct ucred other;
     int error = other_end(descriptor, &other);
     return error ? error : other.uid == geteuid() ? 0 : -EPERM;
 }
-static int descriptor_checked(int descriptor) /* the descriptor, or it is closed and -errno */
+/* Returns the descriptor if the user is right; otherwise closes it and returns -errno. */
+static int descriptor_checked(int descriptor)
 {
     int error = check_user(descriptor);
     return error ? close_with(descriptor, -error) : descriptor;
@@ -83,7 +87,8 @@ int64_t socket_process(int socket)
 }
 
 /* ---- messages ---- */
-union control_room {                                                   /* aligned as the kernel wants it */
+/* The header gives the buffer the alignment that the kernel requires. */
+union control_room {
     char bytes[CMSG_SPACE(MOST_DESCRIPTORS * sizeof(int))];
     struct cmsghdr aligned;
 };
@@ -106,7 +111,7 @@ int socket_send(int socket, const void *message, size_t bytes, int descriptor)
     while (sent < 0 && errno == EINTR);
     return sent < 0 ? -errno : 0;
 }
-/* Keeps the first descriptor and closes all others: they have been installed, wanted or not. */
+/* Keeps the first descriptor and closes all others, because the kernel has already installed each of them. */
 static void take_descriptors(struct msghdr *header, int *out)
 {
     for (struct cmsghdr *control = CMSG_FIRSTHDR(header); control; control = CMSG_NXTHDR(header, control)) {
@@ -128,7 +133,8 @@ int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
     int came = -1;
     ssize_t got;
     if (descriptor) *descriptor = -1;
-    /* ECONNRESET means that the other end closed with something unread, and comes once and before what it had sent. */
+    /* ECONNRESET means that the other end closed with unread messages. The kernel returns it once, before the messages
+       that the other end had sent. */
     do got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && (errno == EINTR || errno == ECONNRESET));
     if (got < 0) return -errno;

@@ -1,11 +1,12 @@
-/* The backoff and the two futex calls. No wake-up is lost: a sleeper first counts itself in `waiters`, and then the
-   kernel compares the word with the value that was seen; whoever changes the word does so before it looks at `waiters`,
-   both in sequentially consistent order. So either the sleeper finds the word changed, or the other the sleeper.
+/* The backoff and the two futex calls. No wake-up is lost. A sleeper first counts itself in `waiters`, and then the
+   kernel compares the word with the value that the sleeper has seen. A publisher first changes the word and then
+   reads `waiters`, both in sequentially consistent order. So either the sleeper finds the word changed, or the
+   publisher finds the sleeper.
 
-   A bare publisher has no fence between the two. Then the sleeper has the kernel put one everywhere: whoever had looked
-   at `waiters` by then has stored its word, and who looks later finds the sleeper, or, if it has gone again, the bit
-   cleared. The bit is cleared only after the fence: until then others who go to sleep need one, too. Only the publisher
-   sets it, and takes it back if there is a sleeper. */
+   An unfenced publisher has no fence between the two. Then the sleeper makes the kernel put a fence into all threads.
+   A publisher that read `waiters` before the fence has stored its word; one that reads it later finds the sleeper, or
+   the bit cleared if the sleeper has gone. The bit is cleared only after the fence, because until then other sleepers
+   need a fence too. Only the publisher sets the bit, and it clears the bit if it finds a sleeper. */
 #include "backend/host/wait.h"
 #include "backend/base/clock.h"
 #include "backend/base/pause.h"
@@ -22,15 +23,19 @@
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a counter's low half is the word at its address");
 #ifndef SYS_futex_waitv
-#define SYS_futex_waitv 449 /* Linux 5.16, the same on every architecture */
+/* Linux 5.16 has this number on every architecture. */
+#define SYS_futex_waitv 449
 #endif
 enum { FUTEX_32_BITS = 2, PRIVATE = 128, WORDS_PER_CALL = 16 };
-struct futex_word { uint64_t value, address; uint32_t flags, unused; }; /* the kernel's struct futex_waitv */
+/* This is the kernel's struct futex_waitv. */
+struct futex_word { uint64_t value, address; uint32_t flags, unused; };
 static_assert(sizeof(struct futex_word) == 24 && (int)WAIT_WORDS <= (int)WORDS_PER_CALL, "as the kernel has it");
-static _Atomic bool only_single;                                       /* futex_waitv is missing or forbidden */
+/* The flag is set if futex_waitv is missing or forbidden. */
+static _Atomic bool only_single;
 
-/* ---- what it comes to ---- */
-static struct { _Alignas(128) _Atomic uint64_t count[WAITING_COUNTERS]; } waiting;      /* on lines of their own */
+/* ---- counters ---- */
+/* The counters have cache lines of their own. */
+static struct { _Alignas(128) _Atomic uint64_t count[WAITING_COUNTERS]; } waiting;
 static void wait_count(enum waiting_counter which, uint64_t more)
 {
     atomic_fetch_add_explicit(&waiting.count[which], more, memory_order_relaxed);
@@ -49,13 +54,13 @@ uint64_t waiting_count(int which)
     return waiting_name(which) ? atomic_load_explicit(&waiting.count[which], memory_order_relaxed) : 0;
 }
 
-/* ---- how long ---- */
+/* ---- spin budgets ---- */
 static void phase_override(int *phase, int64_t setting)
 {
     if (setting >= 0) *phase = setting < INT_MAX / 2 ? (int)setting : INT_MAX / 2;
 }
-/* Measured: README.md. A pause is about 40 ns, a yield that finds nobody else 300 ns, a sleep with its wake-up 8 us. A
-   yield costs little more than a pause when the core is ours, and is what saves us when it turns out not to be. */
+/* Measured: a pause takes about 40 ns, a yield without another thread on the core 300 ns, and a sleep with its wake-up
+   8 us. A yield is cheap if the core has no other thread, and hands the core over if it has one. */
 struct backoff backoff_for(bool driver)
 {
     struct backoff backoff = driver ? (struct backoff){ 100, 200 } : (struct backoff){ 100, 10 };
@@ -71,7 +76,7 @@ struct backoff backoff_of(int pauses, int yields)
     return backoff;
 }
 
-/* ---- what for ---- */
+/* ---- wait sets ---- */
 uint32_t wait_core(void) { return (uint32_t)(sched_getcpu() + 1); }
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared)
 {
@@ -87,7 +92,7 @@ void word_wake(_Atomic uint32_t *word, bool shared)
     syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* ---- bare ---- */
+/* ---- unfenced publishing ---- */
 enum { QUIET = 64 };
 void publisher_go_bare(struct publisher *p, _Atomic uint32_t *waiters)
 {
@@ -95,7 +100,7 @@ void publisher_go_bare(struct publisher *p, _Atomic uint32_t *waiters)
     p->quiet = 0;
     if (atomic_fetch_or(waiters, WAITERS_BARE) != 0) atomic_fetch_and(waiters, ~(uint32_t)WAITERS_BARE);
 }
-/* False: there was to be a fence, and the kernel refuses. */
+/* Counts a sleeper in; returns false if a fence is needed and the kernel refuses it. */
 static bool count_in(const struct wait_set *set)
 {
     uint32_t bits = 0;
@@ -132,7 +137,8 @@ static int sleep_on_all(const struct wait_set *set, int most_ms)
 }
 static int sleep_on_words(const struct wait_set *set, int most_ms)
 {
-    if (set->count == WAIT_WORDS && most_ms > 1) most_ms = 1;          /* there may be words that found no room */
+    /* A full set may have ignored words. */
+    if (set->count == WAIT_WORDS && most_ms > 1) most_ms = 1;
     if (set->count > 1 && !atomic_load_explicit(&only_single, memory_order_relaxed)) {
         int error = sleep_on_all(set, most_ms);
         if (error != ENOSYS && error != EPERM) return error;
@@ -165,7 +171,8 @@ void wait_sleep(const struct wait_set *set, int most_ms)
     if (set->soon && most_ms > 1) most_ms = 1;
     if (most_ms <= 0) return;
     if (set->count == 0) { thread_nap(most_ms); return; }
-    if (!count_in(set) && most_ms > 1) most_ms = 1;    /* for once a wake-up may be missed */
+    /* Without the fence this sleep may miss a wake-up. */
+    if (!count_in(set) && most_ms > 1) most_ms = 1;
     int64_t begin = clock_ns();
     bool timed_out = sleep_on_words(set, most_ms) == ETIMEDOUT;
     count_sleep(set, clock_ns() - begin, timed_out);

@@ -1,82 +1,98 @@
-/* Waiting for a word that another rank writes: a backoff of pauses, then yields, then sleep in the kernel on the very
-   words polled. */
+/* Waits for words that other ranks write: a backoff of pauses, then yields, then sleep in the kernel on the polled
+   words. */
 #pragma once
 #include "backend/base/fence.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-struct backoff { int pauses, yields; };                 /* how long each phase is                                   */
-/* For a thread that has nothing else to do (driver) or that shares its core with computation. */
+/* The spin budget: the number of pauses and of yields before a thread sleeps. */
+struct backoff { int pauses, yields; };
+/* Returns the budget of a thread that only drives communicators, or of one that shares its core with computation. */
 struct backoff backoff_for(bool driver);
-struct backoff backoff_of(int pauses, int yields);       /* what the settings do not say otherwise                  */
+/* Returns this budget, unless the settings override it. */
+struct backoff backoff_of(int pauses, int yields);
 
 enum { WAIT_WORDS = 16 };
-struct wait_set {                                      /* words whose change is worth waking up for               */
+/* The words whose change wakes a thread. */
+struct wait_set {
     int count;
-    bool core_is_wanted;                               /* somebody who is to write one of them needs this core     */
-    bool soon;                                         /* some of what is waited for rings nobody: a sleep is short */
-    bool idle; /* nothing is waited for: who sleeps is not counted as waiting */
+    /* A rank that will write one of the words needs this core. */
+    bool core_is_wanted;
+    /* Some awaited event wakes no sleeper, so a sleep is short. */
+    bool soon;
+    /* The thread waits for no operation, so its sleep does not count as waiting. */
+    bool idle;
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
-static inline void wait_clear(struct wait_set *set)    /* the words need none of it */
+/* Empties the set; the items need no clearing. */
+static inline void wait_clear(struct wait_set *set)
 {
     set->count = 0;
     set->core_is_wanted = set->soon = set->idle = false;
 }
-/* Remembers a word and the value it had. `waiters` counts sleepers for word_wake; shared: between processes. A full set
-   ignores it, and then sleeps for 1 ms at most. */
+/* Adds a word with the value that the thread has seen. `waiters` counts the sleepers for word_wake; `shared` means that
+   processes share the word. A full set ignores the word, and sleeps on the set then take at most 1 ms. */
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
-uint32_t wait_core(void);                              /* 1 + the core this thread runs on; 0: not known          */
-/* After the n-th fruitless poll (0, 1, …) it is time to sleep. */
+/* Returns 1 + the core that this thread runs on, or 0 if it is unknown. */
+uint32_t wait_core(void);
+/* Returns true if the thread should sleep after the n-th unsuccessful poll (0, 1, …). */
 static inline bool backoff_is_over(const struct backoff *backoff, int64_t n)
 {
     return n >= backoff->pauses && n - backoff->pauses >= backoff->yields;
 }
-/* The n-th fruitless poll: pause (yield, if somebody is in the way) or yield. False: neither, it is time to sleep. */
+/* Pauses or yields after the n-th unsuccessful poll; a wanted core is yielded without a pause. Returns false, without
+   either, if the thread should sleep. */
 bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted);
-/* The same, and then sleeps until a word changes, but no longer than most_ms. True: it slept. */
+/* Does backoff_step, or sleeps until a word changes, for at most `most_ms`. Returns true if the thread slept. */
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
-void word_wake(_Atomic uint32_t *word, bool shared);   /* wakes all sleepers of a word                            */
+/* Wakes all sleepers of a word. */
+void word_wake(_Atomic uint32_t *word, bool shared);
 
-/* What waiting has come to in this process, over all its threads. Counted where the system is called anyway, so a wait
-   that ends before that costs nothing. Late is what should never be; it may also be a change that came at the very end
-   of the sleep, or to a word that a kernel without futex_waitv did not sleep on. */
+/* Counters of waiting in this process, over all its threads. Only system calls are counted, so a wait that ends
+   before costs nothing. YIELDS counts yields between two polls. SLEEPS counts sleeps on words, including those that
+   found a word already changed, and ASLEEP_NS their time. TIMED_OUT counts the sleeps that ended by their limit. LATE
+   counts the timed-out sleeps, idle ones included, in which a word had changed. That is an error, unless the change
+   came at the end of the sleep, or the kernel without futex_waitv did not sleep on the word. NAPS counts sleeps on an
+   empty set, and WAKES the calls that wake others. */
 #define WAITING_MAP(X) \
-    X(YIELDS, "yields")           /* of the core, between two polls                              */ \
-    X(SLEEPS, "sleeps")           /* on words, those that found one changed already among them   */ \
-    X(ASLEEP_NS, "asleep_ns")     /* how long they took                                          */ \
-    X(TIMED_OUT, "timed_out")     /* sleeps that ended by their limit                            */ \
-    X(LATE, "late")               /* of these, those in which a word had changed, idle ones too  */ \
-    X(NAPS, "naps")               /* sleeps on nothing, as nobody would wake                     */ \
-    X(WAKES, "wakes")             /* calls to wake others                                        */
+    X(YIELDS, "yields") \
+    X(SLEEPS, "sleeps") \
+    X(ASLEEP_NS, "asleep_ns") \
+    X(TIMED_OUT, "timed_out") \
+    X(LATE, "late") \
+    X(NAPS, "naps") \
+    X(WAKES, "wakes")
 enum waiting_counter {
 #define X(name, text) WAITING_##name,
     WAITING_MAP(X)
 #undef X
         WAITING_COUNTERS
 };
-const char *waiting_name(int which);                   /* NULL: there are no more */
+/* Returns the name of a counter, or NULL after the last. */
+const char *waiting_name(int which);
 uint64_t waiting_count(int which);
 
-/* Changes a word that stands for nothing but that something has changed, and wakes sleepers if there are any. */
+/* Increments a bell, whose value has no meaning but its change, and wakes its sleepers. */
 static inline void word_ring(_Atomic uint32_t *word, _Atomic uint32_t *waiters, bool shared)
 {
     atomic_fetch_add(word, 1);
     if (atomic_load(waiters)) word_wake(word, shared);
 }
-/* Whoever publishes counters, one thread at a time, to one word of waiters, and is in a hurry. As nobody has slept
-   for a while it does so *bare*, without a fence between the counter and its look at the sleepers: a fence takes as
-   long as the counter's line needs to come from a peer's core, and lets no other line come meanwhile. It says so in
-   the word of waiters, by the bit above their number; who then goes to sleep clears the bit, after it has had the
-   kernel put a fence everywhere. */
+/* A publisher stores counters for the sleepers of one word of waiters, one thread at a time. If no thread has slept
+   for a while, it stores them *unfenced*, without a fence before it reads `waiters`. A fence takes as long as the
+   transfer of the counter's cache line from a peer's core, and delays all other lines. The bit WAITERS_BARE above the
+   number of waiters announces this. A thread that goes to sleep then makes the kernel put a fence into all threads,
+   and clears the bit afterwards. */
 enum { WAITERS_BARE = 1 << 30 };
-struct publisher { bool may_be_bare; int quiet; };     /* all who may sleep admit fences; times without a sleeper  */
+/* `may_be_bare` is set if every process that may sleep accepts fences from others. `quiet` counts stores without a
+   sleeper. */
+struct publisher { bool may_be_bare; int quiet; };
 void publisher_go_bare(struct publisher *p, _Atomic uint32_t *waiters);
-/* Stores, and wakes sleepers if there are any; release. The exchange keeps a sleeper that is just going to bed from
-   being missed. If the word is not bare any more when the counter has been stored, that is done once more, with it.
-   p: NULL if there is no hurry. */
+/* Stores a counter with release order and wakes its sleepers. The exchange ensures that a thread which is about to
+   sleep is noticed. If the bit was cleared while the counter was stored without a fence, the counter is stored again
+   by the exchange. `p` is NULL if the store may always have a fence. */
 static inline void counter_publish(struct publisher *p, _Atomic uint64_t *counter, uint64_t value,
     _Atomic uint32_t *waiters)
 {

@@ -1,6 +1,6 @@
-/* Two locks: `growth` is held while a block is made, which takes as long as the kernel needs to clear it; `lock` for a
- * few lines at a time, by whoever changes the heap or the list of blocks. What the launch of an operation asks takes no
- * lock: it reads a copy of the list, sorted by address, between two looks at its version. */
+/* The arena has two locks. A thread holds `growth` while it makes a block, for as long as the kernel takes to clear
+ * it. It holds `lock` briefly, while it changes the heap or the list of blocks. The launch of an operation takes no
+ * lock: it reads a copy of the list, sorted by address, between two reads of its version. */
 #include "backend/memory/arena.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -19,7 +19,8 @@
 
 enum { MOST_BLOCKS = 512, MANY_BLOCKS = 256, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
 enum { LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };
-struct arena_header {                                        /* the first page of a block */
+/* The header is the first page of a block. */
+struct arena_header {
     char magic[8];
     uint64_t block;
     _Atomic uint32_t retired;
@@ -28,26 +29,32 @@ static const char magic[8] = "tutti-a";
 struct block {
     uint64_t number;
     unsigned char *base;
-    size_t bytes;                                       /* with the header's page */
+    /* `bytes` includes the header's page. */
+    size_t bytes;
     int descriptor;
 };
 static pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct heap heap;                               /* a region: a block without its header */
-static struct block blocks[MOST_BLOCKS];               /* by address */
+/* A region of the heap is a block without its header. */
+static struct heap heap;
+/* The blocks are sorted by address. */
+static struct block blocks[MOST_BLOCKS];
 static int block_count;
-static struct block spare;                              /* the one that is kept although wholly free; number 0: none */
+/* The spare block is kept although it is wholly free; number 0 means no spare block. */
+static struct block spare;
 static uint64_t last_number;
-static struct block *inherited;                         /* of a child: its parent's */
+/* A forked child has the blocks of its parent here. */
+static struct block *inherited;
 static int inherited_count;
 static struct {
-    _Atomic uint32_t version;                           /* odd: it is being changed */
+    /* The version is odd while the table is being changed. */
+    _Atomic uint32_t version;
     _Atomic int count;
     struct { _Atomic uintptr_t base; _Atomic size_t bytes; _Atomic uint64_t number; } row[MOST_BLOCKS];
 } table;
 
 /* ---- the table ---- */
-/* Release and acquire on each row, instead of fences, keep the rows between the two versions. */
+/* Release and acquire on each row order the rows between the two versions, without fences. */
 static void table_publish(void)
 {
     uint32_t version = atomic_load_explicit(&table.version, memory_order_relaxed);
@@ -66,7 +73,8 @@ static struct block table_row(int i)
         .bytes = atomic_load_explicit(&table.row[i].bytes, memory_order_acquire),
         .number = atomic_load_explicit(&table.row[i].number, memory_order_acquire) };
 }
-/* Rows that change meanwhile give nonsense, but an index within bounds: it is looked up again. */
+/* If rows change meanwhile, the result may be wrong, but the index stays within bounds; the caller then searches
+   again. */
 static struct block table_find_address(uintptr_t at)
 {
     int low = 0, high = atomic_load_explicit(&table.count, memory_order_acquire);
@@ -128,7 +136,8 @@ struct arena_extent arena_extent(void)
 static struct arena_header *header_of(void *base) { return base; }
 static unsigned char *region_of(const struct block *b) { return b->base + page_bytes(); }
 static size_t region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
-static void block_unmake(struct block *b)              /* its memory is free at once, whoever has mapped it, too */
+/* Frees the memory of a block at once, even if other processes still map it. */
+static void block_unmake(struct block *b)
 {
     if (b->base) {
         atomic_store(&header_of(b->base)->retired, 1);
@@ -225,8 +234,9 @@ static tutti_status block_add(size_t bytes)
     return status_fail(TUTTI_NO_MEMORY,
         "no memory for shared tensors: %zu bytes would need more blocks than the limit of %d", bytes, MOST_BLOCKS);
 }
-/* A quarter of what there is, so that the blocks are few; but as long as they are, no more than may be the spare one,
-   or a small tensor that is freed and allocated over and over could make a large block each time. */
+/* A new block is a quarter of the arena, which keeps the number of blocks small. While it is small, a block is at
+   most as large as the spare one may be. Otherwise a small tensor that is freed and allocated repeatedly could make a
+   large block each time. */
 static size_t block_bytes_wanted(void)
 {
     struct arena_extent extent = arena_extent();
@@ -234,8 +244,8 @@ static size_t block_bytes_wanted(void)
     size_t wanted = quarter < BLOCK_BYTES ? BLOCK_BYTES : quarter < most ? quarter : most;
     return size_round_up(wanted, page_bytes());
 }
-/* What is wanted; or only what is needed, if there is no more; and that with the help of the spare block, before it is
-   refused. */
+/* Adds a block of the wanted size, or of the needed size if memory is short. Before it fails, it gives the spare
+   block up and tries again. */
 static tutti_status arena_grow(size_t bytes)
 {
     size_t least, wanted = block_bytes_wanted();
@@ -275,8 +285,8 @@ static bool is_inherited(const void *at)
         if (address >= inherited[i].base && address < inherited[i].base + inherited[i].bytes) return true;
     return false;
 }
-/* One wholly free block is kept, the larger: to make it anew takes longest. But never one of more than 64 MiB, which is
-   what malloc of glibc keeps at most: beyond that a program that is done with its memory sees it as a leak. */
+/* One wholly free block is kept, the largest, because making it again takes longest. A block of more than 64 MiB is
+   never kept: glibc's malloc has the same limit, and a larger one would look like a leak. */
 static struct block block_retire(const void *region)
 {
     int freed = block_index(region);
@@ -319,13 +329,13 @@ static void in_parent(void)
 static void adopt_privately(struct block *b)
 {
     void *same = mmap(b->base, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, b->descriptor, 0);
-    if (same == MAP_FAILED && mprotect(b->base, b->bytes, PROT_READ) != 0)
-        munmap(b->base, b->bytes);                      /* at least the parent's data is safe */
+    /* If the private mapping fails, the child must at least not write the parent's data. */
+    if (same == MAP_FAILED && mprotect(b->base, b->bytes, PROT_READ) != 0) munmap(b->base, b->bytes);
     close(b->descriptor);
     b->descriptor = -1;
 }
-/* The list is remembered, so that what the child's copies of tensors free is known; if there is no memory for that,
-   freeing them is an error, which harms nobody. */
+/* The child keeps the list of its parent's blocks, so that it can ignore the freeing of inherited tensors. If memory
+   for the list is short, freeing them is a harmless error. */
 static void in_child(void)
 {
     if (!block_count) { in_parent(); return; }

@@ -1,40 +1,48 @@
-/* Memory of this process for tensors that the other ranks of the host may map: blocks, each a sealed memfd that was
- * allocated in full before it is used. A location in it is named by the number of its block, never used twice by a
- * process, and an offset. Safe for several threads.
+/* Memory of this process for tensors that the other ranks of the host may map. It consists of blocks, each a sealed
+ * memfd that is allocated in full before it is used. A location is the number of its block, which the process uses
+ * only once, and an offset. Any number of threads may call the functions.
  *
- * fork: in the child the parent's blocks are no arena any more. They are mapped privately: what the child writes stays
- * its own, what it reads is what the parent has there at the moment. */
+ * After fork the child maps its parent's blocks privately, and they are no longer part of its arena. The parent does
+ * not see the child's writes; the child reads the current data of the parent. */
 #pragma once
 #include "include/tutti.h"
 
-struct location { uint64_t block, offset; };            /* block 0: none */
+/* Block 0 stands for no location. */
+struct location { uint64_t block, offset; };
 
-/* At a multiple of 64; of 64 KiB and more at the beginning of a page, and in whole pages. NO_MEMORY names the bytes. */
+/* Allocates memory at a multiple of 64 bytes; 64 KiB or more begin on a page and take whole pages. The text of
+   NO_MEMORY names the bytes. */
 tutti_status arena_allocate(size_t bytes, void **out);
-/* NULL is fine, and what a child has inherited (nothing happens). INVALID_ARGUMENT: nothing was allocated there. */
+/* Frees an allocation; NULL and memory that a child has inherited are ignored. INVALID_ARGUMENT means that the arena
+   did not allocate it, or that it is already free. */
 tutti_status arena_free(void *at);
-/* Where `bytes` bytes from `at` on lie; false: not in the arena, or not all. Takes no lock and no more than some ten
-   nanoseconds. */
+/* Finds the location of `bytes` bytes from `at` on; returns false if they are not all in one block. It takes no lock
+   and about ten nanoseconds, as do the next two functions. */
 bool arena_find(const void *at, size_t bytes, struct location *out);
-/* The address of a location, or NULL: no such block, or it ends before `bytes` more. As quick. */
+/* Returns the address of a location, or NULL if the block does not exist or has fewer than `bytes` bytes from there. */
 void *arena_at(struct location location, uint64_t bytes);
+/* Returns the whole block; the base is NULL if the block does not exist. */
 struct arena_block { void *base; size_t bytes; };
-struct arena_block arena_block(uint64_t block);         /* all of it; base NULL: no such block (any more). As quick. */
+struct arena_block arena_block(uint64_t block);
+/* Returns the number and the bytes of all blocks, used or free. */
 struct arena_extent { int blocks; size_t bytes; };
-struct arena_extent arena_extent(void);                 /* what the arena holds, used or not */
-/* A wholly free block is kept, of 64 MiB at most, for a program that frees and allocates the same tensor over and over.
-   Gives it back; false: there is none. For whoever has been refused memory: try again if true. */
+struct arena_extent arena_extent(void);
+/* Gives back the spare block; returns false if the arena has none. The spare is a wholly free block of at most 64 MiB,
+   kept for a program that frees and allocates the same tensor repeatedly. A caller whose allocation failed tries again
+   after true. */
 bool arena_give_up_spare(void);
-/* mmap of memory that other processes map, too; gives the spare block up before it returns MAP_FAILED. */
+/* Maps memory that other processes also map. It gives the spare block up before it returns MAP_FAILED. */
 void *arena_map(int descriptor, size_t bytes);
-/* Registers what is done at fork, once. Whoever calls this module with a lock of its own held calls it before it
-   registers its own handlers: then that lock is taken first at fork, too. */
+/* Registers the arena's fork handlers once. A module that calls the arena with its own lock held calls this before it
+   registers its own handlers. Then fork takes that module's lock first as well. */
 void arena_prepare(void);
 
 /* ---- for peers ---- */
-/* A new descriptor of a block, which the caller closes, and its bytes; -1: no such block (any more); else -errno. */
+/* Returns a new descriptor of a block, which the caller closes, and the bytes of the block. It returns -1 if the block
+   does not exist, otherwise -errno. */
 int arena_descriptor(uint64_t block, size_t *bytes);
-/* Maps a peer's block and closes the descriptor. Errors are texts about `whose` block ("process 7's"). */
+/* Maps a peer's block and closes the descriptor. Error texts name the owner by `whose`, as in "process 7's". */
 tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out);
-bool arena_is_retired(const void *attached);            /* its owner has given it back */
+/* Returns true if the owner of the block has given it back. */
+bool arena_is_retired(const void *attached);
 void arena_detach(void *attached, size_t bytes);

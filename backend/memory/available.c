@@ -25,7 +25,7 @@ static bool read_text(const char *path, char text[TEXT_BYTES])
     text[got > 0 ? got : 0] = 0;
     return got > 0;
 }
-/* The number after `key` at the beginning of a line, or UINT64_MAX ("max" is none). */
+/* Returns the number after `key` at the beginning of a line, or UINT64_MAX, also for "max". */
 static uint64_t number_of(const char *text, const char *key)
 {
     for (const char *line = text; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
@@ -52,7 +52,7 @@ static uint64_t group_available(const char *folder, const struct cgroup_version 
     }
     return limit > used ? limit - used : 0;
 }
-/* Of the group that a line of /proc/self/cgroup names, and of all above it. */
+/* Returns the smallest value of the group that a line of /proc/self/cgroup names and of all groups above it. */
 static uint64_t groups_available(const char *cgroups, const struct cgroup_version *v, const char *group, size_t bytes)
 {
     uint64_t least = UINT64_MAX;
@@ -72,7 +72,8 @@ uint64_t memory_available(const char *proc, const char *cgroups)
 {
     char text[TEXT_BYTES], path[PATH_BYTES];
     uint64_t least = number_in(proc, "meminfo", "MemAvailable:");
-    if (least < UINT64_MAX / 1024) least *= 1024;       /* it says kilobytes */
+    /* The kernel reports KiB. */
+    if (least < UINT64_MAX / 1024) least *= 1024;
     snprintf(path, sizeof path, "%s/self/cgroup", proc);
     if (!read_text(path, text)) return least;
     for (int i = 0; i < 2; i++) {

@@ -1,10 +1,11 @@
-/* How much memory this process may still get: to ask for more is not refused by the kernel, which would kill somebody
-   to make room. */
+/* Reports how much memory this process may still get. The kernel does not refuse larger requests, but kills a process
+   to free memory. */
 #pragma once
 #include "include/tutti.h"
 
-/* The least of what the machine has left and what its control group and the groups above that may still take, in bytes;
-   UINT64_MAX: nobody says. proc, cgroups: where the kernel tells, "/proc" and "/sys/fs/cgroup" but in tests. */
+/* Returns the free bytes: the smallest of what the machine has left and what each control group of this process may
+   still take; UINT64_MAX if they are unknown. `proc` and `cgroups` are the folders to read, "/proc" and
+   "/sys/fs/cgroup" outside of tests. */
 uint64_t memory_available(const char *proc, const char *cgroups);
-/* NO_MEMORY, with both figures, when that is less than `bytes` for `what`. */
+/* Fails with NO_MEMORY and both numbers if fewer than `bytes` are available for `what`. */
 tutti_status memory_check(size_t bytes, const char *what);

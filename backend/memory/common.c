@@ -1,4 +1,4 @@
-/* A list of mappings. */
+/* Keeps the mappings of this process in a list. */
 #include "backend/memory/common.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -23,7 +23,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
-static void after_fork_in_child(void)                   /* the mappings stay with the parent, see memfd_keep_out */
+/* The mappings stay in the parent (see memfd_keep_out), so the child forgets them. */
+static void after_fork_in_child(void)
 {
     all = NULL;
     pthread_mutex_unlock(&lock);
@@ -68,7 +69,7 @@ void *common_base(struct common *c)
     pthread_mutex_unlock(&lock);
     return base;
 }
-/* Lock held. The link to it, if it is to be taken down: its last user leaves. */
+/* Drops one user of *link; if it was the last, unlinks the mapping and returns it. The caller holds the lock. */
 static struct common *common_unlink(struct common **link)
 {
     struct common *c = *link;

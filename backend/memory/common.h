@@ -1,13 +1,16 @@
-/* Memory that several processes map alike, where this one has it. All ranks of this process that are to have it enter,
- * by a token that names it; one maps it; it goes with the last that leaves. fork: a child has none of it. Safe for
- * several threads. */
+/* Memory that several processes map, and that the ranks of one process share. Every rank enters it by its token, one
+ * of them maps it, and the last one that leaves unmaps it. A forked child has none of these mappings. Any number of
+ * threads may call the functions. */
 #pragma once
 #include "include/tutti.h"
 
 struct common;
 tutti_status common_enter(const unsigned char token[16], struct common **out);
-/* All of the descriptor. NO_MEMORY. */
+/* Maps the file of the descriptor, which has `bytes` bytes. Error: NO_MEMORY. */
 tutti_status common_map(struct common *common, int descriptor, size_t bytes);
-void *common_base(struct common *common);               /* NULL: nobody has mapped it */
-void common_leave(struct common *common);               /* NULL is fine */
-bool common_leave_at(void *base);                       /* the same; false: nothing is mapped there */
+/* Returns the address of the mapping, or NULL before common_map. */
+void *common_base(struct common *common);
+/* Leaves the mapping; NULL is allowed. */
+void common_leave(struct common *common);
+/* Leaves the mapping at this address; returns false if no mapping is there. */
+bool common_leave_at(void *base);

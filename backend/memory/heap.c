@@ -1,5 +1,5 @@
-/* A region is a list of extents in the order of their addresses; no two neighbours are free. A free extent is in the
-   bin of its size, a taken one in the hash table of addresses. */
+/* A region is a list of extents in the order of their addresses, and two neighbours are never both free. A free
+   extent is in the bin of its size, and a taken one in the hash table of addresses. */
 #include "backend/memory/heap.h"
 #include "backend/base/memory.h"
 #include <assert.h>
@@ -10,12 +10,15 @@ struct extent {
     size_t bytes;
     void *region;
     bool free;
-    struct extent *before, *after;                      /* neighbours in the region */
-    struct extent *next, *previous;                     /* in the bin, or in the row */
+    /* The neighbours in the region. */
+    struct extent *before, *after;
+    /* The neighbours in the bin, or in the row of the hash table. */
+    struct extent *next, *previous;
 };
 
 /* ---- lists ---- */
-static int bin_of(size_t bytes)                         /* four bins for each power of two of units */
+/* Returns the bin of a size; each power of two of units has four bins. */
+static int bin_of(size_t bytes)
 {
     size_t units = bytes / HEAP_UNIT;
     if (units < 4) return (int)units;
@@ -40,7 +43,8 @@ static void unlink_from(struct extent **list, struct extent *e)
     if (e->previous) e->previous->next = e->next;
     else *list = e->next;
 }
-static bool rows_grow(struct heap *h)                   /* keeps one row for each part, or more */
+/* Keeps at least one row for each taken extent. */
+static bool rows_grow(struct heap *h)
 {
     if (h->taken < h->row_count) return true;
     size_t count = h->row_count ? 2 * h->row_count : 64;
@@ -58,7 +62,7 @@ static bool rows_grow(struct heap *h)                   /* keeps one row for eac
 }
 
 /* ---- extents ---- */
-/* The part of a free extent behind its first `bytes`, as an extent of its own; neither is in a bin. */
+/* Makes the part of a free extent behind its first `bytes` an extent of its own. Both are in no bin. */
 static bool extent_split(struct extent *e, size_t bytes)
 {
     if (e->bytes == bytes) return true;
@@ -70,14 +74,16 @@ static bool extent_split(struct extent *e, size_t bytes)
     e->bytes = bytes;
     return true;
 }
-static void extent_absorb(struct extent *e, struct extent *next) /* next is behind e, free, and in no bin */
+/* Adds the extent behind `e` to `e`; it must be free and in no bin. */
+static void extent_absorb(struct extent *e, struct extent *next)
 {
     e->bytes += next->bytes;
     e->after = next->after;
     if (e->after) e->after->before = e;
     free(next);
 }
-static struct extent *extent_merge(struct heap *h, struct extent *e)          /* with its free neighbours, into a bin */
+/* Merges a freed extent with its free neighbours, and puts the result into a bin. */
+static struct extent *extent_merge(struct heap *h, struct extent *e)
 {
     struct extent *after = e->after, *before = e->before;
     e->free = true;
@@ -123,7 +129,8 @@ void *heap_take(struct heap *h, size_t bytes, size_t alignment)
     bool fine = !skipped || extent_split(e, skipped);
     if (fine && skipped) e = front->after;
     if (fine) fine = extent_split(e, bytes);
-    if (!fine) {                                        /* the pieces become one again */
+    /* After a failed split the pieces are merged again. */
+    if (!fine) {
         if (e != front) extent_absorb(front, e);
         extent_push(&h->bins[bin_of(front->bytes)], front);
         return NULL;

@@ -1,24 +1,30 @@
-/* Hands out parts of memory that somebody else has mapped: first fit in bins of similar sizes, and neighbours that are
- * free become one. What it knows about the memory it keeps elsewhere, so writing beyond a part breaks no heap. Not safe
- * for several threads at a time. */
+/* Allocates parts of memory that the caller has mapped: first fit in bins of similar sizes, and free neighbours are
+ * merged. The heap keeps its data outside of that memory, so a write beyond a part cannot corrupt the heap. Only one
+ * thread may use a heap at a time. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { HEAP_UNIT = 64, HEAP_BINS = 240 };               /* parts are multiples of a cache line, and begin on one */
+/* Parts are multiples of a cache line, and begin on one. */
+enum { HEAP_UNIT = 64, HEAP_BINS = 240 };
 struct extent;
 struct heap {
-    struct extent *bins[HEAP_BINS];                     /* what is free, by size */
-    struct extent **rows;                               /* what is not, by address */
-    size_t row_count, taken;                            /* taken: parts handed out */
+    /* The bins hold free extents by size, and the rows taken ones by address; `taken` counts the latter. */
+    struct extent *bins[HEAP_BINS];
+    struct extent **rows;
+    size_t row_count, taken;
 };
-/* A new region to hand out; its address and size are multiples of the unit. false: no memory for the book-keeping. */
+/* Adds a region whose address and size are multiples of the unit. Returns false if memory for the bookkeeping is
+   short. */
 bool heap_add(struct heap *heap, void *region, size_t bytes);
-/* A part of so many bytes (rounded up to whole units) that begins at a multiple of alignment, a power of two; NULL: no
-   region has room, or no memory for the book-keeping. */
+/* Allocates `bytes` bytes, rounded up to whole units, at a multiple of `alignment`, which is a power of two. Returns
+   NULL if no region has room, or memory for the bookkeeping is short. */
 void *heap_take(struct heap *heap, size_t bytes, size_t alignment);
-/* false: no part begins there. *region: the region it was part of, if that is now wholly free, else NULL. */
+/* Frees a part; returns false if no part begins there. *region is the part's region if that is now wholly free,
+   otherwise NULL. */
 bool heap_give(struct heap *heap, void *at, void **region);
-void heap_remove(struct heap *heap, void *region);      /* one that is wholly free */
-void heap_finish(struct heap *heap);                    /* forgets everything */
+/* Removes a region that is wholly free. */
+void heap_remove(struct heap *heap, void *region);
+/* Frees the bookkeeping of all regions. */
+void heap_finish(struct heap *heap);

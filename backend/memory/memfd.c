@@ -1,4 +1,4 @@
-/* The calls that make, fill and check a sealed memfd, and the words for what each may refuse. */
+/* Makes, fills and checks sealed memfds, with error texts for each call that may fail. */
 #include "backend/memory/memfd.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/status.h"
@@ -14,7 +14,8 @@ enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, SLICE_BYTES = 4 << 20 
 
 size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
-static tutti_status check_file_limit(size_t bytes)     /* to pass it would be a signal (SIGXFSZ), not an error */
+/* A file beyond the limit would raise the signal SIGXFSZ instead of an error. */
+static tutti_status check_file_limit(size_t bytes)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TUTTI_OK;
@@ -50,8 +51,9 @@ static tutti_status fail_allocation(size_t bytes, const char *what)
             bytes, strerror(errno));
     return status_fail(TUTTI_SYSTEM, "fallocate of %zu bytes for %s: %s", bytes, what, strerror(errno));
 }
-/* Kernels before mid-2024 begin anew after each signal. So with one every few milliseconds, as a profiler sends them, a
-   whole block would never be done; a slice soon is, and after a signal a smaller one is tried. */
+/* Kernels before mid-2024 restart fallocate after each signal. With a signal every few milliseconds, as a profiler
+   sends them, a whole block would never be finished. So the block is allocated in slices, and smaller ones after a
+   signal. */
 tutti_status memfd_allocate(int descriptor, size_t offset, size_t bytes, const char *what)
 {
     size_t slice = SLICE_BYTES;
@@ -85,7 +87,8 @@ tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
         return status_fail(TUTTI_SYSTEM, "%s shared memory is not sealed against shrinking; it is not used", whose);
     return TUTTI_OK;
 }
-void memfd_keep_out(void *mapped, size_t bytes)         /* refused: they get it, and nothing else is lost */
+/* If the kernel refuses, children and core files get the memory, which is harmless. */
+void memfd_keep_out(void *mapped, size_t bytes)
 {
     madvise(mapped, bytes, MADV_DONTFORK);
     madvise(mapped, bytes, MADV_DONTDUMP);

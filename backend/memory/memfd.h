@@ -1,17 +1,18 @@
-/* Memory as a file without a name, so that nothing is left behind whoever dies. Its size is sealed before anybody maps
-   it: no process can make another's access fault by shrinking the file. */
+/* Shared memory as a file without a name, which the kernel frees when its last process dies. Its size is sealed before
+   any process maps it, so that no process can make another's access fault by shrinking the file. */
 #pragma once
 #include "include/tutti.h"
 
-/* A sparse memfd of that size. SYSTEM names the call that was refused, or the limit. On failure *out is a descriptor to
-   close, or -1. */
+/* Creates a sparse memfd of that size. The text of SYSTEM names the refused call, or the limit. On failure *out is a
+   descriptor that the caller closes, or -1. */
 tutti_status memfd_create_sealed(size_t bytes, int *out);
-/* Makes `bytes` from `offset` on real. NO_MEMORY names the bytes and what they were for. */
+/* Allocates the pages of `bytes` bytes from `offset` on. The text of NO_MEMORY names the bytes and their purpose. */
 tutti_status memfd_allocate(int descriptor, size_t offset, size_t bytes, const char *what);
-/* Gives the memory back at once, whoever has it mapped; the bytes read as zeros from then on. */
+/* Frees the pages at once, even if other processes map them; the bytes then read as zeros. */
 void memfd_discard(int descriptor, size_t offset, size_t bytes);
-/* SYSTEM when what a peer has sent has not this size, or is not sealed; `whose`: "the group's", say. */
+/* Checks a file that a peer has sent. It fails with SYSTEM if the size is wrong or the seals are missing; the text
+   names the owner by `whose`, as in "the group's". */
 tutti_status memfd_check(int descriptor, size_t bytes, const char *whose);
-/* What other ranks write, too, is no part of this process alone: neither its children nor its core file get it. */
+/* Keeps a mapping out of this process's children and core files, because other ranks write it as well. */
 void memfd_keep_out(void *mapped, size_t bytes);
 size_t page_bytes(void);

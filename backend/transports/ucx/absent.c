@@ -1,4 +1,4 @@
-/* In the place of all other files of this folder where tutti is built without the headers of UCX. */
+/* This file replaces all others of this folder where tutti is built without the headers of UCX. */
 #include "backend/base/status.h"
 #include "backend/transports/ucx/ucx.h"
 #include <stdio.h>

@@ -1,10 +1,10 @@
-/* What is said of UCX to people. */
+/* Describes UCX for `tutti info`. */
 #include "backend/transports/ucx/library.h"
 #include "backend/transports/ucx/ucx.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* The transports that UCX finds here, from what it prints of itself: "resource 3: md 1 dev 2 flags -- tcp/eth0". */
+/* Lists the transports from UCX's own description, with lines such as "resource 3: md 1 dev 2 flags -- tcp/eth0". */
 static void list_resources(char *text, char *out, size_t bytes)
 {
     char *rest = NULL;

@@ -1,14 +1,15 @@
-/* An endpoint for each process that this one speaks to: how it is opened, how it breaks, how it is closed.
+/* This file opens, breaks and closes the endpoints, one for each process that this process exchanges messages with.
  *
- * Opening. UCX 1.13 over TCP ends the program by an assertion where a peer dies while one of UCX's own messages, by
- * which two workers learn of each other, waits for a connection. So they never wait: both sides create their endpoint
- * and say HELLO over it, again until UCX has sent it at once, which tells that the connection stands; and when both
- * have heard the other's, the one with the lesser nonce says OPENED, the first message for which UCX's own are needed.
- * Nothing else is sent before. Each endpoint has a number, and a HELLO names those of both ends, as far as they are
- * known: so a late one, of an endpoint that was broken since, is told from the one that counts.
+ * Opening. UCX 1.13 over TCP ends the program by an assertion if a peer dies while one of UCX's own wireup messages
+ * waits for a connection. So these messages must never wait. Both sides create their endpoint and retry HELLO over it
+ * until UCX sends it at once, which proves that the connection is up. When both have received the other's HELLO, the
+ * process with the smaller nonce sends OPENED, the first message that needs UCX's wireup. All other messages come
+ * later. Each endpoint has a number, and a HELLO names the known numbers of both ends. So the receiver recognizes a
+ * late HELLO of an endpoint that has broken since.
  *
- * Closing. A BYE over every endpoint and a moment for the answers, so that what was sent last has arrived and the end
- * of the connections is not taken for a death; then they are closed by force, which never waits. */
+ * Closing. The process sends BYE over every endpoint and waits up to 300 ms for the answers. An answer shows that the
+ * last messages have arrived, and that the peer does not take the closed connection for a death. Then the process
+ * closes the endpoints by force, which never waits. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
@@ -39,7 +40,8 @@ static tutti_status endpoint_new(const struct fabric *fabric, const unsigned cha
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     TRY(endpoint_introduce(fabric, &e->base, process, life, key));
     TRY(random_fill(&e->number, sizeof e->number));
-    e->number |= 1; /* 0 is none */
+    /* The number 0 stands for an unknown endpoint. */
+    e->number |= 1;
     return TUTTI_OK;
 }
 static tutti_status endpoint_open(struct ucx_endpoint *e, const unsigned char *address)
@@ -77,7 +79,7 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
 }
 
 /* ---- opening ---- */
-/* Sends a notice to the process; UCX may complete it later. false: it failed. */
+/* Sends a notice to the process; UCX may complete it later. Returns false if the send failed. */
 static bool notice_send(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
 {
     struct notice notice;
@@ -88,7 +90,8 @@ static bool notice_send(struct fabric *fabric, struct ucx_endpoint *e, enum kind
     f->endpoint = &e->base;
     f->bytes = bytes;
     memcpy(f->room, notice.data, bytes);
-    fabric_op_add(f, &fabric->orphans); /* before: it may complete within */
+    /* The op is listed before it is sent, because it may complete within the call. */
+    fabric_op_add(f, &fabric->orphans);
     if (ucx_send_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
     fabric_op_remove(f);
     bool sent = !f->why;
@@ -100,9 +103,11 @@ void ucx_said(struct fabric *fabric, const struct fabric_op *f)
 {
     (void)fabric;
     if (f->header.kind == OPENED) f->endpoint->open |= !f->why;
-    if (f->header.kind == BYE) worker.byes_open -= f->why != NULL; /* then nobody answers */
+    /* A BYE that failed gets no answer. */
+    if (f->header.kind == BYE) worker.byes_open -= f->why != NULL;
 }
-/* Now, or not at all. NULL: nothing, which nobody hears. */
+/* Sends a notice if UCX can complete the send at once; otherwise returns false and sends no byte. If `notice` is NULL,
+   it sends an empty message, which the receiver ignores. */
 static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const struct notice *notice, size_t bytes)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
@@ -114,8 +119,8 @@ static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const st
         endpoint_mark_broken(fabric, &e->base, ucx_status_text(UCS_PTR_STATUS(sent)));
     return false;
 }
-/* UCX 1.22 sends nothing at once that has bytes. It is built without those assertions, so there HELLO may go like any
-   other message, when an empty one has shown that the connection stands. */
+/* UCX 1.22 completes only empty messages at once. It is built without those assertions, so HELLO may be sent there as
+   an ordinary message once an empty one has proved that the connection is up. */
 static bool say_hello(struct fabric *fabric, struct ucx_endpoint *e)
 {
     struct notice notice;
@@ -129,10 +134,10 @@ static void endpoint_greet(struct fabric *fabric, struct ucx_endpoint *e)
     bool begins = memcmp(fabric->process, e->base.process, sizeof e->base.process) <= 0;
     if (!e->said) e->said = say_hello(fabric, e);
     if (!e->said || !e->theirs || !begins || e->opens) return;
-    /* the reply's address is what UCX must agree on */
+    /* The reply flag makes UCX finish its own wireup with this message. */
     e->opens = notice_send(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
 }
-/* The endpoint whose number the sender of the notice was given. NULL: the sender was given no such number. */
+/* Returns the endpoint that the notice is addressed to, or NULL if its sender never got this endpoint's number. */
 static struct ucx_endpoint *sender_of(const struct notice *said)
 {
     struct ucx_endpoint *e = ucx_endpoint_numbered(said->header.bytes);
@@ -144,16 +149,19 @@ static void hear_hello(struct fabric *fabric, const struct notice *said, size_t 
     uint64_t here = said->header.bytes, there = said->header.id;
     struct endpoint *found = endpoint_find(fabric, g->from);
     if (greeting_is_over(fabric, g)) return;
-    if (here && (!found || here != ucx_of(found)->number)) return; /* it answers one that is broken */
-    /* The endpoint that we knew no longer exists. */
+    /* The HELLO answers an endpoint of this process that has broken since. */
+    if (here && (!found || here != ucx_of(found)->number)) return;
+    /* The peer has replaced the endpoint that this process knew. */
     if (found && !here && ucx_of(found)->theirs && ucx_of(found)->theirs != there) {
         endpoint_mark_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
+    /* If no endpoint can be created, the ranks' own sends to that process report the reason. */
     if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->address, address_bytes, &found) != TUTTI_OK)
-        return; /* its sends say why */
+        return;
     ucx_of(found)->theirs = there;
-    found->least_turn = g->turn + 1; /* each says it once */
+    /* Each endpoint sends one HELLO, so a second one with this turn is a repetition. */
+    found->least_turn = g->turn + 1;
 }
 static void hear_opened(const struct notice *said)
 {
@@ -178,7 +186,7 @@ void ucx_greet(struct fabric *fabric)
     }
 }
 
-/* ---- what it is told ---- */
+/* ---- received notices ---- */
 static void hear_bye(struct fabric *fabric, const struct notice *said)
 {
     struct ucx_endpoint *e = sender_of(said);
@@ -193,7 +201,7 @@ static void hear_answer(const struct notice *said)
     e->heard = true;
     worker.byes_open--;
 }
-/* For ucx_greet: nothing is opened within a callback. */
+/* Saves a greeting for ucx_greet, because a callback must not open endpoints. */
 static void keep_greeting(struct fabric *fabric, const struct notice *said, size_t bytes)
 {
     struct saved_msg *msg = saved_msg_new(&said->header, said->data, bytes, false);
@@ -235,7 +243,7 @@ static void progress_or_pause(struct fabric *fabric)
     if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause(fabric);
     if (fabric->needs_poll) ucx_greet(fabric);
 }
-/* What has begun to open is opened first: the messages of UCX's own that are on their way are not to wait, either. */
+/* Endpoints that have begun to open finish first, so that none of UCX's own messages waits while they are closed. */
 static void end_greetings(struct fabric *fabric, int64_t until_ms)
 {
     while (fabric->needs_poll && clock_ms() < until_ms) progress_or_pause(fabric);

@@ -1,7 +1,7 @@
-/* What UCX does to its process it does while it is being loaded, in the constructors of its libraries, and only the
-   environment keeps it from that. So these variables are set before, where the user has not: they are the defaults that
-   docs/decisions/ucx.md measured. setenv is not safe beside threads that read the environment, so it is done once, and
-   before anything else. */
+/* UCX changes its process while it is loaded, in the constructors of its libraries, and only environment variables
+   prevent that. So tutti sets the variables below before it opens UCX, where the user has not set them;
+   docs/decisions/ucx.md has the measurements behind them. setenv is unsafe while other threads read the environment, so
+   it happens once. */
 #include "backend/transports/ucx/library.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
@@ -29,7 +29,8 @@ bool ucx_has_rdma(void)
     DIR *devices = opendir("/sys/class/infiniband");
     if (!devices) return false;
     int entries = 0;
-    while (entries < 3 && readdir(devices)) entries++; /* two of them are . and .. */
+    /* Two of the entries are "." and "..". */
+    while (entries < 3 && readdir(devices)) entries++;
     closedir(devices);
     return entries == 3;
 }
@@ -40,7 +41,8 @@ static void set_defaults(void)
         { "UCX_TCP_KEEPIDLE", "2s" }, { "UCX_TCP_KEEPINTVL", "1s" }, { "UCX_TCP_KEEPCNT", "3" },
         { "UCX_TCP_CONN_NB", "y" }, { "UCX_KEEPALIVE_INTERVAL", "inf" }, { "UCX_WARN_UNUSED_ENV_VARS", "n" } };
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) setenv(defaults[i][0], defaults[i][1], 0);
-    if (!ucx_has_rdma()) setenv("UCX_MEM_EVENTS", "n", 0); /* caches of registered memory want it, TCP does not */
+    /* Only UCX's caches of registered memory need memory events, and TCP has no such cache. */
+    if (!ucx_has_rdma()) setenv("UCX_MEM_EVENTS", "n", 0);
 }
 
 /* ---- its log ---- */
@@ -55,7 +57,8 @@ __attribute__((format(printf, 6, 0))) static int take_log_line(const char *file,
     if (level <= UCX_ERROR) LOG(INFO, "UCX: %s (%s:%u %s)", text, name, line, function);
     else if (level == UCX_WARN) LOG(INFO, "UCX: %s (%s:%u %s)", text, name, line, function);
     else LOG(DEBUG, "UCX: %s (%s:%u %s)", text, name, line, function);
-    return 0; /* nobody else gets it */
+    /* 0 keeps the line from UCX's other log handlers. */
+    return 0;
 }
 typedef int log_handler(const char *, unsigned, const char *, int, const void *, const char *, va_list);
 static void redirect_log(void)
@@ -67,7 +70,7 @@ static void redirect_log(void)
     if (push) push(take_log_line);
 }
 
-/* ---- opening it ---- */
+/* ---- opening the library ---- */
 static void problem_record(const char *path, const char *why)
 {
     size_t used = strlen(library.problem);

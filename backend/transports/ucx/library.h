@@ -1,11 +1,11 @@
-/* The UCX library as it is used here: found and opened when first needed, never closed (it would not go), and kept from
- * touching what is the program's: signal handlers, mmap, standard output. */
+/* The UCX library is opened when it is first needed. It stays open, because UCX does not support being unloaded. Its
+ * defaults are changed so that it leaves the program's signal handlers, mmap and standard output alone. */
 #pragma once
 #include "backend/base/status.h"
 #include <stdio.h>
 #include <ucp/api/ucp.h>
 
-/* result, name, parameters: all that is called, there since UCX 1.13 at the latest */
+/* Lists every UCX function that tutti calls, as result, name and parameters. UCX has all of them since 1.13. */
 #define UCX_CALLS(X) \
     X(void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release)) \
     X(ucs_status_t, ucp_config_read, (const char *prefix, const char *file, ucp_config_t **out)) \
@@ -39,11 +39,14 @@ struct ucx_calls {
     UCX_CALLS(X)
 #undef X
 };
-extern struct ucx_calls ucx;   /* valid once ucx_library_load has said OK */
+/* The pointers are valid once ucx_library_load has returned OK. */
+extern struct ucx_calls ucx;
 
-/* Opens the library, once. UNSUPPORTED: there is none that serves; the text says which were tried, why they were not
-   taken, and what to do. */
+/* Opens the library once. UNSUPPORTED means that no library serves; the error text lists the paths that were tried, why
+   each was rejected, and what to do. */
 tutti_status ucx_library_load(void);
-const char *ucx_library_name(void);    /* "1.13.1 (libucp.so.0)" of the one that was opened */
-bool ucx_has_rdma(void);               /* this host has devices of that kind */
+/* Returns the version and path of the opened library, such as "1.13.1 (libucp.so.0)". */
+const char *ucx_library_name(void);
+/* Returns true if this host has RDMA devices. */
+bool ucx_has_rdma(void);
 const char *ucx_status_text(ucs_status_t status);

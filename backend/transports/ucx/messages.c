@@ -1,4 +1,4 @@
-/* Messages as UCX's active messages: eager with their bytes, or announced by its rendezvous. */
+/* The fabric sends its messages as active messages of UCX: eager with their bytes, or announced by UCX's rendezvous. */
 #include "backend/transports/ucx/worker.h"
 #include <stddef.h>
 #include <string.h>
@@ -16,11 +16,11 @@ static void request_complete(void *request, struct fabric_op *f, ucs_status_t st
 static void on_sent(void *request, ucs_status_t status, void *op) { request_complete(request, op, status); }
 static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *op)
 {
-    (void)bytes; /* as announced */
+    (void)bytes;
     request_complete(request, op, status);
 }
-/* false: it is over already, with op->why. true: its callback says when, or has: UCX calls it before it returns
-   where it finds that the sender's connection is no more. */
+/* Returns false if the op has completed already, with its error in op->why. Otherwise the callback completes the op.
+   UCX may run the callback before it returns, if it finds the sender's connection closed. */
 static bool is_under_way(struct fabric_op *f, ucs_status_ptr_t request)
 {
     if (UCS_PTR_IS_PTR(request)) return true;
@@ -69,7 +69,8 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
     } m = { .connection = 0 };
     bool announced = p->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
     (void)unused;
-    if (said_bytes != sizeof m.header && said_bytes != sizeof m) return UCS_OK; /* HELLO may be without */
+    /* HELLO may come without a connection number, as send_at_once sends the header alone. */
+    if (said_bytes != sizeof m.header && said_bytes != sizeof m) return UCS_OK;
     memcpy(&m, said, said_bytes);
     if (m.header.kind >= KIND_OF_FABRIC) {
         ucx_hear(&ucx_fabric, &m.header, data, announced ? 0 : bytes);

@@ -1,10 +1,10 @@
-/* Messages of two processes about their connection. The header travels as that of UCX; its data is a greeting, in HELLO
- * also an address, and a proof of all of them. */
+/* Builds and checks notices, the messages of two processes about their connection. The header travels as UCX's header.
+ * The data is a greeting, in HELLO also an address, and a proof that covers all of them. */
 #include "backend/transports/ucx/worker.h"
 #include <stddef.h>
 #include <string.h>
 
-/* The text that is proved: header, greeting, address, in one piece. */
+/* The proof covers header, greeting and address, which lie in one piece. */
 static size_t text_bytes(size_t bytes) { return offsetof(struct notice, data) + bytes; }
 
 size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind, struct notice *out)

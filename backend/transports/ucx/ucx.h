@@ -1,9 +1,8 @@
-/* The fabric over UCX (https://openucx.org, UCP 1.13 or later), which is opened with dlopen when it is first needed.
-   One worker serves a process and one endpoint a pair of processes, whatever the number of groups. */
+/* The fabric over UCX (https://openucx.org, UCP 1.13 or later). The library is opened with dlopen when it is first
+   needed. A process has one worker, and two processes share one connection, for any number of groups. */
 #pragma once
 #include "backend/transports/fabric/fabric.h"
 
 extern struct fabric ucx_fabric;
-/* For tutti info: the library that is used or would be, its version and transports; or why there is none, with what to
-   do about it. */
+/* Describes the UCX library for `tutti info`: its version and transports, or why it is missing and what to do. */
 void ucx_describe(char *out, size_t bytes);

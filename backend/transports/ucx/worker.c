@@ -1,11 +1,11 @@
-/* The worker's life, and the table of a fabric. */
+/* Starts, progresses and ends the worker, and holds the table of fabric operations. */
 #include "backend/transports/ucx/worker.h"
 #include "backend/base/settings.h"
 #include <string.h>
 
 struct worker worker;
 
-/* ---- the end ---- */
+/* ---- shutdown ---- */
 static void worker_part(struct fabric *fabric)
 {
     if (!worker.ucp) return;
@@ -21,14 +21,14 @@ static void worker_finish(struct fabric *fabric)
     worker = (struct worker){ .ucp = NULL };
 }
 
-/* ---- the beginning ---- */
+/* ---- start ---- */
 static tutti_status call_refused(const char *what, ucs_status_t status)
 {
     return status_fail(TUTTI_SYSTEM, "UCX %s does not start (%s): %s; TUTTI_LOG=info shows more", ucx_library_name(),
         what, ucx_status_text(status));
 }
-/* Where the user says nothing: between hosts anything but shared memory, which would be found between containers, too;
-   and of TCP only the interface that was chosen, as UCX would take any, and loopback, too. */
+/* Sets defaults where the user has set no variable. Between hosts it excludes shared memory, which UCX would also find
+   between containers. TCP uses only the chosen interface, because UCX would take any, loopback included. */
 static void config_set(ucp_config_t *config, const char *device, bool simulated)
 {
     bool tcp_only = simulated || !ucx_has_rdma();
@@ -79,7 +79,7 @@ static tutti_status start_worker(struct fabric *fabric)
     status = ucx.ucp_worker_set_am_recv_handler(worker.ucp, &handler);
     return status == UCS_OK ? address_keep(fabric) : call_refused("handler", status);
 }
-/* A child of fork has nothing of what its parent has. */
+/* The worker is cleared first, because a forked child inherits handles of its parent that it must not use. */
 static tutti_status worker_start(struct fabric *fabric, const struct fabric_place *place)
 {
     worker = (struct worker){ .ucp = NULL };
@@ -88,7 +88,7 @@ static tutti_status worker_start(struct fabric *fabric, const struct fabric_plac
     return start_worker(fabric);
 }
 
-/* ---- at work ---- */
+/* ---- progress ---- */
 static bool worker_progress(struct fabric *fabric)
 {
     bool moved = ucx.ucp_worker_progress(worker.ucp) != 0;

@@ -1,42 +1,53 @@
-/* What this fabric has of UCX: one worker, an endpoint for each process that it speaks to. Touched with the lock of
-   ucx_fabric held, UCX itself included; callbacks of UCX run inside of ucp_worker_progress. */
+/* The fabric has one UCX worker, and one endpoint for each process that it exchanges messages with. Every access, each
+   call of UCX included, holds the lock of ucx_fabric. UCX runs its callbacks within such calls. */
 #pragma once
 #include "backend/transports/ucx/library.h"
 #include "backend/transports/ucx/ucx.h"
 
 enum { UCX_MESSAGE_ID = 1, ENDPOINT_BUCKETS = 1024 };
-enum kind_of_ucx { /* of one process to the other: `id` is my endpoint's number, `bytes` that of yours, if I know it */
-    HELLO = KIND_OF_FABRIC, /* my address */
-    OPENED,                 /* we have heard each other's */
-    BYE,                    /* I am about to close */
+/* Two processes exchange these messages about their connection. In the header, `id` is the number of the sender's
+   endpoint, `bytes` the number of the receiver's endpoint, or 0 while that is unknown. */
+enum kind_of_ucx {
+    /* HELLO carries the sender's address. */
+    HELLO = KIND_OF_FABRIC,
+    /* OPENED confirms that each process has received the other's HELLO. */
+    OPENED,
+    /* BYE announces that the sender is about to close, and BYE_HEARD acknowledges it. */
+    BYE,
     BYE_HEARD
 };
-struct notice { /* such a message */
+/* A notice is one of these messages. Only HELLO has an address; the proof follows the last byte of the data. */
+struct notice {
     struct header header;
     union {
         struct {
             struct greeting greeting;
-            unsigned char address[FABRIC_ADDRESS_BYTES]; /* of HELLO */
+            unsigned char address[FABRIC_ADDRESS_BYTES];
         };
-        unsigned char data[sizeof(struct greeting) + FABRIC_ADDRESS_BYTES + PROOF_BYTES]; /* with the proof behind it */
+        unsigned char data[sizeof(struct greeting) + FABRIC_ADDRESS_BYTES + PROOF_BYTES];
     };
 };
-/* UCX does not say by which connection a message came. So each end has a number, drawn at random, which only the
-   process at the other end is told: what it sends has that number behind the header (op->connection). */
+/* UCX does not report the connection by which a message came. So each end has a random number that only the process at
+   the other end learns, and each message carries that number behind its header (op->connection). */
 struct ucx_endpoint {
     struct endpoint base;
     struct ucx_endpoint *next_of_bucket;
     ucp_ep_h ep;
-    uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
-    bool said, opens;        /* HELLO is said, OPENED is sent */
-    bool heard;              /* it has heard our BYE */
+    /* `theirs` is the number of the other process's endpoint to this one, or 0 while it is unknown. */
+    uint64_t number, theirs;
+    /* `said` is set when HELLO is sent, `opens` when OPENED is sent, and `heard` when the peer has acknowledged BYE. */
+    bool said, opens;
+    bool heard;
 };
 struct worker {
     ucp_context_h context;
     ucp_worker_h ucp;
-    struct saved_msgs greetings; /* HELLO and OPENED that are proved, not acted upon yet */
-    struct ucx_endpoint *bucket[ENDPOINT_BUCKETS]; /* by their number */
-    int byes_open;          /* not heard yet */
+    /* `greetings` holds HELLO and OPENED messages with a valid proof until ucx_greet handles them. */
+    struct saved_msgs greetings;
+    /* The buckets hold the endpoints by their number. */
+    struct ucx_endpoint *bucket[ENDPOINT_BUCKETS];
+    /* `byes_open` counts the sent BYE messages that peers have not acknowledged yet. */
+    int byes_open;
 };
 extern struct worker worker;
 
@@ -49,21 +60,29 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
     const ucp_am_recv_param_t *p);
 
 /* ---- notices.c ---- */
-/* Bytes of its data. */
+/* Fills in a notice, and returns the number of bytes of its data, proof included. */
 size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind,
     struct notice *out);
-/* false: its proof is not right. *bytes: of its data, which then are those without the proof. */
+/* Copies a received notice to `out` and checks its proof; returns false if the proof or the length is wrong. *bytes is
+   the length of `data`; the function reduces it by the length of the proof. */
 bool notice_read(const struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
     struct notice *out);
 
 /* ---- endpoints.c ---- */
-/* It is to be greeted before it is open. SYSTEM, NO_MEMORY. */
+/* Creates an endpoint to a process and adds it to the fabric. ucx_greet then opens it. Errors: SYSTEM, NO_MEMORY. */
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
-struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number); /* NULL: there is none */
-void ucx_greet(struct fabric *fabric); /* while it needs polling, after every progress; never in a callback */
+/* Finds an endpoint by its number; returns NULL if no endpoint has it. */
+struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number);
+/* Handles received greetings and sends those that are due. The caller calls it after every progress while
+   fabric->needs_poll is set, and never in a callback of UCX. */
+void ucx_greet(struct fabric *fabric);
+/* Handles a received notice. */
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
-void ucx_said(struct fabric *fabric, const struct fabric_op *op); /* to the process; it has completed */
+/* Handles the completion of a notice that this process has sent. */
+void ucx_said(struct fabric *fabric, const struct fabric_op *op);
+/* Exchanges BYE with all peers for up to 300 ms, then closes every endpoint by force. */
 void ucx_part(struct fabric *fabric);
 void ucx_disconnect(struct fabric *fabric, struct endpoint *endpoint);
-void ucx_endpoints_free(struct fabric *fabric); /* after the worker, which may still end what was sent over them */
+/* Frees all endpoints. The worker must be destroyed before, because it may still complete sends over them. */
+void ucx_endpoints_free(struct fabric *fabric);

@@ -1,4 +1,4 @@
-/* In the place of all other files of this folder where tutti is built without the headers of libibverbs. */
+/* This file replaces all others of this folder where tutti is built without the headers of libibverbs. */
 #include "backend/base/status.h"
 #include "backend/transports/verbs/verbs.h"
 #include <stdio.h>

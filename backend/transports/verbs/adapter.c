@@ -1,5 +1,5 @@
-/* A device that is used: a protection domain, one queue of completions for all that is made on it, and what of the
-   program's memory it knows. */
+/* An adapter is a device that this process uses. It has a protection domain, one completion queue for all objects on
+   the device, and the registrations of the program's memory. */
 #include "backend/transports/verbs/nic.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@ tutti_status device_refused(const struct device_port *port, const char *what)
                           "/etc/security/limits.conf, LimitMEMLOCK= of a systemd unit or docker --ulimit memlock=-1)"
                         : "");
 }
-/* Every work request may end by itself, with an error, even one that is not signalled. */
+/* Each work request has an entry, because an unsignalled one completes too if it fails. */
 static int entries_for(const struct adapter *a, int lanes) { return a->beside + lanes * SENDS; }
 static void make_nonblocking(int descriptor)
 {

@@ -1,9 +1,10 @@
-/* Messages in boxes: put together here, written into the other's, and heard.
+/* A box is an eager ring. The sender builds messages in its own copy, writes them into the peer's box by RDMA, and the
+ * peer reads them there.
  *
- * A message does not go around the end of the box: what is left there is skipped, and counts as written. Positions are
- * counted from the beginning of the connection; each message says where it ends, so the other knows what was skipped.
- * Room is what the other has heard and what is known to have left. Some is reserved for messages that make room, so two
- * that are full of each other's messages still tell. */
+ * A message never wraps around the end of the box: the sender skips the remaining bytes, which count as written.
+ * Positions count from the start of the connection; each message carries its end, so the receiver knows what was
+ * skipped. A message has room when the peer has read, and the device has sent, the bytes that it would replace. Part of
+ * the box is reserved for HEARD and GOODBYE, so that two processes with full boxes can still acknowledge. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <endian.h>
@@ -65,7 +66,7 @@ bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what w
 }
 bool box_owes(const struct box *box) { return box->heard - box->told >= BOX_BYTES / 4; }
 
-/* ---- heard ---- */
+/* ---- receiving ---- */
 static const char cannot_be[] = "its process has sent an invalid message";
 static void hear_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
     const unsigned char *at)
@@ -106,7 +107,8 @@ static bool is_sane(const struct box *box, const struct prefix *prefix, uint64_t
 {
     uint64_t taken = size_round_up(bytes, BOX_GRAIN);
     bool fits = bytes == sizeof *prefix + prefix->bytes && offset + taken <= BOX_BYTES;
-    uint64_t step = prefix->position - box->heard; /* with what was skipped */
+    /* The step includes the bytes that the sender skipped. */
+    uint64_t step = prefix->position - box->heard;
     bool follows = step >= taken && step <= BOX_BYTES && (prefix->position - taken) % BOX_BYTES == offset;
     return fits && follows && is_whole(prefix) && prefix->heard <= box->written && prefix->heard >= box->left;
 }

@@ -1,4 +1,4 @@
-/* What is said of verbs to people. */
+/* Describes the fabric for `tutti info`. */
 #include "backend/transports/verbs/device.h"
 #include "backend/transports/verbs/verbs.h"
 #include <stdio.h>

@@ -12,12 +12,16 @@
 enum { REPORT_BYTES = 700 };
 struct search {
     const struct device_environment *environment;
-    const char *sysfs, *named;                          /* named: what TUTTI_VERBS_DEVICE says, empty if nothing */
+    /* `named` is the value of TUTTI_VERBS_DEVICE, which may be empty. */
+    const char *sysfs, *named;
     struct devices *devices;
-    char report[REPORT_BYTES], names[REPORT_BYTES];        /* what became of each port; all ports there are */
-    struct gid_interface interface;                     /* its name is NULL: any */
-    int refused;                                        /* of those that are wanted */
-    bool elsewhere;                                     /* one is active, but not on the interface */
+    /* `report` has the result of each port, `names` the names of all ports. */
+    char report[REPORT_BYTES], names[REPORT_BYTES];
+    /* A NULL name of the interface accepts any. */
+    struct gid_interface interface;
+    /* `refused` counts the wanted ports that do not serve; `elsewhere` means that one serves another interface. */
+    int refused;
+    bool elsewhere;
 };
 
 /* ---- report ---- */
@@ -59,10 +63,11 @@ static bool item_is(const char *item, size_t length, const char *device, int por
 {
     size_t bytes = strlen(device);
     if (length < bytes || strncmp(item, device, bytes) != 0) return false;
-    if (length == bytes) return true;                   /* all its ports */
+    /* A device without a port number means all of its ports. */
+    if (length == bytes) return true;
     return item[bytes] == ':' && (port == 0 || strtol(item + bytes + 1, NULL, 10) == port);
 }
-/* port 0: any of the device's */
+/* Port 0 stands for any port of the device. */
 static bool is_wanted(const char *named, const char *device, int port)
 {
     for (const char *item = named; *item;) {
@@ -72,7 +77,8 @@ static bool is_wanted(const char *named, const char *device, int port)
     }
     return !*named;
 }
-static bool is_listed(const char *names, const char *item, size_t length)      /* names: "mlx5_0:1, mlx5_1:1" */
+/* Searches a list of names such as "mlx5_0:1, mlx5_1:1" for a port, or for any port of a device. */
+static bool is_listed(const char *names, const char *item, size_t length)
 {
     for (const char *name = names; *name;) {
         size_t bytes = strcspn(name, ",");
@@ -96,7 +102,7 @@ static tutti_status check_names(const struct search *s)
     return TUTTI_OK;
 }
 
-/* ---- a port ---- */
+/* ---- one port ---- */
 static enum ibv_mtu mtu_of(const struct ibv_port_attr *port)
 {
     int64_t most = settings_get()->verbs_mtu;
@@ -167,7 +173,7 @@ static tutti_status examine_port(struct search *s, struct ibv_context *context, 
     return TUTTI_OK;
 }
 
-/* ---- all ---- */
+/* ---- all devices ---- */
 static tutti_status examine_device(struct search *s, struct ibv_device *device)
 {
     struct devices *d = s->devices;
@@ -220,7 +226,7 @@ static struct search search_of(const struct device_environment *environment, str
         .named = settings_get()->verbs_device,
         .devices = devices };
 }
-/* What a user has named must serve; of what he has not, one. */
+/* Every port that the user has named must serve; without names, one port must. */
 static tutti_status search_judge(const struct search *s)
 {
     TRY(check_names(s));

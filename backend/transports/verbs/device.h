@@ -1,18 +1,22 @@
-/* The ports of this host's RDMA devices that lead to the other hosts: which serve, how each is addressed, and which are
- * near to a core. What a user can have wrong (no device, none active, a name that is none, no address of RoCE v2 on the
- * interface) is an error that lists what there is. */
+/* Finds the ports of this host's RDMA devices that lead to the other hosts, their addresses, and their distance from
+ * a core. A wrong setting or setup (no device, no active port, an unknown name, no RoCE v2 address on the interface)
+ * is an error that lists the available ports. */
 #pragma once
 #include "backend/transports/verbs/gid.h"
 
 enum { DEVICES_MOST = 32, PORTS_MOST = 64, PORT_NAME_BYTES = IBV_SYSFS_NAME_MAX + 12 };
 struct device_port {
-    char name[PORT_NAME_BYTES]; /* "mlx5_0:1" */
-    struct ibv_context *context; /* the ports of a device have it in common */
+    /* The name is that of device and port, such as "mlx5_0:1". */
+    char name[PORT_NAME_BYTES];
+    /* The ports of a device share its context. */
+    struct ibv_context *context;
     uint8_t number;
-    bool ethernet; /* RoCE: every packet carries the GID; else InfiniBand, by the LID */
+    /* RoCE (ethernet) addresses every packet by GID, InfiniBand by LID. */
+    bool ethernet;
     uint16_t lid;
     enum ibv_mtu mtu;
-    uint32_t message_bytes; /* the most that a work request may move */
+    /* `message_bytes` is the limit of one work request. */
+    uint32_t message_bytes;
     struct gid gid;
 };
 struct devices {
@@ -22,18 +26,21 @@ struct devices {
     int opened_count;
 };
 struct device_environment {
-    const char *interface; /* the network interface that leads to the other hosts; NULL: any */
-    int family; /* AF_INET or AF_INET6: addresses of it are preferred; 0: no matter */
-    const char *sysfs; /* NULL: /sys */
+    /* `interface` is the network interface that leads to the other hosts; NULL accepts any. */
+    const char *interface;
+    /* Addresses of this family (AF_INET or AF_INET6) are preferred; 0 means no preference. */
+    int family;
+    /* `sysfs` is the folder to read instead of /sys, or NULL. */
+    const char *sysfs;
 };
-/* After verbs_library_load. Opens the devices whose ports serve, one at least: those that TUTTI_VERBS_DEVICE names,
-   else all that are active and have an address on that interface (those of InfiniBand always do). UNSUPPORTED: there
-   are none. INVALID_ARGUMENT: a setting asks for what is not there. */
+/* Opens the devices whose ports serve; at least one port must. The ports are those that TUTTI_VERBS_DEVICE names,
+   otherwise all active ones with an address on that interface (an InfiniBand port needs none). The caller has called
+   verbs_library_load. UNSUPPORTED means that no port serves, INVALID_ARGUMENT that a setting names a missing one. */
 tutti_status devices_create(const struct device_environment *environment, struct devices **out);
 void devices_destroy(struct devices *devices);
-/* Indices of the ports, those nearest to that core first (-1: to the one this thread is on), as the kernel tells which
-   cores and memory a device is attached to; equally near ones stay in their order. */
+/* Writes the indices of the ports to `order`, the nearest to the core first (-1 means the core of this thread). The
+   kernel reports which cores and memory a device is attached to. Equally near ports keep their order. */
 void devices_order(const struct devices *devices, int core, const char *sysfs, int order[PORTS_MOST]);
-/* Of all ports of this host, whether they serve or not: "mlx5_0:1 serves by 10.0.0.2 on eth0 (GID 3, MTU 4096);
-   mlx5_1:1 is down". Errors, where none serves, as of devices_create. */
+/* Reports on every port of this host, as in "mlx5_0:1 is used with 10.0.0.2 on eth0 (GID 3, MTU 4096); mlx5_1:1 is
+   down". It returns the errors of devices_create if no port serves. */
 tutti_status devices_describe(const struct device_environment *environment, char *out, size_t bytes);

@@ -1,5 +1,5 @@
-/* An endpoint for each process that this one speaks to: made, failed, ended. One that has failed stays, without its
- * queues, until the fabric ends: what came by it may still be pending. */
+/* Creates, fails and destroys endpoints, one for each process that this process exchanges messages with. A failed
+ * endpoint stays without its queues until the fabric ends, because messages that came by it may still be pending. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -59,8 +59,9 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
     return TUTTI_OK;
 }
 
-/* ---- the end ---- */
-/* When its queues are no more the device does not touch memory for it, in either direction. */
+/* ---- closing ---- */
+/* The queues are destroyed before the xfers complete, so the device no longer accesses their memory, in either
+   direction. */
 void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
 {
     endpoint_mark_broken(fabric, &e->base, why);
@@ -72,7 +73,7 @@ void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint)
     greeter_part(fabric, verbs_of(endpoint));
     endpoint_fail(fabric, verbs_of(endpoint), "this process closed it");
 }
-/* What was sent last has arrived when the goodbye after it is known to have. */
+/* All messages have arrived when the GOODBYE behind them is known to have arrived. */
 static bool has_parted(const struct verbs_endpoint *e)
 {
     return endpoint_is_broken(&e->base) || !e->lane_count || (!e->waiting && e->box.sent == e->box.written);
@@ -97,7 +98,7 @@ void verbs_part(struct fabric *fabric)
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
         endpoint_fail(fabric, verbs_of(e), "this process ends");
 }
-/* After what came by them has been let go of. */
+/* Every pending message that came by an endpoint must have been released before. */
 void endpoints_destroy(struct fabric *fabric)
 {
     for (struct endpoint *e; (e = fabric->endpoints) != NULL;) {

@@ -1,5 +1,5 @@
-/* The library knows kinds and network interfaces of the entries from rdma-core 32 on; before, the kernel's files say
-   the same. */
+/* The library reports kinds and network interfaces of the entries since rdma-core 32; for an older one the kernel's
+   files have the same information. */
 #include "backend/transports/verbs/gid.h"
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/sysfs.h"
@@ -15,7 +15,7 @@ static void table_put(struct gid_table *table, const struct gid *row)
 {
     if (is_set(&row->raw)) table->rows[table->count++] = *row;
 }
-/* false: the library does not know. Entries of all ports come at once. */
+/* Returns false if the library cannot report the entries. The library returns those of all ports at once. */
 static bool read_from_library(struct ibv_context *context, uint8_t port, int length, struct gid_table *out)
 {
     struct ibv_device_attr device;
@@ -138,7 +138,7 @@ const struct gid *gid_at(const struct gid_table *table, int index)
     return NULL;
 }
 
-/* ---- for people ---- */
+/* ---- printing ---- */
 const char *gid_print(const struct gid *g, char out[GID_TEXT_BYTES])
 {
     char address[INET6_ADDRSTRLEN];

@@ -1,5 +1,5 @@
-/* The address of a port: of the many entries in its table (one for each kind and each address of each network
-   interface) the one that packets of this job go by. */
+/* Chooses the address of a port. Its GID table has one entry for each kind and each address of each network interface;
+   the packets of this job use one of them. */
 #pragma once
 #include "backend/transports/verbs/library.h"
 #include <net/if.h>
@@ -9,24 +9,30 @@ struct gid {
     union ibv_gid raw;
     int index;
     enum ibv_gid_type kind;
-    char interface[IF_NAMESIZE]; /* empty: InfiniBand, or not known */
+    /* The interface is empty with InfiniBand, or if it is unknown. */
+    char interface[IF_NAMESIZE];
 };
 struct gid_table { int count; struct gid *rows; };
 
-/* What a port has, in the order of the indices; entries that are not set are left out. `length`: of its table, `sysfs`:
-   where the kernel says which is which, for libraries that do not. Free it with gid_table_finish. */
+/* Reads the GID table of a port, in the order of the indices and without unset entries. `length` is the length of the
+   port's table. `sysfs` is the folder that describes the entries where the library cannot. The caller frees the table
+   with gid_table_finish. */
 tutti_status gid_table_init(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
     struct gid_table *out);
 void gid_table_finish(struct gid_table *table);
 /* A network interface and its addresses, as GIDs. */
 enum { GID_ADDRESSES = 16 };
 struct gid_interface { const char *name; int count; union ibv_gid address[GID_ADDRESSES]; };
-struct gid_interface gid_interface_of(const char *name);       /* no address, if there is no such interface */
-/* Of RoCE version 2, with an address of that interface, or at least of it as the device tells (which in a container may
-   know other names); of any if that is NULL. Addresses of the family wanted (AF_INET, AF_INET6, 0: no matter) come
-   before others, those of a link alone last, then the lowest index. NULL: there is none. */
+/* Returns the addresses of a network interface; an unknown interface has none. */
+struct gid_interface gid_interface_of(const char *name);
+/* Chooses a RoCE v2 entry, or returns NULL. An entry with an address of `interface` comes first, then one that the
+   device reports for that interface, whose name may differ in a container. A NULL interface accepts any. Link-local
+   addresses come after others, then addresses of another family than `family` (0: no preference), then higher
+   indices. */
 const struct gid *gid_choose(const struct gid_table *table, const struct gid_interface *interface, int family);
-const struct gid *gid_at(const struct gid_table *table, int index); /* NULL: that entry is not set */
-const char *gid_print(const struct gid *gid, char out[GID_TEXT_BYTES]); /* "10.0.0.2 on eth0" */
-/* "1 RoCE v2 10.0.0.2 on eth0, …", as much as there is room for */
+/* Returns the entry with this index, or NULL if it is unset. */
+const struct gid *gid_at(const struct gid_table *table, int index);
+/* Formats an entry, as in "10.0.0.2 on eth0". */
+const char *gid_print(const struct gid *gid, char out[GID_TEXT_BYTES]);
+/* Formats all entries that fit, as in "1 RoCE v2 10.0.0.2 on eth0, …". */
 const char *gid_table_print(const struct gid_table *table, char out[GIDS_TEXT_BYTES]);

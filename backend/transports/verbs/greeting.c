@@ -1,8 +1,8 @@
-/* How two processes find each other's queues. Both say HELLO by datagram, each with its pair of queues and its box, and
- * say it again until they have heard that the other has heard. Datagrams get lost, come late or twice: each endpoint
- * has a turn, and a HELLO names those of both ends as far as they are known, so one of an endpoint that was broken
- * since is told from the one that counts. A proof covers all of it (fabric/proofs.c); a
- * HELLO without a right proof, or for another process, is ignored. */
+/* The handshake of two processes. Both send HELLO by datagram with their queue pairs and their box, and repeat it until
+ * the peer's HELLO shows that it has received theirs. Datagrams may get lost, arrive late or arrive twice. So each
+ * endpoint has a turn, and a HELLO names the known turns of both ends; the receiver recognizes a HELLO of an endpoint
+ * that has broken since. A proof covers the whole message (fabric/proofs.c). A process ignores a HELLO with a wrong
+ * proof, or for another process. */
 #include "backend/transports/verbs/greeting.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -14,7 +14,7 @@
 
 enum { AGAIN_MS = 5, AGAIN_MOST_MS = 200 };
 
-/* ---- datagrams: the first half of the slots is for what comes, the other for what leaves ---- */
+/* ---- datagrams: the first half of the slots receives, the second half sends ---- */
 static unsigned char *slot_at(const struct greeter *g, unsigned slot) { return g->memory + (size_t)slot * SLOT_BYTES; }
 static bool listen_at(const struct greeter *g, unsigned slot)
 {
@@ -23,8 +23,8 @@ static bool listen_at(const struct greeter *g, unsigned slot)
     errno = ibv_post_recv(g->pair, &request, &bad);
     return errno == 0;
 }
-/* Datagrams with another one are dropped by the device: it follows from the nonce of the process that they are for, so
-   that those of other programs do not come here. A proof is what counts. The highest bit is for privileged programs. */
+/* The device drops datagrams with another key. The key follows from the nonce of the receiving process, which keeps out
+   datagrams of other programs; only the proof gives security. The highest bit is reserved for privileged programs. */
 static uint32_t key_of_datagrams(const unsigned char process[16])
 {
     uint32_t key;
@@ -78,12 +78,13 @@ void greeter_finish(struct nic *nic)
     *g = (struct greeter){ .region = NULL };
 }
 
-/* ---- said ---- */
+/* ---- sending ---- */
 static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum handshake_stage stage)
 {
     struct nic *nic = nic_of(fabric);
     struct greeter *g = &nic->greeter;
-    if (!g->free_count) return; /* it is asked again */
+    /* If all slots are in use, the caller tries again later. */
+    if (!g->free_count) return;
     unsigned slot = g->free_slots[--g->free_count];
     struct hello hello = { .theirs = e->theirs,
         .box = (uintptr_t)e->box.in,
@@ -119,7 +120,7 @@ static void endpoint_greet(struct fabric *fabric, struct verbs_endpoint *e, int6
     e->said_ms = now_ms;
     say_hello(fabric, e, e->base.open ? OPEN : GREETS);
 }
-/* It may get lost; then the other hears it when it greets again, or finds out when it writes, after the retries. */
+/* If this HELLO is lost, the peer gets another one when it greets again, or its writes fail after the retries. */
 void greeter_part(struct fabric *fabric, struct verbs_endpoint *e) { say_hello(fabric, e, GIVEN_UP); }
 void verbs_greet(struct fabric *fabric)
 {
@@ -132,8 +133,9 @@ void verbs_greet(struct fabric *fabric)
     }
 }
 
-/* ---- heard ---- */
-/* It is answered by one that is no more, or of which the device has refused to connect with it. */
+/* ---- receiving ---- */
+/* Finds the broken endpoint that a HELLO belongs to: the HELLO answers it, or the device has refused to connect it with
+   the sender's endpoint. */
 static struct verbs_endpoint *ended_one(const struct fabric *fabric, const struct hello *h)
 {
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
@@ -154,16 +156,17 @@ static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct he
         greeter_part(fabric, ended);
     }
     if (ended || (h->theirs && (!e || h->theirs != found->turn))) return NULL;
-    if (e && !h->theirs && e->theirs && e->theirs != g->turn) { /* the one that we knew is no more */
+    /* The peer has replaced the endpoint that this process knew. */
+    if (e && !h->theirs && e->theirs && e->theirs != g->turn) {
         endpoint_fail(fabric, e, "the other process has connected again");
         e = NULL;
     }
-    /* After a failure the sends to it report the reason. */
+    /* If no endpoint can be created, the ranks' own sends to that process report the reason. */
     if (!e && endpoint_create(fabric, g->from, &g->key, &h->address, &e) != TUTTI_OK) return NULL;
     e->base.least_turn = g->turn;
     return e;
 }
-/* InfiniBand ends where RoCE begins: both count alike. */
+/* Lanes pair up in order, and the first pair of InfiniBand with RoCE ends the list. Both processes count the same. */
 static int lanes_of_both(const struct nic *nic, const struct hello *h)
 {
     int count = 0;
@@ -214,9 +217,11 @@ void hello_hear(struct fabric *fabric, const struct hello *h)
         endpoint_fail(fabric, e, "the device does not connect");
         return;
     }
-    if (!e->base.open && h->theirs == e->base.turn) { /* so the other hears, too */
+    /* A HELLO that names this endpoint's turn shows that the peer is ready to receive. */
+    if (!e->base.open && h->theirs == e->base.turn) {
         e->base.open = true;
-        nic_of(fabric)->stalled = true; /* what it has heard already may fill its box */
+        /* Messages that came before the endpoint was open may fill its box and need an acknowledgement. */
+        nic_of(fabric)->stalled = true;
     }
     e->owes_answer |= h->stage != OPEN;
     fabric->needs_poll |= e->owes_answer;

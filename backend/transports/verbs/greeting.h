@@ -1,25 +1,29 @@
-/* The datagrams by which two processes find each other's queues, and where they lie. */
+/* The datagrams of the handshake, by which two processes learn each other's queue pairs, and their slots in memory. */
 #pragma once
 #include "backend/transports/verbs/nic.h"
 #include <stddef.h>
 
 #define HELLO_MAGIC "tutti 3"
-enum handshake_stage { GREETS, OPEN, GIVEN_UP }; /* OPEN: it has heard all it must, so this needs no answer */
+/* OPEN means that the sender's endpoint is open, so the HELLO needs no answer. */
+enum handshake_stage { GREETS, OPEN, GIVEN_UP };
+/* `theirs` is the turn of the receiver's endpoint, or 0 while the sender does not know it. The proof covers all bytes
+   before it. */
 struct hello {
     char magic[8];
     struct greeting greeting;
     struct verbs_address address;
-    uint64_t theirs; /* the turn of the endpoint there, as far as it is known */
+    uint64_t theirs;
     uint64_t box;
     uint32_t box_key, psn;
     uint32_t stage;
     uint32_t lane_count;
     struct verbs_address lanes[RAILS_MOST];
-    unsigned char proof[PROOF_BYTES]; /* of what is before it */
+    unsigned char proof[PROOF_BYTES];
 };
 enum { PROVED_BYTES = offsetof(struct hello, proof) };
-enum { ROUTE_BYTES = 40, SLOT_BYTES = 512 }; /* of a slot: what the device puts before a datagram; all of it */
+/* A received datagram begins behind the ROUTE_BYTES that the device puts at the start of the slot. */
+enum { ROUTE_BYTES = 40, SLOT_BYTES = 512 };
 _Static_assert(ROUTE_BYTES + sizeof(struct hello) <= SLOT_BYTES, "a datagram fits its slot");
 
-/* One has come: whose it is not known yet. */
+/* Handles a received HELLO, whose sender is not verified yet. */
 void hello_hear(struct fabric *fabric, const struct hello *hello);

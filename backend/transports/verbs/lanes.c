@@ -1,11 +1,11 @@
-/* An endpoint's queues, one pair on each rail: made, connected, ended; and its boxes, beside the first. */
+/* Creates, connects and destroys the queue pairs of an endpoint, one on each rail. Its boxes belong to the first. */
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/transports/verbs/nic.h"
 #include <errno.h>
 #include <string.h>
 
-/* ---- made ---- */
+/* ---- creating and destroying ---- */
 static tutti_status make_boxes(const struct rail *rail, struct box *box)
 {
     struct ibv_pd *domain = rail->adapter->domain;
@@ -26,7 +26,8 @@ static struct ibv_qp *make_pair(const struct nic *nic, const struct rail *rail, 
         .qp_type = IBV_QPT_RC,
         .cap = { .max_send_wr = SENDS, .max_send_sge = 1, .max_inline_data = inline_bytes ? INLINE_BYTES : 0 } };
     struct ibv_qp *pair = verbs.ibv_create_qp(a->domain, &how);
-    if (!pair && inline_bytes) { /* a device may have none */
+    /* The device may support no inline data. */
+    if (!pair && inline_bytes) {
         how.cap.max_inline_data = 0;
         pair = verbs.ibv_create_qp(a->domain, &how);
     }
@@ -76,7 +77,7 @@ void lanes_destroy(struct nic *nic, struct verbs_endpoint *e)
     for (int i = 0; i < nic->rail_count; i++) lane_destroy(nic, &e->lanes[i]);
 }
 
-/* ---- connected ---- */
+/* ---- connecting ---- */
 static struct ibv_ah_attr way_to(const struct device_port *port, const struct verbs_address *address)
 {
     struct ibv_ah_attr way = { .dlid = address->lid,
@@ -117,7 +118,8 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
     struct ibv_qp_attr speaks = { .qp_state = IBV_QPS_RTS,
         .timeout = (uint8_t)settings_get()->verbs_timeout,
         .retry_cnt = (uint8_t)settings_get()->verbs_retries,
-        .rnr_retry = 7, /* for ever: who is slow is not gone, and who is gone the link tells of */
+        /* 7 retries without limit: a slow peer is alive, and the link between the processes reports a dead one. */
+        .rnr_retry = 7,
         .sq_psn = nic->psn & 0xffffff,
         .max_rd_atomic = reads < address->reads ? reads : address->reads };
     errno = verbs.ibv_modify_qp(lane->pair, &speaks,

@@ -1,5 +1,5 @@
-/* A call is looked up with the version of its symbol: the library has some in two versions with structures of different
-   shape, and which of them dlsym finds is not said anywhere. */
+/* Each function is looked up with its symbol version. The library has two versions of some, with different structures,
+   and it is undocumented which of them dlsym returns. */
 #include "backend/transports/verbs/library.h"
 #include "backend/base/settings.h"
 #include <dlfcn.h>

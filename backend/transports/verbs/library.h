@@ -1,13 +1,15 @@
-/* The library libibverbs as it is used here: found and opened when first needed, never closed, as providers leave
- * threads and handlers of fork behind. What its header does inline (posting, polling) goes through the tables of the
- * context and is not listed. */
+/* The library libibverbs is opened when it is first needed. It stays open, because its providers leave threads and
+ * fork handlers behind. The header's inline functions (posting, polling) use the tables of the context and are not
+ * listed. */
 #pragma once
 #include "backend/base/status.h"
 #include <infiniband/verbs.h>
-#undef ibv_query_port /* macros of the header that would call symbols of the library */
+/* These macros of the header would call symbols of the library. */
+#undef ibv_query_port
 #undef ibv_reg_mr
 
-/* result, name, parameters, version of the symbol. ibv_query_port fills what is older than port_cap_flags2. */
+/* Lists every function that tutti calls, as result, name, parameters and symbol version. ibv_query_port of this version
+   fills the fields that are older than port_cap_flags2. */
 #define VERBS_CALLS(X) \
     X(struct ibv_device **, ibv_get_device_list, (int *count), "IBVERBS_1.1") \
     X(void, ibv_free_device_list, (struct ibv_device * *list), "IBVERBS_1.1") \
@@ -40,7 +42,7 @@
     X(int, ibv_get_async_event, (struct ibv_context * context, struct ibv_async_event * out), "IBVERBS_1.1") \
     X(void, ibv_ack_async_event, (struct ibv_async_event * event), "IBVERBS_1.1") \
     X(const char *, ibv_wc_status_str, (enum ibv_wc_status status), "IBVERBS_1.1")
-/* NULL where the library is older than they are: of rdma-core 32 and 34 */
+/* These pointers are NULL if the library is older than rdma-core 32 and 34, respectively. */
 #define VERBS_OPTIONAL_CALLS(X) \
     X(ssize_t, _ibv_query_gid_table, (struct ibv_context * context, struct ibv_gid_entry * out, size_t most, \
         uint32_t flags, size_t entry_bytes), "IBVERBS_1.11") \
@@ -53,9 +55,11 @@ struct verbs_calls {
     VERBS_OPTIONAL_CALLS(X)
 #undef X
 };
-extern struct verbs_calls verbs; /* valid once verbs_library_load has said OK; tests fill it themselves */
+/* The pointers are valid once verbs_library_load has returned OK; tests fill them in themselves. */
+extern struct verbs_calls verbs;
 
-/* Opens the library, once. UNSUPPORTED: there is none that serves; the text says which were tried, why they were not
-   taken, and what to do. */
+/* Opens the library once. UNSUPPORTED means that no library serves; the error text lists the paths that were tried, why
+   each was rejected, and what to do. */
 tutti_status verbs_library_load(void);
-const char *verbs_library_name(void); /* "libibverbs.so.1", of the one that was opened; empty before */
+/* Returns the path of the opened library, such as "libibverbs.so.1", or an empty text before. */
+const char *verbs_library_name(void);

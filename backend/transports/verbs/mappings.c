@@ -1,7 +1,7 @@
-/* The kernel counts a change before it begins, puts an event into the queue when it has been made, and lets the thread
-   that made it go on when the event has been read. So, where events are read with the lock held, whoever takes the lock
-   and finds neither a counted change nor an event knows of all that is over; that it counts in time is tried out when
-   the first listener joins. A thread of its own reads, as others may wait for the allocator. */
+/* The kernel counts a change before it begins, and queues an event when the change is made. The thread that made it
+   continues when the event has been read. This module reads events only with the lock held. So a thread that has the
+   lock and finds no counted change knows every completed change. watch_start tests that the kernel counts in time. A
+   separate thread reads the events, because other threads may be waiting for the allocator. */
 #include "backend/transports/verbs/mappings.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
@@ -26,7 +26,8 @@ enum { EVENTS_AT_ONCE = 16, PROOF_MS = 2000, SETTLE_NS = 1000000 };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lifetime = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    int descriptor, waker;                              /* -1: there is none */
+    /* -1 stands for a closed descriptor. */
+    int descriptor, waker;
     bool runs;
     pthread_t thread;
     struct mapping_listener *first;
@@ -42,7 +43,7 @@ static void range_unwatch(uint64_t begin, uint64_t end)
     struct uffdio_range range = { begin, end - begin };
     ioctl(mappings.descriptor, UFFDIO_UNREGISTER, &range);
 }
-/* What was told of is nobody's any more, so the next change there costs nothing. */
+/* Reports an event. The range is no longer registered afterwards, so it is unwatched to make its next change cheap. */
 static void take_event(const struct uffd_msg *m)
 {
     if (m->event == UFFD_EVENT_REMAP) {
@@ -53,7 +54,7 @@ static void take_event(const struct uffd_msg *m)
         if (m->event == UFFD_EVENT_REMOVE) range_unwatch(m->arg.remove.start, m->arg.remove.end);
     }
 }
-/* Somebody has closed our descriptor: from now on nothing can be believed. */
+/* Another part of the program has closed the descriptor, so all watched memory counts as changed. */
 static void watch_lose(void)
 {
     mappings.descriptor = -1;
@@ -66,7 +67,8 @@ static void take_events(void)
     while (mappings.descriptor >= 0 && (bytes = read(mappings.descriptor, messages, sizeof messages)) > 0)
         for (size_t i = 0; i < (size_t)bytes / sizeof *messages; i++) take_event(&messages[i]);
 }
-/* Nobody can protect an empty range. But a change is noticed before that. */
+/* Returns EAGAIN while a change is under way, otherwise EINVAL. The empty range is invalid, so the call protects no
+   page, but the kernel checks for changes first. */
 static int kernel_probe(int descriptor)
 {
     struct uffdio_writeprotect nothing = { .range = { 0, 0 } };
@@ -86,7 +88,8 @@ bool mappings_settle(void)
     mappings_lock();
     for (int64_t until_ns = 0; is_changing();) {
         take_events();
-        if (!until_ns) until_ns = clock_ns() + SETTLE_NS; /* not before, as mostly nothing changes */
+        /* The clock is read only now, because most calls find no change. */
+        if (!until_ns) until_ns = clock_ns() + SETTLE_NS;
         else if (clock_ns() > until_ns) return false;
         mappings_unlock();
         sched_yield();
@@ -103,7 +106,8 @@ static bool range_watch(int descriptor, uintptr_t begin, uintptr_t end, uintptr_
     struct uffdio_register range = { .range = { begin, end - begin }, .mode = UFFDIO_REGISTER_MODE_WP };
     return ioctl(descriptor, UFFDIO_REGISTER, &range) == 0;
 }
-/* Huge pages of hugetlbfs are watched whole; nothing but those lets the larger ones succeed where the small fail. */
+/* Memory of hugetlbfs can only be watched in whole huge pages, so the larger sizes are tried when the page size fails.
+   They fail as well for all other memory. */
 bool mappings_watch(uintptr_t begin, uintptr_t end)
 {
     const uintptr_t pages[] = { (uintptr_t)sysconf(_SC_PAGESIZE), (uintptr_t)2 << 20, (uintptr_t)1 << 30 };
@@ -131,20 +135,21 @@ static bool thread_start(void)
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    /* The program's own threads handle its signals. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     mappings.runs = pthread_create(&mappings.thread, NULL, thread_main, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (mappings.runs) pthread_setname_np(mappings.thread, "tutti-mappings");
     return mappings.runs;
 }
 
-/* ---- the kernel ---- */
+/* ---- testing the kernel ---- */
 static void *unmap_page(void *page)
 {
     munmap(page, (size_t)sysconf(_SC_PAGESIZE));
     return NULL;
 }
-/* While the thread waits for its event to be read, the change must be noticed; afterwards it must be over. */
+/* Checks that the kernel counts the change while the thread that unmaps waits for its event to be read. */
 static bool sees_the_change(int descriptor, const void *page)
 {
     struct pollfd event = { descriptor, POLLIN, 0 };
@@ -154,7 +159,9 @@ static bool sees_the_change(int descriptor, const void *page)
     return comes && noticed && read_it && message.event == UFFD_EVENT_UNMAP
         && message.arg.remove.start == (uintptr_t)page;
 }
-static bool kernel_prove(int descriptor)                      /* if not, it is closed */
+/* Tests that the kernel counts a change before its event is read, and no longer afterwards. If not, it closes the
+   descriptor and returns false. */
+static bool kernel_prove(int descriptor)
 {
     size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     pthread_t thread;
@@ -163,7 +170,8 @@ static bool kernel_prove(int descriptor)                      /* if not, it is c
     bool watched = page != MAP_FAILED && range_watch(descriptor, (uintptr_t)page, (uintptr_t)page + bytes, bytes);
     bool changes = watched && pthread_create(&thread, NULL, unmap_page, page) == 0;
     if (changes) proved = sees_the_change(descriptor, page);
-    if (!proved) close(descriptor);                     /* which lets the thread go on */
+    /* Closing the descriptor releases the thread that waits for its event. */
+    if (!proved) close(descriptor);
     if (changes) pthread_join(thread, NULL);
     else if (page != MAP_FAILED) munmap(page, bytes);
     if (!proved || kernel_probe(descriptor) == EINVAL) return proved;
@@ -190,7 +198,7 @@ static tutti_status open_descriptor(int *out)
     return TUTTI_OK;
 }
 
-/* ---- from the first listener to the last ---- */
+/* ---- starting, stopping and listeners ---- */
 static void close_if_open(int descriptor)
 {
     if (descriptor >= 0) close(descriptor);
@@ -204,8 +212,9 @@ static void watch_stop(void)
     mappings_unlock();
     ssize_t ignored = write(mappings.waker, &one, sizeof one);
     (void)ignored;
-    /* Whoever waits for an event to be read goes on. Before the thread is joined: its stack then goes to those that are
-       kept for others, which may unmap an older one that is watched, and nobody would be left to read of it. */
+    /* The descriptor is closed before the thread is joined, which releases all threads that wait for an event to be
+       read. pthread_join puts the thread's stack into a cache and may unmap an older stack that is watched. Its event
+       would never be read. */
     close_if_open(descriptor);
     if (mappings.runs) pthread_join(mappings.thread, NULL);
     close_if_open(mappings.waker);
@@ -224,8 +233,8 @@ static tutti_status watch_start(void)
         "memory cannot be watched: no thread can be started for it, or no descriptor "
         "opened (see ulimit -u and ulimit -n)");
 }
-/* The child watches nothing and has no listeners: what its parent has registered is not its own. No lock is taken
-   before a fork, as the allocator's are, and by threads that wait for us. */
+/* The child has no listeners and watches no memory, because the registrations belong to its parent. The fork handlers
+   take no lock in the parent: fork holds the allocator's locks, which threads that wait for this module may need. */
 static void in_child(void)
 {
     pthread_mutex_init(&lifetime, NULL);
@@ -249,7 +258,8 @@ tutti_status mappings_join(struct mapping_listener *listener)
     pthread_once(&once, fork_prepare);
     pthread_mutex_lock(&lifetime);
     if (!watch_is_on()) {
-        if (mappings.runs) watch_stop();                      /* it was lost */
+        /* The descriptor was lost while the thread ran. */
+        if (mappings.runs) watch_stop();
         status = watch_start();
     }
     mappings_lock();

@@ -1,30 +1,32 @@
-/* Tells when memory of this process stops being what it was: given back, moved, or its pages dropped (munmap, mremap,
- * brk, mmap over it, madvise). Whoever keeps something by address (what is registered with a device) is told before the
- * call in question returns, and before anybody can find something else at that address.
+/* Reports when memory of this process is unmapped, moved, or loses its pages (munmap, mremap, brk, mmap over it,
+ * madvise). A listener that keeps data by address (registrations with a device) learns of it before the call returns.
+ * After mappings_settle it has learnt of every completed change.
  *
- * It rests on userfaultfd, which needs no privilege for this; where it is forbidden, as in many containers, it is said
- * why. Not seen: that a file mapped there is cut, or has holes punched into it, by its descriptor.
+ * The module uses userfaultfd, which needs no privilege for this; where it is forbidden, as in many containers, the
+ * error gives the reason. The kernel does not report a mapped file that is truncated, or has holes punched into it,
+ * through its descriptor.
  *
- * With the lock of this module held one may neither allocate nor free, nor wait for anybody else: a thread that gives
- * memory back may hold the allocator's lock, and waits for this module. */
+ * A thread that holds the lock of this module must neither allocate, nor free, nor wait for another thread. A thread
+ * that unmaps memory may hold the allocator's lock while it waits for this module. */
 #pragma once
 #include "backend/base/status.h"
 #include <stdint.h>
 
 struct mapping_listener {
-    /* The pages from begin to end are no more what they were; called with the lock held. */
+    /* The pages from begin to end have changed; the caller holds the lock. */
     void (*gone)(struct mapping_listener *listener, uintptr_t begin, uintptr_t end);
     struct mapping_listener *next;
 };
-/* Begins to listen. UNSUPPORTED: nothing can be watched here, and the text says why; leave it to mappings_leave all
-   the same. */
+/* Adds a listener. UNSUPPORTED means that memory cannot be watched here, for the reason in the error text; the caller
+   must call mappings_leave in this case too. */
 tutti_status mappings_join(struct mapping_listener *listener);
 void mappings_leave(struct mapping_listener *listener);
-/* Takes the lock. true: every change of watched memory that was over before has been told. false: other threads change
-   their memory without a pause, and for a millisecond no moment was found at which that was certain. */
+/* Takes the lock after all completed changes of watched memory have been reported. It returns false, also with the
+   lock, if other threads change their memory without a pause and this is still uncertain after a millisecond. */
 bool mappings_settle(void);
-void mappings_lock(void);                               /* the lock alone */
+/* Takes the lock without waiting for reports. */
+void mappings_lock(void);
 void mappings_unlock(void);
-/* With the lock held: changes of these pages are told from now on. false: they cannot be watched (a file of a
-   disk is mapped there, or memory of shmat, or somebody else watches). */
+/* Reports changes of these pages from now on; the caller holds the lock. It returns false if the pages cannot be
+   watched: they map a file on a disk or memory of shmat, or another userfaultfd watches them. */
 bool mappings_watch(uintptr_t begin, uintptr_t end);

@@ -1,6 +1,6 @@
-/* What flights are at over an endpoint: an eager message waits for room in the other's box and is over when it is put
- * together; an announced one is offered, and over when the other says DONE; one that is fetched is read by the device
- * from where the other says that it lies. Each is a xfer, in one list of its endpoint. */
+/* The state of each op of an endpoint is an xfer in one of the endpoint's lists. An eager message waits for room in the
+ * peer's box and completes when it is built there. An announced message is offered, and completes when the peer sends
+ * DONE. The device of the receiver reads a fetched message from the address in the offer. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <stdlib.h>
@@ -31,7 +31,8 @@ static void xfer_unpin(struct nic *nic, struct verbs_xfer *xfer)
     for (int i = 0; i < nic->adapter_count; i++)
         if (xfer->memory[i].region) registration_give(nic->adapters[i].memory, &xfer->memory[i]);
 }
-/* Each device that reads it must know its memory. What is registered before one refuses, its owner gives back. */
+/* Registers the memory with each device that accesses it. If one refuses, the caller gives back the registrations that
+   have succeeded, by xfer_free. */
 static bool xfer_pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
 {
     for (int i = 0; i < e->lane_count; i++) {
@@ -53,7 +54,7 @@ static void xfer_complete(struct fabric *fabric, struct verbs_xfer *xfer, const 
     xfer_free(nic_of(fabric), xfer);
     if (op) fabric_op_complete(fabric, op, why);
 }
-/* false: it has completed already, with these words. */
+/* Records why an op has completed (NULL means success), and returns false, as send and fetch do for a completed op. */
 static bool op_refuse(struct fabric_op *op, const char *why)
 {
     op->why = why;
@@ -63,11 +64,12 @@ static const char no_memory[] = "no memory for a message",
                   not_registered[] =
                       "memory cannot be registered (ulimit -l must print unlimited; TUTTI_LOG=info shows more)";
 
-/* ---- sent ---- */
+/* ---- sending ---- */
 static bool send_eager(struct fabric *fabric, struct verbs_endpoint *e, struct fabric_op *f, const void *data)
 {
     struct verbs_xfer now = { .op = f, .what = EAGER, .data = data };
-    if (!e->waiting && box_send(fabric, e, &now)) return op_refuse(f, NULL); /* over, and well */
+    /* A message that fits completes with success at once. */
+    if (!e->waiting && box_send(fabric, e, &now)) return op_refuse(f, NULL);
     struct verbs_xfer *xfer = xfer_new(f, EAGER);
     if (!xfer) return op_refuse(f, no_memory);
     xfer->data = data;
@@ -85,7 +87,8 @@ static bool send_offer(struct fabric *fabric, struct verbs_endpoint *e, struct f
         return op_refuse(f, not_registered);
     }
     bool left = !e->waiting && box_send(fabric, e, xfer);
-    if (endpoint_is_broken(&e->base)) { /* by this one */
+    /* The write of this message may have broken the endpoint. */
+    if (endpoint_is_broken(&e->base)) {
         xfer_free(nic, xfer);
         return op_refuse(f, e->base.why);
     }
@@ -109,7 +112,7 @@ bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64
     return true;
 }
 
-/* ---- fetched ---- */
+/* ---- fetching ---- */
 struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer)
 {
     struct descriptor *d = memory_zeroed(1, sizeof *d);
@@ -146,7 +149,8 @@ static void read_more(struct fabric *fabric, struct verbs_endpoint *e)
             endpoint_fail(fabric, e, strerror(error));
             return;
         }
-        if (fetch->asked == before) return; /* no room now */
+        /* The send queues are full. */
+        if (fetch->asked == before) return;
         if (fetch->asked < fetch->offer.bytes) continue;
         take_out(&e->reading, fetch);
         list_append(&e->fetching, fetch);
@@ -185,13 +189,14 @@ void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct ve
     tell_done(fabric, e, id);
 }
 
-/* ---- going on ---- */
+/* ---- progress and completion ---- */
 void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e)
 {
     while (e->waiting && !endpoint_is_broken(&e->base)) {
         struct verbs_xfer *xfer = e->waiting;
         if (!box_send(fabric, e, xfer)) break;
-        if (endpoint_is_broken(&e->base)) break; /* and has completed */
+        /* A failed write has completed and freed all xfers of the endpoint. */
+        if (endpoint_is_broken(&e->base)) break;
         take_out(&e->waiting, xfer);
         if (xfer->what == OFFER) list_append(&e->offered, xfer);
         else xfer_complete(fabric, xfer, NULL);

@@ -1,4 +1,4 @@
-/* A device hangs on one socket, and what a core of another sends crosses the link between them twice. */
+/* A device is attached to one socket; data of a core on another socket crosses the link between the sockets. */
 #include "backend/transports/verbs/device.h"
 #include "backend/transports/verbs/sysfs.h"
 #include <sched.h>
@@ -11,7 +11,8 @@ static int node_of_core(int core, const char *sysfs)
         if (sysfs_list_has(list, core)) return node;
     return -1;
 }
-static int distance_between(int node, int other, const char *sysfs)    /* as the firmware tells: 10 is the same */
+/* Returns the distance of two nodes as the firmware reports it; 10 means the same node. */
+static int distance_between(int node, int other, const char *sysfs)
 {
     enum { UNKNOWN = 255 };
     char line[512], *rest = NULL;

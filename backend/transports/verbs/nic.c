@@ -1,5 +1,5 @@
-/* What this process has of the network: rails on ports, and beside the first of them one queue of receives for all
-   lanes. A receive has no buffer: messages are written into the box of their lane, and an immediate says so. */
+/* Creates and destroys the rails, and the shared receive queue on the first adapter, which serves all endpoints. A
+   receive has no buffer, because messages are written into a box; it only delivers the immediate value. */
 #include "backend/transports/verbs/nic.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- made ---- */
+/* ---- creating ---- */
 static tutti_status find_ports(struct nic *nic, const struct fabric_place *place)
 {
     const struct device_environment environment = { .interface = place->simulated ? NULL : place->device };
@@ -24,7 +24,7 @@ static tutti_status adapter_of(struct nic *nic, const struct device_port *port, 
     int beside = (*out)->index ? 0 : RECEIVES + 4 * GREETING_SLOTS;
     return adapter_init(*out, port, beside, PAIRS_AT_FIRST * (int)settings_get()->verbs_rails);
 }
-/* On the nearest ports; where there are more rails than ports, several on one. */
+/* Puts the rails on the nearest ports; if there are more rails than ports, several rails share a port. */
 static tutti_status make_rails(struct nic *nic)
 {
     int order[PORTS_MOST], count = (int)settings_get()->verbs_rails;
@@ -56,7 +56,8 @@ tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *
     TRY(make_rails(nic));
     TRY(make_receives(nic));
     TRY(random_fill(&nic->psn, sizeof nic->psn));
-    TRY(random_fill(&nic->ids, sizeof nic->ids)); /* else those of a network that was closed would come again */
+    /* Random ids differ from those of a fabric that this process has closed. */
+    TRY(random_fill(&nic->ids, sizeof nic->ids));
     return greeter_init(fabric, nic);
 }
 void nic_destroy(struct nic *nic)
@@ -88,7 +89,7 @@ struct verbs_address nic_address(const struct fabric *fabric)
     return address;
 }
 
-/* ---- found and fed ---- */
+/* ---- lanes and receives ---- */
 struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair)
 {
     struct lane *lane = nic->bucket[pair % LANE_BUCKETS];

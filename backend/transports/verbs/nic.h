@@ -1,103 +1,137 @@
-/* This process's end of the network: its *rails*, of which each is a port of a device, or one more pair of queues on a
- * port. Touched with the lock of its fabric held.
+/* The network of this process consists of *rails*; each is a port of a device, or one more queue pair on a port.
+ * Every access holds the lock of the fabric.
  *
- * With each process that it speaks to it has a *lane* on each rail, a pair of queues (RC). Messages go by the first: on
- * each side of it is a *box*, memory into which the other writes its messages one after the other, with an immediate
- * that says where. How much of its box a process has heard it says with whatever it sends; so the other knows how much
- * room there is. What a process writes it first puts together in memory of its own, laid out like the other's box.
- * What is large is read, by all lanes that both have.
- * Greetings go by datagrams (UD), which need no pair and may get lost. */
+ * For each peer the process has one *lane* on each rail, which is a queue pair (RC). Messages use the first lane.
+ * Each side has a *box*, an eager ring into which the peer writes its messages one after another by RDMA write; the
+ * immediate value is the position. Each message also carries how far its sender has read its own box, so the peer
+ * knows how much room is left. The sender first builds a message in its own memory, which has the layout of the
+ * peer's box. The receiver reads large messages by RDMA read over all lanes that both processes have. Handshakes use
+ * datagrams (UD), which need no connected pair and may get lost. */
 #pragma once
 #include "backend/transports/fabric/fabric.h"
 #include "backend/transports/verbs/device.h"
 #include "backend/transports/verbs/registration.h"
 
 enum {
-    BOX_BYTES = 1 << 18,     /* of each pair of processes and direction */
-    BOX_RESERVE = 4096,      /* of it: for what makes room again */
-    BOX_GRAIN = 128,         /* messages begin at multiples */
-    SENDS = 256,             /* work requests that a pair may have open */
-    SEND_SIGNALS = 32,       /* at least one in so many is signalled */
-    RECEIVES = 4096,         /* of all pairs together */
-    RECEIVES_AT_ONCE = 64,   /* posted anew */
+    /* Each pair of processes has a box of this size in each direction. */
+    BOX_BYTES = 1 << 18,
+    /* The reserve of a box is left for HEARD and GOODBYE; HEARD makes room again. */
+    BOX_RESERVE = 4096,
+    /* Messages begin at multiples of the grain. */
+    BOX_GRAIN = 128,         /* bytes */
+    /* A queue pair has up to SENDS open work requests, of which every 32nd is signalled at the latest. */
+    SENDS = 256,
+    SEND_SIGNALS = 32,
+    /* All queue pairs share RECEIVES receives, which are posted again in lots of 64. */
+    RECEIVES = 4096,
+    RECEIVES_AT_ONCE = 64,
+    /* A doorbell posts up to 32 RDMA reads of up to READ_BYTES each. */
     READS_AT_ONCE = 32,
-    READ_BYTES = 1 << 20,    /* of each */
-    SHARE_BYTES = 1 << 16,   /* of a message a lane reads so many, or a multiple */
-    INLINE_BYTES = 128,      /* a message of so many bytes leaves with its work request, if the device can */
+    READ_BYTES = 1 << 20,
+    /* A lane reads a multiple of SHARE_BYTES of a message at a time. */
+    SHARE_BYTES = 1 << 16,
+    /* If the device can, a message of up to INLINE_BYTES is sent within its work request. */
+    INLINE_BYTES = 128,
     RAILS_MOST = 4,
     LANE_BUCKETS = 1024,
     GREETING_SLOTS = 64,
-    PAIRS_AT_FIRST = 16      /* of processes, whose completions there is room for */
+    /* A new completion queue has room for the lanes to this many processes. */
+    PAIRS_AT_FIRST = 16
 };
-struct verbs_address { /* how others reach a pair of queues */
+/* The address of a queue pair. In the address of a process, `pair` is its datagram queue pair and `life` names its
+   fabric. `reads` is the number of RDMA reads that the device answers at a time. */
+struct verbs_address {
     uint8_t gid[16];
-    uint32_t pair; /* of a process: of its datagrams */
+    uint32_t pair;
     uint16_t lid;
-    uint8_t ethernet : 1, mtu : 7, reads; /* reads: that it answers at a time */
-    uint64_t life;                        /* of a process: of its fabric */
+    uint8_t ethernet : 1, mtu : 7, reads;
+    uint64_t life;
 };
-/* What a message in a box is. */
+/* The types of messages in a box. EAGER consists of header and data, OFFER of header and struct offer. DONE has the
+   id of an offer that its receiver has finished with. HEARD and GOODBYE have no data; HEARD only acknowledges. */
 enum verbs_what { EAGER, OFFER, DONE, HEARD, GOODBYE };
-struct prefix { /* before each */
-    uint64_t position; /* where it ends, counted from the first */
-    uint64_t heard;    /* of the other's messages, likewise */
+/* The prefix precedes each message. `position` is where the message ends, counted from the start of the connection.
+   `heard` is the position up to which the sender has read its own box. */
+struct prefix {
+    uint64_t position;
+    uint64_t heard;
     uint32_t what, bytes;
 };
-/* EAGER: header, data. OFFER: header, this. DONE: the id of an offer that nobody needs any more. */
+/* An offer announces a large message. `keys` are indexed by the rails of the process that offers. */
 struct offer {
     uint64_t at, bytes, id;
-    uint32_t keys[RAILS_MOST]; /* by the rails of who offers */
+    uint32_t keys[RAILS_MOST];
 };
-struct descriptor { /* of an offer that has come */
+/* A descriptor stands for an offer that this process has received. */
+struct descriptor {
     struct verbs_endpoint *from;
     struct offer offer;
 };
-/* What an op is at here. In one list of its endpoint: waiting for room, offered, or fetching. */
+/* The state of an op in this fabric. It is in one list of its endpoint: waiting, offered, reading or fetching. */
 struct verbs_xfer {
     struct verbs_xfer *next, **at;
-    struct fabric_op *op; /* NULL: of nobody (DONE) */
+    /* `op` is NULL for a DONE message, which belongs to no op. */
+    struct fabric_op *op;
     enum verbs_what what;
-    const void *data;    /* of a message, until it is put together */
-    struct offer offer;  /* mine; or the other's, of what is fetched */
-    unsigned char *into; /* where it is fetched to */
-    size_t asked;        /* bytes of it that reads are posted for */
-    int open;            /* doorbells of them that are not over */
-    struct registered memory[RAILS_MOST]; /* by adapter; no region: it is not registered */
+    /* `data` is the payload of an eager message that is not built yet. */
+    const void *data;
+    /* `offer` is this process's own offer, or the peer's offer that is fetched to `into`. */
+    struct offer offer;
+    unsigned char *into;
+    /* `asked` counts the bytes for which reads are posted; `open` counts their doorbells that have not completed. */
+    size_t asked;
+    int open;
+    /* `memory` is indexed by adapter; an entry without a region is not registered. */
+    struct registered memory[RAILS_MOST];
 };
-struct posted { /* a work request that is open */
-    struct verbs_xfer *fetch; /* it is the last read of a doorbell; else NULL */
-    uint64_t position;    /* of what is put together so far */
+/* An open work request. `fetch` is set only for the last read of a doorbell. `position` is the end of the messages that
+   were built when the request was posted. */
+struct posted {
+    struct verbs_xfer *fetch;
+    uint64_t position;
 };
 struct verbs_endpoint;
-struct lane { /* of an endpoint and a rail */
+/* A lane is the queue pair of an endpoint on a rail. `begun`, `ended` and `last_signalled` count its work requests. */
+struct lane {
     struct verbs_endpoint *endpoint;
     const struct rail *rail;
     struct lane *next_of_bucket;
     struct ibv_qp *pair;
     struct posted posted[SENDS];
-    unsigned begun, ended, last_signalled; /* work requests */
+    unsigned begun, ended, last_signalled;
 };
-struct box { /* both of a pair: `in` is written by the other; `out` is laid out like the other's */
+/* The boxes of a pair of processes. The peer writes `in`. `out` has the layout of the peer's box, which lies at
+   `there`. All positions count from the start of the connection. */
+struct box {
     unsigned char *in, *out;
     struct ibv_mr *in_region, *out_region;
-    uint64_t there; /* the other's */
+    uint64_t there;
     uint32_t there_key;
-    uint64_t written, sent, left; /* mine: put together; known to have been sent; that the other has heard */
-    uint64_t signalled;           /* the last position that a completion will tell of */
-    uint64_t heard, told;         /* the other's: heard here, and of that it knows */
+    /* Messages to the peer are built up to `written`, known to be sent up to `sent`, and read by the peer up to `left`.
+       The next signalled completion reports the position `signalled`. */
+    uint64_t written, sent, left;
+    uint64_t signalled;
+    /* Messages from the peer are read up to `heard`; the peer knows that up to `told`. */
+    uint64_t heard, told;
 };
 struct verbs_endpoint {
     struct endpoint base;
     struct verbs_address address;
     struct ibv_ah *address_handle;
-    uint64_t theirs; /* the turn of its endpoint to us; 0: not known yet */
-    bool owes_answer, hopeless; /* hopeless: the device does not connect it */
-    int64_t said_ms, poll_timeout_ms; /* when it was greeted last, and how long until it is greeted again */
+    /* `theirs` is the turn of the peer's endpoint to this process, or 0 while it is unknown. */
+    uint64_t theirs;
+    /* `hopeless` is set when the device has refused to connect the endpoint. */
+    bool owes_answer, hopeless;
+    /* `said_ms` is when the last HELLO was sent, and `poll_timeout_ms` is the time from it to the next. */
+    int64_t said_ms, poll_timeout_ms;
     uint32_t inline_bytes;
     struct box box;
     struct lane lanes[RAILS_MOST];
-    int lane_count, next_lane; /* of those that both have; 0 until they are connected */
-    struct verbs_xfer *waiting, *reading, *offered, *fetching; /* waiting, reading: for room, the oldest first */
+    /* `lane_count` is the number of lanes that both processes have, and 0 until they are connected. */
+    int lane_count, next_lane;
+    /* `waiting` messages wait for room in the box, `reading` fetches for room in the send queues. The oldest is
+       first. */
+    struct verbs_xfer *waiting, *reading, *offered, *fetching;
 };
 struct greeter {
     struct ibv_qp *pair;
@@ -106,16 +140,19 @@ struct greeter {
     unsigned free_slots[GREETING_SLOTS];
     int free_count;
 };
-struct adapter { /* a device that is used, with what all its rails have in common */
-    const struct device_port *port; /* of the first of them: errors name it */
+/* An adapter is a device that this process uses, with the objects that all its rails share. */
+struct adapter {
+    /* `port` is the port of its first rail; errors name it. */
+    const struct device_port *port;
     struct ibv_device_attr about;
     struct ibv_pd *domain;
     struct ibv_comp_channel *channel;
     struct ibv_cq *completions;
     struct registration *memory;
     int index;
-    int beside; /* completions that are no lane's */
-    int lanes;  /* there are */
+    /* `beside` is the room for completions of datagrams and receives; `lanes` counts the queue pairs. */
+    int beside;
+    int lanes;
 };
 struct rail {
     const struct device_port *port;
@@ -123,62 +160,72 @@ struct rail {
 };
 struct nic {
     struct devices *devices;
-    struct adapter adapters[RAILS_MOST]; /* the first is that of messages */
+    /* Messages use the first adapter. */
+    struct adapter adapters[RAILS_MOST];
     struct rail rails[RAILS_MOST];
     int adapter_count, rail_count;
     struct ibv_srq *receives;
     int used_receives;
     struct greeter greeter;
-    struct lane *bucket[LANE_BUCKETS]; /* by the number of their pair */
-    bool stalled;  /* some endpoint has xfers that wait, or has heard much that it has not told */
+    /* The buckets hold the lanes by the number of their queue pair. */
+    struct lane *bucket[LANE_BUCKETS];
+    /* `stalled` is set when some endpoint has xfers that wait for room, or owes its peer an acknowledgement. */
+    bool stalled;
     uint32_t psn;
     uint64_t ids;
 };
 static inline struct nic *nic_of(const struct fabric *fabric) { return fabric->own; }
 static inline struct verbs_endpoint *verbs_of(struct endpoint *e) { return (struct verbs_endpoint *)e; }
-/* By which work requests of its pairs are told from those of pairs that are no more. */
+/* The tag in its work requests distinguishes an endpoint from a destroyed one whose queue pair had the same number. */
 static inline uint64_t endpoint_tag(const struct verbs_endpoint *e) { return e->base.turn % UINT32_MAX + 1; }
 
-/* ---- nic.c: made, destroyed, found ---- */
+/* ---- nic.c ---- */
 tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *place, struct nic **out);
-void nic_destroy(struct nic *nic); /* NULL, and half built, too */
+/* Destroys a nic; NULL and a nic that nic_create has only begun are allowed. */
+void nic_destroy(struct nic *nic);
 struct verbs_address verbs_address_of(const struct rail *rail, const struct ibv_qp *pair);
 struct verbs_address nic_address(const struct fabric *fabric);
 struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
 static inline int int_smaller(int a, int b) { return a < b ? a : b; }
 static inline uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
-static inline const struct device_port *nic_port(const struct nic *nic) { return nic->rails[0].port; } /* of messages */
-bool nic_post_receives(struct nic *nic); /* as many as have been used; false: the device refuses */
+/* Returns the port that messages use. */
+static inline const struct device_port *nic_port(const struct nic *nic) { return nic->rails[0].port; }
+/* Posts the receives again that completions have used up; returns false if the device refuses. */
+bool nic_post_receives(struct nic *nic);
 
 /* ---- adapter.c ---- */
-/* `beside`: completions that are no lane's; `lanes`: for so many there is room at first. What has begun is for
-   adapter_finish. */
+/* Opens the shared objects of a device. The completion queue has room for `lanes` lanes at first, and for `beside`
+   other completions. After an error the caller still calls adapter_finish. */
 tutti_status adapter_init(struct adapter *adapter, const struct device_port *port, int beside, int lanes);
 void adapter_finish(struct adapter *adapter);
-/* One lane more is to come: there is room for the completions of all. SYSTEM: the device has no more of it. */
+/* Makes room for the completions of one more lane. SYSTEM means that the device has reached its limit. */
 tutti_status adapter_expect_lane(struct adapter *adapter);
-tutti_status device_refused(const struct device_port *port, const char *what); /* of a call that has failed, by errno */
+/* Fails with SYSTEM and the reason in errno, after a call of the library has failed. */
+tutti_status device_refused(const struct device_port *port, const char *what);
 
 /* ---- lanes.c: an endpoint's queues ---- */
 tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e);
-void lanes_destroy(struct nic *nic, struct verbs_endpoint *e); /* from here on no device touches memory for it */
-tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams, by its address */
-/* With that of the other process which has this address. */
+/* Destroys the queue pairs. From here on no device accesses memory for this endpoint. */
+void lanes_destroy(struct nic *nic, struct verbs_endpoint *e);
+/* Creates the address handle by which datagrams reach the peer. */
+tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e);
+/* Connects a lane with the peer's queue pair of this address. */
 tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *address, uint32_t psn);
 
-/* ---- requests.c: what is posted to them ---- */
+/* ---- requests.c: the work requests of the lanes ---- */
 bool lane_has_room(const struct lane *lane);
-/* What was put together from `begin` on. 0, or why the device refuses it. */
+/* Writes the built message at position `begin` to the peer's box. Returns 0, or the errno of the device. */
 int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
-/* Of a fetch as much as there is room for, in one doorbell of each lane. */
+/* Posts as many reads of a fetch as have room, in one doorbell of each lane. Returns 0, or the errno of the device. */
 int requests_read(struct verbs_endpoint *e, struct verbs_xfer *fetch);
-/* A signalled work request is over: the fetch that is over with it, or NULL. */
+/* Accounts for the completion of a signalled work request. Returns the fetch that is complete with it, or NULL. */
 struct verbs_xfer *requests_end(struct lane *lane, unsigned request);
 
 /* ---- greeting.c ---- */
 tutti_status greeter_init(const struct fabric *fabric, struct nic *nic);
 void greeter_finish(struct nic *nic);
-void greeter_part(struct fabric *fabric, struct verbs_endpoint *e); /* tells the other that it is given up */
+/* Sends the peer a HELLO which reports that this endpoint is closed. */
+void greeter_part(struct fabric *fabric, struct verbs_endpoint *e);
 void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc);
 void verbs_greet(struct fabric *fabric);
 
@@ -186,21 +233,25 @@ void verbs_greet(struct fabric *fabric);
 bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void verbs_release(struct fabric *fabric, void *descriptor);
-/* With what waits, and with what it owes the other. */
+/* Sends the waiting messages, posts the waiting reads, and acknowledges if much is unacknowledged. */
 void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e);
-struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer); /* NULL: out of memory */
-bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id); /* false: there is none */
+/* Returns a descriptor with a copy of the offer, or NULL if memory is short. */
+struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer);
+/* Completes the offer with this id; returns false if the endpoint has no such offer. */
+bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id);
 void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch);
-/* All that is under way over it completes so. */
+/* Completes every xfer of the endpoint with this reason. */
 void endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
 /* ---- box.c ---- */
-/* Puts a message together where the other's box has room for it, and sends it. false: there is none now. */
+/* Builds a message and writes it to the peer's box; returns false if the box or the send queue has no room now. */
 bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
 bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);
-bool box_owes(const struct box *box); /* much was heard that the other does not know of */
+/* Returns true if a quarter of the box or more is read and not acknowledged. */
+bool box_owes(const struct box *box);
 void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
 /* ---- endpoints.c ---- */
-/* By the address and the nonce of its process; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
+/* Creates an endpoint to the process of this address and nonce, and adds it to the fabric. The handshake then opens it.
+   Errors: SYSTEM, NO_MEMORY. */
 tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const struct verbs_address *address, struct verbs_endpoint **out);
 tutti_status refuse_link_layers(const struct nic *nic);

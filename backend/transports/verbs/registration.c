@@ -1,6 +1,7 @@
-/* One array of entries for all that is kept, and beside it the addresses alone, which are looked through: a few hundred
-   are looked through in less time than the device needs to begin. The lock is that of mappings.h, so that what is
-   watched and what is kept agree; under it nothing is allocated, and the library is not called, which allocates. */
+/* One array has the entries, and a second one only their addresses for the linear search. A search of a few hundred
+   takes less time than the device needs to begin a transfer. The lock is that of mappings.h, which keeps the entries
+   consistent with the watched memory. A thread that holds it must neither allocate nor call the library, which
+   allocates. */
 #include "backend/transports/verbs/registration.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -14,14 +15,18 @@
 #include <unistd.h>
 
 enum { ENTRIES = 1024, HINTS = 64, DROPS = 16 };
-enum { ONCE = -1 };                                     /* in the place of an entry: known to its user only */
-static const size_t ALL = SIZE_MAX; /* whatever is not in use makes room */
+/* ONCE in place of an entry marks a registration that only its user has. */
+enum { ONCE = -1 };
+/* ALL as the bytes to make room for drops every entry that is unused. */
+static const size_t ALL = SIZE_MAX;
 enum { TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
-enum registration_state { FREE, PENDING, READY, GONE }; /* being registered; found; only its users know it */
+/* A PENDING entry is being registered, a READY one can be found, and a GONE one stays only for its users. */
+enum registration_state { FREE, PENDING, READY, GONE };
 struct registration_entry {
     struct ibv_mr *region;
     uintptr_t begin, end;
-    uint64_t block, used;                               /* of the arena, or 0; when it was last taken */
+    /* `block` is the number of the arena's block, or 0; `used` is the registration's clock at its last use. */
+    uint64_t block, used;
     int users;
     enum registration_state state;
     bool writable, for_good;
@@ -33,16 +38,19 @@ struct registration {
     pid_t process;
     bool watches;
     struct registration_limits limits;
-    struct registration_counts counts;                  /* its entries and bytes: what can be evicted */
+    /* The entries and bytes in `counts` are those that can be evicted. */
+    struct registration_counts counts;
     uint64_t clock;
-    int top;                                            /* entries from here on have never been used */
-    struct registered_span spans[ENTRIES];                         /* of those that are READY and no block's */
+    /* Entries from `top` on have never been used. */
+    int top;
+    /* `spans` has the addresses of READY entries that are no block of the arena. */
+    struct registered_span spans[ENTRIES];
     struct registration_entry entries[ENTRIES];
     int hints[HINTS];
 };
 static uintptr_t page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 
-/* ---- finding; with the lock held ---- */
+/* ---- finding, with the lock held ---- */
 static int *hint_of(struct registration *r, uint64_t key) { return &r->hints[(key * 0x9e3779b97f4a7c15u) >> 58]; }
 static bool entry_serves(const struct registration *r, int i, uintptr_t begin, uintptr_t end, bool writes)
 {
@@ -78,7 +86,7 @@ static bool entry_use(struct registration *r, int i, struct registered *out)
     return true;
 }
 
-/* ---- entries come and go; with the lock held ---- */
+/* ---- adding and dropping entries, with the lock held ---- */
 static bool can_be_evicted(const struct registration_entry *e) { return !e->block && !e->for_good; }
 static void bytes_account(struct registration *r, const struct registration_entry *e, bool comes)
 {
@@ -86,7 +94,8 @@ static void bytes_account(struct registration *r, const struct registration_entr
     r->counts.entries += comes ? 1 : -1;
     r->counts.bytes += comes ? e->end - e->begin : -(e->end - e->begin);
 }
-static void entry_hide(struct registration *r, int i)         /* nobody finds it any more */
+/* Removes an entry from the search; its users keep it until they give it back. */
+static void entry_hide(struct registration *r, int i)
 {
     struct registration_entry *e = &r->entries[i];
     bytes_account(r, e, false);
@@ -141,7 +150,8 @@ static bool is_full(const struct registration *r, size_t more)
     bool fits = more <= r->limits.bytes && r->counts.bytes <= r->limits.bytes - more;
     return r->counts.entries >= r->limits.entries || !fits;
 }
-/* What is gone, and what must go for `more` bytes more. */
+/* Collects up to DROPS regions to deregister: entries that are gone or retired, then the least recently used ones until
+   `more` bytes fit. */
 static int entries_collect(struct registration *r, size_t more, struct ibv_mr *out[DROPS])
 {
     int count = 0, i;
@@ -158,7 +168,7 @@ static int entries_collect(struct registration *r, size_t more, struct ibv_mr *o
     return count;
 }
 
-/* ---- the library; without the lock ---- */
+/* ---- calling the library, without the lock ---- */
 static int make_room(struct registration *r, size_t more)
 {
     struct ibv_mr *dropped[DROPS];
@@ -187,7 +197,8 @@ static struct ibv_mr *ask_for_tensor(struct registration *r, uintptr_t begin, ui
     struct ibv_mr *region = region_ask(r, begin, end, TENSOR_ACCESS);
     *writable = region != NULL;
     if (region || writes || (errno != EFAULT && errno != EACCES && errno != EPERM)) return region;
-    return region_ask(r, begin, end, IBV_ACCESS_REMOTE_READ);  /* this process may not write it either */
+    /* The memory may be read-only for this process. */
+    return region_ask(r, begin, end, IBV_ACCESS_REMOTE_READ);
 }
 static tutti_status refuse_limit(const char *device, size_t bytes)
 {
@@ -218,7 +229,8 @@ static tutti_status region_refuse(const struct registration *r, const void *at, 
 }
 
 /* ---- taking ---- */
-/* Watched before it is registered: what changes meanwhile makes it GONE, and its one user will give it back. */
+/* The memory is watched before it is registered. A change in between makes the entry GONE, and its user gives it
+   back. */
 static int begin_entry(struct registration *r, uintptr_t begin, uintptr_t end, uint64_t block)
 {
     struct registration_entry e = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
@@ -346,10 +358,11 @@ struct registration_counts registration_count(struct registration *r)
     return counts;
 }
 
-/* ---- from the beginning to the end ---- */
+/* ---- creating and destroying ---- */
 static struct registration_limits limits_bounded(struct registration_limits limits)
 {
-    enum { DEFAULT_ENTRIES = ENTRIES / 2 };             /* the rest is for blocks, and for what is kept for good */
+    /* The other entries are for blocks of the arena and for permanent registrations. */
+    enum { DEFAULT_ENTRIES = ENTRIES / 2 };
     uint64_t quarter = (uint64_t)sysconf(_SC_PHYS_PAGES) * page_bytes() / 4;
     if (!limits.bytes) limits.bytes = (size_t)quarter;
     if (limits.entries <= 0 || limits.entries > DEFAULT_ENTRIES) limits.entries = DEFAULT_ENTRIES;
@@ -371,7 +384,8 @@ tutti_status registration_create(struct ibv_pd *domain, struct registration_limi
 void registration_destroy(struct registration *r)
 {
     if (!r) return;
-    if (r->process == getpid()) {                       /* a child has no part in its parent's */
+    /* A forked child leaves the registrations of its parent alone. */
+    if (r->process == getpid()) {
         mappings_leave(&r->listener);
         for (int i = 0; i < r->top; i++)
             if (r->entries[i].region) verbs.ibv_dereg_mr(r->entries[i].region);

@@ -1,46 +1,51 @@
-/* Memory that a device may read and write: registered, that is pinned and known to the device by a key, which costs
- * more than a small copy and is therefore kept where it can be.
+/* Registers memory that a device may read and write: the memory is pinned, and the device knows it by a key. This
+ * costs more than a small copy, so registrations are kept where possible.
  *
- * - A block of the arena is registered whole when a tensor in it is first used, and stays so until it is given back.
- * - What others register for good (rings, the segment) serves whoever uses a part of it.
- * - Other memory stays registered as long as it can be watched (mappings.h), within bounds; the longest unused goes
- *   first. Where it cannot be watched it is registered for one use.
+ * - A block of the arena is registered whole when a tensor in it is first used, until the arena retires it.
+ * - Permanent registrations (rings, the segment) also serve transfers of any part of them.
+ * - Other memory stays registered while it can be watched (mappings.h), within limits; the least recently used goes
+ *   first. Memory that cannot be watched is registered for one transfer.
  *
- * For one protection domain. Safe for several threads. Nothing here may be called by a child of fork but
- * registration_destroy: the device's keys are of its parent's memory. */
+ * One object serves one protection domain, and any number of threads. A forked child may call only
+ * registration_destroy, because the device's keys belong to the parent's memory. */
 #pragma once
 #include "backend/transports/verbs/library.h"
 
-/* From here on registering for one transfer costs no more than copying: where memory is not kept, and the tensor not in
-   what is registered for good, what is smaller goes through registered rings. */
+/* From this size on, registering memory for one transfer costs no more than copying it. */
 enum { REGISTRATION_WORTH_BYTES = 256 << 10 };
 struct registration;
-struct registration_limits { size_t bytes; int entries; };     /* of memory that is kept while unused; 0: the default */
+/* The limits of kept registrations that may be evicted; 0 means the default. */
+struct registration_limits { size_t bytes; int entries; };
+/* The region covers at least the requested memory, by addresses of this process. The other fields are for
+   registration_give. */
 struct registered {
-    struct ibv_mr *region; /* lkey, rkey; covers what was asked for, addresses are those of this process */
-    int entry; /* this one and the next are for registration_give */
+    struct ibv_mr *region;
+    int entry;
     bool for_good;
 };
-/* `domain` is the caller's, and outlives it. */
+/* Creates the registrations of a protection domain, which the caller owns and destroys later. */
 tutti_status registration_create(struct ibv_pd *domain, struct registration_limits limits, struct registration **out);
-void registration_destroy(struct registration *registration);  /* all must have been given back; NULL is fine */
+/* Every registration must have been given back; NULL is allowed. */
+void registration_destroy(struct registration *registration);
 
-/* For a transfer; give it back after. The device may always read it, and write it if `writes`. What is only read may be
-   memory that this process may not write. NO_MEMORY names the limit and what mends it. */
+/* Registers memory for a transfer; the caller gives it back afterwards. The device may read the memory, and write it if
+   `writes` is set. Memory that the device only reads may be read-only for this process. The text of NO_MEMORY names the
+   limit and how to raise it. */
 tutti_status registration_take(struct registration *registration, const void *at, size_t bytes, bool writes,
     struct registered *out);
-/* For good: memory that stays mapped until it is given back. `access` as ibv_reg_mr has it. */
+/* Registers memory permanently; it must stay mapped until it is given back. `access` has the flags of ibv_reg_mr. */
 tutti_status registration_keep(struct registration *registration, void *at, size_t bytes, int access,
     struct registered *out);
-/* Memory of another device, which has exported it as a descriptor: `bytes` from `offset` on, which peers shall address
-   by `iova`. UNSUPPORTED: the library is too old for it, or the device cannot. */
+/* Registers memory that another device has exported as a descriptor: `bytes` from `offset` on, which peers address by
+   `iova`. UNSUPPORTED means that the library is too old or that the device cannot do it. */
 tutti_status registration_of_dmabuf(struct registration *registration, int descriptor, uint64_t offset, size_t bytes,
     uint64_t iova, struct registered *out);
 void registration_give(struct registration *registration, const struct registered *registered);
 
-/* Lets go of what is registered, but gone or given back. Unused memory of the program stays pinned until then, so
-   somebody calls it now and then, as whoever takes does. Cheap where there is nothing to do. */
+/* Deregisters memory that the program has unmapped or the arena has retired; it stays pinned until then. Every
+   registration_take that registers new memory sweeps as well. A sweep that finds no such memory is cheap. */
 void registration_sweep(struct registration *registration);
-bool registration_keeps(const struct registration *registration);      /* memory can be watched here */
+/* Returns true if memory can be watched here, so that registrations are kept. */
+bool registration_keeps(const struct registration *registration);
 struct registration_counts { uint64_t hits, misses, once, evicted, gone; int entries; size_t bytes; };
 struct registration_counts registration_count(struct registration *registration);

@@ -1,5 +1,5 @@
-/* The work requests of an endpoint: messages are written by its first lane, and what is large is read by all. Those of
- * a lane end in the order in which they were posted, so one that is signalled speaks for all before it. */
+/* Posts the work requests of an endpoint: its first lane writes messages, and all lanes read large ones. The requests
+ * of a lane complete in the order of their posts, so the completion of a signalled one covers all before it. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <endian.h>
@@ -34,10 +34,11 @@ int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool 
 /* ---- reads ---- */
 static unsigned reads_that_fit(const struct lane *lane)
 {
-    unsigned open = lane->begun - lane->ended, room = open < SENDS / 2 ? SENDS / 2 - open : 0; /* messages go beside */
+    /* Reads use at most half of the queue, so that messages can still be sent. */
+    unsigned open = lane->begun - lane->ended, room = open < SENDS / 2 ? SENDS / 2 - open : 0;
     return room < READS_AT_ONCE ? room : READS_AT_ONCE;
 }
-/* Up to `share` bytes more of a fetch, in one doorbell, whose last request is signalled. */
+/* Posts reads of up to `share` more bytes of a fetch, in one doorbell whose last request is signalled. */
 static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
 {
     struct ibv_send_wr list[READS_AT_ONCE], *bad;
@@ -66,7 +67,7 @@ static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
     fetch->open++;
     return ibv_post_send(lane->pair, list, &bad);
 }
-/* Each lane in turn an equal part of what is left, the next fetch from the next lane on. */
+/* Each lane in turn reads an equal part of the remaining bytes; the next fetch starts with the next lane. */
 int requests_read(struct verbs_endpoint *e, struct verbs_xfer *fetch)
 {
     int error = 0;

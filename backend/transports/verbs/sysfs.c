@@ -1,4 +1,4 @@
-/* Files that vanish or say nothing are as if they had never been there: devices come and go. */
+/* A file that has vanished or is empty counts as missing, because devices come and go. */
 #include "backend/transports/verbs/sysfs.h"
 #include <limits.h>
 #include <stdarg.h>

@@ -1,9 +1,11 @@
-/* What the kernel says of devices in files of one line. */
+/* Reads the one-line files in which the kernel describes devices. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The first line of a file without its end; false, and an empty text: there is none. */
+/* Reads the first line of a file without its newline; an unreadable or empty file gives an empty text and false. */
 bool sysfs_line(char *out, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
-int sysfs_number(const char *line, int otherwise); /* what a line begins with */
-bool sysfs_list_has(const char *list, int number); /* "0-3,8" has 2 */
+/* Returns the number at the beginning of the line, or `otherwise`. */
+int sysfs_number(const char *line, int otherwise);
+/* Returns true if a list such as "0-3,8" contains the number. */
+bool sysfs_list_has(const char *list, int number);

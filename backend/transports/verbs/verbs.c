@@ -1,4 +1,4 @@
-/* The table of a fabric: how it starts and ends, and what is done when something comes. */
+/* Starts and ends the fabric, handles completions and device events, and holds the table of fabric operations. */
 #include "backend/transports/verbs/verbs.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/log.h"
@@ -12,7 +12,7 @@
 
 enum { COMPLETIONS_AT_ONCE = 32 };
 
-/* ---- what the device says ---- */
+/* ---- completions and events ---- */
 static void hear_completion(struct fabric *fabric, const struct adapter *adapter, const struct ibv_wc *wc)
 {
     struct nic *nic = nic_of(fabric);
@@ -24,7 +24,8 @@ static void hear_completion(struct fabric *fabric, const struct adapter *adapter
     struct verbs_endpoint *e = lane ? lane->endpoint : NULL;
     bool receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
     if (receive) nic->used_receives++;
-    if (!e || (!receive && wc->wr_id >> 32 != endpoint_tag(e))) return; /* of a pair that is no more */
+    /* A completion of a destroyed queue pair is ignored. */
+    if (!e || (!receive && wc->wr_id >> 32 != endpoint_tag(e))) return;
     if (wc->status != IBV_WC_SUCCESS) {
         endpoint_fail(fabric, e, verbs.ibv_wc_status_str(wc->status));
         return;
@@ -51,7 +52,7 @@ static bool hear_all(struct fabric *fabric)
         LOG(ERROR, "%s accepts no more receives: %s", nic_port(nic)->name, strerror(errno));
     return heard;
 }
-/* Its name, if it is one of ours. */
+/* Returns the name of the port if a rail uses it, otherwise NULL. */
 static const char *port_name(const struct nic *nic, const struct adapter *adapter, int number)
 {
     for (int i = 0; i < nic->rail_count; i++)
@@ -116,7 +117,7 @@ static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
     else snprintf(out, bytes, "LID %d", address->lid);
 }
 
-/* ---- the beginning and the end ---- */
+/* ---- start and finish ---- */
 static tutti_status descriptor_watch(struct fabric *fabric, int descriptor)
 {
     struct epoll_event what = { .events = EPOLLIN };
