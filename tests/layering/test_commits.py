@@ -1,5 +1,5 @@
-"""The subjects of commits: `area: verb …` in the imperative, at most 60 characters (CONTRIBUTING.md). Only commits after
-the one that added this file are checked, because history is not rewritten."""
+"""The subjects of commits: `area: verb …` in the imperative, at most 60 characters (CONTRIBUTING.md). Only commits
+after the one that added this file are checked, because history is not rewritten."""
 import re
 import subprocess
 from pathlib import Path
@@ -13,9 +13,9 @@ SUBJECT = re.compile(r"[a-z0-9_./-]+(?:, [a-z0-9_./-]+)*: (?P<verb>[a-z][a-z-]*)
 # Words that end as participles and third persons do, and are verbs in the imperative.
 IMPERATIVE = {"address", "bring", "discuss", "embed", "express", "feed", "focus", "guess", "pass", "press", "proceed",
               "process", "speed", "string", "suppress"}
-NO_VERB = {"a", "an", "the", "it", "its", "no", "not", "nothing", "nobody", "what", "who", "where", "when", "why", "how",
-           "which", "that", "this", "these", "each", "all", "one", "more", "less", "new", "of", "in", "on", "at", "by",
-           "for", "with", "from", "to", "and", "some"}
+NO_VERB = {"a", "all", "an", "and", "at", "by", "each", "for", "from", "how", "in", "it", "its", "less", "more", "new",
+           "no", "nobody", "not", "nothing", "of", "on", "one", "some", "that", "the", "these", "this", "to", "what",
+           "when", "where", "which", "who", "why", "with"}
 
 
 def fault_of(subject):
