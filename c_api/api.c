@@ -23,11 +23,11 @@ const char *tutti_op_name(tutti_op op) { return op_name(op); }
 /* ---- communicators ---- */
 enum { LEAST_CONFIG_BYTES = offsetof(tutti_config, store) };
 /* Copies the members that the program's config has. The others keep the values of TUTTI_CONFIG_INIT. */
-static tutti_status read_config(const tutti_config *given, tutti_config *out)
+static tutti_status config_copy_known(const tutti_config *given, tutti_config *out)
 {
     size_t size = given->struct_size;
     if (size < LEAST_CONFIG_BYTES || size > sizeof *out)
-        return call_refuse_size("tutti_config", "TUTTI_CONFIG_INIT", size, LEAST_CONFIG_BYTES, sizeof *out);
+        return call_refuse_struct_size("tutti_config", "TUTTI_CONFIG_INIT", size, LEAST_CONFIG_BYTES, sizeof *out);
     *out = (tutti_config)TUTTI_CONFIG_INIT;
     memcpy(out, given, size);
     return TUTTI_OK;
@@ -40,7 +40,7 @@ tutti_status tutti_get_unique_id(tutti_unique_id *out)
     memset(out, 0, sizeof *out);
     return random_fill(out->bytes, ID_NAME_BYTES);
 }
-static tutti_status check_id(const tutti_unique_id *id)
+static tutti_status unique_id_check(const tutti_unique_id *id)
 {
     static const unsigned char zero[sizeof id->bytes];
     if (memcmp(id->bytes, zero, ID_NAME_BYTES) == 0)
@@ -60,7 +60,7 @@ tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "tutti_comm_init: the pointer to the communicator or to the config is NULL");
     tutti_config known;
-    TRY(read_config(config, &known));
+    TRY(config_copy_known(config, &known));
     if (known.size > 1 && (!known.store.put || !known.store.get))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a group of %d ranks needs a store to find each other",
             known.size);
@@ -70,7 +70,7 @@ tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id
 {
     if (!out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank: the pointer to the communicator is NULL");
-    TRY(check_id(&id));
+    TRY(unique_id_check(&id));
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
     config.size = size;
@@ -116,7 +116,7 @@ tutti_status tutti_comm_place(tutti_comm *comm, int rank, int *host, int *index)
 {
     TRY(call_check_comm(comm));
     TRY(call_check_rank(comm, rank, "the place asked for:"));
-    struct place place = place_of(comm->group.layout, rank);
+    struct place place = layout_place(comm->group.layout, rank);
     if (host) *host = place.host;
     if (index) *index = place.index;
     return TUTTI_OK;
@@ -143,10 +143,10 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
 {
     TRY(call_check_comm(comm));
     const struct algorithm *found;
-    TRY(status_as_refusal(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0),
-        &found)));
-    TRY(status_as_refusal(comm_allows(comm, algorithm ? found : NULL)));
-    atomic_store(&comm->chosen[found->family], algorithm ? found : NULL);
+    TRY(status_mark_refusal(algorithm_find_by_name(collective,
+        algorithm ? algorithm : tutti_algorithm_name(collective, 0), &found)));
+    TRY(status_mark_refusal(comm_check_algorithm(comm, algorithm ? found : NULL)));
+    atomic_store(&comm->chosen[found->collective], algorithm ? found : NULL);
     return TUTTI_OK;
 }
 
@@ -165,7 +165,7 @@ tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_requ
             "tutti_queue_wait: the queue or the pointer to the request is NULL");
     *out = NULL;
     TRY(queue_check(queue));
-    tutti_status status = queue_wait(queue, timeout_ms, &op);
+    tutti_status status = queue_wait_finished(queue, timeout_ms, &op);
     if (op) *out = op->request;
     return status;
 }
@@ -174,11 +174,11 @@ tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_requ
 tutti_status tutti_mem_alloc(void **out, size_t bytes)
 {
     if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc: the pointer to the address is NULL");
-    return status_as_refusal(arena_allocate(bytes, out));
+    return status_mark_refusal(arena_allocate(bytes, out));
 }
 tutti_status tutti_mem_free(void *memory)
 {
-    return common_leave_at(memory) ? TUTTI_OK : status_as_refusal(arena_free(memory));
+    return shared_mapping_leave_at(memory) ? TUTTI_OK : status_mark_refusal(arena_free(memory));
 }
 tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm)
 {
@@ -191,9 +191,12 @@ tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm)
 /* ---- introspection ---- */
 const char *tutti_collective_name(int index)
 {
-    return index >= 0 && index < FAMILY_COUNT ? family_name((enum family)index) : NULL;
+    return index >= 0 && index < COLLECTIVE_COUNT ? collective_name((enum collective)index) : NULL;
 }
-const char *tutti_algorithm_name(const char *collective, int index) { return algorithm_name(collective, index); }
+const char *tutti_algorithm_name(const char *collective, int index)
+{
+    return algorithm_name_at_index(collective, index);
+}
 tutti_status tutti_schedule_print(const char *collective, const char *algorithm, int ranks, int root, char *buffer,
     size_t capacity, size_t *bytes)
 {
@@ -201,16 +204,19 @@ tutti_status tutti_schedule_print(const char *collective, const char *algorithm,
     if (!collective || !algorithm)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "a schedule: the name of the collective or of the algorithm is NULL");
-    TRY(status_as_refusal(algorithm_by_name(collective, algorithm, &found)));
-    return status_as_refusal(info_schedule(found, ranks, root, buffer, capacity, bytes));
+    TRY(status_mark_refusal(algorithm_find_by_name(collective, algorithm, &found)));
+    return status_mark_refusal(info_write_schedule(found, ranks, root, buffer, capacity, bytes));
 }
-tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes) { return info_json(buffer, capacity, bytes); }
-const char *tutti_waiting_name(int index) { return waiting_name(index); }
-uint64_t tutti_waiting_count(int index) { return waiting_count(index); }
+tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes)
+{
+    return info_write_json(buffer, capacity, bytes);
+}
+const char *tutti_waiting_name(int index) { return waiting_counter_name(index); }
+uint64_t tutti_waiting_count(int index) { return waiting_counter_value(index); }
 tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
     TRY(call_check_comm(comm));
-    return info_group(comm, buffer, capacity, bytes);
+    return info_write_group(comm, buffer, capacity, bytes);
 }
 tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const char *algorithm, size_t bytes,
     tutti_prediction *out)
@@ -222,12 +228,12 @@ tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const 
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "a prediction: the name of the collective or the pointer to the result is NULL");
     if (out->struct_size != sizeof made)
-        return call_refuse_size("tutti_prediction", "TUTTI_PREDICTION_INIT", out->struct_size, sizeof made,
+        return call_refuse_struct_size("tutti_prediction", "TUTTI_PREDICTION_INIT", out->struct_size, sizeof made,
             sizeof made);
-    TRY(status_as_refusal(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0),
-        &found)));
-    TRY(status_as_refusal(comm_allows(comm, algorithm ? found : NULL)));
-    TRY(prediction_make(comm, found->family, algorithm ? found : NULL, bytes, &made));
+    TRY(status_mark_refusal(algorithm_find_by_name(collective,
+        algorithm ? algorithm : tutti_algorithm_name(collective, 0), &found)));
+    TRY(status_mark_refusal(comm_check_algorithm(comm, algorithm ? found : NULL)));
+    TRY(prediction_make(comm, found->collective, algorithm ? found : NULL, bytes, &made));
     *out = made;
     return TUTTI_OK;
 }

@@ -15,7 +15,7 @@ static_assert(offsetof(tutti_request, reserved) + TUTTI_REQUEST_ROOM_BYTES == FI
     "a request has its first members and its room where the first version had them");
 
 /* ---- checks ---- */
-tutti_status call_refuse_size(const char *type, const char *initial, size_t size, size_t least, size_t most)
+tutti_status call_refuse_struct_size(const char *type, const char *initial, size_t size, size_t least, size_t most)
 {
     if (!size)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: initialize it with %s", type, initial);
@@ -29,15 +29,15 @@ tutti_status call_refuse_size(const char *type, const char *initial, size_t size
         type, size, TUTTI_VERSION, most, initial);
 }
 /* Requests of older programs have no queue and no label. */
-static tutti_queue *queue_of(const tutti_request *request)
+static tutti_queue *request_get_queue(const tutti_request *request)
 {
     return request->struct_size > FIRST_REQUEST_BYTES ? request->queue : NULL;
 }
-static uint64_t label_of(const tutti_request *request)
+static uint64_t request_get_label(const tutti_request *request)
 {
     return request->struct_size > offsetof(tutti_request, label) ? request->label : 0;
 }
-static tutti_status check_queue(const tutti_request *request, tutti_queue *queue)
+static tutti_status request_check_queue(const tutti_request *request, tutti_queue *queue)
 {
     const struct operation *op = (const struct operation *)(const void *)request->reserved;
     TRY(queue_check(queue));
@@ -49,13 +49,14 @@ static tutti_status check_queue(const tutti_request *request, tutti_queue *queue
             "the request is still in its queue: take it with tutti_queue_wait before you use it again");
     return TUTTI_OK;
 }
-static tutti_status check_options(const tutti_request *request)
+static tutti_status request_check_options(const tutti_request *request)
 {
     size_t size = request->struct_size;
     if (size != sizeof *request && size != offsetof(tutti_request, label) && size != FIRST_REQUEST_BYTES)
-        return call_refuse_size("tutti_request", "TUTTI_REQUEST_INIT", size, FIRST_REQUEST_BYTES, sizeof *request);
-    tutti_queue *queue = queue_of(request);
-    return queue ? check_queue(request, queue) : TUTTI_OK;
+        return call_refuse_struct_size("tutti_request", "TUTTI_REQUEST_INIT", size, FIRST_REQUEST_BYTES,
+            sizeof *request);
+    tutti_queue *queue = request_get_queue(request);
+    return queue ? request_check_queue(request, queue) : TUTTI_OK;
 }
 tutti_status call_check_comm(tutti_comm *comm)
 {
@@ -64,9 +65,9 @@ tutti_status call_check_comm(tutti_comm *comm)
         return status_fail(TUTTI_FORKED,
             "this communicator (%s, rank %d) was made before a fork; a child process must make its own",
             comm->group.name, comm->group.rank);
-    return comm_failure(comm);
+    return comm_get_failure(comm);
 }
-static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
+static tutti_status call_check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
 {
     size_t bytes = tutti_dtype_bytes(dtype), all;
     if (!bytes) return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown element type %d", (int)dtype);
@@ -102,19 +103,19 @@ tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *wha
 
 /* ---- preparing ---- */
 /* Collectives and messages share these checks. */
-tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
-    tutti_request *request, struct operation *out)
+tutti_status call_prepare_operation(tutti_comm *comm, int collective, size_t count, size_t parts, tutti_dtype dtype,
+    int root, tutti_request *request, struct operation *out)
 {
-    if (request) TRY(check_options(request));
+    if (request) TRY(request_check_options(request));
     tutti_status status = call_check_comm(comm);
-    /* The request counts as refused until call_run starts it. */
+    /* The request counts as refused until call_run_operation starts it. */
     if (request) request->refused = !comm || status == TUTTI_OK;
     TRY(status);
-    operation_init(out, comm, family, count, dtype, root);
+    operation_init(out, comm, collective, count, dtype, root);
     TRY(call_check_rank(comm, root, "root"));
-    return check_dtype(dtype, count, parts, &out->part_bytes);
+    return call_check_dtype(dtype, count, parts, &out->part_bytes);
 }
-bool call_overlaps(const void *one, size_t one_bytes, const void *other, size_t other_bytes)
+bool call_buffers_overlap(const void *one, size_t one_bytes, const void *other, size_t other_bytes)
 {
     uintptr_t a = (uintptr_t)one, b = (uintptr_t)other;
     return one_bytes && other_bytes && a < b + other_bytes && b < a + one_bytes;
@@ -123,7 +124,7 @@ tutti_status call_refuse_overlap(const struct operation *op, const char *unless)
 {
     return status_refuse(TUTTI_INVALID_ARGUMENT,
         "%s on rank %d of %s: the send and receive buffers overlap%s; give one of them memory of its own",
-        family_name((enum family)op->family), op->comm->group.rank, op->comm->group.name, unless);
+        collective_name((enum collective)op->collective), op->comm->group.rank, op->comm->group.name, unless);
 }
 
 /* ---- group calls ---- */
@@ -132,9 +133,9 @@ static _Thread_local int group_depth;
 _Atomic int call_groups_open;
 static _Thread_local struct grouped *group_first, **group_end;
 
-static tutti_status grouped_request(tutti_request **out)
+static tutti_status group_add_request(tutti_request **out)
 {
-    struct grouped *g = memory_aligned(sizeof *g);
+    struct grouped *g = memory_alloc_aligned(sizeof *g);
     if (!g) return status_refuse(TUTTI_NO_MEMORY, "no memory for a grouped call");
     if (!group_first) group_end = &group_first;
     g->request.struct_size = sizeof g->request;
@@ -174,47 +175,51 @@ tutti_status tutti_group_end(void)
 bool call_is_grouped(void) { return group_depth > 0; }
 
 /* ---- requests ---- */
-static struct operation *operation_of(tutti_request *request) { return (struct operation *)(void *)request->reserved; }
-static tutti_status apply_options(struct operation *op, tutti_request *request)
+static struct operation *request_get_operation(tutti_request *request)
+{
+    return (struct operation *)(void *)request->reserved;
+}
+static tutti_status operation_apply_options(struct operation *op, tutti_request *request)
 {
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
     if (!request) return TUTTI_OK;
     if (request->timeout_ms > 0) op->limit.timeout_ms = request->timeout_ms;
-    uint64_t label = label_of(request);
-    if (label && (op->family == POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM || op->sum.rows.function))
+    uint64_t label = request_get_label(request);
+    if (label && (op->collective == POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM || op->sum.rows.function))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a send, a receive, a premul_sum and a norm cannot have a label");
     if (label) op->bits = label;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&op->bits, &request->factor, sizeof op->bits);
     if (!request->algorithm) return TUTTI_OK;
-    if (op->family == POINT_TO_POINT)
+    if (op->collective == POINT_TO_POINT)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a send or receive cannot choose an algorithm");
-    TRY(status_as_refusal(algorithm_for((enum family)op->family, request->algorithm, &op->algorithm)));
-    return status_as_refusal(comm_allows(op->comm, op->algorithm));
+    TRY(status_mark_refusal(algorithm_find_for_collective((enum collective)op->collective, request->algorithm,
+        &op->algorithm)));
+    return status_mark_refusal(comm_check_algorithm(op->comm, op->algorithm));
 }
 /* Takes ownership of prepared->uneven. An error leaves the request unchanged. */
-tutti_status call_run(struct operation *prepared, tutti_request *request)
+tutti_status call_run_operation(struct operation *prepared, tutti_request *request)
 {
     struct operation *op = prepared;
     bool grouped = !request && group_depth;
-    tutti_status status = apply_options(prepared, request);
-    if (status == TUTTI_OK && grouped) status = grouped_request(&request);
+    tutti_status status = operation_apply_options(prepared, request);
+    if (status == TUTTI_OK && grouped) status = group_add_request(&request);
     if (status != TUTTI_OK) {
         free(prepared->uneven);
         return status;
     }
     if (request) {
-        op = operation_of(request);
+        op = request_get_operation(request);
         memcpy(op, prepared,
-            prepared->family == POINT_TO_POINT ? offsetof(struct operation, detail)
-                                               : offsetof(struct operation, message.piece));
+            prepared->collective == POINT_TO_POINT ? offsetof(struct operation, detail)
+                                                   : offsetof(struct operation, message.piece));
         op->request = request;
         request->refused = false;
-        op->queued.queue = grouped ? NULL : queue_of(request);
-        if (op->queued.queue) queue_enter(op);
+        op->queued.queue = grouped ? NULL : request_get_queue(request);
+        if (op->queued.queue) queue_add_operation(op);
     }
     return operation_run(op, !request || (request->blocking && !grouped));
 }
-static tutti_status check_request(const tutti_request *request)
+static tutti_status request_check_used(const tutti_request *request)
 {
     const struct operation *op = request ? (const struct operation *)(const void *)request->reserved : NULL;
     if (!op || !op->comm) return status_refuse(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
@@ -224,17 +229,17 @@ static tutti_status check_request(const tutti_request *request)
 }
 tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
 {
-    TRY(check_request(request));
-    return operation_wait(operation_of(request), timeout_ms);
+    TRY(request_check_used(request));
+    return operation_wait(request_get_operation(request), timeout_ms);
 }
 tutti_status tutti_test(tutti_request *request)
 {
-    TRY(check_request(request));
-    return operation_test(operation_of(request));
+    TRY(request_check_used(request));
+    return operation_test(request_get_operation(request));
 }
 tutti_status tutti_hasten(tutti_request *request)
 {
-    TRY(check_request(request));
-    operation_hasten(operation_of(request));
+    TRY(request_check_used(request));
+    operation_hasten(request_get_operation(request));
     return TUTTI_OK;
 }

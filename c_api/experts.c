@@ -3,7 +3,7 @@
 #include "backend/base/status.h"
 #include "c_api/call.h"
 
-static tutti_status refuse_missing(void)
+static tutti_status experts_refuse_null(void)
 {
     return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: the pointer to the result or to an input is NULL");
 }
@@ -13,7 +13,7 @@ tutti_status tutti_experts_place(const int64_t *expert, size_t tokens, int choic
     if (choices < 1 || experts < 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "experts: %d experts, and %d choices of a token; there must be 1 or more", experts, choices);
-    if (!counts || (tokens && (!expert || !place))) return refuse_missing();
+    if (!counts || (tokens && (!expert || !place))) return experts_refuse_null();
     return experts_place(expert, tokens, choices, experts, capacity, place, counts);
 }
 tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded, uint64_t *first,
@@ -22,30 +22,31 @@ tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int expert
     if (ranks < 1 || experts < 1 || experts % ranks != 0)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "experts: %d experts cannot be divided evenly among %d ranks: use a multiple of %d", experts, ranks, ranks);
-    if (!counts || !first || !rows) return refuse_missing();
-    return experts_offsets(counts, ranks, experts, padded, first, rows);
+    if (!counts || !first || !rows) return experts_refuse_null();
+    return experts_compute_offsets(counts, ranks, experts, padded, first, rows);
 }
-static tutti_status check_rows(const tutti_experts_rows *r, const void *other)
+static tutti_status experts_check_rows(const tutti_experts_rows *r, const void *other)
 {
-    if (!r) return refuse_missing();
+    if (!r) return experts_refuse_null();
     if (r->struct_size != sizeof *r)
-        return call_refuse_size("tutti_experts_rows", "TUTTI_EXPERTS_ROWS_INIT", r->struct_size, sizeof *r, sizeof *r);
-    if (r->tokens && (!r->expert || !r->place || !r->first || !other)) return refuse_missing();
+        return call_refuse_struct_size("tutti_experts_rows", "TUTTI_EXPERTS_ROWS_INIT", r->struct_size, sizeof *r,
+            sizeof *r);
+    if (r->tokens && (!r->expert || !r->place || !r->first || !other)) return experts_refuse_null();
     return TUTTI_OK;
 }
 tutti_status tutti_experts_scatter(const tutti_experts_rows *rows, const void *from, const float *weight)
 {
-    TRY(check_rows(rows, from));
+    TRY(experts_check_rows(rows, from));
     return experts_scatter(rows, from, weight);
 }
 tutti_status tutti_experts_gather(const tutti_experts_rows *rows, void *to, const float *weight)
 {
-    TRY(check_rows(rows, to));
+    TRY(experts_check_rows(rows, to));
     return experts_gather(rows, to, weight);
 }
 tutti_status tutti_experts_dot(const tutti_experts_rows *rows, const void *with, float *out)
 {
-    TRY(check_rows(rows, with));
-    if (rows->tokens && !out) return refuse_missing();
+    TRY(experts_check_rows(rows, with));
+    if (rows->tokens && !out) return experts_refuse_null();
     return experts_dot(rows, with, out);
 }

@@ -3,7 +3,7 @@
 #include "backend/groups/grid.h"
 #include "backend/groups/pipeline.h"
 
-static tutti_status grid_check(const void *grid, const void *names, const void *out)
+static tutti_status grid_check_pointers(const void *grid, const void *names, const void *out)
 {
     if (grid && names && out) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -11,53 +11,53 @@ static tutti_status grid_check(const void *grid, const void *names, const void *
 }
 tutti_status tutti_grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks)
 {
-    TRY(grid_check(out, order, sizes));
+    TRY(grid_check_pointers(out, order, sizes));
     return grid_make(out, order, sizes, ranks);
 }
 tutti_status tutti_grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep)
 {
-    TRY(grid_check(dense, dense, out));
-    return grid_experts(out, dense, tp, ep);
+    TRY(grid_check_pointers(dense, dense, out));
+    return grid_make_experts(out, dense, tp, ep);
 }
 tutti_status tutti_grid_index(const tutti_grid *grid, int rank, int *out)
 {
-    TRY(grid_check(grid, grid, out));
-    return grid_index(grid, rank, out);
+    TRY(grid_check_pointers(grid, grid, out));
+    return grid_get_indices(grid, rank, out);
 }
 tutti_status tutti_grid_groups(const tutti_grid *grid, const char *names, int *groups, int *size)
 {
-    TRY(grid_check(grid, names, groups));
-    TRY(grid_check(grid, names, size));
-    return grid_groups(grid, names, groups, size);
+    TRY(grid_check_pointers(grid, names, groups));
+    TRY(grid_check_pointers(grid, names, size));
+    return grid_count_groups(grid, names, groups, size);
 }
 tutti_status tutti_grid_group(const tutti_grid *grid, const char *names, int group, int *out)
 {
-    TRY(grid_check(grid, names, out));
-    return grid_group(grid, names, group, out);
+    TRY(grid_check_pointers(grid, names, out));
+    return grid_list_group(grid, names, group, out);
 }
 tutti_status tutti_grid_find(const tutti_grid *grid, const char *names, int rank, int *group, int *place)
 {
-    TRY(grid_check(grid, names, group));
-    TRY(grid_check(grid, names, place));
-    return grid_find(grid, names, rank, group, place);
+    TRY(grid_check_pointers(grid, names, group));
+    TRY(grid_check_pointers(grid, names, place));
+    return grid_find_group(grid, names, rank, group, place);
 }
 tutti_status tutti_grid_straddles(const tutti_grid *grid, const char *names, const int *host, int *group, int *most)
 {
-    TRY(grid_check(grid, names, host));
-    TRY(grid_check(grid, group, most));
-    return grid_straddles(grid, names, host, group, most);
+    TRY(grid_check_pointers(grid, names, host));
+    TRY(grid_check_pointers(grid, group, most));
+    return grid_find_straddling_group(grid, names, host, group, most);
 }
 
 /* ---- pipelines ---- */
-static tutti_status check_pipeline(const void *pipeline, const void *out)
+static tutti_status pipeline_check_pointers(const void *pipeline, const void *out)
 {
     if (pipeline && out) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: the pointer to the pipeline or to a result is NULL");
 }
-const char *tutti_pipeline_name(int index) { return pipeline_name(index); }
+const char *tutti_pipeline_name(int index) { return pipeline_schedule_name(index); }
 tutti_status tutti_pipeline_make(tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)
 {
-    TRY(check_pipeline(schedule, out));
+    TRY(pipeline_check_pointers(schedule, out));
     *out = NULL;
     return pipeline_make(out, schedule, ranks, chunks, microbatches);
 }
@@ -68,7 +68,7 @@ tutti_status tutti_pipeline_destroy(tutti_pipeline *pipeline)
 }
 int tutti_pipeline_rank(const tutti_pipeline *pipeline, int stage)
 {
-    return pipeline && stage >= 0 && stage < pipeline->stages ? pipeline_rank(pipeline, stage) : -1;
+    return pipeline && stage >= 0 && stage < pipeline->stages ? pipeline_stage_rank(pipeline, stage) : -1;
 }
 const tutti_action *tutti_pipeline_actions(const tutti_pipeline *pipeline, int rank, int *count)
 {
@@ -78,14 +78,14 @@ const tutti_action *tutti_pipeline_actions(const tutti_pipeline *pipeline, int r
 }
 tutti_status tutti_pipeline_check(const tutti_pipeline *pipeline)
 {
-    TRY(check_pipeline(pipeline, pipeline));
+    TRY(pipeline_check_pointers(pipeline, pipeline));
     return pipeline_check(pipeline);
 }
 tutti_status tutti_pipeline_time(const tutti_pipeline *pipeline, const tutti_pipeline_cost *cost, double *ends,
     double *makespan, double *busy, int *held)
 {
-    TRY(check_pipeline(pipeline, cost));
-    TRY(check_pipeline(makespan, busy));
-    TRY(check_pipeline(held, cost->forward && cost->input && cost->weight ? cost : NULL));
-    return pipeline_time(pipeline, cost, ends, makespan, busy, held);
+    TRY(pipeline_check_pointers(pipeline, cost));
+    TRY(pipeline_check_pointers(makespan, busy));
+    TRY(pipeline_check_pointers(held, cost->forward && cost->input && cost->weight ? cost : NULL));
+    return pipeline_compute_times(pipeline, cost, ends, makespan, busy, held);
 }

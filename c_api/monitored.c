@@ -11,11 +11,11 @@
 enum { MARGIN_MS = 1000 };
 static const uint32_t here_tag = UINT32_MAX - 1, all_here_tag = UINT32_MAX;
 
-static int64_t timeout_lengthen(int64_t timeout_ms)
+static int64_t timeout_double(int64_t timeout_ms)
 {
     return timeout_ms > INT64_MAX / 4 ? INT64_MAX / 2 : 2 * timeout_ms;
 }
-static tutti_status barrier_message(bool sends, int peer, uint32_t tag, int64_t timeout_ms, tutti_comm *comm)
+static tutti_status barrier_run_message(bool sends, int peer, uint32_t tag, int64_t timeout_ms, tutti_comm *comm)
 {
     unsigned char byte = 0;
     tutti_request request = { .struct_size = sizeof request, .timeout_ms = timeout_ms, .blocking = true };
@@ -24,41 +24,41 @@ static tutti_status barrier_message(bool sends, int peer, uint32_t tag, int64_t 
 }
 static tutti_status barrier_arrive(tutti_comm *comm, int64_t timeout_ms)
 {
-    TRY(barrier_message(true, 0, here_tag, timeout_ms, comm));
-    return barrier_message(false, 0, all_here_tag, timeout_lengthen(timeout_ms) + MARGIN_MS, comm);
+    TRY(barrier_run_message(true, 0, here_tag, timeout_ms, comm));
+    return barrier_run_message(false, 0, all_here_tag, timeout_double(timeout_ms) + MARGIN_MS, comm);
 }
 
 /* ---- rank 0 ---- */
-struct arrivals {
+struct barrier_arrivals {
     tutti_comm *comm;
     tutti_queue *queue;
     /* Both arrays are indexed by rank. */
     tutti_request *requests;
     unsigned char *bytes;
 };
-static tutti_status arrivals_init(struct arrivals *a, tutti_comm *comm)
+static tutti_status arrivals_init(struct barrier_arrivals *a, tutti_comm *comm)
 {
     size_t size = (size_t)comm->group.size;
-    *a = (struct arrivals){ .comm = comm, .requests = memory_zeroed(size, sizeof *a->requests + 1) };
+    *a = (struct barrier_arrivals){ .comm = comm, .requests = memory_alloc_zeroed(size, sizeof *a->requests + 1) };
     if (!a->requests) return status_refuse(TUTTI_NO_MEMORY, "no memory to wait for %zu ranks", size);
     a->bytes = (unsigned char *)(a->requests + size);
     return tutti_queue_create(&a->queue);
 }
-static tutti_status arrivals_start(struct arrivals *a, int64_t timeout_ms)
+static tutti_status arrivals_post_receives(struct barrier_arrivals *a, int64_t timeout_ms)
 {
     for (int r = 1; r < a->comm->group.size; r++) {
         tutti_request *request = &a->requests[r];
         request->struct_size = sizeof *request;
-        request->timeout_ms = timeout_lengthen(timeout_ms) + 2 * MARGIN_MS;
+        request->timeout_ms = timeout_double(timeout_ms) + 2 * MARGIN_MS;
         request->queue = a->queue;
         TRY(tutti_recv(&a->bytes[r], 1, TUTTI_UINT8, r, here_tag, a->comm, request));
     }
     return TUTTI_OK;
 }
-static tutti_status arrivals_collect(struct arrivals *a, int64_t timeout_ms, bool *missing)
+static tutti_status arrivals_await_all(struct barrier_arrivals *a, int64_t timeout_ms, bool *missing)
 {
     int64_t until = clock_deadline(timeout_ms);
-    TRY(arrivals_start(a, timeout_ms));
+    TRY(arrivals_post_receives(a, timeout_ms));
     for (;;) {
         tutti_request *came;
         int64_t left = until - clock_ms();
@@ -72,7 +72,7 @@ static tutti_status arrivals_collect(struct arrivals *a, int64_t timeout_ms, boo
     }
 }
 /* Aborts the communicator after an error or a timeout, and takes all requests from the queue. */
-static tutti_status arrivals_give_up(struct arrivals *a, tutti_status status)
+static tutti_status arrivals_abort(struct barrier_arrivals *a, tutti_status status)
 {
     char detail[STATUS_DETAIL_BYTES];
     tutti_request *ended = a->requests;
@@ -83,17 +83,17 @@ static tutti_status arrivals_give_up(struct arrivals *a, tutti_status status)
 }
 static tutti_status barrier_release(tutti_comm *comm, int64_t timeout_ms)
 {
-    for (int r = 1; r < comm->group.size; r++) TRY(barrier_message(true, r, all_here_tag, timeout_ms, comm));
+    for (int r = 1; r < comm->group.size; r++) TRY(barrier_run_message(true, r, all_here_tag, timeout_ms, comm));
     return TUTTI_OK;
 }
-static tutti_status await_all(tutti_comm *comm, int64_t timeout_ms, bool *missing)
+static tutti_status barrier_run_on_root(tutti_comm *comm, int64_t timeout_ms, bool *missing)
 {
-    struct arrivals a;
+    struct barrier_arrivals a;
     for (int r = 0; r < comm->group.size; r++) missing[r] = r > 0;
     tutti_status status = arrivals_init(&a, comm);
     if (status == TUTTI_OK) {
-        status = arrivals_collect(&a, timeout_ms, missing);
-        if (status != TUTTI_OK) status = arrivals_give_up(&a, status);
+        status = arrivals_await_all(&a, timeout_ms, missing);
+        if (status != TUTTI_OK) status = arrivals_abort(&a, status);
     }
     tutti_queue_destroy(a.queue);
     free(a.requests);
@@ -107,5 +107,5 @@ tutti_status tutti_monitored_barrier(tutti_comm *comm, int64_t timeout_ms, bool 
             (long long)timeout_ms);
     if (comm->group.rank) return barrier_arrive(comm, timeout_ms);
     if (!missing) return status_refuse(TUTTI_INVALID_ARGUMENT, "rank 0: the array for the missing ranks is NULL");
-    return await_all(comm, timeout_ms, missing);
+    return barrier_run_on_root(comm, timeout_ms, missing);
 }

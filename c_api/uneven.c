@@ -5,8 +5,8 @@
 #include "c_api/call.h"
 #include <stdlib.h>
 
-static tutti_status convert_counts(const size_t *counts, const size_t *offsets, int size, size_t bytes, size_t *lengths,
-    size_t *starts, size_t *total)
+static tutti_status counts_convert_to_bytes(const size_t *counts, const size_t *offsets, int size, size_t bytes,
+    size_t *lengths, size_t *starts, size_t *total)
 {
     *total = 0;
     for (int q = 0; q < size; q++) {
@@ -20,7 +20,7 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
     return TUTTI_OK;
 }
 /* Refuses received parts that overlap. The check is fast if parts lie in the order of their ranks, the usual case. */
-static tutti_status check_received_apart(const struct operation *op, const struct uneven *u)
+static tutti_status uneven_check_received_parts(const struct operation *op, const struct uneven *u)
 {
     const size_t *lengths = u->lengths[OUTPUT], *offsets = u->offsets[OUTPUT];
     int size = op->comm->group.size;
@@ -33,25 +33,27 @@ static tutti_status check_received_apart(const struct operation *op, const struc
                 return status_refuse(TUTTI_INVALID_ARGUMENT,
                     "%s on rank %d of %s: the parts that ranks %d and %d send are received into memory that "
                     "overlaps; give each part memory of its own",
-                    family_name((enum family)op->family), op->comm->group.rank, op->comm->group.name, before, q);
+                    collective_name((enum collective)op->collective), op->comm->group.rank, op->comm->group.name,
+                    before, q);
         end = size_larger(end, offsets[q] + lengths[q]);
     }
     return TUTTI_OK;
 }
 /* Refuses a sent part that overlaps a received part. The buffers as a whole may overlap. */
-static tutti_status check_parts_apart(const struct operation *op, const struct uneven *u, const char *send, size_t sent,
-    const char *recv, size_t received)
+static tutti_status uneven_check_overlap(const struct operation *op, const struct uneven *u, const char *send,
+    size_t sent, const char *recv, size_t received)
 {
-    int size = call_overlaps(send, sent, recv, received) ? op->comm->group.size : 0;
+    int size = call_buffers_overlap(send, sent, recv, received) ? op->comm->group.size : 0;
     for (int a = 0; a < size; a++)
         for (int b = 0; b < size; b++)
-            if (call_overlaps(send + u->offsets[0][a], u->lengths[0][a], recv + u->offsets[1][b], u->lengths[1][b]))
+            if (call_buffers_overlap(send + u->offsets[0][a], u->lengths[0][a], recv + u->offsets[1][b],
+                    u->lengths[1][b]))
                 return call_refuse_overlap(op, ", and it cannot work in place");
     return TUTTI_OK;
 }
-static tutti_status make_counts(int agreement, size_t size, struct uneven **out)
+static tutti_status uneven_allocate_counts(int agreement, size_t size, struct uneven **out)
 {
-    struct uneven *u = memory_zeroed(1, sizeof *u + 4 * size * sizeof(size_t));
+    struct uneven *u = memory_alloc_zeroed(1, sizeof *u + 4 * size * sizeof(size_t));
     if (!u) return status_refuse(TUTTI_NO_MEMORY, "no memory for the counts of %zu ranks", size);
     size_t *room = (size_t *)(u + 1);
     for (int i = 0; i < 2; i++) {
@@ -62,7 +64,7 @@ static tutti_status make_counts(int agreement, size_t size, struct uneven **out)
     *out = u;
     return TUTTI_OK;
 }
-static tutti_status uneven_refuse(struct uneven *u, tutti_status status)
+static tutti_status uneven_free_and_return(struct uneven *u, tutti_status status)
 {
     free(u);
     return status;
@@ -76,30 +78,30 @@ static tutti_status uneven_run(struct operation *o, const void *send, void *recv
     o->input = send;
     o->output = recv;
     o->uneven = u;
-    return call_run(o, request);
+    return call_run_operation(o, request);
 }
 tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets, void *recv,
     const size_t *recv_counts, const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
     struct uneven *u = NULL;
-    TRY(call_prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
+    TRY(call_prepare_operation(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
     if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "all_to_all_v: one of the four arrays of counts and offsets is NULL");
     int size = comm->group.size;
     size_t bytes = tutti_dtype_bytes(dtype), sent, received;
-    TRY(make_counts(IN_PAIRS, (size_t)size, &u));
+    TRY(uneven_allocate_counts(IN_PAIRS, (size_t)size, &u));
     tutti_status status =
-        convert_counts(send_counts, send_offsets, size, bytes, u->lengths[INPUT], u->offsets[INPUT], &sent);
+        counts_convert_to_bytes(send_counts, send_offsets, size, bytes, u->lengths[INPUT], u->offsets[INPUT], &sent);
     if (status == TUTTI_OK)
-        status =
-            convert_counts(recv_counts, recv_offsets, size, bytes, u->lengths[OUTPUT], u->offsets[OUTPUT], &received);
+        status = counts_convert_to_bytes(recv_counts, recv_offsets, size, bytes, u->lengths[OUTPUT], u->offsets[OUTPUT],
+            &received);
     if (status == TUTTI_OK) status = call_check_buffer(send, sent, "send");
     if (status == TUTTI_OK) status = call_check_buffer(recv, received, "receive");
-    if (status == TUTTI_OK) status = check_received_apart(&o, u);
-    if (status == TUTTI_OK) status = check_parts_apart(&o, u, send, sent, recv, received);
-    return status == TUTTI_OK ? uneven_run(&o, send, recv, u, sent, request) : uneven_refuse(u, status);
+    if (status == TUTTI_OK) status = uneven_check_received_parts(&o, u);
+    if (status == TUTTI_OK) status = uneven_check_overlap(&o, u, send, sent, recv, received);
+    return status == TUTTI_OK ? uneven_run(&o, send, recv, u, sent, request) : uneven_free_and_return(u, status);
 }
 
 /* ---- one part on one side, and a part of each rank on the other ---- */
@@ -109,7 +111,7 @@ struct sides {
     enum buffer of_all;
 };
 /* Refuses a single part that overlaps a part in `all`, unless it is exactly this rank's own part there. */
-static tutti_status check_one_apart(const struct operation *op, const struct uneven *u, const struct sides *s)
+static tutti_status uneven_check_single_part(const struct operation *op, const struct uneven *u, const struct sides *s)
 {
     const char *unless = s->of_all == OUTPUT ? ", but not in place (send == recv + offsets[rank])"
                                              : ", but not in place (recv == send + offsets[rank])";
@@ -117,12 +119,12 @@ static tutti_status check_one_apart(const struct operation *op, const struct une
     for (int q = 0; q < op->comm->group.size; q++) {
         const char *part = s->all + u->offsets[s->of_all][q];
         bool in_place = q == mine && part == s->one;
-        if (!in_place && call_overlaps(s->one, u->lengths[s->of_all][mine], part, u->lengths[s->of_all][q]))
+        if (!in_place && call_buffers_overlap(s->one, u->lengths[s->of_all][mine], part, u->lengths[s->of_all][q]))
             return call_refuse_overlap(op, unless);
     }
     return TUTTI_OK;
 }
-static tutti_status run_one_and_all(struct operation *o, const struct sides *s, const void *send, void *recv,
+static tutti_status uneven_run_one_sided(struct operation *o, const struct sides *s, const void *send, void *recv,
     const size_t *counts, const size_t *offsets, tutti_request *request)
 {
     struct uneven *u = NULL;
@@ -132,9 +134,9 @@ static tutti_status run_one_and_all(struct operation *o, const struct sides *s, 
     if (!counts || !offsets)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "%s_v: the array of counts or of offsets is NULL",
             gathers ? "all_gather" : "reduce_scatter");
-    TRY(make_counts(gathers ? ALIKE_OUTPUT : ALIKE_INPUT, (size_t)size, &u));
-    tutti_status status = convert_counts(counts, offsets, size, tutti_dtype_bytes(o->dtype), u->lengths[s->of_all],
-        u->offsets[s->of_all], &most);
+    TRY(uneven_allocate_counts(gathers ? EQUAL_OUTPUT : EQUAL_INPUT, (size_t)size, &u));
+    tutti_status status = counts_convert_to_bytes(counts, offsets, size, tutti_dtype_bytes(o->dtype),
+        u->lengths[s->of_all], u->offsets[s->of_all], &most);
     size_t mine = u->lengths[of_one][0] = u->lengths[s->of_all][o->comm->group.rank];
     if (status == TUTTI_OK) status = call_check_buffer(send, gathers ? mine : most, "send");
     if (status == TUTTI_OK) status = call_check_buffer(recv, gathers ? most : mine, "receive");
@@ -142,24 +144,24 @@ static tutti_status run_one_and_all(struct operation *o, const struct sides *s, 
         if (!size_add(all, u->lengths[s->of_all][q], &all) || all > PTRDIFF_MAX)
             status = status_refuse(TUTTI_INVALID_ARGUMENT,
                 "the counts of %d ranks add up to more bytes than the address space has", size);
-    if (status == TUTTI_OK && gathers) status = check_received_apart(o, u);
-    if (status == TUTTI_OK) status = check_one_apart(o, u, s);
-    return status == TUTTI_OK ? uneven_run(o, send, recv, u, all, request) : uneven_refuse(u, status);
+    if (status == TUTTI_OK && gathers) status = uneven_check_received_parts(o, u);
+    if (status == TUTTI_OK) status = uneven_check_single_part(o, u, s);
+    return status == TUTTI_OK ? uneven_run(o, send, recv, u, all, request) : uneven_free_and_return(u, status);
 }
 tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
     tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
     const struct sides sides = { send, recv, OUTPUT };
-    TRY(call_prepare(comm, ALLGATHER, 0, 1, dtype, 0, request, &o));
-    return run_one_and_all(&o, &sides, send, recv, counts, offsets, request);
+    TRY(call_prepare_operation(comm, ALLGATHER, 0, 1, dtype, 0, request, &o));
+    return uneven_run_one_sided(&o, &sides, send, recv, counts, offsets, request);
 }
 tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, const size_t *offsets, void *recv,
     tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
     const struct sides sides = { recv, send, INPUT };
-    TRY(call_prepare(comm, REDUCE_SCATTER, 0, 1, dtype, 0, request, &o));
+    TRY(call_prepare_operation(comm, REDUCE_SCATTER, 0, 1, dtype, 0, request, &o));
     TRY(call_check_op(dtype, op, &o));
-    return run_one_and_all(&o, &sides, send, recv, counts, offsets, request);
+    return uneven_run_one_sided(&o, &sides, send, recv, counts, offsets, request);
 }

@@ -5,12 +5,12 @@
 
 enum { PLACED_BYTES = sizeof(float) + sizeof(uint32_t), HEAD_BYTES = sizeof(uint32_t) };
 
-size_t packing_kept(const struct packing *how, size_t count)
+size_t packing_count_kept(const struct packing *how, size_t count)
 {
     size_t kept = (size_t)how->kept * count / PACKING_GROUP;
     return kept ? kept : 1;
 }
-static size_t bytes_of_group(const struct packing *how, size_t count)
+static size_t packing_group_bytes(const struct packing *how, size_t count)
 {
     size_t scales = (count + PACKING_BLOCK - 1) / PACKING_BLOCK * sizeof(float);
     if (count == 0) return 0;
@@ -19,17 +19,17 @@ static size_t bytes_of_group(const struct packing *how, size_t count)
     case PACKING_BFLOAT16: return count * sizeof(uint16_t);
     case PACKING_INT8: return scales + count;
     case PACKING_INT4: return scales + (count + 1) / 2;
-    default: return packing_kept(how, count) * sizeof(float);
+    default: return packing_count_kept(how, count) * sizeof(float);
     }
 }
-static size_t bytes_aligned(size_t bytes) { return (bytes + 3) / 4 * 4; }
+static size_t bytes_round_up(size_t bytes) { return (bytes + 3) / 4 * 4; }
 size_t packing_bytes(const struct packing *how, size_t count)
 {
     size_t head = how->form == PACKING_THRESHOLD ? HEAD_BYTES : 0;
     if (how->form == PACKING_TOPK || how->form == PACKING_THRESHOLD)
-        return count ? head + packing_kept(how, count) * PLACED_BYTES : 0;
-    return count / PACKING_GROUP * bytes_aligned(bytes_of_group(how, PACKING_GROUP))
-        + bytes_aligned(bytes_of_group(how, count % PACKING_GROUP));
+        return count ? head + packing_count_kept(how, count) * PLACED_BYTES : 0;
+    return count / PACKING_GROUP * bytes_round_up(packing_group_bytes(how, PACKING_GROUP))
+        + bytes_round_up(packing_group_bytes(how, count % PACKING_GROUP));
 }
 size_t packing_length(const struct packing *how, const void *packed, size_t count)
 {
@@ -38,7 +38,7 @@ size_t packing_length(const struct packing *how, const void *packed, size_t coun
     memcpy(&kept, packed, sizeof kept);
     return HEAD_BYTES + kept * (size_t)PLACED_BYTES;
 }
-static bool places_are_sound(const char *places, size_t kept, size_t count)
+static bool packing_places_are_valid(const char *places, size_t kept, size_t count)
 {
     uint32_t place, strip = 0;
     bool sound = true;
@@ -49,10 +49,10 @@ static bool places_are_sound(const char *places, size_t kept, size_t count)
     }
     return sound;
 }
-bool packing_is_sound(const struct packing *how, const void *packed, size_t bytes, size_t count)
+bool packing_is_valid(const struct packing *how, const void *packed, size_t bytes, size_t count)
 {
     const char *numbers = packed;
-    size_t kept = packing_kept(how, count);
+    size_t kept = packing_count_kept(how, count);
     uint32_t said;
     if (count == 0) return true;
     if (how->form == PACKING_THRESHOLD) {
@@ -63,5 +63,5 @@ bool packing_is_sound(const struct packing *how, const void *packed, size_t byte
         numbers += HEAD_BYTES;
     } else if (bytes < packing_bytes(how, count)) return false;
     bool placed = how->form == PACKING_TOPK || how->form == PACKING_THRESHOLD;
-    return !placed || places_are_sound(numbers + kept * sizeof(float), kept, count);
+    return !placed || packing_places_are_valid(numbers + kept * sizeof(float), kept, count);
 }

@@ -42,12 +42,12 @@ struct packing {
 /* Returns the bytes of `count` packed numbers, for THRESHOLD at most. The result depends only on form and kept. */
 size_t packing_bytes(const struct packing *how, size_t count);
 /* Returns how many numbers a group of `count` keeps. */
-size_t packing_kept(const struct packing *how, size_t count);
+size_t packing_count_kept(const struct packing *how, size_t count);
 /* Returns the actual bytes of `count` numbers in `packed`. */
 size_t packing_length(const struct packing *how, const void *packed, size_t count);
 /* Returns true if `bytes` received bytes are a valid packing of `count` numbers. Unpacking an invalid packing is safe
    if it has packing_bytes of room, but gives wrong sums. */
-bool packing_is_sound(const struct packing *how, const void *packed, size_t bytes, size_t count);
+bool packing_is_valid(const struct packing *how, const void *packed, size_t bytes, size_t count);
 /* Packs from[i] + lost[i], and leaves the residual in lost[i]; lost may be NULL. `first` is the number of from[0] for
    random choices. `packed` must be aligned to 4 bytes. */
 typedef void pack_function(void *packed, const void *from, float *lost, size_t count, const struct packing *how,

@@ -14,7 +14,7 @@ static _Atomic(const struct kernels *) current;
 #if defined(__x86_64__)
 /* Executes cpuid only once, because under a hypervisor it takes tens of microseconds. clang 14 has no name for this
    feature. */
-static bool runs_f16c(void)
+static bool cpu_supports_f16c(void)
 {
     enum { UNKNOWN, NO, YES };
     static atomic_int answer = UNKNOWN;
@@ -26,34 +26,37 @@ static bool runs_f16c(void)
     return atomic_load_explicit(&answer, memory_order_relaxed) == YES;
 }
 
-static bool runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && runs_f16c(); }
-
-static bool runs_avx512(void)
+static bool cpu_supports_avx2(void)
 {
-    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_supports_f16c();
+}
+
+static bool cpu_supports_avx512(void)
+{
+    return cpu_supports_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
 
 /* Returns the sets that this machine runs, from worst to best, and NULL for an index out of range. */
-static const struct kernels *kernels_at(int index)
+static const struct kernels *kernels_get_supported(int index)
 {
     const struct kernels *runs[4] = { &kernels_scalar };
     int count = 1;
 #if defined(__x86_64__)
-    if (runs_avx2()) runs[count++] = &kernels_avx2;
-    if (runs_avx512()) runs[count++] = &kernels_avx512;
+    if (cpu_supports_avx2()) runs[count++] = &kernels_avx2;
+    if (cpu_supports_avx512()) runs[count++] = &kernels_avx512;
 #elif defined(__aarch64__)
     runs[count++] = &kernels_neon;
 #endif
     return index >= 0 && index < count ? runs[index] : NULL;
 }
 
-static const struct kernels *kernels_current(void)
+static const struct kernels *kernels_get_current(void)
 {
     const struct kernels *use = atomic_load_explicit(&current, memory_order_relaxed);
     if (use) return use;
-    for (int i = 0; kernels_at(i); i++) use = kernels_at(i);
+    for (int i = 0; kernels_get_supported(i); i++) use = kernels_get_supported(i);
     const struct kernels *none = NULL;
     if (!atomic_compare_exchange_strong(&current, &none, use)) use = none;
     return use;
@@ -65,7 +68,7 @@ reduce_function *reduce_find(tutti_dtype dtype, tutti_op op)
     if (op == TUTTI_AVG && dtype == TUTTI_BOOL) return NULL;
     if (op == TUTTI_PREMUL_SUM && !scale_find(dtype)) return NULL;
     tutti_op stored = op == TUTTI_AVG || op == TUTTI_PREMUL_SUM ? TUTTI_SUM : op;
-    const struct kernels *kernels = kernels_current();
+    const struct kernels *kernels = kernels_get_current();
     while (kernels->below && !kernels->reduce[dtype][stored]) kernels = kernels->below;
     return kernels->reduce[dtype][stored];
 }
@@ -74,7 +77,7 @@ reduce_streamed_function *reduce_streamed_find(tutti_dtype dtype, tutti_op op)
 {
     if ((unsigned)dtype >= TUTTI_DTYPE_COUNT) return NULL;
     if (op != TUTTI_SUM && op != TUTTI_AVG && op != TUTTI_PREMUL_SUM) return NULL;
-    const struct kernels *kernels = kernels_current();
+    const struct kernels *kernels = kernels_get_current();
     while (kernels->below && !kernels->streamed_sum[dtype]) kernels = kernels->below;
     return kernels->streamed_sum[dtype];
 }
@@ -82,7 +85,7 @@ reduce_streamed_function *reduce_streamed_find(tutti_dtype dtype, tutti_op op)
 scale_function *scale_find(tutti_dtype dtype)
 {
     if ((unsigned)dtype >= TUTTI_DTYPE_COUNT) return NULL;
-    const struct kernels *kernels = kernels_current();
+    const struct kernels *kernels = kernels_get_current();
     while (kernels->below && !kernels->scale[dtype]) kernels = kernels->below;
     return kernels->scale[dtype];
 }
@@ -90,56 +93,56 @@ scale_function *scale_find(tutti_dtype dtype)
 update_function *update_find(enum update_rule rule, tutti_dtype gradient)
 {
     if ((unsigned)gradient >= TUTTI_DTYPE_COUNT || (unsigned)rule >= UPDATE_RULES) return NULL;
-    return kernels_current()->update[gradient][rule];
+    return kernels_get_current()->update[gradient][rule];
 }
 
 squares_function *squares_find(tutti_dtype dtype)
 {
-    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->squares[dtype] : NULL;
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_get_current()->squares[dtype] : NULL;
 }
 
 /* Returns the best set that has functions for rows of this type. */
-static const struct kernels *kernels_of_rows(tutti_dtype dtype)
+static const struct kernels *kernels_find_for_rows(tutti_dtype dtype)
 {
-    const struct kernels *kernels = kernels_current();
+    const struct kernels *kernels = kernels_get_current();
     while (kernels->below && !kernels->norm[dtype]) kernels = kernels->below;
     return kernels;
 }
 norm_function *norm_find(tutti_dtype dtype)
 {
-    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_of_rows(dtype)->norm[dtype] : NULL;
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_find_for_rows(dtype)->norm[dtype] : NULL;
 }
 blend_function *blend_find(tutti_dtype dtype)
 {
-    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_of_rows(dtype)->blend[dtype] : NULL;
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_find_for_rows(dtype)->blend[dtype] : NULL;
 }
 dot_function *dot_find(tutti_dtype dtype)
 {
-    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_of_rows(dtype)->dot[dtype] : NULL;
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_find_for_rows(dtype)->dot[dtype] : NULL;
 }
 
 pack_function *pack_find(tutti_dtype dtype)
 {
-    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->pack[dtype] : NULL;
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_get_current()->pack[dtype] : NULL;
 }
 
 unpack_function *unpack_find(tutti_dtype dtype)
 {
-    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->unpack[dtype] : NULL;
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_get_current()->unpack[dtype] : NULL;
 }
 
 const char *kernels_isa_name(int index)
 {
-    const struct kernels *kernels = kernels_at(index);
+    const struct kernels *kernels = kernels_get_supported(index);
     return kernels ? kernels->isa : NULL;
 }
 
-const char *kernels_isa(void) { return kernels_current()->isa; }
+const char *kernels_isa(void) { return kernels_get_current()->isa; }
 
-bool kernels_use(const char *isa)
+bool kernels_select_isa(const char *isa)
 {
     const struct kernels *kernels;
-    for (int i = 0; (kernels = kernels_at(i)) != NULL; i++) {
+    for (int i = 0; (kernels = kernels_get_supported(i)) != NULL; i++) {
         if (strcmp(kernels->isa, isa) == 0) {
             atomic_store(&current, kernels);
             return true;

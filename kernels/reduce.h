@@ -42,4 +42,4 @@ const char *kernels_isa_name(int index);
 /* Returns the instruction set in use. */
 const char *kernels_isa(void);
 /* Selects an instruction set (tests, TUTTI_ISA). Returns false if this machine does not run it. */
-bool kernels_use(const char *isa);
+bool kernels_select_isa(const char *isa);

@@ -8,7 +8,7 @@
 
 enum { LINE = 64 };
 
-__attribute__((target("avx2"))) static void stream_avx2(void *to, const void *from, size_t bytes)
+__attribute__((target("avx2"))) static void stream_copy_avx2(void *to, const void *from, size_t bytes)
 {
     char *out = to;
     const char *in = from;
@@ -25,7 +25,7 @@ __attribute__((target("avx2"))) static void stream_avx2(void *to, const void *fr
     memcpy(out + at, in + at, bytes - at);
     _mm_sfence();
 }
-stream_function *stream_find(void) { return __builtin_cpu_supports("avx2") ? stream_avx2 : NULL; }
+stream_function *stream_find(void) { return __builtin_cpu_supports("avx2") ? stream_copy_avx2 : NULL; }
 #else
 stream_function *stream_find(void) { return NULL; }
 #endif

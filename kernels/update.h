@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* ---- bfloat16 ---- */
-static inline float update_widen(uint16_t bits)
+static inline float bfloat16_to_float(uint16_t bits)
 {
     uint32_t wide = (uint32_t)bits << 16;
     float number;
@@ -17,7 +17,7 @@ static inline float update_widen(uint16_t bits)
     return number;
 }
 /* Rounds to nearest, ties to even. NaNs become the NaN of torch. */
-static inline uint16_t update_narrow(float number)
+static inline uint16_t bfloat16_from_float(float number)
 {
     uint32_t bits;
     memcpy(&bits, &number, sizeof bits);

@@ -28,12 +28,12 @@ tutti_status async_step_create(int units, tutti_status (*work)(void *context), v
 /* Waits for the work. A forked child must not call this. */
 void async_step_destroy(struct async_step *async);
 /* Starts the work; the thread must not be busy. */
-void async_step_start(struct async_step *async);
+void async_step_start_work(struct async_step *async);
 /* The work calls this when `steps` steps have updated the unit. */
 void async_step_complete_unit(struct async_step *async, int unit, uint64_t steps);
 /* Returns when the unit has had `steps` steps or the work has ended. Returns the work's error. */
 tutti_status async_step_await_unit(struct async_step *async, int unit, uint64_t steps);
 /* Returns the work's error when the work has ended. */
-tutti_status async_step_await(struct async_step *async);
+tutti_status async_step_await_end(struct async_step *async);
 /* Returns true when the work has ended, and false at until_ms. */
-bool async_step_is_over(struct async_step *async, int64_t until_ms);
+bool async_step_await_until(struct async_step *async, int64_t until_ms);

@@ -17,7 +17,7 @@ enum { LEAST_SLICE = 16 };
    `kept` elements from `at` on. */
 struct compress_cut { size_t part, slice, at, kept; };
 
-static struct compress_cut compress_cut_of(const tutti_compressor *c, size_t count)
+static struct compress_cut compressor_cut_array(const tutti_compressor *c, size_t count)
 {
     const struct compressed_exchange *x = &c->exchange;
     size_t parts = x->here ? (size_t)x->places.here : 1, index = x->here ? (size_t)x->places.index : 0;
@@ -28,7 +28,8 @@ static struct compress_cut compress_cut_of(const tutti_compressor *c, size_t cou
     return k;
 }
 /* Returns a side's slice, which may be short or empty. */
-static struct numbers slice_of(struct compress_cut k, int side, void *data, tutti_dtype dtype, uint64_t turn)
+static struct numbers compress_cut_get_slice(struct compress_cut k, int side, void *data, tutti_dtype dtype,
+    uint64_t turn)
 {
     size_t begin = size_smaller(k.slice * (size_t)side, k.kept), end = size_smaller(begin + k.slice, k.kept);
     return (struct numbers){ (char *)data + (k.at + begin) * tutti_dtype_bytes(dtype), end - begin, k.at + begin, dtype,
@@ -36,9 +37,9 @@ static struct numbers slice_of(struct compress_cut k, int side, void *data, tutt
 }
 
 /* ---- lifetime ---- */
-static tutti_status compressions_compare(tutti_comm *comm, const tutti_compression *how)
+static tutti_status compression_compare_ranks(tutti_comm *comm, const tutti_compression *how)
 {
-    uint64_t digest = exchange_digest(how), range[2] = { digest, ~digest };
+    uint64_t digest = compression_digest(how), range[2] = { digest, ~digest };
     TRY(tutti_all_reduce(range, range, 2, TUTTI_UINT64, TUTTI_MAX, comm, NULL));
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
@@ -48,7 +49,7 @@ static tutti_status compressions_compare(tutti_comm *comm, const tutti_compressi
 }
 static tutti_status compressor_init(tutti_compressor *c, tutti_comm *comm, const tutti_compression *how)
 {
-    TRY(compressions_compare(comm, how));
+    TRY(compression_compare_ranks(comm, how));
     return exchange_init(&c->exchange, how, comm);
 }
 tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how)
@@ -57,10 +58,10 @@ tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, c
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "tutti_compressor_create: the pointer to the compressor, the communicator or the form is NULL");
     *out = NULL;
-    TRY(exchange_check(how));
+    TRY(compression_check_options(how));
     if (how->form == TUTTI_COMPRESS_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a tutti_compressor needs a form other than NONE");
-    tutti_compressor *c = memory_zeroed(1, sizeof *c);
+    tutti_compressor *c = memory_alloc_zeroed(1, sizeof *c);
     if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_compressor");
     tutti_status status = compressor_init(c, comm, how);
     if (status == TUTTI_OK) *out = c;
@@ -81,7 +82,7 @@ tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size
 {
     if (!c || !at || !kept || !keepers)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span: a pointer to a result is NULL");
-    struct compress_cut k = compress_cut_of(c, count);
+    struct compress_cut k = compressor_cut_array(c, count);
     *at = k.at;
     *kept = k.kept;
     *keepers = c->exchange.sides;
@@ -89,18 +90,18 @@ tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size
 }
 
 /* ---- averaging ---- */
-static tutti_status make_room(tutti_compressor *c, size_t slice)
+static tutti_status compressor_reserve_slice(tutti_compressor *c, size_t slice)
 {
-    TRY(packed_fit(&c->packed, &c->exchange, slice));
+    TRY(packed_resize(&c->packed, &c->exchange, slice));
     if (slice <= c->room) return TUTTI_OK;
     free(c->rest);
     c->room = 0;
-    c->rest = memory_zeroed(slice, sizeof *c->rest);
+    c->rest = memory_alloc_zeroed(slice, sizeof *c->rest);
     if (!c->rest) return status_fail(TUTTI_NO_MEMORY, "no memory to compress slices of %zu numbers", slice);
     c->room = slice;
     return TUTTI_OK;
 }
-static void find_parts(const struct compressed_exchange *x, struct compress_cut k, size_t count)
+static void exchange_set_host_parts(const struct compressed_exchange *x, struct compress_cut k, size_t count)
 {
     for (int i = 0; i < x->places.here; i++) {
         x->offsets[i] = size_smaller((size_t)i * k.part, count);
@@ -108,39 +109,39 @@ static void find_parts(const struct compressed_exchange *x, struct compress_cut 
     }
 }
 /* The label compares the lengths of arrays, because arrays of different lengths may be packed in the same bytes. */
-static uint64_t label_of(size_t count, tutti_dtype dtype, uint64_t turn)
+static uint64_t array_make_label(size_t count, tutti_dtype dtype, uint64_t turn)
 {
     return ((uint64_t)count * TUTTI_DTYPE_COUNT + (uint64_t)dtype) * UINT64_C(0x9e3779b97f4a7c15) ^ turn;
 }
 /* Averages this rank's slice and packs the average. The residual of that joins this rank's residual, in the scale of a
    sum. */
-static tutti_status average_mine(tutti_compressor *c, struct numbers mine, float *lost)
+static tutti_status compressor_average_slice(tutti_compressor *c, struct numbers mine, float *lost)
 {
     const struct compressed_exchange *x = &c->exchange;
-    TRY(packed_average(&c->packed, x, mine));
+    TRY(packed_average_slices(&c->packed, x, mine));
     for (size_t i = 0; i < mine.count; i++) c->rest[i] = 0;
-    packed_write_back(&c->packed, x, mine, lost ? c->rest : NULL);
+    packed_write_average(&c->packed, x, mine, lost ? c->rest : NULL);
     for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
     return TUTTI_OK;
 }
-static tutti_status gradients_exchange(tutti_compressor *c, struct compress_cut k, void *data, tutti_dtype dtype,
-    float *array, uint64_t turn, uint64_t label)
+static tutti_status compressor_exchange_slices(tutti_compressor *c, struct compress_cut k, void *data,
+    tutti_dtype dtype, float *array, uint64_t turn, uint64_t label)
 {
     const struct compressed_exchange *x = &c->exchange;
-    struct numbers mine = slice_of(k, x->side, data, dtype, turn);
+    struct numbers mine = compress_cut_get_slice(k, x->side, data, dtype, turn);
     tutti_request request = { .struct_size = sizeof request, .blocking = true, .label = label };
-    struct kept_numbers kept = exchange_keep(x, array, k.kept);
+    struct kept_numbers kept = exchange_split_kept(x, array, k.kept);
     for (int side = 0; side < x->sides; side++) {
-        struct numbers n = slice_of(k, side, data, dtype, turn);
-        packed_write(&c->packed, x, side, n, kept_from(kept, n.first - k.at));
+        struct numbers n = compress_cut_get_slice(k, side, data, dtype, turn);
+        packed_write_slice(&c->packed, x, side, n, kept_numbers_offset(kept, n.first - k.at));
     }
     if (exchange_sends_lengths(x)) TRY(packed_send_lengths(&c->packed, x, &request));
     request = (tutti_request){ .struct_size = sizeof request, .blocking = true, .label = label };
     TRY(packed_send(&c->packed, x, &request));
-    TRY(average_mine(c, mine, kept_from(kept, mine.first - k.at).lost));
-    TRY(packed_share(&c->packed, x));
+    TRY(compressor_average_slice(c, mine, kept_numbers_offset(kept, mine.first - k.at).lost));
+    TRY(packed_send_average(&c->packed, x));
     for (int side = 0; side < x->sides; side++)
-        TRY(packed_read(&c->packed, x, side, slice_of(k, side, data, dtype, turn)));
+        TRY(packed_read_average(&c->packed, x, side, compress_cut_get_slice(k, side, data, dtype, turn)));
     return TUTTI_OK;
 }
 tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t count, tutti_dtype dtype, float *lost,
@@ -154,13 +155,14 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
             "gradients of type %s cannot be compressed; use float32 or bfloat16",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
     const struct compressed_exchange *x = &c->exchange;
-    struct compress_cut k = compress_cut_of(c, count);
+    struct compress_cut k = compressor_cut_array(c, count);
     char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
-    TRY(make_room(c, k.slice));
-    find_parts(x, k, count);
+    TRY(compressor_reserve_slice(c, k.slice));
+    exchange_set_host_parts(x, k, count);
     if (x->here) TRY(tutti_reduce_scatter_v(data, x->lengths, x->offsets, mine, dtype, TUTTI_SUM, x->here, NULL));
-    tutti_status status = gradients_exchange(c, k, data, dtype, lost, turn, label_of(count, dtype, turn));
-    if (status == TUTTI_INTERNAL) exchange_abandon(&c->exchange);
+    tutti_status status =
+        compressor_exchange_slices(c, k, data, dtype, lost, turn, array_make_label(count, dtype, turn));
+    if (status == TUTTI_INTERNAL) exchange_abort_comms(&c->exchange);
     if (status != TUTTI_OK) return status;
     *sent += c->packed.sent;
     return x->here ? tutti_all_gather_v(mine, data, x->lengths, x->offsets, dtype, x->here, NULL) : TUTTI_OK;

@@ -8,7 +8,7 @@
 
 struct compressed_exchange {
     tutti_compression how;
-    struct places places;
+    struct topology places;
     /* `here` sums on this host, and is NULL if the ranks of a host do not sum first. `across` exchanges. */
     tutti_comm *here, *across;
     /* `side` is this rank's number among `sides`. */
@@ -20,11 +20,11 @@ struct compressed_exchange {
 tutti_status exchange_init(struct compressed_exchange *exchange, const tutti_compression *how, tutti_comm *all);
 void exchange_finish(struct compressed_exchange *exchange);
 /* Ends the waits of other ranks for this rank with an error. */
-void exchange_abandon(struct compressed_exchange *exchange);
+void exchange_abort_comms(struct compressed_exchange *exchange);
 /* Refuses options that are out of range or contradict each other. */
-tutti_status exchange_check(const tutti_compression *how);
+tutti_status compression_check_options(const tutti_compression *how);
 /* Equal compressions have equal digests. */
-uint64_t exchange_digest(const tutti_compression *how);
+uint64_t compression_digest(const tutti_compression *how);
 /* Returns the rank behind a side. */
 int exchange_rank(const struct compressed_exchange *exchange, int side);
 
@@ -41,26 +41,26 @@ struct packed_slices {
     size_t sent;
 };
 /* Makes room for slices of `count` numbers. *packed starts as zeros. */
-tutti_status packed_fit(struct packed_slices *packed, const struct compressed_exchange *exchange, size_t count);
+tutti_status packed_resize(struct packed_slices *packed, const struct compressed_exchange *exchange, size_t count);
 void packed_finish(struct packed_slices *packed);
 /* These numbers begin at element `first` of their array. Random choices follow from the seed and `turn`, which are the
    same on all ranks. */
 struct numbers { void *at; size_t count, first; tutti_dtype dtype; uint64_t turn; };
 /* Packing keeps the residual and the momentum of its numbers here. Either may be NULL. */
 struct kept_numbers { float *lost, *momentum; };
-static inline struct kept_numbers kept_from(struct kept_numbers kept, size_t first)
+static inline struct kept_numbers kept_numbers_offset(struct kept_numbers kept, size_t first)
 {
     return (struct kept_numbers){ kept.lost ? kept.lost + first : NULL, kept.momentum ? kept.momentum + first : NULL };
 }
 /* Returns how many floats a rank keeps for `count` numbers: their residual, and their momentum if there is one. */
-size_t exchange_kept(const struct compressed_exchange *exchange, size_t count);
-/* Splits `array`, which has exchange_kept() floats, into residual and momentum. */
-struct kept_numbers exchange_keep(const struct compressed_exchange *exchange, float *array, size_t count);
+size_t exchange_count_kept(const struct compressed_exchange *exchange, size_t count);
+/* Splits `array`, which has exchange_count_kept() floats, into residual and momentum. */
+struct kept_numbers exchange_split_kept(const struct compressed_exchange *exchange, float *array, size_t count);
 /* Packs the slice of one side. Momentum changes the numbers in `from`. */
-void packed_write(struct packed_slices *packed, const struct compressed_exchange *exchange, int side,
+void packed_write_slice(struct packed_slices *packed, const struct compressed_exchange *exchange, int side,
     struct numbers from, struct kept_numbers kept);
 /* Packs this rank's averaged slice, which goes back to all sides. */
-void packed_write_back(struct packed_slices *packed, const struct compressed_exchange *exchange, struct numbers from,
+void packed_write_average(struct packed_slices *packed, const struct compressed_exchange *exchange, struct numbers from,
     float *lost);
 /* Returns true if the length of packed slices varies. Sides then exchange lengths before slices. */
 bool exchange_sends_lengths(const struct compressed_exchange *exchange);
@@ -70,10 +70,10 @@ tutti_status packed_send(struct packed_slices *packed, const struct compressed_e
     tutti_request *request);
 /* Writes to `to` the average over all ranks of the slices from all sides. Here and below, INTERNAL means that a rank
    has sent an invalid slice; the text names the rank. */
-tutti_status packed_average(const struct packed_slices *packed, const struct compressed_exchange *exchange,
+tutti_status packed_average_slices(const struct packed_slices *packed, const struct compressed_exchange *exchange,
     struct numbers to);
-/* Sends the slice of packed_write_back to all sides. */
-tutti_status packed_share(struct packed_slices *packed, const struct compressed_exchange *exchange);
+/* Sends the slice of packed_write_average to all sides. */
+tutti_status packed_send_average(struct packed_slices *packed, const struct compressed_exchange *exchange);
 /* Unpacks the slice that came back from a side. */
-tutti_status packed_read(const struct packed_slices *packed, const struct compressed_exchange *exchange, int side,
-    struct numbers to);
+tutti_status packed_read_average(const struct packed_slices *packed, const struct compressed_exchange *exchange,
+    int side, struct numbers to);

@@ -6,9 +6,9 @@
 #include "zero/prefetcher.h"
 #include "zero/trace.h"
 
-enum wholeness { CLOSED, COMING, WHOLE };
+enum wholeness { CLOSED, GATHERING, WHOLE };
 /* Each unit has one of these. */
-struct whole {
+struct gathered_unit {
     /* `flat` is the whole array, which has pages only at times. `slice` is this rank's part. */
     void *flat, *slice;                                 /* owned */
     /* The gather uses this request while the unit is COMING. */
@@ -30,10 +30,10 @@ struct gatherer {
     tutti_comm *comm;
     struct trace *trace;
     struct pages pages;
-    struct whole *unit;                                 /* [units], owned */
+    struct gathered_unit *unit;                                 /* [units], owned */
     struct prefetcher prefetcher;
     /* `foreseen` has the predicted units. */
-    int prefetch, *foreseen;                            /* up to [prefetch], owned */
+    int prefetch, *predicted;                            /* up to [prefetch], owned */
     int64_t timeout_ms;
     /* True: whole units stay whole. */
     bool keeps;
@@ -44,20 +44,20 @@ tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *pa
     int64_t timeout_ms, tutti_comm *all, struct trace *trace);
 void gatherer_finish(struct gatherer *gatherer);
 /* Collective: each rank gets its slices of rank 0's values, and all units are closed. */
-tutti_status gatherer_begin(struct gatherer *gatherer);
+tutti_status gatherer_scatter_values(struct gatherer *gatherer);
 /* Collective: returns when the unit is whole. A use in a backward pass ends by itself. */
 tutti_status gatherer_use(struct gatherer *gatherer, int unit, bool backward);
 /* Ends the current use of the unit. */
 void gatherer_release(struct gatherer *gatherer, int unit);
 /* Refuses a gradient of a unit that is not whole. */
-tutti_status gatherer_check(const struct gatherer *gatherer, int unit);
+tutti_status gatherer_check_unit_whole(const struct gatherer *gatherer, int unit);
 /* Counts a gradient of the unit that has come. */
-void gatherer_count(struct gatherer *gatherer, int unit);
+void gatherer_count_gradient(struct gatherer *gatherer, int unit);
 /* Collective: with kept, all units become whole and stay so. Without, only units in use stay. */
-tutti_status gatherer_keep(struct gatherer *gatherer, bool kept);
+tutti_status gatherer_keep_units(struct gatherer *gatherer, bool kept);
 /* Closes all units, because slices are about to change. */
-tutti_status gatherer_rest(struct gatherer *gatherer);
+tutti_status gatherer_begin_update(struct gatherer *gatherer);
 /* Collective: frees unused units and starts the predicted gathers. */
-tutti_status gatherer_look(struct gatherer *gatherer);
+tutti_status gatherer_update_prefetches(struct gatherer *gatherer);
 /* Waits until until_ms for gathers that have started. */
-void gatherer_complete(struct gatherer *gatherer, int64_t until_ms);
+void gatherer_await_until(struct gatherer *gatherer, int64_t until_ms);

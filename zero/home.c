@@ -19,20 +19,20 @@ enum { PAUSES = 200, YIELDS = 2000, NAP_NS = 50000, LOOKS = 64 };
 enum { HALF_AN_HOUR_MS = 30 * 60 * 1000 };
 
 /* Pauses after the n-th poll that found the other rank late, longer each time. */
-static void pause_for(int n)
+static void poll_back_off(int n)
 {
-    if (n < PAUSES) pause_briefly();
+    if (n < PAUSES) cpu_pause_briefly();
     else if (n < YIELDS) sched_yield();
     else nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 }
 
 /* ---- lifetime ---- */
-static tutti_status find_places(struct home *h)
+static tutti_status placement_init_topology(struct zero_placement *h)
 {
-    const struct places *p = &h->places;
-    TRY(places_init(&h->places, h->lanes->all[0]));
-    h->lengths = memory_zeroed((size_t)p->hosts, sizeof *h->lengths);
-    h->offsets = memory_zeroed((size_t)p->hosts, sizeof *h->offsets);
+    const struct topology *p = &h->places;
+    TRY(topology_init(&h->places, h->lanes->all[0]));
+    h->lengths = memory_alloc_zeroed((size_t)p->hosts, sizeof *h->lengths);
+    h->offsets = memory_alloc_zeroed((size_t)p->hosts, sizeof *h->offsets);
     if (!h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d hosts", p->hosts);
     if (h->kind == TUTTI_ZERO_SHARED && !p->even)
         return status_refuse(TUTTI_UNSUPPORTED,
@@ -42,73 +42,75 @@ static tutti_status find_places(struct home *h)
             p->ranks, p->hosts, p->largest);
     return TUTTI_OK;
 }
-static tutti_status make_flat(struct home *h, int unit)
+static tutti_status placement_allocate_unit(struct zero_placement *h, int unit)
 {
     struct placed_unit *placed = &h->placed[unit];
     size_t bytes = partition_bytes(h->partition, unit);
     placed->home = h;
     if (h->kind == TUTTI_ZERO_SHARED) {
-        placed->said = h->versions + (size_t)unit * (size_t)h->places.here;
+        placed->versions_here = h->versions + (size_t)unit * (size_t)h->places.here;
         return tutti_mem_alloc_common(&placed->flat, bytes, h->lanes->all[0]);
     }
     return tutti_mem_alloc(&placed->flat, bytes);
 }
-tutti_status home_init(struct home *h, const struct partition *partition, const tutti_zero_config *c,
-    struct lanes *lanes, tutti_comm *word, struct trace *trace)
+tutti_status placement_init(struct zero_placement *h, const struct partition *partition, const tutti_zero_config *c,
+    struct priority_comms *lanes, tutti_comm *control_comm, struct trace *trace)
 {
     tutti_comm *all = lanes->all[0];
-    *h = (struct home){ .kind = c->home, .partition = partition, .lanes = lanes, .word = word, .trace = trace };
+    *h = (struct zero_placement){
+        .kind = c->home, .partition = partition, .lanes = lanes, .control_comm = control_comm, .trace = trace
+    };
     h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
     if (h->kind == TUTTI_ZERO_SHARDED)
         return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all, trace);
-    TRY(find_places(h));
-    h->placed = memory_zeroed((size_t)partition->units, sizeof *h->placed);
+    TRY(placement_init_topology(h));
+    h->placed = memory_alloc_zeroed((size_t)partition->units, sizeof *h->placed);
     if (!h->placed) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
     if (h->kind == TUTTI_ZERO_SHARED) {
         size_t words = (size_t)partition->units * (size_t)h->places.here;
         TRY(tutti_mem_alloc_common((void **)&h->versions, words * sizeof *h->versions, all));
-        const struct places *p = &h->places;
-        if (p->hosts > 1) TRY(lanes_reach_across(lanes, p->index, p->host));
+        const struct topology *p = &h->places;
+        if (p->hosts > 1) TRY(priority_comms_split_across(lanes, p->index, p->host));
     }
-    for (int u = 0; u < partition->units; u++) TRY(make_flat(h, u));
+    for (int u = 0; u < partition->units; u++) TRY(placement_allocate_unit(h, u));
     return TUTTI_OK;
 }
-void home_abandon(struct home *h)
+void placement_abort_comms(struct zero_placement *h)
 {
     if (h->gatherer.comm) tutti_comm_abort(h->gatherer.comm);
 }
-void home_finish(struct home *h)
+void placement_finish(struct zero_placement *h)
 {
     gatherer_finish(&h->gatherer);
     for (int u = 0; h->placed && u < h->partition->units; u++) tutti_mem_free(h->placed[u].flat);
     tutti_mem_free(h->versions);
     free(h->placed);
-    places_finish(&h->places);
+    topology_finish(&h->places);
     free(h->lengths);
     free(h->offsets);
 }
-tutti_status home_keep(struct home *h, uint64_t steps, bool kept)
+tutti_status placement_keep_units(struct zero_placement *h, uint64_t steps, bool kept)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_keep(&h->gatherer, kept);
-    for (int u = 0; u < h->partition->units && kept; u++) TRY(home_await(h, u, steps));
+    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_keep_units(&h->gatherer, kept);
+    for (int u = 0; u < h->partition->units && kept; u++) TRY(placement_await(h, u, steps));
     return TUTTI_OK;
 }
-tutti_status home_claim(struct home *h, uint64_t steps)
+tutti_status placement_claim_units(struct zero_placement *h, uint64_t steps)
 {
-    TRY(home_keep(h, steps, true));
-    return tutti_barrier(h->word, NULL);
+    TRY(placement_keep_units(h, steps, true));
+    return tutti_barrier(h->control_comm, NULL);
 }
-void home_complete(struct home *h, int64_t until_ms)
+void placement_await_until(struct zero_placement *h, int64_t until_ms)
 {
-    gatherer_complete(&h->gatherer, until_ms);
+    gatherer_await_until(&h->gatherer, until_ms);
     for (int u = 0; h->placed && u < h->partition->units; u++)
         while (h->placed[u].gathers && tutti_test(&h->placed[u].gathering) == TUTTI_IN_PROGRESS
             && clock_ms() < until_ms)
-            pause_for(YIELDS);
+            poll_back_off(YIELDS);
 }
-tutti_status home_begin(struct home *h)
+tutti_status placement_broadcast_values(struct zero_placement *h)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_begin(&h->gatherer);
+    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_scatter_values(&h->gatherer);
     tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->lanes->across[0] : h->lanes->all[0];
     /* Rank 0 has index 0 on its host, so the ranks of index 0 broadcast between hosts. */
     bool first = h->places.index == 0;
@@ -116,104 +118,105 @@ tutti_status home_begin(struct home *h)
     for (int u = 0; joins && u < h->partition->units; u++)
         TRY(tutti_broadcast(h->placed[u].flat, h->placed[u].flat, h->partition->unit[u].count,
             h->partition->unit[u].dtype, 0, comm, NULL));
-    return tutti_barrier(h->word, NULL);
+    return tutti_barrier(h->control_comm, NULL);
 }
-void *home_slice(const struct home *h, int unit)
+void *placement_slice(const struct zero_placement *h, int unit)
 {
     const struct unit_partition *u = &h->partition->unit[unit];
     if (h->kind == TUTTI_ZERO_SHARDED) return h->gatherer.unit[unit].slice;
     return (char *)h->placed[unit].flat
         + u->slice * u->element * (size_t)partition_slice(h->partition, h->partition->rank);
 }
-uint64_t home_shm_group(const struct home *h)
+uint64_t placement_count_copy_ranks(const struct zero_placement *h)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return (uint64_t)h->partition->ranks;
     return h->kind == TUTTI_ZERO_SHARED ? (uint64_t)h->places.here : 1;
 }
-void *home_flat(const struct home *h, int unit)
+void *placement_flat(const struct zero_placement *h, int unit)
 {
     return h->kind == TUTTI_ZERO_SHARDED ? h->gatherer.unit[unit].flat : h->placed[unit].flat;
 }
 
 /* ---- publishing ---- */
-static void version_publish(struct placed_unit *placed)
+static void placed_unit_publish_version(struct placed_unit *placed)
 {
-    atomic_store_explicit(&placed->said[placed->home->places.index].steps, placed->steps, memory_order_release);
+    atomic_store_explicit(&placed->versions_here[placed->home->places.index].steps, placed->steps,
+        memory_order_release);
 }
 /* Runs on the thread that finishes the gather. */
-static void say_gathered(tutti_request *request, void *context)
+static void placed_unit_on_gathered(tutti_request *request, void *context)
 {
     struct placed_unit *placed = context;
     bool fine = tutti_test(request) == TUTTI_OK;
     /* The span ends before the version is published, because a reader of the version may start the span again. */
-    span_end(&placed->span);
-    if (fine) version_publish(placed);
+    trace_span_end(&placed->span);
+    if (fine) placed_unit_publish_version(placed);
 }
-static tutti_status gather_across(struct home *h, struct placed_unit *placed, const struct unit_partition *u,
-    tutti_comm *comm)
+static tutti_status placed_unit_gather_across(struct zero_placement *h, struct placed_unit *placed,
+    const struct unit_partition *u, tutti_comm *comm)
 {
     for (int host = 0; host < h->places.hosts; host++) {
         h->lengths[host] = u->slice;
-        h->offsets[host] = u->slice * (size_t)places_rank(&h->places, host, h->places.index);
+        h->offsets[host] = u->slice * (size_t)topology_rank(&h->places, host, h->places.index);
     }
     void *mine = (char *)placed->flat + u->slice * u->element * (size_t)h->partition->rank;
     placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
-    placed->gathering.done = say_gathered;
+    placed->gathering.done = placed_unit_on_gathered;
     placed->gathering.context = placed;
     h->moved_bytes += u->slice * u->element * (size_t)(h->places.hosts - 1);
     return tutti_all_gather_v(mine, placed->flat, h->lengths, h->offsets, u->dtype, comm, &placed->gathering);
 }
-static tutti_status unit_gather(struct home *h, struct placed_unit *placed, const struct unit_partition *u,
-    tutti_comm *comm)
+static tutti_status placed_unit_gather_all(struct zero_placement *h, struct placed_unit *placed,
+    const struct unit_partition *u, tutti_comm *comm)
 {
     void *mine = (char *)placed->flat + u->slice * u->element * (size_t)h->partition->rank;
     placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
-    span_follow(&placed->span, &placed->gathering);
+    trace_span_follow_request(&placed->span, &placed->gathering);
     h->moved_bytes += u->slice * u->element * (size_t)(h->partition->ranks - 1);
     return tutti_all_gather(mine, placed->flat, u->slice, u->dtype, comm, &placed->gathering);
 }
-tutti_status home_publish(struct home *h, int unit, uint64_t steps)
+tutti_status placement_publish(struct zero_placement *h, int unit, uint64_t steps)
 {
     if (h->kind == TUTTI_ZERO_SHARDED || h->kind == TUTTI_ZERO_WHOLE) return TUTTI_OK;
     struct placed_unit *placed = &h->placed[unit];
     const struct unit_partition *u = &h->partition->unit[unit];
     placed->steps = steps;
     if (h->kind == TUTTI_ZERO_SHARED && h->places.hosts == 1) {
-        version_publish(placed);
+        placed_unit_publish_version(placed);
         return TUTTI_OK;
     }
     size_t others = (size_t)(h->kind == TUTTI_ZERO_SHARED ? h->places.hosts : h->partition->ranks) - 1;
-    span_begin(&placed->span, h->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
-    TRY(h->kind == TUTTI_ZERO_SHARED ? gather_across(h, placed, u, lanes_across(h->lanes, unit))
-                                     : unit_gather(h, placed, u, lanes_all(h->lanes, unit)));
+    trace_span_begin(&placed->span, h->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
+    TRY(h->kind == TUTTI_ZERO_SHARED ? placed_unit_gather_across(h, placed, u, priority_comms_across(h->lanes, unit))
+                                     : placed_unit_gather_all(h, placed, u, priority_comms_all(h->lanes, unit)));
     placed->gathers = true;
     return TUTTI_OK;
 }
 
 /* ---- waiting ---- */
 /* Returns the index of a rank on this host whose slice has had fewer steps, or -1. */
-static int find_late(const struct home *h, const struct placed_unit *placed, uint64_t steps)
+static int placed_unit_find_late_rank(const struct zero_placement *h, const struct placed_unit *placed, uint64_t steps)
 {
     for (int i = 0; i < h->places.here; i++)
-        if (atomic_load_explicit(&placed->said[i].steps, memory_order_acquire) < steps) return i;
+        if (atomic_load_explicit(&placed->versions_here[i].steps, memory_order_acquire) < steps) return i;
     return -1;
 }
-static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
+static tutti_status placement_await_versions(struct zero_placement *h, int unit, uint64_t steps)
 {
     int64_t deadline_ms = clock_deadline(h->timeout_ms);
-    for (int n = 0, late; (late = find_late(h, &h->placed[unit], steps)) >= 0; n++) {
-        pause_for(n);
+    for (int n = 0, late; (late = placed_unit_find_late_rank(h, &h->placed[unit], steps)) >= 0; n++) {
+        poll_back_off(n);
         if (n % LOOKS) continue;
-        TRY(tutti_comm_get_async_error(h->word));
+        TRY(tutti_comm_get_async_error(h->control_comm));
         if (h->lanes->across[0]) TRY(tutti_comm_get_async_error(h->lanes->across[0]));
         if (clock_ms() > deadline_ms)
             return status_fail(TUTTI_TIMEOUT,
                 "zero: rank %d has not updated its slice of unit %d within %lld ms; is it stopped?",
-                places_rank(&h->places, h->places.host, late), unit, (long long)h->timeout_ms);
+                topology_rank(&h->places, h->places.host, late), unit, (long long)h->timeout_ms);
     }
     return TUTTI_OK;
 }
-static tutti_status await_gathering(struct home *h, int unit)
+static tutti_status placement_await_gather(struct zero_placement *h, int unit)
 {
     tutti_status status = tutti_wait(&h->placed[unit].gathering, h->timeout_ms);
     if (status != TUTTI_OK && h->lanes->across[0]) {
@@ -224,37 +227,37 @@ static tutti_status await_gathering(struct home *h, int unit)
             why);
     }
     h->placed[unit].gathers = false;
-    span_await(&h->placed[unit].span);
+    trace_span_await_end(&h->placed[unit].span);
     return status;
 }
-tutti_status home_await(struct home *h, int unit, uint64_t steps)
+tutti_status placement_await(struct zero_placement *h, int unit, uint64_t steps)
 {
     /* Only this rank reads its SHARDED slices. */
     if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
     struct placed_unit *placed = &h->placed[unit];
     bool shared = h->kind == TUTTI_ZERO_SHARED;
-    if (!placed->gathers && (!shared || find_late(h, placed, steps) < 0)) return TUTTI_OK;
+    if (!placed->gathers && (!shared || placed_unit_find_late_rank(h, placed, steps) < 0)) return TUTTI_OK;
     int64_t began_ns = clock_ns();
-    tutti_status status = placed->gathers ? await_gathering(h, unit) : TUTTI_OK;
-    if (status == TUTTI_OK && shared) status = await_versions(h, unit, steps);
+    tutti_status status = placed->gathers ? placement_await_gather(h, unit) : TUTTI_OK;
+    if (status == TUTTI_OK && shared) status = placement_await_versions(h, unit, steps);
     h->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return status;
 }
-tutti_status home_use(struct home *h, int unit, uint64_t steps, bool backward)
+tutti_status placement_use(struct zero_placement *h, int unit, uint64_t steps, bool backward)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_use(&h->gatherer, unit, backward) : home_await(h, unit, steps);
+    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_use(&h->gatherer, unit, backward) : placement_await(h, unit, steps);
 }
-tutti_status home_claim_pieces(struct home *h, uint64_t steps)
+tutti_status placement_claim_pieces(struct zero_placement *h, uint64_t steps)
 {
-    if (h->kind != TUTTI_ZERO_SHARDED) return home_claim(h, steps);
-    TRY(gatherer_rest(&h->gatherer));
-    return tutti_barrier(h->word, NULL);
+    if (h->kind != TUTTI_ZERO_SHARDED) return placement_claim_units(h, steps);
+    TRY(gatherer_begin_update(&h->gatherer));
+    return tutti_barrier(h->control_comm, NULL);
 }
-tutti_status home_rest(struct home *h)
+tutti_status placement_begin_update(struct zero_placement *h)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_rest(&h->gatherer) : TUTTI_OK;
+    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_begin_update(&h->gatherer) : TUTTI_OK;
 }
-tutti_status home_go_on(struct home *h)
+tutti_status placement_end_update(struct zero_placement *h)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_look(&h->gatherer) : TUTTI_OK;
+    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_update_prefetches(&h->gatherer) : TUTTI_OK;
 }

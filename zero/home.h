@@ -12,8 +12,8 @@ struct placed_unit {
     /* `flat` is the whole array. */
     void *flat;                                         /* owned */
     /* `said` has the versions of this host's slices if the unit is SHARED. */
-    struct version *said;                               /* [ranks of this host] */
-    struct home *home;
+    struct version *versions_here;                               /* [ranks of this host] */
+    struct zero_placement *home;
     /* This request gathers the slices that other ranks have updated. */
     tutti_request gathering;
     struct trace_span span;
@@ -22,16 +22,16 @@ struct placed_unit {
     /* True if `gathering` has been started. */
     bool gathers;
 };
-struct home {
+struct zero_placement {
     tutti_zero_home kind;
     const struct partition *partition;
     int64_t timeout_ms;
     /* Slices travel on `lanes`. SHARED uses `across` on several hosts. */
-    struct lanes *lanes;                                /* owned by the caller */
+    struct priority_comms *lanes;                                /* owned by the caller */
     /* Small messages travel on `word`, which also reports failures on this host. */
-    tutti_comm *word;                                   /* owned by the caller */
+    tutti_comm *control_comm;                                   /* owned by the caller */
     struct trace *trace;
-    struct places places;
+    struct topology places;
     /* `across` gathers these parts. */
     size_t *lengths, *offsets;                          /* [hosts], owned */
     struct version *versions;                           /* [units][ranks of this host], owned */
@@ -42,35 +42,35 @@ struct home {
     _Atomic uint64_t waited_ns;
     uint64_t moved_bytes;
 };
-/* Collective. The caller must call home_finish in every case. */
-tutti_status home_init(struct home *home, const struct partition *partition, const tutti_zero_config *config,
-    struct lanes *lanes, tutti_comm *word, struct trace *trace);
-void home_finish(struct home *home);
+/* Collective. The caller must call placement_finish in every case. */
+tutti_status placement_init(struct zero_placement *home, const struct partition *partition,
+    const tutti_zero_config *config, struct priority_comms *lanes, tutti_comm *control_comm, struct trace *trace);
+void placement_finish(struct zero_placement *home);
 /* Ends the waits of other ranks for this rank with an error. */
-void home_abandon(struct home *home);
+void placement_abort_comms(struct zero_placement *home);
 /* Collective: with kept, all units may be read. */
-tutti_status home_keep(struct home *home, uint64_t steps, bool kept);
+tutti_status placement_keep_units(struct zero_placement *home, uint64_t steps, bool kept);
 /* Collective: waits for all units and for all ranks. Then no rank reads. */
-tutti_status home_claim(struct home *home, uint64_t steps);
+tutti_status placement_claim_units(struct zero_placement *home, uint64_t steps);
 /* Collective: waits until no rank reads another's slices. */
-tutti_status home_claim_pieces(struct home *home, uint64_t steps);
+tutti_status placement_claim_pieces(struct zero_placement *home, uint64_t steps);
 /* Collective: all ranks get the values of rank 0. */
-tutti_status home_begin(struct home *home);
+tutti_status placement_broadcast_values(struct zero_placement *home);
 /* Waits until until_ms for gathers that have started. */
-void home_complete(struct home *home, int64_t until_ms);
+void placement_await_until(struct zero_placement *home, int64_t until_ms);
 /* Publishes this rank's slice of a unit after `steps` steps. Collective if bytes move: all ranks publish units in the
    same order. */
-tutti_status home_publish(struct home *home, int unit, uint64_t steps);
+tutti_status placement_publish(struct zero_placement *home, int unit, uint64_t steps);
 /* Returns when all slices of the unit have had `steps` steps. */
-tutti_status home_use(struct home *home, int unit, uint64_t steps, bool backward);
-/* The caller calls home_await before it changes its slice of the unit, and home_rest before it changes all its
-   slices. */
-tutti_status home_await(struct home *home, int unit, uint64_t steps);
-tutti_status home_rest(struct home *home);
+tutti_status placement_use(struct zero_placement *home, int unit, uint64_t steps, bool backward);
+/* The caller calls placement_await before it changes its slice of the unit, and placement_begin_update before it
+   changes all its slices. */
+tutti_status placement_await(struct zero_placement *home, int unit, uint64_t steps);
+tutti_status placement_begin_update(struct zero_placement *home);
 /* Collective, after all slices have changed: starts the predicted gathers. */
-tutti_status home_go_on(struct home *home);
+tutti_status placement_end_update(struct zero_placement *home);
 /* Returns how many ranks share one flat array, or divide it. */
-uint64_t home_shm_group(const struct home *home);
-void *home_flat(const struct home *home, int unit);
+uint64_t placement_count_copy_ranks(const struct zero_placement *home);
+void *placement_flat(const struct zero_placement *home, int unit);
 /* Returns this rank's slice. */
-void *home_slice(const struct home *home, int unit);
+void *placement_slice(const struct zero_placement *home, int unit);

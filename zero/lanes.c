@@ -5,25 +5,27 @@
 #include "backend/base/status.h"
 #include <stdlib.h>
 
-static tutti_status open_lane(struct lanes *l, tutti_comm *from, int color, int key, tutti_comm **out, int lane)
+static tutti_status priority_comms_open(struct priority_comms *l, tutti_comm *from, int color, int key,
+    tutti_comm **out, int lane)
 {
     TRY(tutti_comm_split(from, color, key, out));
     return tutti_comm_set_priority(*out, l->count - 1 - lane);
 }
-tutti_status lanes_init(struct lanes *l, const struct partition *partition, const tutti_zero_config *c)
+tutti_status priority_comms_init(struct priority_comms *l, const struct partition *partition,
+    const tutti_zero_config *c)
 {
-    *l = (struct lanes){ .count = c->ahead && c->home != TUTTI_ZERO_SHARDED ? MOST_LANES : 1 };
-    l->of_unit = memory_zeroed((size_t)partition->units, sizeof *l->of_unit);
+    *l = (struct priority_comms){ .count = c->ahead && c->home != TUTTI_ZERO_SHARDED ? MOST_LANES : 1 };
+    l->of_unit = memory_alloc_zeroed((size_t)partition->units, sizeof *l->of_unit);
     if (!l->of_unit) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
-    for (int i = 0; i < l->count; i++) TRY(open_lane(l, c->comm, 0, partition->rank, &l->all[i], i));
+    for (int i = 0; i < l->count; i++) TRY(priority_comms_open(l, c->comm, 0, partition->rank, &l->all[i], i));
     return TUTTI_OK;
 }
-tutti_status lanes_reach_across(struct lanes *l, int index, int host)
+tutti_status priority_comms_split_across(struct priority_comms *l, int index, int host)
 {
-    for (int i = 0; i < l->count; i++) TRY(open_lane(l, l->all[0], index, host, &l->across[i], i));
+    for (int i = 0; i < l->count; i++) TRY(priority_comms_open(l, l->all[0], index, host, &l->across[i], i));
     return TUTTI_OK;
 }
-void lanes_assign(struct lanes *l, const struct partition *p, const int *turn)
+void priority_comms_assign_units(struct priority_comms *l, const struct partition *p, const int *turn)
 {
     size_t all = 0, before = 0;
     for (int u = 0; u < p->units; u++) all += partition_bytes(p, u);
@@ -34,14 +36,14 @@ void lanes_assign(struct lanes *l, const struct partition *p, const int *turn)
         before += partition_bytes(p, turn[i]);
     }
 }
-void lanes_abandon(struct lanes *l)
+void priority_comms_abort(struct priority_comms *l)
 {
     for (int i = 0; i < l->count; i++) {
         if (l->all[i]) tutti_comm_abort(l->all[i]);
         if (l->across[i]) tutti_comm_abort(l->across[i]);
     }
 }
-void lanes_leave(struct lanes *l)
+void priority_comms_destroy(struct priority_comms *l)
 {
     for (int i = 0; i < l->count; i++) {
         tutti_comm_destroy(l->all[i]);
@@ -49,9 +51,9 @@ void lanes_leave(struct lanes *l)
         l->all[i] = l->across[i] = NULL;
     }
 }
-void lanes_finish(struct lanes *l)
+void priority_comms_finish(struct priority_comms *l)
 {
-    lanes_leave(l);
+    priority_comms_destroy(l);
     free(l->of_unit);
     l->of_unit = NULL;
 }

@@ -5,7 +5,7 @@
 #include "zero/partition.h"
 
 enum { MOST_LANES = 4 };
-struct lanes {
+struct priority_comms {
     int count;
     /* `all` connects all ranks. Its first communicator also serves all other purposes. */
     tutti_comm *all[MOST_LANES];
@@ -14,20 +14,24 @@ struct lanes {
     /* `of_unit` has the lane of each unit. */
     int *of_unit;                                       /* [units], owned */
 };
-/* Collective. The caller must call lanes_finish in every case. */
-tutti_status lanes_init(struct lanes *lanes, const struct partition *partition, const tutti_zero_config *config);
+/* Collective. The caller must call priority_comms_finish in every case. */
+tutti_status priority_comms_init(struct priority_comms *lanes, const struct partition *partition,
+    const tutti_zero_config *config);
 /* Collective: makes the `across` communicators. */
-tutti_status lanes_reach_across(struct lanes *lanes, int index, int host);
+tutti_status priority_comms_split_across(struct priority_comms *lanes, int index, int host);
 /* Assigns units to lanes. turn[units] is the order of sums, the reverse of the order of uses. No operation may be in
    flight. */
-void lanes_assign(struct lanes *lanes, const struct partition *partition, const int *turn);
+void priority_comms_assign_units(struct priority_comms *lanes, const struct partition *partition, const int *turn);
 /* Ends the waits of other ranks for this rank with an error. */
-void lanes_abandon(struct lanes *lanes);
+void priority_comms_abort(struct priority_comms *lanes);
 /* Destroys the communicators, which ends operations in flight. */
-void lanes_leave(struct lanes *lanes);
-void lanes_finish(struct lanes *lanes);
-static inline tutti_comm *lanes_all(const struct lanes *lanes, int unit) { return lanes->all[lanes->of_unit[unit]]; }
-static inline tutti_comm *lanes_across(const struct lanes *lanes, int unit)
+void priority_comms_destroy(struct priority_comms *lanes);
+void priority_comms_finish(struct priority_comms *lanes);
+static inline tutti_comm *priority_comms_all(const struct priority_comms *lanes, int unit)
+{
+    return lanes->all[lanes->of_unit[unit]];
+}
+static inline tutti_comm *priority_comms_across(const struct priority_comms *lanes, int unit)
 {
     return lanes->across[lanes->of_unit[unit]];
 }

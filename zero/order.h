@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct order {
+struct sum_order {
     int units;
     /* `turn` has the units in the agreed order. */
     int *turn;                                          /* [units], owned */
@@ -15,9 +15,9 @@ struct order {
     bool learns;
 };
 /* Starts with the reverse of the units' numbers. Returns false if memory runs out. */
-bool order_init(struct order *order, int units);
-void order_finish(struct order *order);
+bool sum_order_init(struct sum_order *order, int units);
+void sum_order_finish(struct sum_order *order);
 /* Records, while the order is learned, that a unit is complete. Later records of the unit change nothing. */
-void order_record(struct order *order, int unit);
+void sum_order_record(struct sum_order *order, int unit);
 /* Ends learning. The order becomes the recorded units, then the others in their old order. */
-void order_learned(struct order *order);
+void sum_order_finish_learning(struct sum_order *order);

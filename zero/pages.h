@@ -9,8 +9,8 @@ struct pages { int file; size_t file_bytes; };
 tutti_status pages_init(struct pages *pages, size_t largest);
 void pages_finish(struct pages *pages);
 /* Reserves closed memory. bytes must be whole pages. */
-tutti_status pages_reserve(const struct pages *pages, size_t bytes, void **out);
-void pages_release(void *at, size_t bytes);
+tutti_status pages_reserve_range(const struct pages *pages, size_t bytes, void **out);
+void pages_release_range(void *at, size_t bytes);
 /* Gives the memory pages of zeros. */
-tutti_status pages_open(void *at, size_t bytes);
-tutti_status pages_close(const struct pages *pages, void *at, size_t bytes);
+tutti_status pages_commit_range(void *at, size_t bytes);
+tutti_status pages_decommit_range(const struct pages *pages, void *at, size_t bytes);

@@ -3,10 +3,10 @@
 #include "backend/base/status.h"
 #include <stdlib.h>
 
-tutti_status places_init(struct places *p, tutti_comm *comm)
+tutti_status topology_init(struct topology *p, tutti_comm *comm)
 {
     int host, index;
-    *p = (struct places){ .ranks = tutti_comm_count(comm) };
+    *p = (struct topology){ .ranks = tutti_comm_count(comm) };
     TRY(tutti_comm_place(comm, tutti_comm_user_rank(comm), &p->host, &p->index));
     for (int r = 0; r < p->ranks; r++) {
         TRY(tutti_comm_place(comm, r, &host, &index));
@@ -15,7 +15,7 @@ tutti_status places_init(struct places *p, tutti_comm *comm)
         p->here += host == p->host;
     }
     p->even = p->hosts * p->largest == p->ranks;
-    p->rank_at = memory_zeroed((size_t)p->hosts * (size_t)p->largest, sizeof *p->rank_at);
+    p->rank_at = memory_alloc_zeroed((size_t)p->hosts * (size_t)p->largest, sizeof *p->rank_at);
     if (!p->rank_at) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d ranks", p->ranks);
     for (int r = 0; r < p->ranks; r++) {
         TRY(tutti_comm_place(comm, r, &host, &index));
@@ -23,4 +23,4 @@ tutti_status places_init(struct places *p, tutti_comm *comm)
     }
     return TUTTI_OK;
 }
-void places_finish(struct places *p) { free(p->rank_at); }
+void topology_finish(struct topology *p) { free(p->rank_at); }

@@ -2,7 +2,7 @@
 #pragma once
 #include "include/tutti.h"
 
-struct places {
+struct topology {
     /* `largest` is the number of ranks on the host that has most. */
     int ranks, hosts, largest;
     /* These are this rank's host and index, and the number of ranks on its host. */
@@ -11,10 +11,10 @@ struct places {
     bool even;
     int *rank_at;                                       /* [hosts][largest], owned */
 };
-/* The caller must call places_finish in every case. */
-tutti_status places_init(struct places *places, tutti_comm *comm);
-void places_finish(struct places *places);
-static inline int places_rank(const struct places *p, int host, int index)
+/* The caller must call topology_finish in every case. */
+tutti_status topology_init(struct topology *places, tutti_comm *comm);
+void topology_finish(struct topology *places);
+static inline int topology_rank(const struct topology *p, int host, int index)
 {
     return p->rank_at[host * p->largest + index];
 }

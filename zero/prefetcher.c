@@ -6,12 +6,12 @@
 #include <string.h>
 
 /* At least this many passes over all units stay recorded. */
-enum { PASSES = 6 };
+enum { RECORDED_PASSES = 6 };
 
 bool prefetcher_init(struct prefetcher *f, int units)
 {
-    *f = (struct prefetcher){ .room = PASSES * (units + 1) };
-    f->past = memory_zeroed(2 * (size_t)f->room, sizeof *f->past);
+    *f = (struct prefetcher){ .room = RECORDED_PASSES * (units + 1) };
+    f->past = memory_alloc_zeroed(2 * (size_t)f->room, sizeof *f->past);
     return f->past != NULL;
 }
 void prefetcher_finish(struct prefetcher *f) { free(f->past); }
@@ -23,7 +23,7 @@ void prefetcher_record(struct prefetcher *f, int event)
     }
     f->past[f->count++] = event;
 }
-static int find_next(const struct prefetcher *f, int before, int last)
+static int prefetcher_find_next(const struct prefetcher *f, int before, int last)
 {
     for (int i = f->count - 2; i > 0; i--)
         if (f->past[i] == last && f->past[i - 1] == before) return f->past[i + 1];
@@ -34,7 +34,7 @@ int prefetcher_predict(const struct prefetcher *f, int most, int *out)
     int found = 0;
     if (f->count < 2) return 0;
     for (int before = f->past[f->count - 2], last = f->past[f->count - 1]; found < most; found++) {
-        int next = find_next(f, before, last);
+        int next = prefetcher_find_next(f, before, last);
         if (next < 0) break;
         out[found] = next;
         before = last;

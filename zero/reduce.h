@@ -37,18 +37,18 @@ struct gathering_sum {
 struct reducer {
     const struct partition *partition;
     struct sums sums;
-    struct lanes *lanes;                                /* owned by the caller */
-    tutti_comm *word;                                   /* owned by the caller */
+    struct priority_comms *lanes;                                /* owned by the caller */
+    tutti_comm *control_comm;                                   /* owned by the caller */
     struct gathering_sum *unit;                         /* [units], owned */
     /* `asked` marks parameters whose caller has asked for the place of the gradient. */
     uint8_t *presence, *asked;                          /* [parameters], owned */
     /* `used` marks parameters with a gradient in this step: on this rank, then on any rank. Flags follow them. */
     uint8_t *used;                                      /* [parameters + FLAGS], owned */
-    struct order order;
+    struct sum_order order;
     /* `begun` counts the sums started in this step. */
     int begun;
     /* `flying` has the units whose sums are in flight, oldest first. */
-    int *flying, flies;                                 /* [units], owned */
+    int *flying, flying_count;                                 /* [units], owned */
     struct gradient_buffer *spare;
     /* There are at most this many buffers of one length, unless a wait might not end. */
     int buffers;
@@ -58,19 +58,19 @@ struct reducer {
 };
 /* The caller must call reducer_finish in every case, after it has destroyed the communicators. */
 tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, const tutti_zero_config *config,
-    struct lanes *lanes, tutti_comm *word, struct trace *trace);
+    struct priority_comms *lanes, tutti_comm *control_comm, struct trace *trace);
 void reducer_finish(struct reducer *reducer);
-tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out, bool *adds);
-tutti_status reducer_ready(struct reducer *reducer, int parameter);
+tutti_status reducer_get_gradient_address(struct reducer *reducer, int parameter, void **out, bool *adds);
+tutti_status reducer_mark_ready(struct reducer *reducer, int parameter);
 /* Collective: ends the gradients of this step, and starts all remaining sums. */
-tutti_status reducer_close(struct reducer *reducer);
+tutti_status reducer_close_step(struct reducer *reducer);
 /* Returns when the sum of the unit is over. */
-tutti_status reducer_complete(struct reducer *reducer, int unit);
+tutti_status reducer_complete_unit(struct reducer *reducer, int unit);
 /* Collective: closes, and returns when all sums are over. */
-tutti_status reducer_settle(struct reducer *reducer);
+tutti_status reducer_settle_sums(struct reducer *reducer);
 /* Collective: starts the next step. */
-tutti_status reducer_next(struct reducer *reducer);
+tutti_status reducer_begin_step(struct reducer *reducer);
 /* Discards the gradients of this step. Collective if any rank has gradients. */
-tutti_status reducer_drop(struct reducer *reducer);
+tutti_status reducer_discard_gradients(struct reducer *reducer);
 /* Returns true between steps, while this rank has no gradient. */
 bool reducer_is_at_rest(const struct reducer *reducer);

@@ -9,25 +9,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_packed(const struct sums *s) { return s->exchange.how.form != TUTTI_COMPRESS_NONE; }
+static bool sums_are_packed(const struct sums *s) { return s->exchange.how.form != TUTTI_COMPRESS_NONE; }
 
 /* ---- lifetime ---- */
-static size_t lost_count(const struct sums *s, int unit)
+static size_t sums_count_residual(const struct sums *s, int unit)
 {
     return s->partition->unit[unit].slice * (size_t)s->exchange.sides;
 }
 tutti_status sums_init(struct sums *s, const struct partition *partition, const tutti_compression *how,
-    const struct lanes *lanes, struct trace *trace)
+    const struct priority_comms *lanes, struct trace *trace)
 {
     *s = (struct sums){ .partition = partition, .lanes = lanes, .trace = trace };
     if (how->form == TUTTI_COMPRESS_NONE) return TUTTI_OK;
     TRY(exchange_init(&s->exchange, how, lanes->all[0]));
     if (!how->feedback) return TUTTI_OK;
-    s->lost = memory_zeroed((size_t)partition->units, sizeof *s->lost);
+    s->lost = memory_alloc_zeroed((size_t)partition->units, sizeof *s->lost);
     bool fine = s->lost;
     for (int u = 0; fine && u < partition->units; u++) {
-        size_t kept = exchange_kept(&s->exchange, lost_count(s, u));
-        s->lost[u] = memory_zeroed(kept, sizeof(float));
+        size_t kept = exchange_count_kept(&s->exchange, sums_count_residual(s, u));
+        s->lost[u] = memory_alloc_zeroed(kept, sizeof(float));
         s->lost_bytes += kept * sizeof(float);
         fine = s->lost[u];
     }
@@ -37,11 +37,11 @@ void sums_finish(struct sums *s)
 {
     for (int u = 0; s->lost && u < s->partition->units; u++) free(s->lost[u]);
     free(s->lost);
-    if (is_packed(s)) exchange_finish(&s->exchange);
+    if (sums_are_packed(s)) exchange_finish(&s->exchange);
 }
 void sum_finish(struct sums *s, struct gradient_sum *sum)
 {
-    if (!is_packed(s)) return;
+    if (!sums_are_packed(s)) return;
     tutti_mem_free(sum->part);
     free(sum->here);
     packed_finish(&sum->packed);
@@ -52,21 +52,21 @@ void sum_finish(struct sums *s, struct gradient_sum *sum)
 /* ---- uncompressed ---- */
 /* DistributedDataParallel multiplies by 1 / ranks, then sums. For a power of two AVG is faster and bit-identical,
    because both divisions are exact except for subnormal numbers and sums that overflow. */
-static tutti_op op_for(int ranks) { return (ranks & (ranks - 1)) == 0 ? TUTTI_AVG : TUTTI_PREMUL_SUM; }
-static tutti_status start_whole(struct sums *s, struct gradient_sum *sum)
+static tutti_op average_choose_op(int ranks) { return (ranks & (ranks - 1)) == 0 ? TUTTI_AVG : TUTTI_PREMUL_SUM; }
+static tutti_status sum_start_uncompressed(struct sums *s, struct gradient_sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     sum->request.factor = 1.0 / s->partition->ranks;
-    span_follow(&sum->span, &sum->request);
-    tutti_op op = op_for(s->partition->ranks);
-    tutti_comm *comm = lanes_all(s->lanes, sum->unit);
+    trace_span_follow_request(&sum->span, &sum->request);
+    tutti_op op = average_choose_op(s->partition->ranks);
+    tutti_comm *comm = priority_comms_all(s->lanes, sum->unit);
     if (s->partition->slices == 1)
         return tutti_all_reduce(sum->from, sum->into, u->slice, u->dtype, op, comm, &sum->request);
     return tutti_reduce_scatter(sum->from, sum->into, u->slice, u->dtype, op, comm, &sum->request);
 }
 
 /* ---- packed ---- */
-static struct numbers slice_of(const struct sums *s, const struct gradient_sum *sum, int side)
+static struct numbers sum_get_slice(const struct sums *s, const struct gradient_sum *sum, int side)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     size_t first = u->slice * (size_t)exchange_rank(&s->exchange, side);
@@ -75,7 +75,7 @@ static struct numbers slice_of(const struct sums *s, const struct gradient_sum *
     return (struct numbers){ at, u->slice, first, u->dtype, sum->turn };
 }
 /* Clears the gaps between parameters and after the last one, because packing treats them as numbers. */
-static void clear_gaps(const struct sums *s, int unit, void *array)
+static void unit_clear_gaps(const struct sums *s, int unit, void *array)
 {
     const struct unit_partition *u = &s->partition->unit[unit];
     size_t end = 0;
@@ -86,76 +86,77 @@ static void clear_gaps(const struct sums *s, int unit, void *array)
         end = i < u->parameters ? p->offset + p->count : 0;
     }
 }
-static tutti_status sum_send(struct sums *s, struct gradient_sum *sum)
+static tutti_status sum_send_packed(struct sums *s, struct gradient_sum *sum)
 {
-    sum->stage = MOVING;
+    sum->stage = STAGE_SENDING;
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
     sum->request.label = sum->turn;
     TRY(packed_send(&sum->packed, &s->exchange, &sum->request));
     s->packed_bytes += sum->packed.sent;
     return TUTTI_OK;
 }
-static tutti_status sum_exchange(struct sums *s, struct gradient_sum *sum)
+static tutti_status sum_pack_slices(struct sums *s, struct gradient_sum *sum)
 {
     size_t slice = s->partition->unit[sum->unit].slice;
     struct kept_numbers kept =
-        exchange_keep(&s->exchange, s->lost ? s->lost[sum->unit] : NULL, lost_count(s, sum->unit));
-    sum->stage = MOVING;
-    TRY(packed_fit(&sum->packed, &s->exchange, slice));
+        exchange_split_kept(&s->exchange, s->lost ? s->lost[sum->unit] : NULL, sums_count_residual(s, sum->unit));
+    sum->stage = STAGE_SENDING;
+    TRY(packed_resize(&sum->packed, &s->exchange, slice));
     for (int side = 0; side < s->exchange.sides; side++)
-        packed_write(&sum->packed, &s->exchange, side, slice_of(s, sum, side), kept_from(kept, slice * (size_t)side));
-    if (!exchange_sends_lengths(&s->exchange)) return sum_send(s, sum);
+        packed_write_slice(&sum->packed, &s->exchange, side, sum_get_slice(s, sum, side),
+            kept_numbers_offset(kept, slice * (size_t)side));
+    if (!exchange_sends_lengths(&s->exchange)) return sum_send_packed(s, sum);
     sum->request.label = sum->turn;
     TRY(packed_send_lengths(&sum->packed, &s->exchange, &sum->request));
-    sum->stage = TELLING;
+    sum->stage = STAGE_LENGTHS;
     return TUTTI_OK;
 }
 /* Starts this host's sums. For each side, a rank gets the sum of the slice of the rank with its index there. */
-static tutti_status add_here(struct sums *s, struct gradient_sum *sum)
+static tutti_status sum_start_on_host(struct sums *s, struct gradient_sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     const struct compressed_exchange *x = &s->exchange;
-    const struct places *p = &x->places;
-    sum->here = memory_zeroed((size_t)x->sides, sizeof *sum->here);
+    const struct topology *p = &x->places;
+    sum->here = memory_alloc_zeroed((size_t)x->sides, sizeof *sum->here);
     if (!sum->here) return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum a unit");
     TRY(tutti_mem_alloc(&sum->part, u->slice * u->element * (size_t)p->hosts));
     for (int side = 0; side < p->hosts; side++) {
         for (int i = 0; i < p->here; i++) {
             x->lengths[i] = u->slice;
-            x->offsets[i] = u->slice * (size_t)places_rank(p, side, i);
+            x->offsets[i] = u->slice * (size_t)topology_rank(p, side, i);
         }
         sum->here[side] = (tutti_request)TUTTI_REQUEST_INIT;
-        TRY(tutti_reduce_scatter_v(sum->from, x->lengths, x->offsets, slice_of(s, sum, side).at, u->dtype, TUTTI_SUM,
-            x->here, &sum->here[side]));
+        TRY(tutti_reduce_scatter_v(sum->from, x->lengths, x->offsets, sum_get_slice(s, sum, side).at, u->dtype,
+            TUTTI_SUM, x->here, &sum->here[side]));
     }
-    sum->stage = ADDING;
+    sum->stage = STAGE_HOST_SUM;
     return TUTTI_OK;
 }
-static bool is_added(const struct sums *s, struct gradient_sum *sum)
+static bool sum_is_over_on_host(const struct sums *s, struct gradient_sum *sum)
 {
     for (int side = 0; sum->here && side < s->exchange.sides; side++)
         if (tutti_test(&sum->here[side]) == TUTTI_IN_PROGRESS) return false;
     return true;
 }
-static tutti_status await_added(const struct sums *s, struct gradient_sum *sum)
+static tutti_status sum_await_on_host(const struct sums *s, struct gradient_sum *sum)
 {
-    for (int side = 0; sum->stage == ADDING && sum->here && side < s->exchange.sides; side++)
+    for (int side = 0; sum->stage == STAGE_HOST_SUM && sum->here && side < s->exchange.sides; side++)
         TRY(tutti_wait(&sum->here[side], 0));
     return TUTTI_OK;
 }
 bool sum_advance(struct sums *s, struct gradient_sum *sum)
 {
-    if (sum->stage == ADDING) {
-        if (!is_added(s, sum)) return false;
-        sum->status = await_added(s, sum);
-        if (sum->status == TUTTI_OK) sum->status = sum_exchange(s, sum);
-        else sum->stage = MOVING;
+    if (sum->stage == STAGE_HOST_SUM) {
+        if (!sum_is_over_on_host(s, sum)) return false;
+        sum->status = sum_await_on_host(s, sum);
+        if (sum->status == TUTTI_OK) sum->status = sum_pack_slices(s, sum);
+        else sum->stage = STAGE_SENDING;
     }
-    if (sum->stage == TELLING) {
+    if (sum->stage == STAGE_LENGTHS) {
         if (tutti_test(&sum->request) == TUTTI_IN_PROGRESS) return false;
         sum->status = tutti_wait(&sum->request, 0);
-        if (sum->status == TUTTI_OK) sum->status = sum_send(s, sum);
-        else sum->stage = MOVING;
+        if (sum->status == TUTTI_OK) sum->status = sum_send_packed(s, sum);
+        else sum->stage = STAGE_SENDING;
     }
     return true;
 }
@@ -165,89 +166,90 @@ tutti_status sum_start(struct sums *s, struct gradient_sum *sum, int unit, void 
 {
     *sum = (struct gradient_sum){ .unit = unit, .from = from, .into = into, .turn = s->begun++ };
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
-    span_begin(&sum->span, s->trace, TUTTI_ZERO_SUMMED, unit, partition_bytes(s->partition, unit));
-    if (!is_packed(s)) return start_whole(s, sum);
-    clear_gaps(s, unit, from);
-    if (s->exchange.here) return add_here(s, sum);
-    if (!exchange_sends_lengths(&s->exchange)) return sum_exchange(s, sum);
+    trace_span_begin(&sum->span, s->trace, TUTTI_ZERO_SUMMED, unit, partition_bytes(s->partition, unit));
+    if (!sums_are_packed(s)) return sum_start_uncompressed(s, sum);
+    unit_clear_gaps(s, unit, from);
+    if (s->exchange.here) return sum_start_on_host(s, sum);
+    if (!exchange_sends_lengths(&s->exchange)) return sum_pack_slices(s, sum);
     /* There is nothing to add, but the lengths may go out only after the sums before this one have sent. */
-    sum->stage = ADDING;
+    sum->stage = STAGE_HOST_SUM;
     return TUTTI_OK;
 }
 bool sum_is_over(struct gradient_sum *sum)
 {
-    return sum->stage == MOVING && (sum->status != TUTTI_OK || tutti_test(&sum->request) != TUTTI_IN_PROGRESS);
+    return sum->stage == STAGE_SENDING && (sum->status != TUTTI_OK || tutti_test(&sum->request) != TUTTI_IN_PROGRESS);
 }
-tutti_status sum_cross(struct sums *s, struct gradient_sum *sum)
+tutti_status sum_await_sent(struct sums *s, struct gradient_sum *sum)
 {
-    TRY(await_added(s, sum));
+    TRY(sum_await_on_host(s, sum));
     sum_advance(s, sum);
-    if (sum->stage == TELLING) TRY(tutti_wait(&sum->request, 0));
+    if (sum->stage == STAGE_LENGTHS) TRY(tutti_wait(&sum->request, 0));
     sum_advance(s, sum);
     return sum->status;
 }
 tutti_status sum_wait(struct sums *s, struct gradient_sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
-    TRY(sum_cross(s, sum));
+    TRY(sum_await_sent(s, sum));
     TRY(tutti_wait(&sum->request, 0));
-    span_await(&sum->span);
-    if (!is_packed(s)) return TUTTI_OK;
+    trace_span_await_end(&sum->span);
+    if (!sums_are_packed(s)) return TUTTI_OK;
     size_t first = u->slice * (size_t)s->partition->rank;
     struct numbers mine = { sum->into, u->slice, first, u->dtype, sum->turn };
-    TRY(packed_average(&sum->packed, &s->exchange, mine));
-    span_end(&sum->span);
+    TRY(packed_average_slices(&sum->packed, &s->exchange, mine));
+    trace_span_end(&sum->span);
     sum_finish(s, sum);
     return TUTTI_OK;
 }
 
 /* ---- residuals ---- */
 /* Returns this rank's residual of a parameter in a side's slice. *out gets the piece of the parameter there. */
-static float *lost_of(const struct sums *s, int parameter, int side, struct slice_piece *out)
+static float *sums_residual_of_piece(const struct sums *s, int parameter, int side, struct slice_piece *out)
 {
     int unit = s->partition->parameter[parameter].unit;
     *out = partition_piece(s->partition, parameter, exchange_rank(&s->exchange, side));
     return s->lost[unit] + s->partition->unit[unit].slice * (size_t)side + out->from;
 }
-tutti_status sums_get_lost(const struct sums *s, int parameter, float *to, tutti_comm *word)
+tutti_status sums_get_residual(const struct sums *s, int parameter, float *to, tutti_comm *control_comm)
 {
     size_t count = s->partition->parameter[parameter].count;
     struct slice_piece piece;
     memset(to, 0, count * sizeof *to);
     for (int side = 0; s->lost && side < s->exchange.sides; side++) {
-        const float *lost = lost_of(s, parameter, side, &piece);
+        const float *lost = sums_residual_of_piece(s, parameter, side, &piece);
         for (size_t i = 0; i < piece.count; i++) to[piece.at + i] = lost[i] / (float)s->partition->ranks;
     }
-    return s->lost ? tutti_all_reduce(to, to, count, TUTTI_FLOAT32, TUTTI_SUM, word, NULL) : TUTTI_OK;
+    return s->lost ? tutti_all_reduce(to, to, count, TUTTI_FLOAT32, TUTTI_SUM, control_comm, NULL) : TUTTI_OK;
 }
-void sums_set_lost(struct sums *s, int parameter, const float *from)
+void sums_set_residual(struct sums *s, int parameter, const float *from)
 {
     float share = (float)s->partition->ranks / (float)s->exchange.sides;
     struct slice_piece piece;
     for (int side = 0; s->lost && side < s->exchange.sides; side++) {
-        float *lost = lost_of(s, parameter, side, &piece);
+        float *lost = sums_residual_of_piece(s, parameter, side, &piece);
         float *momentum =
-            exchange_keep(&s->exchange, lost, lost_count(s, s->partition->parameter[parameter].unit)).momentum;
+            exchange_split_kept(&s->exchange, lost, sums_count_residual(s, s->partition->parameter[parameter].unit))
+                .momentum;
         for (size_t i = 0; i < piece.count; i++) lost[i] = from[piece.at + i] * share;
         for (size_t i = 0; momentum && i < piece.count; i++) momentum[i] = 0;
     }
 }
-void sums_give_back(struct sums *s, int parameter, const void *sum)
+void sums_return_to_residual(struct sums *s, int parameter, const void *sum)
 {
     if (!s->lost) return;
     struct slice_piece piece;
-    float *lost = lost_of(s, parameter, s->exchange.side, &piece);
+    float *lost = sums_residual_of_piece(s, parameter, s->exchange.side, &piece);
     const float *wide = (const float *)sum + piece.from;
     const uint16_t *narrow = (const uint16_t *)sum + piece.from;
     bool is_wide = s->partition->unit[s->partition->parameter[parameter].unit].dtype == TUTTI_FLOAT32;
     for (size_t i = 0; i < piece.count; i++) {
-        float came = is_wide ? wide[i] : update_widen(narrow[i]);
+        float came = is_wide ? wide[i] : bfloat16_to_float(narrow[i]);
         /* A NaN comes from another number of its block. */
         if (isfinite(came)) lost[i] += came * (float)s->partition->ranks;
     }
 }
-void sums_forget(struct sums *s)
+void sums_clear_residuals(struct sums *s)
 {
     for (int u = 0; s->lost && u < s->partition->units; u++)
-        memset(s->lost[u], 0, exchange_kept(&s->exchange, lost_count(s, u)) * sizeof(float));
+        memset(s->lost[u], 0, exchange_count_kept(&s->exchange, sums_count_residual(s, u)) * sizeof(float));
 }

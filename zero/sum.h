@@ -7,7 +7,7 @@
 /* All sums share this state. */
 struct sums {
     const struct partition *partition;
-    const struct lanes *lanes;
+    const struct priority_comms *lanes;
     struct trace *trace;
     /* With how.form NONE gradients travel uncompressed, in lanes. */
     struct compressed_exchange exchange;
@@ -16,7 +16,7 @@ struct sums {
     float **lost;                                       /* [units], owned */
 };
 /* A sum first waits for `here` (ADDING), then for the exchange of lengths (TELLING), then for `request` (MOVING). */
-enum stage { MOVING, ADDING, TELLING };
+enum stage { STAGE_SENDING, STAGE_HOST_SUM, STAGE_LENGTHS };
 struct gradient_sum {
     int unit;
     /* `part` has this host's sum of each side's slice. */
@@ -32,7 +32,7 @@ struct gradient_sum {
 };
 /* Collective if gradients are packed. The caller must call sums_finish in every case. */
 tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
-    const struct lanes *lanes, struct trace *trace);
+    const struct priority_comms *lanes, struct trace *trace);
 void sums_finish(struct sums *sums);
 /* `from` and `into` must stay until sum_wait has returned; the sum may change `from`. All ranks start the same sums in
    the same order, and pass each to sum_advance or sum_wait in that order. */
@@ -40,18 +40,18 @@ tutti_status sum_start(struct sums *sums, struct gradient_sum *sum, int unit, vo
 /* Progresses the sum. Returns false if later sums must wait until this one is further. */
 bool sum_advance(struct sums *sums, struct gradient_sum *sum);
 /* Waits until later sums may progress. */
-tutti_status sum_cross(struct sums *sums, struct gradient_sum *sum);
+tutti_status sum_await_sent(struct sums *sums, struct gradient_sum *sum);
 bool sum_is_over(struct gradient_sum *sum);
 tutti_status sum_wait(struct sums *sums, struct gradient_sum *sum);
 /* Frees the sum's memory. No operation may be in flight. */
 void sum_finish(struct sums *sums, struct gradient_sum *sum);
 
 /* Collective: writes the residual of a parameter, [count], the same on all ranks. */
-tutti_status sums_get_lost(const struct sums *sums, int parameter, float *out, tutti_comm *word);
+tutti_status sums_get_residual(const struct sums *sums, int parameter, float *out, tutti_comm *control_comm);
 /* Sets the residual of a parameter and clears its momentum. */
-void sums_set_lost(struct sums *sums, int parameter, const float *in);
+void sums_set_residual(struct sums *sums, int parameter, const float *in);
 /* Returns this rank's slice of an average to the residual. The caller calls it for a parameter without a gradient on
    any rank: its average comes from residuals alone, and the step does not use it. */
-void sums_give_back(struct sums *sums, int parameter, const void *sum);
+void sums_return_to_residual(struct sums *sums, int parameter, const void *sum);
 /* Clears all residuals. */
-void sums_forget(struct sums *sums);
+void sums_clear_residuals(struct sums *sums);

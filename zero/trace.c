@@ -19,7 +19,7 @@ void trace_finish(struct trace *j)
 }
 tutti_status trace_open(struct trace *j, size_t events)
 {
-    tutti_zero_event *fresh = events ? memory_zeroed(events, sizeof *fresh) : NULL;
+    tutti_zero_event *fresh = events ? memory_alloc_zeroed(events, sizeof *fresh) : NULL;
     if (events && !fresh) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu events", events);
     pthread_mutex_lock(&j->lock);
     if (events) {
@@ -42,7 +42,7 @@ size_t trace_read(struct trace *j, tutti_zero_event *out, size_t capacity, size_
     return count;
 }
 int64_t trace_now(struct trace *j) { return atomic_load_explicit(&j->open, memory_order_relaxed) ? clock_ns() : 0; }
-static void event_keep(struct trace *j, const tutti_zero_event *event)
+static void trace_add_event(struct trace *j, const tutti_zero_event *event)
 {
     pthread_mutex_lock(&j->lock);
     if (j->open && j->count < j->room) j->event[j->count++] = *event;
@@ -51,33 +51,33 @@ static void event_keep(struct trace *j, const tutti_zero_event *event)
 }
 void trace_record(struct trace *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
 {
-    if (began_ns) event_keep(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
+    if (began_ns) trace_add_event(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
 }
-void span_begin(struct trace_span *s, struct trace *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
+void trace_span_begin(struct trace_span *s, struct trace *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
 {
     *s = (struct trace_span){ j, { kind, unit, trace_now(j), 0, bytes }, false };
 }
-static void end_with(tutti_request *request, void *span)
+static void trace_span_on_request_done(tutti_request *request, void *span)
 {
     struct trace_span *s = span;
     (void)request;
-    span_end(s);
+    trace_span_end(s);
     s->followed = false;
 }
-void span_follow(struct trace_span *s, tutti_request *request)
+void trace_span_follow_request(struct trace_span *s, tutti_request *request)
 {
     if (!s->event.began_ns) return;
-    request->done = end_with;
+    request->done = trace_span_on_request_done;
     request->context = s;
     s->followed = true;
 }
-void span_await(struct trace_span *s)
+void trace_span_await_end(struct trace_span *s)
 {
     while (s->followed) sched_yield();
 }
-void span_end(struct trace_span *s)
+void trace_span_end(struct trace_span *s)
 {
     if (!s->event.began_ns) return;
     s->event.ended_ns = clock_ns();
-    event_keep(s->trace, &s->event);
+    trace_add_event(s->trace, &s->event);
 }

@@ -22,10 +22,11 @@ size_t trace_read(struct trace *trace, tutti_zero_event *out, size_t capacity, s
 int64_t trace_now(struct trace *trace);
 /* Records an event that ends now. With began_ns 0 the trace was closed then, and the event is not recorded. */
 void trace_record(struct trace *trace, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes);
-/* Starts the span of an operation that is about to start. The caller ends it with span_end, or span_follow makes the
-   request do so. */
-void span_begin(struct trace_span *span, struct trace *trace, tutti_zero_event_kind kind, int unit, uint64_t bytes);
-void span_follow(struct trace_span *span, tutti_request *request);
-void span_end(struct trace_span *span);
+/* Starts the span of an operation that is about to start. The caller ends it with trace_span_end, or
+   trace_span_follow_request makes the request do so. */
+void trace_span_begin(struct trace_span *span, struct trace *trace, tutti_zero_event_kind kind, int unit,
+    uint64_t bytes);
+void trace_span_follow_request(struct trace_span *span, tutti_request *request);
+void trace_span_end(struct trace_span *span);
 /* Waits until a request that is over has ended its span, so that the span may be used again. */
-void span_await(struct trace_span *span);
+void trace_span_await_end(struct trace_span *span);

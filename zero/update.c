@@ -9,64 +9,65 @@ static const enum update_rule kernel_of[] = { [TUTTI_ZERO_SGD] = UPDATE_SGD,
     [TUTTI_ZERO_MOMENTUM] = UPDATE_SGD,
     [TUTTI_ZERO_ADAM] = UPDATE_ADAM,
     [TUTTI_ZERO_ADAMW] = UPDATE_ADAMW };
-static bool has_first(tutti_zero_rule rule) { return rule > TUTTI_ZERO_SGD; }
-static bool has_second(tutti_zero_rule rule) { return rule > TUTTI_ZERO_MOMENTUM; }
+static bool rule_has_first_moment(tutti_zero_rule rule) { return rule > TUTTI_ZERO_SGD; }
+static bool rule_has_second_moment(tutti_zero_rule rule) { return rule > TUTTI_ZERO_MOMENTUM; }
 
 /* ---- lifetime ---- */
 tutti_status optimizer_init(struct optimizer *o, const struct partition *partition, tutti_zero_rule rule)
 {
     *o = (struct optimizer){ .partition = partition, .rule = rule };
-    o->state = memory_zeroed((size_t)partition->units, sizeof *o->state);
-    o->steps = memory_zeroed((size_t)partition->parameters, sizeof *o->steps);
+    o->state = memory_alloc_zeroed((size_t)partition->units, sizeof *o->state);
+    o->steps = memory_alloc_zeroed((size_t)partition->parameters, sizeof *o->steps);
     return o->state && o->steps ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
 }
-static bool owns_value(const struct unit_partition *u) { return u->dtype != TUTTI_FLOAT32; }
+static bool unit_has_value_copy(const struct unit_partition *u) { return u->dtype != TUTTI_FLOAT32; }
 void optimizer_finish(struct optimizer *o)
 {
     for (int u = 0; o->state && u < o->partition->units; u++) {
-        if (owns_value(&o->partition->unit[u])) free(o->state[u].value);
+        if (unit_has_value_copy(&o->partition->unit[u])) free(o->state[u].value);
         free(o->state[u].first);
         free(o->state[u].second);
     }
     free(o->state);
     free(o->steps);
 }
-static tutti_status make_floats(struct optimizer *o, int unit, bool wanted, float **out)
+static tutti_status optimizer_allocate_floats(struct optimizer *o, int unit, bool wanted, float **out)
 {
     size_t bytes = o->partition->unit[unit].slice * sizeof(float);
     if (!wanted || *out) return TUTTI_OK;
-    *out = memory_aligned(bytes);
+    *out = memory_alloc_aligned(bytes);
     if (!*out)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu bytes of optimizer state, unit %d", bytes, unit);
     o->state_bytes += bytes;
     return TUTTI_OK;
 }
-tutti_status optimizer_begin(struct optimizer *o, int unit, void *slice)
+tutti_status optimizer_set_slice(struct optimizer *o, int unit, void *slice)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
     struct optimizer_state *s = &o->state[unit];
     s->slice = slice;
-    TRY(make_floats(o, unit, has_first(o->rule), &s->first));
-    TRY(make_floats(o, unit, has_second(o->rule), &s->second));
-    if (!owns_value(u)) {
+    TRY(optimizer_allocate_floats(o, unit, rule_has_first_moment(o->rule), &s->first));
+    TRY(optimizer_allocate_floats(o, unit, rule_has_second_moment(o->rule), &s->second));
+    if (!unit_has_value_copy(u)) {
         s->value = slice;
         return TUTTI_OK;
     }
-    TRY(make_floats(o, unit, true, &s->value));
+    TRY(optimizer_allocate_floats(o, unit, true, &s->value));
     const uint16_t *narrow = slice;
     /* A value of a checkpoint that rounds to the slice's number is more precise, and stays. */
     for (size_t i = 0; i < u->slice; i++)
-        if (update_narrow(s->value[i]) != narrow[i]) s->value[i] = update_widen(narrow[i]);
+        if (bfloat16_from_float(s->value[i]) != narrow[i]) s->value[i] = bfloat16_to_float(narrow[i]);
     return TUTTI_OK;
 }
 
 /* ---- steps ---- */
-static struct update_factors factors_of(tutti_zero_rule rule, const tutti_zero_rates *r, double step, double scale)
+static struct update_factors rule_compute_factors(tutti_zero_rule rule, const tutti_zero_rates *r, double step,
+    double scale)
 {
     struct update_factors f = { .scale = (float)scale, .rate = (float)r->rate, .decay = (float)r->decay };
     f.momentum = (float)r->momentum;
     f.begins = step <= 1;
-    if (!has_second(rule)) return f;
+    if (!rule_has_second_moment(rule)) return f;
     f.take1 = (float)(1 - r->beta1);
     f.keep2 = (float)r->beta2;
     f.take2 = (float)(1 - r->beta2);
@@ -76,8 +77,8 @@ static struct update_factors factors_of(tutti_zero_rule rule, const tutti_zero_r
     if (rule == TUTTI_ZERO_ADAMW) f.decay = (float)(1 - r->rate * r->decay);
     return f;
 }
-static void update_piece(const struct optimizer *o, int unit, const struct slice_piece *piece, const void *gradient,
-    const struct update_factors *f)
+static void optimizer_update_piece(const struct optimizer *o, int unit, const struct slice_piece *piece,
+    const void *gradient, const struct update_factors *f)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
     const struct optimizer_state *s = &o->state[unit];
@@ -85,10 +86,10 @@ static void update_piece(const struct optimizer *o, int unit, const struct slice
     struct update_arrays a = { .value = s->value + from, .gradient = (const char *)gradient + from * u->element };
     if (s->first) a.first = s->first + from;
     if (s->second) a.second = s->second + from;
-    if (owns_value(u)) a.narrow = (uint16_t *)s->slice + from;
+    if (unit_has_value_copy(u)) a.narrow = (uint16_t *)s->slice + from;
     update_find(kernel_of[o->rule], u->dtype)(&a, piece->count, f);
 }
-void optimizer_update(struct optimizer *o, int unit, const void *gradient, const uint8_t *used,
+void optimizer_update_unit(struct optimizer *o, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
@@ -98,18 +99,18 @@ void optimizer_update(struct optimizer *o, int unit, const void *gradient, const
         int parameter = piece[i].parameter;
         if (!used[parameter]) continue;
         const tutti_zero_rates *r = &rates[o->partition->parameter[parameter].group];
-        struct update_factors f = factors_of(o->rule, r, (double)o->steps[parameter], scale);
-        update_piece(o, unit, &piece[i], gradient, &f);
+        struct update_factors f = rule_compute_factors(o->rule, r, (double)o->steps[parameter], scale);
+        optimizer_update_piece(o, unit, &piece[i], gradient, &f);
     }
 }
-void optimizer_copy(struct optimizer *o, int unit)
+void optimizer_copy_to_slice(struct optimizer *o, int unit)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
     const struct optimizer_state *s = &o->state[unit];
-    if (!owns_value(u)) return;
-    for (size_t i = 0; i < u->slice; i++) ((uint16_t *)s->slice)[i] = update_narrow(s->value[i]);
+    if (!unit_has_value_copy(u)) return;
+    for (size_t i = 0; i < u->slice; i++) ((uint16_t *)s->slice)[i] = bfloat16_from_float(s->value[i]);
 }
-double optimizer_squares(const struct optimizer *o, int unit, const void *gradient)
+double optimizer_sum_squares(const struct optimizer *o, int unit, const void *gradient)
 {
     const struct unit_partition *u = &o->partition->unit[unit];
     const struct slice_piece *piece = &o->partition->piece[u->first_piece];

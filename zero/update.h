@@ -19,11 +19,11 @@ struct optimizer {
 tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition, tutti_zero_rule rule);
 void optimizer_finish(struct optimizer *optimizer);
 /* Takes the first values from the slice, which must stay in place. */
-tutti_status optimizer_begin(struct optimizer *optimizer, int unit, void *slice);
+tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *slice);
 /* Takes one step of the unit's pieces that are used. gradient: the averaged gradient of the slice. */
-void optimizer_update(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
+void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale);
 /* Copies the values that the caller has written to the slice. */
-void optimizer_copy(struct optimizer *optimizer, int unit);
+void optimizer_copy_to_slice(struct optimizer *optimizer, int unit);
 /* Returns the sum of squares of this rank's gradients of the unit. */
-double optimizer_squares(const struct optimizer *optimizer, int unit, const void *gradient);
+double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const void *gradient);

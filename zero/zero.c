@@ -14,15 +14,15 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { LANDING_MS = 2000, MOST_PREFETCH = 1000, LOOK_NS = 10000, ALL_UNITS = -1 };
+enum { DRAIN_MS = 2000, MOST_PREFETCH = 1000, LOOK_NS = 10000, ALL_UNITS = -1 };
 struct tutti_zero {
     struct partition partition;
-    struct home home;
+    struct zero_placement home;
     struct reducer reducer;
     struct optimizer optimizer;
     /* `lanes` carry large messages, `word` small ones that ranks wait for. `async` is NULL without async steps. */
-    struct lanes lanes;
-    tutti_comm *word;
+    struct priority_comms lanes;
+    tutti_comm *control_comm;
     struct async_step *async;
     struct trace trace;
     /* The rates and the scale belong to the current step. `updates`: a rule updates, not the caller. */
@@ -39,20 +39,21 @@ struct tutti_zero {
 
 /* ---- checks ---- */
 /* Ends the waits of other ranks for this rank with an error. */
-static void zero_abandon(tutti_zero *z)
+static void zero_abort_comms(tutti_zero *z)
 {
-    lanes_abandon(&z->lanes);
-    if (z->word) tutti_comm_abort(z->word);
-    home_abandon(&z->home);
-    exchange_abandon(&z->reducer.sums.exchange);
+    priority_comms_abort(&z->lanes);
+    if (z->control_comm) tutti_comm_abort(z->control_comm);
+    placement_abort_comms(&z->home);
+    exchange_abort_comms(&z->reducer.sums.exchange);
 }
-static tutti_status status_keep(tutti_zero *z, tutti_status status)
+static tutti_status zero_keep_failure(tutti_zero *z, tutti_status status)
 {
     if (status == TUTTI_OK || status_is_refusal() || z->failure) return status;
     snprintf(z->why, sizeof z->why, "%s", status_detail());
-    zero_abandon(z);
-    /* A failed asynchronous step has aborted this call's operation and has the cause. After zero_abandon it ends. */
-    tutti_status of_async_step = status == TUTTI_ABORTED && z->async ? async_step_await(z->async) : TUTTI_OK;
+    zero_abort_comms(z);
+    /* A failed asynchronous step has aborted this call's operation and has the cause. After zero_abort_comms it
+       ends. */
+    tutti_status of_async_step = status == TUTTI_ABORTED && z->async ? async_step_await_end(z->async) : TUTTI_OK;
     if (of_async_step != TUTTI_OK && of_async_step != TUTTI_ABORTED) {
         status = of_async_step;
         snprintf(z->why, sizeof z->why, "%s", status_detail());
@@ -60,7 +61,7 @@ static tutti_status status_keep(tutti_zero *z, tutti_status status)
     z->failure = status;
     return status_repeat(status, z->why);
 }
-static tutti_status check_now(const tutti_zero *z)
+static tutti_status zero_check_usable(const tutti_zero *z)
 {
     if (!z) return status_refuse(TUTTI_INVALID_ARGUMENT, "the tutti_zero is NULL");
     if (z->process != getpid())
@@ -70,27 +71,27 @@ static tutti_status check_now(const tutti_zero *z)
     return TUTTI_OK;
 }
 /* Also waits for the asynchronous step. */
-static tutti_status zero_check(const tutti_zero *z)
+static tutti_status zero_check_and_await(const tutti_zero *z)
 {
-    TRY(check_now(z));
-    return async_step_await(z->async);
+    TRY(zero_check_usable(z));
+    return async_step_await_end(z->async);
 }
-static tutti_status check_parameter(const tutti_zero *z, int parameter)
+static tutti_status zero_check_parameter(const tutti_zero *z, int parameter)
 {
-    TRY(zero_check(z));
+    TRY(zero_check_and_await(z));
     if (parameter >= 0 && parameter < z->partition.parameters) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d does not exist; there are %d", parameter,
         z->partition.parameters);
 }
-static tutti_status check_unit(const tutti_zero *z, int unit)
+static tutti_status zero_check_unit(const tutti_zero *z, int unit)
 {
-    TRY(check_now(z));
+    TRY(zero_check_usable(z));
     if (unit >= 0 && unit < z->partition.units) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d does not exist; there are %d", unit,
         z->partition.units);
 }
-static bool is_sharded(const tutti_zero *z) { return z->home.kind == TUTTI_ZERO_SHARDED; }
-static tutti_status check_config(const tutti_zero_config *c)
+static bool zero_is_sharded(const tutti_zero *z) { return z->home.kind == TUTTI_ZERO_SHARDED; }
+static tutti_status config_check_struct(const tutti_zero_config *c)
 {
     if (c->struct_size != sizeof *c)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -99,7 +100,7 @@ static tutti_status check_config(const tutti_zero_config *c)
             c->struct_size, sizeof *c);
     return c->comm ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the communicator is NULL");
 }
-static tutti_status check_choices(const tutti_zero_config *c)
+static tutti_status config_check_choices(const tutti_zero_config *c)
 {
     if ((unsigned)c->home >= TUTTI_ZERO_HOMES || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0
         || c->prefetch < 0 || c->prefetch > MOST_PREFETCH)
@@ -110,83 +111,83 @@ static tutti_status check_choices(const tutti_zero_config *c)
         return status_refuse(TUTTI_UNSUPPORTED,
             "zero: gradients that are summed on all ranks are not packed here; use a tutti_compressor, or divide "
             "the optimizer state (REPLICATED)");
-    return exchange_check(&c->compression);
+    return compression_check_options(&c->compression);
 }
 
 /* ---- a step ---- */
 /* A collective close shows that all ranks have reached the step. After an earlier close ranks may have read on. */
-static tutti_status ranks_arrive(tutti_zero *z)
+static tutti_status zero_await_ranks(tutti_zero *z)
 {
     bool closed = z->reducer.closed;
-    TRY(reducer_close(&z->reducer));
-    return closed ? tutti_barrier(z->word, NULL) : TUTTI_OK;
+    TRY(reducer_close_step(&z->reducer));
+    return closed ? tutti_barrier(z->control_comm, NULL) : TUTTI_OK;
 }
-static tutti_status pieces_claim(tutti_zero *z)
+static tutti_status zero_settle_and_claim(tutti_zero *z)
 {
     if (z->claimed) return TUTTI_OK;
-    TRY(ranks_arrive(z));
-    TRY(reducer_settle(&z->reducer));
+    TRY(zero_await_ranks(z));
+    TRY(reducer_settle_sums(&z->reducer));
     z->claimed = true;
     return TUTTI_OK;
 }
-static tutti_status unit_update(tutti_zero *z, int unit)
+static tutti_status zero_update_unit(tutti_zero *z, int unit)
 {
     struct reducer *r = &z->reducer;
-    TRY(reducer_complete(r, unit));
+    TRY(reducer_complete_unit(r, unit));
     /* A unit that was not used since the last step may still be gathering. */
-    TRY(home_await(&z->home, unit, z->steps - 1));
+    TRY(placement_await(&z->home, unit, z->steps - 1));
     int64_t began_ns = trace_now(&z->trace);
-    if (!z->updates) optimizer_copy(&z->optimizer, unit);
+    if (!z->updates) optimizer_copy_to_slice(&z->optimizer, unit);
     else if (r->unit[unit].rounds)
-        optimizer_update(&z->optimizer, unit, r->unit[unit].sum, r->used, z->rates, z->scale);
+        optimizer_update_unit(&z->optimizer, unit, r->unit[unit].sum, r->used, z->rates, z->scale);
     trace_record(&z->trace, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
-    return home_publish(&z->home, unit, z->steps);
+    return placement_publish(&z->home, unit, z->steps);
 }
 /* Updates units in the order of their sums; async steps use the order of next use. Each is the same on all ranks. */
-static tutti_status update_all(tutti_zero *z)
+static tutti_status zero_update_units(tutti_zero *z)
 {
     int units = z->partition.units, *turn = z->reducer.order.turn;
     for (int i = 0; i < units; i++) {
         int unit = turn[z->async ? units - 1 - i : i];
-        TRY(unit_update(z, unit));
+        TRY(zero_update_unit(z, unit));
         if (z->async) async_step_complete_unit(z->async, unit, z->steps);
     }
-    TRY(reducer_next(&z->reducer));
-    return home_go_on(&z->home);
+    TRY(reducer_begin_step(&z->reducer));
+    return placement_end_update(&z->home);
 }
-static tutti_status work_ahead(void *zero)
+static tutti_status zero_run_async_step(void *zero)
 {
-    tutti_status status = update_all(zero);
+    tutti_status status = zero_update_units(zero);
     if (status == TUTTI_OK) return status;
     char why[STATUS_DETAIL_BYTES];
     snprintf(why, sizeof why, "%s", status_detail());
-    zero_abandon(zero);
+    zero_abort_comms(zero);
     return status_repeat(status, why);
 }
 /* With rates NULL the caller has updated the pieces. */
-static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
+static tutti_status zero_take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
     int64_t began_ns = trace_now(&z->trace);
-    if (!z->claimed) TRY(ranks_arrive(z));
-    TRY(home_rest(&z->home));
+    if (!z->claimed) TRY(zero_await_ranks(z));
+    TRY(placement_begin_update(&z->home));
     z->updates = rates;
     z->scale = scale;
     for (int g = 0; rates && g < z->partition.groups; g++) z->rates[g] = rates[g];
     z->claimed = false;
     z->steps++;
-    if (z->async && rates) async_step_start(z->async);
-    else TRY(update_all(z));
+    if (z->async && rates) async_step_start_work(z->async);
+    else TRY(zero_update_units(z));
     trace_record(&z->trace, TUTTI_ZERO_STEPPED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 
 /* ---- lifetime ---- */
 /* All ranks have the same partition, or all refuse it. */
-static tutti_status models_compare(const tutti_zero *z, const tutti_zero_config *c, tutti_status mine)
+static tutti_status zero_compare_models(const tutti_zero *z, const tutti_zero_config *c, tutti_status mine)
 {
     char why[STATUS_DETAIL_BYTES] = "";
     if (mine != TUTTI_OK) snprintf(why, sizeof why, "%s", status_detail());
-    uint64_t digest = mine == TUTTI_OK ? partition_digest(&z->partition, c) ^ exchange_digest(&c->compression) : 0;
+    uint64_t digest = mine == TUTTI_OK ? partition_digest(&z->partition, c) ^ compression_digest(&c->compression) : 0;
     uint64_t range[3] = { digest, ~digest, mine != TUTTI_OK };
     TRY(tutti_all_reduce(range, range, 3, TUTTI_UINT64, TUTTI_MAX, c->comm, NULL));
     if (mine != TUTTI_OK) return status_repeat_refusal(mine, why);
@@ -198,20 +199,20 @@ static tutti_status models_compare(const tutti_zero *z, const tutti_zero_config 
         "in the same units and groups, and the home, the optimizer and the compression be the same, on all ranks",
         z->partition.rank);
 }
-static tutti_status zero_create(tutti_zero *z, const tutti_zero_config *c)
+static tutti_status zero_init_parts(tutti_zero *z, const tutti_zero_config *c)
 {
     tutti_status mine = partition_init(&z->partition, c, tutti_comm_user_rank(c->comm), tutti_comm_count(c->comm));
-    if (mine == TUTTI_OK) mine = check_choices(c);
-    TRY(models_compare(z, c, mine));
-    TRY(lanes_init(&z->lanes, &z->partition, c));
-    TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->word));
-    TRY(home_init(&z->home, &z->partition, c, &z->lanes, z->word, &z->trace));
-    TRY(reducer_init(&z->reducer, &z->partition, c, &z->lanes, z->word, &z->trace));
+    if (mine == TUTTI_OK) mine = config_check_choices(c);
+    TRY(zero_compare_models(z, c, mine));
+    TRY(priority_comms_init(&z->lanes, &z->partition, c));
+    TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->control_comm));
+    TRY(placement_init(&z->home, &z->partition, c, &z->lanes, z->control_comm, &z->trace));
+    TRY(reducer_init(&z->reducer, &z->partition, c, &z->lanes, z->control_comm, &z->trace));
     TRY(optimizer_init(&z->optimizer, &z->partition, c->rule));
-    z->rates = memory_zeroed((size_t)z->partition.groups, sizeof *z->rates);
+    z->rates = memory_alloc_zeroed((size_t)z->partition.groups, sizeof *z->rates);
     if (!z->rates) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d groups", z->partition.groups);
     bool ahead = c->ahead && c->rule != TUTTI_ZERO_NONE && c->home != TUTTI_ZERO_SHARDED;
-    return ahead ? async_step_create(z->partition.units, work_ahead, z, &z->async) : TUTTI_OK;
+    return ahead ? async_step_create(z->partition.units, zero_run_async_step, z, &z->async) : TUTTI_OK;
 }
 tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
 {
@@ -219,12 +220,12 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "tutti_zero_create: the pointer to the result or the config is NULL");
     *out = NULL;
-    TRY(check_config(c));
-    tutti_zero *z = memory_aligned(sizeof *z);
+    TRY(config_check_struct(c));
+    tutti_zero *z = memory_alloc_aligned(sizeof *z);
     if (!z) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_zero");
     z->process = getpid();
     trace_init(&z->trace);
-    tutti_status status = zero_create(z, c);
+    tutti_status status = zero_init_parts(z, c);
     if (status == TUTTI_OK) {
         *out = z;
         return status;
@@ -235,24 +236,24 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
     tutti_zero_destroy(z);
     return refusal ? status_repeat_refusal(status, why) : status_repeat(status, why);
 }
-/* Waits up to LANDING_MS for data that other ranks still need from this one. */
-static void zero_leave(tutti_zero *z)
+/* Waits up to DRAIN_MS for data that other ranks still need from this one. */
+static void zero_drain_and_stop(tutti_zero *z)
 {
-    int64_t until_ms = clock_ms() + LANDING_MS;
-    bool over = !z->async || async_step_is_over(z->async, until_ms);
+    int64_t until_ms = clock_ms() + DRAIN_MS;
+    bool over = !z->async || async_step_await_until(z->async, until_ms);
     bool midway = !over || (z->reducer.partition && !reducer_is_at_rest(&z->reducer));
-    if (midway && !z->failure) zero_abandon(z);
-    else if (!z->failure && z->home.partition) home_complete(&z->home, until_ms);
+    if (midway && !z->failure) zero_abort_comms(z);
+    else if (!z->failure && z->home.partition) placement_await_until(&z->home, until_ms);
     async_step_destroy(z->async);
 }
 tutti_status tutti_zero_destroy(tutti_zero *z)
 {
     if (!z) return TUTTI_OK;
-    if (z->process == getpid()) zero_leave(z);
+    if (z->process == getpid()) zero_drain_and_stop(z);
     /* Operations use the memory below until this has ended them. */
-    lanes_finish(&z->lanes);
-    tutti_comm_destroy(z->word);
-    if (z->home.partition) home_finish(&z->home);
+    priority_comms_finish(&z->lanes);
+    tutti_comm_destroy(z->control_comm);
+    if (z->home.partition) placement_finish(&z->home);
     if (z->reducer.partition) reducer_finish(&z->reducer);
     if (z->optimizer.partition) optimizer_finish(&z->optimizer);
     partition_finish(&z->partition);
@@ -265,132 +266,133 @@ void *tutti_zero_parameter_at(const tutti_zero *z, int parameter)
 {
     if (!z || parameter < 0 || parameter >= z->partition.parameters) return NULL;
     const struct place_of_parameter *p = &z->partition.parameter[parameter];
-    return (char *)home_flat(&z->home, p->unit) + p->offset * z->partition.unit[p->unit].element;
+    return (char *)placement_flat(&z->home, p->unit) + p->offset * z->partition.unit[p->unit].element;
 }
-static tutti_status zero_begin(tutti_zero *z)
+static tutti_status zero_set_first_values(tutti_zero *z)
 {
-    TRY(home_begin(&z->home));
-    for (int u = 0; u < z->partition.units; u++) TRY(optimizer_begin(&z->optimizer, u, home_slice(&z->home, u)));
+    TRY(placement_broadcast_values(&z->home));
+    for (int u = 0; u < z->partition.units; u++)
+        TRY(optimizer_set_slice(&z->optimizer, u, placement_slice(&z->home, u)));
     /* All ranks have read before any rank writes. */
-    return tutti_barrier(z->word, NULL);
+    return tutti_barrier(z->control_comm, NULL);
 }
 tutti_status tutti_zero_begin(tutti_zero *z)
 {
-    if (!z) return zero_check(z);
+    if (!z) return zero_check_and_await(z);
     if (z->failure) return status_repeat(z->failure, z->why);
-    TRY(async_step_await(z->async));
+    TRY(async_step_await_end(z->async));
     z->begun = true;
     z->claimed = false;
-    tutti_status status = home_claim(&z->home, z->steps);
-    return status_keep(z, status == TUTTI_OK ? zero_begin(z) : status);
+    tutti_status status = placement_claim_units(&z->home, z->steps);
+    return zero_keep_failure(z, status == TUTTI_OK ? zero_set_first_values(z) : status);
 }
 
 /* ---- the events of a step ---- */
-static tutti_status unit_use(tutti_zero *z, int unit, bool backward)
+static tutti_status zero_use_unit(tutti_zero *z, int unit, bool backward)
 {
-    TRY(check_unit(z, unit));
+    TRY(zero_check_unit(z, unit));
     int64_t began_ns = trace_now(&z->trace);
     TRY(async_step_await_unit(z->async, unit, z->steps));
-    TRY(status_keep(z, home_use(&z->home, unit, z->steps, backward)));
+    TRY(zero_keep_failure(z, placement_use(&z->home, unit, z->steps, backward)));
     trace_record(&z->trace, TUTTI_ZERO_USED, unit, began_ns, 0);
     return TUTTI_OK;
 }
-tutti_status tutti_zero_use(tutti_zero *z, int unit) { return unit_use(z, unit, false); }
-tutti_status tutti_zero_use_backward(tutti_zero *z, int unit) { return unit_use(z, unit, true); }
+tutti_status tutti_zero_use(tutti_zero *z, int unit) { return zero_use_unit(z, unit, false); }
+tutti_status tutti_zero_use_backward(tutti_zero *z, int unit) { return zero_use_unit(z, unit, true); }
 tutti_status tutti_zero_release(tutti_zero *z, int unit)
 {
-    TRY(check_unit(z, unit));
-    if (is_sharded(z)) gatherer_release(&z->home.gatherer, unit);
+    TRY(zero_check_unit(z, unit));
+    if (zero_is_sharded(z)) gatherer_release(&z->home.gatherer, unit);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_keep(tutti_zero *z, bool kept)
 {
-    TRY(zero_check(z));
-    return status_keep(z, home_keep(&z->home, z->steps, kept));
+    TRY(zero_check_and_await(z));
+    return zero_keep_failure(z, placement_keep_units(&z->home, z->steps, kept));
 }
 tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
 {
     int64_t began_ns = z ? trace_now(&z->trace) : 0;
-    TRY(check_parameter(z, parameter));
+    TRY(zero_check_parameter(z, parameter));
     int unit = z->partition.parameter[parameter].unit;
-    if (is_sharded(z)) TRY(gatherer_check(&z->home.gatherer, unit));
-    TRY(status_keep(z, reducer_gradient(&z->reducer, parameter, out, adds)));
+    if (zero_is_sharded(z)) TRY(gatherer_check_unit_whole(&z->home.gatherer, unit));
+    TRY(zero_keep_failure(z, reducer_get_gradient_address(&z->reducer, parameter, out, adds)));
     if (trace_now(&z->trace) > began_ns + LOOK_NS) trace_record(&z->trace, TUTTI_ZERO_ASKED, unit, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
 {
-    TRY(check_parameter(z, parameter));
-    TRY(status_keep(z, reducer_ready(&z->reducer, parameter)));
-    if (is_sharded(z)) gatherer_count(&z->home.gatherer, z->partition.parameter[parameter].unit);
+    TRY(zero_check_parameter(z, parameter));
+    TRY(zero_keep_failure(z, reducer_mark_ready(&z->reducer, parameter)));
+    if (zero_is_sharded(z)) gatherer_count_gradient(&z->home.gatherer, z->partition.parameter[parameter].unit);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_hold(tutti_zero *z, bool held)
 {
-    TRY(zero_check(z));
+    TRY(zero_check_and_await(z));
     z->reducer.held = held;
     return TUTTI_OK;
 }
 tutti_status tutti_zero_settle(tutti_zero *z)
 {
     int64_t began_ns = z ? trace_now(&z->trace) : 0;
-    TRY(zero_check(z));
-    TRY(status_keep(z, reducer_settle(&z->reducer)));
+    TRY(zero_check_and_await(z));
+    TRY(zero_keep_failure(z, reducer_settle_sums(&z->reducer)));
     trace_record(&z->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
-static tutti_status zero_norm(tutti_zero *z, double *out)
+static tutti_status zero_compute_norm(tutti_zero *z, double *out)
 {
     double sum = 0;
-    TRY(reducer_settle(&z->reducer));
+    TRY(reducer_settle_sums(&z->reducer));
     for (int u = 0; u < z->partition.units; u++)
-        if (z->reducer.unit[u].rounds) sum += optimizer_squares(&z->optimizer, u, z->reducer.unit[u].sum);
-    if (z->partition.slices > 1) TRY(tutti_all_reduce(&sum, &sum, 1, TUTTI_FLOAT64, TUTTI_SUM, z->word, NULL));
+        if (z->reducer.unit[u].rounds) sum += optimizer_sum_squares(&z->optimizer, u, z->reducer.unit[u].sum);
+    if (z->partition.slices > 1) TRY(tutti_all_reduce(&sum, &sum, 1, TUTTI_FLOAT64, TUTTI_SUM, z->control_comm, NULL));
     *out = sqrt(sum);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_norm(tutti_zero *z, double *out)
 {
     int64_t began_ns = z ? trace_now(&z->trace) : 0;
-    TRY(zero_check(z));
-    TRY(status_keep(z, zero_norm(z, out)));
+    TRY(zero_check_and_await(z));
+    TRY(zero_keep_failure(z, zero_compute_norm(z, out)));
     trace_record(&z->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
-    TRY(zero_check(z));
+    TRY(zero_check_and_await(z));
     if (!rates || z->optimizer.rule == TUTTI_ZERO_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: a step needs a rule and rates; without a rule, update the pieces and call tutti_zero_publish");
-    return status_keep(z, take_step(z, rates, scale));
+    return zero_keep_failure(z, zero_take_step(z, rates, scale));
 }
 tutti_status tutti_zero_claim(tutti_zero *z)
 {
-    TRY(zero_check(z));
-    if (!reducer_is_at_rest(&z->reducer)) return status_keep(z, pieces_claim(z));
-    return status_keep(z, home_claim(&z->home, z->steps));
+    TRY(zero_check_and_await(z));
+    if (!reducer_is_at_rest(&z->reducer)) return zero_keep_failure(z, zero_settle_and_claim(z));
+    return zero_keep_failure(z, placement_claim_units(&z->home, z->steps));
 }
 tutti_status tutti_zero_publish(tutti_zero *z)
 {
-    TRY(zero_check(z));
+    TRY(zero_check_and_await(z));
     if (!z->claimed)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: pieces are updated between tutti_zero_claim and _publish");
-    return status_keep(z, take_step(z, NULL, 1));
+    return zero_keep_failure(z, zero_take_step(z, NULL, 1));
 }
 tutti_status tutti_zero_drop(tutti_zero *z)
 {
-    TRY(check_now(z));
+    TRY(zero_check_usable(z));
     /* No gradient has come since a step that still runs. */
-    if (!async_step_is_over(z->async, 0)) return TUTTI_OK;
-    TRY(async_step_await(z->async));
-    return status_keep(z, reducer_drop(&z->reducer));
+    if (!async_step_await_until(z->async, 0)) return TUTTI_OK;
+    TRY(async_step_await_end(z->async));
+    return zero_keep_failure(z, reducer_discard_gradients(&z->reducer));
 }
 
 /* ---- the state of a rank ---- */
 tutti_status tutti_zero_span(const tutti_zero *z, int parameter, int rank, size_t *at, size_t *count)
 {
-    TRY(check_parameter(z, parameter));
+    TRY(zero_check_parameter(z, parameter));
     if (rank < 0 || rank >= z->partition.ranks)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: rank %d does not exist; there are %d", rank,
             z->partition.ranks);
@@ -401,7 +403,7 @@ tutti_status tutti_zero_span(const tutti_zero *z, int parameter, int rank, size_
 }
 tutti_status tutti_zero_get_piece(const tutti_zero *z, int parameter, tutti_zero_piece *out)
 {
-    TRY(check_parameter(z, parameter));
+    TRY(zero_check_parameter(z, parameter));
     struct slice_piece piece = partition_piece(&z->partition, parameter, z->partition.rank);
     int unit = z->partition.parameter[parameter].unit;
     const struct optimizer_state *s = &z->optimizer.state[unit];
@@ -418,58 +420,58 @@ tutti_status tutti_zero_get_piece(const tutti_zero *z, int parameter, tutti_zero
 }
 tutti_status tutti_zero_claim_pieces(tutti_zero *z)
 {
-    TRY(zero_check(z));
-    return status_keep(z, home_claim_pieces(&z->home, z->steps));
+    TRY(zero_check_and_await(z));
+    return zero_keep_failure(z, placement_claim_pieces(&z->home, z->steps));
 }
-static tutti_status begin_pieces(tutti_zero *z)
+static tutti_status zero_begin_pieces(tutti_zero *z)
 {
-    TRY(home_rest(&z->home));
+    TRY(placement_begin_update(&z->home));
     z->claimed = false;
     z->steps++;
     z->writes++;
     for (int u = 0; u < z->partition.units; u++) {
-        optimizer_copy(&z->optimizer, u);
-        TRY(home_publish(&z->home, u, z->steps));
+        optimizer_copy_to_slice(&z->optimizer, u);
+        TRY(placement_publish(&z->home, u, z->steps));
     }
     return TUTTI_OK;
 }
 tutti_status tutti_zero_begin_pieces(tutti_zero *z)
 {
-    TRY(zero_check(z));
-    return status_keep(z, begin_pieces(z));
+    TRY(zero_check_and_await(z));
+    return zero_keep_failure(z, zero_begin_pieces(z));
 }
 tutti_status tutti_zero_set_steps(tutti_zero *z, int parameter, uint64_t steps)
 {
-    TRY(check_parameter(z, parameter));
+    TRY(zero_check_parameter(z, parameter));
     z->optimizer.steps[parameter] = steps;
     return TUTTI_OK;
 }
-static tutti_status check_lost(const tutti_zero *z, int parameter, const void *array)
+static tutti_status zero_check_residual(const tutti_zero *z, int parameter, const void *array)
 {
-    TRY(check_parameter(z, parameter));
+    TRY(zero_check_parameter(z, parameter));
     if (array && reducer_is_at_rest(&z->reducer)) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
         "zero: the residual of compression can be read and written only between steps, and the array must not be NULL");
 }
 tutti_status tutti_zero_get_lost(const tutti_zero *z, int parameter, float *out)
 {
-    TRY(check_lost(z, parameter, out));
-    return sums_get_lost(&z->reducer.sums, parameter, out, z->word);
+    TRY(zero_check_residual(z, parameter, out));
+    return sums_get_residual(&z->reducer.sums, parameter, out, z->control_comm);
 }
 tutti_status tutti_zero_set_lost(tutti_zero *z, int parameter, const float *in)
 {
-    TRY(check_lost(z, parameter, in));
-    sums_set_lost(&z->reducer.sums, parameter, in);
+    TRY(zero_check_residual(z, parameter, in));
+    sums_set_residual(&z->reducer.sums, parameter, in);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_watch(tutti_zero *z, size_t events)
 {
-    TRY(zero_check(z));
+    TRY(zero_check_and_await(z));
     return trace_open(&z->trace, events);
 }
 tutti_status tutti_zero_get_events(tutti_zero *z, tutti_zero_event *out, size_t capacity, size_t *count, size_t *missed)
 {
-    TRY(zero_check(z));
+    TRY(zero_check_and_await(z));
     if (!count || !missed || (capacity && !out))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the array of events or a pointer to a count is NULL");
     *count = trace_read(&z->trace, out, capacity, missed);
@@ -477,7 +479,7 @@ tutti_status tutti_zero_get_events(tutti_zero *z, tutti_zero_event *out, size_t 
 }
 tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
 {
-    TRY(zero_check(z));
+    TRY(zero_check_and_await(z));
     if (!out || out->struct_size != sizeof *out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
     *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps - z->writes };
@@ -492,6 +494,6 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     out->state_bytes = z->optimizer.state_bytes;
     out->parameter_bytes = z->home.gatherer.most_bytes;
     for (int u = 0; u < z->partition.units; u++)
-        out->parameter_bytes += partition_bytes(&z->partition, u) / home_shm_group(&z->home);
+        out->parameter_bytes += partition_bytes(&z->partition, u) / placement_count_copy_ranks(&z->home);
     return TUTTI_OK;
 }

@@ -1,13 +1,13 @@
 /* Agreement between hosts on a failure. The object has the state of one rank, and no thread, socket, clock or memory of
-   its own. Its caller feeds it events (inputs), sends its messages (agree_next), and writes the shared records for it
-   (states CLAIMS and DECIDES). A group on one host has no such object, because words in its segment suffice.
+   its own. Its caller feeds it events (inputs), sends its messages (agree_next_message), and writes the shared records
+   for it (states CLAIMS and DECIDES). A group on one host has no such object, because words in its segment suffice.
 
    How it works. The ranks of a host share two records in their segment: the *failure* (a cause) and the *decision*
    (the cause that all of them report). The first rank to write a record wins. The *speaker* of a host, its first rank
    that is not gone (dead, lost or left), exchanges messages with the speakers of other hosts. A rank that finds a
    reason to fail claims the failure record of its host. Its speaker sends the cause to the other speakers, and each
-   adopts the cause that precedes the others (agree_precedes). A speaker decides when every other speaker has sent the
-   same cause, or after 300 ms. A rank that has not decided adopts a decision that it receives.
+   adopts the cause that precedes the others (agree_cause_precedes). A speaker decides when every other speaker has sent
+   the same cause, or after 300 ms. A rank that has not decided adopts a decision that it receives.
 
    States of a rank:
      RUNS ── it finds a reason, or receives FAIL ─> CLAIMS ── failure record of the host ─> KNOWS
@@ -97,7 +97,7 @@ struct agree_cause {
     /* `detail` is an optional text of the engine. */
     char detail[AGREE_DETAIL_BYTES];
 };
-enum agree_message_kind { AGREE_ASK, AGREE_SAY, AGREE_FAIL, AGREE_BYE, AGREE_MESSAGES };
+enum agree_message_kind { AGREE_ASK, AGREE_ANSWER, AGREE_FAIL, AGREE_BYE, AGREE_MESSAGES };
 /* FAIL has `cause`, which is the sender's decision if `decided` is set. Other messages have the sender's last calls, in
    any order. */
 struct agree_message {
@@ -134,7 +134,8 @@ struct agree {
     uint64_t begun, ended;
     /* The operation `barred` and later ones can no longer succeed. */
     uint64_t barred;
-    /* `owed` counts the peers that a message is due to, and `cursor` is the peer that agree_next tries first. */
+    /* `owed` counts the peers that a message is due to, and `cursor` is the peer that agree_next_message tries
+       first. */
     uint64_t owed, cursor;
     int64_t now_ms, ask_at_ms, ask_gap_ms, settle_at_ms, repeat_at_ms;   /* ms, 0 = unset */
     uint64_t repeats;
@@ -150,42 +151,42 @@ void agree_init(struct agree *out, const struct agree_layout *layout);
 void agree_begin(struct agree *a, const struct agree_call *call);
 /* Reports the first message of an operation from a rank of another host. It returns false if this rank has not begun
    the operation; the caller then reports it again later (the matching keeps early messages). */
-bool agree_arrived(struct agree *a, int peer, uint64_t number, uint64_t fingerprint);
+bool agree_on_first_message(struct agree *a, int peer, uint64_t number, uint64_t fingerprint);
 /* Reports whether this rank waits for a rank of another host. */
-void agree_wait(struct agree *a, int peer, bool waits);
+void agree_set_waiting(struct agree *a, int peer, bool waits);
 /* Checks an operation before it ends. After true the caller must report success. After false the operation fails with
    the decision. Operations before the failed one may still end after the decision. */
-bool agree_may_end(struct agree *a, uint64_t number);
+bool agree_may_end_operation(struct agree *a, uint64_t number);
 /* Reports a cause that this rank has found. It counts only in state RUNS. */
-void agree_fail(struct agree *a, const struct agree_cause *cause);
+void agree_report_cause(struct agree *a, const struct agree_cause *cause);
 /* Leaves the group; no operation may be open. */
 void agree_leave(struct agree *a);
 /* ---- inputs from the host's segment ---- */
-void agree_host_failed(struct agree *a, const struct agree_cause *record);
-void agree_host_decided(struct agree *a, const struct agree_cause *record);
+void agree_on_failure_record(struct agree *a, const struct agree_cause *record);
+void agree_on_decision_record(struct agree *a, const struct agree_cause *record);
 /* ---- inputs from peers ---- */
-void agree_receive(struct agree *a, int peer, const struct agree_message *message);
+void agree_handle_message(struct agree *a, int peer, const struct agree_message *message);
 /* Reports a rank of any host as lost: its process has died, its link broke or carried an invalid message, or no link to
    it can be opened. The caller first ends all operations that can still end. */
-void agree_lost(struct agree *a, int peer);
+void agree_on_peer_lost(struct agree *a, int peer);
 /* Reports that a rank has left; ranks of this host send no BYE, but set a word in the segment. */
-void agree_left(struct agree *a, int peer, uint64_t last);
+void agree_on_peer_left(struct agree *a, int peer, uint64_t last);
 /* ---- time ---- */
 /* Sets the time. The caller calls it at least every 20 ms while an operation is open, and before other inputs, which
    set timers by it. */
-void agree_tick(struct agree *a, int64_t now_ms);
+void agree_advance_time(struct agree *a, int64_t now_ms);
 
 /* Sends ASK now, because the operation's time is running out. */
-void agree_hurry(struct agree *a);
+void agree_ask_now(struct agree *a);
 
 /* ---- outputs ---- */
 /* After each input the caller does the following, in this order. In state CLAIMS it writes `held` to the failure record
-   unless that is written, and passes the record to agree_host_failed. In state DECIDES it does so with the decision
-   record and agree_host_decided. Then it sends the messages of agree_next until that returns false, and drops a message
-   for which it has no link. */
-bool agree_next(struct agree *a, int *to, struct agree_message *out);
+   unless that is written, and passes the record to agree_on_failure_record. In state DECIDES it does so with the
+   decision record and agree_on_decision_record. Then it sends the messages of agree_next_message until that returns
+   false, and drops a message for which it has no link. */
+bool agree_next_message(struct agree *a, int *to, struct agree_message *out);
 /* Returns true if cause x takes precedence over cause y. */
-bool agree_precedes(const struct agree_cause *x, const struct agree_cause *y);
+bool agree_cause_precedes(const struct agree_cause *x, const struct agree_cause *y);
 
 /* ---- wire.c ---- */
 enum {
@@ -195,6 +196,6 @@ enum {
     AGREE_CALLS_BYTES = AGREE_HISTORY * AGREE_CALL_BYTES,
     AGREE_WIRE_BYTES = 8 + (AGREE_CAUSE_BYTES > AGREE_CALLS_BYTES ? AGREE_CAUSE_BYTES : AGREE_CALLS_BYTES)
 };
-void agree_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES]);
+void agree_message_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES]);
 /* Returns false, with *out unchanged, if no rank of a communicator of this size could have sent the message. */
-bool agree_decode(const unsigned char *bytes, size_t length, int size, struct agree_message *out);
+bool agree_message_decode(const unsigned char *bytes, size_t length, int size, struct agree_message *out);

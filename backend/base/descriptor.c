@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-int descriptor_raised(int descriptor)
+int descriptor_move_above_stderr(int descriptor)
 {
     if (descriptor < 0 || descriptor > STDERR_FILENO) return descriptor;
     int raised = fcntl(descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;

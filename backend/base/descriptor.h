@@ -5,4 +5,4 @@
  * these closed, their numbers are free. Output to standard error would then go into a segment, a tensor or a
  * connection. A negative number is returned unchanged. If no number is free, the function closes the descriptor and
  * returns -1 with errno. */
-int descriptor_raised(int descriptor);
+int descriptor_move_above_stderr(int descriptor);

@@ -17,8 +17,8 @@ static inline void fence_between_store_and_load(void)
 /* One of the two threads can avoid its fence if the other makes the kernel put one into every running thread, also of
    other processes (membarrier, Linux 4.16). That takes some microseconds. The first thread then needs only the order of
    the compiler, which this function keeps. */
-static inline void fence_of_compiler(void) { atomic_signal_fence(memory_order_seq_cst); }
+static inline void fence_compiler_only(void) { atomic_signal_fence(memory_order_seq_cst); }
 /* Registers this process for the fences of others; returns false if the kernel refuses. */
-bool fence_admit(void);
+bool fence_register_process(void);
 /* Puts a fence into all running threads of registered processes; returns false if the kernel refuses. */
-bool fence_everywhere(void);
+bool fence_all_threads(void);

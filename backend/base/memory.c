@@ -7,17 +7,17 @@
 static atomic_int countdown;
 
 void memory_fail_after(int allocations) { atomic_store(&countdown, allocations); }
-static bool told_to_fail(void)
+static bool memory_should_fail(void)
 {
     return atomic_load_explicit(&countdown, memory_order_relaxed) > 0 && atomic_fetch_sub(&countdown, 1) == 1;
 }
-void *memory_zeroed(size_t count, size_t bytes)
+void *memory_alloc_zeroed(size_t count, size_t bytes)
 {
-    return told_to_fail() ? NULL : calloc(count ? count : 1, bytes ? bytes : 1);
+    return memory_should_fail() ? NULL : calloc(count ? count : 1, bytes ? bytes : 1);
 }
-void *memory_aligned(size_t bytes)
+void *memory_alloc_aligned(size_t bytes)
 {
-    void *block = told_to_fail() ? NULL : aligned_alloc(64, size_round_up(bytes ? bytes : 1, 64));
+    void *block = memory_should_fail() ? NULL : aligned_alloc(64, size_round_up(bytes ? bytes : 1, 64));
     if (block) memset(block, 0, bytes);
     return block;
 }
@@ -25,7 +25,7 @@ void *memory_grow(void *array, int count, int *room, size_t bytes)
 {
     if (count < *room) return array;
     int more = *room ? 2 * *room : 8;
-    void *moved = told_to_fail() ? NULL : realloc(array, (size_t)more * bytes);
+    void *moved = memory_should_fail() ? NULL : realloc(array, (size_t)more * bytes);
     if (moved) *room = more;
     return moved;
 }

@@ -6,9 +6,9 @@
 
 /* Allocates zeroed memory, as calloc does. For tests, memory_fail_after(n) makes the n-th allocation from now return
    NULL; 0 turns this off. */
-void *memory_zeroed(size_t count, size_t bytes);
+void *memory_alloc_zeroed(size_t count, size_t bytes);
 /* Allocates a zeroed block that starts on a cache-line boundary, or returns NULL. The caller frees it with free. */
-void *memory_aligned(size_t bytes);
+void *memory_alloc_aligned(size_t bytes);
 /* Makes room for one more element of `bytes` bytes. It returns the array, which may have moved, and updates *room. If
    memory is short, it returns NULL and keeps the array. */
 void *memory_grow(void *array, int count, int *room, size_t bytes);

@@ -2,7 +2,7 @@
    another core has read. */
 #pragma once
 
-static inline void pause_briefly(void)
+static inline void cpu_pause_briefly(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -12,7 +12,7 @@ static inline void pause_briefly(void)
 #endif
 }
 /* Waits for `steps` dependent multiplications of about three cycles each, where a pause would take too long. */
-static inline void pass_steps(int steps)
+static inline void cpu_spin_steps(int steps)
 {
     unsigned long value = 3;
     for (int i = 0; i < steps; i++) {
@@ -22,7 +22,7 @@ static inline void pass_steps(int steps)
 }
 /* Prefetches a cache line for writing and does not wait, so that a later store finds the line in this core's cache. The
    caller uses it only if no other core reads the line before that store. */
-static inline void line_own(const void *line)
+static inline void cache_line_prefetch_write(const void *line)
 {
 #if defined(__x86_64__)
     /* gcc compiles __builtin_prefetch to a prefetch for reading. */

@@ -22,12 +22,12 @@ int settings_table(const struct settings_row **out)
     return ROWS;
 }
 
-const char *settings_given(const char *variable) { return getenv(variable); }
+const char *settings_read_variable(const char *variable) { return getenv(variable); }
 
 /* ---- nearest name ---- */
-static int int_least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+static int int_smallest_of_three(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
 /* Computes the Levenshtein distance row by row; long names are truncated. */
-static int edit_distance(const char *a, const char *b)
+static int text_edit_distance(const char *a, const char *b)
 {
     int row[NAME_BYTES + 1], length = (int)strnlen(b, NAME_BYTES);
     for (int j = 0; j <= length; j++) row[j] = j;
@@ -37,42 +37,43 @@ static int edit_distance(const char *a, const char *b)
         for (int j = 1; j <= length; j++) {
             int change = diagonal + (a[i - 1] != b[j - 1]);
             diagonal = row[j];
-            row[j] = int_least(row[j] + 1, row[j - 1] + 1, change);
+            row[j] = int_smallest_of_three(row[j] + 1, row[j - 1] + 1, change);
         }
     }
     return row[length];
 }
-const char *settings_nearest(const char *name, const char *(*next)(void *context, int index), void *context)
+const char *settings_find_nearest(const char *name, const char *(*next)(void *context, int index), void *context)
 {
     const char *best = NULL, *candidate;
     int best_distance = (int)strlen(name) / 2 + 1;
     for (int i = 0; (candidate = next(context, i)) != NULL; i++) {
-        int distance = edit_distance(name, candidate);
+        int distance = text_edit_distance(name, candidate);
         if (distance < best_distance) { best = candidate; best_distance = distance; }
     }
     return best;
 }
 
 /* ---- reading ---- */
-static const char *row_name(void *context, int index)
+static const char *settings_row_name(void *context, int index)
 {
     (void)context;
     return index < ROWS ? rows[index].variable : NULL;
 }
-static bool is_known(const char *name, size_t length)
+static bool settings_name_is_known(const char *name, size_t length)
 {
     for (int i = 0; i < ROWS; i++)
         if (strlen(rows[i].variable) == length && strncmp(rows[i].variable, name, length) == 0) return true;
     return false;
 }
-static void warn_of_unknown(void)
+static void settings_warn_unknown(void)
 {
     for (char **entry = environ; entry && *entry; entry++) {
         const char *end = strchr(*entry, '=');
-        if (strncmp(*entry, "TUTTI_", 6) != 0 || !end || is_known(*entry, (size_t)(end - *entry))) continue;
+        if (strncmp(*entry, "TUTTI_", 6) != 0 || !end || settings_name_is_known(*entry, (size_t)(end - *entry)))
+            continue;
         char name[NAME_BYTES] = "";
         memcpy(name, *entry, (size_t)(end - *entry) < NAME_BYTES - 1 ? (size_t)(end - *entry) : NAME_BYTES - 1);
-        const char *near = settings_nearest(name, row_name, NULL);
+        const char *near = settings_find_nearest(name, settings_row_name, NULL);
         LOG(WARN, "unknown setting %s%s%s%s", name, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
     }
 }
@@ -85,7 +86,7 @@ static void read_TEXT(const char **field, const char *variable, const char *valu
     *field = given && strcmp(given, value) != 0 ? strdup(given) : value;
     if (!*field) *field = value;
 }
-static bool is_within(int64_t number, const char *range)
+static bool settings_number_is_within(int64_t number, const char *range)
 {
     char *end;
     int64_t least = strtoll(range, &end, 10), most = INT64_MAX;
@@ -98,10 +99,10 @@ static void read_NUMBER(int64_t *field, const char *variable, const char *value,
     char *end = NULL;
     errno = 0;
     *field = strtoll(given ? given : value, &end, 10);
-    const char *problem = !given             ? NULL
-        : end == given || *end               ? "is not a whole number"
-        : errno || !is_within(*field, range) ? "is out of range"
-                                             : NULL;
+    const char *problem = !given                             ? NULL
+        : end == given || *end                               ? "is not a whole number"
+        : errno || !settings_number_is_within(*field, range) ? "is out of range"
+                                                             : NULL;
     if (!problem) return;
     LOG(WARN, "%s=%s %s (allowed: %s); using %s", variable, given, problem, range, value);
     *field = strtoll(value, NULL, 10);
@@ -114,7 +115,7 @@ static void settings_load(void)
     int level = log_level_parse(current.log);
     if (level >= 0) log_limit = level;
     else LOG(WARN, "TUTTI_LOG=%s is not a level (allowed: error, warn, info, debug); using warn", current.log);
-    warn_of_unknown();
+    settings_warn_unknown();
 }
 void settings_reload(void) { settings_load(); }
 const struct settings *settings_get(void)

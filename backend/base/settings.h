@@ -95,7 +95,7 @@ struct settings_row { const char *variable, *value, *range, *help; };
 /* Returns the number of rows of the table. */
 int settings_table(const struct settings_row **out);
 /* Returns the value of the environment variable, or NULL. */
-const char *settings_given(const char *variable);
+const char *settings_read_variable(const char *variable);
 /* Returns the candidate nearest to `name` by edit distance, or NULL if all are too different. `next` returns NULL after
    the last candidate. */
-const char *settings_nearest(const char *name, const char *(*next)(void *context, int index), void *context);
+const char *settings_find_nearest(const char *name, const char *(*next)(void *context, int index), void *context);

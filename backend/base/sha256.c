@@ -19,7 +19,7 @@ static void store_big_endian(uint32_t x, unsigned char *out)
 {
     for (int i = 0; i < 4; i++) out[i] = (unsigned char)(x >> (24 - 8 * i));
 }
-static void schedule_fill(uint32_t w[64], const unsigned char *block)
+static void sha256_fill_schedule(uint32_t w[64], const unsigned char *block)
 {
     for (int i = 0; i < 16; i++) w[i] = load_big_endian(block + 4 * i);
     for (int i = 16; i < 64; i++) {
@@ -29,10 +29,10 @@ static void schedule_fill(uint32_t w[64], const unsigned char *block)
     }
 }
 /* The eight working variables a to h of the standard are v[0] to v[7]. */
-static void sha256_compress(uint32_t state[8], const unsigned char *block)
+static void sha256_compress_block(uint32_t state[8], const unsigned char *block)
 {
     uint32_t w[64], v[8];
-    schedule_fill(w, block);
+    sha256_fill_schedule(w, block);
     memcpy(v, state, sizeof v);
     for (int i = 0; i < 64; i++) {
         uint32_t s1 = rotate_right(v[4], 6) ^ rotate_right(v[4], 11) ^ rotate_right(v[4], 25);
@@ -60,7 +60,7 @@ void sha256_add(struct sha256 *hash, const void *text, size_t bytes)
         hash->bytes += n;
         at += n;
         bytes -= n;
-        if (n == room) sha256_compress(hash->state, hash->block);
+        if (n == room) sha256_compress_block(hash->state, hash->block);
     }
 }
 /* Appends the padding: a one bit, zeros, and the number of bits as 64 bits. */
@@ -78,7 +78,7 @@ void sha256_finish(struct sha256 *hash, unsigned char out[SHA256_BYTES])
     explicit_bzero(hash, sizeof *hash);
 }
 
-static void hash_behind_pad(const unsigned char block[SHA256_BLOCK_BYTES], unsigned char pad, const void *text,
+static void hmac_hash_padded(const unsigned char block[SHA256_BLOCK_BYTES], unsigned char pad, const void *text,
     size_t bytes, unsigned char out[SHA256_BYTES])
 {
     unsigned char padded[SHA256_BLOCK_BYTES];
@@ -99,8 +99,8 @@ void hmac_sha256(const void *key, size_t key_bytes, const void *text, size_t byt
         sha256_add(&hash, key, key_bytes);
         sha256_finish(&hash, block);
     } else if (key_bytes) memcpy(block, key, key_bytes);
-    hash_behind_pad(block, 0x36, text, bytes, inner);
-    hash_behind_pad(block, 0x5c, inner, sizeof inner, out);
+    hmac_hash_padded(block, 0x36, text, bytes, inner);
+    hmac_hash_padded(block, 0x5c, inner, sizeof inner, out);
     explicit_bzero(block, sizeof block);
 }
 bool secret_bytes_equal(const void *a, const void *b, size_t bytes)

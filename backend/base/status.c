@@ -7,8 +7,8 @@
 static _Thread_local char detail[STATUS_DETAIL_BYTES];
 static _Thread_local bool refused;
 
-__attribute__((format(printf, 3, 0))) static tutti_status keep(tutti_status status, bool is_refusal, const char *format,
-    va_list arguments)
+__attribute__((format(printf, 3, 0))) static tutti_status status_keep_text(tutti_status status, bool is_refusal,
+    const char *format, va_list arguments)
 {
     vsnprintf(detail, sizeof detail, format, arguments);
     refused = is_refusal;
@@ -19,7 +19,7 @@ tutti_status status_fail(tutti_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    keep(status, false, format, arguments);
+    status_keep_text(status, false, format, arguments);
     va_end(arguments);
     return status;
 }
@@ -27,11 +27,11 @@ tutti_status status_refuse(tutti_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    keep(status, true, format, arguments);
+    status_keep_text(status, true, format, arguments);
     va_end(arguments);
     return status;
 }
-tutti_status status_as_refusal(tutti_status status)
+tutti_status status_mark_refusal(tutti_status status)
 {
     if (status < 0) refused = true;
     return status;
@@ -45,7 +45,7 @@ tutti_status status_repeat(tutti_status status, const char *text)
 tutti_status status_repeat_refusal(tutti_status status, const char *text)
 {
     status_repeat(status, text);
-    return status_as_refusal(status);
+    return status_mark_refusal(status);
 }
 bool status_is_refusal(void) { return refused; }
 const char *status_detail(void) { return detail; }

@@ -14,7 +14,7 @@ tutti_status status_fail(tutti_status status, const char *format, ...) __attribu
    unchanged. Other errors count as failures of the object, so the function that refuses must use this one. */
 tutti_status status_refuse(tutti_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 /* Marks this thread's last error as a refusal if `status` is an error. */
-tutti_status status_as_refusal(tutti_status status);
+tutti_status status_mark_refusal(tutti_status status);
 /* Returns true if this thread's last error is a refusal. */
 bool status_is_refusal(void);
 /* These two set this thread's last error to a text that another thread or rank has logged, without logging it again. */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void checker_fail(struct checker *k, const char *what, int rank, int step, int tile)
+void checker_report_error(struct checker *k, const char *what, int rank, int step, int tile)
 {
     if (!k->failed) snprintf(k->why, k->why_bytes, "%s: rank %d step %d tile %d", what, rank, step, tile);
     k->failed = true;
@@ -23,23 +23,23 @@ void value_reduce(struct checker *k, struct value *into, const struct value *fro
         again |= (into->have[w] & from->have[w]) != 0;
         into->have[w] |= from->have[w];
     }
-    if (k->plan->algorithm->family == BARRIER) again = false;
+    if (k->plan->algorithm->collective == BARRIER) again = false;
     into->valid &= from->valid && alike && !again && into->raw == from->raw && into->raw == k->plan->stage_inputs;
     /* A quotient must not be summed. */
     into->valid &= !into->finished && !from->finished;
 }
 
 /* ---- clocks ---- */
-void checker_learn(struct checker *k, int thread, const int *clock)
+void checker_merge_clock(struct checker *k, int thread, const int *clock)
 {
     int *mine = k->thread[thread].clock;
     for (int i = 0; i < k->threads; i++) mine[i] = clock[i] > mine[i] ? clock[i] : mine[i];
 }
-int *checker_snapshot(struct checker *k, int thread)
+int *checker_copy_clock(struct checker *k, int thread)
 {
-    int *clock = memory_zeroed((size_t)k->threads, sizeof *clock);
+    int *clock = memory_alloc_zeroed((size_t)k->threads, sizeof *clock);
     if (clock) memcpy(clock, k->thread[thread].clock, (size_t)k->threads * sizeof *clock);
-    else checker_fail(k, "the checker is out of memory", thread / k->slots, 0, 0);
+    else checker_report_error(k, "the checker is out of memory", thread / k->slots, 0, 0);
     return clock;
 }
 
@@ -52,34 +52,34 @@ struct check_cell *checker_cell(struct checker *k, struct span a, int index, int
         size_t row = (rank * 2 + half) * slots + slot;
         return &k->scratch[row * (size_t)k->plan->ranks[0].chunks[SCRATCH] + (size_t)(a.first + index)];
     }
-    size_t home = (size_t)plan_home(k->plan, a.rank, a.buffer, a.first + index);
+    size_t home = (size_t)plan_cell_index(k->plan, a.rank, a.buffer, a.first + index);
     return &k->tensors[(rank * (size_t)k->tensor_cells + home) * (size_t)k->tiles + (size_t)tile];
 }
-static bool is_over(const struct checker *k, const struct access *a, int thread)
+static bool access_is_over(const struct checker *k, const struct access *a, int thread)
 {
     int at = a->message ? a->message->done_at : a->at;
     return at > 0 && (a->thread == thread || k->thread[thread].clock[a->thread] >= at);
 }
-void checker_touch(struct checker *k, struct check_cell *c, int thread, bool write, const struct check_message *m,
-    int step, int tile)
+void checker_record_access(struct checker *k, struct check_cell *c, int thread, bool write,
+    const struct check_message *m, int step, int tile)
 {
     static const char *const races[2][2] = { { "", "race: written, then read" },
         { "race: read, then written", "race: written twice" } };
     int kept = 0;
     for (int i = 0; i < c->count; i++) {
         struct access a = c->list[i];
-        bool over = is_over(k, &a, thread), again = a.thread == thread && a.write == write && !a.message && !m;
-        if ((a.write || write) && !over) checker_fail(k, races[write][a.write], thread / k->slots, step, tile);
+        bool over = access_is_over(k, &a, thread), again = a.thread == thread && a.write == write && !a.message && !m;
+        if ((a.write || write) && !over) checker_report_error(k, races[write][a.write], thread / k->slots, step, tile);
         if (!(write && over) && !again) c->list[kept++] = a;
     }
     c->count = kept;
     struct access *list = memory_grow(c->list, c->count, &c->room, sizeof *list);
     if (!list) {
-        checker_fail(k, "the checker is out of memory", thread / k->slots, step, tile);
+        checker_report_error(k, "the checker is out of memory", thread / k->slots, step, tile);
         return;
     }
     c->list = list;
-    list[c->count++] = (struct access){ m, thread, *checker_now(k, thread) + 1, write };
+    list[c->count++] = (struct access){ m, thread, *checker_clock_now(k, thread) + 1, write };
 }
 struct check_message **checker_message(struct checker *k, int rank, int step, int tile, int operation)
 {
@@ -88,35 +88,35 @@ struct check_message **checker_message(struct checker *k, int rank, int step, in
 }
 
 /* ---- lifetime ---- */
-static bool init_memory(struct checker *k)
+static bool checker_init_memory(struct checker *k)
 {
     const struct plan *p = k->plan;
     size_t size = (size_t)p->size, chunks = (size_t)p->ranks[0].chunks[SCRATCH];
     k->tensor_total = size * (size_t)k->tensor_cells * (size_t)k->tiles;
     k->scratch_total = size * 2 * (size_t)k->slots * chunks;
-    k->message_base = memory_zeroed(size, sizeof *k->message_base);
+    k->message_base = memory_alloc_zeroed(size, sizeof *k->message_base);
     for (int r = 0; k->message_base && r < p->size; r++) {
         k->message_base[r] = k->message_total;
         if (p->ranks[r].first_message < 0) continue;
         k->message_total += (size_t)p->ranks[r].step_count * (size_t)k->operations * (size_t)k->tiles;
     }
-    k->tensors = memory_zeroed(k->tensor_total, sizeof *k->tensors);
-    k->scratch = memory_zeroed(k->scratch_total, sizeof *k->scratch);
-    k->messages = memory_zeroed(k->message_total, sizeof *k->messages);
+    k->tensors = memory_alloc_zeroed(k->tensor_total, sizeof *k->tensors);
+    k->scratch = memory_alloc_zeroed(k->scratch_total, sizeof *k->scratch);
+    k->messages = memory_alloc_zeroed(k->message_total, sizeof *k->messages);
     return k->message_base && k->tensors && k->scratch && k->messages;
 }
-static bool init_threads(struct checker *k)
+static bool checker_init_threads(struct checker *k)
 {
     size_t threads = (size_t)k->threads, ranks = (size_t)k->plan->size;
-    k->thread = memory_zeroed(threads, sizeof *k->thread);
-    k->walker = memory_zeroed(ranks, sizeof *k->walker);
+    k->thread = memory_alloc_zeroed(threads, sizeof *k->thread);
+    k->walker = memory_alloc_zeroed(ranks, sizeof *k->walker);
     bool fine = k->thread && k->walker;
     for (size_t i = 0; i < threads && fine; i++) {
-        k->thread[i].clock = memory_zeroed(threads, sizeof(int));
+        k->thread[i].clock = memory_alloc_zeroed(threads, sizeof(int));
         fine = k->thread[i].clock != NULL;
     }
     for (size_t r = 0; r < ranks && fine; r++) {
-        k->walker[r].arrival = memory_zeroed((size_t)k->operations * threads, sizeof(int));
+        k->walker[r].arrival = memory_alloc_zeroed((size_t)k->operations * threads, sizeof(int));
         fine = k->walker[r].arrival != NULL;
     }
     return fine;
@@ -124,8 +124,8 @@ static bool init_threads(struct checker *k)
 bool checker_init(struct checker *k)
 {
     k->match = match_create(k->plan);
-    bool fine = k->match && init_memory(k) && init_threads(k);
-    if (!fine) checker_fail(k, "the checker is out of memory", 0, 0, 0);
+    bool fine = k->match && checker_init_memory(k) && checker_init_threads(k);
+    if (!fine) checker_report_error(k, "the checker is out of memory", 0, 0, 0);
     return fine;
 }
 void checker_finish(struct checker *k)

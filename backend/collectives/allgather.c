@@ -4,7 +4,10 @@
  * for every p, and those of recursive doubling for powers of two. So the name bruck stands for all three. */
 #include "backend/collectives/common.h"
 
-static void copy_own(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
+static void copy_own_block(struct schedule *s)
+{
+    step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
+}
 
 /* Ring: every block travels once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
 void team_allgather_ring(struct schedule *s, const struct team *t)
@@ -16,8 +19,8 @@ void team_allgather_ring(struct schedule *s, const struct team *t)
 }
 void allgather_ring(struct schedule *s)
 {
-    struct team all = team_blocks(s);
-    copy_own(s);
+    struct team all = team_of_blocks(s);
+    copy_own_block(s);
     team_allgather_ring(s, &all);
 }
 
@@ -26,12 +29,12 @@ void allgather_ring(struct schedule *s)
    rotation at the end. (Bruck et al. 1997) */
 void allgather_bruck(struct schedule *s)
 {
-    struct team all = team_blocks(s);
-    copy_own(s);
+    struct team all = team_of_blocks(s);
+    copy_own_block(s);
     for (int have = 1, more; have < s->size; have += more) {
-        more = least(have, s->size - have);
-        run_send(s, team_run(s, &all, OUTPUT, s->rank, more), mod(s->rank - have, s->size));
-        run_recv(s, team_run(s, &all, OUTPUT, s->rank + have, more), mod(s->rank + have, s->size));
+        more = int_min(have, s->size - have);
+        piece_run_send(s, team_piece_run(s, &all, OUTPUT, s->rank, more), int_modulo(s->rank - have, s->size));
+        piece_run_recv(s, team_piece_run(s, &all, OUTPUT, s->rank + have, more), int_modulo(s->rank + have, s->size));
     }
 }
 
@@ -40,8 +43,8 @@ void allgather_bruck(struct schedule *s)
 void allgather_read(struct schedule *s)
 {
     for (int hop = 0; hop < s->size; hop++) {
-        int peer = mod(s->rank + hop, s->size);
-        step_copy(s, chunk(s->rank, OUTPUT, peer), whole(s, peer, INPUT));
+        int peer = int_modulo(s->rank + hop, s->size);
+        step_copy(s, span_of_chunk(s->rank, OUTPUT, peer), span_of_buffer(s, peer, INPUT));
     }
 }
 
@@ -50,5 +53,6 @@ void allgather_read(struct schedule *s)
 void allgather_write(struct schedule *s)
 {
     for (int hop = 0; hop < s->size; hop++)
-        step_copy(s, chunk(mod(s->rank + hop, s->size), OUTPUT, s->rank), whole(s, s->rank, INPUT));
+        step_copy(s, span_of_chunk(int_modulo(s->rank + hop, s->size), OUTPUT, s->rank),
+            span_of_buffer(s, s->rank, INPUT));
 }

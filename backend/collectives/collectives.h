@@ -5,6 +5,6 @@
 /* Grouped by collective; the last row has name NULL. */
 extern const struct algorithm collectives_table[];
 /* Returns a name such as "allreduce" or "reduce_scatter". */
-const char *family_name(enum family family);
+const char *collective_name(enum collective collective);
 /* NULL: the collective has no algorithm of that name. */
-const struct algorithm *collectives_find(enum family family, const char *name);
+const struct algorithm *collectives_find_algorithm(enum collective collective, const char *name);

@@ -6,53 +6,54 @@
 #include "backend/collectives/table.h"
 
 /* Returns 0 … n - 1, also for a negative number. */
-int mod(int a, int n);
-int least(int a, int b);
+int int_modulo(int a, int n);
+int int_min(int a, int b);
 /* Returns the largest power of two that is at most n. */
-int power_below(int n);
+int power_of_two_below(int n);
 struct span span_part(struct span a, int first, int count);
 bool span_same(struct span a, struct span b);
 
 /* Records sum = have + received; returns `sum`, which holds the rank's sum from then on. `have` may be `sum` itself. */
-struct span accumulate(struct schedule *s, struct span sum, struct span have, struct span received);
+struct span step_accumulate(struct schedule *s, struct span sum, struct span have, struct span received);
 /* Records into = the sum of all ranks' INPUT from chunk `first` on, read where it lies. It adds in rank order, so every
    rank gets the same bits. */
-void accumulate_host(struct schedule *s, struct span into, int first);
+void step_sum_all_inputs(struct schedule *s, struct span into, int first);
 
 /* Pieces first … first + count - 1 of a team in one of a rank's buffers: one span, or two if the numbers wrap. */
 struct piece_run { struct span part[2]; int parts; };
 /* Returns the whole group as a team; piece i is the block of rank i. */
-struct team team_blocks(const struct schedule *s);
-struct piece_run team_run(const struct schedule *s, const struct team *t, enum buffer buffer, int first, int count);
+struct team team_of_blocks(const struct schedule *s);
+struct piece_run team_piece_run(const struct schedule *s, const struct team *t, enum buffer buffer, int first,
+    int count);
 struct span team_piece(const struct schedule *s, const struct team *t, enum buffer buffer, int index);
 /* Returns all pieces in one of the rank's buffers. */
-struct span team_part(const struct schedule *s, const struct team *t, enum buffer buffer);
+struct span team_all_pieces(const struct schedule *s, const struct team *t, enum buffer buffer);
 /* True if the team has one rank. Its result is its contribution, which is then copied to OUTPUT or to `sum`. */
 bool team_is_alone(struct schedule *s, const struct team *t);
-bool team_is_alone_with(struct schedule *s, const struct team *t, struct span sum);
-void run_send(struct schedule *s, struct piece_run from, int peer);
-void run_recv(struct schedule *s, struct piece_run into, int peer);
-void run_copy(struct schedule *s, struct span to, struct piece_run from);
-void run_accumulate(struct schedule *s, struct piece_run sum, struct piece_run have, struct span received);
+bool team_is_alone_with_sum(struct schedule *s, const struct team *t, struct span sum);
+void piece_run_send(struct schedule *s, struct piece_run from, int peer);
+void piece_run_recv(struct schedule *s, struct piece_run into, int peer);
+void piece_run_copy(struct schedule *s, struct span to, struct piece_run from);
+void piece_run_accumulate(struct schedule *s, struct piece_run sum, struct piece_run have, struct span received);
 
 /* A group folded to a power of two. In each of the first `extra` pairs of neighbours the even rank gives its data to
    the odd one, which takes part for both and sends the result back. */
 struct fold { int power, extra, id; bool gives, takes; };
-struct fold fold_of(int size, int me);
+struct fold fold_for_rank(int size, int me);
 /* Records the exchange that joins each pair. False: this rank gave `have` away and gets the result back into `out`, so
    it is done. True: it takes part with *have, the sum of its pair if it has one. */
-bool fold_in(struct schedule *s, const struct team *t, const struct fold *f, struct span out, struct span *have);
-void fold_out(struct schedule *s, const struct team *t, const struct fold *f, struct span out);
+bool fold_join_pair(struct schedule *s, const struct team *t, const struct fold *f, struct span out, struct span *have);
+void fold_return_result(struct schedule *s, const struct team *t, const struct fold *f, struct span out);
 /* Returns the member that takes part as `id`. */
-int fold_member(const struct fold *f, int id);
+int fold_member_of_id(const struct fold *f, int id);
 /* Returns the first member that `id` stands for. */
-int fold_first(const struct fold *f, int id);
+int fold_first_member(const struct fold *f, int id);
 
 /* A rank's place in the binomial tree of gather and scatter. It carries the blocks of `count` ranks, its own first.
    They lie in their places of a tensor on the root, and in `landing` elsewhere. `parent` is -1 on the root. */
 struct branch { int count, parent; struct span landing; };
-struct branch branch_of(struct schedule *s);
-struct piece_run branch_blocks(const struct schedule *s, const struct branch *b, enum buffer at_root, int first,
+struct branch branch_of_rank(struct schedule *s);
+struct piece_run branch_block_run(const struct schedule *s, const struct branch *b, enum buffer at_root, int first,
     int count);
 
 /* A rank's position in one of two binary trees whose inner nodes differ. The members are indices of a team, or -1. */

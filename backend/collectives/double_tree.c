@@ -7,50 +7,51 @@
  * position further, which turns all inner nodes of the first tree into leaves. */
 #include "backend/collectives/common.h"
 
-static int index_at(int size, int root, int tree, int position)
+static int double_tree_index_at(int size, int root, int tree, int position)
 {
     int others = size - 1;
     if (position && tree) position = position == 1 ? others : position - 1;
-    return mod(root + position, size);
+    return int_modulo(root + position, size);
 }
 struct node double_tree_node(int size, int me, int root, int tree)
 {
-    int others = size - 1, nth = mod(me - root, size), at = nth && tree ? nth % others + 1 : nth;
-    int height = at ? at & -at : 2 * power_below(others), up = (at - height) | 2 * height, right = height / 2;
+    int others = size - 1, nth = int_modulo(me - root, size), at = nth && tree ? nth % others + 1 : nth;
+    int height = at ? at & -at : 2 * power_of_two_below(others), up = (at - height) | 2 * height, right = height / 2;
     struct node node = { -1, { -1, -1 } };
     while (right && at + right > others) right /= 2;
-    if (at) node.parent = index_at(size, root, tree, up <= others ? up : at - height);
-    if (at && height > 1) node.child[0] = index_at(size, root, tree, at - height / 2);
-    if (right) node.child[1] = index_at(size, root, tree, at + right);
+    if (at) node.parent = double_tree_index_at(size, root, tree, up <= others ? up : at - height);
+    if (at && height > 1) node.child[0] = double_tree_index_at(size, root, tree, at - height / 2);
+    if (right) node.child[1] = double_tree_index_at(size, root, tree, at + right);
     return node;
 }
 /* Returns the tree that this rank serves first. In it the rank is a leaf, so its parent there need not wait for its
    children in the other tree. */
-static int leaf_tree(const struct team *t, int root)
+static int double_tree_first_served(const struct team *t, int root)
 {
     struct node node = double_tree_node(t->size, t->me, root, 0);
     return t->me != root && (node.child[0] >= 0 || node.child[1] >= 0);
 }
-static void reduce_half(struct schedule *s, const struct team *t, struct node node, struct span have, struct span sum)
+static void double_tree_reduce_half(struct schedule *s, const struct team *t, struct node node, struct span have,
+    struct span sum)
 {
-    struct span landing = fresh(s, 2);
+    struct span landing = span_new_scratch(s, 2);
     for (int i = 0; i < 2; i++)
         if (node.child[i] >= 0) step_recv(s, span_part(landing, i, 1), team_rank(t, node.child[i]));
     for (int i = 0; i < 2; i++)
-        if (node.child[i] >= 0) have = accumulate(s, sum, have, span_part(landing, i, 1));
+        if (node.child[i] >= 0) have = step_accumulate(s, sum, have, span_part(landing, i, 1));
     if (node.parent >= 0) step_send(s, have, team_rank(t, node.parent));
 }
 void team_reduce_double_tree(struct schedule *s, const struct team *t, int root, struct span sum)
 {
-    struct span have = team_part(s, t, t->source);
-    if (team_is_alone_with(s, t, sum)) return;
-    for (int i = 0, tree = leaf_tree(t, root); i < 2; i++, tree = !tree)
-        reduce_half(s, t, double_tree_node(t->size, t->me, root, tree), span_part(have, tree, 1),
+    struct span have = team_all_pieces(s, t, t->source);
+    if (team_is_alone_with_sum(s, t, sum)) return;
+    for (int i = 0, tree = double_tree_first_served(t, root); i < 2; i++, tree = !tree)
+        double_tree_reduce_half(s, t, double_tree_node(t->size, t->me, root, tree), span_part(have, tree, 1),
             span_part(sum, tree, 1));
 }
 void team_broadcast_double_tree(struct schedule *s, const struct team *t, int root)
 {
-    for (int i = 0, tree = leaf_tree(t, root); i < 2; i++, tree = !tree) {
+    for (int i = 0, tree = double_tree_first_served(t, root); i < 2; i++, tree = !tree) {
         struct node node = double_tree_node(t->size, t->me, root, tree);
         struct span half = team_piece(s, t, OUTPUT, tree);
         if (node.parent >= 0) step_recv(s, half, team_rank(t, node.parent));

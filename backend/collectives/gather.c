@@ -6,26 +6,27 @@
 void gather_naive(struct schedule *s)
 {
     if (s->rank != s->root) {
-        step_send(s, whole(s, s->rank, INPUT), s->root);
+        step_send(s, span_of_buffer(s, s->rank, INPUT), s->root);
         return;
     }
     for (int hop = 1; hop < s->size; hop++) {
-        int peer = mod(s->root + hop, s->size);
-        step_recv(s, chunk(s->rank, OUTPUT, peer), peer);
+        int peer = int_modulo(s->root + hop, s->size);
+        step_recv(s, span_of_chunk(s->rank, OUTPUT, peer), peer);
     }
-    step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT));
+    step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
 }
 
 /* Binomial tree: in round k the rank 2^k away sends all its blocks. ⌈log2 p⌉ rounds; the root receives (p - 1)b, others
    send at most p/2 b. Blocks are collected in order of distance from the root. */
 void gather_binomial(struct schedule *s)
 {
-    struct branch b = branch_of(s);
+    struct branch b = branch_of_rank(s);
     for (int bit = 1; bit < b.count; bit *= 2)
-        run_recv(s, branch_blocks(s, &b, OUTPUT, bit, least(bit, b.count - bit)), mod(s->rank + bit, s->size));
-    if (b.parent < 0) step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT));
-    else step_send(s, whole(s, s->rank, INPUT), b.parent);
-    if (b.parent >= 0 && b.count > 1) step_also(s, span_part(b.landing, 1, b.count - 1));
+        piece_run_recv(s, branch_block_run(s, &b, OUTPUT, bit, int_min(bit, b.count - bit)),
+            int_modulo(s->rank + bit, s->size));
+    if (b.parent < 0) step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
+    else step_send(s, span_of_buffer(s, s->rank, INPUT), b.parent);
+    if (b.parent >= 0 && b.count > 1) step_add_span(s, span_part(b.landing, 1, b.count - 1));
 }
 
 /* ---- on one host ---- */
@@ -33,13 +34,16 @@ void gather_binomial(struct schedule *s)
 void gather_read(struct schedule *s)
 {
     for (int hop = 0; hop < s->size && s->rank == s->root; hop++) {
-        int peer = mod(s->root + hop, s->size);
-        step_copy(s, chunk(s->rank, OUTPUT, peer), whole(s, peer, INPUT));
+        int peer = int_modulo(s->root + hop, s->size);
+        step_copy(s, span_of_chunk(s->rank, OUTPUT, peer), span_of_buffer(s, peer, INPUT));
     }
 }
 
 /* Write: each rank puts its block into the root's memory. 1 round; each rank writes b. */
-void gather_write(struct schedule *s) { step_copy(s, chunk(s->root, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
+void gather_write(struct schedule *s)
+{
+    step_copy(s, span_of_chunk(s->root, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
+}
 
 /* Read and write: the root reads one piece of every block, their owners write the other pieces. 1 round; each rank
    copies (p - 1)/p b. So in place, where the root has no other work, all are equally busy. */
@@ -47,10 +51,10 @@ void gather_read_write(struct schedule *s)
 {
     int p = s->size, me = s->rank, root = s->root;
     schedule_cut(s, p);
-    if (me == root) step_copy(s, (struct span){ root, OUTPUT, root * p, p }, whole(s, root, INPUT));
+    if (me == root) step_copy(s, (struct span){ root, OUTPUT, root * p, p }, span_of_buffer(s, root, INPUT));
     for (int hop = 1; hop < p; hop++) {
-        int other = mod(root + hop, p);
-        if (me == root) step_copy(s, chunk(root, OUTPUT, other * p + root), chunk(other, INPUT, root));
-        else step_copy(s, chunk(root, OUTPUT, me * p + other), chunk(me, INPUT, other));
+        int other = int_modulo(root + hop, p);
+        if (me == root) step_copy(s, span_of_chunk(root, OUTPUT, other * p + root), span_of_chunk(other, INPUT, root));
+        else step_copy(s, span_of_chunk(root, OUTPUT, me * p + other), span_of_chunk(me, INPUT, other));
     }
 }

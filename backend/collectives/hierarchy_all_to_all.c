@@ -2,12 +2,12 @@
  * n is the message of all p blocks. A host sends (H - 1)/H of its ranks' messages. */
 #include "backend/collectives/hierarchy.h"
 
-static void read_host(struct schedule *s)
+static void read_host_blocks(struct schedule *s)
 {
-    struct team host = team_host(s);
+    struct team host = team_of_host(s);
     for (int i = 0; i < host.size; i++) {
         int peer = team_rank(&host, host.me + i);
-        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, INPUT, s->rank));
+        step_copy(s, span_of_chunk(s->rank, OUTPUT, peer), span_of_chunk(peer, INPUT, s->rank));
     }
 }
 
@@ -16,19 +16,19 @@ static void read_host(struct schedule *s)
 void all_to_all_hierarchy(struct schedule *s)
 {
     const struct layout *l = s->layout;
-    struct team host = team_host(s);
+    struct team host = team_of_host(s);
     int me = s->place.host;
     for (int hop = 1; hop < l->hosts; hop++) {
-        int to = mod(me + hop, l->hosts), from = mod(me - hop, l->hosts);
-        for (int i = 0; i < host_size(l, to); i++) {
-            int peer = rank_at(l, to, i);
-            if (carrier_of(l, me, peer) != s->rank) continue;
-            step_send(s, chunk(team_rank(&host, 0), INPUT, peer), peer);
-            for (int j = 1; j < host.size; j++) step_also(s, chunk(team_rank(&host, j), INPUT, peer));
+        int to = int_modulo(me + hop, l->hosts), from = int_modulo(me - hop, l->hosts);
+        for (int i = 0; i < layout_host_size(l, to); i++) {
+            int peer = layout_rank(l, to, i);
+            if (layout_carrier_of_rank(l, me, peer) != s->rank) continue;
+            step_send(s, span_of_chunk(team_rank(&host, 0), INPUT, peer), peer);
+            for (int j = 1; j < host.size; j++) step_add_span(s, span_of_chunk(team_rank(&host, j), INPUT, peer));
         }
-        blocks_recv(s, OUTPUT, from, carrier_of(l, from, s->rank));
+        blocks_recv_from_host(s, OUTPUT, from, layout_carrier_of_rank(l, from, s->rank));
     }
-    read_host(s);
+    read_host_blocks(s);
 }
 
 /* Direct between hosts: every rank sends its own blocks. A block goes from its place in one tensor to its place in
@@ -37,11 +37,11 @@ void all_to_all_hierarchy_direct(struct schedule *s)
 {
     const struct layout *l = s->layout;
     for (int hop = 1; hop < l->hosts; hop++) {
-        int to = mod(s->place.host + hop, l->hosts), from = mod(s->place.host - hop, l->hosts);
-        for (int i = 0; i < host_size(l, from); i++)
-            step_recv(s, chunk(s->rank, OUTPUT, rank_at(l, from, i)), rank_at(l, from, i));
-        for (int i = 0; i < host_size(l, to); i++)
-            step_send(s, chunk(s->rank, INPUT, rank_at(l, to, i)), rank_at(l, to, i));
+        int to = int_modulo(s->place.host + hop, l->hosts), from = int_modulo(s->place.host - hop, l->hosts);
+        for (int i = 0; i < layout_host_size(l, from); i++)
+            step_recv(s, span_of_chunk(s->rank, OUTPUT, layout_rank(l, from, i)), layout_rank(l, from, i));
+        for (int i = 0; i < layout_host_size(l, to); i++)
+            step_send(s, span_of_chunk(s->rank, INPUT, layout_rank(l, to, i)), layout_rank(l, to, i));
     }
-    read_host(s);
+    read_host_blocks(s);
 }

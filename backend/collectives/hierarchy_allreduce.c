@@ -5,47 +5,47 @@
 /* On the host: 1 round of reading before and 1 after; each rank reads about 2n. Between hosts: the rounds of the team's
    algorithm, one slice of a rank after the other. A host sends the bytes that one of H ranks would send, from all its
    ranks at once. (Jia et al. 2018: Highly scalable deep learning training system; the levels of MPI's hierarchies) */
-static void allreduce_slices(struct schedule *s, team_function *between, int pieces)
+static void allreduce_by_slices(struct schedule *s, team_function *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);
     struct team host = all.host;
     for (int k = host.me; k < all.count && host.size > 1; k += host.size)
-        sum_host(s, slice_of(&all, s->rank, OUTPUT, k), k * pieces);
+        step_sum_host_inputs(s, slice_span_of_rank(&all, s->rank, OUTPUT, k), k * pieces);
     for (int k = host.me; k < all.count; k += host.size) {
-        struct team across = slice_team(s, &all, k);
+        struct team across = slice_owner_team(s, &all, k);
         between(s, &across);
     }
-    slices_collect(s, &all);
+    slices_read_from_peers(s, &all);
 }
 
 /* A host sends 2(H - 1)/H n in 2(H - 1) rounds. */
-void allreduce_hierarchy_ring(struct schedule *s) { allreduce_slices(s, team_allreduce_ring, s->layout->hosts); }
+void allreduce_hierarchy_ring(struct schedule *s) { allreduce_by_slices(s, team_allreduce_ring, s->layout->hosts); }
 
 /* A host sends 2(H - 1)/H n in 2 ⌈log2 H⌉ rounds. */
 void allreduce_hierarchy_circulant(struct schedule *s)
 {
-    allreduce_slices(s, team_allreduce_circulant, s->layout->hosts);
+    allreduce_by_slices(s, team_allreduce_circulant, s->layout->hosts);
 }
 
 /* A host sends 2(H - 1)/H n in 2 log2 H rounds for powers of two; else up to n more, in 2 rounds more, to fold. */
 void allreduce_hierarchy_rabenseifner(struct schedule *s)
 {
-    allreduce_slices(s, team_allreduce_rabenseifner, power_below(s->layout->hosts));
+    allreduce_by_slices(s, team_allreduce_rabenseifner, power_of_two_below(s->layout->hosts));
 }
 
 /* A host sends n log2 H in log2 H rounds for powers of two; else in 2 rounds more, to fold. For short messages. */
-void allreduce_hierarchy_doubling(struct schedule *s) { allreduce_slices(s, team_allreduce_doubling, 1); }
+void allreduce_hierarchy_doubling(struct schedule *s) { allreduce_by_slices(s, team_allreduce_doubling, 1); }
 
 /* A host sends at most 2n in at most 4 ⌈log2 H⌉ + 1 rounds; tiles follow each other. */
-void allreduce_hierarchy_double_tree(struct schedule *s) { allreduce_slices(s, team_allreduce_double_tree, 2); }
+void allreduce_hierarchy_double_tree(struct schedule *s) { allreduce_by_slices(s, team_allreduce_double_tree, 2); }
 
 /* Leaders: one rank of each host sums the whole message and exchanges it by recursive doubling; its peers read the
    result. The leaders do all the work. For comparison, and for messages too short to be cut. */
 void allreduce_leaders(struct schedule *s)
 {
-    struct team leaders = team_leaders(s);
+    struct team leaders = team_of_leaders(s);
     int leader = team_rank(&leaders, s->place.host);
-    if (s->rank == leader && leaders.source == OUTPUT) sum_host(s, whole(s, s->rank, OUTPUT), 0);
+    if (s->rank == leader && leaders.source == OUTPUT) step_sum_host_inputs(s, span_of_buffer(s, s->rank, OUTPUT), 0);
     if (s->rank == leader) team_allreduce_doubling(s, &leaders);
-    else step_copy(s, whole(s, s->rank, OUTPUT), whole(s, leader, OUTPUT));
+    else step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, leader, OUTPUT));
 }

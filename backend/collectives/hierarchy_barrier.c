@@ -5,9 +5,9 @@
    them. ⌈log2 H⌉ rounds between hosts, 2 on the host. */
 void barrier_hierarchy(struct schedule *s)
 {
-    struct team leaders = team_leaders(s);
+    struct team leaders = team_of_leaders(s);
     int leader = team_rank(&leaders, s->place.host);
-    if (s->rank == leader && leaders.source == OUTPUT) sum_host(s, whole(s, s->rank, OUTPUT), 0);
+    if (s->rank == leader && leaders.source == OUTPUT) step_sum_host_inputs(s, span_of_buffer(s, s->rank, OUTPUT), 0);
     if (s->rank == leader) team_barrier_dissemination(s, &leaders);
-    else step_copy(s, whole(s, s->rank, OUTPUT), whole(s, leader, OUTPUT));
+    else step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, leader, OUTPUT));
 }

@@ -2,42 +2,42 @@
  * on the other hosts; on every host the other ranks read the slices from their owners. */
 #include "backend/collectives/hierarchy.h"
 
-static void root_copies(struct schedule *s)
+static void root_copy_input(struct schedule *s)
 {
-    if (s->rank == s->root) step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->rank, INPUT));
+    if (s->rank == s->root) step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, s->rank, INPUT));
 }
 /* On the root's host 1 round of reading before, on every host 1 after; each rank reads about n. Between hosts a host
    sends the bytes that one of H ranks would send, from all its ranks at once. */
-static void broadcast_slices(struct schedule *s, team_spreading *between, int pieces)
+static void broadcast_by_slices(struct schedule *s, team_spreading *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);
-    int root_host = host_of(s->layout, s->root);
-    root_copies(s);
+    int root_host = layout_host(s->layout, s->root);
+    root_copy_input(s);
     for (int k = all.host.me; k < all.count; k += all.host.size) {
-        struct team across = slice_team(s, &all, k);
+        struct team across = slice_owner_team(s, &all, k);
         if (s->place.host == root_host && s->rank != s->root)
-            step_copy(s, slice_of(&all, s->rank, OUTPUT, k), slice_of(&all, s->root, INPUT, k));
+            step_copy(s, slice_span_of_rank(&all, s->rank, OUTPUT, k), slice_span_of_rank(&all, s->root, INPUT, k));
         between(s, &across, root_host);
     }
-    if (s->rank != s->root) slices_collect(s, &all);
+    if (s->rank != s->root) slices_read_from_peers(s, &all);
 }
 
 /* ⌈log2 H⌉ rounds; the root's host sends ⌈log2 H⌉ n. */
-void broadcast_hierarchy_binomial(struct schedule *s) { broadcast_slices(s, team_broadcast_binomial, 1); }
+void broadcast_hierarchy_binomial(struct schedule *s) { broadcast_by_slices(s, team_broadcast_binomial, 1); }
 
 /* H - 1 rounds; a host sends at most n, and tiles follow each other. For long messages on few hosts. */
-void broadcast_hierarchy_chain(struct schedule *s) { broadcast_slices(s, team_broadcast_chain, 1); }
+void broadcast_hierarchy_chain(struct schedule *s) { broadcast_by_slices(s, team_broadcast_chain, 1); }
 
 /* At most 2 ⌈log2 H⌉ + 1 rounds of n/2; a host sends at most n, and tiles follow each other. */
-void broadcast_hierarchy_double_tree(struct schedule *s) { broadcast_slices(s, team_broadcast_double_tree, 2); }
+void broadcast_hierarchy_double_tree(struct schedule *s) { broadcast_by_slices(s, team_broadcast_double_tree, 2); }
 
 /* Leaders: a binomial tree over one rank of each host, whose peers read the whole message from it. For comparison, and
    for messages too short to be cut. */
 void broadcast_leaders(struct schedule *s)
 {
-    struct team leaders = team_leaders(s);
+    struct team leaders = team_of_leaders(s);
     int leader = team_rank(&leaders, s->place.host);
-    root_copies(s);
-    if (s->rank == leader) team_broadcast_binomial(s, &leaders, host_of(s->layout, s->root));
-    else step_copy(s, whole(s, s->rank, OUTPUT), whole(s, leader, OUTPUT));
+    root_copy_input(s);
+    if (s->rank == leader) team_broadcast_binomial(s, &leaders, layout_host(s->layout, s->root));
+    else step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, leader, OUTPUT));
 }

@@ -6,20 +6,20 @@
    their places. The root reads the blocks of its own host. H - 1 rounds; the root receives every block once. */
 void gather_hierarchy(struct schedule *s)
 {
-    struct team host = team_host(s), leaders = team_leaders(s);
-    int me = s->place.host, hosts = s->layout->hosts, root_host = host_of(s->layout, s->root);
-    if (me != root_host && team_leads(s, &leaders)) {
-        step_send(s, whole(s, team_rank(&host, 0), INPUT), s->root);
-        for (int i = 1; i < host.size; i++) step_also(s, whole(s, team_rank(&host, i), INPUT));
+    struct team host = team_of_host(s), leaders = team_of_leaders(s);
+    int me = s->place.host, hosts = s->layout->hosts, root_host = layout_host(s->layout, s->root);
+    if (me != root_host && team_has_rank_as_leader(s, &leaders)) {
+        step_send(s, span_of_buffer(s, team_rank(&host, 0), INPUT), s->root);
+        for (int i = 1; i < host.size; i++) step_add_span(s, span_of_buffer(s, team_rank(&host, i), INPUT));
     }
     if (s->rank != s->root) return;
     for (int hop = 1; hop < hosts; hop++) {
-        int from = mod(me + hop, hosts);
-        blocks_recv(s, OUTPUT, from, team_rank(&leaders, from));
+        int from = int_modulo(me + hop, hosts);
+        blocks_recv_from_host(s, OUTPUT, from, team_rank(&leaders, from));
     }
     for (int i = 0; i < host.size; i++) {
         int peer = team_rank(&host, host.me + i);
-        step_copy(s, chunk(s->rank, OUTPUT, peer), whole(s, peer, INPUT));
+        step_copy(s, span_of_chunk(s->rank, OUTPUT, peer), span_of_buffer(s, peer, INPUT));
     }
 }
 
@@ -27,22 +27,22 @@ void gather_hierarchy(struct schedule *s)
    peers read from the root. H - 1 rounds; the root sends every block once. */
 void scatter_hierarchy(struct schedule *s)
 {
-    struct team host = team_host(s), leaders = team_leaders(s);
+    struct team host = team_of_host(s), leaders = team_of_leaders(s);
     int me = s->place.host, hosts = s->layout->hosts, leader = team_rank(&leaders, me);
-    bool reads_root = me == host_of(s->layout, s->root);
-    struct span landing = fresh(s, reads_root ? 0 : host.size), out = whole(s, s->rank, OUTPUT);
+    bool reads_root = me == layout_host(s->layout, s->root);
+    struct span landing = span_new_scratch(s, reads_root ? 0 : host.size), out = span_of_buffer(s, s->rank, OUTPUT);
     for (int hop = 1; hop < hosts && s->rank == s->root; hop++) {
-        int to = mod(me + hop, hosts);
-        step_send(s, chunk(s->root, INPUT, rank_at(s->layout, to, 0)), team_rank(&leaders, to));
-        for (int i = 1; i < host_size(s->layout, to); i++)
-            step_also(s, chunk(s->root, INPUT, rank_at(s->layout, to, i)));
+        int to = int_modulo(me + hop, hosts);
+        step_send(s, span_of_chunk(s->root, INPUT, layout_rank(s->layout, to, 0)), team_rank(&leaders, to));
+        for (int i = 1; i < layout_host_size(s->layout, to); i++)
+            step_add_span(s, span_of_chunk(s->root, INPUT, layout_rank(s->layout, to, i)));
     }
-    if (reads_root) step_copy(s, out, chunk(s->root, INPUT, s->rank));
-    else if (s->rank != leader) step_copy(s, out, chunk(leader, SCRATCH, landing.first + host.me));
+    if (reads_root) step_copy(s, out, span_of_chunk(s->root, INPUT, s->rank));
+    else if (s->rank != leader) step_copy(s, out, span_of_chunk(leader, SCRATCH, landing.first + host.me));
     else {
         for (int i = 0; i < host.size; i++) {
             struct span into = i == host.me ? out : span_part(landing, i, 1);
-            if (i) step_also(s, into);
+            if (i) step_add_span(s, into);
             else step_recv(s, into, s->root);
         }
     }

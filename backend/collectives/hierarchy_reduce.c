@@ -2,52 +2,52 @@
  * root's host, and the root reads the slices from their owners. Only the root has OUTPUT; others work in SCRATCH. */
 #include "backend/collectives/hierarchy.h"
 
-static int turns_of(const struct slices *all) { return (all->count + all->host.size - 1) / all->host.size; }
+static int slices_per_rank(const struct slices *all) { return (all->count + all->host.size - 1) / all->host.size; }
 /* Returns where the owner of slice k on this host makes its sum. Its SCRATCH holds only the slices that it owns. */
-static struct span sum_of(const struct schedule *s, const struct slices *all, struct span sums, int k)
+static struct span slice_sum_span(const struct schedule *s, const struct slices *all, struct span sums, int k)
 {
     int owner = team_rank(&all->host, k);
-    if (owner == s->root) return slice_of(all, owner, OUTPUT, k);
+    if (owner == s->root) return slice_span_of_rank(all, owner, OUTPUT, k);
     return (struct span){ owner, SCRATCH, sums.first + k / all->host.size * all->pieces, all->pieces };
 }
 /* On the host 1 round of reading before, and 1 after, by the root. Between hosts every host other than the root's sends
    n. */
-static void reduce_slices(struct schedule *s, team_reduction *between, int pieces)
+static void reduce_by_slices(struct schedule *s, team_reduction *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);
-    struct span sums = fresh(s, turns_of(&all) * pieces);
+    struct span sums = span_new_scratch(s, slices_per_rank(&all) * pieces);
     for (int k = all.host.me; k < all.count; k += all.host.size) {
-        struct team across = slice_team(s, &all, k);
-        struct span sum = sum_of(s, &all, sums, k);
+        struct team across = slice_owner_team(s, &all, k);
+        struct span sum = slice_sum_span(s, &all, sums, k);
         if (all.host.size > 1) {
-            sum_host(s, sum, k * pieces);
+            step_sum_host_inputs(s, sum, k * pieces);
             across.base = sum.first;
             across.source = sum.buffer;
         }
-        between(s, &across, host_of(s->layout, s->root), sum);
+        between(s, &across, layout_host(s->layout, s->root), sum);
     }
     for (int k = 0; k < all.count && s->rank == s->root; k++)
         if (k % all.host.size != all.host.me)
-            step_copy(s, slice_of(&all, s->rank, OUTPUT, k), sum_of(s, &all, sums, k));
+            step_copy(s, slice_span_of_rank(&all, s->rank, OUTPUT, k), slice_sum_span(s, &all, sums, k));
 }
 
 /* ⌈log2 H⌉ rounds of n. */
-void reduce_hierarchy_binomial(struct schedule *s) { reduce_slices(s, team_reduce_binomial, 1); }
+void reduce_hierarchy_binomial(struct schedule *s) { reduce_by_slices(s, team_reduce_binomial, 1); }
 
 /* At most 2 ⌈log2 H⌉ rounds of n/2; tiles follow each other. */
-void reduce_hierarchy_double_tree(struct schedule *s) { reduce_slices(s, team_reduce_double_tree, 2); }
+void reduce_hierarchy_double_tree(struct schedule *s) { reduce_by_slices(s, team_reduce_double_tree, 2); }
 
 /* Leaders: one rank of each host, the root on its own host, sums the whole message; the sums go up a binomial tree. For
    comparison, and for messages too short to be cut. */
 void reduce_leaders(struct schedule *s)
 {
-    struct team leaders = team_leaders(s);
-    if (!team_leads(s, &leaders)) return;
-    struct span sum = s->rank == s->root ? whole(s, s->rank, OUTPUT) : fresh(s, s->chunks[INPUT]);
+    struct team leaders = team_of_leaders(s);
+    if (!team_has_rank_as_leader(s, &leaders)) return;
+    struct span sum = s->rank == s->root ? span_of_buffer(s, s->rank, OUTPUT) : span_new_scratch(s, s->chunks[INPUT]);
     if (leaders.source == OUTPUT) {
-        sum_host(s, sum, 0);
+        step_sum_host_inputs(s, sum, 0);
         leaders.base = sum.first;
         leaders.source = sum.buffer;
     }
-    team_reduce_binomial(s, &leaders, host_of(s->layout, s->root), sum);
+    team_reduce_binomial(s, &leaders, layout_host(s->layout, s->root), sum);
 }

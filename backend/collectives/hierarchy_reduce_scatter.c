@@ -8,19 +8,20 @@
 void reduce_scatter_hierarchy(struct schedule *s)
 {
     const struct layout *l = s->layout;
-    struct span landing = fresh(s, 2), sums = fresh(s, 2), out = whole(s, s->rank, OUTPUT);
+    struct span landing = span_new_scratch(s, 2), sums = span_new_scratch(s, 2),
+                out = span_of_buffer(s, s->rank, OUTPUT);
     int me = s->place.host, turn = 0;
-    bool alone = host_size(l, me) == 1;
-    sum_host(s, out, s->rank);
+    bool alone = layout_host_size(l, me) == 1;
+    step_sum_host_inputs(s, out, s->rank);
     for (int hop = 1; hop < l->hosts; hop++) {
-        int to = mod(me + hop, l->hosts);
+        int to = int_modulo(me + hop, l->hosts);
         struct span received = span_part(landing, hop % 2, 1);
-        step_recv(s, received, carrier_of(l, mod(me - hop, l->hosts), s->rank));
-        for (int i = 0; i < host_size(l, to); i++) {
-            int peer = rank_at(l, to, i);
-            if (carrier_of(l, me, peer) != s->rank) continue;
-            struct span sum = alone ? chunk(s->rank, INPUT, peer) : span_part(sums, turn++ % 2, 1);
-            if (!alone) sum_host(s, sum, peer);
+        step_recv(s, received, layout_carrier_of_rank(l, int_modulo(me - hop, l->hosts), s->rank));
+        for (int i = 0; i < layout_host_size(l, to); i++) {
+            int peer = layout_rank(l, to, i);
+            if (layout_carrier_of_rank(l, me, peer) != s->rank) continue;
+            struct span sum = alone ? span_of_chunk(s->rank, INPUT, peer) : span_part(sums, turn++ % 2, 1);
+            if (!alone) step_sum_host_inputs(s, sum, peer);
             step_send(s, sum, peer);
         }
         step_reduce(s, out, received);

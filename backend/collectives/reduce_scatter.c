@@ -6,16 +6,16 @@
 /* Ring: partial sums travel once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
 void reduce_scatter_ring(struct schedule *s)
 {
-    struct team all = team_blocks(s);
-    struct span landing = fresh(s, 2), have = team_piece(s, &all, INPUT, s->rank - 1), received = have;
+    struct team all = team_of_blocks(s);
+    struct span landing = span_new_scratch(s, 2), have = team_piece(s, &all, INPUT, s->rank - 1), received = have;
     if (team_is_alone(s, &all)) return;
     for (int k = 1; k < s->size; k++, have = received) {
         received = span_part(landing, k % 2, 1);
-        step_send(s, have, mod(s->rank + 1, s->size));
-        step_recv(s, received, mod(s->rank - 1, s->size));
+        step_send(s, have, int_modulo(s->rank + 1, s->size));
+        step_recv(s, received, int_modulo(s->rank - 1, s->size));
         if (k < s->size - 1) step_reduce(s, received, team_piece(s, &all, INPUT, s->rank - k - 1));
     }
-    accumulate(s, whole(s, s->rank, OUTPUT), chunk(s->rank, INPUT, s->rank), received);
+    step_accumulate(s, span_of_buffer(s, s->rank, OUTPUT), span_of_chunk(s->rank, INPUT, s->rank), received);
 }
 
 /* Recursive halving: each rank sends the rank 2^k away the blocks on its side, from far to near. log2 p rounds and
@@ -23,29 +23,29 @@ void reduce_scatter_ring(struct schedule *s)
    folded in. (Thakur, Rabenseifner, Gropp 2005) */
 void reduce_scatter_halving(struct schedule *s)
 {
-    struct fold f = fold_of(s->size, s->rank);
-    struct span have = whole(s, s->rank, INPUT), out = whole(s, s->rank, OUTPUT);
+    struct fold f = fold_for_rank(s->size, s->rank);
+    struct span have = span_of_buffer(s, s->rank, INPUT), out = span_of_buffer(s, s->rank, OUTPUT);
     if (f.gives) {
-        struct span received = fresh(s, 1);
+        struct span received = span_new_scratch(s, 1);
         step_send(s, have, s->rank + 1);
         step_recv(s, received, s->rank + 1);
         step_copy(s, out, received);
         return;
     }
-    struct span sums = fresh(s, s->size);
+    struct span sums = span_new_scratch(s, s->size);
     if (f.takes) {
-        struct span received = fresh(s, s->size);
+        struct span received = span_new_scratch(s, s->size);
         step_recv(s, received, s->rank - 1);
-        have = accumulate(s, sums, have, received);
+        have = step_accumulate(s, sums, have, received);
     }
     for (int bit = f.power / 2, low = 0; bit; bit /= 2, have = sums) {
-        int peer = fold_member(&f, f.id ^ bit), its = low + (~f.id & bit), first = fold_first(&f, its);
-        step_send(s, span_part(have, first, fold_first(&f, its + bit) - first), peer);
+        int peer = fold_member_of_id(&f, f.id ^ bit), its = low + (~f.id & bit), first = fold_first_member(&f, its);
+        step_send(s, span_part(have, first, fold_first_member(&f, its + bit) - first), peer);
         low += f.id & bit;
-        first = fold_first(&f, low);
-        struct span received = fresh(s, fold_first(&f, low + bit) - first);
+        first = fold_first_member(&f, low);
+        struct span received = span_new_scratch(s, fold_first_member(&f, low + bit) - first);
         step_recv(s, received, peer);
-        accumulate(s, span_part(sums, first, received.count), span_part(have, first, received.count), received);
+        step_accumulate(s, span_part(sums, first, received.count), span_part(have, first, received.count), received);
     }
     if (f.takes) step_send(s, span_part(have, s->rank - 1, 1), s->rank - 1);
     step_copy(s, out, span_part(have, s->rank, 1));
@@ -56,24 +56,24 @@ void reduce_scatter_halving(struct schedule *s)
    (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
 void reduce_scatter_circulant(struct schedule *s)
 {
-    struct team all = team_blocks(s);
+    struct team all = team_of_blocks(s);
     /* The sums of blocks rank, rank + 1, …. */
-    struct span sums = fresh(s, (s->size + 1) / 2);
+    struct span sums = span_new_scratch(s, (s->size + 1) / 2);
     if (team_is_alone(s, &all)) return;
     for (int width = s->size, skip; width > 1; width = skip) {
         int half = width / 2;
-        struct span received = fresh(s, half);
+        struct span received = span_new_scratch(s, half);
         skip = width - half;
-        int to = mod(s->rank + skip, s->size), from = mod(s->rank - skip, s->size);
+        int to = int_modulo(s->rank + skip, s->size), from = int_modulo(s->rank - skip, s->size);
         if (width < s->size) step_send(s, span_part(sums, skip, half), to);
-        else run_send(s, team_run(s, &all, INPUT, s->rank + skip, half), to);
+        else piece_run_send(s, team_piece_run(s, &all, INPUT, s->rank + skip, half), to);
         step_recv(s, received, from);
-        if (width == s->size) run_copy(s, sums, team_run(s, &all, INPUT, s->rank, skip));
+        if (width == s->size) piece_run_copy(s, sums, team_piece_run(s, &all, INPUT, s->rank, skip));
         step_reduce(s, span_part(sums, 0, half), received);
     }
-    step_copy(s, whole(s, s->rank, OUTPUT), span_part(sums, 0, 1));
+    step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_part(sums, 0, 1));
 }
 
 /* ---- on one host ---- */
 /* Read: each rank sums its block over all ranks, where it lies. 1 round; each rank reads (p - 1)/p n. */
-void reduce_scatter_read(struct schedule *s) { accumulate_host(s, whole(s, s->rank, OUTPUT), s->rank); }
+void reduce_scatter_read(struct schedule *s) { step_sum_all_inputs(s, span_of_buffer(s, s->rank, OUTPUT), s->rank); }

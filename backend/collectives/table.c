@@ -4,8 +4,8 @@
 #include <string.h>
 
 const struct algorithm collectives_table[] = {
-#define X(family_, name_, function_, flags_)                                                                        \
-    { .name = #name_, .family = family_, .record = function_, .host_memory = ((flags_) & HOST_MEMORY) != 0,         \
+#define X(collective_, name_, function_, flags_) \
+    { .name = #name_, .collective = collective_, .record = function_, .host_memory = ((flags_) & HOST_MEMORY) != 0, \
       .hierarchical = ((flags_) & HIERARCHICAL) != 0, .stage_in_place = ((flags_) & STAGE_IN_PLACE) != 0,           \
       .equal_chunks = ((flags_) & EQUAL_CHUNKS) != 0, .few_hosts = ((flags_) & FEW_HOSTS) != 0 },
     COLLECTIVES_TABLE(X)
@@ -13,9 +13,9 @@ const struct algorithm collectives_table[] = {
         { .name = NULL },
 };
 
-const char *family_name(enum family family)
+const char *collective_name(enum collective collective)
 {
-    static const char *const names[FAMILY_COUNT] = {
+    static const char *const names[COLLECTIVE_COUNT] = {
         [ALLREDUCE] = "allreduce",
         [REDUCE] = "reduce",
         [BROADCAST] = "broadcast",
@@ -26,12 +26,12 @@ const char *family_name(enum family family)
         [SCATTER] = "scatter",
         [BARRIER] = "barrier",
     };
-    assert(family < FAMILY_COUNT);
-    return names[family];
+    assert(collective < COLLECTIVE_COUNT);
+    return names[collective];
 }
-const struct algorithm *collectives_find(enum family family, const char *name)
+const struct algorithm *collectives_find_algorithm(enum collective collective, const char *name)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (a->family == family && strcmp(a->name, name) == 0) return a;
+        if (a->collective == collective && strcmp(a->name, name) == 0) return a;
     return NULL;
 }

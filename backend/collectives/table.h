@@ -82,6 +82,6 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIER
     X(BARRIER, read, barrier_read, HOST_MEMORY)                                                   \
     X(BARRIER, hierarchy, barrier_hierarchy, HIERARCHICAL)
 
-#define X(family, name, function, flags) record_function function;
+#define X(collective, name, function, flags) record_function function;
 COLLECTIVES_TABLE(X)
 #undef X

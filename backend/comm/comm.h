@@ -6,7 +6,7 @@ enum { SPLIT_NONE = -1 };
 /* Ranks find each other by `id`, or by the store of the config if `id` is NULL. */
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out);
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out);
-/* All ranks must call this; see tutti_mem_alloc_common. The caller frees the memory with common_leave_at. */
+/* All ranks must call this; see tutti_mem_alloc_common. The caller frees the memory with shared_mapping_leave_at. */
 tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out);
 /* The creator has one reference; only a holder of a reference may call these. The last release frees the communicator.
    comm_release accepts NULL. */
@@ -20,8 +20,8 @@ void comm_abort(tutti_comm *comm);
 tutti_status comm_poll_failure(tutti_comm *comm);
 
 /* ---- create.c, for split.c and common.c ---- */
-tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out);
+tutti_status comm_allocate_and_init(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out);
 /* If the status is an error, destroys the half-built communicator and sets *out to NULL. */
-tutti_status comm_or_nothing(tutti_status status, tutti_comm **out);
+tutti_status comm_destroy_on_error(tutti_status status, tutti_comm **out);
 /* Gathers `bytes` from each rank into `all`, in rank order. */
 tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void *all);

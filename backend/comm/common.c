@@ -30,21 +30,24 @@ struct sharing {
     size_t bytes, mapped_bytes;
     int descriptor;
     /* NULL: this process has not entered it yet. */
-    struct common *common;
+    struct shared_mapping *common;
     /* The reports of all ranks of the group. */
     struct report *all;
 };
-static bool is_maker(const struct sharing *s) { return shm_group_is_maker(&s->shm_group, s->comm->group.rank); }
-static bool is_of_my_process(const struct sharing *s, int index)
+static bool sharing_rank_is_maker(const struct sharing *s)
+{
+    return shm_group_is_maker(&s->shm_group, s->comm->group.rank);
+}
+static bool sharing_is_own_process(const struct sharing *s, int index)
 {
     const struct group *g = &s->comm->group;
     return member_shares_process(&g->members[s->shm_group.ranks[index]], &g->members[g->rank]);
 }
 
-static const unsigned char *token_of(const struct sharing *s) { return s->all[s->shm_group.ranks[0]].token; }
+static const unsigned char *sharing_get_token(const struct sharing *s) { return s->all[s->shm_group.ranks[0]].token; }
 
 /* ---- reports of all ranks ---- */
-static tutti_status check_bytes(const struct sharing *s)
+static tutti_status sharing_check_bytes(const struct sharing *s)
 {
     for (int r = 1; r < s->comm->group.size; r++)
         if (s->all[r].bytes != s->all[0].bytes)
@@ -55,7 +58,7 @@ static tutti_status check_bytes(const struct sharing *s)
     return TUTTI_OK;
 }
 /* A rank that failed keeps its own error text; the other ranks report which rank failed. */
-static tutti_status report_exchange(struct sharing *s, struct report *mine)
+static tutti_status sharing_exchange_reports(struct sharing *s, struct report *mine)
 {
     char detail[STATUS_DETAIL_BYTES] = "";
     if (mine->status != TUTTI_OK) strcpy(detail, status_detail());
@@ -69,51 +72,53 @@ static tutti_status report_exchange(struct sharing *s, struct report *mine)
 }
 
 /* ---- one host ---- */
-static tutti_status memory_make(struct sharing *s, struct report *mine)
+static tutti_status sharing_make_memfd(struct sharing *s, struct report *mine)
 {
     TRY(memory_check(s->mapped_bytes, "common memory"));
     TRY(random_fill(mine->token, sizeof mine->token));
-    TRY(common_enter(mine->token, &s->common));
+    TRY(shared_mapping_enter(mine->token, &s->common));
     return memfd_create_sealed(s->mapped_bytes, &s->descriptor);
 }
-static tutti_status pass_on(struct sharing *s)
+static tutti_status sharing_pass_memfd(struct sharing *s)
 {
     const struct group *g = &s->comm->group;
-    if (is_maker(s)) return shm_group_send(g, &s->shm_group, token_of(s), s->descriptor);
+    if (sharing_rank_is_maker(s))
+        return shm_group_send_descriptor(g, &s->shm_group, sharing_get_token(s), s->descriptor);
     int64_t deadline_ms = clock_deadline(s->comm->timeout_ms);
-    TRY(shm_group_receive(g, &s->shm_group, token_of(s), deadline_ms, "common memory", &s->descriptor));
+    TRY(shm_group_receive_descriptor(g, &s->shm_group, sharing_get_token(s), deadline_ms, "common memory",
+        &s->descriptor));
     return memfd_check(s->descriptor, s->mapped_bytes, "the group's");
 }
 /* Makes the parts of all ranks of this process real. */
-static tutti_status memory_fill(const struct sharing *s)
+static tutti_status sharing_allocate_pages(const struct sharing *s)
 {
     size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->shm_group.count;
     for (int i = 0; i < s->shm_group.count; i++) {
         size_t from = pages * (size_t)i / ranks * page_bytes(), to = pages * ((size_t)i + 1) / ranks * page_bytes();
-        if (is_of_my_process(s, i)) TRY(memfd_allocate(s->descriptor, from, to - from, "common memory"));
+        if (sharing_is_own_process(s, i)) TRY(memfd_allocate(s->descriptor, from, to - from, "common memory"));
     }
     return TUTTI_OK;
 }
-static tutti_status memory_map(struct sharing *s)
+static tutti_status sharing_map_memory(struct sharing *s)
 {
-    if (!s->common) TRY(common_enter(token_of(s), &s->common));
+    if (!s->common) TRY(shared_mapping_enter(sharing_get_token(s), &s->common));
     if (!shm_group_is_first_of_process(&s->comm->group, &s->shm_group, s->comm->group.rank)) return TUTTI_OK;
-    TRY(pass_on(s));
-    TRY(memory_fill(s));
-    return common_map(s->common, s->descriptor, s->mapped_bytes);
+    TRY(sharing_pass_memfd(s));
+    TRY(sharing_allocate_pages(s));
+    return shared_mapping_map(s->common, s->descriptor, s->mapped_bytes);
 }
 
 /* ---- all of it ---- */
 /* In the first round sizes are compared and each host makes a memfd. In the second each process has mapped it. */
-static tutti_status sharing_run(struct sharing *s, void **out)
+static tutti_status sharing_allocate_and_map(struct sharing *s, void **out)
 {
     struct report mine = { .bytes = s->bytes };
-    if (is_maker(s)) mine.status = memory_make(s, &mine);
-    TRY(report_exchange(s, &mine));
-    TRY(check_bytes(s));
-    mine.status = memory_map(s);
-    TRY(report_exchange(s, &mine));
-    *out = common_base(s->common);
+    if (sharing_rank_is_maker(s)) mine.status = sharing_make_memfd(s, &mine);
+    TRY(sharing_exchange_reports(s, &mine));
+    TRY(sharing_check_bytes(s));
+    mine.status = sharing_map_memory(s);
+    TRY(sharing_exchange_reports(s, &mine));
+    *out = shared_mapping_base(s->common);
     return TUTTI_OK;
 }
 tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
@@ -124,11 +129,11 @@ tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
     if (!bytes || bytes > most)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "common memory of %zu bytes: allowed are 1 to %zu", bytes, most);
     struct sharing s = { .comm = comm, .bytes = bytes, .mapped_bytes = size_round_up(bytes, page), .descriptor = -1 };
-    s.shm_group = (struct shm_group){ g->layout->rank + first, host_size(g->layout, g->host), MEMORY_IN_COMMON };
-    s.all = memory_zeroed((size_t)g->size, sizeof *s.all);
+    s.shm_group = (struct shm_group){ g->layout->rank + first, layout_host_size(g->layout, g->host), MEMORY_IN_COMMON };
+    s.all = memory_alloc_zeroed((size_t)g->size, sizeof *s.all);
     if (!s.all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on common memory", g->rank);
-    tutti_status status = sharing_run(&s, out);
-    if (status != TUTTI_OK) common_leave(s.common);
+    tutti_status status = sharing_allocate_and_map(&s, out);
+    if (status != TUTTI_OK) shared_mapping_leave(s.common);
     if (s.descriptor >= 0) close(s.descriptor);
     free(s.all);
     return status;

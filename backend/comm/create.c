@@ -10,26 +10,26 @@
 #include <string.h>
 
 /* Runs once per process. */
-static void choose_isa(void)
+static void process_choose_isa(void)
 {
     const char *isa = settings_get()->isa;
-    if (isa[0] && !kernels_use(isa))
+    if (isa[0] && !kernels_select_isa(isa))
         LOG(WARN, "TUTTI_ISA=%s is not supported by this CPU; using %s", isa, kernels_isa());
 }
-tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out)
+tutti_status comm_allocate_and_init(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out)
 {
     if (size < 1 || rank < 0 || rank >= size)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "rank %d of %d: the rank must be at least 0 and less than the size", rank, size);
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, choose_isa);
-    tutti_comm *comm = memory_aligned(sizeof *comm);
+    pthread_once(&once, process_choose_isa);
+    tutti_comm *comm = memory_alloc_aligned(sizeof *comm);
     if (!comm) return status_fail(TUTTI_NO_MEMORY, "no memory for a communicator");
     *out = comm;
     atomic_init(&comm->holders, 1);
     return comm_init(comm, rank, size, name, timeout_ms);
 }
-static tutti_status check_job(const tutti_config *config)
+static tutti_status config_check_job(const tutti_config *config)
 {
     bool none = config->job_size == 0 && config->job_rank == 0;
     if (none || (config->job_rank >= 0 && config->job_rank < config->job_size)) return TUTTI_OK;
@@ -37,7 +37,7 @@ static tutti_status check_job(const tutti_config *config)
         "job_rank %d of a job_size of %d: the rank must be at least 0 and less than the size, or both 0",
         config->job_rank, config->job_size);
 }
-static tutti_status check_members(const tutti_config *config)
+static tutti_status config_check_members(const tutti_config *config)
 {
     if (!config->members || !config->job_size || config->members[config->rank] == config->job_rank) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -45,51 +45,51 @@ static tutti_status check_members(const tutti_config *config)
         config->job_rank, config->members[config->rank]);
 }
 /* Sets the host of this rank, and the address at which others reach it. */
-static tutti_status introduce_host(const tutti_config *config, const tutti_unique_id *id, struct member *mine)
+static tutti_status member_introduce_host(const tutti_config *config, const tutti_unique_id *id, struct member *mine)
 {
     bool part = config->job_size > 0;
-    TRY(join_pretend(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
-    return join_offer(id ? NULL : config->store_host, id != NULL, mine);
+    TRY(join_simulate_host(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
+    return join_offer_address(id ? NULL : config->store_host, id != NULL, mine);
 }
 /* Publishes a part of a job that has one rank, because other ranks may have a longer list of members. */
-static tutti_status stay_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
+static tutti_status comm_publish_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
 {
-    return config->members && config->store.put ? bootstrap_alone(config, mine, terms) : TUTTI_OK;
+    return config->members && config->store.put ? bootstrap_publish_alone(config, mine, terms) : TUTTI_OK;
 }
-static bool meets_in_store(const tutti_config *config, const tutti_unique_id *id) { return !id && config->size > 1; }
-static tutti_status comm_bootstrap(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
+static bool config_uses_store(const tutti_config *config, const tutti_unique_id *id) { return !id && config->size > 1; }
+static tutti_status comm_bootstrap_members(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
     int64_t deadline_ms)
 {
     struct member mine;
     struct terms terms;
     struct group *g = &comm->group;
-    TRY(join_introduce(comm, &mine));
+    TRY(join_init_member(comm, &mine));
     mine.job = config->members ? job_current() : 0;
-    mine.status = introduce_host(config, id, &mine);
-    terms_state(config, comm->chosen, &terms);
+    mine.status = member_introduce_host(config, id, &mine);
+    terms_init(config, comm->chosen, &terms);
     if (id || g->size == 1) TRY(mine.status);
-    if (meets_in_store(config, id)) return bootstrap_store(config, &mine, &terms, deadline_ms, g->members, &g->key);
+    if (config_uses_store(config, id)) return bootstrap_store(config, &mine, &terms, deadline_ms, g->members, &g->key);
     if (g->size > 1) return bootstrap_id(id, g->rank, &mine, deadline_ms, g->members, &g->key);
     g->members[0] = mine;
-    return id ? TUTTI_OK : stay_alone(config, &mine, &terms);
+    return id ? TUTTI_OK : comm_publish_alone(config, &mine, &terms);
 }
-static tutti_status comm_build(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
+static tutti_status comm_build_and_join(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
-    TRY(check_job(config));
-    TRY(comm_new(config->rank, config->size, config->name, config->timeout_ms, out));
+    TRY(config_check_job(config));
+    TRY(comm_allocate_and_init(config->rank, config->size, config->name, config->timeout_ms, out));
     tutti_comm *comm = *out;
     struct group *g = &comm->group;
-    TRY(check_members(config));
-    if (config->algorithm) TRY(status_as_refusal(algorithms_parse(config->algorithm, comm->chosen)));
+    TRY(config_check_members(config));
+    if (config->algorithm) TRY(status_mark_refusal(algorithms_parse_list(config->algorithm, comm->chosen)));
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
-    TRY(comm_bootstrap(config, id, comm, deadline_ms));
+    TRY(comm_bootstrap_members(config, id, comm, deadline_ms));
     TRY(join_members(comm, deadline_ms));
-    if (meets_in_store(config, id) && g->rank == 0) bootstrap_shorten(config, &g->members[0]);
+    if (config_uses_store(config, id) && g->rank == 0) bootstrap_shorten_result(config, &g->members[0]);
     if (config->job_size == 0 && !config->members) job_begin(&g->members[0]);
-    for (int f = 0; f < FAMILY_COUNT; f++) TRY(comm_allows(comm, comm->chosen[f]));
+    for (int f = 0; f < COLLECTIVE_COUNT; f++) TRY(comm_check_algorithm(comm, comm->chosen[f]));
     return TUTTI_OK;
 }
-tutti_status comm_or_nothing(tutti_status status, tutti_comm **out)
+tutti_status comm_destroy_on_error(tutti_status status, tutti_comm **out)
 {
     if (status == TUTTI_OK) return status;
     comm_destroy(*out);
@@ -99,7 +99,7 @@ tutti_status comm_or_nothing(tutti_status status, tutti_comm **out)
 tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void *all)
 {
     struct operation op = { .comm = comm,
-        .family = ALLGATHER,
+        .collective = ALLGATHER,
         .input = mine,
         .output = all,
         .count = bytes,
@@ -112,5 +112,5 @@ tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void 
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     *out = NULL;
-    return comm_or_nothing(comm_build(config, id, out), out);
+    return comm_destroy_on_error(comm_build_and_join(config, id, out), out);
 }

@@ -11,74 +11,74 @@ enum { GRACE_MS = 10 };
 
 /* Ends the running operations. `always`: fails the communicator even if it is idle. The driver sees `stop` within
    milliseconds. A peer that touches a shared tensor gets the time to finish. */
-static void stop_running(tutti_comm *comm, bool always, bool leaves)
+static void comm_stop_operations(tutti_comm *comm, bool always, bool leaves)
 {
     const struct group *g = &comm->group;
-    failure_ask_to_stop(comm, TUTTI_ABORTED);
-    driver_acquire(comm);
+    failure_request_stop(comm, TUTTI_ABORTED);
+    driver_acquire_role(comm);
     /* Operations that the other ranks have completed still succeed. */
-    if (!always) operations_go_on(comm);
-    bool open = always || comm->run_queue.head || comm->messages.open || atomic_load(&comm->gate.intake);
-    for (int64_t n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
+    if (!always) driver_continue_all(comm);
+    bool open = always || comm->run_queue.head || comm->messages.open || atomic_load(&comm->submission.submitted);
+    for (int64_t n = 0; open && !driver_abandon_operations(comm); n++) comm_back_off(comm, n);
     if (leaves)
-        comm_fail_silently(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",
-            g->name, g->rank);
-    driver_release(comm);
+        comm_fail_locally(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one", g->name,
+            g->rank);
+    driver_hand_over_role(comm);
 }
 void comm_abort(tutti_comm *comm)
 {
-    atomic_fetch_add(&comm->gate.inside, 1);
-    if (!atomic_load(&comm->gate.closed)) stop_running(comm, true, false);
-    atomic_fetch_sub(&comm->gate.inside, 1);
+    atomic_fetch_add(&comm->submission.inside, 1);
+    if (!atomic_load(&comm->submission.closed)) comm_stop_operations(comm, true, false);
+    atomic_fetch_sub(&comm->submission.inside, 1);
 }
 tutti_status comm_poll_failure(tutti_comm *comm)
 {
     /* If another thread drives, it checks for failures itself. */
-    if (!driver_try(comm)) return comm_failure(comm);
-    operations_check(comm);
-    driver_release(comm);
-    return comm_failure(comm);
+    if (!driver_try_acquire(comm)) return comm_get_failure(comm);
+    driver_check_for_failure(comm);
+    driver_hand_over_role(comm);
+    return comm_get_failure(comm);
 }
 /* Lets calls of other threads end for up to GRACE_MS, so that calls that are about to end still succeed. */
-static void grant_grace(const tutti_comm *comm)
+static void comm_wait_for_callers(const tutti_comm *comm)
 {
     int64_t until_ms = clock_ms() + GRACE_MS;
-    for (int64_t n = 0; atomic_load(&comm->gate.inside) || atomic_load(&comm->gate.driver); n++) {
+    for (int64_t n = 0; atomic_load(&comm->submission.inside) || atomic_load(&comm->submission.driver); n++) {
         if (clock_ms() >= until_ms) return;
-        comm_pause(comm, n);
+        comm_back_off(comm, n);
     }
 }
-static void comm_end(tutti_comm *comm)
+static void comm_leave_group(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
     LOG(INFO, "%s: rank %d of %d leaves", g->name, g->rank, g->size);
     if (g->segment) {
-        grant_grace(comm);
-        stop_running(comm, false, true);
-        operations_close(comm);
-        comm_leave(comm);
+        comm_wait_for_callers(comm);
+        comm_stop_operations(comm, false, true);
+        operations_close_comm(comm);
+        comm_announce_leaving(comm);
         job_end(&g->members[0]);
     }
     struct membership *membership = comm->membership;
-    join_unwatch(comm);
+    join_unwatch_peers(comm);
     comm_finish(comm);
-    join_undo(membership);
+    join_release_membership(membership);
 }
 /* True in a forked child, whose copy of the communicator still belongs to its parent. */
-static bool is_inherited(const tutti_comm *comm)
+static bool comm_is_inherited(const tutti_comm *comm)
 {
     return comm->group.generation && comm->group.generation != process_generation();
 }
 void comm_retain(tutti_comm *comm) { atomic_fetch_add(&comm->holders, 1); }
 void comm_release(tutti_comm *comm)
 {
-    if (!comm || is_inherited(comm) || atomic_fetch_sub(&comm->holders, 1) != 1) return;
-    if (!atomic_exchange(&comm->ended, true)) comm_end(comm);
+    if (!comm || comm_is_inherited(comm) || atomic_fetch_sub(&comm->holders, 1) != 1) return;
+    if (!atomic_exchange(&comm->ended, true)) comm_leave_group(comm);
     comm_free(comm);
 }
 void comm_destroy(tutti_comm *comm)
 {
-    if (!comm || is_inherited(comm)) return;
-    if (!atomic_exchange(&comm->ended, true)) comm_end(comm);
+    if (!comm || comm_is_inherited(comm)) return;
+    if (!atomic_exchange(&comm->ended, true)) comm_leave_group(comm);
     comm_release(comm);
 }

@@ -7,45 +7,46 @@
 #include <stdlib.h>
 
 struct split { struct member member; int32_t color, key; };
-static int split_order(const struct split *all, int a, int b)
+static int split_compare_ranks(const struct split *all, int a, int b)
 {
     if (all[a].key != all[b].key) return all[a].key < all[b].key ? -1 : 1;
     return a - b;
 }
-static tutti_status split_join(const tutti_comm *parent, const struct split *all, tutti_comm *comm)
+static tutti_status split_join_members(const tutti_comm *parent, const struct split *all, tutti_comm *comm)
 {
     int color = all[parent->group.rank].color;
     for (int r = 0; r < parent->group.size; r++) {
         int at = 0;
         if (all[r].color != color) continue;
-        for (int q = 0; q < parent->group.size; q++) at += all[q].color == color && split_order(all, q, r) < 0;
+        for (int q = 0; q < parent->group.size; q++) at += all[q].color == color && split_compare_ranks(all, q, r) < 0;
         comm->group.members[at] = all[r].member;
     }
     return join_members(comm, clock_deadline(comm->timeout_ms));
 }
 /* Returns the token of the new group's first rank. */
-static const unsigned char *split_token(const tutti_comm *parent, const struct split *all)
+static const unsigned char *split_token_of_group(const tutti_comm *parent, const struct split *all)
 {
     int first = parent->group.rank;
     for (int q = 0; q < parent->group.size; q++)
-        if (all[q].color == all[first].color && split_order(all, q, first) < 0) first = q;
+        if (all[q].color == all[first].color && split_compare_ranks(all, q, first) < 0) first = q;
     return all[first].member.token;
 }
-static tutti_status comm_split_into(tutti_comm *parent, const struct split *all, int rank, int size, tutti_comm **out)
+static tutti_status comm_create_split_group(tutti_comm *parent, const struct split *all, int rank, int size,
+    tutti_comm **out)
 {
     struct member mine;
-    tutti_status status = comm_new(rank, size, parent->group.name, parent->timeout_ms, out);
-    if (status == TUTTI_OK) status = join_introduce(*out, &mine);
-    if (status != TUTTI_OK) { peers_give_up(split_token(parent, all)); return status; }
+    tutti_status status = comm_allocate_and_init(rank, size, parent->group.name, parent->timeout_ms, out);
+    if (status == TUTTI_OK) status = join_init_member(*out, &mine);
+    if (status != TUTTI_OK) { peers_abort_join(split_token_of_group(parent, all)); return status; }
     (*out)->group.key = parent->group.key;
-    for (int f = 0; f < FAMILY_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
-    return split_join(parent, all, *out);
+    for (int f = 0; f < COLLECTIVE_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
+    return split_join_members(parent, all, *out);
 }
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out)
 {
     *out = NULL;
     const struct group *g = &parent->group;
-    struct split *all = memory_zeroed((size_t)g->size, sizeof *all);
+    struct split *all = memory_alloc_zeroed((size_t)g->size, sizeof *all);
     if (!all) return status_fail(TUTTI_NO_MEMORY, "no memory to split %d ranks", g->size);
     struct split mine = { .member = g->members[g->rank], .color = color, .key = key };
     /* The token of the rank that becomes rank 0 names the group. */
@@ -54,9 +55,10 @@ tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out
     int rank = 0, size = 0;
     for (int q = 0; q < g->size; q++) {
         size += all[q].color == color;
-        rank += all[q].color == color && split_order(all, q, g->rank) < 0;
+        rank += all[q].color == color && split_compare_ranks(all, q, g->rank) < 0;
     }
-    if (status == TUTTI_OK && color >= 0) status = comm_or_nothing(comm_split_into(parent, all, rank, size, out), out);
+    if (status == TUTTI_OK && color >= 0)
+        status = comm_destroy_on_error(comm_create_split_group(parent, all, rank, size, out), out);
     free(all);
     return status;
 }

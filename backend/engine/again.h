@@ -5,4 +5,4 @@
 #include "backend/engine/launch.h"
 
 /* Runs a blocking call without options. True: *out is its result. False: the caller runs it as an ordinary call. */
-bool again_run(tutti_comm *comm, struct call *call, const void *input, void *output, tutti_status *out);
+bool fast_path_run(tutti_comm *comm, struct call *call, const void *input, void *output, tutti_status *out);

@@ -16,41 +16,41 @@ void agreement_destroy(struct agreement *agreement);
 size_t agreement_account_bytes(void);
 
 /* ---- driver only ---- */
-/* Call it before the executor announces an operation, and agreement_begin afterwards. */
-void agreement_announce(struct agreement *agreement);
-void agreement_begin(tutti_comm *comm);
+/* Call it before the executor announces an operation, and agreement_begin_operation afterwards. */
+void agreement_begin_announcing(struct agreement *agreement);
+void agreement_begin_operation(tutti_comm *comm);
 /* The last check before an operation succeeds; see agree.h. */
 bool agreement_may_end(struct agreement *agreement, uint64_t number);
 /* Updates which ranks this rank waits for, which early messages have come, and the time. It returns at once if the last
    update is recent. */
 void agreement_poll(tutti_comm *comm);
 /* Records a reason to fail that this rank has found. `detail` is its text; its calls are optional. */
-void agreement_fail(struct agreement *agreement, const struct agree_cause *cause);
+void agreement_propose_cause(struct agreement *agreement, const struct agree_cause *cause);
 /* Turns the recorded deaths into reasons to fail. The driver first ends all operations that can still end. */
 void agreement_accept_deaths(struct agreement *agreement);
 /* Delays the failure of a late operation in which all ranks of this host have arrived. True: the driver checks again
    later. Until then the awaited ranks can answer whether they have begun it, or a rank that knows more can fail
    first. */
-bool agreement_asks(struct agreement *agreement, uint64_t number);
+bool agreement_delays_timeout(struct agreement *agreement, uint64_t number);
 /* Marks ranks that have not begun the operation: ranks of other hosts, and the ranks that those miss on their hosts. */
 void agreement_list_absent(struct agreement *agreement, uint64_t number, bool *absent);
 /* Informs the other hosts that this rank leaves. It sends a pending decision first. */
-void agreement_leave(tutti_comm *comm);
+void agreement_announce_leaving(tutti_comm *comm);
 /* Bars that operation (from 0) and later ones that some ranks of this host have not begun: they succeed on no rank of
    the host. From now on no rank of the host begins to touch tensors of others. */
 void agreement_close_roll_call(const struct agreement *agreement, uint64_t operation);
 /* Makes the other ranks of this host read the records in the segment. */
-void agreement_tell_host(const struct agreement *agreement);
+void agreement_notify_host(const struct agreement *agreement);
 
 /* ---- any thread ---- */
 /* Records that the process of a rank has died. */
 void agreement_record_lost(struct agreement *agreement, int rank);
 /* True if recorded deaths wait for agreement_accept_deaths. */
-bool agreement_has_lost(const struct agreement *agreement);
+bool agreement_has_lost_ranks(const struct agreement *agreement);
 /* True if that rank of another host has left in good order. */
-bool agreement_has_left(const struct agreement *agreement, int rank);
+bool agreement_rank_has_left(const struct agreement *agreement, int rank);
 /* True from when a reason is known. The decision then follows without further calls. */
 bool agreement_is_failing(const struct agreement *agreement);
 /* True once the decision is known. agreement_get_decision may be called from then on. */
-bool agreement_is_over(const struct agreement *agreement);
+bool agreement_has_decided(const struct agreement *agreement);
 void agreement_get_decision(struct agreement *agreement, struct agree_cause *out);

@@ -1,5 +1,5 @@
 /* Chooses what runs when the user chose no algorithm, and how the message is cut: the algorithm and the tile size with
-   the least price on this machine (backend/model/price.h). Candidates are the host-memory algorithms of a collective,
+   the least cost on this machine (backend/model/cost.h). Candidates are the host-memory algorithms of a collective,
    or over several hosts the hierarchical ones. This file belongs to the engine because it uses three folders that must
    not depend on each other: the table of algorithms, the builder of plans, and the model.
 
@@ -7,7 +7,7 @@
    placement. It depends neither on earlier questions nor on the rank that asks. So all ranks choose the same without
    communication. Over several hosts the placement is ignored, because a host sees only its own. */
 #pragma once
-#include "backend/model/price.h"
+#include "backend/model/cost.h"
 
 /* OPEN: private tensors that peers can read in place. Whether they do is part of the choice. */
 enum placement_kind {
@@ -26,7 +26,7 @@ static inline bool choice_is_shared(enum placement_kind p)
     return p == TENSORS_SHARED_IN_PLACE || p == TENSORS_SHARED_APART;
 }
 struct question {
-    enum family family;
+    enum collective collective;
     /* An algorithm that is already chosen, so that only the tile is asked for; or NULL. */
     const struct algorithm *algorithm;
     /* The larger buffer of one rank. 0: unknown, and probably large. */
@@ -41,22 +41,22 @@ struct choice {
     size_t tile_bytes;
     int slots;
     /* 0 if there was only one candidate. */
-    double price;                                       /* ns */
+    double cost;                                       /* ns */
     /* Open tensors are read in place, not staged. */
     bool reads;
     /* Slots are written by ordinary stores, whatever pace.h decides. */
     bool ordinary;
     /* Slots are reused while caches still hold them; see slots.c. */
     bool short_laps;
-    /* Late selection against the price: the call looks first where tensors lie. */
-    bool looks;
+    /* Late selection against the cost: the call looks first where tensors lie. */
+    bool selects_late;
 };
 /* The chooser of one communicator. */
 struct chooser {
     const struct layout *layout;
-    /* Layouts of fewer ranks and of two ranks, whose plans are priced; NULL until needed. */
+    /* Layouts of fewer ranks and of two ranks, whose plans are predicted; NULL until needed. */
     struct layout *sample, *pair;                       /* owned */
-    struct cache *cache;
+    struct plan_cache *cache;
     /* The cores that the ranks of one host may use. */
     int cores;
     /* Equal on all ranks. */
@@ -69,22 +69,22 @@ struct chooser {
     int answer_count, answer_room;
 };
 /* Returns the largest of 1, 1.5, 2, 3, 4, 6, … that is at most `bytes`. */
-size_t half_octave(size_t bytes);
+size_t size_floor_half_octave(size_t bytes);
 /* Chooses for the message size rounded down to a half octave. NO_MEMORY. INVALID_ARGUMENT if the question asks for an
    algorithm of one host on several; *out is then unchanged. */
-tutti_status choose(struct chooser *chooser, const struct question *question, struct choice *out);
-/* Sets the price of a choice for exactly this message size. The price is 0 where no parameter is measured, as for
+tutti_status chooser_make_choice(struct chooser *chooser, const struct question *question, struct choice *out);
+/* Sets the cost of a choice for exactly this message size. The cost is 0 where no parameter is measured, as for
    messages between ranks of one host. NO_MEMORY. */
-tutti_status choice_price(struct chooser *chooser, const struct question *question, struct choice *choice);
+tutti_status choice_compute_cost(struct chooser *chooser, const struct question *question, struct choice *choice);
 /* Sets *out to whether the choice writes slots. Shared tensors may need none. NO_MEMORY. */
-tutti_status choice_stages(struct chooser *chooser, const struct question *question, const struct choice *choice,
+tutti_status choice_writes_slots(struct chooser *chooser, const struct question *question, const struct choice *choice,
     bool *out);
 /* True if the algorithm is a candidate when the question names none and counts are even. */
-bool choice_knows(const struct chooser *chooser, const struct algorithm *algorithm);
+bool chooser_considers_algorithm(const struct chooser *chooser, const struct algorithm *algorithm);
 /* True if the algorithm can run with uneven counts. */
-bool choice_takes_uneven(const struct layout *layout, const struct algorithm *algorithm);
+bool algorithm_takes_uneven(const struct layout *layout, const struct algorithm *algorithm);
 void chooser_finish(struct chooser *chooser);
-/* The cost of looking first where the tensors lie, relative to the price of this choice for private tensors. */
-double choice_look_costs(const struct chooser *chooser, const struct choice *choice);
+/* The cost of looking first where the tensors lie, relative to the cost of this choice for private tensors. */
+double choice_cost_of_late_selection(const struct chooser *chooser, const struct choice *choice);
 /* True if that cost is small enough to look first before it is known that tensors are shared. */
-bool choice_looks_first(const struct chooser *chooser, const struct choice *choice);
+bool choice_selects_late(const struct chooser *chooser, const struct choice *choice);

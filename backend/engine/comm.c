@@ -1,10 +1,10 @@
 /* Creates and frees the parts of a communicator; the parts implement what they do. */
 #include "backend/engine/comm.h"
 #include "backend/base/settings.h"
-#include "backend/model/price.h"
+#include "backend/model/cost.h"
 #include <stdlib.h>
 
-enum { LOOK_AT_NETWORK_NS = 1000 };
+enum { NETWORK_POLL_NS = 1000 };
 /* The limit of polls in the executor, during which no thread checks for failures. */
 enum { MOST_POLLS = 50 };
 
@@ -12,16 +12,16 @@ tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, i
 {
     comm->timeout_ms = timeout_ms > 0 ? timeout_ms : settings_get()->timeout_ms;
     TRY(group_init(&comm->group, rank, size, name));
-    TRY(engine_acquire());
+    TRY(progress_thread_acquire());
     comm->group.generation = process_generation();
-    return algorithms_of_settings(comm->chosen);
+    return algorithms_read_settings(comm->chosen);
 }
-void comm_place(tutti_comm *comm, struct layout *layout)
+void comm_set_layout(tutti_comm *comm, struct layout *layout)
 {
     comm->group.layout = layout;
-    comm->group.host = host_of(layout, comm->group.rank);
+    comm->group.host = layout_host(layout, comm->group.rank);
 }
-tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network)
+tutti_status comm_attach_segments(tutti_comm *comm, const struct segment *segment, const struct segment *network)
 {
     struct group *g = &comm->group;
     int64_t streaming = settings_get()->streaming;
@@ -30,36 +30,36 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
     tutti_status status = executor_init(&comm->executor, segment, g->layout, g->rank,
         streaming == 0 ? NULL : stream_find(), streaming < 0);
     /* The contact is needed even after an error, because ending the communicator uses it. */
-    executor_reach_out(&comm->executor, group_contact(g, g->rank));
+    executor_set_contact(&comm->executor, group_control_of_rank(g, g->rank));
     TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
-    TRY(reach_init(&comm->reach, segment->ranks));
-    return group_is_spread(g) ? agreement_create(comm, &comm->agreement) : TUTTI_OK;
+    TRY(tensor_access_init(&comm->tensor_access, segment->ranks));
+    return group_has_several_hosts(g) ? agreement_create(comm, &comm->agreement) : TUTTI_OK;
 }
-void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool fences)
+void comm_set_machine(tutti_comm *comm, const struct machine *machine, int cores, bool fences)
 {
     struct group *g = &comm->group;
     struct machine typical = machine_typical();
-    bool alone = !group_is_spread(g);
+    bool alone = !group_has_several_hosts(g);
     /* All hosts have agreed on the parameters of the network. */
-    machine_take_network(&typical, machine);
-    launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical,
+    machine_copy_network_costs(&typical, machine);
+    launcher_set_machine(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical,
         g->segment->tuning);
-    struct spin_budget spin_budget = price_spin_budget(machine, group_is_linked(g) ? LOOK_AT_NETWORK_NS : 0);
-    if (g->segment->ranks <= cores) g->backoff = backoff_of(spin_budget.pauses, spin_budget.yields);
+    struct spin_budget spin_budget = machine_spin_budget(machine, group_uses_links(g) ? NETWORK_POLL_NS : 0);
+    if (g->segment->ranks <= cores) g->backoff = backoff_of_budget(spin_budget.pauses, spin_budget.yields);
     int polls = g->backoff.pauses / 10;
     /* On several hosts tiles are cut by shared parameters, so their slots must not depend on the caches of one
        machine. */
     size_t ring = alone ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
-    executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring, fences);
+    executor_set_tuning(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring, fences);
 }
-tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
+tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm *a)
 {
     const struct group *g = &comm->group;
-    if (!a || !a->host_memory || !group_is_spread(g)) return TUTTI_OK;
+    if (!a || !a->host_memory || !group_has_several_hosts(g)) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "%s by algorithm %s needs all ranks on one host, but those of %s are on %d; tutti algorithms lists the others",
-        family_name(a->family), a->name, g->name, g->layout->hosts);
+        collective_name(a->collective), a->name, g->name, g->layout->hosts);
 }
 void comm_free(tutti_comm *comm)
 {
@@ -73,27 +73,29 @@ void comm_finish(tutti_comm *comm)
     router_destroy(comm->router);
     executor_finish(&comm->executor);
     launcher_finish(&comm->launcher);
-    reach_finish(&comm->reach);
+    tensor_access_finish(&comm->tensor_access);
     bool acquired = comm->group.generation;
-    group_leave(&comm->group);
-    if (acquired) engine_release();
+    group_release_peers(&comm->group);
+    if (acquired) progress_thread_release();
 }
-void comm_pause(const tutti_comm *comm, int64_t n)
+void comm_back_off(const tutti_comm *comm, int64_t n)
 {
     static const struct wait_set none;
     backoff_wait(&comm->group.backoff, n, &none, 1);
 }
-bool comm_has_left(const tutti_comm *comm, int rank)
+bool comm_rank_has_left(const tutti_comm *comm, int rank)
 {
     const struct group *g = &comm->group;
-    if (!group_has_here(g, rank)) return agreement_has_left(comm->agreement, rank);
-    return atomic_load_explicit(&group_control(g, group_index(g, rank))->departed, memory_order_acquire) != 0;
+    if (!group_rank_is_here(g, rank)) return agreement_rank_has_left(comm->agreement, rank);
+    return atomic_load_explicit(&group_control_at_index(g, group_index_of_rank(g, rank))->departed,
+               memory_order_acquire)
+        != 0;
 }
-void comm_leave(tutti_comm *comm)
+void comm_announce_leaving(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
-    struct control *mine = group_control(g, group_index(g, g->rank));
-    if (comm->agreement) agreement_leave(comm);
+    struct control *mine = group_control_at_index(g, group_index_of_rank(g, g->rank));
+    if (comm->agreement) agreement_announce_leaving(comm);
     atomic_store(&mine->departed, 1);
-    if (comm->agreement) agreement_tell_host(comm->agreement);
+    if (comm->agreement) agreement_notify_host(comm->agreement);
 }

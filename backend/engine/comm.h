@@ -26,21 +26,21 @@ struct tutti_comm {
     /* The agreement between its hosts. NULL: the group has one host. */
     struct agreement *agreement;
     /* The algorithms that the user has chosen; any thread. */
-    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];
+    _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT];
     _Atomic int64_t timeout_ms;
     _Atomic int priority;
-    struct gate gate;
-    struct listing listing;
+    struct submission submission;
+    struct progress_entry progress_entry;
     /* The driver owns the fields from here on, but for the outcome. */
     struct executor executor;
     struct run_queue run_queue;
     struct messages messages;
     struct launcher launcher;
-    struct reach reach;
+    struct tensor_access tensor_access;
     /* Any thread reads the outcome and sets `lost` and `stop`. The driver writes the rest. */
     struct outcome outcome;
 };
-/* Reads one flag; comm_failure also sets this thread's last error. */
+/* Reads one flag; comm_get_failure also sets this thread's last error. */
 static inline bool comm_has_failed(const tutti_comm *comm)
 {
     return atomic_load_explicit(&comm->outcome.failed, memory_order_relaxed);
@@ -53,27 +53,27 @@ static inline bool comm_is_failing(const tutti_comm *comm)
 /* True if the hosts have decided on a cause that this communicator has not adopted yet. */
 static inline bool comm_has_decision(const tutti_comm *comm)
 {
-    return comm->agreement && agreement_is_over(comm->agreement) && !comm_has_failed(comm);
+    return comm->agreement && agreement_has_decided(comm->agreement) && !comm_has_failed(comm);
 }
 /* Initialises all but the members. The caller must call comm_finish even after an error. */
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
 /* Sets the hosts of the members. The communicator owns the layout from now on. */
-void comm_place(tutti_comm *comm, struct layout *layout);
+void comm_set_layout(tutti_comm *comm, struct layout *layout);
 /* Attaches the mapped segment of this host, and the segment that stands for the network between simulated hosts (else
    NULL). From now on this rank can wait for the others, and fail with them. */
-tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network);
+tutti_status comm_attach_segments(tutti_comm *comm, const struct segment *segment, const struct segment *network);
 /* Sets the machine parameters. `cores` is the number of cores that all ranks of this host may use together. `fences`:
    all ranks of this host admit fences (base/fence.h). Algorithms are chosen by what all ranks share: these parameters
    on one host, typical parameters on several. */
-void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool fences);
+void comm_set_machine(tutti_comm *comm, const struct machine *machine, int cores, bool fences);
 /* INVALID_ARGUMENT if the algorithm (may be NULL) needs all ranks on one host and the group has several hosts. */
-tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *algorithm);
+tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm *algorithm);
 /* Releases all but the tables of the group. The communicator can still be queried, but runs no more operations. */
 void comm_finish(tutti_comm *comm);
 void comm_free(tutti_comm *comm);
 /* Waits after the n-th poll without result, for a condition that wakes no sleeper. */
-void comm_pause(const tutti_comm *comm, int64_t n);
+void comm_back_off(const tutti_comm *comm, int64_t n);
 /* True if that rank has destroyed its communicator. */
-bool comm_has_left(const tutti_comm *comm, int rank);
+bool comm_rank_has_left(const tutti_comm *comm, int rank);
 /* Publishes that this rank has destroyed its communicator. */
-void comm_leave(tutti_comm *comm);
+void comm_announce_leaving(tutti_comm *comm);

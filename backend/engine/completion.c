@@ -6,7 +6,7 @@
 
 static _Atomic uint32_t completions, sleepers;
 
-static void operation_finish(struct operation *op, tutti_status status, const char *detail, bool is_driven)
+static void operation_end_and_wake(struct operation *op, tutti_status status, const char *detail, bool is_driven)
 {
     tutti_request *request = op->request;
     if (op->uneven) free(op->uneven);
@@ -18,36 +18,36 @@ static void operation_finish(struct operation *op, tutti_status status, const ch
     } else {
         void (*done)(tutti_request *, void *) = request->done;
         void *context = request->context;
-        request->source = op->family == POINT_TO_POINT ? op->message.transfer.source : -1;
+        request->source = op->collective == POINT_TO_POINT ? op->message.transfer.source : -1;
         request->sequence = op->sequence;
-        if (op->queued.queue) queue_pass(op);
+        if (op->queued.queue) queue_finish_operation(op);
         else atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
         if (done) done(request, context);
     }
     if (is_driven) return;
-    word_ring(&completions, &sleepers, false);
+    word_ring_bell(&completions, &sleepers, false);
 }
-static bool is_driven(const struct operation *op) { return op->comm->run_queue.driven == op; }
+static bool operation_is_driven(const struct operation *op) { return op->comm->run_queue.driven == op; }
 void operation_complete(struct operation *op, tutti_status status)
 {
-    operation_finish(op, status, op->comm->outcome.detail, is_driven(op));
+    operation_end_and_wake(op, status, op->comm->outcome.detail, operation_is_driven(op));
 }
-void operation_turn_away(struct operation *op)
+void operation_reject_closed(struct operation *op)
 {
-    operation_finish(op, op->comm->outcome.status, op->comm->outcome.detail, false);
+    operation_end_and_wake(op, op->comm->outcome.status, op->comm->outcome.detail, false);
 }
 void operation_refuse(struct operation *op, tutti_status status)
 {
     op->refused = true;
     if (op->request) op->request->refused = true;
-    operation_finish(op, status, status_detail(), is_driven(op));
+    operation_end_and_wake(op, status, status_detail(), operation_is_driven(op));
 }
-tutti_status operation_result(const struct operation *op)
+tutti_status operation_get_result(const struct operation *op)
 {
     if (op->status == TUTTI_OK) return TUTTI_OK;
     return op->refused ? status_repeat_refusal(op->status, op->detail) : status_repeat(op->status, op->detail);
 }
 void completions_await(struct wait_set *set)
 {
-    wait_add(set, &completions, atomic_load(&completions), &sleepers, false);
+    wait_set_add(set, &completions, atomic_load(&completions), &sleepers, false);
 }

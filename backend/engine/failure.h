@@ -17,10 +17,10 @@ struct outcome {
 };
 /* ---- any thread; the driver reacts soon ---- */
 /* Records that the process of a rank has died. */
-void failure_record_lost(tutti_comm *comm, int rank);
-void failure_ask_to_stop(tutti_comm *comm, tutti_status status);
+void failure_record_lost_rank(tutti_comm *comm, int rank);
+void failure_request_stop(tutti_comm *comm, tutti_status status);
 /* Returns OK, or the status of the failure, and then sets this thread's last error. */
-tutti_status comm_failure(tutti_comm *comm);
+tutti_status comm_get_failure(tutti_comm *comm);
 
 /* ---- driver only ---- */
 /* Fails the communicator here and on the other ranks. The first rank to fail decides the error. Returns the status it
@@ -29,14 +29,14 @@ tutti_status comm_failure(tutti_comm *comm);
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Fails only this rank's communicator, without telling the other ranks. */
-void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *format, ...)
+void comm_fail_locally(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Checks, while waiting, for a reason to stop waiting. Returns OK or the failure. */
 tutti_status comm_check(tutti_comm *comm);
 /* True if comm_check may find a reason. After this call the rank sees everything that its peers have done so far. */
-bool comm_is_alerted(const tutti_comm *comm);
+bool comm_has_reason_to_fail(const tutti_comm *comm);
 /* True if the status is that of a message which a peer cancelled because the group failed. The peer has reported that
    failure, and comm_check has adopted it. */
-bool failure_is_told(tutti_comm *comm, tutti_status status);
+bool failure_came_from_peer(tutti_comm *comm, tutti_status status);
 /* Fails with a description of both ranks' calls. */
-tutti_status comm_mismatch(tutti_comm *comm);
+tutti_status comm_fail_mismatch(tutti_comm *comm);

@@ -10,12 +10,12 @@ tutti_status group_init(struct group *g, int rank, int size, const char *name)
     g->rank = rank;
     g->size = size;
     snprintf(g->name, sizeof g->name, "%.31s", name ? name : "the group");
-    g->backoff = backoff_for(true);
-    g->members = memory_zeroed((size_t)size, sizeof *g->members);
-    g->peers = memory_zeroed((size_t)size, sizeof *g->peers);
+    g->backoff = backoff_for_thread(true);
+    g->members = memory_alloc_zeroed((size_t)size, sizeof *g->members);
+    g->peers = memory_alloc_zeroed((size_t)size, sizeof *g->peers);
     return g->members && g->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
 }
-void group_leave(struct group *g)
+void group_release_peers(struct group *g)
 {
     for (int r = 0; g->peers && r < g->size; r++) peer_release(g->peers[r]);
     free(g->peers);
@@ -30,5 +30,5 @@ void group_finish(struct group *g)
 }
 void group_alert(const struct group *g)
 {
-    for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control(g, i)->alert, 1);
+    for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control_at_index(g, i)->alert, 1);
 }

@@ -31,23 +31,29 @@ struct group {
 };
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
 /* Releases the peers. The other fields stay readable until group_finish. */
-void group_leave(struct group *group);
+void group_release_peers(struct group *group);
 void group_finish(struct group *group);
 
-static inline bool group_is_spread(const struct group *g) { return g->layout->hosts > 1; }
+static inline bool group_has_several_hosts(const struct group *g) { return g->layout->hosts > 1; }
 /* True for several hosts that communicate by links and a network. `network` is then NULL. */
-static inline bool group_is_linked(const struct group *g)
+static inline bool group_uses_links(const struct group *g)
 {
     uint32_t simulates = g->members[0].simulates;
-    return group_is_spread(g) && (!simulates || simulates & SIMULATES_LINKS);
+    return group_has_several_hosts(g) && (!simulates || simulates & SIMULATES_LINKS);
 }
 
 /* ---- the ranks of this host ---- */
-static inline bool group_has_here(const struct group *g, int rank) { return host_of(g->layout, rank) == g->host; }
+static inline bool group_rank_is_here(const struct group *g, int rank)
+{
+    return layout_host(g->layout, rank) == g->host;
+}
 /* The index of a rank of this host. */
-static inline int group_index(const struct group *g, int rank) { return place_of(g->layout, rank).index; }
-static inline int group_rank(const struct group *g, int index) { return rank_at(g->layout, g->host, index); }
-static inline struct control *group_control(const struct group *g, int index)
+static inline int group_index_of_rank(const struct group *g, int rank) { return layout_place(g->layout, rank).index; }
+static inline int group_rank_at_index(const struct group *g, int index)
+{
+    return layout_rank(g->layout, g->host, index);
+}
+static inline struct control *group_control_at_index(const struct group *g, int index)
 {
     return segment_control(g->segment, index);
 }
@@ -58,7 +64,7 @@ void group_alert(const struct group *group);
 
 /* The control block with a rank's bell and its `joined` flag. The rank is on this host, or on a simulated host that
    shares the network segment. */
-static inline struct control *group_contact(const struct group *g, int rank)
+static inline struct control *group_control_of_rank(const struct group *g, int rank)
 {
-    return g->network ? segment_control(g->network, rank) : group_control(g, group_index(g, rank));
+    return g->network ? segment_control(g->network, rank) : group_control_at_index(g, group_index_of_rank(g, rank));
 }

@@ -19,73 +19,73 @@ static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
 {
     /* Ranks may see different counts, and must make the same choice. */
     if (op->uneven) return 0;
-    int inputs = family_parts((enum family)op->family, INPUT, comm->group.size);
-    int outputs = family_parts((enum family)op->family, OUTPUT, comm->group.size);
+    int inputs = collective_buffer_parts((enum collective)op->collective, INPUT, comm->group.size);
+    int outputs = collective_buffer_parts((enum collective)op->collective, OUTPUT, comm->group.size);
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
 /* Returns the message size once all ranks have arrived and agree. */
-static size_t agreed_bytes(const tutti_comm *comm, const struct operation *op)
+static size_t operation_agreed_bytes(const tutti_comm *comm, const struct operation *op)
 {
     const struct uneven *u = op->uneven;
     size_t sum = 0;
-    if (!u || !uneven_is_alike(u)) return message_bytes(comm, op);
+    if (!u || !uneven_is_equal_on_ranks(u)) return message_bytes(comm, op);
     for (int q = 0; q < comm->group.size; q++) sum += u->lengths[u->agreement][q];
     return sum;
 }
 /* Returns the message size as far as all ranks know it before others arrive. */
-static size_t early_bytes(const tutti_comm *comm, const struct operation *op)
+static size_t operation_early_bytes(const tutti_comm *comm, const struct operation *op)
 {
-    return group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
+    return group_has_several_hosts(&comm->group) ? operation_agreed_bytes(comm, op) : message_bytes(comm, op);
 }
 /* Applies the settings, and the limits of several hosts, to how the message is cut. */
-static void choice_cut(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
+static void choice_limit_cutting(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
 {
     if (comm->launcher.tile_setting) c->tile_bytes = (size_t)comm->launcher.tile_setting;
     if (comm->launcher.slots_setting) c->slots = (int)comm->launcher.slots_setting;
-    if (!group_is_spread(&comm->group)) return;
+    if (!group_has_several_hosts(&comm->group)) return;
     /* All hosts must cut the message equally. If no rank knows the longest block, the message stays whole. Otherwise
        the scratch of a tile must fit into the slots of every host. */
     size_t most = BYTES_WITH_MESSAGES / (size_t)c->slots;
-    if (uneven && !uneven_is_alike(uneven)) c->tile_bytes = SIZE_MAX;
+    if (uneven && !uneven_is_equal_on_ranks(uneven)) c->tile_bytes = SIZE_MAX;
     else if (c->tile_bytes > most) c->tile_bytes = most;
 }
 /* Informs the trial about the placement. If this call looked first, or was to read, only because of the trial, the
    candidate lasts as long as tensors keep that placement. */
-static void tell_trial(const struct launcher *l, const struct question *question, const struct recent *r,
-    const struct choice *priced)
+static void tuner_update_placement(const struct launcher *l, const struct question *question, const struct recent *r,
+    const struct choice *predicted)
 {
-    bool tries_to_look = l->deferred && !r->looks, tries_to_read = choice_code_reads(l->code) && !r->may_read;
-    if (r->trial && (tries_to_look || tries_to_read)) trial_has_seen(r->trial, question->placement);
-    else if (r->trial) trial_is_of(r->trial, question, priced);
+    bool tries_to_look = l->plans_late && !r->selects_late, tries_to_read = choice_code_reads(l->code) && !r->may_read;
+    if (r->trial && (tries_to_look || tries_to_read)) tuner_report_placement(r->trial, question->placement);
+    else if (r->trial) tuner_set_placement(r->trial, question, predicted);
 }
 /* Chooses the algorithm, unless the call asks for one, and how the message is cut. */
-static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+static tutti_status launch_choose_algorithm(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     size_t bytes, enum placement_kind placement, const struct recent *r, struct choice *out)
 {
-    struct question question = { (enum family)op->family, asked, bytes, placement, op->uneven != NULL,
+    struct question question = { (enum collective)op->collective, asked, bytes, placement, op->uneven != NULL,
         r->reading && r->open };
-    TRY(choose(&comm->launcher.chooser, &question, out));
-    choice_cut(comm, op->uneven, out);
-    tell_trial(&comm->launcher, &question, r, out);
+    TRY(chooser_make_choice(&comm->launcher.chooser, &question, out));
+    choice_limit_cutting(comm, op->uneven, out);
+    tuner_update_placement(&comm->launcher, &question, r, out);
     return TUTTI_OK;
 }
-tutti_status launch_predict(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out)
+tutti_status launch_predict_cost(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out)
 {
     struct chooser *x = &comm->launcher.chooser;
     struct question q = *question;
     struct choice made;
-    TRY(choose(x, &q, &made));
-    if (can_read && q.message_bytes && choice_looks_first(x, &made)) {
+    TRY(chooser_make_choice(x, &q, &made));
+    if (can_read && q.message_bytes && choice_selects_late(x, &made)) {
         q.placement = TENSORS_OPEN_IN_PLACE;
         q.reading = comm->launcher.single_copy > 0;
-        TRY(choose(x, &q, &made));
+        TRY(chooser_make_choice(x, &q, &made));
     }
-    choice_cut(comm, NULL, &made);
-    TRY(choice_price(x, &q, &made));
+    choice_limit_cutting(comm, NULL, &made);
+    TRY(choice_compute_cost(x, &q, &made));
     *out = made;
     return TUTTI_OK;
 }
-static tutti_status program_make(tutti_comm *comm, const struct plan *plan, struct program **out)
+static tutti_status launch_make_program(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
     struct program *made;
     TRY(program_create(plan, comm->group.rank, &made));
@@ -95,30 +95,30 @@ static tutti_status program_make(tutti_comm *comm, const struct plan *plan, stru
         return status_fail(TUTTI_UNSUPPORTED,
             "%s by algorithm %s stages %zu chunks for %d ranks, but there is room for %zu: choose another "
             "algorithm, or none",
-            family_name(plan->algorithm->family), plan->algorithm->name, chunks, comm->group.size, most);
+            collective_name(plan->algorithm->collective), plan->algorithm->name, chunks, comm->group.size, most);
     }
-    cache_attach(comm->launcher.cache, plan, made, made->bytes);
+    plan_cache_attach_made(comm->launcher.cache, plan, made, made->bytes);
     *out = made;
     return TUTTI_OK;
 }
-static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
+static tutti_status launch_get_program(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
-    *out = cache_made(plan);
-    return *out ? TUTTI_OK : program_make(comm, plan, out);
+    *out = plan_cache_get_made(plan);
+    return *out ? TUTTI_OK : launch_make_program(comm, plan, out);
 }
 /* Frees the program of a plan that leaves the cache. It keeps the last program of each collective, which runs or which
    the next call repeats. */
-static bool release_program(void *context, const struct plan *plan, void *made)
+static bool launch_evict_program(void *context, const struct plan *plan, void *made)
 {
     const struct launcher *l = context;
     (void)plan;
-    for (int f = 0; f < FAMILY_COUNT && made; f++)
+    for (int f = 0; f < COLLECTIVE_COUNT && made; f++)
         if (l->recent[f].program == made) return false;
     program_destroy(made);
     return true;
 }
 /* Private tensors count as in place, because a staged plan for tensors in place is also correct for others. */
-static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct choice *choice,
+static tutti_status launch_make_plan(tutti_comm *comm, const struct operation *op, const struct choice *choice,
     const struct placement *placement, struct recent *r)
 {
     const struct group *g = &comm->group;
@@ -140,52 +140,55 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
         .rank = g->rank,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
-        family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, choice->tile_bytes,
+        collective_name(algorithm->collective), message_bytes(comm, op), algorithm->name, key.slots, choice->tile_bytes,
         (unsigned long long)mask_word(key.shared, 0, comm->launcher.ranks));
     const struct plan *plan;
-    TRY(cache_plan(comm->launcher.cache, &key, &plan));
+    TRY(plan_cache_get(comm->launcher.cache, &key, &plan));
     r->runs = *choice;
-    return program_for(comm, plan, &r->program);
+    return launch_get_program(comm, plan, &r->program);
 }
 /* Returns the size that the choice depends on. It is 0 for uneven counts that differ between ranks, so all such calls
    repeat one choice. */
-static uint64_t recent_bytes(const tutti_comm *comm, const struct operation *op)
+static uint64_t operation_choice_bytes(const tutti_comm *comm, const struct operation *op)
 {
-    return op->uneven ? agreed_bytes(comm, op) : op->part_bytes;
+    return op->uneven ? operation_agreed_bytes(comm, op) : op->part_bytes;
 }
 /* Finds out whether the call may read private tensors in place if all ranks can. To know whether they can takes system
    calls, so it is asked only where reading could be chosen. */
-static tutti_status find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes, struct recent *r)
+static tutti_status launch_find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes, struct recent *r)
 {
     int64_t setting = comm->launcher.single_copy;
-    struct question question = { .family = (enum family)op->family, .message_bytes = bytes, .uneven = op->uneven };
-    bool could = r->looks && !group_is_spread(&comm->group);
+    struct question question = {
+        .collective = (enum collective)op->collective, .message_bytes = bytes, .uneven = op->uneven
+    };
+    bool could = r->selects_late && !group_has_several_hosts(&comm->group);
     r->may_read = could && setting > 0;
     if (!could || setting >= 0) return TUTTI_OK;
     for (int kind = TENSORS_OPEN_IN_PLACE; kind <= TENSORS_OPEN_APART && !r->may_read; kind++) {
         struct choice choice;
         question.placement = (enum placement_kind)kind;
-        TRY(choose(&comm->launcher.chooser, &question, &choice));
+        TRY(chooser_make_choice(&comm->launcher.chooser, &question, &choice));
         r->may_read = choice.reads;
     }
     return TUTTI_OK;
 }
-static tutti_status check_rows(const tutti_comm *comm, const struct operation *op, const struct program *program)
+static tutti_status launch_check_rows(const tutti_comm *comm, const struct operation *op, const struct program *program)
 {
     const struct rows *rows = &op->sum.rows;
-    if (!rows->function || !rows->mine_alone || rows_fit(&comm->executor, program, rows->row_bytes)) return TUTTI_OK;
+    if (!rows->function || !rows->own_rows_only || rows_fit_into_slots(&comm->executor, program, rows->row_bytes))
+        return TUTTI_OK;
     return status_fail(TUTTI_UNSUPPORTED,
         "rows of %zu bytes are too long for own_rows on %d ranks: give residuals of all rows", rows->row_bytes,
         comm->group.size);
 }
 /* Makes the choice that is possible before other ranks arrive, as if all tensors were private. */
-static tutti_status launch_anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+static tutti_status launch_choose_early(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
-    size_t bytes = early_bytes(comm, op);
-    struct trial *trial;
-    TRY(trying_find(comm, op, asked, stage_inputs, message_bytes(comm, op), &trial));
-    struct recent r = { .bytes = recent_bytes(comm, op),
+    size_t bytes = operation_early_bytes(comm, op);
+    struct tuner *trial;
+    TRY(tuners_find_for_call(comm, op, asked, stage_inputs, message_bytes(comm, op), &trial));
+    struct recent r = { .bytes = operation_choice_bytes(comm, op),
         .uneven = op->uneven != NULL,
         .root = op->root,
         .stage_inputs = stage_inputs,
@@ -193,52 +196,52 @@ static tutti_status launch_anticipate(tutti_comm *comm, const struct operation *
         .shared = out->shared,
         .in_place = out->in_place };
     struct choice choice;
-    bool usable = asked && !(op->uneven && !choice_takes_uneven(comm->group.layout, asked));
-    TRY(choose_for(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
+    bool usable = asked && !(op->uneven && !algorithm_takes_uneven(comm->group.layout, asked));
+    TRY(launch_choose_algorithm(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
-    r.looks = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
-    TRY(find_may_read(comm, op, bytes, &r));
+    r.selects_late = op->uneven || (bytes && choice_selects_late(&comm->launcher.chooser, &choice));
+    TRY(launch_find_may_read(comm, op, bytes, &r));
     /* The trial is set last, because the questions above do not have its placement yet. */
     r.trial = trial;
     *out = r;
     return TUTTI_OK;
 }
 /* Before other ranks arrive, all private tensors count as in place, except in an all-to-all. */
-static struct placement placement_for(tutti_comm *comm, const struct operation *op, bool reads)
+static struct placement launch_get_placement(tutti_comm *comm, const struct operation *op, bool reads)
 {
-    if (comm->launcher.deferred) return tensors_placement(comm, op, reads);
-    return (struct placement){ .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
+    if (comm->launcher.plans_late) return tensors_get_placement(comm, op, reads);
+    return (struct placement){ .in_place = op->collective == ALL_TO_ALL ? NULL : mask_all };
 }
 /* Plans the candidate of the trial, if there is one. If it does not fit into the slots, which all ranks find equally,
-   it plans the priced choice. */
-static tutti_status plan_tried(tutti_comm *comm, const struct operation *op, const struct choice *priced, bool open,
-    struct recent *r)
+   it plans the predicted choice. */
+static tutti_status launch_plan_candidate(tutti_comm *comm, const struct operation *op, const struct choice *predicted,
+    bool open, struct recent *r)
 {
-    struct choice tried = *priced;
-    bool tries = trying_take(comm->launcher.code, open, &tried);
-    struct placement p = placement_for(comm, op, tried.reads);
+    struct choice tried = *predicted;
+    bool tries = choice_take_candidate(comm->launcher.code, open, &tried);
+    struct placement p = launch_get_placement(comm, op, tried.reads);
     r->code = comm->launcher.code;
     r->program = NULL;
-    tutti_status status = plan_for(comm, op, &tried, &p, r);
+    tutti_status status = launch_make_plan(comm, op, &tried, &p, r);
     if (!tries || status != TUTTI_UNSUPPORTED) return status;
-    p = placement_for(comm, op, priced->reads);
-    return plan_for(comm, op, priced, &p, r);
+    p = launch_get_placement(comm, op, predicted->reads);
+    return launch_make_plan(comm, op, predicted, &p, r);
 }
-static tutti_status plan_early(tutti_comm *comm, const struct operation *op, struct recent *r)
+static tutti_status launch_plan_early(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct choice choice;
-    size_t bytes = early_bytes(comm, op);
-    TRY(choose_for(comm, op, r->asked ? r->algorithm : NULL, bytes, TENSORS_PRIVATE, r, &choice));
-    return plan_tried(comm, op, &choice, false, r);
+    size_t bytes = operation_early_bytes(comm, op);
+    TRY(launch_choose_algorithm(comm, op, r->asked ? r->algorithm : NULL, bytes, TENSORS_PRIVATE, r, &choice));
+    return launch_plan_candidate(comm, op, &choice, false, r);
 }
 
 /* ---- the launch ---- */
-static void launch_describe(tutti_comm *comm)
+static void launch_fill_declaration(tutti_comm *comm)
 {
     const struct launcher *l = &comm->launcher;
     const struct call *call = &l->last;
     struct declaration *out = comm->executor.run.declaration;
-    out->operation = (uint32_t)call->family;
+    out->operation = (uint32_t)call->collective;
     out->dtype = (uint32_t)call->dtype;
     out->op = (uint32_t)(call->rows ? (int)OP_OF_ROWS : (int)call->op);
     out->root = call->root;
@@ -246,30 +249,31 @@ static void launch_describe(tutti_comm *comm)
     out->bits = call->bits;
     out->tile_bytes = (uint64_t)l->tile_setting;
     out->slots = (uint64_t)l->slots_setting;
-    out->algorithm = (uint64_t)(l->recent[call->family].algorithm - collectives_table);
+    out->algorithm = (uint64_t)(l->recent[call->collective].algorithm - collectives_table);
     out->trial = l->code;
     out->extent = out->counts = 0;
-    executor_describe(&comm->executor);
+    executor_hash_declaration(&comm->executor);
 }
 void launch_declare(tutti_comm *comm, uint64_t sequence)
 {
     if (comm->launcher.repeats < DECLARATIONS) {
-        launch_describe(comm);
+        launch_fill_declaration(comm);
         comm->launcher.repeats++;
     }
     comm->executor.run.declaration->sequence = sequence;
 }
 /* Prepares what all calls of the same kind share. */
-static tutti_status launch_prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
+static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
 {
     struct launch *out = &comm->executor.launch;
-    struct recent *r = &comm->launcher.recent[op->family];
-    bool reduces = family_reduces((enum family)op->family), premultiplies = reduces && op->op == TUTTI_PREMUL_SUM;
-    if (!r->algorithm || r->bytes != recent_bytes(comm, op) || r->uneven != (op->uneven != NULL) || r->root != op->root
-        || r->stage_inputs != premultiplies || r->asked != asked)
-        TRY(launch_anticipate(comm, op, asked, premultiplies, r));
+    struct recent *r = &comm->launcher.recent[op->collective];
+    bool reduces = collective_is_reduction((enum collective)op->collective),
+         premultiplies = reduces && op->op == TUTTI_PREMUL_SUM;
+    if (!r->algorithm || r->bytes != operation_choice_bytes(comm, op) || r->uneven != (op->uneven != NULL)
+        || r->root != op->root || r->stage_inputs != premultiplies || r->asked != asked)
+        TRY(launch_choose_early(comm, op, asked, premultiplies, r));
     out->part_bytes = op->part_bytes;
-    out->element_bytes = op->family == BARRIER ? 1 : dtype_bytes(op->dtype);
+    out->element_bytes = op->collective == BARRIER ? 1 : dtype_bytes(op->dtype);
     out->reduce = op->sum.reduce;
     out->reduce_streamed = reduces ? reduce_streamed_find(op->dtype, op->op) : NULL;
     out->scale = premultiplies ? scale_find(op->dtype) : NULL;
@@ -278,38 +282,38 @@ static tutti_status launch_prepare(tutti_comm *comm, const struct operation *op,
     out->uneven = op->uneven;
     return TUTTI_OK;
 }
-static void take_program(struct executor *x, const struct recent *r)
+static void launch_set_program(struct executor *x, const struct recent *r)
 {
     x->launch.program = r->program;
     x->launch.tile_bytes = r->runs.tile_bytes;
     x->launch.ordinary = r->runs.ordinary;
     x->launch.short_laps = r->runs.short_laps;
 }
-static tutti_status bind_call(tutti_comm *comm, struct operation *op)
+static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
 {
     struct executor *x = &comm->executor;
-    struct recent *r = &comm->launcher.recent[op->family];
+    struct recent *r = &comm->launcher.recent[op->collective];
     const struct algorithm *asked =
-        op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family], memory_order_relaxed);
-    struct call call = { op->family, op->root, op->dtype, op->op, op->count, op->bits, asked, op->uneven != NULL,
+        op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->collective], memory_order_relaxed);
+    struct call call = { op->collective, op->root, op->dtype, op->op, op->count, op->bits, asked, op->uneven != NULL,
         op->sum.rows.function != NULL };
-    bool repeated = comm->launcher.repeats && call_is_like(&call, &comm->launcher.last);
+    bool repeated = comm->launcher.repeats && call_is_same_kind(&call, &comm->launcher.last);
     if (!repeated) {
         comm->launcher.repeats = 0;
-        atomic_store_explicit(&comm->gate.settled, false, memory_order_relaxed);
-        TRY(launch_prepare(comm, op, asked));
+        atomic_store_explicit(&comm->submission.settled, false, memory_order_relaxed);
+        TRY(launch_prepare_call(comm, op, asked));
         comm->launcher.last = call;
     }
-    uint32_t code = trying_begin(comm, op, r->trial);
+    uint32_t code = tuner_run_begin(comm, op, r->trial);
     /* The declaration must contain the new code. */
     if (code != comm->launcher.code) comm->launcher.repeats = 0;
     comm->launcher.code = code;
-    bool deferred = comm->launcher.deferred = r->looks || choice_code_looks(code);
-    if (!deferred && (!r->program || r->code != code)) TRY(plan_early(comm, op, r));
-    if (!deferred && !repeated) TRY(check_rows(comm, op, r->program));
-    executor_prepare(x);
-    if (deferred) x->launch.program = NULL;
-    else take_program(x, r);
+    bool plans_late = comm->launcher.plans_late = r->selects_late || choice_code_selects_late(code);
+    if (!plans_late && (!r->program || r->code != code)) TRY(launch_plan_early(comm, op, r));
+    if (!plans_late && !repeated) TRY(launch_check_rows(comm, op, r->program));
+    executor_prepare_declaration(x);
+    if (plans_late) x->launch.program = NULL;
+    else launch_set_program(x, r);
     x->launch.input = op->input;
     x->launch.output = op->output;
     x->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
@@ -317,79 +321,81 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     x->run.exposed = false;
     bool tries_to_read = choice_code_reads(code) && comm->launcher.single_copy;
     bool may_read = (r->may_read || tries_to_read) && !op->sum.rows.function;
-    if (deferred) tensors_describe(comm, op, asked && asked == r->algorithm, may_read);
+    if (plans_late) tensors_describe(comm, op, asked && asked == r->algorithm, may_read);
     return TUTTI_OK;
 }
-static enum placement_kind kind_of(const struct placement *p, int ranks)
+static enum placement_kind placement_get_kind(const struct placement *p, int ranks)
 {
-    bool shared = mask_full(p->shared, ranks), in_place = mask_full(p->in_place, ranks);
+    bool shared = mask_is_full(p->shared, ranks), in_place = mask_is_full(p->in_place, ranks);
     if (shared) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
     return !p->open ? TENSORS_PRIVATE : in_place ? TENSORS_OPEN_IN_PLACE : TENSORS_OPEN_APART;
 }
 /* If a rank insists on the algorithm that all would choose for private tensors, all ranks use it. A rank without input
    or output counts as in place, and so does not affect the others. */
-static tutti_status launch_decide(tutti_comm *comm, const struct operation *op, struct recent *r)
+static tutti_status launch_choose_late(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
-    struct placement p = tensors_placement(comm, op, r->runs.reads);
+    struct placement p = tensors_get_placement(comm, op, r->runs.reads);
     int ranks = comm->launcher.ranks;
     bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->reading == p.reading
         && r->code == comm->launcher.code && mask_equal(r->shared, p.shared, ranks)
         && mask_equal(r->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
-    p = tensors_placement(comm, op, true);
+    p = tensors_get_placement(comm, op, true);
     r->asked_for = p.asked;
     r->open = p.open;
     r->reading = p.reading;
-    enum placement_kind kind = kind_of(&p, ranks);
-    TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, agreed_bytes(comm, op), kind, r, &choice));
-    TRY(plan_tried(comm, op, &choice, choice_is_open(kind), r));
-    p = tensors_placement(comm, op, r->runs.reads);
+    enum placement_kind kind = placement_get_kind(&p, ranks);
+    TRY(launch_choose_algorithm(comm, op, p.asked ? r->algorithm : NULL, operation_agreed_bytes(comm, op), kind, r,
+        &choice));
+    TRY(launch_plan_candidate(comm, op, &choice, choice_is_open(kind), r));
+    p = tensors_get_placement(comm, op, r->runs.reads);
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);
     return TUTTI_OK;
 }
-static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op)
+static tutti_status launch_finish_late(tutti_comm *comm, const struct operation *op)
 {
     struct executor *x = &comm->executor;
-    struct recent *r = &comm->launcher.recent[op->family];
-    tutti_status status = executor_roll_call(x);
+    struct recent *r = &comm->launcher.recent[op->collective];
+    tutti_status status = executor_finish_roll_call(x);
     if (status != TUTTI_OK) return status;
     if (!x->launch.program) {
-        TRY(launch_decide(comm, op, r));
-        TRY(check_rows(comm, op, r->program));
-        take_program(x, r);
+        TRY(launch_choose_late(comm, op, r));
+        TRY(launch_check_rows(comm, op, r->program));
+        launch_set_program(x, r);
     }
-    status = tensors_find(comm, op);
-    return status == TUTTI_OK ? executor_start(x) : status;
+    status = tensors_find_operands(comm, op);
+    return status == TUTTI_OK ? executor_start_program(x) : status;
 }
 
 /* ---- start, step, cancel ---- */
 /* True if later calls of this kind need no choice, no trial, no look-up and no new binding. */
-static bool is_settled(const tutti_comm *comm)
+static bool launch_is_repeatable(const tutti_comm *comm)
 {
     const struct launcher *l = &comm->launcher;
-    const struct recent *r = &l->recent[l->last.family];
-    bool plain = !l->last.rows && !l->last.uneven && !l->deferred && !r->trial && !group_is_spread(&comm->group);
+    const struct recent *r = &l->recent[l->last.collective];
+    bool plain =
+        !l->last.rows && !l->last.uneven && !l->plans_late && !r->trial && !group_has_several_hosts(&comm->group);
     return plain && r->program->is_fixed && r->program->schedule->first_message < 0;
 }
 tutti_status launch_start(tutti_comm *comm, struct operation *op)
 {
-    TRY(bind_call(comm, op));
+    TRY(launch_bind_call(comm, op));
     router_set_priority(comm->router, atomic_load_explicit(&comm->priority, memory_order_relaxed));
     TRY(executor_begin(&comm->executor));
-    atomic_store_explicit(&comm->gate.settled, is_settled(comm), memory_order_relaxed);
+    atomic_store_explicit(&comm->submission.settled, launch_is_repeatable(comm), memory_order_relaxed);
     return TUTTI_OK;
 }
 tutti_status launch_step(tutti_comm *comm, struct operation *op)
 {
     if (!comm->executor.run.started) {
-        tutti_status status = finish_deferred(comm, op);
+        tutti_status status = launch_finish_late(comm, op);
         if (status != TUTTI_OK) return status;
     }
-    tutti_status status = executor_step(&comm->executor);
+    tutti_status status = executor_run_steps(&comm->executor);
     bool ends = status == TUTTI_OK && (comm->launcher.timed || comm->launcher.pending.count);
-    if (ends) trying_end(comm, comm->launcher.recent[op->family].trial);
+    if (ends) tuner_run_end(comm, comm->launcher.recent[op->collective].trial);
     return status;
 }
 bool launch_cancel(tutti_comm *comm) { return executor_cancel(&comm->executor); }
@@ -403,29 +409,29 @@ tutti_status launcher_init(struct launcher *l, int ranks)
     l->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
     l->single_copy = settings_get()->single_copy;
     l->ranks = ranks;
-    l->cache = cache_create(KEPT_BYTES, release_program, l);
-    l->priced = cache_create(PRICED_BYTES, NULL, NULL);
-    l->masks = memory_zeroed(2 * FAMILY_COUNT * words, sizeof *l->masks);
-    if (!l->cache || !l->priced || !l->masks)
+    l->cache = plan_cache_create(KEPT_BYTES, launch_evict_program, l);
+    l->predicted = plan_cache_create(PREDICTED_BYTES, NULL, NULL);
+    l->masks = memory_alloc_zeroed(2 * COLLECTIVE_COUNT * words, sizeof *l->masks);
+    if (!l->cache || !l->predicted || !l->masks)
         return status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
-    for (int f = 0; f < FAMILY_COUNT; f++) {
+    for (int f = 0; f < COLLECTIVE_COUNT; f++) {
         l->recent[f].shared = l->masks + 2 * (size_t)f * words;
         l->recent[f].in_place = l->recent[f].shared + words;
     }
     return TUTTI_OK;
 }
-void launcher_tune(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine,
+void launcher_set_machine(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine,
     struct tuning *tuning)
 {
-    trying_init(&l->trials, tuning, layout->largest > cores);
-    l->chooser = (struct chooser){ .layout = layout, .cache = l->priced, .cores = cores, .machine = *machine };
+    tuners_init(&l->trials, tuning, layout->largest > cores);
+    l->chooser = (struct chooser){ .layout = layout, .cache = l->predicted, .cores = cores, .machine = *machine };
 }
 void launcher_finish(struct launcher *l)
 {
-    for (int f = 0; f < FAMILY_COUNT; f++) l->recent[f].program = NULL;
+    for (int f = 0; f < COLLECTIVE_COUNT; f++) l->recent[f].program = NULL;
     chooser_finish(&l->chooser);
-    trials_finish(&l->trials);
-    cache_destroy(l->cache);
-    cache_destroy(l->priced);
+    tuners_finish(&l->trials);
+    plan_cache_destroy(l->cache);
+    plan_cache_destroy(l->predicted);
     free(l->masks);
 }

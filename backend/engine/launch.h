@@ -14,7 +14,7 @@ struct recent {
     /* The choice for private tensors. */
     const struct algorithm *algorithm;
     /* Late selection: the call looks first where tensors lie, whatever trial runs. */
-    bool looks;
+    bool selects_late;
     /* If the call looks first, private tensors may be read in place. */
     bool may_read;
     /* The program of the last call, or NULL. If that call looked first, the program fits the placement below. */
@@ -25,14 +25,14 @@ struct recent {
     bool asked_for, open, reading;
     /* The choice that the program implements. */
     struct choice runs;
-    /* The code of the candidate that the program implements; 0: it is as priced. */
+    /* The code of the candidate that the program implements; 0: it is as predicted. */
     uint32_t code;
-    /* The trial of calls of this kind. NULL: they run as priced. */
-    struct trial *trial;
+    /* The trial of calls of this kind. NULL: they run as predicted. */
+    struct tuner *trial;
 };
 /* The properties that two calls of the same kind share. Such calls differ only in buffers and sequence. */
 struct call {
-    int family, root;
+    int collective, root;
     tutti_dtype dtype;
     tutti_op op;
     uint64_t count;
@@ -40,48 +40,48 @@ struct call {
     const struct algorithm *asked;
     bool uneven, rows;
 };
-static inline bool call_is_like(const struct call *a, const struct call *b)
+static inline bool call_is_same_kind(const struct call *a, const struct call *b)
 {
-    return a->asked == b->asked && a->count == b->count && a->family == b->family && a->dtype == b->dtype
+    return a->asked == b->asked && a->count == b->count && a->collective == b->collective && a->dtype == b->dtype
         && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows && !a->uneven && !b->uneven;
 }
 /* Limits of the caches of plans: of plans with programs, beside the last program of each collective, and of plans that
-   are only priced. */
-enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };
+   are only predicted. */
+enum { KEPT_BYTES = 4 << 20, PREDICTED_BYTES = 4 << 20 };
 /* Timed calls. Their times are read from all ranks in batches. */
 enum { PENDING = 8 };
 struct pending_launch {
     struct {
-        struct trial *trial;
+        struct tuner *trial;
         uint64_t number;
     } of[PENDING];
     int count;
 };
 /* The driver owns these fields. */
 struct launcher {
-    /* The settings; 0: chosen by price. */
+    /* The settings; 0: chosen by cost. */
     int64_t tile_setting, slots_setting;
-    /* 1: private tensors are read in place; 0: they are staged; -1: chosen by price. */
+    /* 1: private tensors are read in place; 0: they are staged; -1: chosen by cost. */
     int64_t single_copy;
     /* The number of ranks of this host. */
     int ranks;
     /* Plans to run, with their programs. */
-    struct cache *cache;
-    /* Plans of all ranks, to be priced. */
-    struct cache *priced;
+    struct plan_cache *cache;
+    /* Plans of all ranks, to be predicted. */
+    struct plan_cache *predicted;
     struct chooser chooser;
-    struct recent recent[FAMILY_COUNT];
+    struct recent recent[COLLECTIVE_COUNT];
     /* Two masks for each collective. */
     uint64_t *masks;                                    /* owned */
     /* The call that the executor's launch is prepared for. */
     struct call last;
     /* The number of declarations that describe `last`. 0: `last` is invalid. */
     int repeats;
-    struct trials trials;
+    struct tuners trials;
     /* The code of the candidate that the running operation uses, or 0. */
     uint32_t code;
     /* The running operation chooses its plan after the roll call. */
-    bool deferred;
+    bool plans_late;
     struct pending_launch pending;
     /* All ranks record when they begin and end the running operation. */
     bool timed;
@@ -90,12 +90,12 @@ struct launcher {
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* `cores` is the number of cores that the ranks of this host may use together. */
-void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine,
-    struct tuning *tuning);
+void launcher_set_machine(struct launcher *launcher, const struct layout *layout, int cores,
+    const struct machine *machine, struct tuning *tuning);
 void launcher_finish(struct launcher *launcher);
-/* Finds what an operation with even counts on private tensors would run, and its price. `can_read`: all ranks can read
+/* Finds what an operation with even counts on private tensors would run, and its cost. `can_read`: all ranks can read
    each other's tensors. NO_MEMORY, or the errors of `choose`. */
-tutti_status launch_predict(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out);
+tutti_status launch_predict_cost(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out);
 /* The count in a declaration of uneven counts, which ranks compare in separate arrays. */
 #define UNEVEN_COUNT UINT64_MAX
 /* The op in a declaration of a sum whose rows are normalised; `bits` describes how. */

@@ -13,41 +13,47 @@
 #include <string.h>
 
 /* Polls of the router in each turn. Several polls detect an arrival sooner. */
-enum { LOOKS = 4 };
+enum { POLLS_PER_TURN = 4 };
 enum { POLLS_BEFORE_LISTENING = 100 };
 
 /* ---- callbacks of the transports: over the segment of the host, and over a simulated network ---- */
-static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
-static unsigned char *host_pair(void *context, int from, int to)
+static const struct group *messages_get_group(const void *context) { return &((const tutti_comm *)context)->group; }
+static unsigned char *messages_get_host_pair(void *context, int from, int to)
 {
-    return segment_pair(group_of(context)->segment, from, to);
+    return segment_pair(messages_get_group(context)->segment, from, to);
 }
-static unsigned char *network_pair(void *context, int from, int to)
+static unsigned char *messages_get_network_pair(void *context, int from, int to)
 {
-    return segment_pair(group_of(context)->network, from, to);
+    return segment_pair(messages_get_group(context)->network, from, to);
 }
-static tutti_status host_reserve(void *context, void *at, size_t bytes)
+static tutti_status messages_reserve_host(void *context, void *at, size_t bytes)
 {
-    return segment_reserve(group_of(context)->segment, at, bytes, "message buffers");
+    return segment_reserve(messages_get_group(context)->segment, at, bytes, "message buffers");
 }
-static tutti_status network_reserve(void *context, void *at, size_t bytes)
+static tutti_status messages_reserve_network(void *context, void *at, size_t bytes)
 {
-    return segment_reserve(group_of(context)->network, at, bytes, "message buffers");
+    return segment_reserve(messages_get_group(context)->network, at, bytes, "message buffers");
 }
-static void ring_bell(struct control *c)
+static void control_ring_bell(struct control *c)
 {
     fence_between_store_and_load();
     if (atomic_load_explicit(&c->listening, memory_order_relaxed) != LISTENS) return;
-    word_ring(&c->bell, &c->bell_waiters, true);
+    word_ring_bell(&c->bell, &c->bell_waiters, true);
 }
-static void ring_host(void *context, int index)
+static void messages_ring_host_peer(void *context, int index)
 {
-    const struct group *g = group_of(context);
-    ring_bell(group_contact(g, group_rank(g, index)));
+    const struct group *g = messages_get_group(context);
+    control_ring_bell(group_control_of_rank(g, group_rank_at_index(g, index)));
 }
-static void ring_network(void *context, int rank) { ring_bell(group_contact(group_of(context), rank)); }
-static void ring_mine(void *context) { ring_network(context, group_of(context)->rank); }
-static bool tensor_find(void *context, const void *at, size_t bytes, struct remote *out)
+static void messages_ring_network_peer(void *context, int rank)
+{
+    control_ring_bell(group_control_of_rank(messages_get_group(context), rank));
+}
+static void messages_ring_own_bell(void *context)
+{
+    messages_ring_network_peer(context, messages_get_group(context)->rank);
+}
+static bool messages_find_shared_tensor(void *context, const void *at, size_t bytes, struct remote *out)
 {
     struct location place;
     (void)context;
@@ -55,52 +61,52 @@ static bool tensor_find(void *context, const void *at, size_t bytes, struct remo
     *out = (struct remote){ place.block, place.offset };
     return true;
 }
-static tutti_status peer_reach(void *context, int index, bool sends, struct remote place, size_t bytes,
+static tutti_status messages_map_peer_tensor(void *context, int index, bool sends, struct remote place, size_t bytes,
     unsigned char **out)
 {
     tutti_comm *comm = context;
-    tutti_status status = tensor_reach(comm, group_rank(&comm->group, index), sends ? HELD_SENDING : HELD_RECEIVING,
-        (struct location){ place.block, place.offset }, bytes, out);
+    tutti_status status = tensor_map_address(comm, group_rank_at_index(&comm->group, index),
+        sends ? HELD_SENDING : HELD_RECEIVING, (struct location){ place.block, place.offset }, bytes, out);
     comm->messages.reaching |= status == TUTTI_IN_PROGRESS;
     return status;
 }
 /* True if peers should read a private tensor of this size in place. As in collectives, only the size decides. */
-static bool pays_to_read(tutti_comm *comm, size_t bytes)
+static bool messages_read_pays(tutti_comm *comm, size_t bytes)
 {
     int64_t setting = comm->launcher.single_copy;
     struct choice choice;
-    struct question question = { .family = BROADCAST, .message_bytes = bytes, .placement = TENSORS_OPEN_APART };
-    if (setting >= 0 || group_is_spread(&comm->group)) return setting > 0;
-    return choose(&comm->launcher.chooser, &question, &choice) == TUTTI_OK && choice.reads;
+    struct question question = { .collective = BROADCAST, .message_bytes = bytes, .placement = TENSORS_OPEN_APART };
+    if (setting >= 0 || group_has_several_hosts(&comm->group)) return setting > 0;
+    return chooser_make_choice(&comm->launcher.chooser, &question, &choice) == TUTTI_OK && choice.reads;
 }
-static bool tensor_opens(void *context, const void *at, size_t bytes)
+static bool messages_offer_private_tensor(void *context, const void *at, size_t bytes)
 {
     tutti_comm *comm = context;
-    bool open = pays_to_read(comm, bytes) && reading_is_possible(at, bytes);
+    bool open = messages_read_pays(comm, bytes) && reading_is_possible(at, bytes);
     comm->messages.opened |= open;
     return open;
 }
-static bool peer_reads(void *context)
+static bool messages_can_read_peers(void *context)
 {
     tutti_comm *comm = context;
-    return comm->launcher.single_copy && tensors_can_read(comm);
+    return comm->launcher.single_copy && tensors_can_read_peers(comm);
 }
-static tutti_status read_private(void *context, int index, uint64_t at, void *to, size_t bytes)
+static tutti_status messages_read_private_tensor(void *context, int index, uint64_t at, void *to, size_t bytes)
 {
     const tutti_comm *comm = context;
-    const struct source *source = &comm->reach.sources[index];
-    int owner = group_rank(&comm->group, index);
+    const struct read_source *source = &comm->tensor_access.sources[index];
+    int owner = group_rank_at_index(&comm->group, index);
     /* The owner is a rank of this process. */
     if (!comm->group.peers[owner]) {
         memcpy(to, (const void *)(uintptr_t)at, bytes);
         return TUTTI_OK;
     }
     int error = reading_copy(source, to, at, bytes);
-    return error ? reading_failed(source, error, comm->group.rank, owner) : TUTTI_OK;
+    return error ? reading_failure_status(source, error, comm->group.rank, owner) : TUTTI_OK;
 }
 /* Sets the flag, then checks for a failure, like may_touch in execute.c. A failing rank first publishes the failure,
    then checks the flags. */
-static bool copying_begin(void *context)
+static bool messages_begin_copying(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store(&comm->executor.site.mine->copying, 1);
@@ -108,55 +114,55 @@ static bool copying_begin(void *context)
     atomic_store(&comm->executor.site.mine->copying, 0);
     return false;
 }
-static void copying_end(void *context)
+static void messages_end_copying(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store_explicit(&comm->executor.site.mine->copying, 0, memory_order_release);
 }
-static tutti_status connect_host(tutti_comm *comm, const struct site *s)
+static tutti_status messages_connect_host(tutti_comm *comm, const struct site *s)
 {
     struct shm_callbacks callbacks = { .context = comm,
-        .pair = host_pair,
-        .reserve = host_reserve,
-        .ring = ring_host,
+        .pair = messages_get_host_pair,
+        .reserve = messages_reserve_host,
+        .ring = messages_ring_host_peer,
         .stream = s->stream,
         .stream_far = s->stream,
         .paced = s->paced,
-        .find = tensor_find,
-        .reach = peer_reach,
-        .enter = copying_begin,
-        .leave = copying_end,
-        .opens = tensor_opens,
-        .reads = peer_reads,
-        .read = read_private };
+        .find = messages_find_shared_tensor,
+        .reach = messages_map_peer_tensor,
+        .enter = messages_begin_copying,
+        .leave = messages_end_copying,
+        .opens = messages_offer_private_tensor,
+        .reads = messages_can_read_peers,
+        .read = messages_read_private_tensor };
     return shm_connect(comm->router, &callbacks, s->index, s->rank_at, s->ranks);
 }
 /* Hosts share no tensors, so this transport has no callbacks for them. */
-static tutti_status connect_network(tutti_comm *comm, const struct site *s)
+static tutti_status messages_connect_network(tutti_comm *comm, const struct site *s)
 {
     struct shm_callbacks callbacks = { .context = comm,
-        .pair = network_pair,
-        .reserve = network_reserve,
-        .ring = ring_network,
+        .pair = messages_get_network_pair,
+        .reserve = messages_reserve_network,
+        .ring = messages_ring_network_peer,
         .stream = s->stream,
         .stream_far = s->stream,
         .paced = s->paced };
     return shm_connect(comm->router, &callbacks, s->rank, NULL, comm->group.size);
 }
 static _Atomic(network_connect *) network;
-void messages_use_network(network_connect *connect) { atomic_store(&network, connect); }
-tutti_status messages_connect(tutti_comm *comm)
+void messages_override_network(network_connect *connect) { atomic_store(&network, connect); }
+tutti_status messages_create_router(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
     network_connect *connect = atomic_load(&network);
     uint64_t number;
     memcpy(&number, g->members[0].token, sizeof number);
-    TRY(router_create(g->rank, g->size, number, (struct bell){ ring_mine, comm }, &comm->router));
-    executor_connect(&comm->executor, comm->router);
-    TRY(connect_host(comm, &comm->executor.site));
-    if (!group_is_spread(g)) return TUTTI_OK;
+    TRY(router_create(g->rank, g->size, number, (struct bell){ messages_ring_own_bell, comm }, &comm->router));
+    executor_set_router(&comm->executor, comm->router);
+    TRY(messages_connect_host(comm, &comm->executor.site));
+    if (!group_has_several_hosts(g)) return TUTTI_OK;
     if (connect) return connect(comm->router);
-    return g->network ? connect_network(comm, &comm->executor.site) : networks_connect(comm);
+    return g->network ? messages_connect_network(comm, &comm->executor.site) : networks_connect(comm);
 }
 
 /* ---- sends and receives ---- */
@@ -175,12 +181,12 @@ void message_post(tutti_comm *comm, struct operation *op)
     op->next = comm->messages.open;
     comm->messages.open = op;
 }
-static void fail_because_of(tutti_comm *comm, const struct operation *op)
+static void message_fail_comm(tutti_comm *comm, const struct operation *op)
 {
     const struct group *g = &comm->group;
     const struct transfer *t = &op->message.transfer;
     int other = t->is_send || t->peer >= 0 ? t->peer : t->source;
-    if (failure_is_told(comm, t->status)) return;
+    if (failure_came_from_peer(comm, t->status)) return;
     if (t->status == TUTTI_MISMATCH) {
         comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes",
             g->rank, g->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other,
@@ -197,7 +203,7 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
 /* While a thread only pauses between its polls, peers need not ring the bell: with each message its cache line would
    move between cores. The bell is on from the first yield of a driver, and soon in any case, because the progress
    thread has a backoff of its own. Until then return a value the bell never had, so a sleeper wakes immediately. */
-static uint32_t bell_before_poll(tutti_comm *comm)
+static uint32_t messages_read_bell(tutti_comm *comm)
 {
     struct control *mine = comm->executor.site.contact;
     int pauses = comm->group.backoff.pauses, most = pauses < POLLS_BEFORE_LISTENING ? pauses : POLLS_BEFORE_LISTENING;
@@ -209,25 +215,25 @@ static uint32_t bell_before_poll(tutti_comm *comm)
     bell_listen(mine);
     return atomic_load_explicit(&mine->bell, memory_order_acquire);
 }
-static void stop_listening(tutti_comm *comm)
+static void messages_stop_listening(tutti_comm *comm)
 {
     comm->messages.idle_polls = 0;
-    comm_awake(comm);
+    comm_set_polling(comm);
 }
-bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
+bool messages_make_progress(tutti_comm *comm, struct wait_set *blocked)
 {
     struct control *mine = comm->executor.site.contact;
-    uint32_t bell = bell_before_poll(comm);
+    uint32_t bell = messages_read_bell(comm);
     bool reached = comm->messages.reaching;
-    if (reached) views_await(blocked);
+    if (reached) views_add_to_wait(blocked);
     comm->messages.reaching = false;
     bool moved = false;
-    for (int look = 0; look < LOOKS && !moved; look++) moved = router_poll(comm->router);
+    for (int look = 0; look < POLLS_PER_TURN && !moved; look++) moved = router_poll(comm->router);
     moved |= comm->messages.reaching && !reached;
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
         if (op->message.transfer.state == TRANSFER_FAILED && !comm_is_failing(comm)) {
             /* The operation ends with the others, when no peer copies any more. */
-            fail_because_of(comm, op);
+            message_fail_comm(comm, op);
             moved = true;
         }
         if (op->message.transfer.state != TRANSFER_DONE) { at = &op->next; continue; }
@@ -235,15 +241,15 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
         *at = op->next;
         operation_complete(op, TUTTI_OK);
     }
-    if (moved) stop_listening(comm);
-    else wait_add(blocked, &mine->bell, bell, &mine->bell_waiters, true);
+    if (moved) messages_stop_listening(comm);
+    else wait_set_add(blocked, &mine->bell, bell, &mine->bell_waiters, true);
     return moved;
 }
 /* ---- messages of a rank to itself ---- */
-bool message_is_alone(const tutti_comm *comm, const struct operation *op)
+bool message_waits_for_itself(const tutti_comm *comm, const struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
-    if (t->state != TRANSFER_POSTED || atomic_load(&comm->gate.intake)) return false;
+    if (t->state != TRANSFER_POSTED || atomic_load(&comm->submission.submitted)) return false;
     if (t->peer != comm->group.rank && (t->peer >= 0 || comm->group.size > 1)) return false;
     for (const struct operation *other = comm->messages.open; other; other = other->next) {
         const struct message *m = &other->message;
@@ -252,7 +258,7 @@ bool message_is_alone(const tutti_comm *comm, const struct operation *op)
     }
     return true;
 }
-bool message_take_back(tutti_comm *comm, struct operation *op)
+bool message_withdraw(tutti_comm *comm, struct operation *op)
 {
     bool sends = op->message.transfer.is_send;
     if (!router_cancel(comm->router, &op->message.transfer)) return false;
@@ -271,7 +277,7 @@ bool message_take_back(tutti_comm *comm, struct operation *op)
 }
 
 /* ---- the end ---- */
-static bool is_exposed(const tutti_comm *comm, const struct operation *op)
+static bool message_is_exposed(const tutti_comm *comm, const struct operation *op)
 {
     struct location place;
     if (comm->messages.opened && op->message.transfer.is_send) return true;
@@ -282,7 +288,7 @@ bool messages_cancel(tutti_comm *comm)
     int lost = (int)atomic_load(&comm->outcome.lost) - 1;
     bool all = true;
     /* A dead peer is not asked to release its transfers. */
-    if (lost >= 0) router_lose(comm->router, lost, comm_failure(comm));
+    if (lost >= 0) router_lose_peer(comm->router, lost, comm_get_failure(comm));
     for (struct operation *op = comm->messages.open; op; op = op->next) {
         struct transfer *t = &op->message.transfer;
         if (t->state == TRANSFER_POSTED && !router_cancel(comm->router, t)) all = false;
@@ -292,7 +298,7 @@ bool messages_cancel(tutti_comm *comm)
 void messages_fail(tutti_comm *comm, tutti_status status)
 {
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
-        if (is_exposed(comm, op) && !tensors_are_released(comm)) { at = &op->next; continue; }
+        if (message_is_exposed(comm, op) && !tensors_are_released(comm)) { at = &op->next; continue; }
         *at = op->next;
         operation_complete(op, status);
     }

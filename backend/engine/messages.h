@@ -1,4 +1,5 @@
-/* Sends and receives of the user, and the callbacks of their transports. Driver only, but for messages_connect. */
+/* Sends and receives of the user, and the callbacks of their transports. Driver only, but for
+   messages_create_router. */
 #pragma once
 #include "backend/engine/operation.h"
 
@@ -13,19 +14,19 @@ struct messages {
     bool opened;
 };
 /* Creates the router and connects its transports. The segment must be mapped. */
-tutti_status messages_connect(tutti_comm *comm);
+tutti_status messages_create_router(tutti_comm *comm);
 /* For tests whose ranks are threads: connects ranks of other hosts in place of the network segment or of networks.
    Applies to groups that join from now on. NULL restores the default. */
 typedef tutti_status network_connect(struct router *router);
-void messages_use_network(network_connect *connect);
+void messages_override_network(network_connect *connect);
 void message_post(tutti_comm *comm, struct operation *op);
 /* Returns true if a message made progress. */
-bool messages_progress(tutti_comm *comm, struct wait_set *blocked);
+bool messages_make_progress(tutti_comm *comm, struct wait_set *blocked);
 /* True if a rank waits for a message to itself whose matching call has not been made, so it would wait for itself. Call
-   it after messages_progress. */
-bool message_is_alone(const tutti_comm *comm, const struct operation *op);
+   it after messages_make_progress. */
+bool message_waits_for_itself(const tutti_comm *comm, const struct operation *op);
 /* Withdraws such a message and refuses its operation. False: the transport has not released it yet. */
-bool message_take_back(tutti_comm *comm, struct operation *op);
+bool message_withdraw(tutti_comm *comm, struct operation *op);
 /* Cancels the posted messages after a failure. Afterwards only peers that share their memory may still touch it. False:
    a transport has not released one yet; the caller polls and calls again. */
 bool messages_cancel(tutti_comm *comm);

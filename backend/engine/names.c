@@ -5,38 +5,44 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *algorithm_name(const char *family, int index)
+const char *algorithm_name_at_index(const char *collective, int index)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (family && strcmp(family_name(a->family), family) == 0 && index-- == 0) return a->name;
+        if (collective && strcmp(collective_name(a->collective), collective) == 0 && index-- == 0) return a->name;
     return NULL;
 }
-static const char *next_algorithm(void *family, int index) { return algorithm_name(family, index); }
-static const char *next_family(void *unused, int index)
+static const char *algorithm_next_name(void *collective, int index)
+{
+    return algorithm_name_at_index(collective, index);
+}
+static const char *collective_next_name(void *unused, int index)
 {
     (void)unused;
-    return index < FAMILY_COUNT ? family_name((enum family)index) : NULL;
+    return index < COLLECTIVE_COUNT ? collective_name((enum collective)index) : NULL;
 }
-static tutti_status name_unknown(const char *what, const char *name, const char *near)
+static tutti_status name_fail_unknown(const char *what, const char *name, const char *near)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT, "unknown %s \"%s\"%s%s%s", what, name, near ? ", did you mean \"" : "",
         near ? near : "", near ? "\"?" : "");
 }
-tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out)
+tutti_status algorithm_find_by_name(const char *collective, const char *name, const struct algorithm **out)
 {
     int f = 0;
-    while (f < FAMILY_COUNT && strcmp(family_name((enum family)f), family) != 0) f++;
-    if (f == FAMILY_COUNT) return name_unknown("collective", family, settings_nearest(family, next_family, NULL));
-    const struct algorithm *found = collectives_find((enum family)f, name);
+    while (f < COLLECTIVE_COUNT && strcmp(collective_name((enum collective)f), collective) != 0) f++;
+    if (f == COLLECTIVE_COUNT)
+        return name_fail_unknown("collective", collective,
+            settings_find_nearest(collective, collective_next_name, NULL));
+    const struct algorithm *found = collectives_find_algorithm((enum collective)f, name);
     if (!found) {
         char what[64];
-        snprintf(what, sizeof what, "%s algorithm", family);
-        return name_unknown(what, name, settings_nearest(name, next_algorithm, (void *)(uintptr_t)family));
+        snprintf(what, sizeof what, "%s algorithm", collective);
+        return name_fail_unknown(what, name,
+            settings_find_nearest(name, algorithm_next_name, (void *)(uintptr_t)collective));
     }
     *out = found;
     return TUTTI_OK;
 }
-tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT])
+tutti_status algorithms_parse_list(const char *text, _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT])
 {
     char copy[512], *rest = NULL;
     if (strlen(text) >= sizeof copy)
@@ -49,25 +55,25 @@ tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *
             return status_fail(TUTTI_INVALID_ARGUMENT, "\"%s\" should read collective=algorithm, as in allreduce=ring",
                 entry);
         *equals = 0;
-        TRY(algorithm_by_name(entry, equals + 1, &algorithm));
-        atomic_store(&chosen[algorithm->family], algorithm);
+        TRY(algorithm_find_by_name(entry, equals + 1, &algorithm));
+        atomic_store(&chosen[algorithm->collective], algorithm);
     }
     return TUTTI_OK;
 }
-tutti_status algorithms_of_settings(_Atomic(const struct algorithm *) chosen[FAMILY_COUNT])
+tutti_status algorithms_read_settings(_Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT])
 {
     const char *given = settings_get()->algorithm;
-    tutti_status status = algorithms_parse(given, chosen);
+    tutti_status status = algorithms_parse_list(given, chosen);
     if (status == TUTTI_OK) return status;
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.500s", status_detail());
     return status_fail(status, "TUTTI_ALGORITHM=%.200s: %s; tutti algorithms lists all of them", given, why);
 }
-tutti_status algorithm_for(enum family family, const char *text, const struct algorithm **out)
+tutti_status algorithm_find_for_collective(enum collective collective, const char *text, const struct algorithm **out)
 {
-    if (!strchr(text, '=')) return algorithm_by_name(family_name(family), text, out);
-    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT] = { NULL };
-    TRY(algorithms_parse(text, chosen));
-    *out = chosen[family];
+    if (!strchr(text, '=')) return algorithm_find_by_name(collective_name(collective), text, out);
+    _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT] = { NULL };
+    TRY(algorithms_parse_list(text, chosen));
+    *out = chosen[collective];
     return TUTTI_OK;
 }

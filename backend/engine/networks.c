@@ -7,18 +7,18 @@
 #include <stdio.h>
 #include <string.h>
 
-static unsigned of_process(void) { return fabrics_parse(settings_get()->transport, NULL); }
+static unsigned networks_get_set(void) { return fabrics_parse_names(settings_get()->transport, NULL); }
 /* Returns the next fabric from that number on, and NULL after the last one. */
-static struct fabric *next_fabric(int *number)
+static struct fabric *networks_next(int *number)
 {
-    unsigned set = of_process();
-    while (fabric_at(*number) && !(set >> *number & 1)) ++*number;
-    return fabric_at((*number)++);
+    unsigned set = networks_get_set();
+    while (fabric_by_number(*number) && !(set >> *number & 1)) ++*number;
+    return fabric_by_number((*number)++);
 }
 
 /* ---- addresses ---- */
 struct addresses { size_t bytes; unsigned char content[FABRIC_ADDRESS_BYTES]; };
-static tutti_status address_add(struct addresses *all, const unsigned char *address, size_t bytes)
+static tutti_status addresses_append(struct addresses *all, const unsigned char *address, size_t bytes)
 {
     uint16_t length = (uint16_t)bytes;
     if (all->bytes + sizeof length + bytes > sizeof all->content)
@@ -31,13 +31,13 @@ static tutti_status address_add(struct addresses *all, const unsigned char *addr
     all->bytes += sizeof length + bytes;
     return TUTTI_OK;
 }
-static tutti_status address_take(const struct addresses *all, const struct fabric *fabric, unsigned char *out,
+static tutti_status addresses_extract(const struct addresses *all, const struct fabric *fabric, unsigned char *out,
     size_t *bytes)
 {
     size_t at = 0;
     int number = 0;
     uint16_t length;
-    for (const struct fabric *f; (f = next_fabric(&number)) != NULL; at += length) {
+    for (const struct fabric *f; (f = networks_next(&number)) != NULL; at += length) {
         if (all->bytes < at + sizeof length) break;
         memcpy(&length, all->content + at, sizeof length);
         at += sizeof length;
@@ -51,63 +51,65 @@ static tutti_status address_take(const struct addresses *all, const struct fabri
 }
 
 /* ---- callbacks of the fabrics ---- */
-static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
-static const unsigned char *process_of(void *context, int rank)
+static const struct group *networks_get_group(const void *context) { return &((const tutti_comm *)context)->group; }
+static const unsigned char *networks_get_nonce(void *context, int rank)
 {
-    return group_of(context)->members[rank].identity.nonce;
+    return networks_get_group(context)->members[rank].identity.nonce;
 }
-static tutti_status address_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
+static tutti_status networks_get_address(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
     struct addresses all = { .bytes = 0 };
-    tutti_status status = link_process_address(group_of(context)->peers[rank], all.content, &all.bytes);
-    return status == TUTTI_OK ? address_take(&all, fabric, out, bytes) : status;
+    tutti_status status = link_get_process_address(networks_get_group(context)->peers[rank], all.content, &all.bytes);
+    return status == TUTTI_OK ? addresses_extract(&all, fabric, out, bytes) : status;
 }
-static void name_of(void *context, int rank, char *out, size_t bytes)
+static void networks_format_name(void *context, int rank, char *out, size_t bytes)
 {
-    const struct member *m = &group_of(context)->members[rank];
+    const struct member *m = &networks_get_group(context)->members[rank];
     char address[CONTACT_TEXT_BYTES];
-    snprintf(out, bytes, "%.40s (%s)", m->identity.host, contact_print(&m->contact, address));
+    snprintf(out, bytes, "%.40s (%s)", m->identity.host, sock_address_print(&m->contact, address));
 }
 
 /* ---- opening ---- */
-static void close_all(void)
+static void networks_close_all(void)
 {
     int number = 0;
-    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) fabric_close(f);
+    for (struct fabric *f; (f = networks_next(&number)) != NULL;) fabric_close(f);
 }
-static tutti_status open_one(struct fabric *fabric, const struct group *g, struct addresses *all)
+static tutti_status networks_open_fabric(struct fabric *fabric, const struct group *g, struct addresses *all)
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes = sizeof address;
     struct fabric_place place = { .device = g->interface[0] ? g->interface : NULL,
         .simulated = g->members[0].simulates != 0 };
     TRY(fabric_open(fabric, g->members[g->rank].identity.nonce, &place, address, &bytes));
-    tutti_status status = address_add(all, address, bytes);
+    tutti_status status = addresses_append(all, address, bytes);
     if (status != TUTTI_OK) fabric_close(fabric);
     return status;
 }
-static tutti_status open_all(const struct group *g, struct addresses *all)
+static tutti_status networks_open_all(const struct group *g, struct addresses *all)
 {
     int number = 0;
-    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) {
-        tutti_status status = open_one(f, g, all);
+    for (struct fabric *f; (f = networks_next(&number)) != NULL;) {
+        tutti_status status = networks_open_fabric(f, g, all);
         if (status == TUTTI_OK) continue;
         int opened = 0;
-        for (struct fabric *o; (o = next_fabric(&opened)) != f;) fabric_close(o);
+        for (struct fabric *o; (o = networks_next(&opened)) != f;) fabric_close(o);
         return status;
     }
-    if (!peers_at_end(close_all)) close_all();
+    if (!peers_set_at_end(networks_close_all)) networks_close_all();
     return TUTTI_OK;
 }
 tutti_status networks_connect(tutti_comm *comm)
 {
-    struct fabric_callbacks callbacks = {
-        .context = comm, .process = process_of, .address = address_of, .name = name_of, .key = comm->group.key
-    };
+    struct fabric_callbacks callbacks = { .context = comm,
+        .process = networks_get_nonce,
+        .address = networks_get_address,
+        .name = networks_format_name,
+        .key = comm->group.key };
     struct addresses all = { .bytes = 0 };
     int number = 0;
-    TRY(open_all(&comm->group, &all));
-    TRY(links_publish(all.content, all.bytes));
-    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) TRY(fabric_connect(f, comm->router, &callbacks));
+    TRY(networks_open_all(&comm->group, &all));
+    TRY(links_publish_address(all.content, all.bytes));
+    for (struct fabric *f; (f = networks_next(&number)) != NULL;) TRY(fabric_connect(f, comm->router, &callbacks));
     return TUTTI_OK;
 }

@@ -3,5 +3,5 @@
 #pragma once
 #include "include/tutti.h"
 
-/* Opens the networks of a linked group (group_is_linked) and connects them to its router, which exists already. */
+/* Opens the networks of a linked group (group_uses_links) and connects them to its router, which exists already. */
 tutti_status networks_connect(tutti_comm *comm);

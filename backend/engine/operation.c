@@ -10,10 +10,11 @@ enum { IDLE_TESTS = 8 };
 /* The number of threads that check whether an operation is over. */
 static _Atomic uint32_t entering;
 
-void operation_init(struct operation *out, tutti_comm *comm, int family, uint64_t count, tutti_dtype dtype, int root)
+void operation_init(struct operation *out, tutti_comm *comm, int collective, uint64_t count, tutti_dtype dtype,
+    int root)
 {
     out->comm = comm;
-    out->family = family;
+    out->collective = collective;
     out->count = count;
     out->dtype = dtype;
     out->root = root;
@@ -29,80 +30,80 @@ void operation_init(struct operation *out, tutti_comm *comm, int family, uint64_
     out->queued.queue = NULL;
     out->message.tag = 0;
     atomic_init(&out->limit.deadline_ms, 0);
-    out->limit.looked_ms = out->limit.alone_ms = 0;
+    out->limit.checked_ms = out->limit.alone_ms = 0;
     out->limit.was_stopped = false;
     atomic_init(&out->hastened, false);
     out->refused = false;
 }
 static void operation_submit(tutti_comm *comm, struct operation *op)
 {
-    struct operation *newest = atomic_load_explicit(&comm->gate.intake, memory_order_relaxed);
-    atomic_fetch_add(&comm->gate.inside, 1);
-    if (atomic_load(&comm->gate.closed)) {
-        atomic_fetch_sub(&comm->gate.inside, 1);
-        operation_turn_away(op);
+    struct operation *newest = atomic_load_explicit(&comm->submission.submitted, memory_order_relaxed);
+    atomic_fetch_add(&comm->submission.inside, 1);
+    if (atomic_load(&comm->submission.closed)) {
+        atomic_fetch_sub(&comm->submission.inside, 1);
+        operation_reject_closed(op);
         return;
     }
     do op->next = newest;
-    while (!atomic_compare_exchange_weak_explicit(&comm->gate.intake, &newest, op, memory_order_release,
+    while (!atomic_compare_exchange_weak_explicit(&comm->submission.submitted, &newest, op, memory_order_release,
         memory_order_relaxed));
-    engine_schedule(comm);
-    driver_call(comm);
-    atomic_fetch_sub(&comm->gate.inside, 1);
+    progress_thread_schedule(comm);
+    driver_wake(comm);
+    atomic_fetch_sub(&comm->submission.inside, 1);
 }
-static tutti_status end_as_driver(tutti_comm *comm, struct operation *op)
+static tutti_status operation_end_as_driver(tutti_comm *comm, struct operation *op)
 {
     if (!operation_is_over(op)) driver_drive(comm, op);
     comm->run_queue.driven = NULL;
-    driver_release(comm);
-    return operation_result(op);
+    driver_hand_over_role(comm);
+    return operation_get_result(op);
 }
 /* Runs a blocking call as the driver. On an idle communicator with quick peers, no queue and no polling stand between
    the call and the shared memory. */
-static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
+static tutti_status operation_run_as_driver(tutti_comm *comm, struct operation *op)
 {
     comm->run_queue.driven = op;
-    if (driver_is_idle(comm) && op->family != POINT_TO_POINT) {
+    if (driver_is_idle(comm) && op->collective != POINT_TO_POINT) {
         driver_begin(comm, op);
     } else {
-        driver_take_intake(comm);
-        driver_accept(comm, op);
+        driver_take_submitted(comm);
+        driver_accept_operation(comm, op);
     }
-    return end_as_driver(comm, op);
+    return operation_end_as_driver(comm, op);
 }
-tutti_status operation_go_on(struct operation *op, tutti_status status)
+tutti_status operation_continue(struct operation *op, tutti_status status)
 {
     atomic_init(&op->state, OPERATION_PENDING);
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
     op->comm->run_queue.driven = op;
-    driver_go_on(op->comm, op, status);
-    return end_as_driver(op->comm, op);
+    driver_continue_operation(op->comm, op, status);
+    return operation_end_as_driver(op->comm, op);
 }
 /* Starts a small asynchronous operation on the calling thread, unless a large one is open. The thread publishes this
    rank's part. If all other parts are there already, the operation is over. */
-static bool start_as_driver(tutti_comm *comm, struct operation *op)
+static bool operation_start_as_driver(tutti_comm *comm, struct operation *op)
 {
-    if (!rest_is_small(comm, op) || !driver_try(comm)) return false;
-    if (!driver_is_idle(comm) && !comm->gate.resting) {
-        driver_leave(comm);
+    if (!operation_is_small(comm, op) || !driver_try_acquire(comm)) return false;
+    if (!driver_is_idle(comm) && !comm->submission.resting) {
+        driver_release_role(comm);
         return false;
     }
-    driver_take_intake(comm);
-    driver_accept(comm, op);
+    driver_take_submitted(comm);
+    driver_accept_operation(comm, op);
     driver_drive_briefly(comm, 1);
-    driver_release(comm);
+    driver_hand_over_role(comm);
     return true;
 }
 tutti_status operation_run(struct operation *op, bool blocking)
 {
     tutti_comm *comm = op->comm;
     atomic_store_explicit(&op->state, OPERATION_PENDING, memory_order_relaxed);
-    if (blocking && driver_try(comm)) return run_as_driver(comm, op);
-    if (!blocking && start_as_driver(comm, op)) return TUTTI_OK;
+    if (blocking && driver_try_acquire(comm)) return operation_run_as_driver(comm, op);
+    if (!blocking && operation_start_as_driver(comm, op)) return TUTTI_OK;
     operation_submit(comm, op);
     return blocking ? operation_wait(op, 0) : TUTTI_OK;
 }
-static void shorten_deadline(struct operation *op, int64_t timeout_ms)
+static void operation_shorten_deadline(struct operation *op, int64_t timeout_ms)
 {
     int64_t wanted = clock_deadline(timeout_ms), now = atomic_load(&op->limit.deadline_ms);
     while (wanted < (now ? now : clock_deadline(atomic_load(&op->limit.timeout_ms))))
@@ -113,75 +114,76 @@ static void shorten_deadline(struct operation *op, int64_t timeout_ms)
 }
 /* The communicator of a finished operation may be freed. The thread that destroys it ends its operations, waits until
    no thread is entering, and then until no thread is inside. False: the operation is over. */
-static bool operation_enter(const struct operation *op)
+static bool operation_enter_comm(const struct operation *op)
 {
     atomic_fetch_add(&entering, 1);
     bool open = !operation_is_over(op);
-    if (open) atomic_fetch_add(&op->comm->gate.inside, 1);
+    if (open) atomic_fetch_add(&op->comm->submission.inside, 1);
     atomic_fetch_sub(&entering, 1);
     return open;
 }
-void operations_after_fork(void) { atomic_store(&entering, 0); }
+void operations_reset_after_fork(void) { atomic_store(&entering, 0); }
 /* A thread that comes now takes the role and finds the failure, or submits and finds `closed`, or is inside and
    awaited. So once no thread is inside, only the role is left to be taken. */
-void operations_close(tutti_comm *comm)
+void operations_close_comm(tutti_comm *comm)
 {
-    atomic_store(&comm->gate.closed, true);
-    for (int64_t n = 0; atomic_load(&entering); n++) comm_pause(comm, n);
-    for (int64_t n = 0; atomic_load(&comm->gate.inside); n++) comm_pause(comm, n);
-    driver_acquire(comm);
+    atomic_store(&comm->submission.closed, true);
+    for (int64_t n = 0; atomic_load(&entering); n++) comm_back_off(comm, n);
+    for (int64_t n = 0; atomic_load(&comm->submission.inside); n++) comm_back_off(comm, n);
+    driver_acquire_role(comm);
     /* Operations may have been submitted at the last moment. */
-    driver_take_intake(comm);
-    driver_release(comm);
-    engine_forget(comm);
-    driver_acquire(comm);
+    driver_take_submitted(comm);
+    driver_hand_over_role(comm);
+    progress_list_await_removal(comm);
+    driver_acquire_role(comm);
 }
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 {
-    if (!operation_enter(op)) return operation_result(op);
+    if (!operation_enter_comm(op)) return operation_get_result(op);
     tutti_comm *comm = op->comm;
-    if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
+    if (timeout_ms > 0) operation_shorten_deadline(op, timeout_ms);
     for (int64_t n = 0;; n++) {
         struct wait_set set;
-        wait_clear(&set);
+        wait_set_clear(&set);
         /* This thread yields the core if the driver last waited on it. */
         set.core_is_wanted = atomic_load(&comm->executor.site.mine->core) == wait_core();
         completions_await(&set);
         if (operation_is_over(op)) break;
-        if (driver_try(comm)) {
+        if (driver_try_acquire(comm)) {
             driver_drive(comm, op);
             /* The role now keeps the communicator from being destroyed. */
-            atomic_fetch_sub(&comm->gate.inside, 1);
-            driver_release(comm);
-            return operation_result(op);
+            atomic_fetch_sub(&comm->submission.inside, 1);
+            driver_hand_over_role(comm);
+            return operation_get_result(op);
         }
-        if (!backoff_step(&comm->group.backoff, n, set.core_is_wanted)) wait_sleep(&set, atomic_load(&most_sleep_ms));
+        if (!backoff_step(&comm->group.backoff, n, set.core_is_wanted))
+            wait_set_sleep(&set, atomic_load(&most_sleep_ms));
     }
-    atomic_fetch_sub(&comm->gate.inside, 1);
-    return operation_result(op);
+    atomic_fetch_sub(&comm->submission.inside, 1);
+    return operation_get_result(op);
 }
 /* Drives for a moment if the operations are deferred, because no other thread drives them then. */
-static void look_after(struct operation *op, int turns)
+static void operation_drive_briefly(struct operation *op, int turns)
 {
     tutti_comm *comm = op->comm;
-    if (!operation_enter(op)) return;
-    bool drives = atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) && driver_try(comm);
+    if (!operation_enter_comm(op)) return;
+    bool drives = atomic_load_explicit(&comm->submission.resting, memory_order_relaxed) && driver_try_acquire(comm);
     if (drives && driver_drive_briefly(comm, turns)) comm->run_queue.idle_tests = 0;
-    else if (drives && ++comm->run_queue.idle_tests % IDLE_TESTS == 0) peers_rouse(comm);
+    else if (drives && ++comm->run_queue.idle_tests % IDLE_TESTS == 0) peers_ring_deferred(comm);
     /* If this thread drives, the role now keeps the communicator from being destroyed. */
-    atomic_fetch_sub(&comm->gate.inside, 1);
-    if (drives) driver_release(comm);
+    atomic_fetch_sub(&comm->submission.inside, 1);
+    if (drives) driver_hand_over_role(comm);
 }
 tutti_status operation_test(struct operation *op)
 {
-    if (!operation_is_over(op)) look_after(op, 1);
-    return operation_is_over(op) ? operation_result(op) : TUTTI_IN_PROGRESS;
+    if (!operation_is_over(op)) operation_drive_briefly(op, 1);
+    return operation_is_over(op) ? operation_get_result(op) : TUTTI_IN_PROGRESS;
 }
 void operation_hasten(struct operation *op)
 {
-    if (!operation_is_over(op)) look_after(op, POLLS_BEFORE_WAKING);
-    if (!operation_enter(op)) return;
+    if (!operation_is_over(op)) operation_drive_briefly(op, POLLS_BEFORE_WAKING);
+    if (!operation_enter_comm(op)) return;
     atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
-    engine_schedule(op->comm);
-    atomic_fetch_sub(&op->comm->gate.inside, 1);
+    progress_thread_schedule(op->comm);
+    atomic_fetch_sub(&op->comm->submission.inside, 1);
 }

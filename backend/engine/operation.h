@@ -3,7 +3,7 @@
 #include "backend/engine/queue.h"
 #include "backend/execute/execute.h"
 
-enum { POINT_TO_POINT = FAMILY_COUNT };
+enum { POINT_TO_POINT = COLLECTIVE_COUNT };
 enum { OPERATION_PENDING, OPERATION_OVER, OPERATION_DETAIL_BYTES = 512 };
 /* The time limit of an operation. */
 struct limit {
@@ -11,7 +11,7 @@ struct limit {
     /* 0 until a driver computes the deadline. */
     _Atomic int64_t deadline_ms;
     /* When a driver last checked whether the operation is late. */
-    int64_t looked_ms;
+    int64_t checked_ms;
     /* When the driver first saw that the peer of a message, on another host, has left; 0: not yet. */
     int64_t alone_ms;
     /* The process was stopped between the last two checks, so the deadline was extended. */
@@ -28,8 +28,8 @@ struct operation {
     tutti_request *request;
     _Atomic uint32_t state;
     tutti_status status;
-    /* An enum family, or POINT_TO_POINT. */
-    int family;
+    /* An enum collective, or POINT_TO_POINT. */
+    int collective;
     const void *input;
     void *output;
     /* Elements of one rank's part. */
@@ -40,7 +40,7 @@ struct operation {
     /* Set only for reductions. */
     struct sum sum;
     int root;
-    /* The factor of PREMUL_SUM, the description of rows (rows_bits), or the label of any other call. */
+    /* The factor of PREMUL_SUM, the description of rows (rows_encode_bits), or the label of any other call. */
     uint64_t bits;
     /* The algorithm that this call asks for, or NULL. */
     const struct algorithm *algorithm;
@@ -61,12 +61,13 @@ struct operation {
 };
 /* Initialises a blocking call without options. It sets single fields, because zeroing the whole struct costs as much as
    the rest of the call. The caller sets part_bytes and the buffers, and for reductions op and sum. */
-void operation_init(struct operation *out, tutti_comm *comm, int family, uint64_t count, tutti_dtype dtype, int root);
+void operation_init(struct operation *out, tutti_comm *comm, int collective, uint64_t count, tutti_dtype dtype,
+    int root);
 /* Starts the operation; with `blocking` it returns the result when the operation is over. Takes over op->uneven. */
 tutti_status operation_run(struct operation *op, bool blocking);
 /* Finishes a blocking call whose first step the driver has run; `status` is the result of that step. The caller holds
    the driver role, which this function releases. */
-tutti_status operation_go_on(struct operation *op, tutti_status status);
+tutti_status operation_continue(struct operation *op, tutti_status status);
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
 /* Returns IN_PROGRESS or the result. */
 tutti_status operation_test(struct operation *op);
@@ -74,10 +75,10 @@ tutti_status operation_test(struct operation *op);
 void operation_hasten(struct operation *op);
 /* Closes a communicator that has failed. Returns when no thread is inside one of its operations, and keeps the driver
    role for good. Operations that start later end at once with the failure. */
-void operations_close(tutti_comm *comm);
+void operations_close_comm(tutti_comm *comm);
 
 /* Runs in the child of a fork, where no thread is inside an operation. */
-void operations_after_fork(void);
+void operations_reset_after_fork(void);
 
 /* ---- completion.c ---- */
 static inline bool operation_is_over(const struct operation *op)
@@ -85,11 +86,11 @@ static inline bool operation_is_over(const struct operation *op)
     return atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER;
 }
 /* Returns the result of an operation that is over. */
-tutti_status operation_result(const struct operation *op);
+tutti_status operation_get_result(const struct operation *op);
 /* Ends the operation and wakes its waiters. Driver only. The driver must not touch the operation afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
 /* Ends an operation that came after its communicator was closed. Any thread. */
-void operation_turn_away(struct operation *op);
+void operation_reject_closed(struct operation *op);
 /* Ends an operation that fails alone, with this thread's last error as the reason. The communicator is unchanged. */
 void operation_refuse(struct operation *op, tutti_status status);
 /* Adds the word that changes whenever an operation has ended. */

@@ -16,88 +16,90 @@ static struct engine {
     struct backoff backoff;
     _Atomic bool stop;
     _Atomic uint32_t bell, sleepers;
-    _Atomic(tutti_comm *) intake;
+    _Atomic(tutti_comm *) submitted;
 } engine = { .lock = PTHREAD_MUTEX_INITIALIZER };
 static unsigned generation = 1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* Runs in the child, which has no progress thread. */
-static void after_fork(void)
+static void process_reset_after_fork(void)
 {
     generation++;
     engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
-    operations_after_fork();
+    operations_reset_after_fork();
 }
-static void fork_prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
-void engine_watch_forks(void) { pthread_once(&once, fork_prepare); }
+static void process_register_fork_handler(void) { pthread_atfork(NULL, NULL, process_reset_after_fork); }
+void process_watch_forks(void) { pthread_once(&once, process_register_fork_handler); }
 unsigned process_generation(void) { return generation; }
 
-void engine_ring(void) { word_ring(&engine.bell, &engine.sleepers, false); }
-bool engine_list_add(tutti_comm *comm)
+void progress_thread_wake(void) { word_ring_bell(&engine.bell, &engine.sleepers, false); }
+bool progress_list_add(tutti_comm *comm)
 {
-    if (atomic_fetch_add(&comm->listing.scheduled, 1)) return false;
-    tutti_comm *first = atomic_load(&engine.intake);
-    do comm->listing.next = first;
-    while (!atomic_compare_exchange_weak(&engine.intake, &first, comm));
+    if (atomic_fetch_add(&comm->progress_entry.scheduled, 1)) return false;
+    tutti_comm *first = atomic_load(&engine.submitted);
+    do comm->progress_entry.next = first;
+    while (!atomic_compare_exchange_weak(&engine.submitted, &first, comm));
     return true;
 }
-void engine_schedule(tutti_comm *comm)
+void progress_thread_schedule(tutti_comm *comm)
 {
-    engine_list_add(comm);
-    engine_ring();
+    progress_list_add(comm);
+    progress_thread_wake();
 }
 /* The result of one visit of the progress thread. OPEN: operations are open, so the thread keeps polling. IDLE: the
    thread has no work there, but keeps the communicator in the list and its bell among the words that it sleeps on. So a
    caller that leaves deferred operations need not wake the thread. GONE: the communicator has left the list and may be
    freed. */
 enum visit { OPEN, IDLE, GONE };
-static bool stays_idle(tutti_comm *comm, bool active)
+static bool comm_stays_listed(tutti_comm *comm, bool active)
 {
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_relaxed)) return false;
     int64_t now = clock_ms();
-    if (active) comm->listing.idle_until_ms = now + IDLE_MS;
-    return now < comm->listing.idle_until_ms;
+    if (active) comm->progress_entry.idle_until_ms = now + IDLE_MS;
+    return now < comm->progress_entry.idle_until_ms;
 }
-static enum visit comm_visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_set *blocked, bool *moved)
+static enum visit progress_thread_visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_set *blocked,
+    bool *moved)
 {
-    uint64_t asked = atomic_load(&comm->listing.scheduled);
+    uint64_t asked = atomic_load(&comm->progress_entry.scheduled);
     struct control *mine = comm->executor.site.contact;
-    wait_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
+    wait_set_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
     /* A caller drives, and schedules the thread if it leaves open operations. A request that came since the last visit
        counts as progress, so that the thread does not miss it. */
-    if (!driver_try(comm)) {
-        *moved |= asked != comm->listing.answered && asked != comm->listing.noticed;
-        comm->listing.noticed = asked;
-        return asked == comm->listing.answered ? IDLE : OPEN;
+    if (!driver_try_acquire(comm)) {
+        *moved |= asked != comm->progress_entry.answered && asked != comm->progress_entry.noticed;
+        comm->progress_entry.noticed = asked;
+        return asked == comm->progress_entry.answered ? IDLE : OPEN;
     }
-    bool active = asked != comm->listing.answered || comm->listing.was_open, went = driver_progress(comm, blocked);
-    *moved |= asked != comm->listing.answered;
-    comm->listing.answered = asked;
-    if (driver_has_open(comm)) went |= driver_check(comm, n);
-    bool open = comm->listing.was_open = driver_has_open(comm);
-    /* Peers need not ring a communicator that is polled. If messages are open, messages_progress decides about the
+    bool active = asked != comm->progress_entry.answered || comm->progress_entry.was_open,
+         went = driver_make_progress(comm, blocked);
+    *moved |= asked != comm->progress_entry.answered;
+    comm->progress_entry.answered = asked;
+    if (driver_has_open_operations(comm)) went |= driver_check_periodically(comm, n);
+    bool open = comm->progress_entry.was_open = driver_has_open_operations(comm);
+    /* Peers need not ring a communicator that is polled. If messages are open, messages_make_progress decides about the
        bell. */
-    if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_awake(comm);
+    if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_set_polling(comm);
     if (open && !went && backoff_is_over(&engine.backoff, n))
         went = comm_has_decision(comm) || !router_arm(comm->router);
-    rest_record(comm, open && !went && n >= comm->group.backoff.pauses && rest_is_possible(comm));
+    driver_set_deferred(comm, open && !went && n >= comm->group.backoff.pauses && driver_may_defer(comm));
     *moved |= went;
-    driver_leave(comm);
+    driver_release_role(comm);
     if (open) return OPEN;
-    if (may_stay && stays_idle(comm, active)) return IDLE;
+    if (may_stay && comm_stays_listed(comm, active)) return IDLE;
     /* A request that came meanwhile keeps the communicator in the list. */
-    return atomic_compare_exchange_strong(&comm->listing.scheduled, &asked, 0) ? GONE : OPEN;
+    return atomic_compare_exchange_strong(&comm->progress_entry.scheduled, &asked, 0) ? GONE : OPEN;
 }
 /* Visits all communicators of the list. True: one of them has open operations. */
-static bool visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bool *moved)
+static bool progress_thread_visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bool *moved)
 {
     tutti_comm *kept = NULL, *next;
     bool open = false;
     int idle = 0;
     for (tutti_comm *comm = *list; comm; comm = next) {
         int words = blocked->count;
-        next = comm->listing.next;
-        enum visit found = comm_visit(comm, n, idle < MOST_IDLE, blocked, moved);
+        next = comm->progress_entry.next;
+        enum visit found = progress_thread_visit(comm, n, idle < MOST_IDLE, blocked, moved);
         if (found == GONE) {
             /* The words are dropped, because their memory may be unmapped from now on. */
             blocked->count = words;
@@ -105,46 +107,46 @@ static bool visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bo
         }
         open |= found == OPEN;
         idle += found == IDLE;
-        comm->listing.next = kept;
+        comm->progress_entry.next = kept;
         kept = comm;
     }
     *list = kept;
     return open;
 }
-static void *progress_main(void *unused)
+static void *progress_thread_main(void *unused)
 {
     tutti_comm *list = NULL;
     for (int64_t n = 0; !atomic_load(&engine.stop); n++) {
         struct wait_set blocked;
         bool moved = false;
-        wait_clear(&blocked);
-        wait_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
-        tutti_comm *arrived = atomic_exchange(&engine.intake, NULL), *next;
+        wait_set_clear(&blocked);
+        wait_set_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
+        tutti_comm *arrived = atomic_exchange(&engine.submitted, NULL), *next;
         for (; arrived; arrived = next) {
-            next = arrived->listing.next;
-            arrived->listing.next = list;
+            next = arrived->progress_entry.next;
+            arrived->progress_entry.next = list;
             list = arrived;
             moved = true;
         }
-        bool open = visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
+        bool open = progress_thread_visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
         if (!sleeps && !moved) sleeps = !backoff_step(&engine.backoff, n, blocked.core_is_wanted);
         blocked.idle = !open;
-        if (sleeps) wait_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
+        if (sleeps) wait_set_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
         /* After a sleep the next visit checks for failures. */
         if (moved || !list) n = -1;
-        else if (sleeps) n = driver_soon(n);
+        else if (sleeps) n = driver_turn_before_check(n);
     }
     return unused;
 }
-static tutti_status start_thread(void)
+static tutti_status progress_thread_start(void)
 {
     sigset_t all, before;
     sigfillset(&all);
     atomic_store(&engine.stop, false);
-    engine.backoff = backoff_for(false);
+    engine.backoff = backoff_for_thread(false);
     /* The thread blocks all signals, which belong to the program. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&engine.thread, NULL, progress_main, NULL);
+    int refused = pthread_create(&engine.thread, NULL, progress_thread_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (refused)
         return status_fail(TUTTI_SYSTEM,
@@ -153,29 +155,29 @@ static tutti_status start_thread(void)
     pthread_setname_np(engine.thread, "tutti-progress");
     return TUTTI_OK;
 }
-tutti_status engine_acquire(void)
+tutti_status progress_thread_acquire(void)
 {
-    engine_watch_forks();
+    process_watch_forks();
     pthread_mutex_lock(&engine.lock);
-    tutti_status status = engine.users++ ? TUTTI_OK : start_thread();
+    tutti_status status = engine.users++ ? TUTTI_OK : progress_thread_start();
     if (status != TUTTI_OK) engine.users--;
     pthread_mutex_unlock(&engine.lock);
     return status;
 }
-void engine_release(void)
+void progress_thread_release(void)
 {
     pthread_mutex_lock(&engine.lock);
     if (--engine.users == 0) {
         atomic_store(&engine.stop, true);
-        engine_ring();
+        progress_thread_wake();
         pthread_join(engine.thread, NULL);
     }
     pthread_mutex_unlock(&engine.lock);
 }
-void engine_forget(tutti_comm *comm)
+void progress_list_await_removal(tutti_comm *comm)
 {
-    for (int64_t n = 0; atomic_load(&comm->listing.scheduled); n++) {
-        engine_ring();
-        comm_pause(comm, n);
+    for (int64_t n = 0; atomic_load(&comm->progress_entry.scheduled); n++) {
+        progress_thread_wake();
+        comm_back_off(comm, n);
     }
 }

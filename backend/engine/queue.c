@@ -23,23 +23,23 @@ struct tutti_queue {
 };
 
 /* ---- lists ---- */
-static void unlink_resting(struct operation *op)
+static void queue_unlink_deferrable(struct operation *op)
 {
     struct queued *q = &op->queued;
-    if (!q->may_rest) return;
+    if (!q->may_defer) return;
     *q->at = q->next;
     if (q->next) q->next->queued.at = q->at;
-    q->may_rest = false;
+    q->may_defer = false;
 }
-static void link_resting(tutti_queue *queue, struct operation *op)
+static void queue_link_deferrable(tutti_queue *queue, struct operation *op)
 {
     op->queued.next = queue->resting;
     op->queued.at = &queue->resting;
     if (queue->resting) queue->resting->queued.at = &op->queued.next;
     queue->resting = op;
-    op->queued.may_rest = true;
+    op->queued.may_defer = true;
 }
-static struct operation *take_over(tutti_queue *queue)
+static struct operation *queue_take_finished(tutti_queue *queue)
 {
     struct operation **at = &queue->over, *op;
     while ((op = *at) != NULL && op->queued.held) at = &op->queued.next;
@@ -52,22 +52,22 @@ static struct operation *take_over(tutti_queue *queue)
 }
 
 /* ---- for operations ---- */
-void queue_enter(struct operation *op)
+void queue_add_operation(struct operation *op)
 {
     tutti_queue *queue = op->queued.queue;
     pthread_mutex_lock(&queue->lock);
     queue->open++;
     op->queued.inside = true;
-    op->queued.may_rest = op->queued.held = false;
+    op->queued.may_defer = op->queued.held = false;
     if (queue->waiting) atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
-    else link_resting(queue, op);
+    else queue_link_deferrable(queue, op);
     pthread_mutex_unlock(&queue->lock);
 }
-void queue_pass(struct operation *op)
+void queue_finish_operation(struct operation *op)
 {
     tutti_queue *queue = op->queued.queue;
     pthread_mutex_lock(&queue->lock);
-    unlink_resting(op);
+    queue_unlink_deferrable(op);
     queue->open--;
     queue->ended++;
     op->queued.next = NULL;
@@ -87,10 +87,10 @@ tutti_status queue_check(const tutti_queue *queue)
 }
 tutti_status queue_create(tutti_queue **out)
 {
-    tutti_queue *queue = memory_zeroed(1, sizeof *queue);
+    tutti_queue *queue = memory_alloc_zeroed(1, sizeof *queue);
     *out = queue;
     if (!queue) return status_refuse(TUTTI_NO_MEMORY, "no memory for a queue");
-    engine_watch_forks();
+    process_watch_forks();
     pthread_mutex_init(&queue->lock, NULL);
     clock_condition_init(&queue->changed);
     queue->generation = process_generation();
@@ -116,9 +116,9 @@ tutti_status queue_destroy(tutti_queue *queue)
     return TUTTI_OK;
 }
 /* Releases the lock meanwhile, because hastening an operation may end it on this thread. */
-static void queue_hasten(tutti_queue *queue, struct operation *op)
+static void queue_hasten_operation(tutti_queue *queue, struct operation *op)
 {
-    unlink_resting(op);
+    queue_unlink_deferrable(op);
     op->queued.held = true;
     pthread_mutex_unlock(&queue->lock);
     operation_hasten(op);
@@ -128,7 +128,7 @@ static void queue_hasten(tutti_queue *queue, struct operation *op)
     if (queue->waiting) pthread_cond_broadcast(&queue->changed);
 }
 /* Sleeps until the queue changes or the deadline passes. False: the deadline has passed. */
-static bool sleep_until(tutti_queue *queue, int64_t deadline_ms)
+static bool queue_sleep_until(tutti_queue *queue, int64_t deadline_ms)
 {
     struct timespec until = { deadline_ms / 1000, deadline_ms % 1000 * 1000000 };
     queue->waiting++;
@@ -137,15 +137,15 @@ static bool sleep_until(tutti_queue *queue, int64_t deadline_ms)
     queue->waiting--;
     return clock_ms() < deadline_ms;
 }
-tutti_status queue_wait(tutti_queue *queue, int64_t timeout_ms, struct operation **out)
+tutti_status queue_wait_finished(tutti_queue *queue, int64_t timeout_ms, struct operation **out)
 {
     int64_t deadline_ms = timeout_ms ? clock_deadline(timeout_ms) : 0;
     bool in_time = timeout_ms != 0;
     pthread_mutex_lock(&queue->lock);
-    while ((*out = take_over(queue)) == NULL && (queue->open || queue->ended)) {
-        if (queue->resting) queue_hasten(queue, queue->resting);
+    while ((*out = queue_take_finished(queue)) == NULL && (queue->open || queue->ended)) {
+        if (queue->resting) queue_hasten_operation(queue, queue->resting);
         else if (!in_time) break;
-        else in_time = sleep_until(queue, deadline_ms);
+        else in_time = queue_sleep_until(queue, deadline_ms);
     }
     bool left = queue->open || queue->ended, open = !*out && left;
     /* The queue is empty now, so other waiters return, too. */

@@ -14,7 +14,7 @@ struct queued {
     /* True until the operation is taken. */
     bool inside;
     /* True while no thread has hastened the operation. */
-    bool may_rest;
+    bool may_defer;
     /* A thread is hastening the operation, so it cannot be taken now. */
     bool held;
 };
@@ -24,10 +24,10 @@ tutti_status queue_create(tutti_queue **out);
 tutti_status queue_destroy(tutti_queue *queue);
 /* Takes the finished operation that ended first. *out is NULL with OK if the queue is empty, and with IN_PROGRESS if no
    operation ended in time. timeout_ms is that of tutti_queue_wait. */
-tutti_status queue_wait(tutti_queue *queue, int64_t timeout_ms, struct operation **out);
+tutti_status queue_wait_finished(tutti_queue *queue, int64_t timeout_ms, struct operation **out);
 /* Returns FORKED if the parent process made the queue, else OK. */
 tutti_status queue_check(const tutti_queue *queue);
 /* Adds an operation that is about to start. */
-void queue_enter(struct operation *op);
+void queue_add_operation(struct operation *op);
 /* Moves a finished operation to the list of those that are over, and sets its state to OVER. */
-void queue_pass(struct operation *op);
+void queue_finish_operation(struct operation *op);

@@ -6,11 +6,11 @@
 #pragma once
 #include "backend/engine/driver.h"
 
-bool rest_is_small(const tutti_comm *comm, const struct operation *op);
+bool operation_is_small(const tutti_comm *comm, const struct operation *op);
 /* True if the open operations are few and small enough to be deferred, and no thread waits for them. Driver only. */
-bool rest_is_possible(tutti_comm *comm);
-void rest_record(tutti_comm *comm, bool deferred);
+bool driver_may_defer(tutti_comm *comm);
+void driver_set_deferred(tutti_comm *comm, bool deferred);
 /* Records that a thread polls this communicator, so peers need not ring its bell. Driver only. */
-void comm_awake(tutti_comm *comm);
+void comm_set_polling(tutti_comm *comm);
 /* Rings the bells of peers that have deferred their part, because this rank waits for them. */
-void peers_rouse(const tutti_comm *comm);
+void peers_ring_deferred(const tutti_comm *comm);

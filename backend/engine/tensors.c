@@ -18,35 +18,35 @@ static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buf
 {
     size_t bytes = 0;
     if (!lengths)
-        return family_has((enum family)op->family, op->root, rank, buffer)
-            ? op->part_bytes * (size_t)family_parts((enum family)op->family, buffer, size)
+        return collective_has_buffer((enum collective)op->collective, op->root, rank, buffer)
+            ? op->part_bytes * (size_t)collective_buffer_parts((enum collective)op->collective, buffer, size)
             : 0;
     for (int q = 0; q < size; q++)
         if (lengths[q] && offsets[q] + lengths[q] > bytes) bytes = offsets[q] + lengths[q];
     return bytes;
 }
-static size_t own_bytes(const tutti_comm *comm, const struct operation *op, enum buffer buffer)
+static size_t tensor_own_bytes(const tutti_comm *comm, const struct operation *op, enum buffer buffer)
 {
     const struct uneven *u = op->uneven;
     return tensor_bytes(op, comm->group.rank, buffer, comm->group.size, u ? u->lengths[buffer] : NULL,
         u ? u->offsets[buffer] : NULL);
 }
-static bool is_in_place(const tutti_comm *comm, const struct operation *op)
+static bool operation_is_in_place(const tutti_comm *comm, const struct operation *op)
 {
     const unsigned char *input = op->input, *output = op->output;
-    int inputs = family_parts((enum family)op->family, INPUT, comm->group.size),
-        outputs = family_parts((enum family)op->family, OUTPUT, comm->group.size);
+    int inputs = collective_buffer_parts((enum collective)op->collective, INPUT, comm->group.size),
+        outputs = collective_buffer_parts((enum collective)op->collective, OUTPUT, comm->group.size);
     size_t mine = (size_t)comm->group.rank * op->part_bytes;
     const struct uneven *u = op->uneven;
-    if (u && u->agreement == ALIKE_OUTPUT) return input == output + u->offsets[OUTPUT][comm->group.rank];
-    if (u && u->agreement == ALIKE_INPUT) return output == input + u->offsets[INPUT][comm->group.rank];
+    if (u && u->agreement == EQUAL_OUTPUT) return input == output + u->offsets[OUTPUT][comm->group.rank];
+    if (u && u->agreement == EQUAL_INPUT) return output == input + u->offsets[INPUT][comm->group.rank];
     /* An all-to-all never works in place. */
     if (inputs > 1 && outputs > 1) return false;
     if (inputs > 1) return output == input + mine;
     return input == output + (outputs > 1 ? mine : 0);
 }
 /* The parts of uneven counts may lie in several pieces of memory, of different kinds. */
-static bool is_readable(const tutti_comm *comm, const struct operation *op, enum buffer buffer, size_t bytes)
+static bool tensor_is_readable(const tutti_comm *comm, const struct operation *op, enum buffer buffer, size_t bytes)
 {
     const unsigned char *base = buffer == INPUT ? op->input : op->output;
     const size_t *lengths = op->uneven ? op->uneven->lengths[buffer] : &bytes;
@@ -57,99 +57,101 @@ static bool is_readable(const tutti_comm *comm, const struct operation *op, enum
     return true;
 }
 /* Declares the addresses of private tensors in this process. True: peers can read them. */
-static bool describe_private(tutti_comm *comm, const struct operation *op, size_t input, size_t output)
+static bool tensors_describe_private(tutti_comm *comm, const struct operation *op, size_t input, size_t output)
 {
     struct declaration *d = comm->executor.run.declaration;
     d->tensor[INPUT] = (struct location){ 0, (uintptr_t)op->input };
     d->tensor[OUTPUT] = (struct location){ 0, (uintptr_t)op->output };
-    return tensors_can_read(comm) && is_readable(comm, op, INPUT, input) && is_readable(comm, op, OUTPUT, output);
+    return tensors_can_read_peers(comm) && tensor_is_readable(comm, op, INPUT, input)
+        && tensor_is_readable(comm, op, OUTPUT, output);
 }
 /* Sets the locations of shared tensors; 0 for a tensor that this rank does not have. */
-static bool are_shared(const struct operation *op, size_t input, size_t output, struct location at[2])
+static bool tensors_find_shared(const struct operation *op, size_t input, size_t output, struct location at[2])
 {
     at[INPUT] = at[OUTPUT] = (struct location){ 0, 0 };
     return (!input || arena_find(op->input, input, &at[INPUT]))
         && (!output || arena_find(op->output, output, &at[OUTPUT]));
 }
-enum placement_kind tensors_guess(const tutti_comm *comm, const struct operation *op)
+enum placement_kind tensors_guess_placement(const tutti_comm *comm, const struct operation *op)
 {
     struct location at[2];
-    size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
-    bool in_place = !input || !output || is_in_place(comm, op);
-    if (are_shared(op, input, output, at)) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    size_t input = tensor_own_bytes(comm, op, INPUT), output = tensor_own_bytes(comm, op, OUTPUT);
+    bool in_place = !input || !output || operation_is_in_place(comm, op);
+    if (tensors_find_shared(op, input, output, at)) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
     return in_place ? TENSORS_OPEN_IN_PLACE : TENSORS_OPEN_APART;
 }
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read)
 {
     struct declaration *d = comm->executor.run.declaration;
-    size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
-    bool shared = are_shared(op, input, output, d->tensor);
-    bool in_place = !input || !output || is_in_place(comm, op);
-    bool open = may_read && (shared ? tensors_can_read(comm) : describe_private(comm, op, input, output));
+    size_t input = tensor_own_bytes(comm, op, INPUT), output = tensor_own_bytes(comm, op, OUTPUT);
+    bool shared = tensors_find_shared(op, input, output, d->tensor);
+    bool in_place = !input || !output || operation_is_in_place(comm, op);
+    bool open = may_read && (shared ? tensors_can_read_peers(comm) : tensors_describe_private(comm, op, input, output));
     d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u)
         | (open ? TENSOR_OPEN : 0u) | (open && comm->launcher.single_copy > 0 ? TENSOR_READING : 0u);
     comm->executor.run.exposed = shared || open;
 }
 
 /* ---- reading peers' memory ---- */
-static struct source source_of(const struct group *g, int index)
+static struct read_source tensors_get_source(const struct group *g, int index)
 {
-    const struct peer *peer = g->peers[group_rank(g, index)];
-    return peer ? peer_source(peer, segment_introduction(g->segment, index)->nonce_at)
-                : (struct source){ .process = 0 };
+    const struct peer *peer = g->peers[group_rank_at_index(g, index)];
+    return peer ? peer_memory_source(peer, segment_join_info(g->segment, index)->nonce_at)
+                : (struct read_source){ .process = 0 };
 }
-bool tensors_can_read(tutti_comm *comm)
+bool tensors_can_read_peers(tutti_comm *comm)
 {
-    struct reach *reach = &comm->reach;
+    struct tensor_access *access = &comm->tensor_access;
     const struct group *g = &comm->group;
-    int known = atomic_load_explicit(&reach->reading, memory_order_relaxed);
+    int known = atomic_load_explicit(&access->reading, memory_order_relaxed);
     if (known) return known == READING_WORKS;
-    reach->sources = memory_zeroed((size_t)reach->ranks, sizeof *reach->sources);
-    reach->error = reach->sources ? 0 : -ENOMEM;
-    for (int i = 0; i < reach->ranks && !reach->error; i++) {
-        reach->sources[i] = source_of(g, i);
-        reach->unreadable = group_rank(g, i);
+    access->sources = memory_alloc_zeroed((size_t)access->ranks, sizeof *access->sources);
+    access->error = access->sources ? 0 : -ENOMEM;
+    for (int i = 0; i < access->ranks && !access->error; i++) {
+        access->sources[i] = tensors_get_source(g, i);
+        access->unreadable = group_rank_at_index(g, i);
         /* A rank without a peer entry belongs to this process, which can always read it. */
-        if (g->peers[reach->unreadable]) reach->error = reading_try(&reach->sources[i]);
+        if (g->peers[access->unreadable]) access->error = reading_test_source(&access->sources[i]);
     }
-    atomic_store(&reach->reading, reach->error ? READING_REFUSED : READING_WORKS);
-    if (reach->error)
-        LOG(DEBUG, "%s rank %d: the memory of rank %d cannot be read: %s", g->name, g->rank, reach->unreadable,
-            reading_reason(reach->error));
-    return !reach->error;
+    atomic_store(&access->reading, access->error ? READING_REFUSED : READING_WORKS);
+    if (access->error)
+        LOG(DEBUG, "%s rank %d: the memory of rank %d cannot be read: %s", g->name, g->rank, access->unreadable,
+            reading_reason(access->error));
+    return !access->error;
 }
 
 /* ---- the placement, equal on all ranks of a host ---- */
 /* `peer` is an index on this host. */
-static const struct declaration *declaration_of(const tutti_comm *comm, int peer)
+static const struct declaration *tensors_get_declaration(const tutti_comm *comm, int peer)
 {
     return executor_declaration(&comm->executor, peer, comm->executor.operation);
 }
-struct placement tensors_placement(tutti_comm *comm, const struct operation *op, bool is_read)
+struct placement tensors_get_placement(tutti_comm *comm, const struct operation *op, bool is_read)
 {
-    struct reach *reach = &comm->reach;
-    size_t words = (size_t)mask_words(reach->ranks);
+    struct tensor_access *access = &comm->tensor_access;
+    size_t words = (size_t)mask_words(access->ranks);
     bool asked = false, open = true, reading = false;
-    memset(reach->shared, 0, words * sizeof *reach->shared);
-    memset(reach->in_place, 0, words * sizeof *reach->in_place);
-    for (int peer = 0; peer < reach->ranks; peer++) {
-        uint64_t flags = declaration_of(comm, peer)->flags;
+    memset(access->shared, 0, words * sizeof *access->shared);
+    memset(access->in_place, 0, words * sizeof *access->in_place);
+    for (int peer = 0; peer < access->ranks; peer++) {
+        uint64_t flags = tensors_get_declaration(comm, peer)->flags;
         asked |= (flags & TENSOR_ASKED) != 0;
         open &= (flags & TENSOR_OPEN) != 0;
         reading |= (flags & TENSOR_READING) != 0;
-        if (flags & TENSOR_SHARED) mask_add(reach->shared, peer);
+        if (flags & TENSOR_SHARED) mask_add(access->shared, peer);
         bool in_place = (!is_read && !(flags & TENSOR_SHARED)) || flags & TENSOR_IN_PLACE;
-        if (in_place && op->family != ALL_TO_ALL) mask_add(reach->in_place, peer);
+        if (in_place && op->collective != ALL_TO_ALL) mask_add(access->in_place, peer);
     }
-    return (struct placement){ reach->shared, reach->in_place, asked, open, reading };
+    return (struct placement){ access->shared, access->in_place, asked, open, reading };
 }
 
 /* ---- addresses of peers' tensors ---- */
-tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location at, size_t bytes, unsigned char **out)
+tutti_status tensor_map_address(tutti_comm *comm, int rank, int use, struct location at, size_t bytes,
+    unsigned char **out)
 {
-    struct held_view *held = &comm->reach.held[group_index(&comm->group, rank)][use];
+    struct held_view *held = &comm->tensor_access.held[group_index_of_rank(&comm->group, rank)][use];
     if (!comm->group.peers[rank]) {
-        *out = arena_at(at, bytes);
+        *out = arena_location_address(at, bytes);
     } else {
         if (held->block != at.block) {
             view_release(held->view);
@@ -160,18 +162,18 @@ tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location a
             if (status != TUTTI_OK) return status;
             held->mapped = true;
         }
-        *out = view_at(held->view, at.offset, bytes);
+        *out = view_address_at(held->view, at.offset, bytes);
     }
     if (*out) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s has freed a shared tensor while an operation used it",
         rank, comm->group.name);
 }
-static tutti_status find_one(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
+static tutti_status tensors_find_operand(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
 {
     struct executor *x = &comm->executor;
     struct operand found = { .base = NULL };
-    int index = group_index(&comm->group, rank);
-    const struct declaration *d = declaration_of(comm, index);
+    int index = group_index_of_rank(&comm->group, rank);
+    const struct declaration *d = tensors_get_declaration(comm, index);
     if (op->uneven) {
         found.lengths = segment_counts(x->site.segment, index, x->run.parity, (int)buffer);
         found.offsets = segment_counts(x->site.segment, index, x->run.parity, COUNTS_OFFSETS + (int)buffer);
@@ -179,63 +181,64 @@ static tutti_status find_one(tutti_comm *comm, const struct operation *op, int r
     size_t bytes = tensor_bytes(op, rank, buffer, comm->group.size, found.lengths, found.offsets);
     if (bytes && !(d->flags & TENSOR_SHARED)) {
         found.base = (unsigned char *)(uintptr_t)d->tensor[buffer].offset;
-        found.source = comm->group.peers[rank] ? &comm->reach.sources[index] : NULL;
+        found.source = comm->group.peers[rank] ? &comm->tensor_access.sources[index] : NULL;
     } else if (bytes) {
-        tutti_status status = tensor_reach(comm, rank, (int)buffer, d->tensor[buffer], bytes, &found.base);
+        tutti_status status = tensor_map_address(comm, rank, (int)buffer, d->tensor[buffer], bytes, &found.base);
         if (status != TUTTI_OK) return status;
     }
     found.bytes = bytes;
     x->theirs[index][buffer] = found;
     return TUTTI_OK;
 }
-tutti_status tensors_find(tutti_comm *comm, const struct operation *op)
+tutti_status tensors_find_operands(tutti_comm *comm, const struct operation *op)
 {
     const struct program *program = comm->executor.launch.program;
-    if (program->touch_count) views_await(&comm->executor.blocked);
+    if (program->touch_count) views_add_to_wait(&comm->executor.blocked);
     for (int i = 0; i < program->touch_count; i++) {
-        tutti_status status = find_one(comm, op, program->touches[i].rank, program->touches[i].buffer);
+        tutti_status status = tensors_find_operand(comm, op, program->touches[i].rank, program->touches[i].buffer);
         if (status != TUTTI_OK) return status;
     }
     return TUTTI_OK;
 }
 
 /* ---- lifetime ---- */
-tutti_status reach_init(struct reach *reach, int ranks)
+tutti_status tensor_access_init(struct tensor_access *access, int ranks)
 {
-    reach->ranks = ranks;
-    reach->held = memory_zeroed((size_t)ranks, sizeof *reach->held);
-    reach->shared = memory_zeroed(2 * (size_t)mask_words(ranks), sizeof *reach->shared);
-    if (reach->shared) reach->in_place = reach->shared + mask_words(ranks);
-    if (reach->held && reach->shared) return TUTTI_OK;
+    access->ranks = ranks;
+    access->held = memory_alloc_zeroed((size_t)ranks, sizeof *access->held);
+    access->shared = memory_alloc_zeroed(2 * (size_t)mask_words(ranks), sizeof *access->shared);
+    if (access->shared) access->in_place = access->shared + mask_words(ranks);
+    if (access->held && access->shared) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY, "no memory for the tensors of %d peers", ranks);
 }
-void reach_finish(struct reach *reach)
+void tensor_access_finish(struct tensor_access *access)
 {
-    for (int peer = 0; reach->held && peer < reach->ranks; peer++)
-        for (int use = 0; use < HELD_COUNT; use++) view_release(reach->held[peer][use].view);
-    free(reach->held);
-    free(reach->shared);
-    free(reach->sources);
-    reach->held = NULL;
+    for (int peer = 0; access->held && peer < access->ranks; peer++)
+        for (int use = 0; use < HELD_COUNT; use++) view_release(access->held[peer][use].view);
+    free(access->held);
+    free(access->shared);
+    free(access->sources);
+    access->held = NULL;
 }
 
 /* ---- the end ---- */
 bool tensors_are_released(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
-    for (int peer = 0; peer < comm->reach.ranks; peer++) {
-        int r = group_rank(g, peer);
+    for (int peer = 0; peer < comm->tensor_access.ranks; peer++) {
+        int r = group_rank_at_index(g, peer);
         bool gone = r == g->rank || (g->peers[r] && peer_is_gone(g->peers[r]));
-        const struct control *c = group_control(g, peer);
+        const struct control *c = group_control_at_index(g, peer);
         if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
-        if (!comm->reach.release_until_ms) comm->reach.release_until_ms = clock_deadline(RELEASE_MS);
-        if (clock_ms() < comm->reach.release_until_ms) return false;
-        if (comm->reach.release_told) continue;
+        if (!comm->tensor_access.release_until_ms) comm->tensor_access.release_until_ms = clock_deadline(RELEASE_MS);
+        if (clock_ms() < comm->tensor_access.release_until_ms) return false;
+        if (comm->tensor_access.release_told) continue;
         LOG(WARN,
             "%s: rank %d has not reported that it released the shared tensors of rank %d: it is stopped or too "
             "slow, and may still read or write them",
             g->name, r, g->rank);
     }
-    comm->reach.release_told |= comm->reach.release_until_ms && clock_ms() >= comm->reach.release_until_ms;
+    comm->tensor_access.release_told |=
+        comm->tensor_access.release_until_ms && clock_ms() >= comm->tensor_access.release_until_ms;
     return true;
 }

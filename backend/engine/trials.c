@@ -34,295 +34,306 @@ static const double TIMED_NS = 100;
 
 /* ---- the shared word ---- */
 static const uint64_t CODE_MASK = (1u << CODE_BITS) - 1;
-uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after)
+uint64_t tuner_pack_word(uint64_t from, uint32_t before, uint32_t after)
 {
     return from << 2 * CODE_BITS | (uint64_t)before << CODE_BITS | after;
 }
-uint32_t trial_code_at(uint64_t word, uint64_t operation)
+uint32_t tuner_code_at(uint64_t word, uint64_t operation)
 {
-    int64_t ahead = (int64_t)((operation << 2 * CODE_BITS) - (word & ~trial_word(0, CODE_MASK, CODE_MASK)));
+    int64_t ahead = (int64_t)((operation << 2 * CODE_BITS) - (word & ~tuner_pack_word(0, CODE_MASK, CODE_MASK)));
     return (uint32_t)((ahead >= 0 ? word : word >> CODE_BITS) & CODE_MASK);
 }
-static uint64_t word_of(const struct trial *t) { return atomic_load_explicit(t->word, memory_order_relaxed); }
-static uint32_t code_now(const struct trial *t, uint64_t operation) { return trial_code_at(word_of(t), operation); }
-/* True if every rank, however far ahead or behind, reads the same code. */
-static bool may_write(const struct trial *t, const struct moment *now)
+static uint64_t tuner_read_word(const struct tuner *t) { return atomic_load_explicit(t->word, memory_order_relaxed); }
+static uint32_t tuner_read_code(const struct tuner *t, uint64_t operation)
 {
-    return code_now(t, now->operation - now->behind) == code_now(t, now->operation + now->ahead);
+    return tuner_code_at(tuner_read_word(t), operation);
+}
+/* True if every rank, however far ahead or behind, reads the same code. */
+static bool tuner_may_write_word(const struct tuner *t, const struct moment *now)
+{
+    return tuner_read_code(t, now->operation - now->behind) == tuner_read_code(t, now->operation + now->ahead);
 }
 /* Lets all ranks run the code from the returned operation on. */
-static uint64_t let_run(struct trial *t, const struct moment *now, uint32_t code)
+static uint64_t tuner_schedule_code(struct tuner *t, const struct moment *now, uint32_t code)
 {
-    uint64_t from = now->operation + now->ahead + 1, word = trial_word(from, code_now(t, now->operation), code);
+    uint64_t from = now->operation + now->ahead + 1,
+             word = tuner_pack_word(from, tuner_read_code(t, now->operation), code);
     atomic_store_explicit(t->word, word, memory_order_release);
     return from;
 }
 
 /* ---- kinds of calls ---- */
-static const struct measure *measure_of(const struct trial *t)
+static const struct measure *tuner_get_measure(const struct tuner *t)
 {
     const struct measure *m = measures;
     while (t->key.message_bytes >= m->below) m++;
     return m;
 }
-static bool is_same(const struct trial_key *a, const struct trial_key *b)
+static bool tuner_key_is_same(const struct tuner_key *a, const struct tuner_key *b)
 {
-    return a->family == b->family && a->root == b->root && a->stage_inputs == b->stage_inputs
+    return a->collective == b->collective && a->root == b->root && a->stage_inputs == b->stage_inputs
         && a->message_bytes == b->message_bytes;
 }
-tutti_status trials_find(struct trials *trials, const struct trial_key *key, struct trial **out)
+tutti_status tuners_find_or_create(struct tuners *trials, const struct tuner_key *key, struct tuner **out)
 {
     int i = 0;
-    while (i < trials->count && !is_same(&trials->of[i]->key, key)) i++;
+    while (i < trials->count && !tuner_key_is_same(&trials->of[i]->key, key)) i++;
     *out = i < trials->count ? trials->of[i] : NULL;
     if (i < trials->count || i == TRIALS) return TUTTI_OK;
-    struct trial *made = memory_zeroed(1, sizeof *made);
+    struct tuner *made = memory_alloc_zeroed(1, sizeof *made);
     if (!made) return status_fail(TUTTI_NO_MEMORY, "no memory for the candidates of a trial");
-    *made = (struct trial){ .key = *key, .word = &trials->tuning->word[i], .block = -1 };
+    *made = (struct tuner){ .key = *key, .word = &trials->tuning->word[i], .block = -1 };
     *out = trials->of[trials->count++] = made;
     return TUTTI_OK;
 }
-void trials_finish(struct trials *trials)
+void tuners_finish(struct tuners *trials)
 {
     for (int i = 0; i < trials->count; i++) free(trials->of[i]);
     trials->count = 0;
 }
-static bool is_stopped(const struct trials *trials, enum family family)
+static bool tuners_are_stopped(const struct tuners *trials, enum collective collective)
 {
-    return atomic_load_explicit(&trials->tuning->asked, memory_order_relaxed) >> family & 1;
+    return atomic_load_explicit(&trials->tuning->asked, memory_order_relaxed) >> collective & 1;
 }
-void trials_stop(struct trials *trials, enum family family)
+void tuners_stop_collective(struct tuners *trials, enum collective collective)
 {
-    if (!is_stopped(trials, family)) atomic_fetch_or(&trials->tuning->asked, 1u << family);
+    if (!tuners_are_stopped(trials, collective)) atomic_fetch_or(&trials->tuning->asked, 1u << collective);
 }
 /* Returns a rank that has the result last. If all ranks have it, that is rank 0. */
-int trial_decider(const struct trial_key *key, int ranks)
+int tuner_get_decider(const struct tuner_key *key, int ranks)
 {
-    if (key->family == REDUCE || key->family == GATHER) return key->root;
-    return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
+    if (key->collective == REDUCE || key->collective == GATHER) return key->root;
+    return key->collective == BROADCAST || key->collective == SCATTER ? (key->root + 1) % ranks : 0;
 }
-/* Returns the placement-dependent variant that this choice uses against its price, or 0. */
-static int choice_candidates(const struct trial *t, const struct choice *c)
+/* Returns the placement-dependent variant that this choice uses against its cost, or 0. */
+static int tuner_placement_variant(const struct tuner *t, const struct choice *c)
 {
-    if (c->looks) return LOOK_VARIANT;
+    if (c->selects_late) return LATE_SELECTION_VARIANT;
     return c->reads && !choice_is_open(t->question.placement) ? READ_VARIANT : 0;
 }
 /* Makes `that` the incumbent. */
-static void candidate_prefer(struct trial *t)
+static void tuner_promote_candidate(struct tuner *t)
 {
-    if (!choice_candidates(t, &t->this.choice) && choice_candidates(t, &t->that.choice)) t->look.before = t->this;
+    if (!tuner_placement_variant(t, &t->this.choice) && tuner_placement_variant(t, &t->that.choice))
+        t->look.before = t->this;
     t->this = t->that;
 }
 /* Skips a variant for one round of all variants, then for two, for four, and so on. */
-static void variant_skip(struct trial *t, int variant)
+static void tuner_skip_variant(struct tuner *t, int variant)
 {
     unsigned char rounds = t->skips[variant].rounds;
     rounds = rounds ? (unsigned char)(rounds < MOST_ROUNDS ? 2 * rounds : MOST_ROUNDS) : 1;
     t->skips[variant].rounds = t->skips[variant].left = rounds;
 }
-static void ab_test_give_up(struct trial *t)
+static void tuner_abort_test(struct tuner *t)
 {
     t->block = -1;
     t->change = 0;
 }
-void trial_is_of(struct trial *t, const struct question *question, const struct choice *priced)
+void tuner_set_placement(struct tuner *t, const struct question *question, const struct choice *predicted)
 {
-    if (t->priced.algorithm && t->question.placement == question->placement) return;
+    if (t->predicted.algorithm && t->question.placement == question->placement) return;
     t->question = *question;
     t->question.message_bytes = t->key.message_bytes;
-    t->priced = *priced;
-    t->this = (struct candidate){ .choice = *priced };
-    t->next = t->calls + (uint64_t)measure_of(t)->first;
+    t->predicted = *predicted;
+    t->this = (struct candidate){ .choice = *predicted };
+    t->next = t->calls + (uint64_t)tuner_get_measure(t)->first;
     t->move = 0;
     memset(t->skips, 0, sizeof t->skips);
-    ab_test_give_up(t);
+    tuner_abort_test(t);
 }
 /* A placement-dependent variant is valid only while tensors have that placement. */
-void trial_has_seen(struct trial *t, enum placement_kind placement)
+void tuner_report_placement(struct tuner *t, enum placement_kind placement)
 {
-    int this = choice_candidates(t, &t->this.choice), that = t->block >= 0 ? choice_candidates(t, &t->that.choice) : 0;
+    int this = tuner_placement_variant(t, &t->this.choice),
+        that = t->block >= 0 ? tuner_placement_variant(t, &t->that.choice) : 0;
     int variant = this ? this : that;
     if (!variant) return;
-    bool allows = variant == LOOK_VARIANT ? choice_is_shared(placement) : choice_is_open(placement);
+    bool allows = variant == LATE_SELECTION_VARIANT ? choice_is_shared(placement) : choice_is_open(placement);
     if (allows) { t->look.seen = placement; return; }
     if (this) t->this = t->look.before;
-    variant_skip(t, variant);
-    ab_test_give_up(t);
+    tuner_skip_variant(t, variant);
+    tuner_abort_test(t);
 }
 
 /* ---- an A/B test ---- */
-uint64_t trial_batch(const struct trial *t) { return (uint64_t)measure_of(t)->batch; }
-static struct candidate *block_candidate(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
-static uint32_t timed_code(struct trial *t, int block) { return block_candidate(t, block)->code | TRIAL_TIMED; }
-static void begin_block(struct trial *t, int block, uint64_t start)
+uint64_t tuner_get_batch(const struct tuner *t) { return (uint64_t)tuner_get_measure(t)->batch; }
+static struct candidate *tuner_block_candidate(struct tuner *t, int block) { return block % 2 ? &t->that : &t->this; }
+static uint32_t tuner_timed_code(struct tuner *t, int block)
+{
+    return tuner_block_candidate(t, block)->code | TRIAL_TIMED;
+}
+static void tuner_begin_block(struct tuner *t, int block, uint64_t start)
 {
     t->block = block;
     t->begun = t->calls;
     t->start = start;
     t->silent = 0;
-    t->count = -measure_of(t)->warm;
+    t->count = -tuner_get_measure(t)->warm;
     t->change = 0;
 }
-static void ab_test_log(const struct trial *t)
+static void tuner_log_test(const struct tuner *t)
 {
-    char this[CHOICE_WORDS], that[CHOICE_WORDS];
-    choice_words(&t->this.choice, this);
-    choice_words(&t->that.choice, that);
-    LOG(DEBUG, "%s of %zu bytes: %s took %.2f us, %s %.2f us", family_name(t->key.family), t->key.message_bytes, this,
-        t->this.ns / 1e3, that, t->that.ns / 1e3);
+    char this[CHOICE_TEXT_BYTES], that[CHOICE_TEXT_BYTES];
+    choice_format(&t->this.choice, this);
+    choice_format(&t->that.choice, that);
+    LOG(DEBUG, "%s of %zu bytes: %s took %.2f us, %s %.2f us", collective_name(t->key.collective), t->key.message_bytes,
+        this, t->this.ns / 1e3, that, t->that.ns / 1e3);
 }
 /* Prefers ordinary stores. The incumbent, whose stores change at run time (pace.h), may have used ordinary stores
    during the test, too. */
-static bool is_better(const struct trial *t)
+static bool tuner_candidate_wins(const struct tuner *t)
 {
     const struct candidate *this = &t->this, *that = &t->that;
     bool steadier = that->choice.ordinary && !this->choice.ordinary;
     return steadier ? that->ns < AS_GOOD * this->ns : ab_test_is_won(this->ns, that->ns, that->most_ns);
 }
-static void ab_test_end(struct trial *t, bool is_complete)
+static void tuner_end_test(struct tuner *t, bool is_complete)
 {
     unsigned char rounds = t->skips[t->tried].rounds;
-    ab_test_log(t);
+    tuner_log_test(t);
     /* A hopeless variant is skipped for longer. A completed test ends that, or halves it for a placement-dependent
        variant, because the test may not have paid off. */
-    if (!is_complete) variant_skip(t, t->tried);
-    else t->skips[t->tried].rounds = choice_candidates(t, &t->that.choice) ? rounds / 2 : 0;
+    if (!is_complete) tuner_skip_variant(t, t->tried);
+    else t->skips[t->tried].rounds = tuner_placement_variant(t, &t->that.choice) ? rounds / 2 : 0;
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
-    if (is_complete && is_better(t)) candidate_prefer(t);
+    if (is_complete && tuner_candidate_wins(t)) tuner_promote_candidate(t);
     t->next = t->calls;
-    ab_test_give_up(t);
+    tuner_abort_test(t);
 }
 /* Returns the excess time in calls of the incumbent. The limit keeps an interruption, of a call that may also make a
    plan, from counting in full. */
-static double cost_excess(double ns, const struct trial *t)
+static double tuner_excess_calls(double ns, const struct tuner *t)
 {
     double calls = ns / t->this.ns - 1;
     return calls < 0 ? 0 : calls < MOST_LOST ? calls : MOST_LOST;
 }
-static double block_median(struct trial *t) { return sorted_at(t->sample, t->count, t->count / 2); }
-static void end_block(struct trial *t)
+static double tuner_block_median(struct tuner *t) { return doubles_sort_and_get(t->sample, t->count, t->count / 2); }
+static void tuner_end_block(struct tuner *t)
 {
-    struct candidate *c = block_candidate(t, t->block);
-    double ns = block_median(t);
+    struct candidate *c = tuner_block_candidate(t, t->block);
+    double ns = tuner_block_median(t);
     uint64_t calls = t->calls - t->begun;
     if (t->block == 0) c->ns = c->most_ns = 0;
     if (c->ns == 0 || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
     t->lost += (double)calls * TIMED_NS / t->this.ns;
-    if (c == &t->that) t->lost += cost_excess(t->first_ns, t) + (double)calls * cost_excess(ns, t);
+    if (c == &t->that) t->lost += tuner_excess_calls(t->first_ns, t) + (double)calls * tuner_excess_calls(ns, t);
     bool hopeless = t->block == 1 && ab_test_is_hopeless(t->this.ns, t->that.ns, false);
-    if (hopeless || t->block == BLOCKS - 1) ab_test_end(t, !hopeless);
-    else begin_block(t, t->block + 1, t->change);
+    if (hopeless || t->block == BLOCKS - 1) tuner_end_test(t, !hopeless);
+    else tuner_begin_block(t, t->block + 1, t->change);
 }
-static bool is_long_enough(struct trial *t)
+static bool tuner_block_is_complete(struct tuner *t)
 {
     /* A time was read since the last call. */
     bool is_told = t->silent == 1;
     bool may_be_hopeless = t->block == 1 && t->count >= AB_TEST_FEW_SAMPLES && is_told;
-    return t->count >= measure_of(t)->enough
-        || (may_be_hopeless && ab_test_is_hopeless(t->this.ns, block_median(t), true));
+    return t->count >= tuner_get_measure(t)->enough
+        || (may_be_hopeless && ab_test_is_hopeless(t->this.ns, tuner_block_median(t), true));
 }
 /* A block continues until the next one begins: when it is long enough and the word may be written again. */
-static void go_on(struct trial *t, const struct moment *now)
+static void tuner_continue_test(struct tuner *t, const struct moment *now)
 {
-    if (t->change && now->operation >= t->change) end_block(t);
+    if (t->change && now->operation >= t->change) tuner_end_block(t);
     if (t->block < 0) return;
-    bool runs_another = now->operation >= t->start && code_now(t, now->operation) != timed_code(t, t->block);
+    bool runs_another =
+        now->operation >= t->start && tuner_read_code(t, now->operation) != tuner_timed_code(t, t->block);
     /* The test ends if times stay unknown, or if the word is so old that its operation number has wrapped. */
     if (++t->silent > MOST_SILENT || runs_another) {
         t->next = t->calls + LONG_PAUSE;
-        ab_test_give_up(t);
+        tuner_abort_test(t);
         return;
     }
-    if (!t->change && is_long_enough(t) && may_write(t, now)) t->change = let_run(t, now, timed_code(t, t->block + 1));
+    if (!t->change && tuner_block_is_complete(t) && tuner_may_write_word(t, now))
+        t->change = tuner_schedule_code(t, now, tuner_timed_code(t, t->block + 1));
 }
 
 /* ---- what to try, and when ---- */
-static bool may_spend(const struct trial *t)
+static bool tuner_has_budget(const struct tuner *t)
 {
     double calls = (double)t->calls, once = t->this.ns > 0 ? fmax(EARLY_CALLS, EARLY_NS / t->this.ns) : EARLY_CALLS;
     return t->lost <= fmin(EARLY_SHARE * calls, once + LATER_SHARE * calls);
 }
 /* Makes a variant of the incumbent. */
-static tutti_status trial_vary(const struct trial *t, const struct variety *v, int variant, struct choice *out,
+static tutti_status tuner_make_variant(const struct tuner *t, const struct variety *v, int variant, struct choice *out,
     bool *exists)
 {
     struct question question = t->question;
-    if (choice_candidates(t, &t->this.choice)) question.placement = t->look.seen;
-    if (variant != GO_BACK) return choice_vary(v, &question, &t->this.choice, variant, out, exists);
+    if (tuner_placement_variant(t, &t->this.choice)) question.placement = t->look.seen;
+    if (variant != GO_BACK) return choice_make_variant(v, &question, &t->this.choice, variant, out, exists);
     *out = t->look.before.choice;
     *exists = true;
     return TUTTI_OK;
 }
-static bool find_other(struct trial *t, const struct variety *v)
+static bool tuner_find_candidate(struct tuner *t, const struct variety *v)
 {
-    int ventured = choice_candidates(t, &t->this.choice);
+    int ventured = tuner_placement_variant(t, &t->this.choice);
     if (!ventured) t->look.seen = v->could_be;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
         int variant = ventured && t->move == ventured ? GO_BACK : t->move;
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
-        if (trial_vary(t, v, variant, &found, &exists) != TUTTI_OK) return false;
+        if (tuner_make_variant(t, v, variant, &found, &exists) != TUTTI_OK) return false;
         if (!exists || (t->skips[variant].left && t->skips[variant].left--)) continue;
         t->tried = variant;
-        t->that = (struct candidate){ .choice = found, .code = choice_code(&found) };
+        t->that = (struct candidate){ .choice = found, .code = choice_encode(&found) };
         return true;
     }
     return false;
 }
-static bool is_due(const struct trial *t, uint64_t call) { return t->block < 0 && call >= t->next; }
-bool trial_may_search(const struct trials *trials, const struct trial *t)
+static bool tuner_search_is_due(const struct tuner *t, uint64_t call) { return t->block < 0 && call >= t->next; }
+bool tuner_may_search(const struct tuners *trials, const struct tuner *t)
 {
-    return is_due(t, t->calls + 1) && !is_stopped(trials, t->key.family);
+    return tuner_search_is_due(t, t->calls + 1) && !tuners_are_stopped(trials, t->key.collective);
 }
-/* For tests: runs the next variant of the last choice, at any price. */
-static void trial_wander(struct trial *t, const struct moment *now, const struct variety *v)
+/* For tests: runs the next variant of the last choice, at any cost. */
+static void tuner_run_next_variant(struct tuner *t, const struct moment *now, const struct variety *v)
 {
-    if (!may_write(t, now) || !find_other(t, v)) return;
-    candidate_prefer(t);
-    let_run(t, now, t->this.code);
+    if (!tuner_may_write_word(t, now) || !tuner_find_candidate(t, v)) return;
+    tuner_promote_candidate(t);
+    tuner_schedule_code(t, now, t->this.code);
 }
 /* True if all ranks run the incumbent. Otherwise it lets them run the incumbent again as soon as it can. */
-static bool is_at_rest(struct trial *t, const struct moment *now)
+static bool tuner_restores_incumbent(struct tuner *t, const struct moment *now)
 {
-    if (!may_write(t, now)) return false;
-    if (code_now(t, now->operation) == t->this.code) return true;
-    let_run(t, now, t->this.code);
+    if (!tuner_may_write_word(t, now)) return false;
+    if (tuner_read_code(t, now->operation) == t->this.code) return true;
+    tuner_schedule_code(t, now, t->this.code);
     return false;
 }
-static void trial_rest(struct trial *t, const struct moment *now, const struct variety *v)
+static void tuner_start_test(struct tuner *t, const struct moment *now, const struct variety *v)
 {
-    if (!is_at_rest(t, now) || !is_due(t, t->calls)) return;
-    t->next = t->calls + (uint64_t)measure_of(t)->pause;
-    if (!may_spend(t)) return;
+    if (!tuner_restores_incumbent(t, now) || !tuner_search_is_due(t, t->calls)) return;
+    t->next = t->calls + (uint64_t)tuner_get_measure(t)->pause;
+    if (!tuner_has_budget(t)) return;
     int64_t begin = clock_ns();
-    bool found = find_other(t, v);
+    bool found = tuner_find_candidate(t, v);
     t->searched_ns += (double)(clock_ns() - begin);
     if (!found) return;
-    begin_block(t, 0, let_run(t, now, timed_code(t, 0)));
+    tuner_begin_block(t, 0, tuner_schedule_code(t, now, tuner_timed_code(t, 0)));
 }
-void trial_begin(struct trials *trials, struct trial *t, const struct moment *now, const struct variety *v)
+void tuner_begin_call(struct tuners *trials, struct tuner *t, const struct moment *now, const struct variety *v)
 {
-    /* Without a priced choice there is no incumbent yet. */
-    if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return;
+    /* Without a predicted choice there is no incumbent yet. */
+    if (!t->predicted.algorithm || trials->trying == TRIES_NOTHING) return;
     t->calls++;
-    if (is_stopped(trials, t->key.family)) {
-        t->this = (struct candidate){ .choice = t->priced };
-        ab_test_give_up(t);
-        is_at_rest(t, now);
+    if (tuners_are_stopped(trials, t->key.collective)) {
+        t->this = (struct candidate){ .choice = t->predicted };
+        tuner_abort_test(t);
+        tuner_restores_incumbent(t, now);
         return;
     }
-    if (trials->trying == TRIES_ANYTHING) { trial_wander(t, now, v); return; }
-    if (t->block >= 0) go_on(t, now);
-    if (t->block < 0) trial_rest(t, now, v);
+    if (trials->trying == TRIES_ANYTHING) { tuner_run_next_variant(t, now, v); return; }
+    if (t->block >= 0) tuner_continue_test(t, now);
+    if (t->block < 0) tuner_start_test(t, now, v);
 }
-void trial_took(struct trial *t, uint64_t operation, double ns)
+void tuner_add_time(struct tuner *t, uint64_t operation, double ns)
 {
     if (t->block < 0 || operation < t->start || (t->change && operation >= t->change)) return;
     t->silent = 0;
-    if (t->count == -measure_of(t)->warm) t->first_ns = ns;
+    if (t->count == -tuner_get_measure(t)->warm) t->first_ns = ns;
     if (t->count < 0) t->count++;
     else if (t->count < TRIAL_SAMPLES) t->sample[t->count++] = ns;
 }

@@ -1,4 +1,4 @@
-/* Trials compare choices while operations run. A price is only a prediction: caches are shared with other virtual
+/* Trials compare choices while operations run. A cost is only a prediction: caches are shared with other virtual
  * machines, and the hypervisor moves cores. So for each kind of call one rank, its *decider*, sometimes lets all ranks
  * run a candidate. It measures the candidate and the incumbent, the choice that ran so far, in turns, and keeps the
  * faster one.
@@ -22,29 +22,29 @@
 /* ---- the shared word ---- */
 enum { TRIAL_TIMED = 1 << CHOICE_BITS, CODE_BITS = CHOICE_BITS + 1, FROM_BITS = 64 - 2 * CODE_BITS };
 /* Packs a word: code `before` runs until operation `from`, `after` from then on. */
-uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after);
-/* Returns the code of the choice that an operation runs; 0: as priced. With TRIAL_TIMED all ranks record when they
+uint64_t tuner_pack_word(uint64_t from, uint32_t before, uint32_t after);
+/* Returns the code of the choice that an operation runs; 0: as predicted. With TRIAL_TIMED all ranks record when they
    begin and end the operation. */
-uint32_t trial_code_at(uint64_t word, uint64_t operation);
+uint32_t tuner_code_at(uint64_t word, uint64_t operation);
 
 /* ---- one kind of call ---- */
 enum { TRIAL_SAMPLES = 24 };
 /* A kind of call. The message size is rounded down to a half octave. */
-struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };
+struct tuner_key { enum collective collective; int root; bool stage_inputs; size_t message_bytes; };
 /* A choice with the least and the largest median of its blocks. */
 struct candidate { struct choice choice; uint32_t code; double ns, most_ns; };
-/* While `this` or `that` looks where tensors lie, or reads them, against the price: the placement seen, and the
+/* While `this` or `that` looks where tensors lie, or reads them, against the cost: the placement seen, and the
    incumbent before it. */
-struct look { enum placement_kind seen; struct candidate before; };
-struct trial {
-    struct trial_key key;
+struct late_attempt { enum placement_kind seen; struct candidate before; };
+struct tuner {
+    struct tuner_key key;
     _Atomic uint64_t *word;
-    /* Only the decider uses the fields from here on. The question has the placement that was priced. */
+    /* Only the decider uses the fields from here on. The question has the placement that was predicted. */
     struct question question;
-    struct choice priced;
+    struct choice predicted;
     /* The incumbent, which runs between tests, and the candidate of the current test. */
     struct candidate this, that;
-    struct look look;
+    struct late_attempt look;
     /* The variant to try next, and the variant that `that` is. */
     int move, tried;
     /* For each variant: the length of its pause in rounds, and the rounds that are left of it. */
@@ -65,32 +65,33 @@ struct trial {
 /* The values of TUTTI_TRIALS. */
 enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };
 /* The trials of one communicator. */
-struct trials {
+struct tuners {
     struct tuning *tuning;
     enum trying trying;
     int count;
-    struct trial *of[TRIALS];                           /* owned */
+    struct tuner *of[TRIALS];                           /* owned */
 };
 /* Finds the trial of a kind of call. The first call of a kind gets a new word. *out is NULL if there are too many
-   kinds; then the call runs as priced. NO_MEMORY. */
-tutti_status trials_find(struct trials *trials, const struct trial_key *key, struct trial **out);
-void trials_finish(struct trials *trials);
+   kinds; then the call runs as predicted. NO_MEMORY. */
+tutti_status tuners_find_or_create(struct tuners *trials, const struct tuner_key *key, struct tuner **out);
+void tuners_finish(struct tuners *trials);
 /* Call it when this rank asks for an algorithm: the other ranks then stop trials of that collective. */
-void trials_stop(struct trials *trials, enum family family);
-int trial_decider(const struct trial_key *key, int ranks);
+void tuners_stop_collective(struct tuners *trials, enum collective collective);
+int tuner_get_decider(const struct tuner_key *key, int ranks);
 
 /* ---- decider only ---- */
 /* The operation that begins, and how many operations other ranks may be behind and ahead of it. */
 struct moment { uint64_t operation, behind, ahead; };
-void trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
+void tuner_begin_call(struct tuners *trials, struct tuner *trial, const struct moment *now,
+    const struct variety *variety);
 /* Returns the number of calls whose times are read together. */
-uint64_t trial_batch(const struct trial *trial);
+uint64_t tuner_get_batch(const struct tuner *trial);
 /* Adds the time of a timed call. */
-void trial_took(struct trial *trial, uint64_t operation, double ns);
+void tuner_add_time(struct tuner *trial, uint64_t operation, double ns);
 /* True if the call that begins may look for a candidate. */
-bool trial_may_search(const struct trials *trials, const struct trial *trial);
-/* Sets what is priced for the tensors' present placement. If they were placed differently before, the trial starts
+bool tuner_may_search(const struct tuners *trials, const struct tuner *trial);
+/* Sets what is predicted for the tensors' present placement. If they were placed differently before, the trial starts
    again. */
-void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);
-/* Reports where tensors lay in a call that looked first, or was to read them, against the price. */
-void trial_has_seen(struct trial *trial, enum placement_kind placement);
+void tuner_set_placement(struct tuner *trial, const struct question *question, const struct choice *predicted);
+/* Reports where tensors lay in a call that looked first, or was to read them, against the cost. */
+void tuner_report_placement(struct tuner *trial, enum placement_kind placement);

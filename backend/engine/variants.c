@@ -9,99 +9,104 @@ _Static_assert(ROW_BITS + TILE_BITS + SLOT_BITS + FLAG_BITS == CHOICE_BITS, "all
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
 
 /* ---- the code of a choice ---- */
-static uint32_t bits_take(uint32_t *code, int bits)
+static uint32_t code_take_bits(uint32_t *code, int bits)
 {
     uint32_t field = *code & ((1u << bits) - 1);
     *code >>= bits;
     return field;
 }
-uint32_t choice_code(const struct choice *c)
+uint32_t choice_encode(const struct choice *c)
 {
     uint32_t code = (uint32_t)(c->algorithm - collectives_table);
     code = code << TILE_BITS | (uint32_t)__builtin_ctzll(c->tile_bytes);
     code = code << SLOT_BITS | (uint32_t)c->slots;
-    uint32_t flags = (uint32_t)c->looks << 3 | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
+    uint32_t flags =
+        (uint32_t)c->selects_late << 3 | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
     return code << FLAG_BITS | flags;
 }
-bool choice_decode(uint32_t code, enum family family, struct choice *out)
+bool choice_decode(uint32_t code, enum collective collective, struct choice *out)
 {
-    *out = (struct choice){ .ordinary = bits_take(&code, 1) };
-    out->reads = bits_take(&code, 1);
-    out->short_laps = bits_take(&code, 1);
-    out->looks = bits_take(&code, 1);
-    out->slots = (int)bits_take(&code, SLOT_BITS);
-    out->tile_bytes = (size_t)1 << bits_take(&code, TILE_BITS);
+    *out = (struct choice){ .ordinary = code_take_bits(&code, 1) };
+    out->reads = code_take_bits(&code, 1);
+    out->short_laps = code_take_bits(&code, 1);
+    out->selects_late = code_take_bits(&code, 1);
+    out->slots = (int)code_take_bits(&code, SLOT_BITS);
+    out->tile_bytes = (size_t)1 << code_take_bits(&code, TILE_BITS);
     out->algorithm = collectives_table;
     while (out->algorithm->name && code) { out->algorithm++; code--; }
     const struct algorithm *a = out->algorithm;
-    return a->name && a->family == family && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
+    return a->name && a->collective == collective && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
 }
-bool choice_code_looks(uint32_t code) { return code >> 3 & 1; }
+bool choice_code_selects_late(uint32_t code) { return code >> 3 & 1; }
 bool choice_code_reads(uint32_t code) { return code >> 1 & 1; }
-void choice_words(const struct choice *c, char out[CHOICE_WORDS])
+void choice_format(const struct choice *c, char out[CHOICE_TEXT_BYTES])
 {
-    snprintf(out, CHOICE_WORDS, "%s %zuKx%d%s%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
+    snprintf(out, CHOICE_TEXT_BYTES, "%s %zuKx%d%s%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
         c->reads ? " single" : "", c->ordinary ? " stored" : "", c->short_laps ? " short" : "",
-        c->looks ? " looks" : "");
+        c->selects_late ? " looks" : "");
 }
 
 /* ---- variants ---- */
-static tutti_status choose_where(const struct variety *v, const struct question *q, enum placement_kind placement,
-    bool reading, struct choice *out)
+static tutti_status variant_choose_for_placement(const struct variety *v, const struct question *q,
+    enum placement_kind placement, bool reading, struct choice *out)
 {
     struct question other = *q;
     other.placement = placement;
     other.reading = reading;
-    return choose(v->chooser, &other, out);
+    return chooser_make_choice(v->chooser, &other, out);
 }
 /* A call that looks first waits for all ranks. So it does not replace a one-sided operation (execute/tracks.h): the
    time of a single call does not show what one-sidedness saves. */
-static tutti_status variant_look(const struct variety *v, const struct question *q, struct choice *out, bool *exists)
+static tutti_status variant_select_late(const struct variety *v, const struct question *q, struct choice *out,
+    bool *exists)
 {
     size_t part = q->message_bytes / (size_t)v->chooser->layout->largest;
-    bool awaits_all = !family_has_root(q->family) || part > TRACK_BYTES;
+    bool awaits_all = !collective_has_root(q->collective) || part > TRACK_BYTES;
     if (!choice_is_shared(v->could_be) || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
-    TRY(choose(v->chooser, q, out));
-    bool is_dear = 1 + choice_look_costs(v->chooser, out) > v->most;
-    if (choice_looks_first(v->chooser, out) || is_dear) return TUTTI_OK;
+    TRY(chooser_make_choice(v->chooser, q, out));
+    bool is_dear = 1 + choice_cost_of_late_selection(v->chooser, out) > v->most;
+    if (choice_selects_late(v->chooser, out) || is_dear) return TUTTI_OK;
     *exists = true;
-    TRY(choose_where(v, q, v->could_be, false, out));
-    out->looks = true;
+    TRY(variant_choose_for_placement(v, q, v->could_be, false, out));
+    out->selects_late = true;
     return TUTTI_OK;
 }
 /* Private tensors can be opened for reading if the call looks first anyway. */
-static tutti_status read_or_stage(const struct variety *v, const struct question *q, struct choice *c, bool *exists)
+static tutti_status variant_toggle_reading(const struct variety *v, const struct question *q, struct choice *c,
+    bool *exists)
 {
     struct choice least;
     bool open = choice_is_open(q->placement), could_be = q->placement == TENSORS_PRIVATE && choice_is_open(v->could_be);
     if (q->reading || !(open || could_be)) return TUTTI_OK;
-    TRY(choose(v->chooser, q, &least));
-    bool may_read = open || choice_looks_first(v->chooser, &least);
-    if (c->reads) TRY(choose_where(v, q, TENSORS_PRIVATE, false, c));
-    else TRY(choose_where(v, q, open ? q->placement : v->could_be, true, c));
-    *exists = may_read && c->price <= v->most * least.price;
+    TRY(chooser_make_choice(v->chooser, q, &least));
+    bool may_read = open || choice_selects_late(v->chooser, &least);
+    if (c->reads) TRY(variant_choose_for_placement(v, q, TENSORS_PRIVATE, false, c));
+    else TRY(variant_choose_for_placement(v, q, open ? q->placement : v->could_be, true, c));
+    *exists = may_read && c->cost <= v->most * least.cost;
     return TUTTI_OK;
 }
-/* Makes the choice of another algorithm as it is priced, if that price is not too high. Variants that differ only in
-   cuts or stores are not priced, because pricing would take longer than many calls. */
-static tutti_status other_algorithm(const struct variety *v, const struct question *q, const struct choice *from,
-    int number, struct choice *out, bool *exists)
+/* Makes the choice of another algorithm as it is predicted, if that cost is not too high. Variants that differ only in
+   cuts or stores are not predicted, because predicting their costs would take longer than many calls. */
+static tutti_status variant_change_algorithm(const struct variety *v, const struct question *q,
+    const struct choice *from, int number, struct choice *out, bool *exists)
 {
     struct question asked = *q;
     struct choice least;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
-        if (a->family != q->family || a == from->algorithm || !choice_knows(v->chooser, a) || number-- > 0) continue;
+        if (a->collective != q->collective || a == from->algorithm || !chooser_considers_algorithm(v->chooser, a)
+            || number-- > 0)
+            continue;
         asked.algorithm = a;
-        TRY(choose(v->chooser, q, &least));
-        TRY(choose(v->chooser, &asked, out));
-        out->looks = from->looks;
-        *exists = out->price <= v->most * least.price;
+        TRY(chooser_make_choice(v->chooser, q, &least));
+        TRY(chooser_make_choice(v->chooser, &asked, out));
+        out->selects_late = from->selects_late;
+        *exists = out->cost <= v->most * least.cost;
         return TUTTI_OK;
     }
     return TUTTI_OK;
 }
 /* A tile as large as the message is the only one. It has no others in flight, and cannot be larger. */
-static bool change_cut(const struct question *q, int change, struct choice *c)
+static bool variant_change_cutting(const struct question *q, int change, struct choice *c)
 {
     bool one = c->tile_bytes >= q->message_bytes;
     size_t tile = c->tile_bytes;
@@ -114,25 +119,25 @@ static bool change_cut(const struct question *q, int change, struct choice *c)
     default: c->slots--; return !one && c->slots >= 2;
     }
 }
-tutti_status choice_vary(const struct variety *v, const struct question *q, const struct choice *from, int number,
-    struct choice *out, bool *exists)
+tutti_status choice_make_variant(const struct variety *v, const struct question *q, const struct choice *from,
+    int number, struct choice *out, bool *exists)
 {
     struct choice found = *from;
     *exists = false;
     if (number == 0) {
-        if (v->paced && q->message_bytes >= STORED_AT_LEAST) TRY(choice_stages(v->chooser, q, &found, exists));
+        if (v->paced && q->message_bytes >= STORED_AT_LEAST) TRY(choice_writes_slots(v->chooser, q, &found, exists));
         found.ordinary = !found.ordinary;
     } else if (number == 1) {
-        TRY(choice_stages(v->chooser, q, &found, exists));
+        TRY(choice_writes_slots(v->chooser, q, &found, exists));
         found.short_laps = !found.short_laps;
     } else if (number < READ_VARIANT) {
-        *exists = change_cut(q, number - 2, &found);
+        *exists = variant_change_cutting(q, number - 2, &found);
     } else if (number == READ_VARIANT) {
-        TRY(read_or_stage(v, q, &found, exists));
-    } else if (number == LOOK_VARIANT) {
-        TRY(variant_look(v, q, &found, exists));
+        TRY(variant_toggle_reading(v, q, &found, exists));
+    } else if (number == LATE_SELECTION_VARIANT) {
+        TRY(variant_select_late(v, q, &found, exists));
     } else {
-        TRY(other_algorithm(v, q, from, number - FIRST_ALGORITHM, &found, exists));
+        TRY(variant_change_algorithm(v, q, from, number - FIRST_ALGORITHM, &found, exists));
     }
     *out = found;
     return TUTTI_OK;

@@ -8,38 +8,38 @@
 #include <string.h>
 
 /* The row comes from a peer's declaration, so it may be out of range. */
-static const char *row_name(uint64_t row)
+static const char *error_text_algorithm_name(uint64_t row)
 {
     const struct algorithm *a = collectives_table;
     while (a->name && row > 0) { a++; row--; }
     return a->name ? a->name : "?";
 }
-void words_of_call(const struct declaration *d, char *out, size_t bytes)
+void error_text_of_call(const struct declaration *d, char *out, size_t bytes)
 {
     char root[32] = "", op[128] = "";
-    enum family f = (enum family)d->operation;
+    enum collective f = (enum collective)d->operation;
     bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
-    if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
+    if (f >= COLLECTIVE_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
     if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", op_name((tutti_op)d->op));
     if (reduces && d->op == OP_OF_ROWS) {
         strcpy(op, ", sum, ");
-        rows_words(d->bits, op + strlen(op), sizeof op - strlen(op));
+        rows_format_bits(d->bits, op + strlen(op), sizeof op - strlen(op));
     }
-    if (family_has_root(f)) snprintf(root, sizeof root, ", root %d", d->root);
-    const char *name = family_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
+    if (collective_has_root(f)) snprintf(root, sizeof root, ", root %d", d->root);
+    const char *name = collective_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
     else if (d->count == UNEVEN_COUNT) snprintf(out, bytes, "%s(uneven counts, %s%s)", name, dtype, op);
     else
         snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
-            row_name(d->algorithm));
+            error_text_algorithm_name(d->algorithm));
 }
 /* Adds the properties that must also agree, but seldom differ. */
-static void describe_more(const struct declaration *d, char *out, size_t bytes)
+static void error_text_add_details(const struct declaration *d, char *out, size_t bytes)
 {
     size_t used = strlen(out);
     double factor;
     memcpy(&factor, &d->bits, sizeof factor);
-    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", row_name(d->algorithm));
+    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", error_text_algorithm_name(d->algorithm));
     if (d->op == TUTTI_PREMUL_SUM && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
     else if (d->bits && d->op != OP_OF_ROWS && used < bytes)
@@ -53,16 +53,16 @@ static void describe_more(const struct declaration *d, char *out, size_t bytes)
             (size_t)snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
     if (d->trial && used < bytes) snprintf(out + used, bytes - used, ", trying another way (TUTTI_TRIALS)");
 }
-void words_of_disagreement(const struct group *g, int rank, const struct declaration *call, int other,
+void error_text_of_disagreement(const struct group *g, int rank, const struct declaration *call, int other,
     const struct declaration *its_call, char *out, size_t bytes)
 {
-    char here[WORDS_BYTES], there[WORDS_BYTES];
-    words_of_call(call, here, sizeof here);
-    words_of_call(its_call, there, sizeof there);
+    char here[ERROR_TEXT_BYTES], there[ERROR_TEXT_BYTES];
+    error_text_of_call(call, here, sizeof here);
+    error_text_of_call(its_call, there, sizeof there);
     /* If the texts are equal, the ranks differ in something that the text leaves out. */
     if (strcmp(here, there) == 0) {
-        describe_more(call, here, sizeof here);
-        describe_more(its_call, there, sizeof there);
+        error_text_add_details(call, here, sizeof here);
+        error_text_add_details(its_call, there, sizeof there);
     }
     snprintf(out, bytes,
         "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
@@ -70,7 +70,7 @@ void words_of_disagreement(const struct group *g, int rank, const struct declara
         (unsigned long long)call->sequence, g->name, rank, here, other, there,
         its_call->sequence != call->sequence ? " (and has made a different number of calls)" : "");
 }
-void words_of_death(const struct group *g, int dead, int seer, const char *where, char *out, size_t bytes)
+void error_text_of_death(const struct group *g, int dead, int seer, const char *where, char *out, size_t bytes)
 {
     const struct member *m = &g->members[dead];
     snprintf(out, bytes,
@@ -78,7 +78,7 @@ void words_of_death(const struct group *g, int dead, int seer, const char *where
         "destroy this group and make a new one without it",
         dead, g->name, (unsigned long long)m->identity.pid, m->identity.host, seer, where);
 }
-void words_of_leaving(const struct group *g, int gone, int waiter, const char *where, char *out, size_t bytes)
+void error_text_of_leaving(const struct group *g, int gone, int waiter, const char *where, char *out, size_t bytes)
 {
     snprintf(out, bytes,
         "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the same "
@@ -87,52 +87,52 @@ void words_of_leaving(const struct group *g, int gone, int waiter, const char *w
 }
 
 /* ---- causes from backend/agree ---- */
-static struct declaration call_of(const struct agree_call *call)
+static struct declaration agree_call_to_declaration(const struct agree_call *call)
 {
     struct declaration d = { 0 };
     memcpy(&d, call->declaration, offsetof(struct declaration, tensor));
     d.sequence = call->number;
     return d;
 }
-static void say_where(const struct group *g, const struct agree_call *call, char *out, size_t bytes)
+static void error_text_format_where(const struct group *g, const struct agree_call *call, char *out, size_t bytes)
 {
-    struct declaration d = call_of(call);
-    char what[WORDS_BYTES];
+    struct declaration d = agree_call_to_declaration(call);
+    char what[ERROR_TEXT_BYTES];
     out[0] = 0;
     if (!call->number) return;
-    words_of_call(&d, what, sizeof what);
+    error_text_of_call(&d, what, sizeof what);
     snprintf(out, bytes, " in %s, operation %llu of %s", what, (unsigned long long)call->number, g->name);
 }
-static void say_disagreement(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+static void error_text_format_disagreement(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
-    struct declaration mine = call_of(&c->calls[0]), theirs = call_of(&c->calls[1]);
-    char here[WORDS_BYTES];
+    struct declaration mine = agree_call_to_declaration(&c->calls[0]), theirs = agree_call_to_declaration(&c->calls[1]);
+    char here[ERROR_TEXT_BYTES];
     if (c->calls[1].number) {
-        words_of_disagreement(g, c->reporter, &mine, c->other, &theirs, out, bytes);
+        error_text_of_disagreement(g, c->reporter, &mine, c->other, &theirs, out, bytes);
         return;
     }
     /* The other rank has not reported its call. */
-    words_of_call(&mine, here, sizeof here);
+    error_text_of_call(&mine, here, sizeof here);
     snprintf(out, bytes,
         "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d makes another call, or made one "
         "before; all ranks must make the same calls in the same order",
         (unsigned long long)c->operation, g->name, c->reporter, here, c->other);
 }
-static void say_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+static void error_text_format_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
-    char where[WORDS_BYTES + 64];
-    say_where(g, &c->calls[0], where, sizeof where);
+    char where[ERROR_TEXT_BYTES + 64];
+    error_text_format_where(g, &c->calls[0], where, sizeof where);
     if (c->detail[0]) snprintf(out, bytes, "%.*s", AGREE_DETAIL_BYTES - 1, c->detail);
-    else if (c->kind == AGREE_DISAGREEMENT) say_disagreement(g, c, out, bytes);
-    else if (c->kind == AGREE_LEFT_ALONE) words_of_leaving(g, c->other, c->reporter, where, out, bytes);
-    else words_of_death(g, c->other >= 0 ? c->other : c->reporter, c->reporter, where, out, bytes);
+    else if (c->kind == AGREE_DISAGREEMENT) error_text_format_disagreement(g, c, out, bytes);
+    else if (c->kind == AGREE_LEFT_ALONE) error_text_of_leaving(g, c->other, c->reporter, where, out, bytes);
+    else error_text_of_death(g, c->other >= 0 ? c->other : c->reporter, c->reporter, where, out, bytes);
 }
-void words_of_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+void error_text_of_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
     size_t used = 0;
     /* The text of a disagreement names both ranks, so the reporter needs no prefix. */
     bool names_both = c->kind == AGREE_DISAGREEMENT && !c->detail[0];
     if (c->reporter != g->rank && !names_both)
         used = (size_t)snprintf(out, bytes, "rank %d failed the group: ", c->reporter);
-    say_cause(g, c, out + used, bytes - used);
+    error_text_format_cause(g, c, out + used, bytes - used);
 }

@@ -4,13 +4,13 @@
 #include "backend/agree/agree.h"
 #include "backend/engine/group.h"
 
-enum { WORDS_BYTES = 240 };
-void words_of_call(const struct declaration *call, char *out, size_t bytes);
+enum { ERROR_TEXT_BYTES = 240 };
+void error_text_of_call(const struct declaration *call, char *out, size_t bytes);
 /* Describes two ranks whose calls differ. */
-void words_of_disagreement(const struct group *group, int rank, const struct declaration *call, int other,
+void error_text_of_disagreement(const struct group *group, int rank, const struct declaration *call, int other,
     const struct declaration *its_call, char *out, size_t bytes);
 /* `where` is " in" and the operation of the rank that detected the death, or of the waiting rank, or empty. */
-void words_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes);
-void words_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes);
+void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes);
+void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes);
 /* Describes the cause that the hosts decided on, for the user of this rank. */
-void words_of_cause(const struct group *group, const struct agree_cause *cause, char *out, size_t bytes);
+void error_text_of_cause(const struct group *group, const struct agree_cause *cause, char *out, size_t bytes);

@@ -10,41 +10,41 @@ static inline uint64_t counter_position(const struct executor *x, int tile, int 
     unsigned round = x->run.cut->single ? 0 : (unsigned)tile / (unsigned)x->launch.program->plan->slots;
     return x->base + 2 + (uint64_t)round * (uint64_t)x->launch.program->plan->period + (uint64_t)step;
 }
-static inline int slot_of(const struct executor *x, int tile)
+static inline int executor_slot_of_tile(const struct executor *x, int tile)
 {
     return x->run.cut->single ? 0 : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots);
 }
-static inline _Atomic uint64_t *counter_in(struct line *line, int index)
+static inline _Atomic uint64_t *line_counter_at(struct line *line, int index)
 {
     return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
 }
-static inline int counter_index(const struct executor *x, int tile)
+static inline int counter_index_of_tile(const struct executor *x, int tile)
 {
-    return x->run.cut->single ? SEEN_COUNTER : SEEN_SLOTS + slot_of(x, tile);
+    return x->run.cut->single ? SEEN_COUNTER : SEEN_SLOTS + executor_slot_of_tile(x, tile);
 }
 /* Reads a counter of the peer with that index up to 1 + `polls` times. False: the target is not reached, and the
    counter has been added to x->blocked. */
-bool counter_look(struct executor *x, int peer, int counter, uint64_t target, int polls);
+bool counter_poll_peer(struct executor *x, int peer, int counter, uint64_t target, int polls);
 /* Reads the counter in the peer's line of another track. */
-bool track_look(struct executor *x, int peer, int track, uint64_t target, int polls);
-static inline bool reached_soon(struct executor *x, int peer, int counter, uint64_t target, int polls)
+bool track_poll_peer(struct executor *x, int peer, int track, uint64_t target, int polls);
+static inline bool counter_is_reached_within(struct executor *x, int peer, int counter, uint64_t target, int polls)
 {
-    return x->seen[peer][counter] >= target || counter_look(x, peer, counter, target, polls);
+    return x->seen[peer][counter] >= target || counter_poll_peer(x, peer, counter, target, polls);
 }
-static inline int counter_polls(const struct executor *x) { return x->core_is_shared ? 0 : x->site.polls; }
-static inline bool counter_reached(struct executor *x, int peer, int counter, uint64_t target)
+static inline int executor_poll_limit(const struct executor *x) { return x->core_is_shared ? 0 : x->site.polls; }
+static inline bool counter_is_reached(struct executor *x, int peer, int counter, uint64_t target)
 {
-    return reached_soon(x, peer, counter, target, 0);
+    return counter_is_reached_within(x, peer, counter, target, 0);
 }
 /* A rank that only sends is in a hurry to send more, so it may publish without a fence. If all await all, a fence does
    no harm, because the first poll should come after the line has become visible. */
-static inline void own_counter_publish(struct executor *x, int index, uint64_t value)
+static inline void executor_publish_counter(struct executor *x, int index, uint64_t value)
 {
-    _Atomic uint64_t *counter = counter_in(&x->site.lines[x->run.track], index);
-    counter_publish(x->run.one_sided ? &x->publisher : NULL, counter, value, &x->site.mine->waiters);
+    _Atomic uint64_t *counter = line_counter_at(&x->site.lines[x->run.track], index);
+    counter_publish_and_wake(x->run.one_sided ? &x->publisher : NULL, counter, value, &x->site.mine->waiters);
 }
-static inline void counter_arrive(struct executor *x)
+static inline void executor_publish_arrival(struct executor *x)
 {
     x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
-    own_counter_publish(x, SEEN_COUNTER, counter_arrival(x));
+    executor_publish_counter(x, SEEN_COUNTER, counter_arrival(x));
 }

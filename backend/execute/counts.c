@@ -5,7 +5,7 @@
 
 /* Hashes the counts that all ranks must give equally. Other hosts compare the hash, because they cannot read the
    counts but must cut equally and send the expected lengths. */
-static uint64_t counts_digest(const struct uneven *u, int size)
+static uint64_t uneven_hash_lengths(const struct uneven *u, int size)
 {
     uint64_t sum = 0;
     for (int q = 0; q < size; q++) {
@@ -22,7 +22,7 @@ static tutti_status counts_reserve(struct executor *x)
     x->counts_reserved = true;
     return TUTTI_OK;
 }
-tutti_status counts_announce(struct executor *x)
+tutti_status counts_publish_own(struct executor *x)
 {
     const struct uneven *u = x->launch.uneven;
     const struct segment *s = x->site.segment;
@@ -36,13 +36,13 @@ tutti_status counts_announce(struct executor *x)
             if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
         }
     x->run.declaration->extent = extent;
-    bool told = x->site.spread && uneven_is_alike(u);
-    x->run.declaration->counts = told ? counts_digest(u, s->columns) : 0;
+    bool told = x->site.spread && uneven_is_equal_on_ranks(u);
+    x->run.declaration->counts = told ? uneven_hash_lengths(u, s->columns) : 0;
     return TUTTI_OK;
 }
 /* Compares the counts of index `a` with those of all ranks of this host or, if counts must be equal, with this
    rank's. */
-static bool do_agree(const struct executor *x, int a)
+static bool counts_rank_agrees(const struct executor *x, int a)
 {
     const struct segment *s = x->site.segment;
     int parity = x->run.parity, alike = x->launch.uneven->agreement, rank = site_rank(&x->site, a);
@@ -53,13 +53,13 @@ static bool do_agree(const struct executor *x, int a)
         if (segment_counts(s, a, parity, alike)[q] != segment_counts(s, x->site.index, parity, alike)[q]) return false;
     return true;
 }
-tutti_status counts_agree(struct executor *x)
+tutti_status counts_compare_all(struct executor *x)
 {
     uint64_t extent = 0;
     for (int a = 0; a < x->site.ranks; a++) {
         const struct declaration *d = executor_declaration(x, a, x->operation);
         if (d->extent > extent) extent = d->extent;
-        if (!do_agree(x, a)) return TUTTI_MISMATCH;
+        if (!counts_rank_agrees(x, a)) return TUTTI_MISMATCH;
     }
     x->run.extent = (size_t)extent;
     return TUTTI_OK;

@@ -3,6 +3,6 @@
 #include "backend/execute/execute.h"
 
 /* Writes this rank's counts into the segment; called before the roll call. */
-tutti_status counts_announce(struct executor *x);
+tutti_status counts_publish_own(struct executor *x);
 /* Compares the counts of all ranks after the roll call. Sets run.extent and returns OK, or MISMATCH. */
-tutti_status counts_agree(struct executor *x);
+tutti_status counts_compare_all(struct executor *x);

@@ -15,112 +15,112 @@
 #include <string.h>
 
 /* ---- one tile without messages: the steps run in order ---- */
-static bool is_straight(const struct executor *x)
+static bool executor_runs_straight(const struct executor *x)
 {
     return x->run.cut->single && x->launch.program->schedule->first_message < 0;
 }
-static bool is_ready_straight(struct executor *x, const struct step *t)
+static bool step_is_ready_straight(struct executor *x, const struct step *t)
 {
     const struct wait *w = &x->launch.program->schedule->waits[t->wait], *end = w + t->wait_count;
     for (; w < end; w++)
         if (w->lag != SLOT_REUSE
-            && !reached_soon(x, site_index(&x->site, w->rank), SEEN_COUNTER, x->base + 2 + (uint64_t)w->step,
-                counter_polls(x)))
+            && !counter_is_reached_within(x, site_index(&x->site, w->rank), SEEN_COUNTER,
+                x->base + 2 + (uint64_t)w->step, executor_poll_limit(x)))
             return false;
     return true;
 }
-/* False: see bind_compute. */
-static bool perform_straight(struct executor *x, int step)
+/* False: see bind_compute_step. */
+static bool step_perform_straight(struct executor *x, int step)
 {
     const struct program *p = x->launch.program;
     const struct step *t = &p->schedule->steps[step];
-    if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
-    else if (t->kind == WORK && !bind_compute(x, t, 0)) return false;
+    if (t->kind == WORK && p->is_fixed) bind_compute_fixed_step(x, step);
+    else if (t->kind == WORK && !bind_compute_step(x, t, 0)) return false;
     x->moves++;
-    if (t->by_tile || t->by_leave) own_counter_publish(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
+    if (t->by_tile || t->by_leave) executor_publish_counter(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
     return true;
 }
 /* Runs the prelude as part of the announcement. All work that precedes the first poll of a peer then overlaps with the
    transfer of the line. */
-static void run_prelude(struct executor *x)
+static void executor_run_prelude(struct executor *x)
 {
     int end = x->launch.program->schedule->prelude;
-    for (int step = 0; step < end; step++) perform_straight(x, step);
+    for (int step = 0; step < end; step++) step_perform_straight(x, step);
     x->run.pc[0] = end;
 }
-static tutti_status run_straight(struct executor *x)
+static tutti_status executor_run_straight(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
-    if (!x->run.arrived && !roll_call(x, &status)) return status;
+    if (!x->run.arrived && !executor_poll_roll_call(x, &status)) return status;
     for (int step = x->run.pc[0]; step < s->step_count; step++) {
-        if (!is_ready_straight(x, &s->steps[step])) return status;
-        if (!perform_straight(x, step)) return status;
+        if (!step_is_ready_straight(x, &s->steps[step])) return status;
+        if (!step_perform_straight(x, step)) return status;
         x->run.pc[0] = step + 1;
     }
     return TUTTI_OK;
 }
 
 /* ---- an operation ---- */
-static void stop_touching(struct executor *x) { atomic_store(&x->site.mine->touching, 0); }
-static void executor_end(struct executor *x)
+static void executor_stop_touching_tensors(struct executor *x) { atomic_store(&x->site.mine->touching, 0); }
+static void executor_end_operation(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
     const struct program_cut *c = x->run.cut;
     uint64_t slots = (uint64_t)plan->slots, rounds = c->single ? 1 : ((uint64_t)c->tiles + slots - 1) / slots;
     x->base += x->run.one_sided ? TRACK_POSITIONS : 2 + rounds * (uint64_t)plan->period;
-    slots_leave(x);
-    tracks_leave(x);
+    slots_end_operation(x);
+    tracks_end_operation(x);
     x->operation++;
-    if (x->launch.program->touch_count) stop_touching(x);
+    if (x->launch.program->touch_count) executor_stop_touching_tensors(x);
 }
 /* Makes the slots real memory and announces the operation. With one tile, the position that the prelude's last step
    publishes also announces the arrival. */
-static tutti_status executor_announce(struct executor *x)
+static tutti_status executor_announce_operation(struct executor *x)
 {
     TRY(slots_reserve(x));
     x->run.started = true;
-    if (!is_straight(x)) { counter_arrive(x); return TUTTI_OK; }
-    x->run.looked = !x->run.cut->in_line;
+    if (!executor_runs_straight(x)) { executor_publish_arrival(x); return TUTTI_OK; }
+    x->run.first_poll_done = !x->run.cut->in_line;
     x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
-    if (!x->launch.program->tells) counter_arrive(x);
-    run_prelude(x);
+    if (!x->launch.program->prelude_announces) executor_publish_arrival(x);
+    executor_run_prelude(x);
     return TUTTI_OK;
 }
 /* Sets `touching`, then reads the failure state; a rank that fails does both in the opposite order. So at least one of
    the two ranks sees the other. */
-static bool may_touch(struct executor *x)
+static bool executor_try_touching_tensors(struct executor *x)
 {
     atomic_store(&x->site.mine->touching, 1);
     if (!(atomic_load(&x->site.segment->failure->state) & FAILURE_CERTAIN)) return true;
     atomic_store(&x->site.mine->touching, 0);
     return false;
 }
-tutti_status executor_start(struct executor *x)
+tutti_status executor_start_program(struct executor *x)
 {
     const struct uneven *u = x->launch.uneven;
-    if (u && uneven_is_alike(u)) TRY(program_know_blocks(x->launch.program));
-    bind_operands(x);
-    if (u) bind_cut(x, x->run.extent);
+    if (u && uneven_is_equal_on_ranks(u)) TRY(program_find_blocks(x->launch.program));
+    bind_launch_operands(x);
+    if (u) bind_cut_message(x, x->run.extent);
     TRY(slots_reserve(x));
-    if (x->launch.program->touch_count && !may_touch(x)) return TUTTI_IN_PROGRESS;
+    if (x->launch.program->touch_count && !executor_try_touching_tensors(x)) return TUTTI_IN_PROGRESS;
     x->run.started = true;
     return TUTTI_OK;
 }
-void executor_prepare(struct executor *x)
+void executor_prepare_declaration(struct executor *x)
 {
-    tracks_enter(x);
+    tracks_enter_operation(x);
     x->run.declaration = executor_declaration(x, x->site.index, x->operation);
 }
 /* ---- other hosts ---- */
 /* Adds this call to the history, which messages to other hosts carry in their names. */
-static void tell_other_hosts(struct executor *x)
+static void executor_update_history(struct executor *x)
 {
     if (!x->site.spread) return;
     x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.declaration->counts) * 0x9e3779b97f4a7c15u;
     x->run.history ^= x->run.history >> 32;
 }
-void executor_awaits(const struct executor *x, bool *out)
+void executor_list_awaited_ranks(const struct executor *x, bool *out)
 {
     const struct program *program = x->run.started ? x->launch.program : NULL;
     if (!program || !program->transfers) return;
@@ -129,56 +129,56 @@ void executor_awaits(const struct executor *x, bool *out)
 }
 
 /* ---- the operation ---- */
-static void wait_for_nothing(struct executor *x)
+static void executor_clear_waits(struct executor *x)
 {
-    wait_clear(&x->blocked);
+    wait_set_clear(&x->blocked);
     x->blocked_peer = -1;
 }
-static void begin_anew(struct run *run, int ranks)
+static void run_reset_progress(struct run *run, int ranks)
 {
     run->low = run->roll = 0;
     run->arrived = ranks == 1;
     run->started = run->agreed = false;
-    run->looked = true;
+    run->first_poll_done = true;
     memset(run->pc, 0, sizeof run->pc);
 }
 tutti_status executor_begin(struct executor *x)
 {
-    begin_anew(&x->run, x->site.ranks);
+    run_reset_progress(&x->run, x->site.ranks);
     x->run.message_status = TUTTI_OK;
     x->run.failed_message = NULL;
-    x->run.unread.error = 0;
-    if (x->launch.uneven) TRY(counts_announce(x));
-    fingerprint_make(x);
-    tracks_record(x);
-    tell_other_hosts(x);
+    x->run.failed_read.error = 0;
+    if (x->launch.uneven) TRY(counts_publish_own(x));
+    executor_make_fingerprint(x);
+    tracks_record_arrival(x);
+    executor_update_history(x);
     x->run.one_sided = false;
     x->run.deferred = !x->launch.program;
     if (x->launch.program) {
-        bind_operands(x);
+        bind_launch_operands(x);
         x->run.one_sided = x->run.cut->one_sided;
         if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
-        return executor_announce(x);
+        return executor_announce_operation(x);
     }
-    counter_arrive(x);
+    executor_publish_arrival(x);
     return TUTTI_OK;
 }
-tutti_status executor_roll_call(struct executor *x)
+tutti_status executor_finish_roll_call(struct executor *x)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    wait_for_nothing(x);
-    if (!x->run.arrived && !roll_call(x, &status)) {
+    executor_clear_waits(x);
+    if (!x->run.arrived && !executor_poll_roll_call(x, &status)) {
         x->blocked.core_is_wanted = executor_core_is_wanted(x);
         return status;
     }
-    if (x->launch.uneven && !x->run.agreed) TRY(counts_agree(x));
+    if (x->launch.uneven && !x->run.agreed) TRY(counts_compare_all(x));
     x->run.agreed = true;
     return TUTTI_OK;
 }
-tutti_status executor_step(struct executor *x)
+tutti_status executor_run_steps(struct executor *x)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    wait_for_nothing(x);
+    executor_clear_waits(x);
     bool messages = x->launch.program->schedule->first_message >= 0;
     /* The bell's value before the first poll. */
     uint32_t bell = 0;
@@ -186,31 +186,31 @@ tutti_status executor_step(struct executor *x)
         bell_listen(x->site.contact);
         bell = atomic_load_explicit(&x->site.contact->bell, memory_order_acquire);
     }
-    status = is_straight(x) ? run_straight(x) : tiles_run(x);
+    status = executor_runs_straight(x) ? executor_run_straight(x) : executor_run_tiles(x);
     if (x->run.message_status != TUTTI_OK)
         return status_fail(x->run.message_status, "a message of the schedule failed: %s",
             status_message(x->run.message_status));
-    if (x->run.unread.error) return fetch_failed(x);
+    if (x->run.failed_read.error) return fetch_handle_failure(x);
     if (status == TUTTI_OK) {
-        if (x->launch.rows && !x->launch.rows_early) rows_end(x);
-        executor_end(x);
+        if (x->launch.rows && !x->launch.rows_early) rows_normalise_output(x);
+        executor_end_operation(x);
         return TUTTI_OK;
     }
     x->blocked.core_is_wanted = executor_core_is_wanted(x);
-    if (messages) wait_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
+    if (messages) wait_set_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
     return status;
 }
-tutti_status executor_again(struct executor *x)
+tutti_status executor_repeat_operation(struct executor *x)
 {
-    begin_anew(&x->run, x->site.ranks);
-    fingerprint_make(x);
-    tracks_record(x);
+    run_reset_progress(&x->run, x->site.ranks);
+    executor_make_fingerprint(x);
+    tracks_record_arrival(x);
     if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
-    bind_again(x);
-    TRY(executor_announce(x));
-    wait_for_nothing(x);
-    tutti_status status = run_straight(x);
-    if (status == TUTTI_OK) executor_end(x);
+    bind_repeated_call(x);
+    TRY(executor_announce_operation(x));
+    executor_clear_waits(x);
+    tutti_status status = executor_run_straight(x);
+    if (status == TUTTI_OK) executor_end_operation(x);
     else if (status == TUTTI_IN_PROGRESS) x->blocked.core_is_wanted = executor_core_is_wanted(x);
     return status;
 }
@@ -224,7 +224,7 @@ bool executor_cancel(struct executor *x)
         if (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer)) all = false;
     }
     /* Until now a transport may have read a message from a peer's tensor. */
-    if (all && program->touch_count) stop_touching(x);
+    if (all && program->touch_count) executor_stop_touching_tensors(x);
     return all;
 }
 
@@ -232,7 +232,7 @@ bool executor_cancel(struct executor *x)
 tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced)
 {
-    struct place mine = place_of(layout, rank);
+    struct place mine = layout_place(layout, rank);
     *x = (struct executor){ .site = { .segment = segment,
                                 .rank = rank,
                                 .index = mine.index,
@@ -245,16 +245,17 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
                                 .mine = segment_control(segment, mine.index),
                                 .lines = segment_line(segment, mine.index, 0) },
         .tracks = { .other = 1, .newest = 1 } };
-    x->seen = memory_aligned((size_t)segment->ranks * sizeof *x->seen);
-    x->theirs = memory_zeroed((size_t)segment->ranks, sizeof *x->theirs);
+    x->seen = memory_alloc_aligned((size_t)segment->ranks * sizeof *x->seen);
+    x->theirs = memory_alloc_zeroed((size_t)segment->ranks, sizeof *x->theirs);
     if (x->seen && x->theirs) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", segment->ranks);
 }
-void executor_reach_out(struct executor *x, struct control *contact) { x->site.contact = contact; }
-void executor_connect(struct executor *x, struct router *router) { x->site.router = router; }
-void executor_tune(struct executor *x, int counter_polls, size_t cache_bytes, size_t ring_bytes, bool may_be_bare)
+void executor_set_contact(struct executor *x, struct control *contact) { x->site.contact = contact; }
+void executor_set_router(struct executor *x, struct router *router) { x->site.router = router; }
+void executor_set_tuning(struct executor *x, int counter_polls, size_t cache_bytes, size_t ring_bytes,
+    bool may_be_unfenced)
 {
-    x->publisher.may_be_bare = may_be_bare;
+    x->publisher.may_be_unfenced = may_be_unfenced;
     x->site.polls = counter_polls;
     x->site.cache_bytes = cache_bytes;
     x->site.ring_bytes = ring_bytes;

@@ -17,14 +17,14 @@
 #include "kernels/stream.h"
 
 /* The buffer whose lengths must be equal on all ranks. IN_PAIRS: a rank sends what its peer expects. */
-enum { ALIKE_INPUT = INPUT, ALIKE_OUTPUT = OUTPUT, IN_PAIRS };
+enum { EQUAL_INPUT = INPUT, EQUAL_OUTPUT = OUTPUT, IN_PAIRS };
 struct uneven {
     /* Bytes by buffer (INPUT, OUTPUT) and by peer. Each array has an entry per rank; a buffer of one part uses [0]. */
     size_t *lengths[2], *offsets[2];
-    /* ALIKE_OUTPUT for all_gather_v, ALIKE_INPUT for reduce_scatter_v, IN_PAIRS for all_to_all_v. */
+    /* EQUAL_OUTPUT for all_gather_v, EQUAL_INPUT for reduce_scatter_v, IN_PAIRS for all_to_all_v. */
     int agreement;
 };
-static inline bool uneven_is_alike(const struct uneven *u) { return u->agreement != IN_PAIRS; }
+static inline bool uneven_is_equal_on_ranks(const struct uneven *u) { return u->agreement != IN_PAIRS; }
 /* The values that one operation binds to a program. */
 struct launch {
     /* NULL: the program is chosen after the roll call. */
@@ -61,10 +61,10 @@ struct operand {
     /* Mapped bytes at `base`. */
     size_t bytes;
     /* The process that `base` is an address of; NULL: this process. */
-    const struct source *source;
+    const struct read_source *source;
 };
 /* A peer's tensor that the kernel failed to read. `error` is -errno, or 0 if no read has failed. */
-struct unread { int rank; enum buffer buffer; int error; };
+struct failed_read { int rank; enum buffer buffer; int error; };
 
 /* Where the executor runs; constant once the group has been joined. */
 struct site {
@@ -100,10 +100,10 @@ struct ring {
     size_t reserved[4];
 };
 /* The last operation of a track: its number from 1 (0: none), and the base of its counters. */
-struct last { uint64_t number, base; };
+struct track_use { uint64_t number, base; };
 /* The state of tracks.c. All members but `joined` are equal on all ranks that have come to the same operation. */
 struct tracks {
-    struct last last[TRACKS];
+    struct track_use last[TRACKS];
     /* The track of the next operation, the other one of a pair (tracks.c), and the farthest one used in the ring. */
     int at, other, newest;
     /* How many operations have awaited all ranks so far. */
@@ -111,11 +111,11 @@ struct tracks {
     /* The last operation in which this rank has found all ranks arrived and in agreement. */
     uint64_t joined;
     /* Hash of all one-sided operations so far. */
-    uint64_t trail;
+    uint64_t one_sided_hash;
 };
-/* When a tiny operation first polls its peer: `after` is a delay in fractions of a step (roll_call.c). The next
-   `at_once` operations poll without a delay. */
-struct first_look { unsigned after, at_once; };
+/* When a tiny operation first polls its peer: `after` is a delay in fractions of a step (executor_poll_roll_call.c).
+   The next `at_once` operations poll without a delay. */
+struct first_poll { unsigned after, at_once; };
 /* The state of the operation that runs. */
 struct run {
     /* This rank's declaration, in shared memory. */
@@ -132,13 +132,13 @@ struct run {
     size_t extent;
     /* The declaration names this rank's tensors, so peers may touch them. */
     bool exposed;
-    bool started, arrived, agreed, looked;
+    bool started, arrived, agreed, first_poll_done;
     /* deferred: the operation began without a program. one_sided: see tracks.h. */
     bool deferred, one_sided;
     /* Why a message failed, or OK; and the message that failed. */
     tutti_status message_status;
     const struct transfer *failed_message;
-    struct unread unread;
+    struct failed_read failed_read;
     /* Hashes of the declaration: without and with the sequence number. */
     uint64_t kind, fingerprint;
     /* Hash of all calls so far; 0 on one host. */
@@ -150,7 +150,7 @@ struct executor {
     struct tracks tracks;
     /* Publishes this rank's counters in one-sided operations. */
     struct publisher publisher;
-    struct first_look first_look;
+    struct first_poll first_poll;
     /* Where counters count from, and the number of the collective; equal on all ranks of the host. */
     uint64_t base, operation;
     /* The highest positions read so far, by peer. */
@@ -182,49 +182,49 @@ static inline int site_rank(const struct site *s, int index) { return s->rank_at
 /* `segment` must be the segment of this rank's host. NO_MEMORY. */
 tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced);
-void executor_reach_out(struct executor *x, struct control *contact);
-void executor_connect(struct executor *x, struct router *router);
-/* `polls`: how often a small operation polls a counter before it returns. For the others see struct site and
-   struct publisher. */
-void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes, bool may_be_bare);
+void executor_set_contact(struct executor *x, struct control *contact);
+void executor_set_router(struct executor *x, struct router *router);
+/* `polls`: how often a small operation polls a counter before it returns. For the others see struct site and struct
+   publisher. */
+void executor_set_tuning(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes, bool may_be_unfenced);
 void executor_finish(struct executor *x);
 /* Chooses the line of the next operation, and with it the declaration to fill. */
-void executor_prepare(struct executor *x);
+void executor_prepare_declaration(struct executor *x);
 /* The caller calls this after it has changed anything but the sequence number in the declaration. */
-void executor_describe(struct executor *x);
+void executor_hash_declaration(struct executor *x);
 /* Announces the operation that launch and declaration describe. After an error the operation is not announced. */
 tutti_status executor_begin(struct executor *x);
 /* Repeats the last operation as far as it gets, on the same buffers. It must have been one tile without messages. */
-tutti_status executor_again(struct executor *x);
-/* For an operation without a program: waits like executor_step until all ranks have arrived and agree. After OK the
-   caller may choose launch.program. */
-tutti_status executor_roll_call(struct executor *x);
+tutti_status executor_repeat_operation(struct executor *x);
+/* For an operation without a program: waits like executor_run_steps until all ranks have arrived and agree. After OK
+   the caller may choose launch.program. */
+tutti_status executor_finish_roll_call(struct executor *x);
 /* Starts the chosen program. IN_PROGRESS: the group has failed meanwhile, so the program was not started. */
-tutti_status executor_start(struct executor *x);
-/* Runs as far as it gets. IN_PROGRESS: `blocked` holds what it waits for. MISMATCH: see executor_disagreement. */
-tutti_status executor_step(struct executor *x);
-/* Publishes this rank's core and returns true if another rank of this host that must move waited on the same core.
-   A rank must yield its core to such a peer at once; otherwise it should keep spinning. */
+tutti_status executor_start_program(struct executor *x);
+/* Runs as far as it gets. IN_PROGRESS: `blocked` holds what it waits for. MISMATCH: see executor_find_disagreement. */
+tutti_status executor_run_steps(struct executor *x);
+/* Publishes this rank's core and returns true if another rank of this host that must move waited on the same core. A
+   rank must yield its core to such a peer at once; otherwise it should keep spinning. */
 bool executor_core_is_wanted(struct executor *x);
 /* Cancels the operation that runs. True: the caller's buffers are no longer touched. False: a transport still holds a
    transfer; the caller polls the router and calls again. All transfers are cancelled at once, so this takes at most
    TRANSPORT_CANCEL_MS. */
 bool executor_cancel(struct executor *x);
-/* Returns the rank of this host whose declaration differs from this rank's, or -1. *operation is the first operation
-   on which they differ, counted from 0: this one, or an earlier one-sided one. */
-int executor_disagreement(const struct executor *x, uint64_t *operation);
-bool executor_has_arrived(const struct executor *x, int rank);
+/* Returns the rank of this host whose declaration differs from this rank's, or -1. *operation is the first operation on
+   which they differ, counted from 0: this one, or an earlier one-sided one. */
+int executor_find_disagreement(const struct executor *x, uint64_t *operation);
+bool executor_rank_has_arrived(const struct executor *x, int rank);
 /* True if the roll call ends now, unless a rank fails meanwhile. */
-bool executor_is_complete(const struct executor *x);
+bool executor_roll_call_is_complete(const struct executor *x);
 
 /* ---- between hosts ---- */
 /* Returns the name that messages of the running operation carry: its number, and a hash of all calls of this rank so
    far. After ranks have differed once, their names differ, so their messages no longer match. The top bit is left to
    the user's messages. */
-static inline uint64_t executor_name(const struct executor *x)
+static inline uint64_t executor_message_name(const struct executor *x)
 {
     return x->run.history << 33 >> 1 | (uint32_t)x->operation;
 }
-static inline uint64_t executor_fingerprint_of(uint64_t name) { return name >> 32; }
+static inline uint64_t executor_fingerprint_of_name(uint64_t name) { return name >> 32; }
 /* Sets out[rank] for each rank whose message this rank waits for. `out` has an entry per rank of the group. */
-void executor_awaits(const struct executor *x, bool *out);
+void executor_list_awaited_ranks(const struct executor *x, bool *out);

@@ -5,13 +5,13 @@
 enum { READ_BLOCK_LEAST = 4 << 10 };
 /* Returns the bytes that a program needs to sum tensors of up to `peers` peers. It fetches them in blocks that stay in
    the cache. */
-static inline size_t fetch_room(size_t peers)
+static inline size_t fetch_buffer_bytes(size_t peers)
 {
     return peers * READ_BLOCK_LEAST > READ_BLOCK ? peers * READ_BLOCK_LEAST : READ_BLOCK;
 }
 /* Performs a step of arithmetic on one piece, whose addresses are in launch.program->piece. False: a peer could not be
    read, and run.unread holds the peer and the error. */
-bool fetch_compute(struct executor *x, const struct step *t, const struct part *part);
+bool fetch_compute_step(struct executor *x, const struct step *t, const struct part *part);
 /* Returns the status of an operation whose read failed. IN_PROGRESS: the peer may have died, which the watch thread
    will report. */
-tutti_status fetch_failed(struct executor *x);
+tutti_status fetch_handle_failure(struct executor *x);

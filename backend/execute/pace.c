@@ -14,26 +14,27 @@ static const double NEAR_NS = 60, FAR_NS = 90, LEAST_NS = 10, MOST_NS = 300, UP 
 
 static _Thread_local struct pace mine = { .line_ns = 150 };
 
-bool pace_is_due(struct pace *p)
+bool pace_measurement_is_due(struct pace *p)
 {
     unsigned call = p->calls++;
     return call >= SETTLED && call % (call < OFTEN_UNTIL ? OFTEN : SELDOM) == 0;
 }
-void pace_record(struct pace *p, double line_ns)
+void pace_record_measurement(struct pace *p, double line_ns)
 {
     if (line_ns > p->line_ns && p->line_ns < MOST_NS) p->line_ns *= UP;
     else if (line_ns < p->line_ns && p->line_ns > LEAST_NS) p->line_ns /= DOWN;
     if (p->line_ns < NEAR_NS) p->ordinary = true;
     else if (p->line_ns > FAR_NS) p->ordinary = false;
 }
-static double line_sample(void *to)
+static double line_time_fetch(void *to)
 {
     int64_t begin = clock_ns();
     atomic_fetch_or_explicit((_Atomic uint64_t *)to, 0, memory_order_relaxed);
     return (double)(clock_ns() - begin);
 }
-bool pace_streams(void *to)
+bool pace_prefers_streaming(void *to)
 {
-    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_is_due(&mine)) pace_record(&mine, line_sample(to));
+    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_measurement_is_due(&mine))
+        pace_record_measurement(&mine, line_time_fetch(to));
     return !mine.ordinary;
 }

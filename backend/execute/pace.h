@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 /* True if at least 1 KiB that begins at `to` is now better written around the cache. */
-bool pace_streams(void *to);
+bool pace_prefers_streaming(void *to);
 
 /* ---- the decision, for pace.c and its test ---- */
 struct pace {
@@ -18,6 +18,6 @@ struct pace {
     double line_ns;
 };
 /* True if this call must be measured. */
-bool pace_is_due(struct pace *pace);
+bool pace_measurement_is_due(struct pace *pace);
 /* Records one measurement, which an interruption may have made longer. */
-void pace_record(struct pace *pace, double line_ns);
+void pace_record_measurement(struct pace *pace, double line_ns);

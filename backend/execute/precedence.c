@@ -9,13 +9,13 @@ static _Atomic int64_t moved_ns[TUTTI_PRIORITIES];
 /* The highest priority that has ever moved. */
 static _Atomic int highest;
 
-void precedence_record(int priority, bool over)
+void precedence_record_progress(int priority, bool over)
 {
     if (priority > atomic_load_explicit(&highest, memory_order_relaxed))
         atomic_store_explicit(&highest, priority, memory_order_relaxed);
     atomic_store_explicit(&moved_ns[priority], over ? 0 : clock_ns(), memory_order_relaxed);
 }
-bool precedence_is_deferred(int priority)
+bool precedence_must_defer(int priority)
 {
     int top = atomic_load_explicit(&highest, memory_order_relaxed);
     if (priority >= top) return false;

@@ -8,6 +8,6 @@
 /* Length of that moment. */
 extern _Atomic int64_t precedence_moment_ns;
 /* Records that an operation of this priority (above 0) has moved, or is over. */
-void precedence_record(int priority, bool over);
+void precedence_record_progress(int priority, bool over);
 /* True if operations of this priority must not begin another tile now. */
-bool precedence_is_deferred(int priority);
+bool precedence_must_defer(int priority);

@@ -6,7 +6,7 @@
 #include "backend/execute/fetch.h"
 #include <stdlib.h>
 
-static void touch_record(struct program *p, struct span a)
+static void program_record_touch(struct program *p, struct span a)
 {
     int known = 0;
     if (a.rank == p->schedule->rank || a.buffer == SCRATCH) return;
@@ -15,15 +15,15 @@ static void touch_record(struct program *p, struct span a)
     p->touches[known] = (struct touch){ a.rank, a.buffer };
     if (known == p->touch_count) p->touch_count++;
 }
-static void touches_record(struct program *p)
+static void program_record_touches(struct program *p)
 {
     const struct schedule *s = p->schedule;
     for (int step = 0; step < s->step_count; step++) {
         const struct step *t = &s->steps[step];
-        for (int i = 0; i < t->from_count + t->to_count; i++) touch_record(p, s->spans[t->span + i]);
+        for (int i = 0; i < t->from_count + t->to_count; i++) program_record_touch(p, s->spans[t->span + i]);
     }
 }
-static int program_pieces(const struct schedule *s, int *piece_at)
+static int schedule_count_pieces(const struct schedule *s, int *piece_at)
 {
     int total = 0;
     for (int step = 0; step < s->step_count; step++) {
@@ -34,12 +34,12 @@ static int program_pieces(const struct schedule *s, int *piece_at)
     }
     return total;
 }
-static void *room_for(struct program *p, size_t count, size_t bytes)
+static void *program_allocate_array(struct program *p, size_t count, size_t bytes)
 {
     p->bytes += count * bytes;
-    return memory_zeroed(count, bytes);
+    return memory_alloc_zeroed(count, bytes);
 }
-static bool make_parts(struct program *p)
+static bool program_allocate_parts(struct program *p)
 {
     const struct schedule *s = p->schedule;
     size_t parts = 0, addresses = 0;
@@ -49,75 +49,75 @@ static bool make_parts(struct program *p)
         addresses += (size_t)step_to(s, t)->count * (size_t)(t->from_count + t->to_count);
     }
     p->address_count = (int)addresses;
-    p->parts = room_for(p, parts + 1, sizeof *p->parts);
-    p->addresses = room_for(p, addresses + 1, sizeof *p->addresses);
-    p->part_at = room_for(p, (size_t)s->step_count + 1, sizeof *p->part_at);
-    p->pointers[0] = room_for(p, TRACKS * (addresses + 1), sizeof *p->pointers[0]);
+    p->parts = program_allocate_array(p, parts + 1, sizeof *p->parts);
+    p->addresses = program_allocate_array(p, addresses + 1, sizeof *p->addresses);
+    p->part_at = program_allocate_array(p, (size_t)s->step_count + 1, sizeof *p->part_at);
+    p->pointers[0] = program_allocate_array(p, TRACKS * (addresses + 1), sizeof *p->pointers[0]);
     for (int track = 1; track < TRACKS && p->pointers[0]; track++)
         p->pointers[track] = p->pointers[track - 1] + addresses + 1;
     return p->parts && p->addresses && p->part_at && p->pointers[0];
 }
-static bool make_messages(struct program *p)
+static bool program_allocate_messages(struct program *p)
 {
     size_t steps = (size_t)p->schedule->step_count, slots = (size_t)p->plan->slots;
-    p->piece_at = room_for(p, steps, sizeof *p->piece_at);
-    if (p->piece_at) p->piece_count = program_pieces(p->schedule, p->piece_at);
-    p->transfers = room_for(p, slots * steps, sizeof *p->transfers);
-    p->pieces = room_for(p, slots * (size_t)p->piece_count, sizeof *p->pieces);
+    p->piece_at = program_allocate_array(p, steps, sizeof *p->piece_at);
+    if (p->piece_at) p->piece_count = schedule_count_pieces(p->schedule, p->piece_at);
+    p->transfers = program_allocate_array(p, slots * steps, sizeof *p->transfers);
+    p->pieces = program_allocate_array(p, slots * (size_t)p->piece_count, sizeof *p->pieces);
     return p->piece_at && p->transfers && p->pieces;
 }
-static bool make_fetched(struct program *p, size_t widest)
+static bool program_allocate_fetch_buffer(struct program *p, size_t widest)
 {
-    p->bytes += fetch_room(widest);
-    return (p->fetched = memory_aligned(fetch_room(widest))) != NULL;
+    p->bytes += fetch_buffer_bytes(widest);
+    return (p->fetched = memory_alloc_aligned(fetch_buffer_bytes(widest))) != NULL;
 }
-static bool make_needed(struct program *p)
+static bool program_list_needed_peers(struct program *p)
 {
-    bool *needed = memory_zeroed((size_t)p->plan->size, sizeof *needed);
-    p->needed.ranks = room_for(p, (size_t)p->plan->size, sizeof *p->needed.ranks);
+    bool *needed = memory_alloc_zeroed((size_t)p->plan->size, sizeof *needed);
+    p->needed.ranks = program_allocate_array(p, (size_t)p->plan->size, sizeof *p->needed.ranks);
     if (needed && p->needed.ranks) {
-        schedule_needs(p->schedule, needed);
+        schedule_find_needed_peers(p->schedule, needed);
         for (int r = 0; r < p->plan->size; r++)
             if (needed[r]) p->needed.ranks[p->needed.count++] = r;
     }
     free(needed);
     return needed && p->needed.ranks;
 }
-static bool make_room(struct program *p)
+static bool program_allocate_all(struct program *p)
 {
     size_t widest = 1;
     for (int step = 0; step < p->schedule->step_count; step++) {
         const struct step *t = &p->schedule->steps[step];
         widest = size_larger(widest, (size_t)(t->from_count > t->to_count ? t->from_count : t->to_count));
     }
-    p->piece.to = room_for(p, 2 * widest, sizeof *p->piece.to);
-    p->piece.from = room_for(p, 2 * widest, sizeof *p->piece.from);
-    p->touches = room_for(p, 2 * (size_t)p->plan->count, sizeof *p->touches);
+    p->piece.to = program_allocate_array(p, 2 * widest, sizeof *p->piece.to);
+    p->piece.from = program_allocate_array(p, 2 * widest, sizeof *p->piece.from);
+    p->touches = program_allocate_array(p, 2 * (size_t)p->plan->count, sizeof *p->touches);
     if (!p->piece.to || !p->piece.from || !p->touches) return false;
-    if (p->plan->one_sided && !make_needed(p)) return false;
+    if (p->plan->one_sided && !program_list_needed_peers(p)) return false;
     p->block = (struct pointers){ p->piece.to + widest, p->piece.from + widest };
-    if (p->plan->reads && !make_fetched(p, widest)) return false;
-    if (p->plan->shared || p->plan->reads) touches_record(p);
-    if (p->schedule->first_message >= 0) return make_messages(p);
-    return p->touch_count || make_parts(p);
+    if (p->plan->reads && !program_allocate_fetch_buffer(p, widest)) return false;
+    if (p->plan->shared || p->plan->reads) program_record_touches(p);
+    if (p->schedule->first_message >= 0) return program_allocate_messages(p);
+    return p->touch_count || program_allocate_parts(p);
 }
 tutti_status program_create(const struct plan *plan, int rank, struct program **out)
 {
-    struct program *p = memory_zeroed(1, sizeof *p);
+    struct program *p = memory_alloc_zeroed(1, sizeof *p);
     if (!p) return status_fail(TUTTI_NO_MEMORY, "no memory for a program");
     p->plan = plan;
-    p->schedule = plan_member(plan, rank);
+    p->schedule = plan_schedule_of_rank(plan, rank);
     p->bytes = sizeof *p;
-    p->tells = p->schedule->prelude > 0 && p->schedule->first_message < 0
+    p->prelude_announces = p->schedule->prelude > 0 && p->schedule->first_message < 0
         && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1, plan->slots);
-    if (!make_room(p)) {
+    if (!program_allocate_all(p)) {
         program_destroy(p);
         return status_fail(TUTTI_NO_MEMORY, "no memory for the messages of a program");
     }
     *out = p;
     return TUTTI_OK;
 }
-tutti_status program_know_blocks(struct program *program)
+tutti_status program_find_blocks(struct program *program)
 {
     if (!program->plan->any_message || program->blocks.of) return TUTTI_OK;
     return blocks_find(program->plan, program->schedule->rank, &program->blocks);

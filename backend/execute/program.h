@@ -35,9 +35,9 @@ struct program_address {
 };
 /* Marks a part that is too short to be written around the cache. A PART_MERE_COPY is only a copy in every call, because
    it is neither multiplied nor divided. */
-enum ease { PART_MERE_COPY = 1, PART_MERE_SUM };
+enum part_shortcut { PART_MERE_COPY = 1, PART_MERE_SUM };
 /* A part of a step. `count` is in elements. Its source addresses begin at `first`; its destinations follow. */
-struct part { size_t bytes, count; int first; enum ease ease; };
+struct part { size_t bytes, count; int first; enum part_shortcut shortcut; };
 struct buffers { const void *input; void *output; size_t slots_at; };
 struct needed { int *ranks, count; };
 struct pointers { void **to; const void **from; };
@@ -61,7 +61,7 @@ struct program {
     struct program_cut cut;
     bool is_cut, is_fixed;
     /* With one tile, the prelude publishes a position, which also announces the arrival. */
-    bool tells;
+    bool prelude_announces;
     /* The steps with their addresses; valid if is_fixed (bind.c). */
     struct part *parts;
     struct program_address *addresses;
@@ -81,5 +81,5 @@ struct program {
 };
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
 /* Finds the blocks that the chunks hold, if the plan has messages, because a chunk is as long as its block. */
-tutti_status program_know_blocks(struct program *program);
+tutti_status program_find_blocks(struct program *program);
 void program_destroy(struct program *program);

@@ -5,66 +5,66 @@
 #include "backend/execute/tracks.h"
 
 /* ---- counters of peers ---- */
-/* Reads a counter up to 1 + `counter_polls` times, until it has reached the target. */
-static inline bool peer_look(struct executor *x, int peer, uint64_t *seen, _Atomic uint64_t *counter, uint64_t target,
-    int counter_polls)
+/* Reads a counter up to 1 + `executor_poll_limit` times, until it has reached the target. */
+static inline bool peer_poll_counter(struct executor *x, int peer, uint64_t *seen, _Atomic uint64_t *counter,
+    uint64_t target, int counter_polls)
 {
     struct control *c = segment_control(x->site.segment, peer);
     uint64_t now = atomic_load_explicit(counter, memory_order_acquire);
     for (int n = 0; n < counter_polls && now < target; n++) {
-        pause_briefly();
+        cpu_pause_briefly();
         now = atomic_load_explicit(counter, memory_order_acquire);
     }
     if (now >= target) { *seen = now; return true; }
     if (x->blocked_peer < 0) x->blocked_peer = site_rank(&x->site, peer);
-    wait_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
+    wait_set_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
     return false;
 }
-bool counter_look(struct executor *x, int peer, int which, uint64_t target, int counter_polls)
+bool counter_poll_peer(struct executor *x, int peer, int which, uint64_t target, int counter_polls)
 {
     struct line *line = segment_line(x->site.segment, peer, x->run.track);
-    return peer_look(x, peer, &x->seen[peer][which], counter_in(line, which), target, counter_polls);
+    return peer_poll_counter(x, peer, &x->seen[peer][which], line_counter_at(line, which), target, counter_polls);
 }
-bool track_look(struct executor *x, int peer, int track, uint64_t target, int counter_polls)
+bool track_poll_peer(struct executor *x, int peer, int track, uint64_t target, int counter_polls)
 {
     struct line *line = segment_line(x->site.segment, peer, track);
-    return peer_look(x, peer, &x->seen[peer][SEEN_COUNTER], &line->counter, target, counter_polls);
+    return peer_poll_counter(x, peer, &x->seen[peer][SEEN_COUNTER], &line->counter, target, counter_polls);
 }
 
 /* ---- the roll call ---- */
 /* The factors are odd, so a difference in a single member always changes the hash. */
-void executor_describe(struct executor *x)
+void executor_hash_declaration(struct executor *x)
 {
     const struct declaration *d = x->run.declaration;
     uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
     x->run.kind = d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu + d->bits * 0xd6e8feb86659fd93u
         + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu + d->trial * 0xc4ceb9fe1a85ec53u;
 }
-void fingerprint_make(struct executor *x)
+void executor_make_fingerprint(struct executor *x)
 {
-    uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind + x->tracks.trail;
+    uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind + x->tracks.one_sided_hash;
     x->run.fingerprint = sum ^ sum >> 29;
 }
 /* If a rank fails an operation before all ranks that it awaits have arrived, the operation fails on every rank that
    arrives later. That rank claims the failure and then reads the arrivals; the others arrive and then read the claim.
-   The fence between these is that of counter_publish. If ranks publish bare, the claiming rank inserts a fence into
-   all of them. */
-static bool is_refused(const struct executor *x)
+   The fence between these is that of counter_publish_and_wake. If ranks publish bare, the claiming rank inserts a fence
+   into all of them. */
+static bool roll_call_is_refused(const struct executor *x)
 {
     if (!atomic_load(&x->site.mine->alert)) return false;
     const struct failure *f = x->site.segment->failure;
     uint32_t state = atomic_load(&f->state);
     return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= x->operation);
 }
-static const struct line *line_of(const struct executor *x, int peer)
+static const struct line *executor_peer_line(const struct executor *x, int peer)
 {
     return segment_line(x->site.segment, peer, x->run.track);
 }
 /* True if the peer has arrived and its fingerprint is equal. */
-static inline bool has_come(struct executor *x, int peer, tutti_status *status)
+static inline bool peer_has_arrived_and_agrees(struct executor *x, int peer, tutti_status *status)
 {
-    if (!reached_soon(x, peer, SEEN_COUNTER, counter_arrival(x), counter_polls(x))) return false;
-    if (line_of(x, peer)->fingerprint == x->run.fingerprint) return true;
+    if (!counter_is_reached_within(x, peer, SEEN_COUNTER, counter_arrival(x), executor_poll_limit(x))) return false;
+    if (executor_peer_line(x, peer)->fingerprint == x->run.fingerprint) return true;
     *status = TUTTI_MISMATCH;
     return false;
 }
@@ -74,96 +74,101 @@ static inline bool has_come(struct executor *x, int peer, tutti_status *status)
    not help, the peer is late for other reasons: the rank then reads at once, and tries again AT_ONCE operations
    later. */
 enum { STEP = 256, IN_VAIN = STEP / 4, LATEST = 80 * STEP, AT_ONCE = 1000 };
-static void first_look_record(struct first_look *f, bool in_vain)
+static void first_poll_record_result(struct first_poll *f, bool in_vain)
 {
     if (in_vain) f->after += IN_VAIN;
     else if (f->after) f->after--;
-    if (f->after >= LATEST) *f = (struct first_look){ .at_once = AT_ONCE };
+    if (f->after >= LATEST) *f = (struct first_poll){ .at_once = AT_ONCE };
 }
-static void look_first(struct executor *x)
+static void executor_poll_first_peer(struct executor *x)
 {
-    struct first_look *f = &x->first_look;
-    x->run.looked = true;
+    struct first_poll *f = &x->first_poll;
+    x->run.first_poll_done = true;
     if (x->core_is_shared || (f->at_once && f->at_once--)) return;
-    pass_steps(f->after / STEP);
-    const struct line *line = line_of(x, x->site.index ? 0 : 1);
-    first_look_record(f, atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(x));
+    cpu_spin_steps(f->after / STEP);
+    const struct line *line = executor_peer_line(x, x->site.index ? 0 : 1);
+    first_poll_record_result(f, atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(x));
 }
 /* Prefetches a line of a peer that arrived first, because it may be some operations ahead. That is its next line, or a
    later one if each line announces a slot that must be fetched too. */
-static void fetch_ahead(const struct executor *x, int peer)
+static void executor_prefetch_peer_line(const struct executor *x, int peer)
 {
     int ahead = x->run.cut->in_line ? 1 : 3;
     __builtin_prefetch(segment_line(x->site.segment, peer, (x->tracks.newest + ahead) % TRACKS));
 }
-static inline bool have_all_come(struct executor *x, tutti_status *status)
+static inline bool roll_call_all_have_arrived(struct executor *x, tutti_status *status)
 {
-    if (!x->run.looked) look_first(x);
+    if (!x->run.first_poll_done) executor_poll_first_peer(x);
     for (; x->run.roll < x->site.ranks; x->run.roll++)
-        if (x->run.roll != x->site.index && !has_come(x, x->run.roll, status)) return false;
+        if (x->run.roll != x->site.index && !peer_has_arrived_and_agrees(x, x->run.roll, status)) return false;
     return true;
 }
-__attribute__((noinline)) static bool have_come_who_are_needed(struct executor *x, tutti_status *status)
+__attribute__((noinline)) static bool roll_call_needed_have_arrived(struct executor *x, tutti_status *status)
 {
     const struct program *p = x->launch.program;
     for (; x->run.roll < p->needed.count; x->run.roll++) {
         int peer = site_index(&x->site, p->needed.ranks[x->run.roll]);
-        bool at_once = counter_reached(x, peer, SEEN_COUNTER, counter_arrival(x));
-        if (!has_come(x, peer, status)) return false;
-        if (at_once) fetch_ahead(x, peer);
+        bool at_once = counter_is_reached(x, peer, SEEN_COUNTER, counter_arrival(x));
+        if (!peer_has_arrived_and_agrees(x, peer, status)) return false;
+        if (at_once) executor_prefetch_peer_line(x, peer);
     }
-    if (p->needed.count < x->site.ranks - 1) return tracks_are_free(x, status);
+    if (p->needed.count < x->site.ranks - 1) return tracks_next_is_free(x, status);
     x->tracks.joined = x->operation + 1;
     return true;
 }
 /* After the roll call, peers read this rank's next line only once it is written for the next operation. So the rank
    fetches that line for writing now. */
-bool roll_call(struct executor *x, tutti_status *status)
+bool executor_poll_roll_call(struct executor *x, tutti_status *status)
 {
-    if (!(x->run.one_sided ? have_come_who_are_needed(x, status) : have_all_come(x, status))) return false;
-    if (is_refused(x)) return false;
-    line_own(&x->site.lines[tracks_next(x)]);
+    if (!(x->run.one_sided ? roll_call_needed_have_arrived(x, status) : roll_call_all_have_arrived(x, status)))
+        return false;
+    if (roll_call_is_refused(x)) return false;
+    cache_line_prefetch_write(&x->site.lines[tracks_next(x)]);
     return x->run.arrived = true;
 }
-static bool has_arrived(const struct executor *x, int peer)
+static bool peer_has_arrived(const struct executor *x, int peer)
 {
-    return peer == x->site.index || atomic_load(&line_of(x, peer)->counter) >= counter_arrival(x);
+    return peer == x->site.index || atomic_load(&executor_peer_line(x, peer)->counter) >= counter_arrival(x);
 }
-bool executor_has_arrived(const struct executor *x, int rank) { return has_arrived(x, site_index(&x->site, rank)); }
-bool executor_is_complete(const struct executor *x)
+bool executor_rank_has_arrived(const struct executor *x, int rank)
+{
+    return peer_has_arrived(x, site_index(&x->site, rank));
+}
+bool executor_roll_call_is_complete(const struct executor *x)
 {
     const struct program *p = x->launch.program;
     if (!x->run.one_sided) {
         for (int peer = 0; peer < x->site.ranks; peer++)
-            if (!has_arrived(x, peer)) return false;
+            if (!peer_has_arrived(x, peer)) return false;
         return true;
     }
     for (int i = 0; i < p->needed.count; i++)
-        if (!executor_has_arrived(x, p->needed.ranks[i])) return false;
-    return p->needed.count == x->site.ranks - 1 || tracks_may_be_free(x);
+        if (!executor_rank_has_arrived(x, p->needed.ranks[i])) return false;
+    return p->needed.count == x->site.ranks - 1 || tracks_next_may_be_free(x);
 }
 /* Compares the last operation of this track. If it is not the running one, its line may be reused already, so its
    declarations are compared. */
-static int disagreement_in(const struct executor *x, int track)
+static int track_find_disagreement(const struct executor *x, int track)
 {
     uint64_t operation = x->tracks.last[track].number - 1;
     bool runs = track == x->run.track;
     uint64_t mine = runs ? x->run.fingerprint : executor_declaration(x, x->site.index, operation)->fingerprint;
     for (int peer = 0; peer < x->site.ranks; peer++) {
-        if (peer == x->site.index || !track_is_reached(x, peer, track)) continue;
-        uint64_t its = runs ? line_of(x, peer)->fingerprint : executor_declaration(x, peer, operation)->fingerprint;
+        if (peer == x->site.index || !track_is_reached_by_peer(x, peer, track)) continue;
+        uint64_t its =
+            runs ? executor_peer_line(x, peer)->fingerprint : executor_declaration(x, peer, operation)->fingerprint;
         if (its != mine) return site_rank(&x->site, peer);
     }
     return -1;
 }
 /* Looks only at operations after tracks.joined, because all ranks have agreed up to that one. */
-int executor_disagreement(const struct executor *x, uint64_t *out)
+int executor_find_disagreement(const struct executor *x, uint64_t *out)
 {
     int first = -1;
     *out = UINT64_MAX;
     for (int track = 0; track < TRACKS; track++) {
         uint64_t number = x->tracks.last[track].number;
-        int other = number > x->tracks.joined && number <= *out ? disagreement_in(x, track) : -1;
+        int other = number > x->tracks.joined && number <= *out ? track_find_disagreement(x, track) : -1;
         if (other < 0) continue;
         first = other;
         *out = number - 1;
@@ -183,7 +188,7 @@ bool executor_core_is_wanted(struct executor *x)
         const struct control *c = segment_control(x->site.segment, peer);
         if (peer == x->site.index || atomic_load_explicit(&c->core, memory_order_relaxed) != core) continue;
         x->core_is_shared = true;
-        if (x->run.arrived || !has_arrived(x, peer)) return true;
+        if (x->run.arrived || !peer_has_arrived(x, peer)) return true;
     }
     return false;
 }

@@ -10,17 +10,17 @@
 
 /* ---- what ranks must agree on ---- */
 enum { CENTRED, WEIGHT, BIAS, RESIDUAL, MINE_ALONE, FLAGS };
-uint64_t rows_bits(const struct rows *rows)
+uint64_t rows_encode_bits(const struct rows *rows)
 {
     const struct norm *n = &rows->norm;
     uint32_t epsilon;
     memcpy(&epsilon, &n->epsilon, sizeof epsilon);
     uint64_t flags = (uint64_t)n->centred << CENTRED | (uint64_t)(n->weight != NULL) << WEIGHT
         | (uint64_t)(n->bias != NULL) << BIAS | (uint64_t)(rows->residual != NULL) << RESIDUAL
-        | (uint64_t)rows->mine_alone << MINE_ALONE;
+        | (uint64_t)rows->own_rows_only << MINE_ALONE;
     return ((uint64_t)n->columns << FLAGS | flags) << 32 | epsilon;
 }
-void rows_words(uint64_t bits, char *out, size_t bytes)
+void rows_format_bits(uint64_t bits, char *out, size_t bytes)
 {
     static const char *const with[FLAGS] = {
         [WEIGHT] = ", weight", [BIAS] = ", bias", [RESIDUAL] = ", residual", [MINE_ALONE] = ", each its own rows"
@@ -37,24 +37,24 @@ void rows_words(uint64_t bits, char *out, size_t bytes)
 
 /* ---- rows ---- */
 
-bool rows_fit(const struct executor *x, const struct program *program, size_t row_bytes)
+bool rows_fit_into_slots(const struct executor *x, const struct program *program, size_t row_bytes)
 {
     size_t chunks = (size_t)program->schedule->chunks[SCRATCH];
     return row_bytes * chunks * (size_t)program->plan->slots <= slots_most_bytes(x);
 }
 /* If each rank sums everything, each can normalise all rows early. If each rank sums some rows for all, it can
    normalise them early only if it alone keeps their residuals. */
-bool rows_go_early(const struct executor *x)
+bool rows_are_normalised_early(const struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
     const struct rows *rows = x->launch.rows;
     if (!rows || plan->size == 1) return false;
-    if (rows->mine_alone) return true;
+    if (rows->own_rows_only) return true;
     return plan->algorithm->host_memory && x->launch.program->schedule->cut == 1
-        && rows_fit(x, x->launch.program, rows->row_bytes);
+        && rows_fit_into_slots(x, x->launch.program, rows->row_bytes);
 }
 /* Returns which destination of the step lies in this rank's OUTPUT. */
-static int place_of_mine(const struct executor *x, const struct step *t)
+static int step_index_of_own_output(const struct executor *x, const struct step *t)
 {
     const struct span *to = step_to(x->launch.program->schedule, t);
     for (int k = 0; k < t->to_count; k++)
@@ -63,20 +63,20 @@ static int place_of_mine(const struct executor *x, const struct step *t)
     assert(false);
     return 0;
 }
-static char *residual_at(const struct executor *x, size_t offset)
+static char *rows_residual_at_offset(const struct executor *x, size_t offset)
 {
     const struct rows *rows = x->launch.rows;
-    size_t first = rows->mine_alone ? (size_t)x->site.rank * x->run.cut->piece_bytes : 0;
+    size_t first = rows->own_rows_only ? (size_t)x->site.rank * x->run.cut->piece_bytes : 0;
     return rows->residual ? (char *)rows->residual + (offset - first) : NULL;
 }
-void rows_finish(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+void rows_normalise_sum(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part)
 {
     const struct launch *l = &x->launch;
     const struct rows *rows = l->rows;
     const void **source = l->program->piece.from;
-    int mine = place_of_mine(x, t);
-    char *residual = residual_at(x, (size_t)((char *)to[mine] - (char *)l->output));
+    int mine = step_index_of_own_output(x, t);
+    char *residual = rows_residual_at_offset(x, (size_t)((char *)to[mine] - (char *)l->output));
     memmove(source, from, (size_t)t->from_count * sizeof *source);
     for (size_t at = 0; at < part->bytes; at += rows->row_bytes) {
         void *row = (char *)to[mine] + at;
@@ -87,7 +87,7 @@ void rows_finish(const struct executor *x, const struct step *t, void *const *to
         for (int k = 0; k < t->from_count; k++) source[k] = (const char *)source[k] + rows->row_bytes;
     }
 }
-void rows_end(const struct executor *x)
+void rows_normalise_output(const struct executor *x)
 {
     const struct rows *rows = x->launch.rows;
     rows->function(&rows->norm, x->launch.output, rows->residual, x->launch.part_bytes / rows->row_bytes);

@@ -14,23 +14,23 @@ struct rows {
     norm_function *function;
     struct norm norm;
     size_t row_bytes;
-    /* The residual of all rows, of this rank's rows if mine_alone, or NULL. */
+    /* The residual of all rows, of this rank's rows if own_rows_only, or NULL. */
     void *residual;
     /* Each rank keeps only the residual of the rows that it sums. */
-    bool mine_alone;
+    bool own_rows_only;
 };
 enum { ROWS_MOST_COLUMNS = (1 << 24) - 1 };
 /* Packs everything on which ranks must agree into one number. */
-uint64_t rows_bits(const struct rows *rows);
+uint64_t rows_encode_bits(const struct rows *rows);
 /* Formats such a number as in "RMSNorm of rows of 4096, epsilon 1e-06". */
-void rows_words(uint64_t bits, char *out, size_t bytes);
+void rows_format_bits(uint64_t bits, char *out, size_t bytes);
 /* True if a row of each chunk fits into the slots of this program. */
-bool rows_fit(const struct executor *x, const struct program *program, size_t row_bytes);
+bool rows_fit_into_slots(const struct executor *x, const struct program *program, size_t row_bytes);
 /* True if the rank that sums a row normalises it at once; else each rank normalises all rows at the end. The program
-   must be known, and rows that are mine_alone must fit it. */
-bool rows_go_early(const struct executor *x);
+   must be known, and rows that are own_rows_only must fit it. */
+bool rows_are_normalised_early(const struct executor *x);
 /* Replaces the sum of a finishing step: sets to[0] = … = the normalised sum of the froms, row by row. */
-void rows_finish(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+void rows_normalise_sum(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part);
 /* Normalises all of OUTPUT. */
-void rows_end(const struct executor *x);
+void rows_normalise_output(const struct executor *x);

@@ -7,11 +7,11 @@
 size_t slots_most_bytes(const struct executor *x);
 /* Returns how many scratch chunks a schedule may have with `tiles` in flight; a chunk takes at least a cache line. */
 size_t slots_most_chunks(const struct executor *x, int tiles);
-/* Computes the number of tile slots and their size, then calls slots_take. */
+/* Computes the number of tile slots and their size, then calls slots_choose_place. */
 void slots_lay_out(struct executor *x, struct program_cut *cut);
 /* Sets slots_at for the operation that begins. */
-void slots_take(struct executor *x);
+void slots_choose_place(struct executor *x);
 /* Makes this rank's slots of the operation real memory. */
 tutti_status slots_reserve(struct executor *x);
 /* Ends the operation, so that the next one takes other slots. */
-void slots_leave(struct executor *x);
+void slots_end_operation(struct executor *x);

@@ -11,24 +11,25 @@
 enum { LARGE_BYTES = 64 << 10 };
 
 /* ---- one step ---- */
-static struct transfer *transfer_at(const struct executor *x, int tile, int step)
+static struct transfer *tile_get_transfer(const struct executor *x, int tile, int step)
 {
-    return &x->launch.program->transfers[slot_of(x, tile) * x->launch.program->schedule->step_count + step];
+    return &x->launch.program
+                ->transfers[executor_slot_of_tile(x, tile) * x->launch.program->schedule->step_count + step];
 }
-static bool is_reached(struct executor *x, const struct wait *w, int tile)
+static bool wait_is_reached(struct executor *x, const struct wait *w, int tile)
 {
-    return counter_reached(x, site_index(&x->site, w->rank), counter_index(x, tile),
+    return counter_is_reached(x, site_index(&x->site, w->rank), counter_index_of_tile(x, tile),
         counter_position(x, tile, w->step));
 }
 /* True if the peer has reached the position in the last tile of every slot. */
-static bool is_reached_by_all(struct executor *x, const struct wait *w)
+static bool wait_is_reached_in_slots(struct executor *x, const struct wait *w)
 {
     int tiles = x->run.cut->tiles, slots = x->launch.program->plan->slots;
     for (int tile = tiles > slots ? tiles - slots : 0; tile < tiles; tile++)
-        if (!is_reached(x, w, tile)) return false;
+        if (!wait_is_reached(x, w, tile)) return false;
     return true;
 }
-static bool is_done(struct executor *x, const struct transfer *transfer)
+static bool transfer_is_done(struct executor *x, const struct transfer *transfer)
 {
     if (transfer->state == TRANSFER_FAILED) {
         x->run.message_status = transfer->status;
@@ -36,50 +37,51 @@ static bool is_done(struct executor *x, const struct transfer *transfer)
     }
     return transfer->state == TRANSFER_DONE;
 }
-static bool is_met(struct executor *x, const struct wait *w, int tile)
+static bool wait_is_met(struct executor *x, const struct wait *w, int tile)
 {
     int slots = x->launch.program->plan->slots;
-    if (w->rank == x->site.rank) return is_done(x, transfer_at(x, tile, w->step));
-    if (w->lag == EVERY_TILE) return is_reached_by_all(x, w);
-    if (w->lag == SAME_TILE) return is_reached(x, w, tile);
-    return tile < slots || is_reached(x, w, tile - slots);
+    if (w->rank == x->site.rank) return transfer_is_done(x, tile_get_transfer(x, tile, w->step));
+    if (w->lag == EVERY_TILE) return wait_is_reached_in_slots(x, w);
+    if (w->lag == SAME_TILE) return wait_is_reached(x, w, tile);
+    return tile < slots || wait_is_reached(x, w, tile - slots);
 }
-static bool is_ready(struct executor *x, int step, int tile, tutti_status *status)
+static bool step_is_ready(struct executor *x, int step, int tile, tutti_status *status)
 {
     const struct schedule *s = x->launch.program->schedule;
     const struct step *t = &s->steps[step];
-    if (step >= s->prelude && !x->run.arrived && !roll_call(x, status)) return false;
+    if (step >= s->prelude && !x->run.arrived && !executor_poll_roll_call(x, status)) return false;
     for (int w = 0; w < t->wait_count; w++)
-        if (!is_met(x, &s->waits[t->wait + w], tile)) return false;
+        if (!wait_is_met(x, &s->waits[t->wait + w], tile)) return false;
     return true;
 }
-static void step_post(struct executor *x, int step, int tile)
+static void step_post_message(struct executor *x, int step, int tile)
 {
     struct program *program = x->launch.program;
     const struct schedule *s = program->schedule;
     const struct step *t = &s->steps[step];
-    struct piece *pieces = &program->pieces[slot_of(x, tile) * program->piece_count + program->piece_at[step]];
+    struct piece *pieces =
+        &program->pieces[executor_slot_of_tile(x, tile) * program->piece_count + program->piece_at[step]];
     int n = 0;
     for (int span = 0; span < t->from_count + t->to_count; span++)
         for (int i = 0; i < s->spans[t->span + span].count; i++)
-            pieces[n++] = bind_locate(x, &s->spans[t->span + span], i, tile);
-    struct transfer *transfer = transfer_at(x, tile, step);
-    *transfer = (struct transfer){ .name = { executor_name(x), (uint64_t)tile << 32 | (uint32_t)t->number },
+            pieces[n++] = bind_locate_chunk(x, &s->spans[t->span + span], i, tile);
+    struct transfer *transfer = tile_get_transfer(x, tile, step);
+    *transfer = (struct transfer){ .name = { executor_message_name(x), (uint64_t)tile << 32 | (uint32_t)t->number },
         .peer = t->peer,
         .is_send = t->kind == SEND,
         .pieces = pieces,
         .piece_count = n };
     router_post(x->site.router, transfer);
 }
-/* False: see bind_compute. */
-static bool step_perform(struct executor *x, int step, int tile)
+/* False: see bind_compute_step. */
+static bool step_perform_and_publish(struct executor *x, int step, int tile)
 {
     const struct step *t = &x->launch.program->schedule->steps[step];
-    if (t->kind == WORK && !bind_compute(x, t, tile)) return false;
+    if (t->kind == WORK && !bind_compute_step(x, t, tile)) return false;
     x->moves++;
-    if (step_is_message(t)) step_post(x, step, tile);
+    if (step_is_message(t)) step_post_message(x, step, tile);
     if (step_publishes(t, tile, x->run.cut->tiles, x->launch.program->plan->slots))
-        own_counter_publish(x, counter_index(x, tile), counter_position(x, tile, step));
+        executor_publish_counter(x, counter_index_of_tile(x, tile), counter_position(x, tile, step));
     return true;
 }
 
@@ -91,62 +93,67 @@ static int step_urgency(const struct schedule *s, int step)
     return s->steps[step].by_tile ? 1 : 2;
 }
 /* Returns the number of steps without LEAVE, which belongs to the operation and not to a tile. */
-static int program_end(const struct schedule *s)
+static int schedule_count_tile_steps(const struct schedule *s)
 {
     return s->step_count && s->steps[s->step_count - 1].kind == LEAVE ? s->step_count - 1 : s->step_count;
 }
 /* Small operations end before others could defer to them. */
-static bool is_large(const struct executor *x) { return x->run.cut->tiles > 1 || x->launch.part_bytes >= LARGE_BYTES; }
+static bool operation_is_large(const struct executor *x)
+{
+    return x->run.cut->tiles > 1 || x->launch.part_bytes >= LARGE_BYTES;
+}
 /* True if a more urgent operation moves, so that one tile at a time is enough here. The end of that operation rings no
    bell, so `soon` keeps the next sleep short. */
-static bool tiles_are_deferred(struct executor *x)
+static bool operation_defers_tiles(struct executor *x)
 {
-    bool deferred = is_large(x) && precedence_is_deferred(router_priority(x->site.router));
+    bool deferred = operation_is_large(x) && precedence_must_defer(router_priority(x->site.router));
     x->blocked.soon |= deferred;
     return deferred;
 }
 /* Runs the most urgent step that can run, and among equals the oldest tile's. NULL: all tiles are blocked. */
-static const struct step *tiles_advance(struct executor *x, tutti_status *status)
+static const struct step *tiles_run_urgent_step(struct executor *x, tutti_status *status)
 {
     const struct schedule *s = x->launch.program->schedule;
-    int end = program_end(s), window = x->run.low + x->launch.program->plan->slots;
+    int end = schedule_count_tile_steps(s), window = x->run.low + x->launch.program->plan->slots;
     for (int wanted = s->first_message >= 0 ? 0 : 1; wanted <= 2; wanted++)
         for (int tile = x->run.low; tile < x->run.cut->tiles && tile < window; tile++) {
-            int *pc = &x->run.pc[slot_of(x, tile)];
-            if (*pc == end || step_urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
-            if (*pc == 0 && tile > x->run.low && tiles_are_deferred(x)) continue;
-            if (!step_perform(x, *pc, tile)) return NULL;
+            int *pc = &x->run.pc[executor_slot_of_tile(x, tile)];
+            if (*pc == end || step_urgency(s, *pc) != wanted || !step_is_ready(x, *pc, tile, status)) continue;
+            if (*pc == 0 && tile > x->run.low && operation_defers_tiles(x)) continue;
+            if (!step_perform_and_publish(x, *pc, tile)) return NULL;
             return &s->steps[(*pc)++];
         }
     return NULL;
 }
-static bool is_over(struct executor *x, int tile)
+static bool tile_is_over(struct executor *x, int tile)
 {
     const struct schedule *s = x->launch.program->schedule;
-    if (x->run.pc[slot_of(x, tile)] < program_end(s)) return false;
+    if (x->run.pc[executor_slot_of_tile(x, tile)] < schedule_count_tile_steps(s)) return false;
     for (int step = s->first_message; step >= 0 && step <= s->last_message; step++)
-        if (step_is_message(&s->steps[step]) && !is_done(x, transfer_at(x, tile, step))) return false;
+        if (step_is_message(&s->steps[step]) && !transfer_is_done(x, tile_get_transfer(x, tile, step))) return false;
     return true;
 }
 /* Posts all possible messages before it polls the network, so that peers receive them while bytes arrive. It is not
    inlined, because it would slow down the path of one tile. */
-__attribute__((noinline)) tutti_status tiles_run(struct executor *x)
+__attribute__((noinline)) tutti_status executor_run_tiles(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
-    int priority = is_large(x) ? router_priority(x->site.router) : 0;
+    int priority = operation_is_large(x) ? router_priority(x->site.router) : 0;
     tutti_status status = TUTTI_IN_PROGRESS;
     while (x->run.low < x->run.cut->tiles) {
-        const struct step *done = tiles_advance(x, &status);
+        const struct step *done = tiles_run_urgent_step(x, &status);
         bool moved = done, counter_polls = !done || (!step_is_message(done) && x->run.cut->tiles > 1), came = false;
         if (counter_polls && s->first_message >= 0) came = router_poll(x->site.router);
-        for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
-            x->run.pc[slot_of(x, x->run.low)] = 0;
+        for (; x->run.low < x->run.cut->tiles && tile_is_over(x, x->run.low); x->run.low++, moved = true)
+            x->run.pc[executor_slot_of_tile(x, x->run.low)] = 0;
         /* `came` does not count here, because the bytes may be another communicator's. */
-        if (moved && priority) precedence_record(priority, false);
+        if (moved && priority) precedence_record_progress(priority, false);
         if (!(moved | came) || status != TUTTI_IN_PROGRESS) return status;
     }
-    if (priority) precedence_record(priority, true);
-    if (!x->run.arrived && !roll_call(x, &status)) return status;
-    return program_end(s) == s->step_count || is_ready(x, s->step_count - 1, x->run.cut->tiles - 1, &status) ? TUTTI_OK
-                                                                                                             : status;
+    if (priority) precedence_record_progress(priority, true);
+    if (!x->run.arrived && !executor_poll_roll_call(x, &status)) return status;
+    return schedule_count_tile_steps(s) == s->step_count
+            || step_is_ready(x, s->step_count - 1, x->run.cut->tiles - 1, &status)
+        ? TUTTI_OK
+        : status;
 }

@@ -26,7 +26,7 @@ tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, in
     }
     return TUTTI_OK;
 }
-tutti_status experts_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded, uint64_t *first,
+tutti_status experts_compute_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded, uint64_t *first,
     uint64_t *rows)
 {
     int each = experts / ranks;
@@ -48,14 +48,14 @@ tutti_status experts_offsets(const uint64_t *counts, int ranks, int experts, uin
 }
 
 /* ---- moving and combining rows ---- */
-static size_t row_bytes(const tutti_experts_rows *r) { return r->columns * dtype_bytes(r->dtype); }
+static size_t experts_row_bytes(const tutti_experts_rows *r) { return r->columns * dtype_bytes(r->dtype); }
 /* Returns the row of a choice, or NULL if the choice has no row. */
-static void *row_at(const tutti_experts_rows *r, size_t choice)
+static void *experts_row_at(const tutti_experts_rows *r, size_t choice)
 {
     int64_t expert = r->expert[choice], place = r->place[choice];
-    return expert < 0 || place < 0 ? NULL : (char *)r->first[expert] + (size_t)place * row_bytes(r);
+    return expert < 0 || place < 0 ? NULL : (char *)r->first[expert] + (size_t)place * experts_row_bytes(r);
 }
-static tutti_status rows_check(const tutti_experts_rows *r)
+static tutti_status experts_check_rows(const tutti_experts_rows *r)
 {
     if (!blend_find(r->dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -67,13 +67,13 @@ static tutti_status rows_check(const tutti_experts_rows *r)
 }
 tutti_status experts_scatter(const tutti_experts_rows *r, const void *from, const float *weight)
 {
-    TRY(rows_check(r));
+    TRY(experts_check_rows(r));
     blend_function *blend = blend_find(r->dtype);
-    size_t bytes = row_bytes(r), choices = (size_t)r->choices;
+    size_t bytes = experts_row_bytes(r), choices = (size_t)r->choices;
     for (size_t token = 0; token < r->tokens; token++) {
         const void *row = (const char *)from + token * bytes;
         for (size_t i = token * choices; i < (token + 1) * choices; i++) {
-            void *to = row_at(r, i);
+            void *to = experts_row_at(r, i);
             if (to && weight) blend(to, &row, weight + i, 1, r->columns);
             else if (to) memcpy(to, row, bytes);
         }
@@ -82,23 +82,23 @@ tutti_status experts_scatter(const tutti_experts_rows *r, const void *from, cons
 }
 tutti_status experts_gather(const tutti_experts_rows *r, void *to, const float *weight)
 {
-    TRY(rows_check(r));
+    TRY(experts_check_rows(r));
     blend_function *blend = blend_find(r->dtype);
-    size_t bytes = row_bytes(r), choices = (size_t)r->choices;
+    size_t bytes = experts_row_bytes(r), choices = (size_t)r->choices;
     for (size_t token = 0; token < r->tokens; token++) {
         const void *rows[MOST_CHOICES];
-        for (size_t k = 0; k < choices; k++) rows[k] = row_at(r, token * choices + k);
+        for (size_t k = 0; k < choices; k++) rows[k] = experts_row_at(r, token * choices + k);
         blend((char *)to + token * bytes, rows, weight ? weight + token * choices : NULL, r->choices, r->columns);
     }
     return TUTTI_OK;
 }
 tutti_status experts_dot(const tutti_experts_rows *r, const void *with, float *out)
 {
-    TRY(rows_check(r));
+    TRY(experts_check_rows(r));
     dot_function *dot = dot_find(r->dtype);
-    size_t bytes = row_bytes(r), choices = (size_t)r->choices;
+    size_t bytes = experts_row_bytes(r), choices = (size_t)r->choices;
     for (size_t i = 0; i < r->tokens * choices; i++) {
-        const void *row = row_at(r, i);
+        const void *row = experts_row_at(r, i);
         out[i] = row ? dot((const char *)with + i / choices * bytes, row, r->columns) : 0;
     }
     return TUTTI_OK;

@@ -13,19 +13,19 @@ enum { MOST_NAME = TUTTI_GRID_NAME - 1 };
 struct grid_part { int axis[TUTTI_GRID_AXES], count, size; };
 
 /* ---- texts ---- */
-static size_t name_length(const char *text)
+static size_t axis_name_length(const char *text)
 {
     size_t n = 0;
     while (isalnum((unsigned char)text[n])) n++;
     return n;
 }
-static int find_axis(const tutti_grid *g, const char *name, size_t length)
+static int grid_find_axis(const tutti_grid *g, const char *name, size_t length)
 {
     for (int a = 0; a < g->axes; a++)
         if (strlen(g->name[a]) == length && memcmp(g->name[a], name, length) == 0) return a;
     return -1;
 }
-static tutti_status add_axis(tutti_grid *g, const char *name, size_t length)
+static tutti_status grid_add_axis(tutti_grid *g, const char *name, size_t length)
 {
     if (g->axes == TUTTI_GRID_AXES)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: more than %d names", TUTTI_GRID_AXES);
@@ -34,10 +34,10 @@ static tutti_status add_axis(tutti_grid *g, const char *name, size_t length)
     return TUTTI_OK;
 }
 /* Reads the name at *text and advances *text behind it and the hyphen after it. */
-static tutti_status next_name(const char **text, const char *all, const char **name, size_t *length)
+static tutti_status axis_names_take_next(const char **text, const char *all, const char **name, size_t *length)
 {
     *name = *text;
-    *length = name_length(*text);
+    *length = axis_name_length(*text);
     const char *end = *text + *length;
     if (*length == 0 || *length > MOST_NAME || (*end && *end != '-') || (*end && !end[1]))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -47,22 +47,23 @@ static tutti_status next_name(const char **text, const char *all, const char **n
     *text = end + (*end == '-');
     return TUTTI_OK;
 }
-static tutti_status read_order(tutti_grid *g, const char *order)
+static tutti_status grid_parse_order(tutti_grid *g, const char *order)
 {
     const char *text = order, *name;
     size_t length;
     do {
-        TRY(next_name(&text, order, &name, &length));
-        if (find_axis(g, name, length) >= 0)
+        TRY(axis_names_take_next(&text, order, &name, &length));
+        if (grid_find_axis(g, name, length) >= 0)
             return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the order \"%s\" names %.*s twice", order, (int)length,
                 name);
-        TRY(add_axis(g, name, length));
+        TRY(grid_add_axis(g, name, length));
     } while (*text);
     return TUTTI_OK;
 }
-static tutti_status read_size(tutti_grid *g, const char *order, const char *sizes, const char **text, uint32_t *given)
+static tutti_status grid_parse_size(tutti_grid *g, const char *order, const char *sizes, const char **text,
+    uint32_t *given)
 {
-    size_t length = name_length(*text);
+    size_t length = axis_name_length(*text);
     const char *name = *text, *digits = name + length + 1;
     char *end = NULL;
     long size = length && length <= MOST_NAME && name[length] == '=' ? strtol(digits, &end, 10) : 0;
@@ -71,11 +72,11 @@ static tutti_status read_size(tutti_grid *g, const char *order, const char *size
     if (size < 1 || size > INT_MAX)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the size of %.*s is %ld; it must be at least 1",
             (int)length, name, size);
-    int axis = find_axis(g, name, length);
+    int axis = grid_find_axis(g, name, length);
     if (axis < 0 && size > 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has size %ld, but the order \"%s\" does not name it",
             (int)length, name, size, order);
-    if (axis < 0) TRY(add_axis(g, name, length));
+    if (axis < 0) TRY(grid_add_axis(g, name, length));
     if (axis < 0) axis = g->axes - 1;
     if (*given >> axis & 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has two sizes in \"%s\"", (int)length, name, sizes);
@@ -84,7 +85,7 @@ static tutti_status read_size(tutti_grid *g, const char *order, const char *size
     *text = end + (*end == ',');
     return TUTTI_OK;
 }
-static tutti_status check_product(const tutti_grid *g)
+static tutti_status grid_check_product(const tutti_grid *g)
 {
     char text[STATUS_DETAIL_BYTES / 2] = "";
     long product = 1;
@@ -103,22 +104,22 @@ tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, in
     tutti_grid g = { .ranks = ranks };
     uint32_t given = 0;
     if (ranks < 1) return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %d ranks; there must be at least one", ranks);
-    TRY(read_order(&g, order));
-    for (const char *text = sizes; *text;) TRY(read_size(&g, order, sizes, &text, &given));
-    TRY(check_product(&g));
+    TRY(grid_parse_order(&g, order));
+    for (const char *text = sizes; *text;) TRY(grid_parse_size(&g, order, sizes, &text, &given));
+    TRY(grid_check_product(&g));
     *out = g;
     return TUTTI_OK;
 }
 
 /* ---- parts ---- */
-static tutti_status parts_choose(const tutti_grid *g, const char *names, struct grid_part *chosen)
+static tutti_status grid_choose_part(const tutti_grid *g, const char *names, struct grid_part *chosen)
 {
     const char *text = names, *name;
     size_t length;
     bool is_chosen[TUTTI_GRID_AXES] = { false };
     do {
-        TRY(next_name(&text, names, &name, &length));
-        int axis = find_axis(g, name, length);
+        TRY(axis_names_take_next(&text, names, &name, &length));
+        int axis = grid_find_axis(g, name, length);
         if (axis < 0)
             return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" names %.*s, which is not an axis of the grid",
                 names, (int)length, name);
@@ -133,7 +134,7 @@ static tutti_status parts_choose(const tutti_grid *g, const char *names, struct 
     }
     return TUTTI_OK;
 }
-static struct grid_part others_of(const tutti_grid *g, const struct grid_part *chosen)
+static struct grid_part grid_other_axes(const tutti_grid *g, const struct grid_part *chosen)
 {
     struct grid_part others = { .size = g->ranks / chosen->size };
     for (int a = 0, c = 0; a < g->axes; a++) {
@@ -142,84 +143,84 @@ static struct grid_part others_of(const tutti_grid *g, const struct grid_part *c
     }
     return others;
 }
-static int stride_of(const tutti_grid *g, int axis)
+static int grid_axis_stride(const tutti_grid *g, int axis)
 {
     int stride = 1;
     for (int a = 0; a < axis; a++) stride *= g->size[a];
     return stride;
 }
-/* Returns the rank of the n-th position of a part, with index 0 in all other axes. number_of is the inverse. */
-static int rank_of(const tutti_grid *g, const struct grid_part *p, int n)
+/* Returns the rank of the n-th position of a part, with index 0 in all other axes. grid_part_number is the inverse. */
+static int grid_part_rank(const tutti_grid *g, const struct grid_part *p, int n)
 {
     int rank = 0;
     for (int i = 0; i < p->count; i++) {
-        rank += n % g->size[p->axis[i]] * stride_of(g, p->axis[i]);
+        rank += n % g->size[p->axis[i]] * grid_axis_stride(g, p->axis[i]);
         n /= g->size[p->axis[i]];
     }
     return rank;
 }
-static int number_of(const tutti_grid *g, const struct grid_part *p, int rank)
+static int grid_part_number(const tutti_grid *g, const struct grid_part *p, int rank)
 {
     int n = 0, before = 1;
     for (int i = 0; i < p->count; i++) {
-        n += rank / stride_of(g, p->axis[i]) % g->size[p->axis[i]] * before;
+        n += rank / grid_axis_stride(g, p->axis[i]) % g->size[p->axis[i]] * before;
         before *= g->size[p->axis[i]];
     }
     return n;
 }
-static tutti_status check_rank(const tutti_grid *g, int rank)
+static tutti_status grid_check_rank(const tutti_grid *g, int rank)
 {
     if (rank >= 0 && rank < g->ranks) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: rank %d does not exist; there are %d ranks", rank, g->ranks);
 }
-tutti_status grid_index(const tutti_grid *g, int rank, int *out)
+tutti_status grid_get_indices(const tutti_grid *g, int rank, int *out)
 {
-    TRY(check_rank(g, rank));
-    for (int a = 0; a < g->axes; a++) out[a] = rank / stride_of(g, a) % g->size[a];
+    TRY(grid_check_rank(g, rank));
+    for (int a = 0; a < g->axes; a++) out[a] = rank / grid_axis_stride(g, a) % g->size[a];
     return TUTTI_OK;
 }
-tutti_status grid_groups(const tutti_grid *g, const char *names, int *groups, int *size)
+tutti_status grid_count_groups(const tutti_grid *g, const char *names, int *groups, int *size)
 {
     struct grid_part chosen;
-    TRY(parts_choose(g, names, &chosen));
+    TRY(grid_choose_part(g, names, &chosen));
     *groups = g->ranks / chosen.size;
     *size = chosen.size;
     return TUTTI_OK;
 }
-tutti_status grid_group(const tutti_grid *g, const char *names, int group, int *out)
+tutti_status grid_list_group(const tutti_grid *g, const char *names, int group, int *out)
 {
     struct grid_part chosen, others;
-    TRY(parts_choose(g, names, &chosen));
-    others = others_of(g, &chosen);
+    TRY(grid_choose_part(g, names, &chosen));
+    others = grid_other_axes(g, &chosen);
     if (group < 0 || group >= others.size)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: group %d of \"%s\" does not exist; there are %d", group,
             names, others.size);
-    int first = rank_of(g, &others, group);
-    for (int i = 0; i < chosen.size; i++) out[i] = first + rank_of(g, &chosen, i);
+    int first = grid_part_rank(g, &others, group);
+    for (int i = 0; i < chosen.size; i++) out[i] = first + grid_part_rank(g, &chosen, i);
     return TUTTI_OK;
 }
-tutti_status grid_find(const tutti_grid *g, const char *names, int rank, int *group, int *place)
+tutti_status grid_find_group(const tutti_grid *g, const char *names, int rank, int *group, int *place)
 {
     struct grid_part chosen, others;
-    TRY(check_rank(g, rank));
-    TRY(parts_choose(g, names, &chosen));
-    others = others_of(g, &chosen);
-    *group = number_of(g, &others, rank);
-    *place = number_of(g, &chosen, rank);
+    TRY(grid_check_rank(g, rank));
+    TRY(grid_choose_part(g, names, &chosen));
+    others = grid_other_axes(g, &chosen);
+    *group = grid_part_number(g, &others, rank);
+    *place = grid_part_number(g, &chosen, rank);
     return TUTTI_OK;
 }
-tutti_status grid_straddles(const tutti_grid *g, const char *names, const int *host, int *group, int *most)
+tutti_status grid_find_straddling_group(const tutti_grid *g, const char *names, const int *host, int *group, int *most)
 {
     struct grid_part chosen, others;
-    TRY(parts_choose(g, names, &chosen));
-    others = others_of(g, &chosen);
+    TRY(grid_choose_part(g, names, &chosen));
+    others = grid_other_axes(g, &chosen);
     *group = -1;
     *most = 0;
     for (int n = 0; n < others.size; n++) {
-        int first = rank_of(g, &others, n), hosts = 0;
+        int first = grid_part_rank(g, &others, n), hosts = 0;
         for (int i = 0; i < chosen.size; i++) {
-            int k = 0, mine = host[first + rank_of(g, &chosen, i)];
-            while (k < i && host[first + rank_of(g, &chosen, k)] != mine) k++;
+            int k = 0, mine = host[first + grid_part_rank(g, &chosen, i)];
+            while (k < i && host[first + grid_part_rank(g, &chosen, k)] != mine) k++;
             hosts += k == i;
         }
         if (hosts > 1 && *group < 0) *group = n;
@@ -229,14 +230,17 @@ tutti_status grid_straddles(const tutti_grid *g, const char *names, const int *h
 }
 
 /* ---- experts ---- */
-static bool is_called(const tutti_grid *g, int axis, const char *name) { return strcmp(g->name[axis], name) == 0; }
-static tutti_status compare_pipelines(const tutti_grid *dense, const tutti_grid *experts)
+static bool grid_axis_is_called(const tutti_grid *g, int axis, const char *name)
 {
-    int axis = find_axis(dense, "pp", 2);
+    return strcmp(g->name[axis], name) == 0;
+}
+static tutti_status grid_compare_pipelines(const tutti_grid *dense, const tutti_grid *experts)
+{
+    int axis = grid_find_axis(dense, "pp", 2);
     for (int rank = 0; axis >= 0 && rank < dense->ranks; rank++) {
         int mine[2][2];
-        TRY(grid_find(dense, "pp", rank, &mine[0][0], &mine[0][1]));
-        TRY(grid_find(experts, "pp", rank, &mine[1][0], &mine[1][1]));
+        TRY(grid_find_group(dense, "pp", rank, &mine[0][0], &mine[0][1]));
+        TRY(grid_find_group(experts, "pp", rank, &mine[1][0], &mine[1][1]));
         if (memcmp(mine[0], mine[1], sizeof mine[0]) == 0) continue;
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "grid: the pipeline groups of the experts differ from the dense ones: rank %d is in group %d and in "
@@ -245,15 +249,15 @@ static tutti_status compare_pipelines(const tutti_grid *dense, const tutti_grid 
     }
     return TUTTI_OK;
 }
-tutti_status grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep)
+tutti_status grid_make_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep)
 {
     tutti_grid g = *dense;
     long rest = dense->ranks;
     for (int a = 0; a < g.axes; a++) {
-        bool tensor = is_called(&g, a, "tp"), experts = is_called(&g, a, "ep");
-        if (!is_called(&g, a, "pp")) g.size[a] = tensor ? tp : experts ? ep : 1;
+        bool tensor = grid_axis_is_called(&g, a, "tp"), experts = grid_axis_is_called(&g, a, "ep");
+        if (!grid_axis_is_called(&g, a, "pp")) g.size[a] = tensor ? tp : experts ? ep : 1;
     }
-    int data = find_axis(&g, "dp", 2), names[2] = { find_axis(&g, "ep", 2), find_axis(&g, "tp", 2) };
+    int data = grid_find_axis(&g, "dp", 2), names[2] = { grid_find_axis(&g, "ep", 2), grid_find_axis(&g, "tp", 2) };
     if (tp < 1 || ep < 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: tp %d and ep %d of experts; both must be at least 1", tp,
             ep);
@@ -269,7 +273,7 @@ tutti_status grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int 
             "grid: experts of tp %d and ep %d do not divide %d ranks with the pipelines of the grid", tp, ep,
             dense->ranks);
     g.size[data] = (int)rest;
-    TRY(compare_pipelines(dense, &g));
+    TRY(grid_compare_pipelines(dense, &g));
     *out = g;
     return TUTTI_OK;
 }

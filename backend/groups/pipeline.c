@@ -10,7 +10,7 @@
 enum { LONGEST = 1 << 20 };
 /* A maker writes the lists tick by tick. `over` is the tick after an action, or 0 while it is not done; `taken` counts
    the microbatches that a stage has begun. */
-struct maker {
+struct list_maker {
     struct tutti_pipeline *p;
     int *over[TUTTI_WORKS];                             /* [stages * microbatches] */
     int *taken[TUTTI_WORKS];                            /* [stages] */
@@ -18,100 +18,101 @@ struct maker {
     int now;
 };
 /* A rule returns false if the rank takes no action in this tick. */
-typedef bool rule(struct maker *m, int rank, tutti_action *out);
+typedef bool rule(struct list_maker *m, int rank, tutti_action *out);
 
 /* ---- ready actions ---- */
-static bool is_over(const struct maker *m, tutti_work work, int stage, int microbatch)
+static bool maker_work_is_over(const struct list_maker *m, tutti_work work, int stage, int microbatch)
 {
     int over = m->over[work][pipeline_cell(m->p, stage, microbatch)];
     return over && over <= m->now;
 }
-static bool forward_is_ready(const struct maker *m, int stage)
+static bool forward_is_ready(const struct list_maker *m, int stage)
 {
     int n = m->taken[TUTTI_FORWARD][stage];
-    return n < m->p->microbatches && (stage == 0 || is_over(m, TUTTI_FORWARD, stage - 1, n));
+    return n < m->p->microbatches && (stage == 0 || maker_work_is_over(m, TUTTI_FORWARD, stage - 1, n));
 }
-static bool backward_is_ready(const struct maker *m, int stage)
+static bool backward_is_ready(const struct list_maker *m, int stage)
 {
-    tutti_work work = pipeline_backward(m->p);
+    tutti_work work = pipeline_backward_work(m->p);
     int n = m->taken[work][stage];
-    if (n >= m->p->microbatches || !is_over(m, TUTTI_FORWARD, stage, n)) return false;
-    return stage == m->p->stages - 1 || is_over(m, work, stage + 1, n);
+    if (n >= m->p->microbatches || !maker_work_is_over(m, TUTTI_FORWARD, stage, n)) return false;
+    return stage == m->p->stages - 1 || maker_work_is_over(m, work, stage + 1, n);
 }
-static bool weight_is_ready(const struct maker *m, int stage)
+static bool weight_is_ready(const struct list_maker *m, int stage)
 {
     int n = m->taken[TUTTI_BACKWARD_WEIGHT][stage];
-    return m->p->splits && n < m->taken[TUTTI_BACKWARD_INPUT][stage] && is_over(m, TUTTI_BACKWARD_INPUT, stage, n);
+    return m->p->splits && n < m->taken[TUTTI_BACKWARD_INPUT][stage]
+        && maker_work_is_over(m, TUTTI_BACKWARD_INPUT, stage, n);
 }
-static int in_flight(const struct maker *m, int stage)
+static int maker_count_in_flight(const struct list_maker *m, int stage)
 {
-    return m->taken[TUTTI_FORWARD][stage] - m->taken[pipeline_backward(m->p)][stage];
+    return m->taken[TUTTI_FORWARD][stage] - m->taken[pipeline_backward_work(m->p)][stage];
 }
 /* Counts the activations of a stage that a later backward of weights, or a whole backward, still needs. */
-static int activations_held(const struct maker *m, int stage)
+static int maker_count_activations(const struct list_maker *m, int stage)
 {
     return m->taken[TUTTI_FORWARD][stage] - m->taken[m->p->splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD][stage];
 }
-static bool rule_act(struct maker *m, tutti_work work, int stage, tutti_action *out)
+static bool maker_choose_action(struct list_maker *m, tutti_work work, int stage, tutti_action *out)
 {
     *out = (tutti_action){ work, stage, m->taken[work][stage] };
     return true;
 }
 
 /* ---- rules ---- */
-static bool rule_gpipe(struct maker *m, int rank, tutti_action *out)
+static bool rule_gpipe(struct list_maker *m, int rank, tutti_action *out)
 {
-    if (forward_is_ready(m, rank)) return rule_act(m, TUTTI_FORWARD, rank, out);
+    if (forward_is_ready(m, rank)) return maker_choose_action(m, TUTTI_FORWARD, rank, out);
     bool all = m->taken[TUTTI_FORWARD][rank] == m->p->microbatches;
-    return all && backward_is_ready(m, rank) && rule_act(m, pipeline_backward(m->p), rank, out);
+    return all && backward_is_ready(m, rank) && maker_choose_action(m, pipeline_backward_work(m->p), rank, out);
 }
 /* 1F1B: a rank runs ahead by one forward for each stage from its own to the last; each backward then allows another. */
-static bool one_forward_one_backward(struct maker *m, int rank, tutti_action *out)
+static bool rule_one_forward_one_backward(struct list_maker *m, int rank, tutti_action *out)
 {
-    if (backward_is_ready(m, rank)) return rule_act(m, pipeline_backward(m->p), rank, out);
-    bool may = in_flight(m, rank) < m->p->ranks - rank;
-    return may && forward_is_ready(m, rank) && rule_act(m, TUTTI_FORWARD, rank, out);
+    if (backward_is_ready(m, rank)) return maker_choose_action(m, pipeline_backward_work(m->p), rank, out);
+    bool may = maker_count_in_flight(m, rank) < m->p->ranks - rank;
+    return may && forward_is_ready(m, rank) && maker_choose_action(m, TUTTI_FORWARD, rank, out);
 }
 /* ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2023): 1F1B, with gradients of weights in idle ticks. A rank
    holds at most what the first rank of 1F1B holds. A permitted forward goes first, because later stages wait for it. */
-static bool zero_bubble(struct maker *m, int rank, tutti_action *out)
+static bool rule_zero_bubble_h1(struct list_maker *m, int rank, tutti_action *out)
 {
-    bool may = in_flight(m, rank) < m->p->ranks - rank && activations_held(m, rank) < m->p->ranks;
-    if (may && forward_is_ready(m, rank)) return rule_act(m, TUTTI_FORWARD, rank, out);
-    if (backward_is_ready(m, rank)) return rule_act(m, TUTTI_BACKWARD_INPUT, rank, out);
-    return weight_is_ready(m, rank) && rule_act(m, TUTTI_BACKWARD_WEIGHT, rank, out);
+    bool may = maker_count_in_flight(m, rank) < m->p->ranks - rank && maker_count_activations(m, rank) < m->p->ranks;
+    if (may && forward_is_ready(m, rank)) return maker_choose_action(m, TUTTI_FORWARD, rank, out);
+    if (backward_is_ready(m, rank)) return maker_choose_action(m, TUTTI_BACKWARD_INPUT, rank, out);
+    return weight_is_ready(m, rank) && maker_choose_action(m, TUTTI_BACKWARD_WEIGHT, rank, out);
 }
 /* ZB-V (the same authors): each rank has one stage of the way up and one of the way down. So the first and the last
    stage share a rank. Each rank holds what 1F1B's first rank holds: 2 * ranks activations of half the size. */
-static bool zero_bubble_v(struct maker *m, int rank, tutti_action *out)
+static bool rule_zero_bubble_v(struct list_maker *m, int rank, tutti_action *out)
 {
     int up = rank, down = 2 * m->p->ranks - 1 - rank;
-    bool may = activations_held(m, up) + activations_held(m, down) < 2 * m->p->ranks;
-    if (may && forward_is_ready(m, down)) return rule_act(m, TUTTI_FORWARD, down, out);
-    if (may && forward_is_ready(m, up)) return rule_act(m, TUTTI_FORWARD, up, out);
-    if (backward_is_ready(m, down)) return rule_act(m, TUTTI_BACKWARD_INPUT, down, out);
-    if (backward_is_ready(m, up)) return rule_act(m, TUTTI_BACKWARD_INPUT, up, out);
-    if (weight_is_ready(m, down)) return rule_act(m, TUTTI_BACKWARD_WEIGHT, down, out);
-    return weight_is_ready(m, up) && rule_act(m, TUTTI_BACKWARD_WEIGHT, up, out);
+    bool may = maker_count_activations(m, up) + maker_count_activations(m, down) < 2 * m->p->ranks;
+    if (may && forward_is_ready(m, down)) return maker_choose_action(m, TUTTI_FORWARD, down, out);
+    if (may && forward_is_ready(m, up)) return maker_choose_action(m, TUTTI_FORWARD, up, out);
+    if (backward_is_ready(m, down)) return maker_choose_action(m, TUTTI_BACKWARD_INPUT, down, out);
+    if (backward_is_ready(m, up)) return maker_choose_action(m, TUTTI_BACKWARD_INPUT, up, out);
+    if (weight_is_ready(m, down)) return maker_choose_action(m, TUTTI_BACKWARD_WEIGHT, down, out);
+    return weight_is_ready(m, up) && maker_choose_action(m, TUTTI_BACKWARD_WEIGHT, up, out);
 }
 
 /* ---- making lists ---- */
 static const int ticks[TUTTI_WORKS] = {
     [TUTTI_FORWARD] = 1, [TUTTI_BACKWARD] = 2, [TUTTI_BACKWARD_INPUT] = 1, [TUTTI_BACKWARD_WEIGHT] = 1
 };
-static void action_add(struct tutti_pipeline *p, int rank, tutti_action action)
+static void pipeline_add_action(struct tutti_pipeline *p, int rank, tutti_action action)
 {
     p->list[rank].action[p->list[rank].count++] = action;
 }
 /* Plays one tick; returns false when every action is done. */
-static bool take_tick(struct maker *m, rule *choose)
+static bool maker_play_tick(struct list_maker *m, rule *choose)
 {
     int left = 0, each = m->p->chunks * m->p->microbatches * (m->p->splits ? 3 : 2);
     for (int rank = 0; rank < m->p->ranks; rank++) {
         tutti_action a;
         left += m->p->list[rank].count < each || m->free_at[rank] > m->now;
         if (m->free_at[rank] > m->now || !choose(m, rank, &a)) continue;
-        action_add(m->p, rank, a);
+        pipeline_add_action(m->p, rank, a);
         m->taken[a.work][a.stage]++;
         m->free_at[rank] = m->now + ticks[a.work];
         m->over[a.work][pipeline_cell(m->p, a.stage, a.microbatch)] = m->free_at[rank];
@@ -119,18 +120,18 @@ static bool take_tick(struct maker *m, rule *choose)
     m->now++;
     return left > 0;
 }
-static tutti_status make_by_rule(struct tutti_pipeline *p, rule *choose)
+static tutti_status pipeline_make_by_rule(struct tutti_pipeline *p, rule *choose)
 {
-    struct maker m = { .p = p };
+    struct list_maker m = { .p = p };
     size_t cells = (size_t)p->stages * (size_t)p->microbatches;
-    bool fine = (m.free_at = memory_zeroed((size_t)p->ranks, sizeof *m.free_at));
+    bool fine = (m.free_at = memory_alloc_zeroed((size_t)p->ranks, sizeof *m.free_at));
     for (int w = 0; w < TUTTI_WORKS; w++) {
-        m.over[w] = memory_zeroed(cells, sizeof(int));
-        m.taken[w] = memory_zeroed((size_t)p->stages, sizeof(int));
+        m.over[w] = memory_alloc_zeroed(cells, sizeof(int));
+        m.taken[w] = memory_alloc_zeroed((size_t)p->stages, sizeof(int));
         fine = fine && m.over[w] && m.taken[w];
     }
     bool over = false;
-    while (fine && !over && m.now < LONGEST) over = !take_tick(&m, choose);
+    while (fine && !over && m.now < LONGEST) over = !maker_play_tick(&m, choose);
     for (int w = 0; w < TUTTI_WORKS; w++) {
         free(m.over[w]);
         free(m.taken[w]);
@@ -141,35 +142,35 @@ static tutti_status make_by_rule(struct tutti_pipeline *p, rule *choose)
                 : status_fail(TUTTI_INTERNAL, "pipeline: the schedule has not ended after %d ticks", LONGEST);
 }
 /* Each microbatch runs through all stages and back before the next begins. */
-static void make_naive(struct tutti_pipeline *p)
+static void pipeline_make_naive(struct tutti_pipeline *p)
 {
     for (int rank = 0; rank < p->ranks; rank++)
         for (int n = 0; n < p->microbatches; n++) {
-            action_add(p, rank, (tutti_action){ TUTTI_FORWARD, rank, n });
-            action_add(p, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
+            pipeline_add_action(p, rank, (tutti_action){ TUTTI_FORWARD, rank, n });
+            pipeline_add_action(p, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
         }
 }
 /* Returns the n-th forward or backward of a rank. As in Megatron-LM, a chunk takes one microbatch for each rank, then
    the next chunk does. */
-static tutti_action action_interleaved(const struct tutti_pipeline *p, int rank, int n, bool back)
+static tutti_action interleaved_nth_action(const struct tutti_pipeline *p, int rank, int n, bool back)
 {
     int chunk = n / p->ranks % p->chunks;
     if (back) chunk = p->chunks - 1 - chunk;
     int microbatch = n / (p->ranks * p->chunks) * p->ranks + n % p->ranks;
     return (tutti_action){ back ? TUTTI_BACKWARD : TUTTI_FORWARD, chunk * p->ranks + rank, microbatch };
 }
-static void make_interleaved(struct tutti_pipeline *p)
+static void pipeline_make_interleaved(struct tutti_pipeline *p)
 {
     int all = p->chunks * p->microbatches;
     for (int rank = 0; rank < p->ranks; rank++) {
         int ahead = (p->ranks - rank - 1) * 2 + (p->chunks - 1) * p->ranks;
         if (ahead > all) ahead = all;
-        for (int n = 0; n < ahead; n++) action_add(p, rank, action_interleaved(p, rank, n, false));
+        for (int n = 0; n < ahead; n++) pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n, false));
         for (int n = ahead; n < all; n++) {
-            action_add(p, rank, action_interleaved(p, rank, n, false));
-            action_add(p, rank, action_interleaved(p, rank, n - ahead, true));
+            pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n, false));
+            pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n - ahead, true));
         }
-        for (int n = all - ahead; n < all; n++) action_add(p, rank, action_interleaved(p, rank, n, true));
+        for (int n = all - ahead; n < all; n++) pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n, true));
     }
 }
 
@@ -177,48 +178,50 @@ static void make_interleaved(struct tutti_pipeline *p)
 /* DualPipeV (DeepSeek-AI, 2025) is DualPipe cut in half: a V as well. Once it is full, forwards of one half alternate
    with backwards of the other, so that a rank can overlap them. Backwards are split into halves only at both ends. */
 struct dual { struct tutti_pipeline *p; int rank, forwards[2], backwards[2], due; };
-static int dual_stage(const struct dual *d, int half) { return half ? 2 * d->p->ranks - 1 - d->rank : d->rank; }
-static void dual_forward(struct dual *d, int half)
+static int dual_stage_of_half(const struct dual *d, int half) { return half ? 2 * d->p->ranks - 1 - d->rank : d->rank; }
+static void dual_add_forward(struct dual *d, int half)
 {
-    action_add(d->p, d->rank, (tutti_action){ TUTTI_FORWARD, dual_stage(d, half), d->forwards[half]++ });
+    pipeline_add_action(d->p, d->rank,
+        (tutti_action){ TUTTI_FORWARD, dual_stage_of_half(d, half), d->forwards[half]++ });
 }
-static void dual_backward(struct dual *d, int half, bool splits)
+static void dual_add_backward(struct dual *d, int half, bool splits)
 {
     tutti_work work = splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
-    action_add(d->p, d->rank, (tutti_action){ work, dual_stage(d, half), d->backwards[half]++ });
+    pipeline_add_action(d->p, d->rank, (tutti_action){ work, dual_stage_of_half(d, half), d->backwards[half]++ });
 }
 /* Adds the oldest backward of weights that is due. */
-static void dual_weight(struct dual *d)
+static void dual_add_weight(struct dual *d)
 {
     const struct pipeline_list *l = &d->p->list[d->rank];
     while (l->action[d->due].work != TUTTI_BACKWARD_INPUT) d->due++;
     tutti_action a = l->action[d->due++];
-    action_add(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
+    pipeline_add_action(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
 }
 /* Adds the last backwards of both halves; the second half of the turns leaves the weights for later. */
-static void dual_drain(struct dual *d, int turns)
+static void dual_add_last_backwards(struct dual *d, int turns)
 {
     for (int i = 0; i < turns; i++) {
-        dual_backward(d, 1, i > turns / 2 || (i == turns / 2 && d->rank % 2));
-        dual_backward(d, 0, i >= turns / 2);
+        dual_add_backward(d, 1, i > turns / 2 || (i == turns / 2 && d->rank % 2));
+        dual_add_backward(d, 0, i >= turns / 2);
     }
 }
-static void make_dualpipe_v(struct tutti_pipeline *p)
+static void pipeline_make_dualpipe_v(struct tutti_pipeline *p)
 {
     for (int rank = 0; rank < p->ranks; rank++) {
         struct dual d = { .p = p, .rank = rank };
         int behind = p->ranks - rank - 1;
-        for (int i = 0; i < 2 * behind; i++) dual_forward(&d, 0);
-        for (int i = 0; i <= rank; i++) dual_forward(&d, 0), dual_forward(&d, 1);
-        for (int i = 0; i < behind; i++) dual_backward(&d, 1, true), dual_weight(&d), dual_forward(&d, 1);
+        for (int i = 0; i < 2 * behind; i++) dual_add_forward(&d, 0);
+        for (int i = 0; i <= rank; i++) dual_add_forward(&d, 0), dual_add_forward(&d, 1);
+        for (int i = 0; i < behind; i++) dual_add_backward(&d, 1, true), dual_add_weight(&d), dual_add_forward(&d, 1);
         for (int i = 0; i < p->microbatches - 2 * p->ranks + rank + 1; i++) {
-            dual_forward(&d, 0), dual_backward(&d, 1, false);
-            dual_forward(&d, 1), dual_backward(&d, 0, false);
+            dual_add_forward(&d, 0), dual_add_backward(&d, 1, false);
+            dual_add_forward(&d, 1), dual_add_backward(&d, 0, false);
         }
-        for (int i = 0; i < behind; i++) dual_backward(&d, 1, false), dual_forward(&d, 1), dual_backward(&d, 0, false);
-        dual_drain(&d, rank + 1);
-        for (int i = 0; i < behind; i++) dual_weight(&d), dual_backward(&d, 0, true);
-        for (int i = 0; i <= rank; i++) dual_weight(&d);
+        for (int i = 0; i < behind; i++)
+            dual_add_backward(&d, 1, false), dual_add_forward(&d, 1), dual_add_backward(&d, 0, false);
+        dual_add_last_backwards(&d, rank + 1);
+        for (int i = 0; i < behind; i++) dual_add_weight(&d), dual_add_backward(&d, 0, true);
+        for (int i = 0; i <= rank; i++) dual_add_weight(&d);
     }
 }
 
@@ -236,24 +239,24 @@ static const struct pipeline_rule {
     /* `even` requires a multiple of the ranks as the number of microbatches. */
     bool even;
 } schedules[] = {
-    { "naive", .write = make_naive, .chunks = 1 },
+    { "naive", .write = pipeline_make_naive, .chunks = 1 },
     { "gpipe", .choose = rule_gpipe, .chunks = 1 },
-    { "1f1b", .choose = one_forward_one_backward, .chunks = 1, .least = 1 },
-    { "interleaved", .write = make_interleaved, .least = 1, .even = true },
-    { "zb-h1", .choose = zero_bubble, .chunks = 1, .splits = true, .least = 1 },
-    { "zb-v", .choose = zero_bubble_v, .chunks = 2, .splits = true, .turns = true, .least = 1 },
-    { "dualpipe-v", .write = make_dualpipe_v, .chunks = 2, .turns = true, .least = 2 },
+    { "1f1b", .choose = rule_one_forward_one_backward, .chunks = 1, .least = 1 },
+    { "interleaved", .write = pipeline_make_interleaved, .least = 1, .even = true },
+    { "zb-h1", .choose = rule_zero_bubble_h1, .chunks = 1, .splits = true, .least = 1 },
+    { "zb-v", .choose = rule_zero_bubble_v, .chunks = 2, .splits = true, .turns = true, .least = 1 },
+    { "dualpipe-v", .write = pipeline_make_dualpipe_v, .chunks = 2, .turns = true, .least = 2 },
 };
 enum { SCHEDULES = sizeof schedules / sizeof schedules[0] };
 enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 65536, MOST_CHUNKS = 64, MOST_WORK = 1 << 24 };
-const char *pipeline_name(int index) { return index >= 0 && index < SCHEDULES ? schedules[index].name : NULL; }
-static const struct pipeline_rule *find_schedule(const char *name)
+const char *pipeline_schedule_name(int index) { return index >= 0 && index < SCHEDULES ? schedules[index].name : NULL; }
+static const struct pipeline_rule *pipeline_find_schedule(const char *name)
 {
     for (int i = 0; i < SCHEDULES; i++)
         if (strcmp(schedules[i].name, name) == 0) return &schedules[i];
     return NULL;
 }
-static tutti_status check_sizes(const struct pipeline_rule *s, const char *name, int ranks, int chunks,
+static tutti_status pipeline_check_sizes(const struct pipeline_rule *s, const char *name, int ranks, int chunks,
     int microbatches)
 {
     if (!s)
@@ -281,27 +284,27 @@ static tutti_status check_sizes(const struct pipeline_rule *s, const char *name,
             ranks, microbatches);
     return TUTTI_OK;
 }
-static tutti_status rules_run(struct tutti_pipeline *p, const struct pipeline_rule *s)
+static tutti_status pipeline_fill_lists(struct tutti_pipeline *p, const struct pipeline_rule *s)
 {
     size_t each = (size_t)p->chunks * (size_t)p->microbatches * 3;
-    p->list = memory_zeroed((size_t)p->ranks, sizeof *p->list);
+    p->list = memory_alloc_zeroed((size_t)p->ranks, sizeof *p->list);
     for (int rank = 0; p->list && rank < p->ranks; rank++) {
-        p->list[rank].action = memory_zeroed(each, sizeof *p->list[rank].action);
+        p->list[rank].action = memory_alloc_zeroed(each, sizeof *p->list[rank].action);
         if (!p->list[rank].action) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for rank %d", rank);
     }
     if (!p->list) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %d ranks", p->ranks);
-    if (s->choose) return make_by_rule(p, s->choose);
+    if (s->choose) return pipeline_make_by_rule(p, s->choose);
     s->write(p);
     return TUTTI_OK;
 }
 tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)
 {
-    const struct pipeline_rule *s = find_schedule(schedule);
-    TRY(check_sizes(s, schedule, ranks, chunks, microbatches));
-    struct tutti_pipeline *p = memory_zeroed(1, sizeof *p);
+    const struct pipeline_rule *s = pipeline_find_schedule(schedule);
+    TRY(pipeline_check_sizes(s, schedule, ranks, chunks, microbatches));
+    struct tutti_pipeline *p = memory_alloc_zeroed(1, sizeof *p);
     if (!p) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
     *p = (struct tutti_pipeline){ ranks, chunks, ranks * chunks, microbatches, s->turns, s->splits, NULL };
-    tutti_status status = rules_run(p, s);
+    tutti_status status = pipeline_fill_lists(p, s);
     if (status == TUTTI_OK) *out = p;
     else pipeline_destroy(p);
     return status;

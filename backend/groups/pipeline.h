@@ -13,7 +13,7 @@ struct tutti_pipeline {
     bool splits;
     struct pipeline_list *list;                         /* [ranks] */
 };
-static inline int pipeline_rank(const struct tutti_pipeline *p, int stage)
+static inline int pipeline_stage_rank(const struct tutti_pipeline *p, int stage)
 {
     int round = stage / p->ranks, place = stage % p->ranks;
     return p->turns && round % 2 ? p->ranks - 1 - place : place;
@@ -24,7 +24,7 @@ static inline size_t pipeline_cell(const struct tutti_pipeline *p, int stage, in
     return (size_t)stage * (size_t)p->microbatches + (size_t)microbatch;
 }
 /* Returns the kind of backward that other stages wait for. */
-static inline tutti_work pipeline_backward(const struct tutti_pipeline *p)
+static inline tutti_work pipeline_backward_work(const struct tutti_pipeline *p)
 {
     return p->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
 }
@@ -32,7 +32,7 @@ tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, in
 /* Frees a pipeline; NULL is allowed. */
 void pipeline_destroy(struct tutti_pipeline *pipeline);
 /* Returns the name of a schedule, or NULL after the last. */
-const char *pipeline_name(int index);
+const char *pipeline_schedule_name(int index);
 tutti_status pipeline_check(const struct tutti_pipeline *pipeline);
-tutti_status pipeline_time(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *cost, double *ends,
-    double *makespan, double *busy, int *held);
+tutti_status pipeline_compute_times(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *cost,
+    double *ends, double *makespan, double *busy, int *held);

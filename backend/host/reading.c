@@ -10,12 +10,15 @@
 /* One call copies less than 2 GiB. */
 enum { MOST_BYTES = 1 << 30 };
 
-static struct iovec part_of(uint64_t at, size_t bytes) { return (struct iovec){ (void *)(uintptr_t)at, bytes }; }
-static int read_once(const struct source *from, void *to, uint64_t at, size_t bytes)
+static struct iovec iovec_of_address(uint64_t at, size_t bytes)
+{
+    return (struct iovec){ (void *)(uintptr_t)at, bytes };
+}
+static int reading_copy_once(const struct read_source *from, void *to, uint64_t at, size_t bytes)
 {
     unsigned char nonce[NONCE_BYTES] = { 0 };
     struct iovec local[] = { { to, bytes }, { nonce, sizeof nonce } };
-    struct iovec remote[] = { part_of(at, bytes), part_of(from->nonce_at, sizeof nonce) };
+    struct iovec remote[] = { iovec_of_address(at, bytes), iovec_of_address(from->nonce_at, sizeof nonce) };
     ssize_t got;
     do got = process_vm_readv((pid_t)from->process, local, 2, remote, 2, 0);
     while (got < 0 && errno == EINTR);
@@ -23,17 +26,17 @@ static int read_once(const struct source *from, void *to, uint64_t at, size_t by
     if ((size_t)got < bytes) return -EFAULT;
     return (size_t)got == bytes + sizeof nonce && !memcmp(nonce, from->nonce, sizeof nonce) ? 0 : -ESRCH;
 }
-int reading_copy(const struct source *from, void *to, uint64_t at, size_t bytes)
+int reading_copy(const struct read_source *from, void *to, uint64_t at, size_t bytes)
 {
     if (!from->process || !from->nonce_at) return -ESRCH;
     for (size_t done = 0, some; done < bytes; done += some) {
         some = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
-        int error = read_once(from, (unsigned char *)to + done, at + done, some);
+        int error = reading_copy_once(from, (unsigned char *)to + done, at + done, some);
         if (error) return error;
     }
     return 0;
 }
-int reading_try(const struct source *from)
+int reading_test_source(const struct read_source *from)
 {
     unsigned char nonce[NONCE_BYTES];
     return reading_copy(from, nonce, from->nonce_at, sizeof nonce);
@@ -42,7 +45,7 @@ bool reading_is_possible(const void *at, size_t bytes)
 {
     unsigned char first, last;
     struct iovec local[] = { { &first, 1 }, { &last, 1 } };
-    struct iovec remote[] = { part_of((uintptr_t)at, 1), part_of((uintptr_t)at + bytes - 1, 1) };
+    struct iovec remote[] = { iovec_of_address((uintptr_t)at, 1), iovec_of_address((uintptr_t)at + bytes - 1, 1) };
     return bytes == 0 || process_vm_readv(getpid(), local, 2, remote, 2, 0) == 2;
 }
 const char *reading_reason(int error)
@@ -55,9 +58,9 @@ const char *reading_reason(int error)
     if (error == -EFAULT) return "the memory cannot be read";
     return strerror(-error);
 }
-tutti_status reading_failed(const struct source *from, int error, int rank, int owner)
+tutti_status reading_failure_status(const struct read_source *from, int error, int rank, int owner)
 {
-    int now = error == -ESRCH ? error : reading_try(from);
+    int now = error == -ESRCH ? error : reading_test_source(from);
     if (now && now != -EPERM) return TUTTI_IN_PROGRESS;
     const char *since = now ? "it could when the group was formed"
                             : "its memory was freed while the operation used it, or is of a kind that only its own "
@@ -67,7 +70,7 @@ tutti_status reading_failed(const struct source *from, int error, int rank, int 
         rank, owner, reading_reason(error), since);
 }
 /* With Yama's scope 1 a process may read only its descendants. */
-static int yama_scope(void)
+static int yama_read_scope(void)
 {
     char scope = '0';
     int file = open("/proc/sys/kernel/yama/ptrace_scope", O_RDONLY | O_CLOEXEC);
@@ -80,7 +83,7 @@ const char *reading_describe(void)
 {
     char mine = 0;
     if (!reading_is_possible(&mine, 1)) return "no: seccomp or the kernel forbids process_vm_readv";
-    if (yama_scope() > 0 && geteuid() != 0)
+    if (yama_read_scope() > 0 && geteuid() != 0)
         return "no: kernel.yama.ptrace_scope is not 0, so processes may only read their children";
     return "yes: the kernel reads private tensors of other ranks (process_vm_readv) where shared memory is slower";
 }

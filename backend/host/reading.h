@@ -7,7 +7,7 @@
 
 /* A process that can be read; the fields stay constant. `process` is its id as this process sees it, or 0 if it is
    invisible. `nonce_at` is the address of its nonce in its memory, or 0 if unknown. */
-struct source {
+struct read_source {
     int64_t process;
     uint64_t nonce_at;
     unsigned char nonce[NONCE_BYTES];
@@ -15,9 +15,9 @@ struct source {
 /* Copies bytes of a process; returns 0 or -errno. -EPERM means that the kernel forbids it, -ESRCH that the process is
    gone, invisible, or another one has its id, and -EFAULT that the address is unreadable. After an error `to` may be
    written in part. */
-int reading_copy(const struct source *from, void *to, uint64_t at, size_t bytes);
+int reading_copy(const struct read_source *from, void *to, uint64_t at, size_t bytes);
 /* Tests whether the process can be read at all; returns 0 or -errno as above. */
-int reading_try(const struct source *from);
+int reading_test_source(const struct read_source *from);
 /* Tests whether the kind of this memory lets other processes read it (that of a device does not). The function checks
    the first and the last byte. */
 bool reading_is_possible(const void *at, size_t bytes);
@@ -27,4 +27,4 @@ const char *reading_reason(int error);
 const char *reading_describe(void);
 /* Returns the status of an operation of `rank` that could not read a tensor of rank `owner`. IN_PROGRESS means that the
    owner may be gone, which its other connections will report. Otherwise it fails with SYSTEM and the reason. */
-tutti_status reading_failed(const struct source *from, int error, int rank, int owner);
+tutti_status reading_failure_status(const struct read_source *from, int error, int rank, int owner);

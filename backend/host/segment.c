@@ -25,7 +25,7 @@ struct segment_header {
     uint32_t filled;
     uint32_t unused;
     struct failure failure;
-    struct told told;
+    struct calibration_record calibration_record;
     struct tuning tuning;
 };
 static const char magic[8] = "tutti-s1";
@@ -34,47 +34,47 @@ static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow ea
 
 /* ---- layout ---- */
 /* The offsets of the parts, and the size of the file. */
-struct offsets { size_t controls, lines, declarations, introductions, counts, accounts, slots, pairs, bytes; };
+struct offsets { size_t controls, lines, declarations, join_infos, counts, accounts, slots, pairs, bytes; };
 
 /* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
-static bool region_place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
+static bool region_place_at_end(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
 {
     size_t start, length;
     if (!size_add(*end, step - 1, &start) || !size_multiply(count, bytes, &length)) return false;
     *at = start / step * step;
     return size_add(*at, length, end);
 }
-static bool round_to_pages(size_t bytes, size_t *out)
+static bool size_round_to_pages(size_t bytes, size_t *out)
 {
     if (!size_add(bytes, page_bytes() - 1, out)) return false;
     *out = *out / page_bytes() * page_bytes();
     return true;
 }
 /* Fills in the sizes in *out, without the addresses. */
-static bool offsets_compute(struct segment *out, const struct segment_shape *shape, struct offsets *at)
+static bool segment_compute_offsets(struct segment *out, const struct segment_shape *shape, struct offsets *at)
 {
     size_t page = page_bytes(), end = sizeof(struct segment_header), ranks = (size_t)shape->ranks, none = 0;
     size_t counts = ranks * (size_t)shape->columns;
     *out = (struct segment){ .ranks = shape->ranks, .columns = shape->columns };
     out->account_bytes = shape->account_bytes;
-    bool fits = round_to_pages(shape->slot_bytes, &out->slot_bytes)
-        && round_to_pages(shape->pair_bytes, &out->pair_bytes)
-        && region_place(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
-        && region_place(&end, ranks, TRACKS * sizeof(struct line), page, &at->lines)
-        && region_place(&end, ranks, DECLARATIONS * sizeof(struct declaration), ALIGNMENT, &at->declarations)
-        && region_place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
-        && region_place(&end, ranks, out->account_bytes, ALIGNMENT, &at->accounts)
-        && region_place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), page, &at->counts)
-        && region_place(&end, ranks, out->slot_bytes, page, &at->slots)
-        && region_place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs)
-        && region_place(&end, 0, 0, page, &none);
+    bool fits = size_round_to_pages(shape->slot_bytes, &out->slot_bytes)
+        && size_round_to_pages(shape->pair_bytes, &out->pair_bytes)
+        && region_place_at_end(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
+        && region_place_at_end(&end, ranks, TRACKS * sizeof(struct line), page, &at->lines)
+        && region_place_at_end(&end, ranks, DECLARATIONS * sizeof(struct declaration), ALIGNMENT, &at->declarations)
+        && region_place_at_end(&end, ranks, sizeof(struct join_info), ALIGNMENT, &at->join_infos)
+        && region_place_at_end(&end, ranks, out->account_bytes, ALIGNMENT, &at->accounts)
+        && region_place_at_end(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), page, &at->counts)
+        && region_place_at_end(&end, ranks, out->slot_bytes, page, &at->slots)
+        && region_place_at_end(&end, ranks * ranks, out->pair_bytes, page, &at->pairs)
+        && region_place_at_end(&end, 0, 0, page, &none);
     at->bytes = out->bytes = none;
     return fits && none <= INT64_MAX;
 }
 static tutti_status segment_plan(struct segment *out, const struct segment_shape *shape, struct offsets *offsets)
 {
     assert(shape->ranks > 0);
-    if (offsets_compute(out, shape, offsets)) return TUTTI_OK;
+    if (segment_compute_offsets(out, shape, offsets)) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY,
         "the shared memory of %d ranks with %zu bytes of slots each is larger than an address can say", shape->ranks,
         shape->slot_bytes);
@@ -86,12 +86,12 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of shared memory: %s (limit on address space? see ulimit -v)", offsets->bytes,
             strerror(errno));
-    memfd_keep_out(base, offsets->bytes);
+    memory_keep_out_of_children(base, offsets->bytes);
     out->base = base;
     out->failure = &((struct segment_header *)base)->failure;
-    out->told = &((struct segment_header *)base)->told;
+    out->calibration_record = &((struct segment_header *)base)->calibration_record;
     out->tuning = &((struct segment_header *)base)->tuning;
-    out->introductions = (struct introduction *)(void *)(out->base + offsets->introductions);
+    out->join_infos = (struct join_info *)(void *)(out->base + offsets->join_infos);
     out->controls = (struct control *)(void *)(out->base + offsets->controls);
     out->lines = (struct line *)(void *)(out->base + offsets->lines);
     out->declarations = (struct declaration *)(void *)(out->base + offsets->declarations);
@@ -110,7 +110,7 @@ static int pages_populate(void *at, size_t bytes)
         if (errno != EINTR && errno != EAGAIN) return errno;
     return 0;
 }
-static bool is_shortage(int error) { return error == EFAULT || error == ENOMEM || error == ENOSPC; }
+static bool error_is_shortage(int error) { return error == EFAULT || error == ENOMEM || error == ENOSPC; }
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what)
 {
     size_t page = page_bytes(), offset = (size_t)((unsigned char *)at - segment->base), first = offset / page * page;
@@ -119,10 +119,10 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
     size_t length = size_round_up(offset + bytes - first, page);
     int error;
     do error = pages_populate(segment->base + first, length);
-    while (is_shortage(error) && arena_give_up_spare());
+    while (error_is_shortage(error) && arena_give_up_spare());
     if (!error) return TUTTI_OK;
     /* madvise returns EFAULT where an access would raise SIGBUS. */
-    if (is_shortage(error))
+    if (error_is_shortage(error))
         return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory are not available (%s)", what,
             length, strerror(error));
     return status_fail(TUTTI_SYSTEM, "madvise(MADV_POPULATE_WRITE) of %zu bytes for %s: %s", length, what,
@@ -130,24 +130,24 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
 }
 
 /* ---- create ---- */
-static tutti_status pages_allocate(int descriptor, size_t bytes, const char *what)
+static tutti_status segment_allocate_pages(int descriptor, size_t bytes, const char *what)
 {
     tutti_status status;
     do status = memfd_allocate(descriptor, 0, bytes, what);
     while (status == TUTTI_NO_MEMORY && arena_give_up_spare());
     return status;
 }
-static tutti_status segment_build(struct segment *out, const struct offsets *offsets, const unsigned char nonce[16],
-    int *fd)
+static tutti_status segment_build_file(struct segment *out, const struct offsets *offsets,
+    const unsigned char nonce[16], int *fd)
 {
     TRY(memfd_create_sealed(offsets->bytes, fd));
-    TRY(pages_allocate(*fd, offsets->counts, "control blocks"));
+    TRY(segment_allocate_pages(*fd, offsets->counts, "control blocks"));
     TRY(segment_map(out, offsets, *fd));
     struct segment_header *header = (struct segment_header *)(void *)out->base;
     atomic_store(&out->failure->operation, UINT64_MAX);
     header->filled = pages_populate(out->base, page_bytes()) == EINVAL;
     if (header->filled)
-        TRY(pages_allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
+        TRY(segment_allocate_pages(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
     memcpy(header->magic, magic, sizeof magic);
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;
@@ -159,7 +159,7 @@ tutti_status segment_create(struct segment *out, const struct segment_shape *sha
     struct offsets offsets = { 0 };
     int descriptor = -1;
     TRY(segment_plan(&made, shape, &offsets));
-    tutti_status status = segment_build(&made, &offsets, nonce, &descriptor);
+    tutti_status status = segment_build_file(&made, &offsets, nonce, &descriptor);
     if (status != TUTTI_OK) {
         segment_detach(&made);
         if (descriptor >= 0) close(descriptor);
@@ -171,7 +171,7 @@ tutti_status segment_create(struct segment *out, const struct segment_shape *sha
 }
 
 /* ---- attach ---- */
-static tutti_status check_header(const struct segment *segment, const unsigned char nonce[16])
+static tutti_status segment_check_header(const struct segment *segment, const unsigned char nonce[16])
 {
     const struct segment_header *header = (const struct segment_header *)(const void *)segment->base;
     if (memcmp(header->magic, magic, sizeof magic) != 0 || memcmp(header->nonce, nonce, sizeof header->nonce) != 0)
@@ -186,7 +186,7 @@ tutti_status segment_attach(struct segment *out, const struct segment_shape *sha
     tutti_status status = segment_plan(&found, shape, &offsets);
     if (status == TUTTI_OK) status = memfd_check(fd, offsets.bytes, "the group's");
     if (status == TUTTI_OK) status = segment_map(&found, &offsets, fd);
-    if (status == TUTTI_OK) status = check_header(&found, nonce);
+    if (status == TUTTI_OK) status = segment_check_header(&found, nonce);
     close(fd);
     if (status != TUTTI_OK) segment_detach(&found);
     else *out = found;

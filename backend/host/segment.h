@@ -51,7 +51,7 @@ struct declaration {
     /* These locate INPUT and OUTPUT in the arena, for operations that access shared tensors (engine/tensors.h). */
     struct location tensor[2];
     uint64_t flags;
-    /* `trial` is the code of the tested candidate, or 0 for the choice by price. */
+    /* `trial` is the code of the tested candidate, or 0 for the choice by cost. */
     uint64_t trial;
     /* `fingerprint` is that of the line for a one-sided operation, which stays here for longer. */
     uint64_t fingerprint;
@@ -104,7 +104,7 @@ struct failure {
 };
 enum { CORE_WORDS = 16, PARAMETERS_BYTES = 320 };
 /* The data of a rank that joins (join/calibration.c). */
-struct introduction {
+struct join_info {
     /* The cores that the rank may run on, with one bit for each. */
     uint64_t cores[CORE_WORDS];
     /* `nonce_at` is the address of the nonce in its process (host/reading.h). */
@@ -117,7 +117,7 @@ struct introduction {
 };
 /* Rank 0 writes this record when all ranks have joined. `ready` is 1 once the rest is valid. The parameters are those
    of the machine and of its networks. */
-struct told {
+struct calibration_record {
     _Atomic uint32_t ready;
     int32_t distance;
     unsigned char parameters[PARAMETERS_BYTES];
@@ -143,10 +143,10 @@ struct segment {
     size_t bytes, slot_bytes;
     unsigned char *base;
     struct failure *failure;
-    struct told *told;
+    struct calibration_record *calibration_record;
     struct tuning *tuning;
     /* A rank writes its cores before it sets `joined`. */
-    struct introduction *introductions;                /* [ranks]                                                 */
+    struct join_info *join_infos;                /* [ranks]                                                 */
     struct control *controls;                          /* [ranks]                                                 */
     struct line *lines;                                /* [ranks][TRACKS]                                         */
     struct declaration *declarations;                  /* [ranks][DECLARATIONS]                                   */
@@ -179,10 +179,7 @@ static inline struct declaration *segment_declaration(const struct segment *s, i
 {
     return &s->declarations[(uint64_t)index * DECLARATIONS + operation % DECLARATIONS];
 }
-static inline struct introduction *segment_introduction(const struct segment *s, int index)
-{
-    return &s->introductions[index];
-}
+static inline struct join_info *segment_join_info(const struct segment *s, int index) { return &s->join_infos[index]; }
 static inline unsigned char *segment_account(const struct segment *s, int index)
 {
     return s->accounts + (size_t)index * s->account_bytes;

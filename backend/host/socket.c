@@ -13,7 +13,7 @@
 enum { LISTEN_QUEUE = 512, MOST_DESCRIPTORS = 4 };
 
 /* ---- names ---- */
-static socklen_t name_socket(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])
+static socklen_t socket_make_name(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
     /* A first byte of zero makes the name abstract. */
     *out = (struct sockaddr_un){ .sun_family = AF_UNIX };
@@ -22,68 +22,69 @@ static socklen_t name_socket(struct sockaddr_un *out, const char *purpose, const
         used += (size_t)snprintf(out->sun_path + 1 + used, room - used, "%02x", nonce[i]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + used);
 }
-static int close_with(int descriptor, int error)
+static int descriptor_close_with_error(int descriptor, int error)
 {
     close(descriptor);
     return -error;
 }
 /* Gets the process and user at the other end; returns 0 or -errno. */
-static int other_end(int descriptor, struct ucred *out)
+static int socket_get_peer(int descriptor, struct ucred *out)
 {
     socklen_t bytes = sizeof *out;
     return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, out, &bytes) ? -errno : 0;
 }
 /* Returns 0 if the other end has this process's user, otherwise -errno. */
-static int check_user(int descriptor)
+static int socket_check_user(int descriptor)
 {
     struct ucred other;
-    int error = other_end(descriptor, &other);
+    int error = socket_get_peer(descriptor, &other);
     return error ? error : other.uid == geteuid() ? 0 : -EPERM;
 }
 /* Returns the descriptor if the user is right; otherwise closes it and returns -errno. */
-static int descriptor_checked(int descriptor)
+static int socket_check_or_close(int descriptor)
 {
-    int error = check_user(descriptor);
-    return error ? close_with(descriptor, -error) : descriptor;
+    int error = socket_check_user(descriptor);
+    return error ? descriptor_close_with_error(descriptor, -error) : descriptor;
 }
 
 /* ---- connections ---- */
-static int open_socket(void)
+static int socket_open_unix(void)
 {
-    int descriptor = descriptor_raised(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    int descriptor = descriptor_move_above_stderr(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
 int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
     struct sockaddr_un name;
-    socklen_t bytes = name_socket(&name, purpose, nonce);
-    int descriptor = open_socket();
+    socklen_t bytes = socket_make_name(&name, purpose, nonce);
+    int descriptor = socket_open_unix();
     if (descriptor < 0) return descriptor;
     if (bind(descriptor, (struct sockaddr *)&name, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
-        return close_with(descriptor, errno);
+        return descriptor_close_with_error(descriptor, errno);
     return descriptor;
 }
 int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
     struct sockaddr_un name;
-    socklen_t bytes = name_socket(&name, purpose, nonce);
-    int descriptor = open_socket();
+    socklen_t bytes = socket_make_name(&name, purpose, nonce);
+    int descriptor = socket_open_unix();
     if (descriptor < 0) return descriptor;
-    if (connect(descriptor, (struct sockaddr *)&name, bytes) != 0) return close_with(descriptor, errno);
-    return descriptor_checked(descriptor);
+    if (connect(descriptor, (struct sockaddr *)&name, bytes) != 0)
+        return descriptor_close_with_error(descriptor, errno);
+    return socket_check_or_close(descriptor);
 }
 int socket_accept(int listener)
 {
     int descriptor;
-    do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    do descriptor = descriptor_move_above_stderr(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
-    return descriptor < 0 ? -errno : descriptor_checked(descriptor);
+    return descriptor < 0 ? -errno : socket_check_or_close(descriptor);
 }
 
-int64_t socket_process(int socket)
+int64_t socket_peer_process(int socket)
 {
     struct ucred other;
-    return other_end(socket, &other) == 0 ? other.pid : 0;
+    return socket_get_peer(socket, &other) == 0 ? other.pid : 0;
 }
 
 /* ---- messages ---- */
@@ -112,7 +113,7 @@ int socket_send(int socket, const void *message, size_t bytes, int descriptor)
     return sent < 0 ? -errno : 0;
 }
 /* Keeps the first descriptor and closes all others, because the kernel has already installed each of them. */
-static void take_descriptors(struct msghdr *header, int *out)
+static void socket_take_descriptors(struct msghdr *header, int *out)
 {
     for (struct cmsghdr *control = CMSG_FIRSTHDR(header); control; control = CMSG_NXTHDR(header, control)) {
         if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
@@ -120,7 +121,7 @@ static void take_descriptors(struct msghdr *header, int *out)
         for (size_t i = 0; i < count; i++) {
             int one;
             memcpy(&one, CMSG_DATA(control) + i * sizeof one, sizeof one);
-            if (*out < 0) *out = descriptor_raised(one);
+            if (*out < 0) *out = descriptor_move_above_stderr(one);
             else close(one);
         }
     }
@@ -138,7 +139,7 @@ int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
     do got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && (errno == EINTR || errno == ECONNRESET));
     if (got < 0) return -errno;
-    take_descriptors(&header, &came);
+    socket_take_descriptors(&header, &came);
     bool whole = got > 0 && !(header.msg_flags & MSG_TRUNC);
     if (came >= 0 && !(descriptor && whole)) { close(came); came = -1; }
     if (descriptor) *descriptor = came;

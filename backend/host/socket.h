@@ -14,7 +14,7 @@ int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES]);
 /* Accepts a connection. -EAGAIN means that no connection waits, and -EPERM that one of another user was closed. */
 int socket_accept(int listener);
 /* Returns the id of the process at the other end as this process sees it, or 0 if it is invisible. */
-int64_t socket_process(int socket);
+int64_t socket_peer_process(int socket);
 /* Sends a message, with a descriptor unless that is -1. -EAGAIN means that the socket is full. It never raises
    SIGPIPE. */
 int socket_send(int socket, const void *message, size_t bytes, int descriptor);

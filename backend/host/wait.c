@@ -36,11 +36,11 @@ static _Atomic bool only_single;
 /* ---- counters ---- */
 /* The counters have cache lines of their own. */
 static struct { _Alignas(128) _Atomic uint64_t count[WAITING_COUNTERS]; } waiting;
-static void wait_count(enum waiting_counter which, uint64_t more)
+static void waiting_counter_add(enum waiting_counter which, uint64_t more)
 {
     atomic_fetch_add_explicit(&waiting.count[which], more, memory_order_relaxed);
 }
-const char *waiting_name(int which)
+const char *waiting_counter_name(int which)
 {
     static const char *const names[] = {
 #define X(name, text) text,
@@ -49,36 +49,36 @@ const char *waiting_name(int which)
     };
     return which >= 0 && which < WAITING_COUNTERS ? names[which] : NULL;
 }
-uint64_t waiting_count(int which)
+uint64_t waiting_counter_value(int which)
 {
-    return waiting_name(which) ? atomic_load_explicit(&waiting.count[which], memory_order_relaxed) : 0;
+    return waiting_counter_name(which) ? atomic_load_explicit(&waiting.count[which], memory_order_relaxed) : 0;
 }
 
 /* ---- spin budgets ---- */
-static void phase_override(int *phase, int64_t setting)
+static void backoff_override_phase(int *phase, int64_t setting)
 {
     if (setting >= 0) *phase = setting < INT_MAX / 2 ? (int)setting : INT_MAX / 2;
 }
 /* Measured: a pause takes about 40 ns, a yield without another thread on the core 300 ns, and a sleep with its wake-up
    8 us. A yield is cheap if the core has no other thread, and hands the core over if it has one. */
-struct backoff backoff_for(bool driver)
+struct backoff backoff_for_thread(bool driver)
 {
     struct backoff backoff = driver ? (struct backoff){ 100, 200 } : (struct backoff){ 100, 10 };
-    phase_override(&backoff.pauses, settings_get()->pauses);
-    phase_override(&backoff.yields, settings_get()->yields);
+    backoff_override_phase(&backoff.pauses, settings_get()->pauses);
+    backoff_override_phase(&backoff.yields, settings_get()->yields);
     return backoff;
 }
-struct backoff backoff_of(int pauses, int yields)
+struct backoff backoff_of_budget(int pauses, int yields)
 {
     struct backoff backoff = { pauses, yields };
-    phase_override(&backoff.pauses, settings_get()->pauses);
-    phase_override(&backoff.yields, settings_get()->yields);
+    backoff_override_phase(&backoff.pauses, settings_get()->pauses);
+    backoff_override_phase(&backoff.yields, settings_get()->yields);
     return backoff;
 }
 
 /* ---- wait sets ---- */
 uint32_t wait_core(void) { return (uint32_t)(sched_getcpu() + 1); }
-void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared)
+void wait_set_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared)
 {
     if (set->count == WAIT_WORDS) return;
     set->item[set->count].word = word;
@@ -88,43 +88,43 @@ void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atom
 }
 void word_wake(_Atomic uint32_t *word, bool shared)
 {
-    wait_count(WAITING_WAKES, 1);
+    waiting_counter_add(WAITING_WAKES, 1);
     syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 /* ---- unfenced publishing ---- */
 enum { QUIET = 64 };
-void publisher_go_bare(struct publisher *p, _Atomic uint32_t *waiters)
+void publisher_go_unfenced(struct publisher *p, _Atomic uint32_t *waiters)
 {
     if (++p->quiet < QUIET) return;
     p->quiet = 0;
-    if (atomic_fetch_or(waiters, WAITERS_BARE) != 0) atomic_fetch_and(waiters, ~(uint32_t)WAITERS_BARE);
+    if (atomic_fetch_or(waiters, WAITERS_UNFENCED) != 0) atomic_fetch_and(waiters, ~(uint32_t)WAITERS_UNFENCED);
 }
 /* Counts a sleeper in; returns false if a fence is needed and the kernel refuses it. */
-static bool count_in(const struct wait_set *set)
+static bool wait_set_count_sleeper(const struct wait_set *set)
 {
     uint32_t bits = 0;
     for (int i = 0; i < set->count; i++) bits |= atomic_fetch_add(set->item[i].waiters, 1);
-    if (!(bits & WAITERS_BARE)) return true;
-    bool fenced = fence_everywhere();
-    for (int i = 0; i < set->count; i++) atomic_fetch_and(set->item[i].waiters, ~(uint32_t)WAITERS_BARE);
+    if (!(bits & WAITERS_UNFENCED)) return true;
+    bool fenced = fence_all_threads();
+    for (int i = 0; i < set->count; i++) atomic_fetch_and(set->item[i].waiters, ~(uint32_t)WAITERS_UNFENCED);
     return fenced;
 }
 
 /* ---- sleep ---- */
-static struct timespec time_of_ms(int ms) { return (struct timespec){ ms / 1000, ms % 1000 * 1000000L }; }
+static struct timespec timespec_from_ms(int ms) { return (struct timespec){ ms / 1000, ms % 1000 * 1000000L }; }
 
 /* Both return 0, or the error with which the system has ended the sleep. */
-static int sleep_on_one(const struct wait_set *set, int most_ms)
+static int wait_set_sleep_one(const struct wait_set *set, int most_ms)
 {
-    struct timespec most = time_of_ms(most_ms);
+    struct timespec most = timespec_from_ms(most_ms);
     int call = set->item[0].shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE;
     return syscall(SYS_futex, set->item[0].word, call, set->item[0].seen, &most, NULL, 0) < 0 ? errno : 0;
 }
-static int sleep_on_all(const struct wait_set *set, int most_ms)
+static int wait_set_sleep_all(const struct wait_set *set, int most_ms)
 {
     struct futex_word words[WAIT_WORDS];
-    struct timespec until, most = time_of_ms(most_ms);
+    struct timespec until, most = timespec_from_ms(most_ms);
     for (int i = 0; i < set->count; i++) {
         uint32_t scope = set->item[i].shared ? 0 : PRIVATE;
         words[i] = (struct futex_word){ set->item[i].seen, (uintptr_t)set->item[i].word, FUTEX_32_BITS | scope, 0 };
@@ -135,47 +135,47 @@ static int sleep_on_all(const struct wait_set *set, int most_ms)
     if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
     return syscall(SYS_futex_waitv, words, set->count, 0, &until, CLOCK_MONOTONIC) < 0 ? errno : 0;
 }
-static int sleep_on_words(const struct wait_set *set, int most_ms)
+static int wait_set_sleep_words(const struct wait_set *set, int most_ms)
 {
     /* A full set may have ignored words. */
     if (set->count == WAIT_WORDS && most_ms > 1) most_ms = 1;
     if (set->count > 1 && !atomic_load_explicit(&only_single, memory_order_relaxed)) {
-        int error = sleep_on_all(set, most_ms);
+        int error = wait_set_sleep_all(set, most_ms);
         if (error != ENOSYS && error != EPERM) return error;
         atomic_store_explicit(&only_single, true, memory_order_relaxed);
     }
-    return sleep_on_one(set, set->count > 1 && most_ms > 1 ? 1 : most_ms);
+    return wait_set_sleep_one(set, set->count > 1 && most_ms > 1 ? 1 : most_ms);
 }
-static bool has_changed(const struct wait_set *set)
+static bool wait_set_has_changed(const struct wait_set *set)
 {
     for (int i = 0; i < set->count; i++)
         if (atomic_load(set->item[i].word) != set->item[i].seen) return true;
     return false;
 }
-static void count_sleep(const struct wait_set *set, int64_t ns, bool timed_out)
+static void waiting_count_sleep(const struct wait_set *set, int64_t ns, bool timed_out)
 {
-    if (timed_out && has_changed(set)) wait_count(WAITING_LATE, 1);
+    if (timed_out && wait_set_has_changed(set)) waiting_counter_add(WAITING_LATE, 1);
     if (set->idle) return;
-    wait_count(WAITING_SLEEPS, 1);
-    wait_count(WAITING_ASLEEP_NS, (uint64_t)ns);
-    if (timed_out) wait_count(WAITING_TIMED_OUT, 1);
+    waiting_counter_add(WAITING_SLEEPS, 1);
+    waiting_counter_add(WAITING_ASLEEP_NS, (uint64_t)ns);
+    if (timed_out) waiting_counter_add(WAITING_TIMED_OUT, 1);
 }
 static void thread_nap(int ms)
 {
-    struct timespec most = time_of_ms(ms);
-    wait_count(WAITING_NAPS, 1);
+    struct timespec most = timespec_from_ms(ms);
+    waiting_counter_add(WAITING_NAPS, 1);
     clock_nanosleep(CLOCK_MONOTONIC, 0, &most, NULL);
 }
-void wait_sleep(const struct wait_set *set, int most_ms)
+void wait_set_sleep(const struct wait_set *set, int most_ms)
 {
     if (set->soon && most_ms > 1) most_ms = 1;
     if (most_ms <= 0) return;
     if (set->count == 0) { thread_nap(most_ms); return; }
     /* Without the fence this sleep may miss a wake-up. */
-    if (!count_in(set) && most_ms > 1) most_ms = 1;
+    if (!wait_set_count_sleeper(set) && most_ms > 1) most_ms = 1;
     int64_t begin = clock_ns();
-    bool timed_out = sleep_on_words(set, most_ms) == ETIMEDOUT;
-    count_sleep(set, clock_ns() - begin, timed_out);
+    bool timed_out = wait_set_sleep_words(set, most_ms) == ETIMEDOUT;
+    waiting_count_sleep(set, clock_ns() - begin, timed_out);
     for (int i = 0; i < set->count; i++) atomic_fetch_sub_explicit(set->item[i].waiters, 1, memory_order_relaxed);
 }
 
@@ -184,16 +184,16 @@ bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
 {
     if (backoff_is_over(backoff, n)) return false;
     if (n < backoff->pauses && !core_is_wanted) {
-        pause_briefly();
+        cpu_pause_briefly();
         return true;
     }
-    wait_count(WAITING_YIELDS, 1);
+    waiting_counter_add(WAITING_YIELDS, 1);
     sched_yield();
     return true;
 }
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms)
 {
     if (backoff_step(backoff, n, set->core_is_wanted)) return false;
-    wait_sleep(set, most_ms);
+    wait_set_sleep(set, most_ms);
     return true;
 }

@@ -9,9 +9,9 @@
 /* The spin budget: the number of pauses and of yields before a thread sleeps. */
 struct backoff { int pauses, yields; };
 /* Returns the budget of a thread that only drives communicators, or of one that shares its core with computation. */
-struct backoff backoff_for(bool driver);
+struct backoff backoff_for_thread(bool driver);
 /* Returns this budget, unless the settings override it. */
-struct backoff backoff_of(int pauses, int yields);
+struct backoff backoff_of_budget(int pauses, int yields);
 
 enum { WAIT_WORDS = 16 };
 /* The words whose change wakes a thread. */
@@ -26,14 +26,14 @@ struct wait_set {
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
 /* Empties the set; the items need no clearing. */
-static inline void wait_clear(struct wait_set *set)
+static inline void wait_set_clear(struct wait_set *set)
 {
     set->count = 0;
     set->core_is_wanted = set->soon = set->idle = false;
 }
 /* Adds a word with the value that the thread has seen. `waiters` counts the sleepers for word_wake; `shared` means that
    processes share the word. A full set ignores the word, and sleeps on the set then take at most 1 ms. */
-void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
+void wait_set_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
 /* Returns 1 + the core that this thread runs on, or 0 if it is unknown. */
 uint32_t wait_core(void);
 /* Returns true if the thread should sleep after the n-th unsuccessful poll (0, 1, …). */
@@ -46,16 +46,16 @@ static inline bool backoff_is_over(const struct backoff *backoff, int64_t n)
 bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted);
 /* Does backoff_step, or sleeps until a word changes, for at most `most_ms`. Returns true if the thread slept. */
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms);
-void wait_sleep(const struct wait_set *set, int most_ms);
+void wait_set_sleep(const struct wait_set *set, int most_ms);
 /* Wakes all sleepers of a word. */
 void word_wake(_Atomic uint32_t *word, bool shared);
 
-/* Counters of waiting in this process, over all its threads. Only system calls are counted, so a wait that ends
-   before costs nothing. YIELDS counts yields between two polls. SLEEPS counts sleeps on words, including those that
-   found a word already changed, and ASLEEP_NS their time. TIMED_OUT counts the sleeps that ended by their limit. LATE
-   counts the timed-out sleeps, idle ones included, in which a word had changed. That is an error, unless the change
-   came at the end of the sleep, or the kernel without futex_waitv did not sleep on the word. NAPS counts sleeps on an
-   empty set, and WAKES the calls that wake others. */
+/* Counters of waiting in this process, over all its threads. Only system calls are counted, so a wait that ends before
+   costs nothing. YIELDS counts yields between two polls. SLEEPS counts sleeps on words, including those that found a
+   word already changed, and ASLEEP_NS their time. TIMED_OUT counts the sleeps that ended by their limit. LATE counts
+   the timed-out sleeps, idle ones included, in which a word had changed. That is an error, unless the change came at
+   the end of the sleep, or the kernel without futex_waitv did not sleep on the word. NAPS counts sleeps on an empty
+   set, and WAKES the calls that wake others. */
 #define WAITING_MAP(X) \
     X(YIELDS, "yields") \
     X(SLEEPS, "sleeps") \
@@ -71,39 +71,39 @@ enum waiting_counter {
         WAITING_COUNTERS
 };
 /* Returns the name of a counter, or NULL after the last. */
-const char *waiting_name(int which);
-uint64_t waiting_count(int which);
+const char *waiting_counter_name(int which);
+uint64_t waiting_counter_value(int which);
 
 /* Increments a bell, whose value has no meaning but its change, and wakes its sleepers. */
-static inline void word_ring(_Atomic uint32_t *word, _Atomic uint32_t *waiters, bool shared)
+static inline void word_ring_bell(_Atomic uint32_t *word, _Atomic uint32_t *waiters, bool shared)
 {
     atomic_fetch_add(word, 1);
     if (atomic_load(waiters)) word_wake(word, shared);
 }
-/* A publisher stores counters for the sleepers of one word of waiters, one thread at a time. If no thread has slept
-   for a while, it stores them *unfenced*, without a fence before it reads `waiters`. A fence takes as long as the
-   transfer of the counter's cache line from a peer's core, and delays all other lines. The bit WAITERS_BARE above the
-   number of waiters announces this. A thread that goes to sleep then makes the kernel put a fence into all threads,
-   and clears the bit afterwards. */
-enum { WAITERS_BARE = 1 << 30 };
-/* `may_be_bare` is set if every process that may sleep accepts fences from others. `quiet` counts stores without a
+/* A publisher stores counters for the sleepers of one word of waiters, one thread at a time. If no thread has slept for
+   a while, it stores them *unfenced*, without a fence before it reads `waiters`. A fence takes as long as the transfer
+   of the counter's cache line from a peer's core, and delays all other lines. The bit WAITERS_UNFENCED above the number
+   of waiters announces this. A thread that goes to sleep then makes the kernel put a fence into all threads, and clears
+   the bit afterwards. */
+enum { WAITERS_UNFENCED = 1 << 30 };
+/* `may_be_unfenced` is set if every process that may sleep accepts fences from others. `quiet` counts stores without a
    sleeper. */
-struct publisher { bool may_be_bare; int quiet; };
-void publisher_go_bare(struct publisher *p, _Atomic uint32_t *waiters);
+struct publisher { bool may_be_unfenced; int quiet; };
+void publisher_go_unfenced(struct publisher *p, _Atomic uint32_t *waiters);
 /* Stores a counter with release order and wakes its sleepers. The exchange ensures that a thread which is about to
-   sleep is noticed. If the bit was cleared while the counter was stored without a fence, the counter is stored again
-   by the exchange. `p` is NULL if the store may always have a fence. */
-static inline void counter_publish(struct publisher *p, _Atomic uint64_t *counter, uint64_t value,
+   sleep is noticed. If the bit was cleared while the counter was stored without a fence, the counter is stored again by
+   the exchange. `p` is NULL if the store may always have a fence. */
+static inline void counter_publish_and_wake(struct publisher *p, _Atomic uint64_t *counter, uint64_t value,
     _Atomic uint32_t *waiters)
 {
-    if (p && atomic_load_explicit(waiters, memory_order_relaxed) == WAITERS_BARE) {
+    if (p && atomic_load_explicit(waiters, memory_order_relaxed) == WAITERS_UNFENCED) {
         atomic_store_explicit(counter, value, memory_order_release);
-        fence_of_compiler();
-        if (atomic_load_explicit(waiters, memory_order_relaxed) == WAITERS_BARE) return;
+        fence_compiler_only();
+        if (atomic_load_explicit(waiters, memory_order_relaxed) == WAITERS_UNFENCED) return;
     }
     atomic_exchange_explicit(counter, value, memory_order_seq_cst);
-    bool slept = atomic_load_explicit(waiters, memory_order_seq_cst) & ~(uint32_t)WAITERS_BARE;
+    bool slept = atomic_load_explicit(waiters, memory_order_seq_cst) & ~(uint32_t)WAITERS_UNFENCED;
     if (slept) word_wake((_Atomic uint32_t *)(void *)counter, true);
     if (p && slept) p->quiet = 0;
-    else if (p && p->may_be_bare) publisher_go_bare(p, waiters);
+    else if (p && p->may_be_unfenced) publisher_go_unfenced(p, waiters);
 }

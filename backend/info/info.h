@@ -3,8 +3,8 @@
 #pragma once
 #include "backend/engine/comm.h"
 
-tutti_status info_json(char *buffer, size_t capacity, size_t *bytes);
+tutti_status info_write_json(char *buffer, size_t capacity, size_t *bytes);
 /* Writes the parameters by which the group chooses. They are constant once it has joined, so any thread may call it. */
-tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes);
-tutti_status info_schedule(const struct algorithm *algorithm, int ranks, int root, char *buffer, size_t capacity,
+tutti_status info_write_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes);
+tutti_status info_write_schedule(const struct algorithm *algorithm, int ranks, int root, char *buffer, size_t capacity,
     size_t *bytes);

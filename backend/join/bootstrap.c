@@ -55,88 +55,88 @@ static const int64_t HINT_NS = 5000000000;
 static const char first_key[] = "r0";
 
 /* ---- waiting ---- */
-static bool is_same_attempt(const struct member *a, const struct member *b)
+static bool member_is_same_attempt(const struct member *a, const struct member *b)
 {
     return memcmp(a->token, b->token, sizeof a->token) == 0;
 }
 /* Pauses between two reads of a key, for an eighth of the wait so far. So a rank that comes soon is seen soon, and the
    store does not get busy. */
-static void back_off(int64_t began_ns, int64_t deadline_ms)
+static void store_poll_pause(int64_t began_ns, int64_t deadline_ms)
 {
     int64_t pause_ns = (clock_ns() - began_ns) / 8, left_ms = deadline_remaining_ms(deadline_ms);
     int64_t most_ns = (left_ms < MOST_PAUSE_MS ? left_ms : MOST_PAUSE_MS) * 1000000;
     pause_ns = pause_ns < LEAST_PAUSE_NS ? LEAST_PAUSE_NS : pause_ns < most_ns ? pause_ns : most_ns;
     nanosleep(&(struct timespec){ 0, pause_ns }, NULL);
 }
-static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
+static bool store_wait_is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
 
 /* ---- a group of one ---- */
 /* MISMATCH: that rank forms a group of its own instead, so it will not come. */
-static tutti_status check_apart(const tutti_config *config, const struct statement *mine, int rank)
+static tutti_status store_check_alone(const tutti_config *config, const struct statement *mine, int rank)
 {
     char key[STORE_KEY_BYTES];
     struct statement alone;
     if (!config->members) return TUTTI_OK;
-    name_alone(config->members[rank], key);
-    tutti_status status = statement_get(&config->store, key, NOW, &alone);
+    store_key_of_alone(config->members[rank], key);
+    tutti_status status = store_get_statement(&config->store, key, NOW, &alone);
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
-    return member_shares_job(&alone.member, &mine->member) ? terms_fail(&alone, mine) : TUTTI_OK;
+    return member_shares_job(&alone.member, &mine->member) ? terms_fail_mismatch(&alone, mine) : TUTTI_OK;
 }
-tutti_status bootstrap_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
+tutti_status bootstrap_publish_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
 {
     char key[STORE_KEY_BYTES];
     struct statement said = { *mine, *terms };
     said.member.terms = terms->digest;
-    name_alone(config->members[0], key);
-    return value_put(&config->store, key, &said, sizeof said);
+    store_key_of_alone(config->members[0], key);
+    return store_put_value(&config->store, key, &said, sizeof said);
 }
 
 /* ---- the host of this rank ---- */
 /* A group whose ranks offer no contact is on one host, so the group's token serves as the host's. */
-static tutti_status take_host(const struct member *first, const struct key_id *key, int64_t deadline_ms,
+static tutti_status member_set_host_token(const struct member *first, const struct key_id *key, int64_t deadline_ms,
     struct member *mine)
 {
-    if (mine->contact.family) return host_claim(first->token, key, deadline_ms, mine->host_token);
+    if (mine->contact.family) return host_election_join(first->token, key, deadline_ms, mine->host_token);
     memcpy(mine->host_token, first->token, sizeof mine->host_token);
     return TUTTI_OK;
 }
-static void leave_host(const struct member *first, const struct member *mine)
+static void member_release_host_token(const struct member *first, const struct member *mine)
 {
-    if (mine->contact.family) host_unclaim(first->token);
+    if (mine->contact.family) host_election_leave(first->token);
 }
 
 /* ---- rank 0 ---- */
 /* MISMATCH: before this process joins, "r0" has a record of the same job with other terms. */
-static tutti_status check_earlier(const tutti_store *store, const struct statement *mine)
+static tutti_status store_check_earlier(const tutti_store *store, const struct statement *mine)
 {
     struct statement earlier;
-    tutti_status status = statement_get(store, first_key, NOW, &earlier);
+    tutti_status status = store_get_statement(store, first_key, NOW, &earlier);
     /* Any other record is overwritten. */
     if (status != TUTTI_OK || !terms_differ(&earlier, mine)) return TUTTI_OK;
-    TRY(statement_put_other(store, &earlier.member, mine));
-    return member_shares_job(&earlier.member, &mine->member) ? terms_fail(&earlier, mine) : TUTTI_OK;
+    TRY(store_put_other_statement(store, &earlier.member, mine));
+    return member_shares_job(&earlier.member, &mine->member) ? terms_fail_mismatch(&earlier, mine) : TUTTI_OK;
 }
 /* MISMATCH: another rank 0, or any other rank, has other terms. Another rank 0 gets this rank's terms, too. */
-static tutti_status check_terms(const tutti_store *store, const struct statement *mine)
+static tutti_status store_check_terms(const tutti_store *store, const struct statement *mine)
 {
     char key[STORE_KEY_BYTES];
     struct statement other;
-    tutti_status status = statement_get(store, first_key, NOW, &other);
+    tutti_status status = store_get_statement(store, first_key, NOW, &other);
     if (status != TUTTI_OK || !terms_differ(&other, mine)) {
-        name_other(&mine->member, key);
-        status = statement_get(store, key, NOW, &other);
+        store_key_of_other(&mine->member, key);
+        status = store_get_statement(store, key, NOW, &other);
         if (status == TUTTI_TIMEOUT) return TUTTI_OK;
         TRY(status);
     }
-    if (other.terms.rank == 0) TRY(statement_put_other(store, &other.member, mine));
-    return terms_fail(mine, &other);
+    if (other.terms.rank == 0) TRY(store_put_other_statement(store, &other.member, mine));
+    return terms_fail_mismatch(mine, &other);
 }
-static tutti_status check_sole(const tutti_store *store, const struct statement *mine)
+static tutti_status store_check_only_rank0(const tutti_store *store, const struct statement *mine)
 {
     struct statement first;
-    tutti_status status = statement_get(store, first_key, NOW, &first);
-    if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first.member, &mine->member)))
+    tutti_status status = store_get_statement(store, first_key, NOW, &first);
+    if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && member_is_same_attempt(&first.member, &mine->member)))
         return TUTTI_OK;
     TRY(status);
     return status_fail(TUTTI_INVALID_ARGUMENT,
@@ -145,117 +145,119 @@ static tutti_status check_sole(const tutti_store *store, const struct statement 
         first.member.identity.host);
 }
 /* Waits for the record of a rank. `settled` means that rank 0 already has an error, so it checks no more terms. */
-static tutti_status await_record(const tutti_config *config, const struct statement *mine, int rank, bool settled,
+static tutti_status store_await_record(const tutti_config *config, const struct statement *mine, int rank, bool settled,
     int64_t deadline_ms, struct member *out)
 {
     char key[STORE_KEY_BYTES];
     const tutti_store *store = &config->store;
     int64_t began_ns = clock_ns();
-    name_record(&mine->member, rank, key);
+    store_key_of_record(&mine->member, rank, key);
     for (;;) {
         bool last = clock_ms() >= deadline_ms;
-        tutti_status status = record_get(store, key, rank, NOW, out);
+        tutti_status status = store_get_record(store, key, rank, NOW, out);
         if (status != TUTTI_TIMEOUT || last) return status;
-        if (is_late(began_ns) && !settled) {
-            TRY(check_terms(store, mine));
-            TRY(check_sole(store, mine));
-            if (rank < config->size) TRY(check_apart(config, mine, rank));
+        if (store_wait_is_late(began_ns) && !settled) {
+            TRY(store_check_terms(store, mine));
+            TRY(store_check_only_rank0(store, mine));
+            if (rank < config->size) TRY(store_check_alone(config, mine, rank));
         }
-        back_off(began_ns, deadline_ms);
+        store_poll_pause(began_ns, deadline_ms);
     }
 }
 /* Checks that a rank that has come can join and agrees. In a record of another build only the build is valid. */
-static tutti_status check_seat(const tutti_store *store, const struct member *mine, int rank, const struct member *seat)
+static tutti_status store_check_record(const tutti_store *store, const struct member *mine, int rank,
+    const struct member *seat)
 {
     char key[STORE_KEY_BYTES], why[STATUS_DETAIL_BYTES / 2] = "its own error says why";
     size_t bytes = 0;
-    if (seat->status == TUTTI_OK || seat->build != mine->build) return member_check(mine, rank, seat);
-    name_of_rank(mine, "why", rank, key);
-    tutti_status status = value_get(store, key, NOW, sizeof why - 1, why, &bytes);
+    if (seat->status == TUTTI_OK || seat->build != mine->build) return member_check_match(mine, rank, seat);
+    store_key_of_rank(mine, "why", rank, key);
+    tutti_status status = store_get_value(store, key, NOW, sizeof why - 1, why, &bytes);
     if (status == TUTTI_OK) why[bytes] = 0;
     return member_fail_unable(seat, rank, why);
 }
 /* Reads all records again, because a rank may have died after its answer and been restarted. */
-static tutti_status read_again(const tutti_store *store, const struct member *mine, struct member *table)
+static tutti_status store_reread_records(const tutti_store *store, const struct member *mine, struct member *table)
 {
     char key[STORE_KEY_BYTES];
     for (int r = 1; r < (int)mine->size; r++) {
-        name_record(mine, r, key);
-        tutti_status status = record_get(store, key, r, NOW, &table[r]);
+        store_key_of_record(mine, r, key);
+        tutti_status status = store_get_record(store, key, r, NOW, &table[r]);
         if (status != TUTTI_TIMEOUT) TRY(status);
-        TRY(check_seat(store, mine, r, &table[r]));
+        TRY(store_check_record(store, mine, r, &table[r]));
     }
     return TUTTI_OK;
 }
 /* The first error, and the time until which rank 0 still waits for ranks that should get it. */
-struct finding { tutti_status status; char detail[STATUS_DETAIL_BYTES]; int64_t deadline_ms; };
+struct first_error { tutti_status status; char detail[STATUS_DETAIL_BYTES]; int64_t deadline_ms; };
 /* Records an error with the text of this thread's last error. */
-static void problem_record(struct finding *f, tutti_status status)
+static void first_error_record(struct first_error *f, tutti_status status)
 {
     if (status == TUTTI_OK) return;
     f->status = status;
     snprintf(f->detail, sizeof f->detail, "%s", status_detail());
     if (clock_ms() + GRACE_MS < f->deadline_ms) f->deadline_ms = clock_ms() + GRACE_MS;
 }
-static tutti_status store_collect(const tutti_config *config, const struct statement *said, const char *why,
+static tutti_status store_collect_records(const tutti_config *config, const struct statement *said, const char *why,
     int64_t deadline_ms, struct member *table)
 {
     const tutti_store *store = &config->store;
     const struct member *mine = &said->member;
-    struct finding wrong = { TUTTI_OK, "", deadline_ms };
+    struct first_error wrong = { TUTTI_OK, "", deadline_ms };
     bool late = false;
     int64_t began_ms = clock_ms();
-    if (mine->status != TUTTI_OK) problem_record(&wrong, member_fail_unable(mine, 0, why));
+    if (mine->status != TUTTI_OK) first_error_record(&wrong, member_fail_unable(mine, 0, why));
     for (uint32_t r = 1, expected = mine->size; r < expected; r++) {
         struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
         bool settled = wrong.status != TUTTI_OK;
-        tutti_status status = await_record(config, said, (int)r, settled, wrong.deadline_ms, seat);
+        tutti_status status = store_await_record(config, said, (int)r, settled, wrong.deadline_ms, seat);
         /* The loop continues, so that the error names all missing ranks. */
         if (status == TUTTI_TIMEOUT) { late = true; continue; }
         if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
-        if (!settled) problem_record(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
+        if (!settled)
+            first_error_record(&wrong, status == TUTTI_OK ? store_check_record(store, mine, (int)r, seat) : status);
         /* The missing rank may still come and get the error. */
         if (!settled && status == TUTTI_MISMATCH) r--;
         if (seat->size > expected) expected = seat->size < MOST_EXPECTED ? seat->size : MOST_EXPECTED;
     }
     if (wrong.status != TUTTI_OK) return status_repeat(wrong.status, wrong.detail);
-    TRY(check_terms(store, said));
+    TRY(store_check_terms(store, said));
     if (late) return members_fail_absent(mine, table);
-    return clock_ms() - began_ms > AGAIN_MS ? read_again(store, mine, table) : TUTTI_OK;
+    return clock_ms() - began_ms > AGAIN_MS ? store_reread_records(store, mine, table) : TUTTI_OK;
 }
-static tutti_status store_announce(const tutti_config *config, const struct statement *said, const char *why,
+static tutti_status store_publish_result(const tutti_config *config, const struct statement *said, const char *why,
     int64_t deadline_ms, struct join_reply *reply)
 {
     char key[STORE_KEY_BYTES];
     const tutti_store *store = &config->store;
     const struct member *mine = &said->member;
-    name_key(mine, "table", key);
+    store_key_of_attempt(mine, "table", key);
     reply->table[0] = *mine;
-    TRY(value_put(store, first_key, said, sizeof *said));
-    tutti_status status = store_collect(config, said, why, deadline_ms, reply->table);
+    TRY(store_put_value(store, first_key, said, sizeof *said));
+    tutti_status status = store_collect_records(config, said, why, deadline_ms, reply->table);
     join_reply_decide(reply, status, mine->size);
     size_t bytes = sizeof *reply + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
-    tutti_status told = value_put(store, key, reply, bytes);
+    tutti_status told = store_put_value(store, key, reply, bytes);
     return status == TUTTI_OK ? told : status_repeat(status, reply->result.detail);
 }
-static tutti_status store_lead(const tutti_config *config, struct statement *said, const char *why, int64_t deadline_ms,
-    struct join_reply *reply, struct key_id *key)
+static tutti_status store_run_rank0(const tutti_config *config, struct statement *said, const char *why,
+    int64_t deadline_ms, struct join_reply *reply, struct key_id *key)
 {
     struct member *mine = &said->member;
-    TRY(check_earlier(&config->store, said));
+    TRY(store_check_earlier(&config->store, said));
     TRY(random_fill(mine->key, sizeof mine->key));
-    TRY(key_add(mine->key, key));
-    TRY(take_host(mine, key, deadline_ms, mine));
-    tutti_status status = store_announce(config, said, why, deadline_ms, reply);
-    leave_host(mine, mine);
+    TRY(group_key_add(mine->key, key));
+    TRY(member_set_host_token(mine, key, deadline_ms, mine));
+    tutti_status status = store_publish_result(config, said, why, deadline_ms, reply);
+    member_release_host_token(mine, mine);
     return status;
 }
-void bootstrap_shorten(const tutti_config *config, const struct member *mine)
+void bootstrap_shorten_result(const tutti_config *config, const struct member *mine)
 {
     char key[STORE_KEY_BYTES];
     struct join_result formed;
-    join_result_of_formed(&formed, mine->size);
-    name_key(mine, "table", key);
+    join_result_set_formed(&formed, mine->size);
+    store_key_of_attempt(mine, "table", key);
     /* If the store refuses, the whole result stays. */
     config->store.put(config->store.context, key, &formed, FORMED_BYTES);
 }
@@ -281,22 +283,25 @@ struct follower {
     /* Rank 0's statement if its terms differ from this rank's, else zero bytes. */
     struct statement differs;
 };
-static bool was_told_otherwise(const struct follower *f) { return member_has_come(&f->differs.member); }
-static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
-static tutti_status result_get(const struct follower *f, size_t *out)
+static bool follower_has_other_terms(const struct follower *f) { return member_has_come(&f->differs.member); }
+static size_t follower_table_bytes(const struct follower *f)
+{
+    return sizeof *f->found + f->mine->size * sizeof *f->mine;
+}
+static tutti_status follower_get_result(const struct follower *f, size_t *out)
 {
     char key[STORE_KEY_BYTES];
-    name_key(&f->first, "table", key);
-    return value_get(&f->config->store, key, NOW, table_bytes(f), f->found, out);
+    store_key_of_attempt(&f->first, "table", key);
+    return store_get_value(&f->config->store, key, NOW, follower_table_bytes(f), f->found, out);
 }
-static tutti_status result_read(const struct follower *f)
+static tutti_status follower_read_result(const struct follower *f)
 {
     size_t bytes = 0;
-    tutti_status status = result_get(f, &bytes);
+    tutti_status status = follower_get_result(f, &bytes);
     bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && f->found->result.status == TUTTI_OK);
-    if (formed && was_told_otherwise(f)) return terms_fail(&f->differs, f->said);
-    size_t expected = f->found->result.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
-    if (status == TUTTI_OK && join_result_is_of_formed(&f->found->result, bytes))
+    if (formed && follower_has_other_terms(f)) return terms_fail_mismatch(&f->differs, f->said);
+    size_t expected = f->found->result.status == TUTTI_OK ? follower_table_bytes(f) : sizeof *f->found;
+    if (status == TUTTI_OK && join_result_is_formed(&f->found->result, bytes))
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "two processes have joined %s as rank %d: this process (%llu) and another one, with which the group was "
             "formed",
@@ -306,77 +311,78 @@ static tutti_status result_read(const struct follower *f)
         "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
         f->mine->group, f->first.size, f->mine->size);
 }
-static void leave_attempt(struct follower *f)
+static void follower_leave_attempt(struct follower *f)
 {
-    if (f->placed) leave_host(&f->first, f->mine);
+    if (f->placed) member_release_host_token(&f->first, f->mine);
     f->placed = false;
 }
 /* Removes this rank's record, which is not needed any more. */
-static void take_back_answer(const struct follower *f)
+static void follower_remove_answer(const struct follower *f)
 {
     char key[STORE_KEY_BYTES];
-    if (!f->answered || was_told_otherwise(f)) return;
-    name_record(&f->first, f->config->rank, key);
-    value_remove(f->config, key);
+    if (!f->answered || follower_has_other_terms(f)) return;
+    store_key_of_record(&f->first, f->config->rank, key);
+    store_remove_value(f->config, key);
     if (f->mine->status == TUTTI_OK) return;
-    name_of_rank(&f->first, "why", f->config->rank, key);
-    value_remove(f->config, key);
+    store_key_of_rank(&f->first, "why", f->config->rank, key);
+    store_remove_value(f->config, key);
 }
-static tutti_status tell_why(const struct follower *f)
+static tutti_status follower_publish_reason(const struct follower *f)
 {
     char key[STORE_KEY_BYTES];
     if (f->mine->status == TUTTI_OK) return TUTTI_OK;
-    name_of_rank(&f->first, "why", f->config->rank, key);
-    return value_put(&f->config->store, key, f->why, strlen(f->why));
+    store_key_of_rank(&f->first, "why", f->config->rank, key);
+    return store_put_value(&f->config->store, key, f->why, strlen(f->why));
 }
-static tutti_status follower_answer(struct follower *f)
+static tutti_status follower_publish_answer(struct follower *f)
 {
     char key[STORE_KEY_BYTES];
     /* The key must be known here before other processes see that this rank has come. */
-    TRY(key_add(f->first.key, f->key));
-    TRY(take_host(&f->first, f->key, f->deadline_ms, f->mine));
+    TRY(group_key_add(f->first.key, f->key));
+    TRY(member_set_host_token(&f->first, f->key, f->deadline_ms, f->mine));
     f->placed = true;
-    TRY(tell_why(f));
-    name_record(&f->first, f->config->rank, key);
-    return value_put(&f->config->store, key, f->mine, sizeof *f->mine);
+    TRY(follower_publish_reason(f));
+    store_key_of_record(&f->first, f->config->rank, key);
+    return store_put_value(&f->config->store, key, f->mine, sizeof *f->mine);
 }
 /* Handles an attempt with other terms. An attempt of the same job is current even if it is over: MISMATCH. */
-static tutti_status answer_otherwise(struct follower *f)
+static tutti_status follower_publish_other_terms(struct follower *f)
 {
-    if (!f->over) TRY(statement_put_other(&f->config->store, &f->first, f->said));
-    return member_shares_job(&f->first, f->mine) ? terms_fail(&f->differs, f->said) : TUTTI_OK;
+    if (!f->over) TRY(store_put_other_statement(&f->config->store, &f->first, f->said));
+    return member_shares_job(&f->first, f->mine) ? terms_fail_mismatch(&f->differs, f->said) : TUTTI_OK;
 }
-static tutti_status enter_attempt(struct follower *f, const struct statement *first)
+static tutti_status follower_enter_attempt(struct follower *f, const struct statement *first)
 {
     size_t ignored;
-    leave_attempt(f);
-    take_back_answer(f);
+    follower_leave_attempt(f);
+    follower_remove_answer(f);
     f->first = first->member;
     f->differs = terms_differ(first, f->said) ? *first : (struct statement){ 0 };
-    tutti_status status = result_get(f, &ignored);
+    tutti_status status = follower_get_result(f, &ignored);
     f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
     f->answered = status == TUTTI_TIMEOUT;
     if (!f->over && !f->answered) return status;
-    if (was_told_otherwise(f)) return answer_otherwise(f);
-    if (f->answered) return follower_answer(f);
+    if (follower_has_other_terms(f)) return follower_publish_other_terms(f);
+    if (f->answered) return follower_publish_answer(f);
     /* A MISMATCH of the same job, which rank 0 published before this rank came, is this rank's result, too. */
     f->answered = member_shares_job(&f->first, f->mine) && f->found->result.status == TUTTI_MISMATCH;
     return TUTTI_OK;
 }
-static tutti_status look_at_first(struct follower *f, int64_t timeout_ms)
+static tutti_status follower_read_first(struct follower *f, int64_t timeout_ms)
 {
     struct statement first;
-    tutti_status status = statement_get(&f->config->store, first_key, timeout_ms, &first);
+    tutti_status status = store_get_statement(&f->config->store, first_key, timeout_ms, &first);
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
-    if (is_same_attempt(&first.member, &f->first)) return TUTTI_OK;
+    if (member_is_same_attempt(&first.member, &f->first)) return TUTTI_OK;
     /* If this rank has answered an attempt with its own terms, that attempt's rank 0 sees the new "r0", too, and
        decides. */
-    bool agreed = f->answered && !was_told_otherwise(f);
-    if (agreed && terms_differ(&first, f->said)) return statement_put_other(&f->config->store, &first.member, f->said);
-    return enter_attempt(f, &first);
+    bool agreed = f->answered && !follower_has_other_terms(f);
+    if (agreed && terms_differ(&first, f->said))
+        return store_put_other_statement(&f->config->store, &first.member, f->said);
+    return follower_enter_attempt(f, &first);
 }
-static tutti_status fail_unheard(const struct follower *f)
+static tutti_status follower_fail_timeout(const struct follower *f)
 {
     const struct member *mine = f->mine;
     if (f->answered)
@@ -393,7 +399,7 @@ static tutti_status fail_unheard(const struct follower *f)
     return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined %s within %lld ms%s", mine->size, mine->group,
         (long long)mine->timeout_ms, earlier);
 }
-static void tell_what_for(const struct follower *f)
+static void follower_log_wait(const struct follower *f)
 {
     LOG(WARN,
         "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
@@ -401,42 +407,42 @@ static void tell_what_for(const struct follower *f)
         f->config->rank, f->mine->size, f->mine->group, f->first.size, (unsigned long long)f->first.identity.pid,
         f->first.identity.host);
 }
-static tutti_status result_await(struct follower *f)
+static tutti_status follower_await_result(struct follower *f)
 {
     bool told = false;
     int64_t began_ns = clock_ns(), deadline_ms = f->deadline_ms;
     /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. */
-    TRY(look_at_first(f, f->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
+    TRY(follower_read_first(f, f->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
-        int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;
-        tutti_status status = f->answered ? result_read(f) : TUTTI_TIMEOUT;
+        int64_t until_ms = f->answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;
+        tutti_status status = f->answered ? follower_read_result(f) : TUTTI_TIMEOUT;
         if (status != TUTTI_TIMEOUT) return status;
-        if (clock_ms() >= until_ms) return fail_unheard(f);
-        back_off(began_ns, until_ms);
-        if (!f->answered || is_late(began_ns)) TRY(look_at_first(f, NOW));
-        if (!f->answered && is_late(began_ns)) TRY(check_apart(f->config, f->said, 0));
+        if (clock_ms() >= until_ms) return follower_fail_timeout(f);
+        store_poll_pause(began_ns, until_ms);
+        if (!f->answered || store_wait_is_late(began_ns)) TRY(follower_read_first(f, NOW));
+        if (!f->answered && store_wait_is_late(began_ns)) TRY(store_check_alone(f->config, f->said, 0));
         if (!f->over || told || clock_ns() - began_ns < HINT_NS) continue;
         told = true;
-        tell_what_for(f);
+        follower_log_wait(f);
     }
 }
 /* Publishes that this rank cannot join. Ranks that join within GRACE_MS get its error. */
-static void store_decline(struct follower *f)
+static void follower_decline_join(struct follower *f)
 {
     size_t ignored;
     int64_t began_ns = clock_ns(), until_ms = clock_deadline(GRACE_MS);
     if (until_ms > f->deadline_ms) until_ms = f->deadline_ms;
-    while (look_at_first(f, NOW) == TUTTI_OK && clock_ms() < until_ms) {
-        if (f->answered && result_get(f, &ignored) != TUTTI_TIMEOUT) break;
-        back_off(began_ns, until_ms);
+    while (follower_read_first(f, NOW) == TUTTI_OK && clock_ms() < until_ms) {
+        if (f->answered && follower_get_result(f, &ignored) != TUTTI_TIMEOUT) break;
+        store_poll_pause(began_ns, until_ms);
     }
-    leave_attempt(f);
+    follower_leave_attempt(f);
 }
-static tutti_status store_follow(struct follower *f)
+static tutti_status follower_join_attempt(struct follower *f)
 {
-    tutti_status status = result_await(f);
-    leave_attempt(f);
-    if (status != TUTTI_TIMEOUT) take_back_answer(f);
+    tutti_status status = follower_await_result(f);
+    follower_leave_attempt(f);
+    if (status != TUTTI_TIMEOUT) follower_remove_answer(f);
     return status;
 }
 
@@ -450,7 +456,7 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     struct statement said = { *mine, *terms };
     said.member.terms = terms->digest;
     /* A rank that cannot join makes no claim on its host. */
-    if (mine->status != TUTTI_OK) said.member.contact = (struct contact){ 0 };
+    if (mine->status != TUTTI_OK) said.member.contact = (struct sock_address){ 0 };
     struct follower other = { .config = config,
         .said = &said,
         .mine = &said.member,
@@ -459,9 +465,9 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
         .found = reply,
         .key = key };
     tutti_status status = TUTTI_OK;
-    if (config->rank == 0) status = store_lead(config, &said, why, deadline_ms, reply, key);
-    else if (mine->status == TUTTI_OK) status = store_follow(&other);
-    else store_decline(&other);
+    if (config->rank == 0) status = store_run_rank0(config, &said, why, deadline_ms, reply, key);
+    else if (mine->status == TUTTI_OK) status = follower_join_attempt(&other);
+    else follower_decline_join(&other);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
     if (status == TUTTI_OK) status = join_reply_accept(reply, config->rank, &said.member, table);
     explicit_bzero(reply->table[0].key, sizeof reply->table[0].key);

@@ -13,7 +13,7 @@
 enum { SLICE_MS = 1000 };
 
 /* ---- the transport ---- */
-static const char *next_transport(void *context, int index)
+static const char *transport_name_at(void *context, int index)
 {
     (void)context;
     return fabric_name(index);
@@ -22,16 +22,16 @@ bool transport_is_given(void) { return *settings_get()->transport; }
 tutti_status transport_check(void)
 {
     char unknown[FABRIC_TEXT_BYTES], names[64] = "";
-    unsigned set = fabrics_parse(settings_get()->transport, unknown);
+    unsigned set = fabrics_parse_names(settings_get()->transport, unknown);
     TRY(encryption_check());
-    if (set && encryption_is_required() && set != 1u << fabric_number("tcp"))
+    if (set && encryption_is_required() && set != 1u << fabric_number_by_name("tcp"))
         return status_fail(TUTTI_UNSUPPORTED,
             "TUTTI_ENCRYPTION=required, but TUTTI_TRANSPORT=%.100s: only tcp can be encrypted",
             settings_get()->transport);
     if (set) return TUTTI_OK;
     for (int i = 0; fabric_name(i); i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", fabric_name(i));
-    const char *nearest = settings_nearest(unknown, next_transport, NULL);
+    const char *nearest = settings_find_nearest(unknown, transport_name_at, NULL);
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "TUTTI_TRANSPORT=%.100s: unknown transport \"%s\"%s%s%s; known are %s, or several of them separated by commas",
         settings_get()->transport, unknown, nearest ? ", did you mean " : "", nearest ? nearest : "",
@@ -39,11 +39,11 @@ tutti_status transport_check(void)
 }
 
 /* ---- offering ---- */
-tutti_status contact_offer(const char *store_host, struct member *mine)
+tutti_status member_offer_address(const char *store_host, struct member *mine)
 {
     const char *names = settings_get()->socket_ifname;
-    struct contact at = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
-    if (!mine->simulates || *names) TRY(interface_find(names, store_host, &at));
+    struct sock_address at = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
+    if (!mine->simulates || *names) TRY(interface_find_address(names, store_host, &at));
     mine->contact = at;
     bool listens = !mine->simulates || mine->simulates & SIMULATES_LINKS;
     return at.family && listens ? links_listen(&at, &mine->contact) : TUTTI_OK;
@@ -53,31 +53,31 @@ const char *member_print(const struct group *g, int rank, char out[MEMBER_TEXT_B
     const struct member *m = &g->members[rank];
     char address[CONTACT_TEXT_BYTES];
     snprintf(out, MEMBER_TEXT_BYTES, "rank %d (process %llu on %.40s, %s)", rank, (unsigned long long)m->identity.pid,
-        m->identity.host, contact_print(&m->contact, address));
+        m->identity.host, sock_address_print(&m->contact, address));
     return out;
 }
-static int rank_elsewhere(const struct group *g, int rank)
+static int rank_on_other_host(const struct group *g, int rank)
 {
-    return rank_at(g->layout, host_of(g->layout, rank) == 0, 0);
+    return layout_rank(g->layout, layout_host(g->layout, rank) == 0, 0);
 }
-tutti_status contacts_check(const struct group *g)
+tutti_status members_check_addresses(const struct group *g)
 {
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
     for (int r = 0; r < g->size; r++) {
         const struct member *m = &g->members[r];
         bool nowhere = !m->contact.family || !m->contact.port;
-        if (!nowhere && (m->simulates || !contact_is_loopback(&m->contact))) continue;
+        if (!nowhere && (m->simulates || !sock_address_is_loopback(&m->contact))) continue;
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%s cannot be reached from other hosts, but %s of %s is on another one: %s; name a network interface "
             "that leads there with TUTTI_SOCKET_IFNAME",
-            member_print(g, r, here), member_print(g, rank_elsewhere(g, r), there), g->name,
+            member_print(g, r, here), member_print(g, rank_on_other_host(g, r), there), g->name,
             nowhere ? "it offers no address" : "it offers a loopback address");
     }
     return TUTTI_OK;
 }
 
 /* ---- linking ---- */
-static tutti_status contact_refuse(const tutti_comm *comm, int rank, tutti_status status)
+static tutti_status rank_fail_no_link(const tutti_comm *comm, int rank, tutti_status status)
 {
     const struct group *g = &comm->group;
     char why[STATUS_DETAIL_BYTES / 2], here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
@@ -85,7 +85,7 @@ static tutti_status contact_refuse(const tutti_comm *comm, int rank, tutti_statu
     return status_fail(status, "%s of %s has no link to %s: %s", member_print(g, g->rank, here), g->name,
         member_print(g, rank, there), why);
 }
-static tutti_status await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
+static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
     struct peer *peer = comm->group.peers[rank];
     for (;;) {
@@ -93,18 +93,18 @@ static tutti_status await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
         bool last = slice_ms >= deadline_ms;
         tutti_status status = link_await(peer, last ? deadline_ms : slice_ms);
         if (status == TUTTI_OK) return status;
-        if (last || status != TUTTI_TIMEOUT) return contact_refuse(comm, rank, status);
-        TRY(shm_group_check(&comm->group));
-        if (comm_is_alerted(comm)) TRY(comm_check(comm));
+        if (last || status != TUTTI_TIMEOUT) return rank_fail_no_link(comm, rank, status);
+        TRY(shm_group_check_aborts(&comm->group));
+        if (comm_has_reason_to_fail(comm)) TRY(comm_check(comm));
     }
 }
-tutti_status contacts_link(tutti_comm *comm, int64_t deadline_ms)
+tutti_status hosts_connect_links(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
     const int hosts = g->layout->hosts;
     for (int64_t ahead = 1; ahead < hosts; ahead *= 2) {
-        int rank = rank_at(g->layout, (int)((g->host + ahead) % hosts), 0);
-        if (g->peers[rank]) TRY(await_link(comm, rank, deadline_ms));
+        int rank = layout_rank(g->layout, (int)((g->host + ahead) % hosts), 0);
+        if (g->peers[rank]) TRY(rank_await_link(comm, rank, deadline_ms));
     }
     return TUTTI_OK;
 }

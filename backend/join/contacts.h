@@ -6,14 +6,14 @@
 bool transport_is_given(void);
 /* INVALID_ARGUMENT: TUTTI_TRANSPORT has an unknown name. The text gives the nearest known one. */
 tutti_status transport_check(void);
-/* Sets the contact of `mine`, whose `simulates` is already set. See join_offer. */
-tutti_status contact_offer(const char *store_host, struct member *mine);
+/* Sets the contact of `mine`, whose `simulates` is already set. See join_offer_address. */
+tutti_status member_offer_address(const char *store_host, struct member *mine);
 /* Checks a linked group. INVALID_ARGUMENT on every rank: a rank offers no address that other hosts can reach. */
-tutti_status contacts_check(const struct group *group);
+tutti_status members_check_addresses(const struct group *group);
 /* "rank 3 (process 17 on node2, 10.0.0.2:4711)" */
 enum { MEMBER_TEXT_BYTES = 192 };
 const char *member_print(const struct group *group, int rank, char out[MEMBER_TEXT_BYTES]);
 /* Links the first process of this host with those of the hosts 1, 2, 4 … ahead. The first rank of each host calls it,
    and checks for failures while it waits. So every host has O(log hosts) links each way, and all hosts learn of one
    that is gone. Further links are made when they are needed. */
-tutti_status contacts_link(tutti_comm *comm, int64_t deadline_ms);
+tutti_status hosts_connect_links(tutti_comm *comm, int64_t deadline_ms);

@@ -10,16 +10,16 @@
 #include "backend/join/mapping.h"
 
 enum { CHECK_EVERY = 64 };
-struct swap {
+struct host_exchange {
     struct transfer told, heard;
     struct piece says, hears;
 };
-static int first_of(const struct group *g, int64_t ahead)
+static int host_first_rank_ahead(const struct group *g, int64_t ahead)
 {
     int hosts = g->layout->hosts;
-    return rank_at(g->layout, (int)((g->host + ahead + hosts) % hosts), 0);
+    return layout_rank(g->layout, (int)((g->host + ahead + hosts) % hosts), 0);
 }
-static void swap_begin(tutti_comm *comm, uint64_t number, struct swap *s, int to, int from)
+static void host_exchange_begin(tutti_comm *comm, uint64_t number, struct host_exchange *s, int to, int from)
 {
     const struct message_name name = { OPERATION_OF_JOIN, number };
     s->heard = (struct transfer){ .name = name, .peer = from, .pieces = &s->hears, .piece_count = 1 };
@@ -28,13 +28,13 @@ static void swap_begin(tutti_comm *comm, uint64_t number, struct swap *s, int to
     router_post(comm->router, &s->told);
 }
 /* Returns when the router no longer uses the transfer's memory. */
-static void swap_end(struct router *router, struct transfer *x)
+static void host_exchange_end_transfer(struct router *router, struct transfer *x)
 {
     while (x->state == TRANSFER_POSTED && !router_cancel(router, x)) router_poll(router);
 }
 
 /* ---- errors ---- */
-static tutti_status fail_late(tutti_comm *comm, const struct transfer *x)
+static tutti_status host_barrier_fail_late(tutti_comm *comm, const struct transfer *x)
 {
     const struct group *g = &comm->group;
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
@@ -44,7 +44,7 @@ static tutti_status fail_late(tutti_comm *comm, const struct transfer *x)
         member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
         x->is_send ? "reached it by messages" : "received its report that it has joined");
 }
-static tutti_status fail_message(tutti_comm *comm, const struct transfer *x)
+static tutti_status host_barrier_fail_message(tutti_comm *comm, const struct transfer *x)
 {
     const struct group *g = &comm->group;
     const char *reason = comm->router->reason;
@@ -55,84 +55,85 @@ static tutti_status fail_message(tutti_comm *comm, const struct transfer *x)
 }
 
 /* ---- waiting ---- */
-static tutti_status await_transfer(tutti_comm *comm, const struct transfer *x, int64_t deadline_ms)
+static tutti_status host_barrier_await_transfer(tutti_comm *comm, const struct transfer *x, int64_t deadline_ms)
 {
     for (int n = 0;; n++) {
         /* The alert is read first, because a rank may join and abort right after. */
-        bool alerted = comm_is_alerted(comm);
+        bool alerted = comm_has_reason_to_fail(comm);
         bool moved = router_poll(comm->router);
         if (x->state == TRANSFER_DONE) return TUTTI_OK;
         if (alerted) TRY(comm_check(comm));
-        if (x->state == TRANSFER_FAILED && !comm_is_failing(comm)) return fail_message(comm, x);
-        if (n % CHECK_EVERY == 0) TRY(shm_group_check(&comm->group));
-        if (clock_ms() > deadline_ms) return fail_late(comm, x);
+        if (x->state == TRANSFER_FAILED && !comm_is_failing(comm)) return host_barrier_fail_message(comm, x);
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(&comm->group));
+        if (clock_ms() > deadline_ms) return host_barrier_fail_late(comm, x);
         if (moved) n = 0;
-        else comm_pause(comm, n);
+        else comm_back_off(comm, n);
     }
 }
-static tutti_status swap_finish(tutti_comm *comm, struct swap *s, int64_t deadline_ms)
+static tutti_status host_exchange_finish(tutti_comm *comm, struct host_exchange *s, int64_t deadline_ms)
 {
-    tutti_status status = await_transfer(comm, &s->heard, deadline_ms);
-    if (status == TUTTI_OK) status = await_transfer(comm, &s->told, deadline_ms);
-    swap_end(comm->router, &s->heard);
-    swap_end(comm->router, &s->told);
+    tutti_status status = host_barrier_await_transfer(comm, &s->heard, deadline_ms);
+    if (status == TUTTI_OK) status = host_barrier_await_transfer(comm, &s->told, deadline_ms);
+    host_exchange_end_transfer(comm->router, &s->heard);
+    host_exchange_end_transfer(comm->router, &s->told);
     return status;
 }
 tutti_status host_barrier_exchange(tutti_comm *comm, uint64_t number, int peer, void *says, void *hears, size_t bytes,
     int64_t deadline_ms)
 {
-    struct swap s = { .says = { says, bytes, bytes }, .hears = { hears, bytes, bytes } };
-    swap_begin(comm, number, &s, peer, peer);
-    return swap_finish(comm, &s, deadline_ms);
+    struct host_exchange s = { .says = { says, bytes, bytes }, .hears = { hears, bytes, bytes } };
+    host_exchange_begin(comm, number, &s, peer, peer);
+    return host_exchange_finish(comm, &s, deadline_ms);
 }
 
 /* ---- all hosts ---- */
-static void keep_larger(struct link_cost *mine, const struct link_cost *theirs)
+static void link_cost_keep_larger(struct link_cost *mine, const struct link_cost *theirs)
 {
     if (theirs->message_ns > mine->message_ns) mine->message_ns = theirs->message_ns;
     if (theirs->announced_ns > mine->announced_ns) mine->announced_ns = theirs->announced_ns;
     if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
 }
 /* Afterwards every host has the largest values of all hosts. */
-static tutti_status costs_disseminate(tutti_comm *comm, uint64_t number, struct link_costs *parameters,
+static tutti_status link_costs_disseminate(tutti_comm *comm, uint64_t number, struct link_costs *parameters,
     int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
     for (int64_t ahead = 1; ahead < g->layout->hosts; ahead *= 2, number++) {
         struct link_costs mine = *parameters, theirs;
-        struct swap s = { .says = { (void *)&mine, sizeof mine, sizeof mine },
+        struct host_exchange s = { .says = { (void *)&mine, sizeof mine, sizeof mine },
             .hears = { (void *)&theirs, sizeof theirs, sizeof theirs } };
-        swap_begin(comm, number, &s, first_of(g, ahead), first_of(g, -ahead));
-        TRY(swap_finish(comm, &s, deadline_ms));
-        for (int k = 0; k < NETWORKS_AT_MOST; k++) keep_larger(&parameters->by[k], &theirs.by[k]);
+        host_exchange_begin(comm, number, &s, host_first_rank_ahead(g, ahead), host_first_rank_ahead(g, -ahead));
+        TRY(host_exchange_finish(comm, &s, deadline_ms));
+        for (int k = 0; k < NETWORKS_AT_MOST; k++) link_cost_keep_larger(&parameters->by[k], &theirs.by[k]);
     }
     return TUTTI_OK;
 }
 /* A transport that tests put in the place of a network counts as one. */
-int host_barrier_networks(const tutti_comm *comm)
+int host_barrier_count_networks(const tutti_comm *comm)
 {
-    int count = router_networks(comm->router);
+    int count = router_network_count(comm->router);
     return count ? count : 1;
 }
-static tutti_status meet_by_each(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status host_barrier_wait_each(tutti_comm *comm, int64_t deadline_ms)
 {
     tutti_status status = TUTTI_OK;
-    for (int k = 0; k < host_barrier_networks(comm) && status == TUTTI_OK; k++) {
+    for (int k = 0; k < host_barrier_count_networks(comm) && status == TUTTI_OK; k++) {
         struct link_costs none = { 0 };
         router_use_network(comm->router, k);
-        status = costs_disseminate(comm, HOST_BARRIER_JOINED + (uint64_t)k * HOST_BARRIER_OF_EACH, &none, deadline_ms);
+        status =
+            link_costs_disseminate(comm, HOST_BARRIER_JOINED + (uint64_t)k * HOST_BARRIER_OF_EACH, &none, deadline_ms);
     }
     router_use_network(comm->router, -1);
     return status;
 }
-tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
+tutti_status host_barrier_wait(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
-    TRY(meet_by_each(comm, deadline_ms));
+    TRY(host_barrier_wait_each(comm, deadline_ms));
     TRY(link_costs_measure(comm, deadline_ms, out));
-    TRY(costs_disseminate(comm, HOST_BARRIER_COSTS, out, deadline_ms));
+    TRY(link_costs_disseminate(comm, HOST_BARRIER_COSTS, out, deadline_ms));
     /* The check starts from typical parameters, so that all hosts decide alike. */
     struct machine all = machine_typical();
     link_costs_publish(out, &all);
-    if (!machine_is_sane(&all)) *out = (struct link_costs){ 0 };
+    if (!machine_is_within_bounds(&all)) *out = (struct link_costs){ 0 };
     return TUTTI_OK;
 }

@@ -6,9 +6,9 @@
    host of a linked group calls it when the ranks of its host have joined. An error fails the group. TIMEOUT names two
    ranks and what to check. */
 struct link_costs;
-tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out);
+tutti_status host_barrier_wait(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out);
 /* Returns the number of networks that lead to other hosts, which is at least 1. */
-int host_barrier_networks(const tutti_comm *comm);
+int host_barrier_count_networks(const tutti_comm *comm);
 /* The numbers of the messages between hosts while they join. */
 enum {
     HOST_BARRIER_JOINED,

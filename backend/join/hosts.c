@@ -8,7 +8,7 @@
 
 enum { MOST_HOSTS = 1 << 20 };
 
-static tutti_status hosts_refuse(const char *text, int size, const char *why)
+static tutti_status hosts_fail_setting(const char *text, int size, const char *why)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "TUTTI_HOSTS=%.100s %s; for %d ranks give a number of hosts (1 to %d), or the host of each rank, %d numbers "
@@ -16,7 +16,7 @@ static tutti_status hosts_refuse(const char *text, int size, const char *why)
         text, why, size, size, size, size - 1);
 }
 /* Reads the number at *at, and moves *at behind it and a comma. Returns false without a number below the limit. */
-static bool read_number(const char **at, int limit, int *out)
+static bool hosts_read_number(const char **at, int limit, int *out)
 {
     char *end;
     errno = 0;
@@ -28,26 +28,27 @@ static bool read_number(const char **at, int limit, int *out)
     /* A comma at the end of the text is an error. */
     return *end != ',' || end[1];
 }
-static tutti_status parse_blocks(const char *text, int size, int *out)
+static tutti_status hosts_parse_blocks(const char *text, int size, int *out)
 {
     int blocks;
-    if (!read_number(&text, size + 1, &blocks) || blocks < 1)
-        return hosts_refuse(text, size, "is not a possible number of hosts");
+    if (!hosts_read_number(&text, size + 1, &blocks) || blocks < 1)
+        return hosts_fail_setting(text, size, "is not a possible number of hosts");
     for (int block = 0, r = 0; block < blocks; block++)
         for (int end = r + size / blocks + (block < size % blocks); r < end; r++) out[r] = block;
     return TUTTI_OK;
 }
-tutti_status hosts_parse(const char *text, int size, int *out)
+tutti_status hosts_parse_setting(const char *text, int size, int *out)
 {
     const char *at = text;
     memset(out, 0, (size_t)size * sizeof *out);
     if (!*text) return TUTTI_OK;
-    if (!strchr(text, ',')) return parse_blocks(text, size, out);
+    if (!strchr(text, ',')) return hosts_parse_blocks(text, size, out);
     for (int r = 0; r < size; r++)
-        if (!read_number(&at, size, &out[r])) return hosts_refuse(text, size, "does not name a host for each rank");
-    return *at ? hosts_refuse(text, size, "names more hosts than there are ranks") : TUTTI_OK;
+        if (!hosts_read_number(&at, size, &out[r]))
+            return hosts_fail_setting(text, size, "does not name a host for each rank");
+    return *at ? hosts_fail_setting(text, size, "names more hosts than there are ranks") : TUTTI_OK;
 }
-uint32_t hosts_number(const char *text, int size)
+uint32_t hosts_setting_number(const char *text, int size)
 {
     /* The number is a FNV-1a hash. */
     uint32_t number = 2166136261u;
@@ -57,14 +58,14 @@ uint32_t hosts_number(const char *text, int size)
 }
 /* ---- from the members' records ---- */
 /* A rank and its host. Sorting brings the ranks of one host together. */
-struct seat { unsigned char token[16]; int host, rank; };
-static int compare_hosts(const struct seat *a, const struct seat *b)
+struct rank_host { unsigned char token[16]; int host, rank; };
+static int rank_host_compare(const struct rank_host *a, const struct rank_host *b)
 {
     int order = memcmp(a->token, b->token, sizeof a->token);
     return order ? order : (a->host > b->host) - (a->host < b->host);
 }
-static int compare_seats(const void *a, const void *b) { return compare_hosts(a, b); }
-static tutti_status check_member(const struct group *g, int r)
+static int rank_host_qsort_compare(const void *a, const void *b) { return rank_host_compare(a, b); }
+static tutti_status hosts_check_member(const struct group *g, int r)
 {
     const struct member *first = &g->members[0], *m = &g->members[r];
     if (m->host < 0 || m->host >= MOST_HOSTS)
@@ -79,7 +80,7 @@ static tutti_status check_member(const struct group *g, int r)
 }
 /* Numbers the hosts in the order of their lowest ranks. The tokens are random, but sums must have the same order in
    each run. */
-static void number_by_rank(int size, struct seat *spare, int *out)
+static void hosts_number_by_rank(int size, struct rank_host *spare, int *out)
 {
     /* spare[i].host is the new number of host i. */
     for (int i = 0; i < size; i++) spare[i].host = -1;
@@ -90,30 +91,30 @@ static void number_by_rank(int size, struct seat *spare, int *out)
     }
 }
 /* Numbers the group's hosts from 0. The records have the job's numbers, of which a group may have only some. */
-static tutti_status number_hosts(const struct group *g, int *out)
+static tutti_status hosts_number_all(const struct group *g, int *out)
 {
-    for (int r = 0; r < g->size; r++) TRY(check_member(g, r));
-    struct seat *seats = memory_zeroed((size_t)g->size, sizeof *seats);
+    for (int r = 0; r < g->size; r++) TRY(hosts_check_member(g, r));
+    struct rank_host *seats = memory_alloc_zeroed((size_t)g->size, sizeof *seats);
     if (!seats) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", g->size);
     for (int r = 0; r < g->size; r++) {
         seats[r].host = g->members[r].host;
         seats[r].rank = r;
         memcpy(seats[r].token, g->members[r].host_token, sizeof seats[r].token);
     }
-    qsort(seats, (size_t)g->size, sizeof *seats, compare_seats);
+    qsort(seats, (size_t)g->size, sizeof *seats, rank_host_qsort_compare);
     for (int i = 0, host = 0; i < g->size; i++) {
-        if (i && compare_hosts(&seats[i - 1], &seats[i]) != 0) host++;
+        if (i && rank_host_compare(&seats[i - 1], &seats[i]) != 0) host++;
         out[seats[i].rank] = host;
     }
-    number_by_rank(g->size, seats, out);
+    hosts_number_by_rank(g->size, seats, out);
     free(seats);
     return TUTTI_OK;
 }
-tutti_status hosts_layout(const struct group *group, struct layout **out)
+tutti_status hosts_create_layout(const struct group *group, struct layout **out)
 {
-    int *hosts = memory_zeroed((size_t)group->size, sizeof *hosts);
+    int *hosts = memory_alloc_zeroed((size_t)group->size, sizeof *hosts);
     if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", group->size);
-    tutti_status status = number_hosts(group, hosts);
+    tutti_status status = hosts_number_all(group, hosts);
     if (status == TUTTI_OK) status = layout_create(hosts, group->size, out);
     free(hosts);
     return status;

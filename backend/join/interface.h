@@ -9,10 +9,10 @@ struct interface {
     /* The interface is up and plugged in. */
     bool up;
     /* The port is 0. */
-    struct contact contact;
+    struct sock_address contact;
 };
 /* Returns true if only its own host can reach the address. */
-bool contact_is_loopback(const struct contact *contact);
+bool sock_address_is_loopback(const struct sock_address *contact);
 /* Chooses the first interface that `names` allows, in the order of `names`, or returns NULL. The format is that of
    TUTTI_SOCKET_IFNAME: "eth,ib0" gives prefixes, "=eth0" whole names, and "^docker,lo" excludes names and all loopback
    addresses. The interface must be up. A link-local address is used only if there is no other. */
@@ -20,6 +20,6 @@ const struct interface *interface_choose(const struct interface *table, int coun
 /* Finds the address of this process for other hosts. `names` decides unless it is empty. INVALID_ARGUMENT: no interface
    matches, and the text lists the usable ones. Otherwise the interface that leads to `store_host` (or NULL) is used. If
    that is unknown or loopback, interface_choose decides. The family of *out is 0 if no address is found. */
-tutti_status interface_find(const char *names, const char *store_host, struct contact *out);
+tutti_status interface_find_address(const char *names, const char *store_host, struct sock_address *out);
 /* Sets `out` to the name of the interface with that address, or to an empty string. */
-void interface_name(const struct contact *contact, char out[INTERFACE_NAME_BYTES]);
+void interface_find_name(const struct sock_address *contact, char out[INTERFACE_NAME_BYTES]);

@@ -15,7 +15,7 @@
 #include "backend/join/interface.h"
 #include "backend/join/join_result.h"
 #include "backend/join/mapping.h"
-#include "backend/model/price.h"
+#include "backend/model/cost.h"
 #include "backend/processes/secret.h"
 #include "backend/processes/tls.h"
 #include "backend/transports/fabrics.h"
@@ -41,31 +41,31 @@ struct membership {
 
 /* ---- watching ---- */
 /* Runs on the watch thread. */
-static void peer_lost(void *context)
+static void member_watch_on_lost(void *context)
 {
     struct member_watch *w = context;
-    failure_record_lost(w->comm, w->rank);
+    failure_record_lost_rank(w->comm, w->rank);
 }
-static void watch_peers(tutti_comm *comm)
+static void membership_watch_peers(tutti_comm *comm)
 {
     struct membership *m = comm->membership;
     for (int r = 0; r < m->size; r++) {
         struct member_watch *w = &m->watches[r];
         struct peer *peer = comm->group.peers[r];
         *w = (struct member_watch){
-            .watch = { .peer = peer, .lost = peer_lost, .context = w }, .comm = comm, .rank = r
+            .watch = { .peer = peer, .lost = member_watch_on_lost, .context = w }, .comm = comm, .rank = r
         };
         if (peer) peer_watch(&w->watch);
     }
     m->watching = true;
 }
-void join_unwatch(tutti_comm *comm)
+void join_unwatch_peers(tutti_comm *comm)
 {
     struct membership *m = comm->membership;
     for (int r = 0; m && m->watching && r < m->size; r++)
         if (m->watches[r].watch.peer) peer_unwatch(&m->watches[r].watch);
 }
-void join_undo(struct membership *m)
+void join_release_membership(struct membership *m)
 {
     if (!m) return;
     mapping_release(m->host);
@@ -75,10 +75,10 @@ void join_undo(struct membership *m)
 }
 
 /* ---- joining ---- */
-tutti_status join_introduce(tutti_comm *comm, struct member *out)
+tutti_status join_init_member(tutti_comm *comm, struct member *out)
 {
     const struct group *g = &comm->group;
-    struct membership *m = memory_zeroed(1, sizeof *m + (size_t)g->size * sizeof *m->watches);
+    struct membership *m = memory_alloc_zeroed(1, sizeof *m + (size_t)g->size * sizeof *m->watches);
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory to watch %d members", g->size);
     m->size = g->size;
     comm->membership = m;
@@ -88,44 +88,44 @@ tutti_status join_introduce(tutti_comm *comm, struct member *out)
     m->acquired = true;
     return g->rank == 0 ? random_fill(out->token, sizeof out->token) : TUTTI_OK;
 }
-tutti_status join_pretend(int rank, int size, struct member *out)
+tutti_status join_simulate_host(int rank, int size, struct member *out)
 {
     const char *text = settings_get()->hosts;
-    int *hosts = memory_zeroed((size_t)size, sizeof *hosts);
+    int *hosts = memory_alloc_zeroed((size_t)size, sizeof *hosts);
     if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", size);
-    tutti_status status = hosts_parse(text, size, hosts);
+    tutti_status status = hosts_parse_setting(text, size, hosts);
     out->host = hosts[rank];
-    out->simulates = hosts_number(text, size) & ~SIMULATES_LINKS;
+    out->simulates = hosts_setting_number(text, size) & ~SIMULATES_LINKS;
     if (*text && transport_is_given()) out->simulates |= SIMULATES_LINKS;
     free(hosts);
     return status;
 }
-tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
+tutti_status join_offer_address(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
     /* An error here reaches the other ranks as the reason why this rank cannot join. */
     TRY(secret_load());
-    out->fabrics = (uint16_t)fabrics_parse(settings_get()->transport, NULL);
+    out->fabrics = (uint16_t)fabrics_parse_names(settings_get()->transport, NULL);
     out->encrypts = encryption_is_required();
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);
     if (out->size == 1 || (!spreads && !(out->simulates & SIMULATES_LINKS))) return TUTTI_OK;
-    return contact_offer(host, out);
+    return member_offer_address(host, out);
 }
-static tutti_status rank_reach(tutti_comm *comm, int rank, int64_t deadline_ms)
+static tutti_status join_connect_rank(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
     const struct member *m = &g->members[rank];
-    bool links = group_is_linked(g) && !group_has_here(g, rank);
-    return links ? link_hold(&m->identity, &g->key, &m->contact, &g->peers[rank])
+    bool links = group_uses_links(g) && !group_rank_is_here(g, rank);
+    return links ? link_acquire(&m->identity, &g->key, &m->contact, &g->peers[rank])
                  : peer_connect(&m->identity, &g->key, deadline_ms, &g->peers[rank]);
 }
-static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
     for (int r = 0; r < comm->group.size; r++) {
         const struct identity *other = &comm->group.members[r].identity;
         if (member_shares_process(&comm->group.members[r], &comm->group.members[comm->group.rank])) continue;
-        tutti_status status = rank_reach(comm, r, deadline_ms);
+        tutti_status status = join_connect_rank(comm, r, deadline_ms);
         if (status == TUTTI_OK) continue;
         char detail[STATUS_DETAIL_BYTES / 2];
         snprintf(detail, sizeof detail, "%.500s", status_detail());
@@ -135,96 +135,96 @@ static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
     return TUTTI_OK;
 }
 /* Waits for the ranks that share memory: those of this host in a linked group, else all. */
-static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
-    bool linked = group_is_linked(g);
+    bool linked = group_uses_links(g);
     int ranks = linked ? g->segment->ranks : g->size;
-    atomic_store(&group_contact(g, g->rank)->joined, 1);
+    atomic_store(&group_control_of_rank(g, g->rank)->joined, 1);
     for (int i = 0, n = 0; i < ranks; n++) {
-        int r = linked ? group_rank(g, i) : i;
+        int r = linked ? group_rank_at_index(g, i) : i;
         /* The alert is read first, because a rank may join and abort right after. */
-        bool alerted = comm_is_alerted(comm);
-        if (atomic_load(&group_contact(g, r)->joined)) { i++; continue; }
+        bool alerted = comm_has_reason_to_fail(comm);
+        if (atomic_load(&group_control_of_rank(g, r)->joined)) { i++; continue; }
         if (alerted) TRY(comm_check(comm));
-        if (n % CHECK_EVERY == 0) TRY(shm_group_check(g));
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(g));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r, g->name);
-        comm_pause(comm, n);
+        comm_back_off(comm, n);
     }
     return TUTTI_OK;
 }
-static tutti_status place_ranks(tutti_comm *comm)
+static tutti_status join_place_ranks(tutti_comm *comm)
 {
     struct layout *layout;
     struct group *g = &comm->group;
-    TRY(hosts_layout(g, &layout));
-    comm_place(comm, layout);
-    if (!group_is_linked(g)) return TUTTI_OK;
-    interface_name(&g->members[g->rank].contact, g->interface);
-    return contacts_check(g);
+    TRY(hosts_create_layout(g, &layout));
+    comm_set_layout(comm, layout);
+    if (!group_uses_links(g)) return TUTTI_OK;
+    interface_find_name(&g->members[g->rank].contact, g->interface);
+    return members_check_addresses(g);
 }
-static tutti_status map_host(const struct group *g, int64_t deadline_ms, struct mapping **out)
+static tutti_status join_map_host(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
-    int ranks = host_size(g->layout, g->host);
+    int ranks = layout_host_size(g->layout, g->host);
     struct shm_group shm_group = { g->layout->rank + g->layout->first[g->host], ranks, g->host };
-    bool alone = !group_is_spread(g);
+    bool alone = !group_has_several_hosts(g);
     size_t slots = alone ? SLOT_BYTES : NETWORK_SLOT_BYTES;
     struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes(), alone ? 0 : agreement_account_bytes() };
     return mapping_acquire(g, &shm_group, &shape, deadline_ms, out);
 }
 /* Maps the segment between simulated hosts, which has pairs for messages and bells. It has all ranks, host by host. */
-static tutti_status map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
+static tutti_status join_map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
-    if (!group_is_spread(g) || group_is_linked(g)) return TUTTI_OK;
+    if (!group_has_several_hosts(g) || group_uses_links(g)) return TUTTI_OK;
     struct shm_group shm_group = { g->layout->rank, g->size, NETWORK };
     struct segment_shape shape = { g->size, 0, 0, shm_pair_bytes(), 0 };
     return mapping_acquire(g, &shm_group, &shape, deadline_ms, out);
 }
-static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status join_map_segments(tutti_comm *comm, int64_t deadline_ms)
 {
     struct membership *m = comm->membership;
-    TRY(map_host(&comm->group, deadline_ms, &m->host));
-    TRY(map_network(&comm->group, deadline_ms, &m->network));
-    return comm_attach(comm, &m->host->segment, m->network ? &m->network->segment : NULL);
+    TRY(join_map_host(&comm->group, deadline_ms, &m->host));
+    TRY(join_map_network(&comm->group, deadline_ms, &m->network));
+    return comm_attach_segments(comm, &m->host->segment, m->network ? &m->network->segment : NULL);
 }
 
 /* Joins the other hosts for this host. The other ranks of the host wait for the parameters that follow. If it fails,
    they report its error. */
-static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
+static tutti_status join_await_hosts(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
-    TRY(contacts_link(comm, deadline_ms));
-    return hosts_meet(comm, deadline_ms, out);
+    TRY(hosts_connect_links(comm, deadline_ms));
+    return host_barrier_wait(comm, deadline_ms, out);
 }
 
 /* ---- the whole join ---- */
-static tutti_status group_join(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status join_run_steps(tutti_comm *comm, int64_t deadline_ms)
 {
-    TRY(place_ranks(comm));
-    TRY(connect_peers(comm, deadline_ms));
-    TRY(map_segments(comm, deadline_ms));
-    watch_peers(comm);
-    parameters_introduce(comm);
-    TRY(messages_connect(comm));
-    TRY(await_joined(comm, deadline_ms));
+    TRY(join_place_ranks(comm));
+    TRY(join_connect_peers(comm, deadline_ms));
+    TRY(join_map_segments(comm, deadline_ms));
+    membership_watch_peers(comm);
+    calibration_introduce_rank(comm);
+    TRY(messages_create_router(comm));
+    TRY(join_await_ranks(comm, deadline_ms));
     struct link_costs link_costs = { 0 };
-    if (!group_is_linked(&comm->group)) return parameters_agree(comm, &link_costs, deadline_ms);
-    if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &link_costs));
-    return parameters_agree(comm, &link_costs, deadline_later(deadline_ms, GRACE_MS));
+    if (!group_uses_links(&comm->group)) return calibration_agree_parameters(comm, &link_costs, deadline_ms);
+    if (comm->executor.site.index == 0) TRY(join_await_hosts(comm, deadline_ms, &link_costs));
+    return calibration_agree_parameters(comm, &link_costs, deadline_add_ms(deadline_ms, GRACE_MS));
 }
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
 {
     char detail[OPERATION_DETAIL_BYTES];
-    tutti_status status = group_join(comm, deadline_ms);
+    tutti_status status = join_run_steps(comm, deadline_ms);
     if (status == TUTTI_OK)
         LOG(INFO, "%s: rank %d of %d has joined", comm->group.name, comm->group.rank, comm->group.size);
     if (status == TUTTI_OK) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
-    bool tells = comm->group.segment && (!group_is_spread(&comm->group) || comm->agreement);
-    mapping_fail(&comm->group, status, detail);
+    bool tells = comm->group.segment && (!group_has_several_hosts(&comm->group) || comm->agreement);
+    mapping_record_failure(&comm->group, status, detail);
     /* The failure goes to the other ranks through shared memory or the agreement, so that they stop waiting. */
     if (tells) return comm_fail(comm, status, "%s", detail);
-    peers_give_up(comm->group.members[0].token);
+    peers_abort_join(comm->group.members[0].token);
     return status_repeat(status, detail);
 }

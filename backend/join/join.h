@@ -3,16 +3,16 @@
 #include "backend/engine/comm.h"
 
 /* Fills in this rank's member record. From now on other processes can connect to this one. */
-tutti_status join_introduce(tutti_comm *comm, struct member *out);
+tutti_status join_init_member(tutti_comm *comm, struct member *out);
 /* Sets the simulated host of rank `rank` of a job of `size`. */
-tutti_status join_pretend(int rank, int size, struct member *out);
+tutti_status join_simulate_host(int rank, int size, struct member *out);
 /* Sets where ranks of other hosts reach this process, and listens there, if the group may have other hosts.
    `store_host` is that of tutti_config. `by_id` means that all ranks are on one host, real or simulated.
    INVALID_ARGUMENT: TUTTI_TRANSPORT, TUTTI_SOCKET_IFNAME. */
-tutti_status join_offer(const char *store_host, bool by_id, struct member *out);
+tutti_status join_offer_address(const char *store_host, bool by_id, struct member *out);
 /* Joins the members that are now known. OK means that all have joined and operations can run. */
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms);
-/* Leaving has two steps. join_unwatch stops the reports of deaths. join_undo releases segments and peers when the parts
-   of the communicator that use them are gone. Both also clean up after a failed join. */
-void join_unwatch(tutti_comm *comm);
-void join_undo(struct membership *membership);
+/* Leaving has two steps. join_unwatch_peers stops the reports of deaths. join_release_membership releases segments and
+   peers when the parts of the communicator that use them are gone. Both also clean up after a failed join. */
+void join_unwatch_peers(tutti_comm *comm);
+void join_release_membership(struct membership *membership);

@@ -14,17 +14,17 @@ static_assert(sizeof(struct member) == 232 && sizeof(struct join_result) == 528,
 
 /* ---- rank 0 collects ---- */
 bool member_has_come(const struct member *member) { return member->build != 0; }
-void member_seat(struct member *out, const struct member *member)
+void member_copy_record(struct member *out, const struct member *member)
 {
     *out = *member;
     out->group[sizeof out->group - 1] = out->identity.host[sizeof out->identity.host - 1] = 0;
 }
-static const char *fabrics_text(const struct member *m, char out[FABRIC_TEXT_BYTES])
+static const char *member_fabrics_text(const struct member *m, char out[FABRIC_TEXT_BYTES])
 {
-    fabrics_print(m->fabrics, out);
+    fabrics_print_names(m->fabrics, out);
     return *out ? out : "an unknown transport";
 }
-tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
+tutti_status member_check_match(const struct member *mine, int rank, const struct member *theirs)
 {
     if (theirs->build != mine->build)
         return status_fail(TUTTI_MISMATCH,
@@ -55,7 +55,7 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
         return status_fail(TUTTI_MISMATCH,
             "rank %d exchanges messages with other hosts by %s, but rank 0 of %s by %s: set TUTTI_TRANSPORT to the "
             "same on all ranks (its default is ucx on hosts with an active RDMA port, and tcp on others)",
-            rank, fabrics_text(theirs, their_text), mine->group, fabrics_text(mine, my_text));
+            rank, member_fabrics_text(theirs, their_text), mine->group, member_fabrics_text(mine, my_text));
     if (theirs->encrypts != mine->encrypts)
         return status_fail(TUTTI_MISMATCH,
             "rank %d %s what it sends to other hosts, but rank 0 of %s %s: TUTTI_ENCRYPTION must be the same on all "
@@ -77,7 +77,7 @@ tutti_status member_fail_unable(const struct member *member, int rank, const cha
         "rank %d (process %llu on %.40s) cannot join %s: %.400s", rank, (unsigned long long)member->identity.pid,
         member->identity.host, member->group, why);
 }
-static uint32_t count_absent(const struct member *table, uint32_t size)
+static uint32_t members_count_absent(const struct member *table, uint32_t size)
 {
     uint32_t absent = 0;
     for (uint32_t r = 0; r < size; r++) absent += !member_has_come(&table[r]);
@@ -85,7 +85,7 @@ static uint32_t count_absent(const struct member *table, uint32_t size)
 }
 void members_list_absent(const struct member *table, uint32_t size, char *out, size_t bytes)
 {
-    uint32_t absent = count_absent(table, size), named = 0;
+    uint32_t absent = members_count_absent(table, size), named = 0;
     size_t used = (size_t)snprintf(out, bytes, absent == 1 ? "rank" : "ranks");
     for (uint32_t r = 0; r < size && named < MOST_NAMED && used < bytes; r++)
         if (!member_has_come(&table[r]))
@@ -96,7 +96,7 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
 {
     char ranks[256];
     members_list_absent(table, mine->size, ranks, sizeof ranks);
-    const char *have = count_absent(table, mine->size) == 1 ? "has" : "have";
+    const char *have = members_count_absent(table, mine->size) == 1 ? "has" : "have";
     return status_fail(TUTTI_TIMEOUT,
         "%s of %u %s not joined %s within %lld ms: check whether it was started and whether it failed, or raise the "
         "timeout",
@@ -106,23 +106,23 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
 /* ---- rank 0 decides ---- */
 struct join_reply *join_reply_create(const struct member *mine)
 {
-    struct join_reply *made = memory_zeroed(1, sizeof *made + mine->size * sizeof *mine);
+    struct join_reply *made = memory_alloc_zeroed(1, sizeof *made + mine->size * sizeof *mine);
     if (!made) status_fail(TUTTI_NO_MEMORY, "no memory for the %u members of %s", mine->size, mine->group);
     return made;
 }
-void join_result_of_formed(struct join_result *out, uint32_t size)
+void join_result_set_formed(struct join_result *out, uint32_t size)
 {
     *out = (struct join_result){ .status = TUTTI_OK, .size = size };
     memcpy(out->magic, magic, sizeof magic);
 }
-bool join_result_is_of_formed(const struct join_result *result, size_t bytes)
+bool join_result_is_formed(const struct join_result *result, size_t bytes)
 {
     return bytes == FORMED_BYTES && memcmp(result->magic, magic, sizeof magic) == 0 && result->status == TUTTI_OK;
 }
 void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t size)
 {
     struct join_result *result = &reply->result;
-    join_result_of_formed(result, size);
+    join_result_set_formed(result, size);
     result->status = status;
     if (status != TUTTI_OK) snprintf(result->detail, sizeof result->detail, "%.511s", status_detail());
 }
@@ -147,12 +147,12 @@ tutti_status join_reply_accept(struct join_reply *found, int rank, const struct 
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "two processes have joined %s as rank %d: this process (%llu) and process %llu on %.39s", mine->group, rank,
             (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
-    for (uint32_t r = 0; r < mine->size; r++) member_seat(&out[r], &found->table[r]);
+    for (uint32_t r = 0; r < mine->size; r++) member_copy_record(&out[r], &found->table[r]);
     return TUTTI_OK;
 }
 
 /* ---- time ---- */
-int64_t deadline_later(int64_t deadline_ms, int64_t more_ms)
+int64_t deadline_add_ms(int64_t deadline_ms, int64_t more_ms)
 {
     return deadline_ms > INT64_MAX - more_ms ? INT64_MAX : deadline_ms + more_ms;
 }

@@ -17,9 +17,9 @@ struct join_reply { struct join_result result; struct member table[]; };
 /* ---- rank 0 collects records; a table begins zeroed ---- */
 bool member_has_come(const struct member *member);
 /* Copies a received record, and terminates its texts. */
-void member_seat(struct member *out, const struct member *member);
+void member_copy_record(struct member *out, const struct member *member);
 /* Checks that another rank agrees with rank 0, whose record is `mine`. MISMATCH shows both sides. */
-tutti_status member_check(const struct member *mine, int rank, const struct member *theirs);
+tutti_status member_check_match(const struct member *mine, int rank, const struct member *theirs);
 /* Sets the error for a rank that cannot join, with that rank's status and its own words. */
 tutti_status member_fail_unable(const struct member *member, int rank, const char *why);
 /* Prints the ranks that are missing in the table: "rank 3", "ranks 3, 5". */
@@ -31,8 +31,8 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
 struct join_reply *join_reply_create(const struct member *mine);
 void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t size);
 /* Sets the first FORMED_BYTES bytes of the result of a group that has formed. */
-void join_result_of_formed(struct join_result *out, uint32_t size);
-bool join_result_is_of_formed(const struct join_result *result, size_t bytes);
+void join_result_set_formed(struct join_result *out, uint32_t size);
+bool join_result_is_formed(const struct join_result *result, size_t bytes);
 
 /* ---- the other ranks accept ---- */
 /* Returns OK, or sets the error that rank 0 decided, or MISMATCH for an invalid result. */
@@ -43,6 +43,6 @@ tutti_status join_reply_accept(struct join_reply *found, int rank, const struct 
 /* ---- time ---- */
 /* The other ranks wait this much longer than rank 0. */
 enum { GRACE_MS = 2000 };
-int64_t deadline_later(int64_t deadline_ms, int64_t more_ms);
+int64_t deadline_add_ms(int64_t deadline_ms, int64_t more_ms);
 /* Returns at least 1 ms, and at most INT32_MAX ms. */
 int64_t deadline_remaining_ms(int64_t deadline_ms);

@@ -27,10 +27,13 @@ static struct {
     unsigned count;
 } known = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static void before_fork(void) { pthread_mutex_lock(&known.lock); }
-static void after_fork(void) { pthread_mutex_unlock(&known.lock); }
-static void fork_prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
-static bool cost_recall(const unsigned char process[16], struct link_costs *out)
+static void link_costs_before_fork(void) { pthread_mutex_lock(&known.lock); }
+static void link_costs_after_fork(void) { pthread_mutex_unlock(&known.lock); }
+static void link_costs_prepare_fork(void)
+{
+    pthread_atfork(link_costs_before_fork, link_costs_after_fork, link_costs_after_fork);
+}
+static bool link_costs_recall(const unsigned char process[16], struct link_costs *out)
 {
     bool found = false;
     pthread_mutex_lock(&known.lock);
@@ -41,7 +44,7 @@ static bool cost_recall(const unsigned char process[16], struct link_costs *out)
     pthread_mutex_unlock(&known.lock);
     return found;
 }
-static void cost_remember(const unsigned char process[16], const struct link_costs *link_costs)
+static void link_costs_remember(const unsigned char process[16], const struct link_costs *link_costs)
 {
     pthread_mutex_lock(&known.lock);
     unsigned at = known.count++ % KNOWN;
@@ -50,14 +53,14 @@ static void cost_remember(const unsigned char process[16], const struct link_cos
     pthread_mutex_unlock(&known.lock);
 }
 
-struct measuring {
+struct link_measurement {
     tutti_comm *comm;
     int peer;
     int64_t deadline_ms;
     uint64_t turn;
     unsigned char *sent, *got; /* [LARGE_BYTES] */
 };
-static tutti_status message_swap(struct measuring *m, size_t bytes, double *ns)
+static tutti_status link_measure_exchange(struct link_measurement *m, size_t bytes, double *ns)
 {
     int64_t began_ns = clock_ns();
     TRY(host_barrier_exchange(m->comm, HOST_BARRIER_MEASURES + m->turn++, m->peer, m->sent, m->got, bytes,
@@ -66,11 +69,11 @@ static tutti_status message_swap(struct measuring *m, size_t bytes, double *ns)
     return TUTTI_OK;
 }
 /* Sets *figure to the larger of both hosts' values. */
-static tutti_status cost_exchange(struct measuring *m, double *figure)
+static tutti_status link_measure_agree_value(struct link_measurement *m, double *figure)
 {
     double theirs, unused;
     memcpy(m->sent, figure, sizeof *figure);
-    TRY(message_swap(m, sizeof *figure, &unused));
+    TRY(link_measure_exchange(m, sizeof *figure, &unused));
     memcpy(&theirs, m->got, sizeof theirs);
     if (theirs > *figure) *figure = theirs;
     return TUTTI_OK;
@@ -78,42 +81,42 @@ static tutti_status cost_exchange(struct measuring *m, double *figure)
 /* Returns the shortest mean time of `together` exchanges in a row. The host that begins an exchange later waits less
    for it, but begins the next one earlier. Between hosts that are far apart this is much of the time, so two exchanges
    are measured together. */
-static tutti_status best_of(struct measuring *m, int count, int together, size_t bytes, double *best)
+static tutti_status link_measure_best(struct link_measurement *m, int count, int together, size_t bytes, double *best)
 {
     *best = DBL_MAX;
     for (int i = 0; i < count; i++) {
         double sum = 0, ns;
-        for (int k = 0; k < together; k++, sum += ns) TRY(message_swap(m, bytes, &ns));
+        for (int k = 0; k < together; k++, sum += ns) TRY(link_measure_exchange(m, bytes, &ns));
         *best = double_smaller(*best, sum / together);
     }
-    return cost_exchange(m, best);
+    return link_measure_agree_value(m, best);
 }
 /* Returns whole - part, but at least a tenth of `whole`, because the measurements are not exact. */
-static double time_rest(double whole, double part) { return double_larger(whole - part, whole / BELIEVED); }
-static tutti_status cost_measure(struct measuring *m, struct link_cost *out)
+static double time_subtract_bounded(double whole, double part) { return double_larger(whole - part, whole / BELIEVED); }
+static tutti_status link_measure_network(struct link_measurement *m, struct link_cost *out)
 {
-    double medium, large, way = link_way_ns(m->comm->group.peers[m->peer]);
-    TRY(cost_exchange(m, &way));
+    double medium, large, way = link_one_way_ns(m->comm->group.peers[m->peer]);
+    TRY(link_measure_agree_value(m, &way));
     bool far = way > FAR_NS;
     int times = far ? FEW : ENOUGH, together = far ? 2 : 1;
-    TRY(best_of(m, 2 * times, 1, sizeof(double), &out->message_ns));
+    TRY(link_measure_best(m, 2 * times, 1, sizeof(double), &out->message_ns));
     if (far) out->message_ns = double_larger(out->message_ns, way);
-    TRY(best_of(m, times, together, MEDIUM_BYTES, &medium));
+    TRY(link_measure_best(m, times, together, MEDIUM_BYTES, &medium));
     out->announced_ns = double_smaller(ANNOUNCED * out->message_ns, medium);
-    out->byte_ns = time_rest(medium, out->announced_ns) / MEDIUM_BYTES;
+    out->byte_ns = time_subtract_bounded(medium, out->announced_ns) / MEDIUM_BYTES;
     if (medium - out->announced_ns >= SLOW_NS) return TUTTI_OK;
-    TRY(best_of(m, times, together, LARGE_BYTES, &large));
-    out->byte_ns = time_rest(large, medium) / (LARGE_BYTES - MEDIUM_BYTES);
+    TRY(link_measure_best(m, times, together, LARGE_BYTES, &large));
+    out->byte_ns = time_subtract_bounded(large, medium) / (LARGE_BYTES - MEDIUM_BYTES);
     out->announced_ns = double_larger(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
     return TUTTI_OK;
 }
-static tutti_status measure_each(struct measuring *m, struct link_costs *out)
+static tutti_status link_measure_networks(struct link_measurement *m, struct link_costs *out)
 {
     struct router *router = m->comm->router;
     tutti_status status = TUTTI_OK;
-    for (int k = 0; k < host_barrier_networks(m->comm) && status == TUTTI_OK; k++) {
+    for (int k = 0; k < host_barrier_count_networks(m->comm) && status == TUTTI_OK; k++) {
         router_use_network(router, k);
-        status = cost_measure(m, &out->by[k]);
+        status = link_measure_network(m, &out->by[k]);
         LOG(DEBUG, "%s: by %s a message to rank %d takes %.0f ns, one with rendezvous %.0f ns, and a byte %.3f ns",
             m->comm->group.name, router_network_name(router, k), m->peer, out->by[k].message_ns,
             out->by[k].announced_ns, out->by[k].byte_ns);
@@ -121,20 +124,20 @@ static tutti_status measure_each(struct measuring *m, struct link_costs *out)
     router_use_network(router, -1);
     return status;
 }
-static tutti_status with_peer(struct measuring *m, struct link_costs *out)
+static tutti_status link_measure_peer(struct link_measurement *m, struct link_costs *out)
 {
     const unsigned char *process = m->comm->group.members[m->peer].identity.nonce;
-    double unknown = !cost_recall(process, out);
-    TRY(cost_exchange(m, &unknown));
+    double unknown = !link_costs_recall(process, out);
+    TRY(link_measure_agree_value(m, &unknown));
     if (unknown > 0) {
-        TRY(measure_each(m, out));
-        cost_remember(process, out);
+        TRY(link_measure_networks(m, out));
+        link_costs_remember(process, out);
         return TUTTI_OK;
     }
-    for (int k = 0; k < host_barrier_networks(m->comm); k++) {
-        TRY(cost_exchange(m, &out->by[k].message_ns));
-        TRY(cost_exchange(m, &out->by[k].announced_ns));
-        TRY(cost_exchange(m, &out->by[k].byte_ns));
+    for (int k = 0; k < host_barrier_count_networks(m->comm); k++) {
+        TRY(link_measure_agree_value(m, &out->by[k].message_ns));
+        TRY(link_measure_agree_value(m, &out->by[k].announced_ns));
+        TRY(link_measure_agree_value(m, &out->by[k].byte_ns));
     }
     return TUTTI_OK;
 }
@@ -143,25 +146,25 @@ tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct li
     const struct group *g = &comm->group;
     int other = g->host ^ 1;
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, fork_prepare);
+    pthread_once(&once, link_costs_prepare_fork);
     *out = (struct link_costs){ 0 };
     if (other >= g->layout->hosts) return TUTTI_OK;
-    struct measuring m = { .comm = comm, .peer = rank_at(g->layout, other, 0), .deadline_ms = deadline_ms };
-    m.sent = memory_zeroed(2, LARGE_BYTES);
+    struct link_measurement m = { .comm = comm, .peer = layout_rank(g->layout, other, 0), .deadline_ms = deadline_ms };
+    m.sent = memory_alloc_zeroed(2, LARGE_BYTES);
     if (!m.sent) return comm_fail(comm, TUTTI_NO_MEMORY, "rank %d has no memory to measure the network", g->rank);
     m.got = m.sent + LARGE_BYTES;
-    tutti_status status = with_peer(&m, out);
+    tutti_status status = link_measure_peer(&m, out);
     free(m.sent);
     return status;
 }
-static double large_ns(const struct link_cost *c) { return c->announced_ns + c->byte_ns * LARGE_BYTES; }
+static double link_cost_large_ns(const struct link_cost *c) { return c->announced_ns + c->byte_ns * LARGE_BYTES; }
 void link_costs_publish(const struct link_costs *link_costs, struct machine *parameters)
 {
     const struct link_cost *shortest = NULL, *largest = NULL;
     for (int k = 0; k < NETWORKS_AT_MOST; k++) {
         const struct link_cost *c = &link_costs->by[k];
         if (c->message_ns > 0 && (!shortest || c->message_ns < shortest->message_ns)) shortest = c;
-        if (c->byte_ns > 0 && (!largest || large_ns(c) < large_ns(largest))) largest = c;
+        if (c->byte_ns > 0 && (!largest || link_cost_large_ns(c) < link_cost_large_ns(largest))) largest = c;
     }
     if (shortest) parameters->message = shortest->message_ns;
     if (largest && largest->announced_ns > 0) parameters->announced = largest->announced_ns;

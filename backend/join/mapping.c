@@ -19,18 +19,18 @@ static struct mapping *mappings;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* A child begins without segments, because it is not a member of its parent's groups. */
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
-static void after_fork_in_child(void)
+static void mappings_before_fork(void) { pthread_mutex_lock(&lock); }
+static void mappings_after_fork_parent(void) { pthread_mutex_unlock(&lock); }
+static void mappings_after_fork_child(void)
 {
     mappings = NULL;
     clock_condition_init(&changed);
     pthread_mutex_unlock(&lock);
 }
-static void fork_prepare(void)
+static void mappings_prepare_fork(void)
 {
     clock_condition_init(&changed);
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    pthread_atfork(mappings_before_fork, mappings_after_fork_parent, mappings_after_fork_child);
 }
 
 /* The arguments of mapping_acquire. */
@@ -41,25 +41,25 @@ struct joining {
     int64_t deadline_ms;
 };
 /* Each segment of a group has a name of its own, which the group's token and the shm group's number determine. */
-static void name_segment(const struct joining *j, unsigned char out[16])
+static void mapping_make_token(const struct joining *j, unsigned char out[16])
 {
     memcpy(out, j->group->members[0].token, 16);
     for (int i = 0; i < 4; i++) out[12 + i] ^= (unsigned char)((unsigned)j->shm_group->number >> 8 * i);
 }
 
 /* ---- making it ---- */
-static tutti_status mapping_make(struct mapping *m, const struct joining *j)
+static tutti_status mapping_create_segment(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
     TRY(segment_create(&m->segment, j->shape, m->token, &descriptor));
-    tutti_status status = shm_group_send(j->group, j->shm_group, m->token, descriptor);
+    tutti_status status = shm_group_send_descriptor(j->group, j->shm_group, m->token, descriptor);
     close(descriptor);
     return status;
 }
-static tutti_status mapping_receive(struct mapping *m, const struct joining *j)
+static tutti_status mapping_receive_segment(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
-    TRY(shm_group_receive(j->group, j->shm_group, m->token, j->deadline_ms, "the shared memory of the group",
+    TRY(shm_group_receive_descriptor(j->group, j->shm_group, m->token, j->deadline_ms, "the shared memory of the group",
         &descriptor));
     return segment_attach(&m->segment, j->shape, m->token, descriptor);
 }
@@ -72,10 +72,10 @@ static struct mapping *mapping_find(const unsigned char token[16])
     return NULL;
 }
 /* The caller holds the lock. Returns NULL without memory. */
-static struct mapping *find_or_add(const unsigned char token[16])
+static struct mapping *mapping_get(const unsigned char token[16])
 {
     struct mapping *m = mapping_find(token);
-    if (!m && (m = memory_zeroed(1, sizeof *m)) != NULL) {
+    if (!m && (m = memory_alloc_zeroed(1, sizeof *m)) != NULL) {
         memcpy(m->token, token, sizeof m->token);
         m->next = mappings;
         mappings = m;
@@ -88,9 +88,9 @@ static struct {
     struct { unsigned char token[16]; tutti_status status; char detail[STATUS_DETAIL_BYTES / 2]; } group[FAILURES];
     unsigned count;
 } failures;
-void mapping_fail(const struct group *group, tutti_status status, const char *detail)
+void mapping_record_failure(const struct group *group, tutti_status status, const char *detail)
 {
-    pthread_once(&once, fork_prepare);
+    pthread_once(&once, mappings_prepare_fork);
     pthread_mutex_lock(&lock);
     unsigned at = failures.count++ % FAILURES;
     memcpy(failures.group[at].token, group->members[0].token, sizeof failures.group[at].token);
@@ -100,14 +100,14 @@ void mapping_fail(const struct group *group, tutti_status status, const char *de
     pthread_mutex_unlock(&lock);
 }
 /* The caller holds the lock. */
-static tutti_status check_failures(const struct group *group)
+static tutti_status mapping_check_failures(const struct group *group)
 {
     for (unsigned i = 0; i < FAILURES && i < failures.count; i++)
         if (memcmp(failures.group[i].token, group->members[0].token, sizeof failures.group[i].token) == 0)
             return status_repeat(failures.group[i].status, failures.group[i].detail);
     return TUTTI_OK;
 }
-static tutti_status await_first(struct mapping *m, const struct joining *j)
+static tutti_status mapping_await_first(struct mapping *m, const struct joining *j)
 {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&lock);
@@ -117,8 +117,8 @@ static tutti_status await_first(struct mapping *m, const struct joining *j)
         until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
-        if (!m->over) status = check_failures(j->group);
-        if (!m->over && status == TUTTI_OK) status = shm_group_check(j->group);
+        if (!m->over) status = mapping_check_failures(j->group);
+        if (!m->over && status == TUTTI_OK) status = shm_group_check_aborts(j->group);
     }
     bool over = m->over;
     pthread_mutex_unlock(&lock);
@@ -127,7 +127,7 @@ static tutti_status await_first(struct mapping *m, const struct joining *j)
         return status_fail(TUTTI_TIMEOUT, "another rank of this process has not mapped the group's memory in time");
     return m->status == TUTTI_OK ? TUTTI_OK : status_repeat(m->status, m->detail);
 }
-static void tell_process(struct mapping *m, tutti_status status)
+static void mapping_publish_result(struct mapping *m, tutti_status status)
 {
     pthread_mutex_lock(&lock);
     m->status = status;
@@ -141,17 +141,18 @@ tutti_status mapping_acquire(const struct group *group, const struct shm_group *
 {
     const struct joining j = { group, shm_group, shape, deadline_ms };
     unsigned char token[16];
-    name_segment(&j, token);
-    pthread_once(&once, fork_prepare);
+    mapping_make_token(&j, token);
+    pthread_once(&once, mappings_prepare_fork);
     pthread_mutex_lock(&lock);
-    struct mapping *m = find_or_add(token);
+    struct mapping *m = mapping_get(token);
     pthread_mutex_unlock(&lock);
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
     if (shm_group_is_first_of_process(group, shm_group, group->rank)) {
-        status = shm_group_is_maker(shm_group, group->rank) ? mapping_make(m, &j) : mapping_receive(m, &j);
-        tell_process(m, status);
-    } else status = await_first(m, &j);
+        status =
+            shm_group_is_maker(shm_group, group->rank) ? mapping_create_segment(m, &j) : mapping_receive_segment(m, &j);
+        mapping_publish_result(m, status);
+    } else status = mapping_await_first(m, &j);
     if (status != TUTTI_OK) { mapping_release(m); return status; }
     *out = m;
     return TUTTI_OK;

@@ -19,6 +19,6 @@ tutti_status mapping_acquire(const struct group *group, const struct shm_group *
     const struct segment_shape *shape, int64_t deadline_ms, struct mapping **out);
 /* Records that a rank of this process failed to join. Its other ranks that wait for a segment fail with the same error,
    because the rank that should map the segment may be gone. */
-void mapping_fail(const struct group *group, tutti_status status, const char *detail);
+void mapping_record_failure(const struct group *group, tutti_status status, const char *detail);
 /* NULL is allowed. */
 void mapping_release(struct mapping *mapping);

@@ -14,12 +14,12 @@ bool shm_group_is_first_of_process(const struct group *g, const struct shm_group
     while (*r != rank && !member_shares_process(&g->members[*r], &g->members[rank])) r++;
     return *r == rank;
 }
-tutti_status shm_group_check(const struct group *group)
+tutti_status shm_group_check_aborts(const struct group *group)
 {
     const struct member *table = group->members;
     struct identity by;
     int rank = group->size, ranks = 0;
-    if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
+    if (!peers_join_is_aborted(table[0].token, &by)) return TUTTI_OK;
     for (int r = group->size - 1; r >= 0; r--)
         if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
     /* The notice came from a process outside the group. */
@@ -28,13 +28,13 @@ tutti_status shm_group_check(const struct group *group)
         "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
         ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);
 }
-static tutti_status send_refuse(int rank, tutti_status status)
+static tutti_status shm_group_fail_send(int rank, tutti_status status)
 {
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.500s", status_detail());
     return status_fail(status, "sending the shared memory of the group to rank %d failed: %s", rank, why);
 }
-tutti_status shm_group_send(const struct group *g, const struct shm_group *s, const unsigned char token[16],
+tutti_status shm_group_send_descriptor(const struct group *g, const struct shm_group *s, const unsigned char token[16],
     int descriptor)
 {
     tutti_status status = TUTTI_OK;
@@ -42,17 +42,17 @@ tutti_status shm_group_send(const struct group *g, const struct shm_group *s, co
         struct peer *peer = g->peers[s->ranks[i]];
         if (peer && shm_group_is_first_of_process(g, s, s->ranks[i]))
             status = peer_send_descriptor(peer, token, descriptor);
-        if (status != TUTTI_OK) status = send_refuse(s->ranks[i], status);
+        if (status != TUTTI_OK) status = shm_group_fail_send(s->ranks[i], status);
     }
     return status;
 }
-tutti_status shm_group_receive(const struct group *g, const struct shm_group *s, const unsigned char token[16],
-    int64_t deadline_ms, const char *what, int *descriptor)
+tutti_status shm_group_receive_descriptor(const struct group *g, const struct shm_group *s,
+    const unsigned char token[16], int64_t deadline_ms, const char *what, int *descriptor)
 {
     const struct peer *maker = g->peers[s->ranks[0]];
     tutti_status status = TUTTI_TIMEOUT;
     while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
-        TRY(shm_group_check(g));
+        TRY(shm_group_check_aborts(g));
         int64_t slice_ms = clock_ms() + SLICE_MS;
         status = peers_await_descriptor(token, slice_ms < deadline_ms ? slice_ms : deadline_ms, descriptor);
     }

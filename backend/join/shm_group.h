@@ -9,11 +9,11 @@ struct shm_group { const int *ranks; int count, number; };
 static inline bool shm_group_is_maker(const struct shm_group *s, int rank) { return s->ranks[0] == rank; }
 bool shm_group_is_first_of_process(const struct group *group, const struct shm_group *shm_group, int rank);
 /* Called by the maker, which closes the descriptor. */
-tutti_status shm_group_send(const struct group *group, const struct shm_group *shm_group, const unsigned char token[16],
-    int descriptor);
+tutti_status shm_group_send_descriptor(const struct group *group, const struct shm_group *shm_group,
+    const unsigned char token[16], int descriptor);
 /* Called by the first rank of another process, which closes the descriptor. PEER_LOST: the maker has died, or a rank of
    the group gave up joining. `what` names the memory in errors: "the shared memory of the group". */
-tutti_status shm_group_receive(const struct group *group, const struct shm_group *shm_group,
+tutti_status shm_group_receive_descriptor(const struct group *group, const struct shm_group *shm_group,
     const unsigned char token[16], int64_t deadline_ms, const char *what, int *descriptor);
 /* PEER_LOST: a rank of the group gave up joining before the segment was mapped. */
-tutti_status shm_group_check(const struct group *group);
+tutti_status shm_group_check_aborts(const struct group *group);

@@ -22,7 +22,7 @@ static uint64_t digest_add_text(uint64_t digest, const char *text)
 }
 
 /* ---- the texts ---- */
-static int run_length(const int *members, int left)
+static int members_run_length(const int *members, int left)
 {
     int length = 1;
     while (length < left && members[length] == members[length - 1] + 1) length++;
@@ -34,7 +34,7 @@ void terms_print_members(const int *members, int count, char *out, size_t bytes)
     size_t used = 0, rest = sizeof " and 2147483647 more";
     *out = 0;
     for (int i = 0, length; i < count; i += length) {
-        length = run_length(members + i, count - i);
+        length = members_run_length(members + i, count - i);
         if (length < 3) length = 1;
         int printed = snprintf(run, sizeof run, "%s%d", i ? ", " : "", members[i]);
         if (length > 1)
@@ -47,22 +47,23 @@ void terms_print_members(const int *members, int count, char *out, size_t bytes)
         used += (size_t)printed;
     }
 }
-static uint64_t state_algorithms(_Atomic(const struct algorithm *) chosen[FAMILY_COUNT], uint64_t digest,
+static uint64_t terms_add_algorithms(_Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT], uint64_t digest,
     struct terms *out)
 {
     size_t used = 0;
-    for (int f = 0; f < FAMILY_COUNT; f++) {
+    for (int f = 0; f < COLLECTIVE_COUNT; f++) {
         const struct algorithm *algorithm = atomic_load(&chosen[f]);
         if (!algorithm) continue;
         char entry[64];
-        snprintf(entry, sizeof entry, "%s%s=%s", used ? "," : "", family_name((enum family)f), algorithm->name);
+        snprintf(entry, sizeof entry, "%s%s=%s", used ? "," : "", collective_name((enum collective)f), algorithm->name);
         digest = digest_add_text(digest, entry);
         if (used < sizeof out->algorithms)
             used += (size_t)snprintf(out->algorithms + used, sizeof out->algorithms - used, "%s", entry);
     }
     return digest;
 }
-void terms_state(const tutti_config *config, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT], struct terms *out)
+void terms_init(const tutti_config *config, _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT],
+    struct terms *out)
 {
     const char *name = config->name ? config->name : "the group";
     *out = (struct terms){ .rank = config->rank };
@@ -74,17 +75,17 @@ void terms_state(const tutti_config *config, _Atomic(const struct algorithm *) c
         out->members_digest = digest_add(digest_begin, config->members, (size_t)config->size * sizeof *config->members);
         digest = digest_add(digest, &out->members_digest, sizeof out->members_digest);
     }
-    out->digest = state_algorithms(chosen, digest, out);
+    out->digest = terms_add_algorithms(chosen, digest, out);
 }
-void terms_clean(struct terms *terms)
+void terms_terminate_texts(struct terms *terms)
 {
     terms->name[sizeof terms->name - 1] = terms->members[sizeof terms->members - 1] = 0;
     terms->algorithms[sizeof terms->algorithms - 1] = 0;
 }
 
 /* ---- the error ---- */
-static const char *or_none(const char *text) { return *text ? text : "none"; }
-tutti_status terms_fail(const struct statement *first, const struct statement *second)
+static const char *text_or_none(const char *text) { return *text ? text : "none"; }
+tutti_status terms_fail_mismatch(const struct statement *first, const struct statement *second)
 {
     const struct terms *a = &first->terms, *b = &second->terms;
     const struct identity *by_a = &first->member.identity, *by_b = &second->member.identity;
@@ -99,29 +100,29 @@ tutti_status terms_fail(const struct statement *first, const struct statement *s
         return status_fail(TUTTI_MISMATCH,
             "rank %d (process %llu on %.39s) asks for algorithms %s for %s, and rank %d (process %llu on %.39s) for "
             "%s: a group's options must be the same on all its ranks",
-            a->rank, pid_a, by_a->host, or_none(a->algorithms), a->name, b->rank, pid_b, by_b->host,
-            or_none(b->algorithms));
+            a->rank, pid_a, by_a->host, text_or_none(a->algorithms), a->name, b->rank, pid_b, by_b->host,
+            text_or_none(b->algorithms));
     return status_fail(TUTTI_MISMATCH,
         "ranks disagree about who is in %.31s: %u members, %s, according to its rank %d (process %llu on %.24s); %u "
         "members, %s, according to its rank %d (process %llu on %.24s)%s. All ranks must make the same groups in "
         "the same order; in torch, only members call new_group(ranks, use_local_synchronization=True)",
-        a->name, a->members_count, or_none(a->members), a->rank, pid_a, by_a->host, b->members_count,
-        or_none(b->members), b->rank, pid_b, by_b->host,
+        a->name, a->members_count, text_or_none(a->members), a->rank, pid_a, by_a->host, b->members_count,
+        text_or_none(b->members), b->rank, pid_b, by_b->host,
         same_words ? "; they differ in members that are not shown" : "");
 }
 
 /* ---- the current job ---- */
 static _Atomic uint64_t current_job;
 uint64_t job_current(void) { return atomic_load(&current_job); }
-static uint64_t job_of(const struct member *first)
+static uint64_t job_of_member(const struct member *first)
 {
     uint64_t job;
     memcpy(&job, first->token, sizeof job);
     return job;
 }
-void job_begin(const struct member *first) { atomic_store(&current_job, job_of(first)); }
+void job_begin(const struct member *first) { atomic_store(&current_job, job_of_member(first)); }
 void job_end(const struct member *first)
 {
-    uint64_t ended = job_of(first);
+    uint64_t ended = job_of_member(first);
     atomic_compare_exchange_strong(&current_job, &ended, 0);
 }

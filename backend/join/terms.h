@@ -22,13 +22,14 @@ struct terms {
 /* The form in a store. */
 struct statement { struct member member; struct terms terms; };
 
-void terms_state(const tutti_config *config, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT], struct terms *out);
+void terms_init(const tutti_config *config, _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT],
+    struct terms *out);
 /* Prints the ranks of a group, with ascending runs as "0-3", and counts those that do not fit. */
 void terms_print_members(const int *members, int count, char *out, size_t bytes);
 /* Terminates the texts of terms that were read from a store. */
-void terms_clean(struct terms *terms);
+void terms_terminate_texts(struct terms *terms);
 /* MISMATCH: shows where the two terms differ and what to do. */
-tutti_status terms_fail(const struct statement *first, const struct statement *second);
+tutti_status terms_fail_mismatch(const struct statement *first, const struct statement *second);
 
 /* ---- the job of a group ---- */
 /* Returns the number of this process's last group that is a whole job, or 0. It is equal on all ranks of that group and

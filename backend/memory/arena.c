@@ -55,7 +55,7 @@ static struct {
 
 /* ---- the table ---- */
 /* Release and acquire on each row order the rows between the two versions, without fences. */
-static void table_publish(void)
+static void block_table_publish(void)
 {
     uint32_t version = atomic_load_explicit(&table.version, memory_order_relaxed);
     atomic_store_explicit(&table.version, version + 1, memory_order_relaxed);
@@ -67,7 +67,7 @@ static void table_publish(void)
     }
     atomic_store_explicit(&table.version, version + 2, memory_order_release);
 }
-static struct block table_row(int i)
+static struct block block_table_row(int i)
 {
     return (struct block){ .base = (unsigned char *)atomic_load_explicit(&table.row[i].base, memory_order_acquire),
         .bytes = atomic_load_explicit(&table.row[i].bytes, memory_order_acquire),
@@ -75,7 +75,7 @@ static struct block table_row(int i)
 }
 /* If rows change meanwhile, the result may be wrong, but the index stays within bounds; the caller then searches
    again. */
-static struct block table_find_address(uintptr_t at)
+static struct block block_table_find_address(uintptr_t at)
 {
     int low = 0, high = atomic_load_explicit(&table.count, memory_order_acquire);
     while (high - low > 1) {
@@ -83,19 +83,19 @@ static struct block table_find_address(uintptr_t at)
         if (atomic_load_explicit(&table.row[middle].base, memory_order_acquire) <= at) low = middle;
         else high = middle;
     }
-    return high ? table_row(low) : (struct block){ 0 };
+    return high ? block_table_row(low) : (struct block){ 0 };
 }
-static struct block table_find_number(uint64_t number)
+static struct block block_table_find_number(uint64_t number)
 {
     int count = atomic_load_explicit(&table.count, memory_order_acquire), i = 0;
     while (i < count && atomic_load_explicit(&table.row[i].number, memory_order_acquire) != number) i++;
-    return i < count ? table_row(i) : (struct block){ 0 };
+    return i < count ? block_table_row(i) : (struct block){ 0 };
 }
-static bool table_read(uintptr_t at, uint64_t number, struct block *out)
+static bool block_table_read(uintptr_t at, uint64_t number, struct block *out)
 {
     for (;;) {
         uint32_t before = atomic_load_explicit(&table.version, memory_order_acquire);
-        *out = number ? table_find_number(number) : table_find_address(at);
+        *out = number ? block_table_find_number(number) : block_table_find_address(at);
         if (!(before & 1) && atomic_load_explicit(&table.version, memory_order_relaxed) == before)
             return out->number != 0;
     }
@@ -104,23 +104,23 @@ bool arena_find(const void *at, size_t bytes, struct location *out)
 {
     struct block b;
     uintptr_t address = (uintptr_t)at;
-    if (!table_read(address, 0, &b) || address < (uintptr_t)b.base) return false;
+    if (!block_table_read(address, 0, &b) || address < (uintptr_t)b.base) return false;
     size_t offset = address - (uintptr_t)b.base;
     if (offset >= b.bytes || bytes > b.bytes - offset) return false;
     *out = (struct location){ b.number, offset };
     return true;
 }
-void *arena_at(struct location location, uint64_t bytes)
+void *arena_location_address(struct location location, uint64_t bytes)
 {
     struct block b;
-    bool inside = location.block && table_read(0, location.block, &b) && location.offset <= b.bytes
+    bool inside = location.block && block_table_read(0, location.block, &b) && location.offset <= b.bytes
         && bytes <= b.bytes - location.offset;
     return inside ? b.base + location.offset : NULL;
 }
 struct arena_block arena_block(uint64_t block)
 {
     struct block b;
-    bool found = block && table_read(0, block, &b);
+    bool found = block && block_table_read(0, block, &b);
     return found ? (struct arena_block){ b.base, b.bytes } : (struct arena_block){ NULL, 0 };
 }
 struct arena_extent arena_extent(void)
@@ -133,20 +133,20 @@ struct arena_extent arena_extent(void)
 }
 
 /* ---- blocks ---- */
-static struct arena_header *header_of(void *base) { return base; }
-static unsigned char *region_of(const struct block *b) { return b->base + page_bytes(); }
-static size_t region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
+static struct arena_header *block_header_of(void *base) { return base; }
+static unsigned char *block_region_of(const struct block *b) { return b->base + page_bytes(); }
+static size_t block_region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
 /* Frees the memory of a block at once, even if other processes still map it. */
-static void block_unmake(struct block *b)
+static void block_free_memory(struct block *b)
 {
     if (b->base) {
-        atomic_store(&header_of(b->base)->retired, 1);
-        memfd_discard(b->descriptor, page_bytes(), region_bytes(b));
+        atomic_store(&block_header_of(b->base)->retired, 1);
+        memfd_discard(b->descriptor, page_bytes(), block_region_bytes(b));
         munmap(b->base, b->bytes);
     }
     if (b->descriptor >= 0) close(b->descriptor);
 }
-static tutti_status block_fill(struct block *b)
+static tutti_status block_allocate_memory(struct block *b)
 {
     TRY(memory_check(b->bytes, "shared tensors"));
     TRY(memfd_create_sealed(b->bytes, &b->descriptor));
@@ -157,40 +157,40 @@ static tutti_status block_fill(struct block *b)
             "no memory for shared tensors: %zu bytes could not be mapped: %s (limit on address space? see ulimit -v)",
             b->bytes, strerror(errno));
     b->base = base;
-    memcpy(header_of(base)->magic, magic, sizeof magic);
-    header_of(base)->block = b->number;
+    memcpy(block_header_of(base)->magic, magic, sizeof magic);
+    block_header_of(base)->block = b->number;
     return TUTTI_OK;
 }
-static tutti_status block_make(size_t bytes, struct block *out)
+static tutti_status arena_make_block(size_t bytes, struct block *out)
 {
     struct block made = { .number = ++last_number, .bytes = bytes, .descriptor = -1 };
-    tutti_status status = block_fill(&made);
+    tutti_status status = block_allocate_memory(&made);
     if (status == TUTTI_OK) *out = made;
-    else block_unmake(&made);
+    else block_free_memory(&made);
     return status;
 }
-static bool block_insert(const struct block *b)
+static bool arena_insert_block(const struct block *b)
 {
     int at = block_count;
-    if (block_count == MOST_BLOCKS || !heap_add(&heap, region_of(b), region_bytes(b))) return false;
+    if (block_count == MOST_BLOCKS || !heap_add(&heap, block_region_of(b), block_region_bytes(b))) return false;
     for (; at > 0 && blocks[at - 1].base > b->base; at--) blocks[at] = blocks[at - 1];
     blocks[at] = *b;
     block_count++;
-    table_publish();
+    block_table_publish();
     return true;
 }
-static int block_index(const void *region)
+static int arena_block_index(const void *region)
 {
     int at = 0;
-    while (region_of(&blocks[at]) != region) at++;
+    while (block_region_of(&blocks[at]) != region) at++;
     return at;
 }
-static struct block block_remove(int at)
+static struct block arena_remove_block(int at)
 {
     struct block removed = blocks[at];
-    heap_remove(&heap, region_of(&removed));
+    heap_remove(&heap, block_region_of(&removed));
     for (block_count--; at < block_count; at++) blocks[at] = blocks[at + 1];
-    table_publish();
+    block_table_publish();
     return removed;
 }
 
@@ -199,10 +199,10 @@ bool arena_give_up_spare(void)
     struct block old = { .descriptor = -1 };
     pthread_mutex_lock(&lock);
     bool found = spare.number != 0;
-    if (found) old = block_remove(block_index(region_of(&spare)));
+    if (found) old = arena_remove_block(arena_block_index(block_region_of(&spare)));
     spare = (struct block){ 0 };
     pthread_mutex_unlock(&lock);
-    block_unmake(&old);
+    block_free_memory(&old);
     return found;
 }
 void *arena_map(int descriptor, size_t bytes)
@@ -214,7 +214,7 @@ void *arena_map(int descriptor, size_t bytes)
 }
 
 /* ---- allocating ---- */
-static void *arena_take(size_t bytes, size_t alignment)
+static void *arena_take_part(size_t bytes, size_t alignment)
 {
     pthread_mutex_lock(&lock);
     unsigned char *at = heap_take(&heap, bytes, alignment);
@@ -222,22 +222,22 @@ static void *arena_take(size_t bytes, size_t alignment)
     pthread_mutex_unlock(&lock);
     return at;
 }
-static tutti_status block_add(size_t bytes)
+static tutti_status arena_add_block(size_t bytes)
 {
     struct block b;
-    TRY(block_make(bytes, &b));
+    TRY(arena_make_block(bytes, &b));
     pthread_mutex_lock(&lock);
-    bool fine = block_insert(&b);
+    bool fine = arena_insert_block(&b);
     pthread_mutex_unlock(&lock);
     if (fine) return TUTTI_OK;
-    block_unmake(&b);
+    block_free_memory(&b);
     return status_fail(TUTTI_NO_MEMORY,
         "no memory for shared tensors: %zu bytes would need more blocks than the limit of %d", bytes, MOST_BLOCKS);
 }
 /* A new block is a quarter of the arena, which keeps the number of blocks small. While it is small, a block is at
    most as large as the spare one may be. Otherwise a small tensor that is freed and allocated repeatedly could make a
    large block each time. */
-static size_t block_bytes_wanted(void)
+static size_t arena_wanted_block_bytes(void)
 {
     struct arena_extent extent = arena_extent();
     size_t most = extent.blocks < MANY_BLOCKS ? SPARE_BYTES : SIZE_MAX, quarter = extent.bytes / 4;
@@ -248,13 +248,13 @@ static size_t block_bytes_wanted(void)
    block up and tries again. */
 static tutti_status arena_grow(size_t bytes)
 {
-    size_t least, wanted = block_bytes_wanted();
+    size_t least, wanted = arena_wanted_block_bytes();
     if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
         return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes exceed the address space", bytes);
     least = least / page_bytes() * page_bytes();
-    tutti_status status = wanted > least ? block_add(wanted) : TUTTI_NO_MEMORY;
-    if (status != TUTTI_OK) status = block_add(least);
-    while (status != TUTTI_OK && arena_give_up_spare()) status = block_add(least);
+    tutti_status status = wanted > least ? arena_add_block(wanted) : TUTTI_NO_MEMORY;
+    if (status != TUTTI_OK) status = arena_add_block(least);
+    while (status != TUTTI_OK && arena_give_up_spare()) status = arena_add_block(least);
     return status;
 }
 tutti_status arena_allocate(size_t bytes, void **out)
@@ -266,11 +266,11 @@ tutti_status arena_allocate(size_t bytes, void **out)
         if (!size_add(bytes, alignment - 1, &whole)) whole = bytes;
         else whole = whole / alignment * alignment;
     }
-    void *at = arena_take(whole, alignment);
+    void *at = arena_take_part(whole, alignment);
     tutti_status status = TUTTI_OK;
     if (!at) {
         pthread_mutex_lock(&growth);
-        while (!(at = arena_take(whole, alignment)) && status == TUTTI_OK) status = arena_grow(whole);
+        while (!(at = arena_take_part(whole, alignment)) && status == TUTTI_OK) status = arena_grow(whole);
         pthread_mutex_unlock(&growth);
     }
     if (at) *out = at;
@@ -278,7 +278,7 @@ tutti_status arena_allocate(size_t bytes, void **out)
 }
 
 /* ---- giving back ---- */
-static bool is_inherited(const void *at)
+static bool arena_is_inherited(const void *at)
 {
     const unsigned char *address = at;
     for (int i = 0; i < inherited_count; i++)
@@ -287,18 +287,18 @@ static bool is_inherited(const void *at)
 }
 /* One wholly free block is kept, the largest, because making it again takes longest. A block of more than 64 MiB is
    never kept: glibc's malloc has the same limit, and a larger one would look like a leak. */
-static struct block block_retire(const void *region)
+static struct block arena_retire_block(const void *region)
 {
-    int freed = block_index(region);
-    if (region_bytes(&blocks[freed]) > SPARE_BYTES) return block_remove(freed);
+    int freed = arena_block_index(region);
+    if (block_region_bytes(&blocks[freed]) > SPARE_BYTES) return arena_remove_block(freed);
     if (!spare.number) {
         spare = blocks[freed];
         return (struct block){ .descriptor = -1 };
     }
-    if (blocks[freed].bytes <= spare.bytes) return block_remove(freed);
-    int other = block_index(region_of(&spare));
+    if (blocks[freed].bytes <= spare.bytes) return arena_remove_block(freed);
+    int other = arena_block_index(block_region_of(&spare));
     spare = blocks[freed];
-    return block_remove(other);
+    return arena_remove_block(other);
 }
 tutti_status arena_free(void *at)
 {
@@ -306,27 +306,27 @@ tutti_status arena_free(void *at)
     struct block old = { .descriptor = -1 };
     if (!at) return TUTTI_OK;
     pthread_mutex_lock(&lock);
-    bool known = heap_give(&heap, at, &region), foreign = !known && is_inherited(at);
-    if (known && region) old = block_retire(region);
+    bool known = heap_give(&heap, at, &region), foreign = !known && arena_is_inherited(at);
+    if (known && region) old = arena_retire_block(region);
     pthread_mutex_unlock(&lock);
-    block_unmake(&old);
+    block_free_memory(&old);
     if (known || foreign) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "tutti_mem_free of %p: tutti_mem_alloc did not return it, or it was freed before", at);
 }
 
 /* ---- fork ---- */
-static void before_fork(void)
+static void arena_lock_before_fork(void)
 {
     pthread_mutex_lock(&growth);
     pthread_mutex_lock(&lock);
 }
-static void in_parent(void)
+static void arena_unlock_in_parent(void)
 {
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&growth);
 }
-static void adopt_privately(struct block *b)
+static void block_remap_privately(struct block *b)
 {
     void *same = mmap(b->base, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, b->descriptor, 0);
     /* If the private mapping fails, the child must at least not write the parent's data. */
@@ -336,12 +336,12 @@ static void adopt_privately(struct block *b)
 }
 /* The child keeps the list of its parent's blocks, so that it can ignore the freeing of inherited tensors. If memory
    for the list is short, freeing them is a harmless error. */
-static void in_child(void)
+static void arena_adopt_in_child(void)
 {
-    if (!block_count) { in_parent(); return; }
-    for (int i = 0; i < block_count; i++) adopt_privately(&blocks[i]);
+    if (!block_count) { arena_unlock_in_parent(); return; }
+    for (int i = 0; i < block_count; i++) block_remap_privately(&blocks[i]);
     int count = inherited_count + block_count;
-    struct block *list = memory_zeroed((size_t)count, sizeof *list);
+    struct block *list = memory_alloc_zeroed((size_t)count, sizeof *list);
     if (list) {
         if (inherited_count) memcpy(list, inherited, (size_t)inherited_count * sizeof *list);
         memcpy(list + inherited_count, blocks, (size_t)block_count * sizeof *list);
@@ -351,15 +351,18 @@ static void in_child(void)
     }
     block_count = 0;
     spare = (struct block){ 0 };
-    table_publish();
+    block_table_publish();
     heap_finish(&heap);
-    in_parent();
+    arena_unlock_in_parent();
 }
-static void fork_prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
-void arena_prepare(void) { pthread_once(&once, fork_prepare); }
+static void arena_register_fork(void)
+{
+    pthread_atfork(arena_lock_before_fork, arena_unlock_in_parent, arena_adopt_in_child);
+}
+void arena_prepare(void) { pthread_once(&once, arena_register_fork); }
 
 /* ---- for peers ---- */
-int arena_descriptor(uint64_t block, size_t *bytes)
+int arena_copy_descriptor(uint64_t block, size_t *bytes)
 {
     int copy = -1;
     pthread_mutex_lock(&lock);
@@ -372,7 +375,7 @@ int arena_descriptor(uint64_t block, size_t *bytes)
     pthread_mutex_unlock(&lock);
     return copy;
 }
-static tutti_status block_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
+static tutti_status peer_block_map(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
 {
     TRY(memfd_check(descriptor, bytes, whose));
     void *base = bytes < page_bytes() ? MAP_FAILED : arena_map(descriptor, bytes);
@@ -380,22 +383,22 @@ static tutti_status block_attach(int descriptor, uint64_t block, size_t bytes, c
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of %s shared tensors: %s (limit on address space? see ulimit -v)", bytes, whose,
             strerror(errno));
-    const struct arena_header *header = header_of(base);
+    const struct arena_header *header = block_header_of(base);
     if (memcmp(header->magic, magic, sizeof magic) != 0 || header->block != block) {
         munmap(base, bytes);
         return status_fail(TUTTI_SYSTEM, "the received block of %s shared tensors is not the requested one", whose);
     }
-    memfd_keep_out(base, bytes);
+    memory_keep_out_of_children(base, bytes);
     *out = base;
     return TUTTI_OK;
 }
 tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
 {
-    tutti_status status = block_attach(descriptor, block, bytes, whose, out);
+    tutti_status status = peer_block_map(descriptor, block, bytes, whose, out);
     close(descriptor);
     return status;
 }
-bool arena_is_retired(const void *attached)
+bool arena_block_is_retired(const void *attached)
 {
     return atomic_load(&((const struct arena_header *)attached)->retired) != 0;
 }

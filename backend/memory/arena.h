@@ -20,7 +20,7 @@ tutti_status arena_free(void *at);
    and about ten nanoseconds, as do the next two functions. */
 bool arena_find(const void *at, size_t bytes, struct location *out);
 /* Returns the address of a location, or NULL if the block does not exist or has fewer than `bytes` bytes from there. */
-void *arena_at(struct location location, uint64_t bytes);
+void *arena_location_address(struct location location, uint64_t bytes);
 /* Returns the whole block; the base is NULL if the block does not exist. */
 struct arena_block { void *base; size_t bytes; };
 struct arena_block arena_block(uint64_t block);
@@ -40,9 +40,9 @@ void arena_prepare(void);
 /* ---- for peers ---- */
 /* Returns a new descriptor of a block, which the caller closes, and the bytes of the block. It returns -1 if the block
    does not exist, otherwise -errno. */
-int arena_descriptor(uint64_t block, size_t *bytes);
+int arena_copy_descriptor(uint64_t block, size_t *bytes);
 /* Maps a peer's block and closes the descriptor. Error texts name the owner by `whose`, as in "process 7's". */
 tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out);
 /* Returns true if the owner of the block has given it back. */
-bool arena_is_retired(const void *attached);
+bool arena_block_is_retired(const void *attached);
 void arena_detach(void *attached, size_t bytes);

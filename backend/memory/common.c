@@ -10,37 +10,37 @@
 #include <string.h>
 #include <sys/mman.h>
 
-struct common {
+struct shared_mapping {
     unsigned char token[16];
     int users;
     void *base;
     size_t bytes;
-    struct common *next;
+    struct shared_mapping *next;
 };
-static struct common *all;
+static struct shared_mapping *all;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
-/* The mappings stay in the parent (see memfd_keep_out), so the child forgets them. */
-static void after_fork_in_child(void)
+static void shared_mappings_lock_before_fork(void) { pthread_mutex_lock(&lock); }
+static void shared_mappings_unlock_in_parent(void) { pthread_mutex_unlock(&lock); }
+/* The mappings stay in the parent (see memory_keep_out_of_children), so the child forgets them. */
+static void shared_mappings_forget_in_child(void)
 {
     all = NULL;
     pthread_mutex_unlock(&lock);
 }
-static void fork_prepare(void)
+static void shared_mappings_register_fork(void)
 {
     arena_prepare();
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    pthread_atfork(shared_mappings_lock_before_fork, shared_mappings_unlock_in_parent, shared_mappings_forget_in_child);
 }
-tutti_status common_enter(const unsigned char token[16], struct common **out)
+tutti_status shared_mapping_enter(const unsigned char token[16], struct shared_mapping **out)
 {
-    pthread_once(&once, fork_prepare);
+    pthread_once(&once, shared_mappings_register_fork);
     pthread_mutex_lock(&lock);
-    struct common *c = all;
+    struct shared_mapping *c = all;
     while (c && memcmp(c->token, token, sizeof c->token) != 0) c = c->next;
-    if (!c && (c = memory_zeroed(1, sizeof *c)) != NULL) {
+    if (!c && (c = memory_alloc_zeroed(1, sizeof *c)) != NULL) {
         memcpy(c->token, token, sizeof c->token);
         c->next = all;
         all = c;
@@ -50,19 +50,19 @@ tutti_status common_enter(const unsigned char token[16], struct common **out)
     *out = c;
     return c ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the list of mappings");
 }
-tutti_status common_map(struct common *c, int descriptor, size_t bytes)
+tutti_status shared_mapping_map(struct shared_mapping *c, int descriptor, size_t bytes)
 {
     void *base = arena_map(descriptor, bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY, "mmap of %zu bytes of common memory: %s", bytes, strerror(errno));
-    memfd_keep_out(base, bytes);
+    memory_keep_out_of_children(base, bytes);
     pthread_mutex_lock(&lock);
     c->base = base;
     c->bytes = bytes;
     pthread_mutex_unlock(&lock);
     return TUTTI_OK;
 }
-void *common_base(struct common *c)
+void *shared_mapping_base(struct shared_mapping *c)
 {
     pthread_mutex_lock(&lock);
     void *base = c->base;
@@ -70,36 +70,36 @@ void *common_base(struct common *c)
     return base;
 }
 /* Drops one user of *link; if it was the last, unlinks the mapping and returns it. The caller holds the lock. */
-static struct common *common_unlink(struct common **link)
+static struct shared_mapping *shared_mapping_unlink(struct shared_mapping **link)
 {
-    struct common *c = *link;
+    struct shared_mapping *c = *link;
     if (--c->users) return NULL;
     *link = c->next;
     return c;
 }
-static void common_unmake(struct common *c)
+static void shared_mapping_free(struct shared_mapping *c)
 {
     if (c && c->base) munmap(c->base, c->bytes);
     free(c);
 }
-void common_leave(struct common *common)
+void shared_mapping_leave(struct shared_mapping *common)
 {
     if (!common) return;
     pthread_mutex_lock(&lock);
-    struct common **link = &all, *last = NULL;
+    struct shared_mapping **link = &all, *last = NULL;
     while (*link && *link != common) link = &(*link)->next;
-    if (*link) last = common_unlink(link);
+    if (*link) last = shared_mapping_unlink(link);
     pthread_mutex_unlock(&lock);
-    common_unmake(last);
+    shared_mapping_free(last);
 }
-bool common_leave_at(void *base)
+bool shared_mapping_leave_at(void *base)
 {
     pthread_mutex_lock(&lock);
-    struct common **link = &all, *last = NULL;
+    struct shared_mapping **link = &all, *last = NULL;
     while (*link && (*link)->base != base) link = &(*link)->next;
     bool found = base && *link;
-    if (found) last = common_unlink(link);
+    if (found) last = shared_mapping_unlink(link);
     pthread_mutex_unlock(&lock);
-    common_unmake(last);
+    shared_mapping_free(last);
     return found;
 }

@@ -4,13 +4,13 @@
 #pragma once
 #include "include/tutti.h"
 
-struct common;
-tutti_status common_enter(const unsigned char token[16], struct common **out);
+struct shared_mapping;
+tutti_status shared_mapping_enter(const unsigned char token[16], struct shared_mapping **out);
 /* Maps the file of the descriptor, which has `bytes` bytes. Error: NO_MEMORY. */
-tutti_status common_map(struct common *common, int descriptor, size_t bytes);
-/* Returns the address of the mapping, or NULL before common_map. */
-void *common_base(struct common *common);
+tutti_status shared_mapping_map(struct shared_mapping *common, int descriptor, size_t bytes);
+/* Returns the address of the mapping, or NULL before shared_mapping_map. */
+void *shared_mapping_base(struct shared_mapping *common);
 /* Leaves the mapping; NULL is allowed. */
-void common_leave(struct common *common);
+void shared_mapping_leave(struct shared_mapping *common);
 /* Leaves the mapping at this address; returns false if no mapping is there. */
-bool common_leave_at(void *base);
+bool shared_mapping_leave_at(void *base);

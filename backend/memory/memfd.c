@@ -15,7 +15,7 @@ enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, SLICE_BYTES = 4 << 20 
 size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
 /* A file beyond the limit would raise the signal SIGXFSZ instead of an error. */
-static tutti_status check_file_limit(size_t bytes)
+static tutti_status memfd_check_file_limit(size_t bytes)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TUTTI_OK;
@@ -33,8 +33,8 @@ static const char *memfd_advice(int error)
 tutti_status memfd_create_sealed(size_t bytes, int *out)
 {
     *out = -1;
-    TRY(check_file_limit(bytes));
-    *out = descriptor_raised(memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    TRY(memfd_check_file_limit(bytes));
+    *out = descriptor_move_above_stderr(memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (*out < 0)
         return status_fail(TUTTI_SYSTEM, "memfd_create, needed for shared memory: %s%s", strerror(errno),
             memfd_advice(errno));
@@ -44,7 +44,7 @@ tutti_status memfd_create_sealed(size_t bytes, int *out)
         return status_fail(TUTTI_SYSTEM, "fcntl(F_ADD_SEALS) of a memfd: %s", strerror(errno));
     return TUTTI_OK;
 }
-static tutti_status fail_allocation(size_t bytes, const char *what)
+static tutti_status memfd_fail_allocation(size_t bytes, const char *what)
 {
     if (errno == ENOSPC || errno == ENOMEM)
         return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory are not available (%s)", what,
@@ -62,7 +62,7 @@ tutti_status memfd_allocate(int descriptor, size_t offset, size_t bytes, const c
         if (fallocate(descriptor, 0, (off_t)(offset + done), (off_t)next) == 0) {
             done += next;
             if (slice < SLICE_BYTES) slice *= 2;
-        } else if (errno != EINTR) return fail_allocation(bytes, what);
+        } else if (errno != EINTR) return memfd_fail_allocation(bytes, what);
         else if (slice > page_bytes()) slice /= 2;
     }
     return TUTTI_OK;
@@ -88,7 +88,7 @@ tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
     return TUTTI_OK;
 }
 /* If the kernel refuses, children and core files get the memory, which is harmless. */
-void memfd_keep_out(void *mapped, size_t bytes)
+void memory_keep_out_of_children(void *mapped, size_t bytes)
 {
     madvise(mapped, bytes, MADV_DONTFORK);
     madvise(mapped, bytes, MADV_DONTDUMP);

@@ -14,5 +14,5 @@ void memfd_discard(int descriptor, size_t offset, size_t bytes);
    names the owner by `whose`, as in "the group's". */
 tutti_status memfd_check(int descriptor, size_t bytes, const char *whose);
 /* Keeps a mapping out of this process's children and core files, because other ranks write it as well. */
-void memfd_keep_out(void *mapped, size_t bytes);
+void memory_keep_out_of_children(void *mapped, size_t bytes);
 size_t page_bytes(void);

@@ -9,7 +9,7 @@
 static const char cpus[] = "/sys/devices/system/cpu";
 enum { MOST_CACHES = 16 };
 
-static bool first_line(const char *path, char *out, int bytes)
+static bool file_read_first_line(const char *path, char *out, int bytes)
 {
     FILE *file = fopen(path, "re");
     bool read = file && fgets(out, bytes, file);
@@ -17,19 +17,19 @@ static bool first_line(const char *path, char *out, int bytes)
     if (read) out[strcspn(out, "\n")] = 0;
     return read;
 }
-static bool cache_says(int index, const char *what, char *out, int bytes)
+static bool cache_read_attribute(int index, const char *what, char *out, int bytes)
 {
     char path[128];
     snprintf(path, sizeof path, "%s/cpu0/cache/index%d/%s", cpus, index, what);
-    return first_line(path, out, bytes);
+    return file_read_first_line(path, out, bytes);
 }
-double cache_bytes(int level)
+double cache_level_bytes(int level)
 {
     char text[32];
-    for (int i = 0; i < MOST_CACHES && cache_says(i, "level", text, sizeof text); i++) {
-        if (atoi(text) != level || !cache_says(i, "type", text, sizeof text)) continue;
+    for (int i = 0; i < MOST_CACHES && cache_read_attribute(i, "level", text, sizeof text); i++) {
+        if (atoi(text) != level || !cache_read_attribute(i, "type", text, sizeof text)) continue;
         if (strcmp(text, "Instruction") == 0) continue;
-        if (!cache_says(i, "size", text, sizeof text)) return 0;
+        if (!cache_read_attribute(i, "size", text, sizeof text)) return 0;
         char *unit;
         double size = strtod(text, &unit);
         return size * (*unit == 'K' ? 1024 : *unit == 'M' ? 1 << 20 : 1);
@@ -37,7 +37,7 @@ double cache_bytes(int level)
     return 0;
 }
 /* True if the number is in a list of the kernel, for example 0-3,64. */
-static bool is_listed(const char *list, int number)
+static bool cpu_list_has_number(const char *list, int number)
 {
     for (const char *at = list; *at >= '0' && *at <= '9';) {
         char *end;
@@ -52,10 +52,10 @@ bool cores_are_siblings(int a, int b)
 {
     char path[128], list[256];
     snprintf(path, sizeof path, "%s/cpu%d/topology/thread_siblings_list", cpus, a);
-    return first_line(path, list, sizeof list) && is_listed(list, b);
+    return file_read_first_line(path, list, sizeof list) && cpu_list_has_number(list, b);
 }
 /* Sets `out` to "" if /proc/cpuinfo has no model name. */
-static void processor_name(char *out, int bytes)
+static void processor_read_name(char *out, int bytes)
 {
     FILE *file = fopen("/proc/cpuinfo", "re");
     char line[256];
@@ -68,11 +68,11 @@ static void processor_name(char *out, int bytes)
     }
     if (file) fclose(file);
 }
-void machine_identity(int distance, char out[IDENTITY_BYTES])
+void machine_format_identity(int distance, char out[IDENTITY_BYTES])
 {
     char processor[128];
     struct utsname system;
-    processor_name(processor, sizeof processor);
+    processor_read_name(processor, sizeof processor);
     bool known = uname(&system) == 0;
     snprintf(out, IDENTITY_BYTES, "tutti %s, probe %d, %s, %s, %ld cores, %s %s, distance %d", TUTTI_VERSION,
         PROBE_NUMBER, known ? system.machine : "", processor, sysconf(_SC_NPROCESSORS_ONLN),

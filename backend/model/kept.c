@@ -17,10 +17,10 @@
 enum { TEXT_BYTES = 2048, PATH_BYTES = 1280 };
 
 /* ---- the folder ---- */
-bool kept_folder(char *out, size_t bytes)
+bool machine_file_folder(char *out, size_t bytes)
 {
-    const char *setting = settings_get()->cache, *cache = settings_given("XDG_CACHE_HOME");
-    const char *home = settings_given("HOME");
+    const char *setting = settings_get()->cache, *cache = settings_read_variable("XDG_CACHE_HOME");
+    const char *home = settings_read_variable("HOME");
     int length = -1;
     if (strcmp(setting, "none") == 0) return false;
     if (setting[0]) length = snprintf(out, bytes, "%s", setting);
@@ -30,71 +30,72 @@ bool kept_folder(char *out, size_t bytes)
     return length > 0 && (size_t)length < bytes;
 }
 /* FNV-1a. */
-static uint64_t text_hash(const char *text)
+static uint64_t text_hash_fnv1a(const char *text)
 {
     uint64_t h = 0xcbf29ce484222325u;
     for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
     return h;
 }
-static bool path_of(const char *folder, const char *identity, char out[PATH_BYTES])
+static bool machine_file_path(const char *folder, const char *identity, char out[PATH_BYTES])
 {
-    return snprintf(out, PATH_BYTES, "%s/machine-%016" PRIx64, folder, text_hash(identity)) < PATH_BYTES;
+    return snprintf(out, PATH_BYTES, "%s/machine-%016" PRIx64, folder, text_hash_fnv1a(identity)) < PATH_BYTES;
 }
 
 /* ---- the text: the identity, a line for each parameter, and a hash of all lines ---- */
-static size_t text_print(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
+static size_t machine_text_format(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
 {
     const struct machine_row *rows;
-    int count = machine_table(&rows);
+    int count = machine_get_rows(&rows);
     int length = snprintf(out, TEXT_BYTES, "%s\n", identity);
     for (int i = 0; i < count && length < TEXT_BYTES; i++)
         length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "%s %.17g %s\n", rows[i].name,
-            machine_figure(machine, i), rows[i].unit);
+            machine_get_parameter(machine, i), rows[i].unit);
     if (length < TEXT_BYTES)
-        length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "hash %016" PRIx64 "\n", text_hash(out));
+        length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "hash %016" PRIx64 "\n", text_hash_fnv1a(out));
     return length < TEXT_BYTES ? (size_t)length : 0;
 }
 /* Advances *at past `text` if *at begins with it. */
-static bool text_skip(const char **at, const char *text)
+static bool text_skip_prefix(const char **at, const char *text)
 {
     size_t length = strlen(text);
     if (strncmp(*at, text, length) != 0) return false;
     *at += length;
     return true;
 }
-static bool text_parse(const char *text, const char *identity, struct machine *out)
+static bool machine_text_parse(const char *text, const char *identity, struct machine *out)
 {
     const struct machine_row *rows;
-    int count = machine_table(&rows);
+    int count = machine_get_rows(&rows);
     const char *at = text;
     char again[TEXT_BYTES];
-    if (!text_skip(&at, identity) || !text_skip(&at, "\n")) return false;
+    if (!text_skip_prefix(&at, identity) || !text_skip_prefix(&at, "\n")) return false;
     for (int i = 0; i < count; i++) {
         char *end;
-        if (!text_skip(&at, rows[i].name) || !text_skip(&at, " ")) return false;
-        machine_set(out, i, strtod(at, &end));
+        if (!text_skip_prefix(&at, rows[i].name) || !text_skip_prefix(&at, " ")) return false;
+        machine_set_parameter(out, i, strtod(at, &end));
         at = end;
-        if (!text_skip(&at, " ") || !text_skip(&at, rows[i].unit) || !text_skip(&at, "\n")) return false;
+        if (!text_skip_prefix(&at, " ") || !text_skip_prefix(&at, rows[i].unit) || !text_skip_prefix(&at, "\n"))
+            return false;
     }
-    return machine_is_sane(out) && text_print(identity, out, again) && strcmp(text, again) == 0;
+    return machine_is_within_bounds(out) && machine_text_format(identity, out, again) && strcmp(text, again) == 0;
 }
-bool kept_read(const char *folder, const char *identity, struct machine *out)
+bool machine_file_read(const char *folder, const char *identity, struct machine *out)
 {
     char path[PATH_BYTES], text[TEXT_BYTES];
     struct machine found;
-    if (!path_of(folder, identity, path)) return false;
+    if (!machine_file_path(folder, identity, path)) return false;
     /* O_NONBLOCK, because the path may be a pipe. */
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
     if (file >= 0) close(file);
     if (length < 0) return false;
     text[length] = 0;
-    if (!text_parse(text, identity, &found)) return false;
+    if (!machine_text_parse(text, identity, &found)) return false;
     *out = found;
     return true;
 }
 /* Creates the folder, and its parent if that is missing, because ~/.cache may not exist. */
-static bool make_folder(const char *folder)
+static bool folder_create_with_parent(const char *folder)
 {
     char above[PATH_BYTES];
     if (mkdir(folder, 0700) == 0 || errno == EEXIST) return true;
@@ -104,7 +105,7 @@ static bool make_folder(const char *folder)
     *slash = 0;
     return (mkdir(above, 0700) == 0 || errno == EEXIST) && mkdir(folder, 0700) == 0;
 }
-static bool write_beside(const char *path, const char *text, size_t length)
+static bool file_replace_atomically(const char *path, const char *text, size_t length)
 {
     char beside[PATH_BYTES + 16];
     snprintf(beside, sizeof beside, "%s.XXXXXX", path);
@@ -118,12 +119,12 @@ static bool write_beside(const char *path, const char *text, size_t length)
     errno = problem;
     return false;
 }
-bool kept_write(const char *folder, const char *identity, const struct machine *machine)
+bool machine_file_write(const char *folder, const char *identity, const struct machine *machine)
 {
     char path[PATH_BYTES], text[TEXT_BYTES];
-    size_t length = text_print(identity, machine, text);
-    if (!length || !path_of(folder, identity, path)) return false;
-    if (make_folder(folder) && write_beside(path, text, length)) return true;
+    size_t length = machine_text_format(identity, machine, text);
+    if (!length || !machine_file_path(folder, identity, path)) return false;
+    if (folder_create_with_parent(folder) && file_replace_atomically(path, text, length)) return true;
     const char *reason = strerror(errno), *asked = settings_get()->cache;
     if (asked[0])
         LOG(WARN,

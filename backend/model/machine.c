@@ -14,29 +14,29 @@ static const struct machine_row rows[] = {
 enum { ROWS = sizeof rows / sizeof *rows };
 _Static_assert(sizeof(struct machine) == ROWS * sizeof(double), "every member is a parameter");
 
-int machine_table(const struct machine_row **out)
+int machine_get_rows(const struct machine_row **out)
 {
     *out = rows;
     return ROWS;
 }
-double machine_figure(const struct machine *machine, int row) { return (&machine->l2)[row]; }
-void machine_set(struct machine *machine, int row, double figure) { (&machine->l2)[row] = figure; }
+double machine_get_parameter(const struct machine *machine, int row) { return (&machine->l2)[row]; }
+void machine_set_parameter(struct machine *machine, int row, double figure) { (&machine->l2)[row] = figure; }
 struct machine machine_typical(void)
 {
     struct machine m;
-    for (int i = 0; i < ROWS; i++) machine_set(&m, i, rows[i].typical);
+    for (int i = 0; i < ROWS; i++) machine_set_parameter(&m, i, rows[i].typical);
     return m;
 }
-void machine_take_network(struct machine *machine, const struct machine *from)
+void machine_copy_network_costs(struct machine *machine, const struct machine *from)
 {
     machine->message = from->message;
     machine->announced = from->announced;
     machine->wire = from->wire;
 }
-bool machine_is_sane(const struct machine *machine)
+bool machine_is_within_bounds(const struct machine *machine)
 {
     for (int i = 0; i < ROWS; i++) {
-        double figure = machine_figure(machine, i);
+        double figure = machine_get_parameter(machine, i);
         /* NaN is outside the bounds, too. */
         if (!(figure >= rows[i].least && figure <= rows[i].most)) return false;
     }
@@ -44,22 +44,22 @@ bool machine_is_sane(const struct machine *machine)
 }
 
 /* Returns ROWS if there is no such parameter. */
-static int find_row(const char *name, size_t length)
+static int machine_find_row(const char *name, size_t length)
 {
     int i = 0;
     while (i < ROWS && (strlen(rows[i].name) != length || strncmp(rows[i].name, name, length))) i++;
     return i;
 }
-void machine_override(struct machine *machine, const char *parameters)
+void machine_override_parameters(struct machine *machine, const char *parameters)
 {
     for (const char *at = parameters, *end; *at; at = *end ? end + 1 : end) {
         end = at + strcspn(at, ",");
         size_t length = strcspn(at, "=,");
-        int row = find_row(at, length);
+        int row = machine_find_row(at, length);
         char *rest = NULL;
         double figure = at[length] == '=' ? strtod(at + length + 1, &rest) : 0;
         if (row < ROWS && rest == end && figure >= rows[row].least && figure <= rows[row].most)
-            machine_set(machine, row, figure);
+            machine_set_parameter(machine, row, figure);
         else
             LOG(WARN,
                 "TUTTI_FIGURES has %.*s; allowed is name=value, with a name that tutti model lists and a value "
@@ -68,7 +68,7 @@ void machine_override(struct machine *machine, const char *parameters)
     }
 }
 
-int machine_distance(double line_ns)
+int distance_of_line_time(double line_ns)
 {
     if (!(line_ns > 0)) return 0;
     double halves = floor(2 * log2(line_ns));
@@ -84,53 +84,56 @@ static bool is_known[DISTANCES];
 static int latest = -1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork(void) { pthread_mutex_unlock(&lock); }
-static void fork_prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
-static void machine_enter(void)
+static void machine_before_fork(void) { pthread_mutex_lock(&lock); }
+static void machine_after_fork(void) { pthread_mutex_unlock(&lock); }
+static void machine_register_fork_handlers(void)
 {
-    pthread_once(&once, fork_prepare);
+    pthread_atfork(machine_before_fork, machine_after_fork, machine_after_fork);
+}
+static void machine_lock_values(void)
+{
+    pthread_once(&once, machine_register_fork_handlers);
     pthread_mutex_lock(&lock);
 }
 /* Looks in this process, then on disk. */
-static bool machine_find(int distance)
+static bool machine_find_locked(int distance)
 {
     char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
-    if (!is_known[distance] && distance && kept_folder(folder, sizeof folder)) {
-        machine_identity(distance, identity);
-        is_known[distance] = kept_read(folder, identity, &known[distance]);
+    if (!is_known[distance] && distance && machine_file_folder(folder, sizeof folder)) {
+        machine_format_identity(distance, identity);
+        is_known[distance] = machine_file_read(folder, identity, &known[distance]);
     }
     if (is_known[distance]) latest = distance;
     return is_known[distance];
 }
-static bool find_any(void)
+static bool machine_find_any_locked(void)
 {
-    for (int distance = 0; latest < 0 && distance < DISTANCES; distance++) machine_find(distance);
+    for (int distance = 0; latest < 0 && distance < DISTANCES; distance++) machine_find_locked(distance);
     return latest >= 0;
 }
-bool machine_recall(int distance, struct machine *out)
+bool machine_find_parameters(int distance, struct machine *out)
 {
-    machine_enter();
-    bool found = distance ? machine_find(distance) : find_any();
+    machine_lock_values();
+    bool found = distance ? machine_find_locked(distance) : machine_find_any_locked();
     if (found) *out = known[latest];
     pthread_mutex_unlock(&lock);
     return found;
 }
-void machine_learn(int distance, const struct machine *parameters, bool keep)
+void machine_store_parameters(int distance, const struct machine *parameters, bool keep)
 {
     char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
-    machine_enter();
+    machine_lock_values();
     if (!is_known[distance]) known[distance] = *parameters;
     is_known[distance] = true;
     latest = distance;
     pthread_mutex_unlock(&lock);
-    if (!keep || distance == 0 || !kept_folder(folder, sizeof folder)) return;
-    machine_identity(distance, identity);
-    kept_write(folder, identity, parameters);
+    if (!keep || distance == 0 || !machine_file_folder(folder, sizeof folder)) return;
+    machine_format_identity(distance, identity);
+    machine_file_write(folder, identity, parameters);
 }
-struct machine machine_get(machine_copy *stream)
+struct machine machine_get_or_measure(machine_copy *stream)
 {
     struct machine m;
-    if (!machine_recall(0, &m)) machine_probe(stream, NULL, &m);
+    if (!machine_find_parameters(0, &m)) machine_probe(stream, NULL, &m);
     return m;
 }

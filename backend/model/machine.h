@@ -1,6 +1,6 @@
 /* The parameters of this machine: facts, and the costs of the basic operations between ranks of one host. They are
    measured once per host and distance of the ranks (probe.c) in a few tens of milliseconds, and kept on disk between
-   jobs (kept.c). The price of a schedule (price.c) and the spin budget follow from them.
+   jobs (kept.c). The cost of a schedule (cost.c) and the spin budget follow from them.
 
    A group uses the parameters of one of its ranks, so all its ranks decide equally. */
 #pragma once
@@ -43,33 +43,33 @@ struct machine {
 };
 struct machine_row { const char *name, *unit, *help; double typical, least, most; };
 /* Sets *out to the rows, in the order of struct machine; returns their number. */
-int machine_table(const struct machine_row **out);
-double machine_figure(const struct machine *machine, int row);
-void machine_set(struct machine *machine, int row, double figure);
+int machine_get_rows(const struct machine_row **out);
+double machine_get_parameter(const struct machine *machine, int row);
+void machine_set_parameter(struct machine *machine, int row, double figure);
 struct machine machine_typical(void);
 /* Replaces the parameters that a text names, as in "line=300,fetch=0.05", if they are within their bounds; warns about
    anything else in the text. */
-void machine_override(struct machine *machine, const char *parameters);
+void machine_override_parameters(struct machine *machine, const char *parameters);
 /* Copies the costs of messages between hosts, which belong to a group; all other parameters belong to a machine. */
-void machine_take_network(struct machine *machine, const struct machine *from);
+void machine_copy_network_costs(struct machine *machine, const struct machine *from);
 /* True if every parameter is within its bounds. */
-bool machine_is_sane(const struct machine *machine);
+bool machine_is_within_bounds(const struct machine *machine);
 
 /* The distance of two cores: half octaves of the time that a line takes from one to the other, from 1; 0: unknown. */
 enum { DISTANCES = 36 };
-int machine_distance(double line_ns);
+int distance_of_line_time(double line_ns);
 
 /* ---- values of this process; safe for several threads ---- */
 /* Returns the parameters of ranks at that distance, from this process or from an earlier job. For an unknown distance
    it returns the latest of this process, or any. False: not available. */
-bool machine_recall(int distance, struct machine *out);
+bool machine_find_parameters(int distance, struct machine *out);
 /* Records parameters for a distance; the first ones stay. `keep` also writes them to disk for later jobs, unless the
    distance is unknown. */
-void machine_learn(int distance, const struct machine *parameters, bool keep);
+void machine_store_parameters(int distance, const struct machine *parameters, bool keep);
 /* Returns the parameters of an unknown distance, and measures them now if they are not available. `stream` copies
    around the cache, or is NULL. */
 typedef void machine_copy(void *to, const void *from, size_t bytes);
-struct machine machine_get(machine_copy *stream);
+struct machine machine_get_or_measure(machine_copy *stream);
 
 /* ---- probe.c ---- */
 /* The longest time that a measurement may take; parameters that are not measured by then stay typical. */
@@ -84,15 +84,15 @@ enum { PROBE_NUMBER = 8 };
 enum { IDENTITY_BYTES = 512 };
 /* Writes one line with version of tutti, processor, number of cores, kernel, and distance. Parameters are valid only
    for their own identity. */
-void machine_identity(int distance, char out[IDENTITY_BYTES]);
+void machine_format_identity(int distance, char out[IDENTITY_BYTES]);
 /* Returns the size of a cache of the first core; 0: the system does not report it. */
-double cache_bytes(int level);
+double cache_level_bytes(int level);
 /* True if both are hardware threads of one core. */
 bool cores_are_siblings(int a, int b);
 /* ---- kept.c ---- */
 /* Returns the folder that TUTTI_CACHE names, or the user's cache folder. False: parameters are not kept on disk. */
-bool kept_folder(char *out, size_t bytes);
+bool machine_file_folder(char *out, size_t bytes);
 /* False: the folder has no valid parameters for this machine. */
-bool kept_read(const char *folder, const char *identity, struct machine *out);
+bool machine_file_read(const char *folder, const char *identity, struct machine *out);
 /* Replaces the file as a whole. False: writing failed; errors of the system are logged. */
-bool kept_write(const char *folder, const char *identity, const struct machine *machine);
+bool machine_file_write(const char *folder, const char *identity, const struct machine *machine);

@@ -51,111 +51,111 @@ struct probe {
     size_t message_bytes;
 };
 /* beside: both threads are on one core. */
-struct side { struct probe *probe; int who; uint32_t meetings; bool beside; };
+struct side { struct probe *probe; int who; uint32_t meetings; bool on_same_core; };
 
 /* ---- time ---- */
-static bool is_late(struct probe *p)
+static bool probe_is_late(struct probe *p)
 {
     if (clock_ns() > p->deadline_ns) atomic_store_explicit(&p->late, true, memory_order_relaxed);
     return atomic_load_explicit(&p->late, memory_order_relaxed);
 }
-/* Disturbances only make a time longer, so times_undisturbed takes the lower quartile. Differences may err both ways,
-   and the time of a sleep varies, so times_median serves for these. */
-static double times_undisturbed(double *times, int count) { return sorted_at(times, count, count / 4); }
-static double times_median(double *times, int count) { return sorted_at(times, count, count / 2); }
+/* Disturbances only make a time longer, so times_lower_quartile takes the lower quartile. Differences may err both
+   ways, and the time of a sleep varies, so times_median serves for these. */
+static double times_lower_quartile(double *times, int count) { return doubles_sort_and_get(times, count, count / 4); }
+static double times_median(double *times, int count) { return doubles_sort_and_get(times, count, count / 2); }
 static double time_since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
 
 /* ---- two threads ---- */
 /* False: the time limit is over, and the measurement ends. */
-static bool word_await(const struct side *me, struct word *word, uint32_t value)
+static bool word_wait_for_value(const struct side *me, struct word *word, uint32_t value)
 {
     for (unsigned n = 1; atomic_load_explicit(&word->value, memory_order_acquire) < value; n++) {
-        if (me->beside) sched_yield();
-        else pause_briefly();
-        if (n % POLLS == 0 && is_late(me->probe)) return false;
+        if (me->on_same_core) sched_yield();
+        else cpu_pause_briefly();
+        if (n % POLLS == 0 && probe_is_late(me->probe)) return false;
     }
     return true;
 }
-static bool sides_meet(struct side *me)
+static bool side_meet_other(struct side *me)
 {
     uint32_t now = ++me->meetings;
     atomic_store_explicit(&me->probe->met[me->who].value, now, memory_order_release);
-    return word_await(me, &me->probe->met[!me->who], now);
+    return word_wait_for_value(me, &me->probe->met[!me->who], now);
 }
 /* Sends pings to and fro. Side 0 sets *out to the ns of one way. */
-static bool measure_pings(struct side *me, uint32_t rounds, double *out)
+static bool side_measure_pings(struct side *me, uint32_t rounds, double *out)
 {
     struct probe *p = me->probe;
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
         atomic_store(&p->ping.value, 0);
-        if (!sides_meet(me)) return false;
+        if (!side_meet_other(me)) return false;
         int64_t begin = clock_ns();
         for (uint32_t i = 0; i < rounds; i++) {
-            if (me->who && !word_await(me, &p->ping, 2 * i + 1)) return false;
+            if (me->who && !word_wait_for_value(me, &p->ping, 2 * i + 1)) return false;
             atomic_store_explicit(&p->ping.value, 2 * i + 1 + (uint32_t)me->who, memory_order_release);
-            if (!me->who && !word_await(me, &p->ping, 2 * i + 2)) return false;
+            if (!me->who && !word_wait_for_value(me, &p->ping, 2 * i + 2)) return false;
         }
         times[k] = time_since(begin) / rounds / 2;
-        if (!sides_meet(me)) return false;
+        if (!side_meet_other(me)) return false;
     }
-    if (!me->who) *out = times_undisturbed(times, REPEATS);
+    if (!me->who) *out = times_lower_quartile(times, REPEATS);
     return true;
 }
 /* Wakes the other side after it has had the time to fall asleep. */
-static void side_wake(struct probe *p)
+static void probe_wake_sleeper(struct probe *p)
 {
     for (int64_t until = clock_ns() + FALL_ASLEEP_NS; clock_ns() < until;) sched_yield();
     p->woken_ns = clock_ns();
     atomic_store(&p->ping.value, 1);
     syscall(SYS_futex, &p->ping.value, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
-static bool sleep_until_woken(struct probe *p, double *out)
+static bool probe_sleep_until_woken(struct probe *p, double *out)
 {
     struct timespec most = { 0, SLEEP_NS };
     while (!atomic_load(&p->ping.value)) {
         syscall(SYS_futex, &p->ping.value, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
-        if (is_late(p)) return false;
+        if (probe_is_late(p)) return false;
     }
     *out = time_since(p->woken_ns);
     return true;
 }
-static bool measure_sleep(struct side *me)
+static bool side_measure_sleep(struct side *me)
 {
     struct probe *p = me->probe;
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
         atomic_store(&p->ping.value, 0);
-        if (!sides_meet(me)) return false;
-        if (me->who) side_wake(p);
-        else if (!sleep_until_woken(p, &times[k])) return false;
-        if (!sides_meet(me)) return false;
+        if (!side_meet_other(me)) return false;
+        if (me->who) probe_wake_sleeper(p);
+        else if (!probe_sleep_until_woken(p, &times[k])) return false;
+        if (!side_meet_other(me)) return false;
     }
     if (!me->who) p->found->sleep = times_median(times, REPEATS);
     return true;
 }
 
 /* ---- bytes ---- */
-static void copy_plainly(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static void bytes_copy_ordinary(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 /* Reads this process's own memory, which takes the same work as another's, on pages of the same kind. */
-static void read_by_kernel(void *to, const void *from, size_t bytes)
+static void bytes_read_by_kernel(void *to, const void *from, size_t bytes)
 {
     struct iovec local = { to, bytes }, remote = { (void *)(uintptr_t)from, bytes };
     process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
 }
-static bool kernel_reads(void)
+static bool kernel_can_read_memory(void)
 {
     unsigned char from = 1, to = 0;
-    read_by_kernel(&to, &from, 1);
+    bytes_read_by_kernel(&to, &from, 1);
     return to == from;
 }
-static void line_add(void *to, const void *from, size_t bytes)
+static void floats_add_to_sum(void *to, const void *from, size_t bytes)
 {
     float *sum = to;
     const float *term = from;
     for (size_t i = 0; i < bytes / sizeof *sum; i++) sum[i] += term[i];
 }
-static double cost_of(machine_copy *work, void *to, const void *from, size_t bytes)
+static double work_time_per_byte(machine_copy *work, void *to, const void *from, size_t bytes)
 {
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
@@ -164,66 +164,69 @@ static double cost_of(machine_copy *work, void *to, const void *from, size_t byt
         __asm__ volatile("" ::"r"(to) : "memory");
         times[k] = time_since(begin) / (double)bytes;
     }
-    return times_undisturbed(times, REPEATS);
+    return times_lower_quartile(times, REPEATS);
 }
-static double copy_cost(void *to, const void *from, size_t bytes)
+static double copy_time_per_byte(void *to, const void *from, size_t bytes)
 {
-    copy_plainly(to, from, bytes);
-    return cost_of(copy_plainly, to, from, bytes);
+    bytes_copy_ordinary(to, from, bytes);
+    return work_time_per_byte(bytes_copy_ordinary, to, from, bytes);
 }
-static void measure_copies(struct probe *p)
+static void probe_measure_copies(struct probe *p)
 {
     unsigned char *a = p->message[0], *b = p->message[1];
-    p->found->near = copy_cost(a, b, SLOT);
+    p->found->near = copy_time_per_byte(a, b, SLOT);
     /* An addition moves three numbers where a copy moves two. It may hide behind the loads, so the cost has a least. */
-    double more = cost_of(line_add, a, b, SLOT) - 1.5 * p->found->near;
+    double more = work_time_per_byte(floats_add_to_sum, a, b, SLOT) - 1.5 * p->found->near;
     double least = p->found->near / 8;
     p->found->add = more > least ? more : least;
-    p->found->far = copy_cost(a, b, p->message_bytes / 2);
+    p->found->far = copy_time_per_byte(a, b, p->message_bytes / 2);
     if (p->found->far < p->found->near) p->found->far = p->found->near;
 }
 /* Each side writes one of its slots, then reads the other side's; each repetition uses the next slot. */
-static bool slots_exchange(struct side *me, machine_copy *write, machine_copy *fetch, unsigned char *const slots[2],
-    size_t count, unsigned char *const tensors[2], double *written, double *read)
+static bool side_exchange_slots(struct side *me, machine_copy *write, machine_copy *fetch,
+    unsigned char *const slots[2], size_t count, unsigned char *const tensors[2], double *written, double *read)
 {
     /* The first repetition that counts. Before it, slots lie in memory that no core has read yet. */
     size_t first = count + 1;
     double writes[REPEATS], reads[REPEATS];
     for (size_t k = 0; k < first + REPEATS; k++) {
         size_t at = k % count * SLOT;
-        if (!sides_meet(me)) return false;
+        if (!side_meet_other(me)) return false;
         int64_t begin = clock_ns();
         write(slots[me->who] + at, tensors[me->who], SLOT);
         if (k >= first) writes[k - first] = time_since(begin) / SLOT;
-        if (!sides_meet(me)) return false;
+        if (!side_meet_other(me)) return false;
         begin = clock_ns();
         fetch(tensors[me->who], slots[!me->who] + at, SLOT);
         if (k >= first) reads[k - first] = time_since(begin) / SLOT;
     }
-    *written = times_undisturbed(writes, REPEATS);
-    *read = times_undisturbed(reads, REPEATS);
+    *written = times_lower_quartile(writes, REPEATS);
+    *read = times_lower_quartile(reads, REPEATS);
     return true;
 }
-static bool measure_slots(struct side *me)
+static bool side_measure_slots(struct side *me)
 {
     struct probe *p = me->probe;
     double written, read, streamed = 0, streamed_read = 0;
-    if (!slots_exchange(me, copy_plainly, copy_plainly, p->slot, 1, p->message, &written, &read)) return false;
-    if (p->stream && !slots_exchange(me, p->stream, copy_plainly, p->slot, 1, p->message, &streamed, &streamed_read))
+    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_copy_ordinary, p->slot, 1, p->message, &written, &read))
+        return false;
+    if (p->stream
+        && !side_exchange_slots(me, p->stream, bytes_copy_ordinary, p->slot, 1, p->message, &streamed, &streamed_read))
         return false;
     bool stream = p->stream && streamed + streamed_read < CLEARLY * (written + read);
     if (me->who) return true;
-    p->write = stream ? p->stream : copy_plainly;
+    p->write = stream ? p->stream : bytes_copy_ordinary;
     p->found->slot_write = stream ? streamed : written;
     p->found->slot_read = stream ? streamed_read : read;
     return true;
 }
 /* Measures slots that are reused so late that no second-level cache holds them any more. */
-static bool measure_lost(struct side *me)
+static bool side_measure_lost_lines(struct side *me)
 {
     struct probe *p = me->probe;
     double written, read;
-    if (!slots_exchange(me, p->write, copy_plainly, p->message, p->message_bytes / SLOT, p->slot, &written, &read))
+    if (!side_exchange_slots(me, p->write, bytes_copy_ordinary, p->message, p->message_bytes / SLOT, p->slot, &written,
+            &read))
         return false;
     if (me->who) return true;
     p->found->lost_write = fmin(written, p->found->slot_write);
@@ -231,24 +234,25 @@ static bool measure_lost(struct side *me)
     return true;
 }
 /* Measures reads of the other side's tensor by the kernel, for bytes in the other side's cache and beyond it. */
-static bool measure_reading(struct side *me)
+static bool side_measure_kernel_reads(struct side *me)
 {
     struct probe *p = me->probe;
     struct machine *m = p->found;
     double written, fetched, lost, calls[REPEATS];
     /* If the kernel cannot read, single copy is never chosen, and its cost does not matter. */
-    if (!kernel_reads()) return true;
-    if (!slots_exchange(me, copy_plainly, read_by_kernel, p->slot, 1, p->message, &written, &fetched)) return false;
-    if (!slots_exchange(me, copy_plainly, read_by_kernel, p->message, p->message_bytes / SLOT, p->slot, &written,
-            &lost))
+    if (!kernel_can_read_memory()) return true;
+    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_read_by_kernel, p->slot, 1, p->message, &written, &fetched))
+        return false;
+    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_read_by_kernel, p->message, p->message_bytes / SLOT,
+            p->slot, &written, &lost))
         return false;
     if (me->who) return true;
     for (int k = 0; k < REPEATS; k++) {
         int64_t begin = clock_ns();
-        for (int i = 0; i < BATCH / 10; i++) read_by_kernel(p->slot[0], p->slot[1], 1);
+        for (int i = 0; i < BATCH / 10; i++) bytes_read_by_kernel(p->slot[0], p->slot[1], 1);
         calls[k] = time_since(begin) / (BATCH / 10);
     }
-    m->reading = times_undisturbed(calls, REPEATS);
+    m->reading = times_lower_quartile(calls, REPEATS);
     m->fetch = fmax(fetched - m->reading / SLOT, m->near);
     m->lost_fetch = fmax(lost - m->reading / SLOT, m->near);
     return true;
@@ -257,7 +261,7 @@ static bool measure_reading(struct side *me)
    tile later. For an allgather, `take` copies instead. Taken tiles go `to` bytes behind the message's beginning. Slots
    are reused after the same number of bytes for every tile size. */
 struct passage { size_t tile, bytes, to; machine_copy *take; };
-static bool pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct passage *passage)
+static bool side_pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct passage *passage)
 {
     struct probe *p = me->probe;
     int other = !me->who;
@@ -265,38 +269,39 @@ static bool pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct 
     uint32_t slots = (uint32_t)(IN_FLIGHT * LARGE_TILE / tile);
     unsigned char *mine = p->message[me->who];
     if (k < tiles) {
-        if (k >= IN_FLIGHT && !word_await(me, &p->taken[other], k - IN_FLIGHT + 1)) return false;
+        if (k >= IN_FLIGHT && !word_wait_for_value(me, &p->taken[other], k - IN_FLIGHT + 1)) return false;
         p->write(p->slot[me->who] + k % slots * tile, mine + k * tile, tile);
         atomic_store(&p->copied[me->who].value, k + 1);
     }
     if (k == 0) return true;
-    if (!word_await(me, &p->copied[other], k)) return false;
+    if (!word_wait_for_value(me, &p->copied[other], k)) return false;
     passage->take(mine + passage->to + (k - 1) * tile, p->slot[other] + (k - 1) % slots * tile, tile);
     atomic_store(&p->taken[me->who].value, k);
     return true;
 }
-static bool passage_time(struct side *me, const struct passage *passage, double *out)
+static bool side_time_passage(struct side *me, const struct passage *passage, double *out)
 {
     struct probe *p = me->probe;
     atomic_store(&p->copied[me->who].value, 0);
     atomic_store(&p->taken[me->who].value, 0);
-    if (!sides_meet(me)) return false;
+    if (!side_meet_other(me)) return false;
     uint32_t tiles = (uint32_t)(passage->bytes / passage->tile);
     int64_t begin = clock_ns();
     for (uint32_t k = 0; k <= tiles; k++)
-        if (!pass_tile(me, k, tiles, passage)) return false;
+        if (!side_pass_tile(me, k, tiles, passage)) return false;
     *out = time_since(begin);
-    return sides_meet(me);
+    return side_meet_other(me);
 }
-static bool measure_tiles(struct side *me)
+static bool side_measure_tiles(struct side *me)
 {
     struct machine *m = me->probe->found;
     size_t bytes = me->probe->message_bytes;
-    const struct passage small = { SMALL_TILE, bytes, 0, line_add }, large = { LARGE_TILE, bytes, 0, line_add };
+    const struct passage small = { SMALL_TILE, bytes, 0, floats_add_to_sum },
+                         large = { LARGE_TILE, bytes, 0, floats_add_to_sum };
     double longer[PASSES], shorter;
     /* Small and large tiles alternate, because the machine drifts. */
     for (int k = 0; k < PASSES; k++) {
-        if (!passage_time(me, &small, &longer[k]) || !passage_time(me, &large, &shorter)) return false;
+        if (!side_time_passage(me, &small, &longer[k]) || !side_time_passage(me, &large, &shorter)) return false;
         longer[k] -= shorter;
     }
     double more = (double)bytes / SMALL_TILE - (double)bytes / LARGE_TILE;
@@ -305,59 +310,59 @@ static bool measure_tiles(struct side *me)
     return true;
 }
 /* Reads the beginning of the other side's message into the second half of this side's message. */
-static bool read_whole(struct side *me, size_t bytes, double *out)
+static bool side_read_message(struct side *me, size_t bytes, double *out)
 {
     struct probe *p = me->probe;
     unsigned char *to = p->message[me->who] + p->message_bytes / 2, *from = p->message[!me->who];
-    if (!sides_meet(me)) return false;
+    if (!side_meet_other(me)) return false;
     int64_t begin = clock_ns();
-    for (size_t at = 0; at < bytes; at += LARGE_TILE) read_by_kernel(to + at, from + at, LARGE_TILE);
+    for (size_t at = 0; at < bytes; at += LARGE_TILE) bytes_read_by_kernel(to + at, from + at, LARGE_TILE);
     *out = time_since(begin);
-    return sides_meet(me);
+    return side_meet_other(me);
 }
 /* Each side writes its message just before the other reads it, as callers do between calls. */
-static bool measure_one_copy(struct side *me, size_t bytes, double *out)
+static bool side_measure_one_copy(struct side *me, size_t bytes, double *out)
 {
     struct probe *p = me->probe;
-    const struct passage staged = { LARGE_TILE, bytes, p->message_bytes / 2, copy_plainly };
+    const struct passage staged = { LARGE_TILE, bytes, p->message_bytes / 2, bytes_copy_ordinary };
     double ratio[PASSES], by_slots;
     for (int k = 0; k < PASSES; k++) {
         memset(p->message[me->who], k, bytes);
-        if (!passage_time(me, &staged, &by_slots)) return false;
+        if (!side_time_passage(me, &staged, &by_slots)) return false;
         memset(p->message[me->who], k, bytes);
-        if (!read_whole(me, bytes, &ratio[k])) return false;
+        if (!side_read_message(me, bytes, &ratio[k])) return false;
         ratio[k] /= by_slots;
     }
     if (!me->who) *out = times_median(ratio, PASSES);
     return true;
 }
-static bool measure_both_ways(struct side *me)
+static bool side_measure_single_copy(struct side *me)
 {
     struct machine *m = me->probe->found;
     size_t most = me->probe->message_bytes / 2 / LARGE_TILE * LARGE_TILE;
-    if (!kernel_reads()) return true;
-    return measure_one_copy(me, LARGE_TILE, &m->one_copy) && measure_one_copy(me, most, &m->lost_one_copy);
+    if (!kernel_can_read_memory()) return true;
+    return side_measure_one_copy(me, LARGE_TILE, &m->one_copy) && side_measure_one_copy(me, most, &m->lost_one_copy);
 }
 
 /* ---- waiting ---- */
-static void measure_rungs(struct machine *m)
+static void machine_measure_backoff(struct machine *m)
 {
     double pauses[REPEATS], yields[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
         int64_t begin = clock_ns();
-        for (int i = 0; i < BATCH; i++) pause_briefly();
+        for (int i = 0; i < BATCH; i++) cpu_pause_briefly();
         pauses[k] = time_since(begin) / BATCH;
         begin = clock_ns();
         for (int i = 0; i < BATCH / 10; i++) sched_yield();
         yields[k] = time_since(begin) / (BATCH / 10);
     }
-    m->pause = times_undisturbed(pauses, REPEATS);
-    m->yield = times_undisturbed(yields, REPEATS);
+    m->pause = times_lower_quartile(pauses, REPEATS);
+    m->yield = times_lower_quartile(yields, REPEATS);
 }
 
 /* ---- cores ---- */
 /* Binds this thread to the core. If the system refuses, the thread runs where the system puts it. */
-static void stand_on(int core)
+static void thread_bind_to_core(int core)
 {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -365,7 +370,7 @@ static void stand_on(int core)
     sched_setaffinity(0, sizeof set, &set);
 }
 /* Returns the next core of the set. It avoids the hardware threads of the first core if it can. */
-static int second_core(const cpu_set_t *set, int first)
+static int cores_find_second(const cpu_set_t *set, int first)
 {
     int sibling = first;
     for (int hop = 1; hop < MOST_CPUS; hop++) {
@@ -378,51 +383,54 @@ static int second_core(const cpu_set_t *set, int first)
 }
 /* Chooses the second core if the caller gave none: a core that the process may use. If the process is bound to one
    core, as ranks often are, it is a core that the system would allow. */
-static void choose_cores(struct probe *p)
+static void probe_choose_cores(struct probe *p)
 {
     cpu_set_t set;
     int first = p->core[0];
     if (p->core[1] >= 0) return;
     p->core[1] = first;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = second_core(&set, first);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = cores_find_second(&set, first);
     if (p->core[1] != first) return;
     for (size_t i = 0; i < MOST_CPUS; i++) CPU_SET(i, &set);
     /* The system ignores cores that the process may not use. */
     sched_setaffinity(0, sizeof set, &set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = second_core(&set, first);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = cores_find_second(&set, first);
 }
-static bool side_perform(struct side *me)
+static bool side_run_measurements(struct side *me)
 {
     struct probe *p = me->probe;
     struct machine *m = p->found;
     /* The threads may share a core until both are bound. */
-    me->beside = true;
-    if (!me->who) choose_cores(p);
-    if (!sides_meet(me)) return false;
-    stand_on(p->core[me->who]);
+    me->on_same_core = true;
+    if (!me->who) probe_choose_cores(p);
+    if (!side_meet_other(me)) return false;
+    thread_bind_to_core(p->core[me->who]);
     bool apart = p->core[0] != p->core[1];
-    if (!me->who && apart) measure_rungs(m);
-    if (!me->who) measure_copies(p);
-    if (!sides_meet(me)) return false;
-    me->beside = !apart;
-    if (apart && (!measure_pings(me, BATCH, &m->line) || !measure_slots(me))) return false;
-    if (apart && (!sides_meet(me) || !measure_lost(me) || !sides_meet(me) || !measure_reading(me))) return false;
-    if (apart && (!sides_meet(me) || !measure_tiles(me) || !measure_both_ways(me))) return false;
-    if (!measure_sleep(me)) return false;
-    stand_on(p->core[0]);
-    me->beside = true;
-    return measure_pings(me, BATCH / 4, &m->hand_over) && apart;
+    if (!me->who && apart) machine_measure_backoff(m);
+    if (!me->who) probe_measure_copies(p);
+    if (!side_meet_other(me)) return false;
+    me->on_same_core = !apart;
+    if (apart && (!side_measure_pings(me, BATCH, &m->line) || !side_measure_slots(me))) return false;
+    if (apart
+        && (!side_meet_other(me) || !side_measure_lost_lines(me) || !side_meet_other(me)
+            || !side_measure_kernel_reads(me)))
+        return false;
+    if (apart && (!side_meet_other(me) || !side_measure_tiles(me) || !side_measure_single_copy(me))) return false;
+    if (!side_measure_sleep(me)) return false;
+    thread_bind_to_core(p->core[0]);
+    me->on_same_core = true;
+    return side_measure_pings(me, BATCH / 4, &m->hand_over) && apart;
 }
 static void *side_main(void *argument)
 {
     struct side *me = argument;
-    bool complete = side_perform(me);
+    bool complete = side_run_measurements(me);
     if (!me->who) me->probe->complete = complete;
     return NULL;
 }
 
 /* ---- all of it ---- */
-static bool probe_run(struct probe *p)
+static bool probe_run_threads(struct probe *p)
 {
     struct side sides[2] = { { p, 0, 0, false }, { p, 1, 0, false } };
     pthread_t threads[2];
@@ -437,20 +445,20 @@ static bool probe_run(struct probe *p)
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     return started == 2 && p->complete;
 }
-static bool probe_measure(struct probe *p, double l2)
+static bool probe_measure_all(struct probe *p, double l2)
 {
     double wanted = MESSAGE_CACHES * l2;
     p->message_bytes = wanted < MOST_MESSAGE ? (size_t)wanted / LARGE_TILE * LARGE_TILE : MOST_MESSAGE;
     if (p->message_bytes < 2 * LARGE_TILE) p->message_bytes = 2 * LARGE_TILE;
     size_t each = p->message_bytes + IN_FLIGHT * LARGE_TILE;
-    unsigned char *memory = memory_aligned(2 * each);
+    unsigned char *memory = memory_alloc_aligned(2 * each);
     for (int i = 0; memory && i < 2; i++) {
         /* memset makes the memory real and gives it valid numbers. */
         p->message[i] = memset(memory + (size_t)i * each, 1, each);
         p->slot[i] = p->message[i] + p->message_bytes;
     }
     p->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
-    bool complete = memory && probe_run(p);
+    bool complete = memory && probe_run_threads(p);
     free(memory);
     return complete;
 }
@@ -458,16 +466,16 @@ bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out
 {
     /* Typical values and facts hold even if the measurement fails. */
     struct machine facts = machine_typical();
-    double l2 = cache_bytes(2), l3 = cache_bytes(3);
+    double l2 = cache_level_bytes(2), l3 = cache_level_bytes(3);
     if (l2 > 0) facts.l2 = l2;
     if (l3 > 0) facts.last = l3;
-    if (!machine_is_sane(&facts)) facts = machine_typical();
+    if (!machine_is_within_bounds(&facts)) facts = machine_typical();
     struct machine found = facts;
     int first = cores ? cores[0] : sched_getcpu(), second = cores ? cores[1] : -1;
     struct probe d = {
-        .found = &found, .stream = stream, .write = copy_plainly, .core = { first >= 0 ? first : 0, second }
+        .found = &found, .stream = stream, .write = bytes_copy_ordinary, .core = { first >= 0 ? first : 0, second }
     };
-    bool complete = probe_measure(&d, found.l2), sane = machine_is_sane(&found);
+    bool complete = probe_measure_all(&d, found.l2), sane = machine_is_within_bounds(&found);
     *out = sane ? found : facts;
     return complete && sane;
 }

@@ -15,7 +15,7 @@
 
 enum { MOST_EARLY = 256, CLOSED = 64 };
 struct channel {
-    struct address me;
+    struct channel_address me;
     /* NULL after the channel is closed. */
     struct peer *const *peers; /* [size] */
     int size;
@@ -41,7 +41,7 @@ static struct {
 } room; /* under registry.lock */
 
 /* ---- queues of control messages ---- */
-static bool address_equal(const struct address *a, const struct address *b)
+static bool channel_address_equal(const struct channel_address *a, const struct channel_address *b)
 {
     return a->rank == b->rank && nonce_equal(a->token, b->token);
 }
@@ -62,19 +62,19 @@ static void ctrl_queue_push(struct ctrl_queue *list, struct ctrl_entry *entry)
     list->count++;
 }
 /* Finds the last message of the same word, sender and receiver. */
-static struct ctrl_entry *find_same(const struct ctrl_queue *list, const struct ctrl_msg *p)
+static struct ctrl_entry *ctrl_queue_find_same(const struct ctrl_queue *list, const struct ctrl_msg *p)
 {
     struct ctrl_entry *found = NULL;
     for (struct ctrl_entry *l = list->first; l; l = l->next)
-        if (address_equal(&l->msg.to, &p->to) && l->msg.from == p->from && l->msg.word == p->word) found = l;
+        if (channel_address_equal(&l->msg.to, &p->to) && l->msg.from == p->from && l->msg.type == p->type) found = l;
     return found;
 }
 /* Puts the message in the place of an earlier one of its kind, or at the end. Returns false without memory. */
-static bool ctrl_queue_add(struct ctrl_queue *list, const struct ctrl_msg *msg, const unsigned char via[16])
+static bool ctrl_queue_add_or_replace(struct ctrl_queue *list, const struct ctrl_msg *msg, const unsigned char via[16])
 {
-    struct ctrl_entry *entry = find_same(list, msg);
+    struct ctrl_entry *entry = ctrl_queue_find_same(list, msg);
     bool is_new = !entry;
-    if (is_new) entry = memory_zeroed(1, sizeof *entry);
+    if (is_new) entry = memory_alloc_zeroed(1, sizeof *entry);
     if (!entry) return false;
     entry->msg = *msg;
     memcpy(entry->via, via, sizeof entry->via);
@@ -87,13 +87,13 @@ void ctrl_queue_free(struct ctrl_queue *list)
 }
 
 /* ---- sending ---- */
-void peer_flush(struct peer *peer)
+void peer_flush_queue(struct peer *peer)
 {
-    if (peer->owes_given_ups) peer_tell_given_ups(peer);
+    if (peer->owes_join_aborts) peer_send_join_aborts(peer);
     while (peer->unsent.first && peer_send_ctrl_msg(peer, &peer->unsent.first->msg) != -EAGAIN)
         /* The message was sent, or the connection has failed and its end is about to be read. */
         free(ctrl_queue_pop(&peer->unsent));
-    if (!peer->unsent.first && !peer->owes_given_ups) peer_await_room(peer, false);
+    if (!peer->unsent.first && !peer->owes_join_aborts) peer_set_await_room(peer, false);
 }
 static bool peer_post(struct peer *peer, const struct ctrl_msg *msg)
 {
@@ -102,58 +102,58 @@ static bool peer_post(struct peer *peer, const struct ctrl_msg *msg)
     bool first = !peer->unsent.first;
     int error = first ? peer_send_ctrl_msg(peer, msg) : -EAGAIN;
     if (error != -EAGAIN) return !error;
-    if (!ctrl_queue_add(&peer->unsent, msg, registry.self.nonce)) return false;
-    if (first) peer_await_room(peer, true);
+    if (!ctrl_queue_add_or_replace(&peer->unsent, msg, registry.self.nonce)) return false;
+    if (first) peer_set_await_room(peer, true);
     return true;
 }
 /* Sends a message to the next process on its route. A final message makes no link, and a closed channel makes none. */
-static bool msg_route(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
+static bool ctrl_msg_send_routed(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
 {
-    struct peer *peer = routes_next(c->routes, msg->to.rank, is_open && msg->from == c->me.rank);
-    bool calls = is_open && !(msg->flags & LAST_WORD);
+    struct peer *peer = routes_next_peer(c->routes, msg->to.rank, is_open && msg->from == c->me.rank);
+    bool calls = is_open && !(msg->flags & FINAL_MSG);
     return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post(peer, msg);
 }
-static bool msg_post(struct channel *c, const struct ctrl_msg *msg)
+static bool ctrl_msg_post(struct channel *c, const struct ctrl_msg *msg)
 {
     struct peer *peer = c->peers[msg->to.rank];
     if (!peer) {
         registry_wake();
-        return ctrl_queue_add(&room.incoming, msg, registry.self.nonce);
+        return ctrl_queue_add_or_replace(&room.incoming, msg, registry.self.nonce);
     }
     if (!c->routes) return peer_post(peer, msg);
-    bool sent = msg_route(c, true, msg);
-    if (!(msg->flags & LAST_WORD)) routes_record_sent(c->routes, msg->to.rank);
+    bool sent = ctrl_msg_send_routed(c, true, msg);
+    if (!(msg->flags & FINAL_MSG)) routes_record_sent(c->routes, msg->to.rank);
     return sent;
 }
-static bool msg_send(struct channel *c, int to, unsigned word, int flags, const void *bytes, size_t length)
+static bool ctrl_msg_send(struct channel *c, int to, unsigned type, int flags, const void *bytes, size_t length)
 {
-    struct ctrl_msg msg = { .to = c->me, .from = c->me.rank, .word = (uint16_t)word, .length = (uint32_t)length };
-    assert(length <= CHANNEL_BYTES && word < CHANNEL_WORDS);
+    struct ctrl_msg msg = { .to = c->me, .from = c->me.rank, .type = (uint16_t)type, .length = (uint32_t)length };
+    assert(length <= CHANNEL_BYTES && type < CHANNEL_TYPES);
     msg.to.rank = to;
     msg.flags = (uint8_t)flags;
     if (length) memcpy(msg.bytes, bytes, length);
     pthread_mutex_lock(&registry.lock);
     if (flags) c->last = msg;
-    bool sent = msg_post(c, &msg);
+    bool sent = ctrl_msg_post(c, &msg);
     pthread_mutex_unlock(&registry.lock);
     return sent;
 }
-bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
+bool channel_send(struct channel *channel, int to, unsigned type, const void *bytes, size_t length)
 {
-    return msg_send(channel, to, word, 0, bytes, length);
+    return ctrl_msg_send(channel, to, type, 0, bytes, length);
 }
-bool channel_send_last(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
+bool channel_send_final(struct channel *channel, int to, unsigned type, const void *bytes, size_t length)
 {
-    return msg_send(channel, to, word, LAST_WORD, bytes, length);
+    return ctrl_msg_send(channel, to, type, FINAL_MSG, bytes, length);
 }
 
 /* ---- delivering, on the watch thread ---- */
 void channels_receive(const struct ctrl_msg *msg, const struct peer *by)
 {
-    ctrl_queue_add(&room.incoming, msg, by->identity.nonce);
+    ctrl_queue_add_or_replace(&room.incoming, msg, by->identity.nonce);
 }
 /* Calls the channel's user for a message, or for a tick if `msg` is NULL. */
-static void user_call(struct channel *c, const struct ctrl_msg *msg)
+static void channel_call_user(struct channel *c, const struct ctrl_msg *msg)
 {
     struct channel_user user = c->user;
     room.calling = c;
@@ -164,68 +164,68 @@ static void user_call(struct channel *c, const struct ctrl_msg *msg)
     room.calling = NULL;
     pthread_cond_broadcast(&registry.changed);
 }
-static struct channel *channel_find(const struct address *to)
+static struct channel *channel_find_open(const struct channel_address *to)
 {
     struct channel *c = room.channels;
-    while (c && !address_equal(&c->me, to)) c = c->next;
+    while (c && !channel_address_equal(&c->me, to)) c = c->next;
     return c;
 }
 /* Returns a closed channel that is still kept, or NULL past the last one. */
-static struct channel *channel_closed(unsigned i)
+static struct channel *channel_closed_at(unsigned i)
 {
     return i < CLOSED && i < room.closed_count ? room.closed[i] : NULL;
 }
-static struct channel *find_closed(const struct address *to)
+static struct channel *channel_find_closed(const struct channel_address *to)
 {
     struct channel *c = NULL;
-    for (unsigned i = 0; (c = channel_closed(i)) != NULL && !address_equal(&c->me, to);) i++;
+    for (unsigned i = 0; (c = channel_closed_at(i)) != NULL && !channel_address_equal(&c->me, to);) i++;
     return c;
 }
-static void keep_early(const struct ctrl_entry *entry)
+static void ctrl_entry_keep_early(const struct ctrl_entry *entry)
 {
-    ctrl_queue_add(&room.early, &entry->msg, entry->via);
+    ctrl_queue_add_or_replace(&room.early, &entry->msg, entry->via);
     if (room.early.count > MOST_EARLY) free(ctrl_queue_pop(&room.early));
 }
 /* Sends the final message of a closed channel to a rank that wrote to it. An answer is not answered, so two closed
    channels do not go on writing. */
-static void msg_answer(const struct channel *c, const struct ctrl_msg *msg)
+static void channel_reply_final(const struct channel *c, const struct ctrl_msg *msg)
 {
     struct ctrl_msg last = c->last;
     if (!c->routes || !last.flags || msg->flags & ANSWER) return;
-    if (!routes_may_pass(c->routes, c->me.rank, msg->from)) return;
+    if (!routes_can_forward(c->routes, c->me.rank, msg->from)) return;
     last.to.rank = msg->from;
-    last.flags = LAST_WORD | ANSWER;
-    msg_route(c, false, &last);
+    last.flags = FINAL_MSG | ANSWER;
+    ctrl_msg_send_routed(c, false, &last);
 }
 /* Returns true if `c` can pass the message on, and is nearer to its rank than channel `than`. */
-static bool is_nearer(const struct channel *c, const struct ctrl_msg *p, const struct channel *than)
+static bool channel_is_nearer(const struct channel *c, const struct ctrl_msg *p, const struct channel *than)
 {
     if (!c->routes || !nonce_equal(c->me.token, p->to.token)) return false;
-    if (!routes_may_pass(c->routes, p->from, p->to.rank)) return false;
-    return !than || routes_left(c->routes, p->to.rank) < routes_left(than->routes, p->to.rank);
+    if (!routes_can_forward(c->routes, p->from, p->to.rank)) return false;
+    return !than || routes_steps_left(c->routes, p->to.rank) < routes_steps_left(than->routes, p->to.rank);
 }
 /* Returns true if that rank belongs to the process with that nonce. */
-static bool is_process_of(const struct channel *c, int member, const unsigned char nonce[16])
+static bool channel_member_is_process(const struct channel *c, int member, const unsigned char nonce[16])
 {
     const struct peer *peer = c->peers[member];
     return nonce_equal(peer ? peer->identity.nonce : registry.self.nonce, nonce);
 }
 /* Returns true if the process that delivered a message may send it. A message that was not passed on must come from its
    rank's process, and any other from a process of the group. A closed channel knows no processes and accepts all. */
-static bool is_authentic(const struct channel *c, const struct ctrl_entry *entry)
+static bool ctrl_entry_is_authentic(const struct channel *c, const struct ctrl_entry *entry)
 {
     const struct ctrl_msg *p = &entry->msg;
     if (p->from < 0 || p->from >= c->size) return false;
     if (!c->peers || nonce_equal(entry->via, registry.self.nonce)) return true;
-    if (p->hops == 0) return is_process_of(c, p->from, entry->via);
+    if (p->hops == 0) return channel_member_is_process(c, p->from, entry->via);
     for (int r = 0; c->routes && r < c->size; r++)
-        if (is_process_of(c, r, entry->via)) return true;
+        if (channel_member_is_process(c, r, entry->via)) return true;
     return false;
 }
 /* Closes the connection of a process that sent a message as a rank that it does not have. */
-static void ctrl_queue_refuse(const struct ctrl_entry *entry)
+static void ctrl_entry_refuse(const struct ctrl_entry *entry)
 {
-    struct peer *near = registry_find(entry->via), *far = link_find(entry->via), *peer = near ? near : far;
+    struct peer *near = registry_find_peer(entry->via), *far = link_find(entry->via), *peer = near ? near : far;
     if (peer && registry.turned_away++ == 0)
         LOG(WARN, "process %llu on %s sent a control message as rank %d, which it is not: its connection was closed",
             (unsigned long long)peer->identity.pid, peer->identity.host, entry->msg.from);
@@ -233,39 +233,39 @@ static void ctrl_queue_refuse(const struct ctrl_entry *entry)
     if (far) link_end(far, -EPROTO);
 }
 /* Passes a message on to its rank. Returns false if no channel here can, so the message waits for a channel to open. */
-static bool pass_on(struct ctrl_entry *entry)
+static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
 {
     struct ctrl_msg *msg = &entry->msg;
     const struct channel *best = NULL, *c;
     bool is_open = true;
     for (c = room.channels; c; c = c->next)
-        if (is_nearer(c, msg, best)) best = c;
-    for (unsigned i = 0; !best && (c = channel_closed(i)) != NULL; i++)
-        if (is_nearer(c, msg, best)) best = c, is_open = false;
+        if (channel_is_nearer(c, msg, best)) best = c;
+    for (unsigned i = 0; !best && (c = channel_closed_at(i)) != NULL; i++)
+        if (channel_is_nearer(c, msg, best)) best = c, is_open = false;
     if (!best) return false;
-    if (!is_authentic(best, entry)) ctrl_queue_refuse(entry);
-    else if (msg->hops++ < routes_most_hops(best->routes)) msg_route(best, is_open, msg);
+    if (!ctrl_entry_is_authentic(best, entry)) ctrl_entry_refuse(entry);
+    else if (msg->hops++ < routes_most_hops(best->routes)) ctrl_msg_send_routed(best, is_open, msg);
     return true;
 }
-static void entry_deliver(struct ctrl_entry *entry)
+static void ctrl_entry_deliver(struct ctrl_entry *entry)
 {
-    struct channel *c = channel_find(&entry->msg.to);
-    if (c && !is_authentic(c, entry)) { ctrl_queue_refuse(entry); return; }
+    struct channel *c = channel_find_open(&entry->msg.to);
+    if (c && !ctrl_entry_is_authentic(c, entry)) { ctrl_entry_refuse(entry); return; }
     if (c && c->routes) routes_record_received(c->routes, entry->msg.from);
-    if (c && !c->closing) user_call(c, &entry->msg);
-    else if (c || (c = find_closed(&entry->msg.to)) != NULL) msg_answer(c, &entry->msg);
-    else if (!pass_on(entry)) keep_early(entry);
+    if (c && !c->closing) channel_call_user(c, &entry->msg);
+    else if (c || (c = channel_find_closed(&entry->msg.to)) != NULL) channel_reply_final(c, &entry->msg);
+    else if (!ctrl_entry_pass_on(entry)) ctrl_entry_keep_early(entry);
 }
 void channels_deliver(void)
 {
     while (room.incoming.first) {
         struct ctrl_entry *entry = ctrl_queue_pop(&room.incoming);
-        entry_deliver(entry);
+        ctrl_entry_deliver(entry);
         free(entry);
     }
 }
 /* Returns a channel that has not been called in this round, or NULL. */
-static struct channel *next_to_tick(unsigned round)
+static struct channel *channel_find_due(unsigned round)
 {
     struct channel *c = room.channels;
     while (c && (!c->ticks || c->closing || c->round == round)) c = c->next;
@@ -274,24 +274,24 @@ static struct channel *next_to_tick(unsigned round)
 int channels_poll_timeout_ms(void)
 {
     int64_t left_ms = room.ticked_ms + CHANNEL_TICK_MS - clock_ms();
-    return !next_to_tick(room.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
+    return !channel_find_due(room.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
 }
 /* The list of channels may change during each call. */
-void channels_tick(void)
+void channels_call_ticks(void)
 {
     if (channels_poll_timeout_ms() != 0) return;
     room.ticked_ms = clock_ms();
     room.round++;
-    for (struct channel *c; (c = next_to_tick(room.round)) != NULL;) {
+    for (struct channel *c; (c = channel_find_due(room.round)) != NULL;) {
         c->round = room.round;
-        user_call(c, NULL);
+        channel_call_user(c, NULL);
     }
 }
 
 /* ---- lifetime ---- */
 /* Moves early messages of a new channel's communicator in front of the incoming ones. Some of them are for this rank,
    and others are to be passed on. */
-static void deliver_early(const struct channel *c)
+static void channel_deliver_early(const struct channel *c)
 {
     struct ctrl_queue early = room.early, incoming = room.incoming;
     room.early = room.incoming = (struct ctrl_queue){ 0 };
@@ -305,7 +305,7 @@ static void deliver_early(const struct channel *c)
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out)
 {
-    struct channel *c = memory_zeroed(1, sizeof *c);
+    struct channel *c = memory_alloc_zeroed(1, sizeof *c);
     if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a control channel");
     tutti_status status = map ? routes_create(map, peers, &c->routes) : TUTTI_OK;
     if (status != TUTTI_OK) {
@@ -320,20 +320,20 @@ tutti_status channel_open(const unsigned char token[16], int rank, struct peer *
     pthread_mutex_lock(&registry.lock);
     c->next = room.channels;
     room.channels = c;
-    deliver_early(c);
+    channel_deliver_early(c);
     registry_wake();
     pthread_mutex_unlock(&registry.lock);
     *out = c;
     return TUTTI_OK;
 }
-void channel_tick(struct channel *channel, bool on)
+void channel_set_tick(struct channel *channel, bool on)
 {
     pthread_mutex_lock(&registry.lock);
     if (on && !channel->ticks) registry_wake();
     channel->ticks = on;
     pthread_mutex_unlock(&registry.lock);
 }
-static void channel_forget(struct channel *c)
+static void channel_free(struct channel *c)
 {
     if (!c) return;
     routes_free(c->routes);
@@ -349,21 +349,21 @@ void channel_close(struct channel *channel)
     struct channel **at = &room.channels, **place = &room.closed[room.closed_count++ % CLOSED];
     while (*at != channel) at = &(*at)->next;
     *at = channel->next;
-    channel_forget(*place);
+    channel_free(*place);
     if (channel->routes) routes_retire(channel->routes);
     channel->peers = NULL;
     *place = channel;
     pthread_mutex_unlock(&registry.lock);
 }
-void channels_lose(const struct peer *peer)
+void channels_remove_peer(const struct peer *peer)
 {
     const struct channel *c;
-    for (unsigned i = 0; (c = channel_closed(i)) != NULL; i++)
-        if (c->routes) routes_lose(c->routes, peer);
+    for (unsigned i = 0; (c = channel_closed_at(i)) != NULL; i++)
+        if (c->routes) routes_remove_peer(c->routes, peer);
 }
-void channels_forget(void)
+void channels_free_all(void)
 {
-    for (unsigned i = 0; channel_closed(i); i++) channel_forget(channel_closed(i));
+    for (unsigned i = 0; channel_closed_at(i); i++) channel_free(channel_closed_at(i));
     memset(room.closed, 0, sizeof room.closed);
     room.closed_count = 0;
     ctrl_queue_free(&room.incoming);

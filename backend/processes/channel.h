@@ -14,12 +14,12 @@
 #pragma once
 #include "backend/processes/routes.h"
 
-enum { CHANNEL_BYTES = 1024, CHANNEL_WORDS = 8, CHANNEL_TICK_MS = 10 };
+enum { CHANNEL_BYTES = 1024, CHANNEL_TYPES = 8, CHANNEL_TICK_MS = 10 };
 struct channel;
 /* The watch thread calls these functions. They may send. */
 struct channel_user {
     void (*receive)(void *context, int from, const void *bytes, size_t length);
-    /* Called while channel_tick is on. */
+    /* Called while channel_set_tick is on. */
     void (*tick)(void *context);
     void *context;
 };
@@ -30,13 +30,13 @@ struct channel_user {
    of the group. Otherwise the connection that carried it ends. NO_MEMORY. */
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out);
-/* Sends a message whose word is below CHANNEL_WORDS. Never waits. Returns false if the message is lost: the peer is
+/* Sends a message whose word is below CHANNEL_TYPES. Never waits. Returns false if the message is lost: the peer is
    gone, or memory is missing. */
-bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length);
+bool channel_send(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
 /* Sends this rank's final message in the communicator, which must be equal for all ranks. It makes no link. A rank that
    did not get it receives it as the reply to what it sends after channel_close. */
-bool channel_send_last(struct channel *channel, int to, unsigned word, const void *bytes, size_t length);
+bool channel_send_final(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
 /* Starts or stops calls of tick() every CHANNEL_TICK_MS. */
-void channel_tick(struct channel *channel, bool on);
+void channel_set_tick(struct channel *channel, bool on);
 /* Closes the channel. Sent messages are still delivered. Afterwards its user is not called again. NULL is allowed. */
 void channel_close(struct channel *channel);

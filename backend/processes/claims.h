@@ -8,7 +8,7 @@
 /* Sets *out to a number of the process that claimed the token first on this host, which may be this process. Equal
    numbers mean one process. Waits for the first process's answer. `key` is the id of the group's key. Call it between
    peers_acquire and peers_release. SYSTEM, TIMEOUT. */
-tutti_status host_claim(const unsigned char token[16], const struct key_id *key, int64_t deadline_ms,
+tutti_status host_election_join(const unsigned char token[16], const struct key_id *key, int64_t deadline_ms,
     unsigned char out[16]);
 /* Releases the claim. Call it when all processes of the group have claimed, or the attempt to form it has failed. */
-void host_unclaim(const unsigned char token[16]);
+void host_election_leave(const unsigned char token[16]);

@@ -13,21 +13,21 @@ static_assert(sizeof(struct handshake_opening) == 32 && sizeof(struct handshake_
     "no padding");
 
 /* ---- messages ---- */
-static struct handshake_head head_of(const struct handshake *h, enum handshake_kind kind)
+static struct handshake_head handshake_head_make(const struct handshake *h, enum handshake_kind kind)
 {
     struct handshake_head head = { .version = HANDSHAKE_VERSION, .kind = kind };
     memcpy(head.magic, h->magic, sizeof head.magic);
     return head;
 }
 /* Checks the first `bytes` bytes of a head. Returns 0 or -errno. */
-static int head_check(const struct handshake *h, const struct handshake_head *head, size_t bytes)
+static int handshake_head_check(const struct handshake *h, const struct handshake_head *head, size_t bytes)
 {
     size_t known = bytes < sizeof head->magic ? bytes : sizeof head->magic;
     if (memcmp(head->magic, h->magic, known) != 0) return -EPROTO;
     if (bytes < offsetof(struct handshake_head, kind)) return 0;
     return head->version == HANDSHAKE_VERSION ? 0 : -ENOPROTOOPT;
 }
-static int message_receive(struct handshake *h, void *message, size_t bytes, int socket)
+static int handshake_receive_message(struct handshake *h, void *message, size_t bytes, int socket)
 {
     while (h->received < bytes) {
         ssize_t got = recv(socket, (char *)message + h->received, bytes - h->received, MSG_DONTWAIT);
@@ -35,14 +35,14 @@ static int message_receive(struct handshake *h, void *message, size_t bytes, int
         if (got < 0 && errno == EAGAIN) return 0;
         if (got <= 0) return got ? -errno : -ECONNRESET;
         h->received += (size_t)got;
-        int error = head_check(h, message, h->received);
+        int error = handshake_head_check(h, message, h->received);
         if (error) return error;
     }
     h->received = 0;
     return 1;
 }
 /* A new connection has room for a whole message, so a short send is an error. */
-static int message_send(const void *message, size_t bytes, int socket)
+static int handshake_send_message(const void *message, size_t bytes, int socket)
 {
     ssize_t sent;
     do sent = send(socket, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -60,9 +60,11 @@ struct transcript {
     unsigned char to[16], challenge_of_caller[16], challenge_of_called[16];
 };
 static_assert(sizeof(struct transcript) == 144, "no padding");
-static struct transcript transcript_of(const struct handshake *h, enum handshake_kind kind, uint64_t number)
+static struct transcript handshake_make_transcript(const struct handshake *h, enum handshake_kind kind, uint64_t number)
 {
-    struct transcript t = { .head = head_of(h, kind), .numbers = { h->hello.number, number }, .from = h->hello.from };
+    struct transcript t = {
+        .head = handshake_head_make(h, kind), .numbers = { h->hello.number, number }, .from = h->hello.from
+    };
     memcpy(t.to, h->hello.to, sizeof t.to);
     memcpy(t.challenge_of_caller, h->hello.challenge, sizeof t.challenge_of_caller);
     memcpy(t.challenge_of_called, h->opening.challenge, sizeof t.challenge_of_called);
@@ -76,22 +78,22 @@ static void handshake_init(struct handshake *h, const char magic[8])
 }
 
 /* ---- the called process ---- */
-int handshake_open(struct handshake *h, const char magic[8], int socket)
+int handshake_send_opening(struct handshake *h, const char magic[8], int socket)
 {
     handshake_init(h, magic);
-    h->opening.head = head_of(h, HANDSHAKE_OPENING);
+    h->opening.head = handshake_head_make(h, HANDSHAKE_OPENING);
     if (random_fill(h->opening.challenge, sizeof h->opening.challenge) != TUTTI_OK) return -EIO;
-    return message_send(&h->opening, sizeof h->opening, socket);
+    return handshake_send_message(&h->opening, sizeof h->opening, socket);
 }
-int handshake_await_hello(struct handshake *h, const unsigned char self[16], int socket)
+int handshake_receive_hello(struct handshake *h, const unsigned char self[16], int socket)
 {
     struct handshake_hello *hello = &h->hello;
-    int got = message_receive(h, hello, sizeof *hello, socket);
+    int got = handshake_receive_message(h, hello, sizeof *hello, socket);
     if (got <= 0) return got;
     if (hello->head.kind != HANDSHAKE_HELLO || memcmp(hello->to, self, sizeof hello->to) != 0) return -EPROTO;
     if (!hello->has_secret != !secret_is_set()) return -EKEYREJECTED;
-    if (!key_of_pair(&hello->key, hello->from.nonce, hello->to, &h->key)) return -ENOKEY;
-    struct transcript t = transcript_of(h, HANDSHAKE_HELLO, 0);
+    if (!pair_key_derive(&hello->key, hello->from.nonce, hello->to, &h->key)) return -ENOKEY;
+    struct transcript t = handshake_make_transcript(h, HANDSHAKE_HELLO, 0);
     if (!proof_check(&h->key, &t, sizeof t, hello->proof)) return -EKEYREJECTED;
     hello->from.host[sizeof hello->from.host - 1] = 0;
     return 1;
@@ -106,27 +108,27 @@ const char *handshake_refusal_text(const struct handshake *h, int error)
                                : "has a secret (TUTTI_SECRET_FILE) where this process has none";
     return secret_is_set() ? "does not know the secret (TUTTI_SECRET_FILE)" : "does not know the key of its group";
 }
-int handshake_answer_hello(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket)
+int handshake_send_answer(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket)
 {
-    struct transcript t = transcript_of(h, kind, number);
-    h->answer = (struct handshake_answer){ .head = head_of(h, kind), .number = number };
+    struct transcript t = handshake_make_transcript(h, kind, number);
+    h->answer = (struct handshake_answer){ .head = handshake_head_make(h, kind), .number = number };
     proof_make(&h->key, &t, sizeof t, h->answer.proof);
-    return message_send(&h->answer, sizeof h->answer, socket);
+    return handshake_send_message(&h->answer, sizeof h->answer, socket);
 }
-void handshake_refuse(struct handshake *h, int error, int socket)
+void handshake_send_refusal(struct handshake *h, int error, int socket)
 {
     if (error != -ENOKEY && error != -EKEYREJECTED) return;
-    h->answer = (struct handshake_answer){ .head = head_of(h, HANDSHAKE_REFUSED) };
-    message_send(&h->answer, sizeof h->answer, socket);
+    h->answer = (struct handshake_answer){ .head = handshake_head_make(h, HANDSHAKE_REFUSED) };
+    handshake_send_message(&h->answer, sizeof h->answer, socket);
 }
-int handshake_await_confirm(struct handshake *h, int socket)
+int handshake_receive_confirm(struct handshake *h, int socket)
 {
-    int got = message_receive(h, &h->confirm, sizeof h->confirm, socket);
+    int got = handshake_receive_message(h, &h->confirm, sizeof h->confirm, socket);
     return got <= 0 || h->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
 }
 
 /* Derives a key for this connection, which is equal at both ends. */
-static void derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
+static void handshake_derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
 {
     struct {
         char purpose[8], magic[8];
@@ -137,14 +139,14 @@ static void derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
     memcpy(text.challenges[1], h->opening.challenge, sizeof text.challenges[1]);
     proof_make(&h->key, &text, sizeof text, out);
 }
-int handshake_encrypt(const struct handshake *h, bool called, struct tls **out)
+int handshake_create_tls(const struct handshake *h, bool called, struct tls **out)
 {
     unsigned char key[KEY_BYTES];
     *out = NULL;
     if (!encryption_is_required()) return 0;
     /* A rank that joins a group has reported the reason. */
     if (encryption_check() != TUTTI_OK) return -ENOTSUP;
-    derive_key(h, key);
+    handshake_derive_key(h, key);
     *out = tls_new(called, key);
     explicit_bzero(key, sizeof key);
     return *out ? 0 : -ENOMEM;
@@ -169,19 +171,19 @@ int unproved_find_superfluous(const struct unproved *list, int count)
 void handshake_begin(struct handshake *h, const char magic[8])
 {
     handshake_init(h, magic);
-    h->hello.head = head_of(h, HANDSHAKE_HELLO);
+    h->hello.head = handshake_head_make(h, HANDSHAKE_HELLO);
 }
-int handshake_announce(struct handshake *h, int socket)
+int handshake_send_version(struct handshake *h, int socket)
 {
     h->has_announced = true;
-    return message_send(&h->hello.head, sizeof h->hello.head, socket);
+    return handshake_send_message(&h->hello.head, sizeof h->hello.head, socket);
 }
-int handshake_await_opening(struct handshake *h, int socket)
+int handshake_receive_opening(struct handshake *h, int socket)
 {
-    int got = message_receive(h, &h->opening, sizeof h->opening, socket);
+    int got = handshake_receive_message(h, &h->opening, sizeof h->opening, socket);
     return got <= 0 || h->opening.head.kind == HANDSHAKE_OPENING ? got : -EPROTO;
 }
-int handshake_say_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
+int handshake_send_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
     const struct key_id *key, uint64_t number, int socket)
 {
     struct handshake_hello *hello = &h->hello;
@@ -192,25 +194,25 @@ int handshake_say_hello(struct handshake *h, const struct identity *self, const 
     hello->key = *key;
     memcpy(hello->to, other, sizeof hello->to);
     if (random_fill(hello->challenge, sizeof hello->challenge) != TUTTI_OK) return -EIO;
-    if (!key_of_pair(key, self->nonce, other, &h->key)) return -ENOKEY;
-    struct transcript t = transcript_of(h, HANDSHAKE_HELLO, 0);
+    if (!pair_key_derive(key, self->nonce, other, &h->key)) return -ENOKEY;
+    struct transcript t = handshake_make_transcript(h, HANDSHAKE_HELLO, 0);
     proof_make(&h->key, &t, sizeof t, hello->proof);
-    h->has_said_hello = true;
-    return message_send((const char *)hello + sent, sizeof *hello - sent, socket);
+    h->has_sent_hello = true;
+    return handshake_send_message((const char *)hello + sent, sizeof *hello - sent, socket);
 }
-int handshake_await_answer(struct handshake *h, int socket)
+int handshake_receive_answer(struct handshake *h, int socket)
 {
     struct handshake_answer *a = &h->answer;
-    int got = message_receive(h, a, sizeof *a, socket);
+    int got = handshake_receive_message(h, a, sizeof *a, socket);
     if (got <= 0) return got;
     if (a->head.kind == HANDSHAKE_REFUSED) return -EKEYREJECTED;
     if (a->head.kind != HANDSHAKE_WELCOME && a->head.kind != HANDSHAKE_SUPERFLUOUS) return -EPROTO;
-    struct transcript t = transcript_of(h, (enum handshake_kind)a->head.kind, a->number);
+    struct transcript t = handshake_make_transcript(h, (enum handshake_kind)a->head.kind, a->number);
     if (!proof_check(&h->key, &t, sizeof t, a->proof)) return -EKEYREJECTED;
     return a->head.kind == HANDSHAKE_WELCOME ? 1 : -EALREADY;
 }
-int handshake_confirm(const struct handshake *h, int socket)
+int handshake_send_confirm(const struct handshake *h, int socket)
 {
-    struct handshake_head head = head_of(h, HANDSHAKE_CONFIRM);
-    return message_send(&head, sizeof head, socket);
+    struct handshake_head head = handshake_head_make(h, HANDSHAKE_CONFIRM);
+    return handshake_send_message(&head, sizeof head, socket);
 }

@@ -28,7 +28,7 @@ struct handshake_head { char magic[8]; uint32_t version, kind; };
 struct handshake_opening { struct handshake_head head; unsigned char challenge[16]; };
 struct handshake_hello {
     struct handshake_head head;
-    /* `number` is the caller's counter (handshake_say_hello). */
+    /* `number` is the caller's counter (handshake_send_hello). */
     uint64_t has_secret, number;
     unsigned char to[16];
     struct identity from;
@@ -47,7 +47,7 @@ struct handshake {
     /* The bytes of the expected message that have arrived. */
     size_t received;
     /* The caller has sent its version, and the whole hello. */
-    bool has_announced, has_said_hello;
+    bool has_announced, has_sent_hello;
     struct handshake_opening opening;
     struct handshake_hello hello;
     struct handshake_answer answer;
@@ -65,14 +65,14 @@ const char *handshake_refusal_text(const struct handshake *h, int error);
    negative errno. */
 
 /* ---- the called process ---- */
-int handshake_open(struct handshake *h, const char magic[8], int socket);
-int handshake_await_hello(struct handshake *h, const unsigned char self[16], int socket);
+int handshake_send_opening(struct handshake *h, const char magic[8], int socket);
+int handshake_receive_hello(struct handshake *h, const unsigned char self[16], int socket);
 /* Sends a welcome or superfluous, after a valid hello. */
-int handshake_answer_hello(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket);
+int handshake_send_answer(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket);
 /* Sends a refusal if `error`, the result of the caller's hello, is an unknown key or a wrong proof. Any other caller
    gets no answer. */
-void handshake_refuse(struct handshake *h, int error, int socket);
-int handshake_await_confirm(struct handshake *h, int socket);
+void handshake_send_refusal(struct handshake *h, int error, int socket);
+int handshake_receive_confirm(struct handshake *h, int socket);
 
 /* Connections without a proof have a bounded number of places. When all are taken, the network with the most of them
    loses its oldest, so callers of one network leave room for callers of others. Returns the index of the connection to
@@ -82,15 +82,15 @@ int unproved_find_superfluous(const struct unproved *list, int count);
 
 /* Creates the encryption of the connection after the answer. *out is NULL if encryption is not required. Returns 0,
    -ENOMEM or -ENOTSUP. */
-int handshake_encrypt(const struct handshake *h, bool called, struct tls **out);
+int handshake_create_tls(const struct handshake *h, bool called, struct tls **out);
 
 /* ---- the caller ---- */
 void handshake_begin(struct handshake *h, const char magic[8]);
 /* Sends the version before the opening arrives, so that a process of another version can report it. Links only. */
-int handshake_announce(struct handshake *h, int socket);
-int handshake_await_opening(struct handshake *h, int socket);
+int handshake_send_version(struct handshake *h, int socket);
+int handshake_receive_opening(struct handshake *h, int socket);
 /* Sends the hello. Each side receives the other's `number`, whose meaning is up to the user of the connection. */
-int handshake_say_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
+int handshake_send_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
     const struct key_id *key, uint64_t number, int socket);
-int handshake_await_answer(struct handshake *h, int socket);
-int handshake_confirm(const struct handshake *h, int socket);
+int handshake_receive_answer(struct handshake *h, int socket);
+int handshake_send_confirm(const struct handshake *h, int socket);

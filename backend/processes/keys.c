@@ -19,17 +19,17 @@ static struct {
 
 /* ---- the ring ---- */
 /* Returns NULL if the id is unknown. The caller holds the lock. */
-static const struct group_key *key_find(const struct key_id *id)
+static const struct group_key *group_key_find(const struct key_id *id)
 {
     size_t count = keys.added < keys.room ? keys.added : keys.room;
     for (size_t i = 0; i < count; i++)
         if (memcmp(&keys.ring[i].id, id, sizeof *id) == 0) return &keys.ring[i];
     return NULL;
 }
-static bool ring_grow(void)
+static bool key_ring_grow(void)
 {
     size_t room = keys.room ? 2 * keys.room : 16;
-    struct group_key *ring = memory_zeroed(room, sizeof *ring);
+    struct group_key *ring = memory_alloc_zeroed(room, sizeof *ring);
     if (!ring) return false;
     if (keys.room) memcpy(ring, keys.ring, keys.room * sizeof *ring);
     if (keys.room) explicit_bzero(keys.ring, keys.room * sizeof *ring);
@@ -38,7 +38,7 @@ static bool ring_grow(void)
     keys.room = room;
     return true;
 }
-tutti_status key_add(const unsigned char key[KEY_BYTES], struct key_id *out)
+tutti_status group_key_add(const unsigned char key[KEY_BYTES], struct key_id *out)
 {
     static const char label[PURPOSE_BYTES] = "tutti key id";
     unsigned char name[SHA256_BYTES];
@@ -46,7 +46,8 @@ tutti_status key_add(const unsigned char key[KEY_BYTES], struct key_id *out)
     hmac_sha256(key, KEY_BYTES, label, sizeof label, name);
     memcpy(out, name, sizeof *out);
     pthread_mutex_lock(&lock);
-    bool known = key_find(out), room = known || keys.added < keys.room || keys.room == MOST_KEYS || ring_grow();
+    bool known = group_key_find(out),
+         room = known || keys.added < keys.room || keys.room == MOST_KEYS || key_ring_grow();
     if (!known && room) {
         struct group_key *k = &keys.ring[keys.added++ % keys.room];
         k->id = *out;
@@ -55,7 +56,7 @@ tutti_status key_add(const unsigned char key[KEY_BYTES], struct key_id *out)
     pthread_mutex_unlock(&lock);
     return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the key of a group");
 }
-void keys_forget(void)
+void group_keys_forget(void)
 {
     pthread_mutex_lock(&lock);
     if (keys.ring) explicit_bzero(keys.ring, keys.room * sizeof *keys.ring);
@@ -65,7 +66,7 @@ void keys_forget(void)
     secret_forget();
 }
 /* Another thread of the parent may have held the lock or been growing the ring, so the child does not free the ring. */
-void keys_after_fork(void)
+void group_keys_after_fork(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(&keys, 0, sizeof keys);
@@ -73,7 +74,7 @@ void keys_after_fork(void)
 }
 
 /* ---- derived keys and proofs ---- */
-bool key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
+bool group_key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
     unsigned char out[KEY_BYTES])
 {
     struct {
@@ -81,7 +82,7 @@ bool key_derive(const struct key_id *id, const char *purpose, const void *text, 
         unsigned char text[MOST_DERIVED_BYTES];
     } whole = { .purpose = "" };
     pthread_mutex_lock(&lock);
-    const struct group_key *key = bytes <= sizeof whole.text ? key_find(id) : NULL;
+    const struct group_key *key = bytes <= sizeof whole.text ? group_key_find(id) : NULL;
     if (key) {
         strncpy(whole.purpose, purpose, sizeof whole.purpose - 1);
         memcpy(whole.text, text, bytes);
@@ -90,13 +91,14 @@ bool key_derive(const struct key_id *id, const char *purpose, const void *text, 
     pthread_mutex_unlock(&lock);
     return key;
 }
-bool key_of_pair(const struct key_id *id, const unsigned char a[16], const unsigned char b[16], struct pair_key *out)
+bool pair_key_derive(const struct key_id *id, const unsigned char a[16], const unsigned char b[16],
+    struct pair_key *out)
 {
     unsigned char both[2][16];
     bool ordered = memcmp(a, b, 16) < 0;
     memcpy(both[0], ordered ? a : b, 16);
     memcpy(both[1], ordered ? b : a, 16);
-    return key_derive(id, "tutti pair", both, sizeof both, out->bytes);
+    return group_key_derive(id, "tutti pair", both, sizeof both, out->bytes);
 }
 void proof_make(const struct pair_key *key, const void *text, size_t bytes, unsigned char out[PROOF_BYTES])
 {

@@ -13,17 +13,18 @@ struct key_id { unsigned char bytes[KEY_ID_BYTES]; };
 struct pair_key { unsigned char bytes[KEY_BYTES]; };
 
 /* Adds a key unless it is known, and returns its id. SYSTEM: the secret's file cannot be read (secret.h). */
-tutti_status key_add(const unsigned char key[KEY_BYTES], struct key_id *out);
+tutti_status group_key_add(const unsigned char key[KEY_BYTES], struct key_id *out);
 /* Derives the key of two processes from their nonces, in either order. Returns false if the id is unknown. */
-bool key_of_pair(const struct key_id *id, const unsigned char a[16], const unsigned char b[16], struct pair_key *out);
+bool pair_key_derive(const struct key_id *id, const unsigned char a[16], const unsigned char b[16],
+    struct pair_key *out);
 /* Derives a value that only processes with that key can compute. The purpose has at most 15 characters. Returns false
    if the id is unknown, or if the text is too long. */
-bool key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
+bool group_key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
     unsigned char out[KEY_BYTES]);
 /* Forgets all keys and the secret. */
-void keys_forget(void);
+void group_keys_forget(void);
 /* Forgets the parent's keys and secret in the child. */
-void keys_after_fork(void);
+void group_keys_after_fork(void);
 
 void proof_make(const struct pair_key *key, const void *text, size_t bytes, unsigned char out[PROOF_BYTES]);
 bool proof_check(const struct pair_key *key, const void *text, size_t bytes, const unsigned char proof[PROOF_BYTES]);

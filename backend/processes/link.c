@@ -11,7 +11,7 @@
 #include <string.h>
 
 struct links links = { .listener = -1, .due_ms = INT64_MAX };
-void links_due(int64_t at_ms)
+void links_schedule_tick(int64_t at_ms)
 {
     if (at_ms < links.due_ms) links.due_ms = at_ms;
 }
@@ -25,51 +25,51 @@ struct peer *link_find(const unsigned char nonce[16])
 }
 struct peer *link_add(const struct identity *identity, const struct key_id *key)
 {
-    struct link *link = memory_zeroed(1, sizeof *link);
-    struct peer *peer = link ? registry_add(identity, key) : NULL;
+    struct link *link = memory_alloc_zeroed(1, sizeof *link);
+    struct peer *peer = link ? registry_add_peer(identity, key) : NULL;
     if (!peer) free(link);
     else peer->link = link;
     return peer;
 }
-void link_forget(struct peer *peer)
+void link_free(struct peer *peer)
 {
     wire_free(peer->link->wire);
     free(peer->link->process_address);
     free(peer->link);
 }
-void link_want(struct peer *peer)
+void link_request_connect(struct peer *peer)
 {
     if (peer->state != CONNECTING) return;
     if (!peer->link->since_ms) peer->link->since_ms = clock_ms();
-    links_due(clock_ms());
+    links_schedule_tick(clock_ms());
     registry_wake();
 }
-static void link_send_queue(struct peer *peer)
+static void link_flush_wire(struct peer *peer)
 {
     struct link *link = peer->link;
     int error = wire_push(link->wire, peer->descriptor);
     /* The link ends when its socket is read. The error is kept, because a socket reports it only once. */
     if (error && !link->error) link->error = error;
-    bool full = !error && wire_waits(link->wire);
+    bool full = !error && wire_waits_for_socket(link->wire);
     if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
     link->is_full = full;
 }
 bool link_open(struct peer *peer, const struct handshake *h, bool called)
 {
     struct link *link = peer->link;
-    link->wire = memory_zeroed(1, sizeof *link->wire);
-    int error = link->wire ? handshake_encrypt(h, called, &link->wire->tls) : -ENOMEM;
+    link->wire = memory_alloc_zeroed(1, sizeof *link->wire);
+    int error = link->wire ? handshake_create_tls(h, called, &link->wire->tls) : -ENOMEM;
     if (error) { link_end(peer, error); return false; }
     link->stage = IDLE;
     link->was_open = true;
     link->error = 0;
-    link->from = tcp_here(peer->descriptor);
-    link->said_ms = clock_ms();
-    links_due(0);
+    link->from = tcp_local_address(peer->descriptor);
+    link->sent_ms = clock_ms();
+    links_schedule_tick(0);
     peer_open(peer);
     /* This begins the TLS handshake. */
-    link_send_queue(peer);
-    link_catch_up(peer);
+    link_flush_wire(peer);
+    link_send_owed(peer);
     return true;
 }
 void link_end(struct peer *peer, int error)
@@ -81,119 +81,119 @@ void link_end(struct peer *peer, int error)
 }
 
 /* ---- sending ---- */
-static int link_write(struct peer *peer, const void *message, size_t bytes, size_t most)
+static int link_put_frame(struct peer *peer, const void *message, size_t bytes, size_t most)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
     int error = wire_put(peer->link->wire, message, bytes, registry.stopping ? SIZE_MAX : most);
     if (error) return error;
-    peer->link->said_ms = clock_ms();
-    link_send_queue(peer);
+    peer->link->sent_ms = clock_ms();
+    link_flush_wire(peer);
     return 0;
 }
-int link_say(struct peer *peer, const struct packet *packet, size_t bytes)
+int link_send_packet(struct peer *peer, const struct packet *packet, size_t bytes)
 {
-    return link_write(peer, packet, bytes, packet->kind == CTRL_MSG ? CTRL_WINDOW : PACKET_WINDOW);
+    return link_put_frame(peer, packet, bytes, packet->kind == CTRL_MSG ? CTRL_WINDOW : PACKET_WINDOW);
 }
-static void link_heartbeat(struct peer *peer, size_t most)
+static void link_send_heartbeat(struct peer *peer, size_t most)
 {
-    struct packet packet = registry_packet(peer->identity.nonce, HEARTBEAT);
-    link_write(peer, &packet, sizeof packet, most);
+    struct packet packet = registry_make_packet(peer->identity.nonce, HEARTBEAT);
+    link_put_frame(peer, &packet, sizeof packet, most);
 }
-static bool address_send(struct peer *peer)
+static bool link_send_address(struct peer *peer)
 {
-    struct packet_and_address message = { .packet = registry_packet(peer->identity.nonce, ADDRESS) };
+    struct packet_and_address message = { .packet = registry_make_packet(peer->identity.nonce, ADDRESS) };
     memcpy(message.process_address, links.process_address->content, links.process_address->bytes);
-    return link_say(peer, &message.packet, sizeof message.packet + links.process_address->bytes) == 0;
+    return link_send_packet(peer, &message.packet, sizeof message.packet + links.process_address->bytes) == 0;
 }
-void link_catch_up(struct peer *peer)
+void link_send_owed(struct peer *peer)
 {
     struct link *link = peer->link;
     if (peer->state != OPEN) return;
-    if (link->wants_address && peer_tell(peer, ADDRESS_REQUEST, NULL, -1) == 0) link->wants_address = false;
-    if (link->owes_address && address_send(peer)) link->owes_address = false;
-    if (peer->unsent.first || peer->owes_given_ups) peer_flush(peer);
-    if (link->wire->got - link->wire->told >= TELL_BYTES) link_heartbeat(peer, WIRE_WINDOW);
+    if (link->wants_address && peer_send_packet(peer, ADDRESS_REQUEST, NULL, -1) == 0) link->wants_address = false;
+    if (link->owes_address && link_send_address(peer)) link->owes_address = false;
+    if (peer->unsent.first || peer->owes_join_aborts) peer_flush_queue(peer);
+    if (link->wire->got - link->wire->acked >= ACK_BYTES) link_send_heartbeat(peer, WIRE_WINDOW);
 }
 bool link_push(struct peer *peer)
 {
     if (peer->state != OPEN) return false;
     /* The watch thread has stopped, so this thread reads the answer that the TLS handshake waits for. */
     if (!tls_is_open(peer->link->wire->tls)) wire_pull(peer->link->wire, peer->descriptor);
-    link_send_queue(peer);
+    link_flush_wire(peer);
     return peer->unsent.first || wire_has_unsent(peer->link->wire);
 }
 
 /* ---- receiving ---- */
-static void address_keep(struct link *link, const struct packet_and_address *message, size_t bytes)
+static void link_store_address(struct link *link, const struct packet_and_address *message, size_t bytes)
 {
-    if (!link->process_address) link->process_address = memory_zeroed(1, sizeof *link->process_address);
+    if (!link->process_address) link->process_address = memory_alloc_zeroed(1, sizeof *link->process_address);
     /* Without memory the address is requested again later. */
     if (!link->process_address) { link->wants_address = true; return; }
     link->process_address->bytes = bytes - sizeof message->packet;
     memcpy(link->process_address->content, message->process_address, link->process_address->bytes);
 }
 /* Handles a message. Returns false if the link has ended. A heartbeat needs no handling. */
-static bool link_hear(struct peer *peer, const union link_message *m, size_t bytes)
+static bool link_handle_message(struct peer *peer, const union link_message *m, size_t bytes)
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
     case CTRL_MSG: channels_receive(&m->entry.msg, peer); return true;
-    case ADDRESS: address_keep(link, &m->process_address, bytes); return true;
+    case ADDRESS: link_store_address(link, &m->process_address, bytes); return true;
     case ADDRESS_REQUEST:
         link->was_asked = true;
         link->owes_address = links.process_address != NULL;
         return true;
-    case GIVEN_UP: peer_hear_given_up(peer, &m->packet); return true;
+    case JOIN_ABORTED: peer_handle_join_abort(peer, &m->packet); return true;
     case GOODBYE: peer_end(peer, LEFT); return false;
     default: return true;
     }
 }
-static bool hear_all(struct peer *peer)
+static bool link_handle_messages(struct peer *peer)
 {
     union link_message message;
     int bytes;
-    while ((bytes = wire_next(peer->link->wire, &message)) > 0)
-        if (!link_hear(peer, &message, (size_t)bytes)) return false;
+    while ((bytes = wire_next_message(peer->link->wire, &message)) > 0)
+        if (!link_handle_message(peer, &message, (size_t)bytes)) return false;
     if (bytes < 0) link_end(peer, bytes);
     return bytes == 0;
 }
-void link_ready(struct peer *peer)
+void link_on_ready(struct peer *peer)
 {
-    if (peer->state == CONNECTING) { call_ready(peer); return; }
-    link_send_queue(peer);
+    if (peer->state == CONNECTING) { link_connect_on_ready(peer); return; }
+    link_flush_wire(peer);
     for (;;) {
         int came = wire_pull(peer->link->wire, peer->descriptor);
         if (came == -EAGAIN) break;
         if (came <= 0) { link_end(peer, came ? came : peer->link->error ? peer->link->error : -ECONNRESET); return; }
-        if (!hear_all(peer)) return;
+        if (!link_handle_messages(peer)) return;
     }
     /* The TLS handshake may have waited for the bytes that arrived. */
-    if (peer->link->wire->tls) link_send_queue(peer);
-    link_catch_up(peer);
+    if (peer->link->wire->tls) link_flush_wire(peer);
+    link_send_owed(peer);
 }
 
 /* ---- time ---- */
-static void open_tick(struct peer *peer, int64_t now_ms)
+static void link_tick_open(struct peer *peer, int64_t now_ms)
 {
     struct link *link = peer->link;
     int64_t period_ms = settings_get()->peer_timeout_ms / 10;
-    if (now_ms - link->said_ms >= period_ms) {
+    if (now_ms - link->sent_ms >= period_ms) {
         /* A peer that does not read leaves no room for it. Then TCP's keepalive probes the peer's host. */
-        link_heartbeat(peer, CTRL_WINDOW);
-        link->said_ms = now_ms;
+        link_send_heartbeat(peer, CTRL_WINDOW);
+        link->sent_ms = now_ms;
     }
-    links_due(link->said_ms + period_ms);
+    links_schedule_tick(link->sent_ms + period_ms);
 }
 void links_tick(void)
 {
     int64_t now_ms = clock_ms();
     if (now_ms < links.due_ms) return;
     links.due_ms = INT64_MAX;
-    callers_tick(now_ms);
+    incoming_links_tick(now_ms);
     for (struct peer *p = registry.peers, *next; p; p = next) {
         next = p->next;
-        if (p->link && p->state == OPEN) open_tick(p, now_ms);
-        if (p->link && p->state == CONNECTING) call_tick(p, now_ms);
+        if (p->link && p->state == OPEN) link_tick_open(p, now_ms);
+        if (p->link && p->state == CONNECTING) link_connect_tick(p, now_ms);
     }
 }
 int links_poll_timeout_ms(void)

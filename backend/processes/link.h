@@ -8,13 +8,13 @@
 struct process_address { size_t bytes; unsigned char content[PROCESS_ADDRESS_BYTES]; };
 struct link {
     /* Where the process listens, if known, and the local address of the latest connection attempt. */
-    struct contact at, from;
+    struct sock_address at, from;
     /* The stage of this process's connection attempt while CONNECTING. In GREETING it has sent its hello. */
-    enum { IDLE, CALLING, CONNECTED, GREETING } stage;
+    enum { IDLE, CALLING, CONNECTED, HELLO_SENT } stage;
     /* The time since when the link is wanted (0: not wanted), of the next attempt, and of this attempt's end. */
     int64_t since_ms, again_ms, until_ms;
     /* The time of the latest send while OPEN. */
-    int64_t said_ms;
+    int64_t sent_ms;
     /* The number of threads in link_await. */
     int waiters;
     /* The -errno of the latest attempt or of the link's end, or 0. */
@@ -33,12 +33,12 @@ struct link {
     struct process_address *process_address;            /* owned */
 };
 /* An incoming connection that is not a link yet. */
-struct caller {
+struct incoming_link {
     int descriptor;
     int64_t until_ms;
     /* The caller has proved a shared group's key and was welcomed. */
     bool proved;
-    struct contact from;
+    struct sock_address from;
     struct handshake handshake;
 };
 enum { MOST_CALLERS = 128 };
@@ -46,16 +46,16 @@ enum { MOST_CALLERS = 128 };
 struct links {
     int listener, caller_count;
     /* Where this process listens. The family is 0 if it does not listen. */
-    struct contact at;
+    struct sock_address at;
     struct process_address *process_address;            /* owned */
     /* The earliest time at which links_tick may have work. */
     int64_t due_ms;
     /* The oldest caller is first. */
-    struct caller callers[MOST_CALLERS];
+    struct incoming_link callers[MOST_CALLERS];
 };
 extern struct links links;
 /* Makes links_tick run at that time at the latest. */
-void links_due(int64_t at_ms);
+void links_schedule_tick(int64_t at_ms);
 
 /* ---- link.c ---- */
 /* Finds a link that is CONNECTING or OPEN, or returns NULL. */
@@ -68,14 +68,14 @@ bool link_open(struct peer *peer, const struct handshake *handshake, bool called
 /* Ends the link as LOST, with that -errno. */
 void link_end(struct peer *peer, int error);
 /* Sends what an OPEN link still owes, as far as the window has room. */
-void link_catch_up(struct peer *peer);
+void link_send_owed(struct peer *peer);
 
 /* ---- calls.c: outgoing connections ---- */
 /* Handles a ready socket. The link may end. */
-void call_ready(struct peer *peer);
+void link_connect_on_ready(struct peer *peer);
 /* Starts, retries or gives up a connection attempt. The link may end. */
-void call_tick(struct peer *peer, int64_t now_ms);
+void link_connect_tick(struct peer *peer, int64_t now_ms);
 /* ---- callers.c: incoming connections ---- */
-void callers_tick(int64_t now_ms);
+void incoming_links_tick(int64_t now_ms);
 /* Returns true if that process was welcomed and its link is about to open. */
-bool callers_include(const unsigned char nonce[16]);
+bool incoming_links_include(const unsigned char nonce[16]);

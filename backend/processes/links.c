@@ -14,13 +14,13 @@
 #include <string.h>
 #include <sys/socket.h>
 
-uint64_t contact_network(const struct contact *c)
+uint64_t sock_address_network(const struct sock_address *c)
 {
     uint64_t network = 0;
     memcpy(&network, c->address, c->family == AF_INET6 ? 8 : 4);
     return network;
 }
-const char *contact_print(const struct contact *c, char out[CONTACT_TEXT_BYTES])
+const char *sock_address_print(const struct sock_address *c, char out[CONTACT_TEXT_BYTES])
 {
     char text[INET6_ADDRSTRLEN] = "nowhere";
     if (c->family) inet_ntop(c->family, c->address, text, sizeof text);
@@ -34,54 +34,54 @@ const char *contact_print(const struct contact *c, char out[CONTACT_TEXT_BYTES])
 
 /* ---- listening ---- */
 /* Returns 0 or -errno. */
-static int listen_at(const struct contact *at)
+static int links_listen_at(const struct sock_address *at)
 {
     int listener = tcp_listen(at);
-    int error = listener < 0 ? listener : registry_poll(listener);
+    int error = listener < 0 ? listener : registry_poll_add(listener);
     if (error) {
         descriptor_close(&listener);
         return error;
     }
     links.listener = listener;
-    links.at = tcp_here(listener);
+    links.at = tcp_local_address(listener);
     if (!links.at.scope) links.at.scope = at->scope;
     return 0;
 }
-tutti_status links_listen(const struct contact *at, struct contact *out)
+tutti_status links_listen(const struct sock_address *at, struct sock_address *out)
 {
     char address[CONTACT_TEXT_BYTES];
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
-    int error = links.listener < 0 ? listen_at(at) : 0;
+    int error = links.listener < 0 ? links_listen_at(at) : 0;
     if (!error) *out = links.at;
     pthread_mutex_unlock(&registry.lock);
     if (!error) return TUTTI_OK;
-    return status_fail(TUTTI_SYSTEM, "cannot listen at %s for processes of other hosts: %s", contact_print(at, address),
-        strerror(-error));
+    return status_fail(TUTTI_SYSTEM, "cannot listen at %s for processes of other hosts: %s",
+        sock_address_print(at, address), strerror(-error));
 }
-static void links_forget(void)
+static void links_reset(void)
 {
     free(links.process_address);
     links.process_address = NULL;
-    links.at = (struct contact){ 0 };
+    links.at = (struct sock_address){ 0 };
     links.due_ms = INT64_MAX;
     links.caller_count = 0;
 }
 void links_close(void)
 {
-    for (int i = 0; i < links.caller_count; i++) registry_hang_up(&links.callers[i].descriptor);
-    registry_hang_up(&links.listener);
-    links_forget();
+    for (int i = 0; i < links.caller_count; i++) registry_close_descriptor(&links.callers[i].descriptor);
+    registry_close_descriptor(&links.listener);
+    links_reset();
 }
 void links_after_fork(void)
 {
     for (int i = 0; i < links.caller_count; i++) descriptor_close(&links.callers[i].descriptor);
     descriptor_close(&links.listener);
-    links_forget();
+    links_reset();
 }
 
 /* ---- holding ---- */
-tutti_status link_hold(const struct identity *other, const struct key_id *key, const struct contact *at,
+tutti_status link_acquire(const struct identity *other, const struct key_id *key, const struct sock_address *at,
     struct peer **out)
 {
     pthread_mutex_lock(&registry.lock);
@@ -100,7 +100,7 @@ tutti_status link_hold(const struct identity *other, const struct key_id *key, c
     *out = peer;
     return TUTTI_OK;
 }
-static const char *error_reason(int error)
+static const char *link_error_reason(int error)
 {
     switch (error) {
     case -ENOPROTOOPT: return "it runs another version of tutti";
@@ -123,46 +123,47 @@ static const char *error_reason(int error)
     default: return strerror(-error);
     }
 }
-static tutti_status error_explain(const struct identity *other, const struct link *link, const struct contact *here)
+static tutti_status link_explain_error(const struct identity *other, const struct link *link,
+    const struct sock_address *here)
 {
     char at[CONTACT_TEXT_BYTES], from[CONTACT_TEXT_BYTES];
     unsigned long long pid = other->pid;
-    contact_print(&link->at, at);
-    contact_print(link->from.family ? &link->from : here, from);
+    sock_address_print(&link->at, at);
+    sock_address_print(link->from.family ? &link->from : here, from);
     if (link->was_open && (link->error == 0 || link->error == -ECONNRESET || link->error == -EPIPE))
         return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s (%s) is gone", pid, other->host, at);
     bool silent = link->error == 0 || link->error == -ETIMEDOUT || link->error == -EALREADY;
     bool away = link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
     if (link->was_open)
         return status_fail(TUTTI_PEER_LOST, "the link from %s to process %llu on %.40s at %s has ended: %s", from, pid,
-            other->host, at, away ? "its host has stopped answering" : error_reason(link->error));
+            other->host, at, away ? "its host has stopped answering" : link_error_reason(link->error));
     return status_fail(silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
-        from, pid, other->host, at, error_reason(link->error));
+        from, pid, other->host, at, link_error_reason(link->error));
 }
 tutti_status link_await(struct peer *peer, int64_t deadline_ms)
 {
     pthread_mutex_lock(&registry.lock);
     peer->link->waiters++;
-    link_want(peer);
+    link_request_connect(peer);
     while (peer->state == CONNECTING && clock_ms() < deadline_ms) registry_wait(deadline_ms);
     peer->link->waiters--;
     bool open = peer->state == OPEN;
     /* Messages that still wait get their own full time from now on. */
     peer->link->since_ms = clock_ms();
     struct link link = *peer->link;
-    struct contact here = links.at;
+    struct sock_address here = links.at;
     pthread_mutex_unlock(&registry.lock);
-    return open ? TUTTI_OK : error_explain(&peer->identity, &link, &here);
+    return open ? TUTTI_OK : link_explain_error(&peer->identity, &link, &here);
 }
 
 /* ---- process addresses ---- */
-tutti_status links_publish(const void *content, size_t bytes)
+tutti_status links_publish_address(const void *content, size_t bytes)
 {
     if (bytes > PROCESS_ADDRESS_BYTES)
         return status_fail(TUTTI_INTERNAL, "an address of %zu bytes; the limit is %d", bytes, PROCESS_ADDRESS_BYTES);
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
-    if (!links.process_address) links.process_address = memory_zeroed(1, sizeof *links.process_address);
+    if (!links.process_address) links.process_address = memory_alloc_zeroed(1, sizeof *links.process_address);
     bool room = links.process_address;
     if (room) {
         links.process_address->bytes = bytes;
@@ -171,20 +172,20 @@ tutti_status links_publish(const void *content, size_t bytes)
     for (struct peer *p = registry.peers; room && p; p = p->next)
         if (p->link && p->link->was_asked) {
             p->link->owes_address = true;
-            link_catch_up(p);
+            link_send_owed(p);
         }
     pthread_mutex_unlock(&registry.lock);
     return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's address");
 }
-static void address_ask(struct peer *peer)
+static void link_request_address(struct peer *peer)
 {
     struct link *link = peer->link;
     if (!link->has_asked) link->has_asked = link->wants_address = true;
     if (!link->wants_address) return;
-    link_want(peer);
-    link_catch_up(peer);
+    link_request_connect(peer);
+    link_send_owed(peer);
 }
-tutti_status link_process_address(struct peer *peer, void *out, size_t *bytes)
+tutti_status link_get_process_address(struct peer *peer, void *out, size_t *bytes)
 {
     pthread_mutex_lock(&registry.lock);
     const struct process_address *process_address = peer ? peer->link->process_address : links.process_address;
@@ -192,17 +193,17 @@ tutti_status link_process_address(struct peer *peer, void *out, size_t *bytes)
     if (process_address) {
         *bytes = process_address->bytes;
         memcpy(out, process_address->content, process_address->bytes);
-    } else if (peer && !gone) address_ask(peer);
+    } else if (peer && !gone) link_request_address(peer);
     pthread_mutex_unlock(&registry.lock);
     if (gone)
         return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", (unsigned long long)peer->identity.pid,
             peer->identity.host);
     return process_address ? TUTTI_OK : TUTTI_IN_PROGRESS;
 }
-double link_way_ns(const struct peer *peer)
+double link_one_way_ns(const struct peer *peer)
 {
     pthread_mutex_lock(&registry.lock);
-    double ns = peer && peer->link && peer->descriptor >= 0 ? tcp_way_ns(peer->descriptor) : 0;
+    double ns = peer && peer->link && peer->descriptor >= 0 ? tcp_one_way_ns(peer->descriptor) : 0;
     pthread_mutex_unlock(&registry.lock);
     return ns;
 }

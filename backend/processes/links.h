@@ -10,7 +10,7 @@
 #include "backend/processes/peers.h"
 
 /* Where a process listens. The size is fixed and there is no padding. */
-struct contact {
+struct sock_address {
     /* AF_INET, AF_INET6, or 0 for nowhere. The port is in host byte order. */
     uint16_t family, port;
     /* The scope of a link-local address, as the listening host numbers it. */
@@ -20,27 +20,27 @@ struct contact {
 enum { CONTACT_TEXT_BYTES = 64, PROCESS_ADDRESS_BYTES = 2048 };
 /* Returns equal numbers for connections of one IPv4 host or one IPv6 network. An IPv6 host may use any number of
    addresses of its network. */
-uint64_t contact_network(const struct contact *contact);
+uint64_t sock_address_network(const struct sock_address *contact);
 /* Prints the address, such as "10.0.0.1:4711", and returns `out`. */
-const char *contact_print(const struct contact *contact, char out[CONTACT_TEXT_BYTES]);
+const char *sock_address_print(const struct sock_address *contact, char out[CONTACT_TEXT_BYTES]);
 
 /* Listens at that address until the last peers_release. Port 0 means any port. A second call returns the first call's
    address. Call it between peers_acquire and peers_release. SYSTEM: the text gives the address and the reason. */
-tutti_status links_listen(const struct contact *at, struct contact *out);
+tutti_status links_listen(const struct sock_address *at, struct sock_address *out);
 /* Holds that process of another host. Pair with peer_release. Never waits or connects. `key` is the id of a shared
    group's key (keys.h). */
-tutti_status link_hold(const struct identity *other, const struct key_id *key, const struct contact *at,
+tutti_status link_acquire(const struct identity *other, const struct key_id *key, const struct sock_address *at,
     struct peer **out);
 /* Waits until the link is open, and makes it if needed. TIMEOUT, PEER_LOST, SYSTEM: the text gives both addresses, the
    reason and what to check (a firewall, another interface). */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms);
 /* Returns the least one-way time to that host in ns, as the kernels have measured it on the open link. Returns 0 if it
    is unknown. */
-double link_way_ns(const struct peer *peer);
+double link_one_way_ns(const struct peer *peer);
 
 /* Sets the process address, by which transports of other hosts reach this process: at most PROCESS_ADDRESS_BYTES. A
    later one replaces it. Processes that asked before get it now. */
-tutti_status links_publish(const void *process_address, size_t bytes);
+tutti_status links_publish_address(const void *process_address, size_t bytes);
 /* Returns the process address of that process, or of this process for NULL. The first call requests it. Never waits.
    IN_PROGRESS: it has not arrived; call again. PEER_LOST. */
-tutti_status link_process_address(struct peer *peer, void *out, size_t *bytes);
+tutti_status link_get_process_address(struct peer *peer, void *out, size_t *bytes);

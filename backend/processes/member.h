@@ -30,7 +30,7 @@ struct member {
     /* Equal for processes that have proved that they share a host. */
     unsigned char host_token[16];
     /* Where processes of other hosts connect. The family is 0 if nowhere. */
-    struct contact contact;
+    struct sock_address contact;
     /* The job that the group is a part of (job_current), or 0 if unknown. */
     uint64_t job;
     /* The digest of the group's terms (terms.h). */

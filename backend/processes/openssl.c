@@ -12,16 +12,16 @@ struct openssl_calls openssl;
 /* The reason for which the library could not be opened, or empty. */
 static char problem[400];
 
-static void problem_record(const char *name, const char *why)
+static void openssl_record_problem(const char *name, const char *why)
 {
     snprintf(problem, sizeof problem, "%.100s: %.250s", name, why ? why : "it cannot be opened");
 }
-static void open_library(void)
+static void openssl_open_library(void)
 {
     const char *name = settings_get()->openssl, *missing = NULL;
     void *opened = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!opened) {
-        problem_record(name, dlerror());
+        openssl_record_problem(name, dlerror());
         return;
     }
 #define X(type, name, parameters) \
@@ -29,14 +29,14 @@ static void open_library(void)
     if (!openssl.name) missing = #name " is missing in it";
     OPENSSL_CALLS(X)
 #undef X
-    if (missing) problem_record(name, missing);
-    else if (openssl.OpenSSL_version_num() >> 28 < 3) problem_record(name, "it is older than version 3");
+    if (missing) openssl_record_problem(name, missing);
+    else if (openssl.OpenSSL_version_num() >> 28 < 3) openssl_record_problem(name, "it is older than version 3");
     else openssl.OPENSSL_init_crypto(NO_ATEXIT, NULL);
 }
 tutti_status openssl_load(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, open_library);
+    pthread_once(&once, openssl_open_library);
     if (!*problem) return TUTTI_OK;
     return status_fail(TUTTI_UNSUPPORTED,
         "TUTTI_ENCRYPTION=required needs OpenSSL 3 (%s); install it (Debian: libssl3), or name it in TUTTI_OPENSSL",

@@ -25,11 +25,11 @@ enum { SEND_MS = 10000, RETRY_MS = 5, FLUSH_MS = 200 };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- fork ---- */
-static void before_fork(void) { pthread_mutex_lock(&registry.lock); }
-static void in_parent(void) { pthread_mutex_unlock(&registry.lock); }
+static void registry_before_fork(void) { pthread_mutex_lock(&registry.lock); }
+static void registry_after_fork_parent(void) { pthread_mutex_unlock(&registry.lock); }
 /* The child closes its copies, because open ones would hide its parent's death. It does not touch the poll set, which
    it shares with the parent. It keeps the inherited memory, because inherited communicators still point there. */
-static void in_child(void)
+static void registry_after_fork_child(void)
 {
     for (struct peer *p = registry.peers; p; p = p->next) {
         descriptor_close(&p->descriptor);
@@ -43,51 +43,51 @@ static void in_child(void)
     registry = (struct registry){ .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
     clock_condition_init(&registry.changed);
     channels_after_fork();
-    claims_after_fork();
+    host_elections_after_fork();
     links_after_fork();
-    keys_after_fork();
+    group_keys_after_fork();
 }
-static void fork_prepare(void)
+static void registry_prepare_fork(void)
 {
     /* Read the settings before a second thread may log. */
     settings_get();
     clock_condition_init(&registry.changed);
     /* The watch thread calls the arena with registry.lock held, so the arena registers its fork handlers first. */
     arena_prepare();
-    pthread_atfork(before_fork, in_parent, in_child);
+    pthread_atfork(registry_before_fork, registry_after_fork_parent, registry_after_fork_child);
 }
 
 /* ---- starting and stopping ---- */
 /* Sends what is queued, because an exit without GOODBYE looks like a death. A peer that does not read for FLUSH_MS is
    stopped, and is not waited for. */
-static void flush_everything(void)
+static void peers_flush_all(void)
 {
     bool left = true;
     for (int64_t until_ms = clock_ms() + FLUSH_MS; left && clock_ms() < until_ms;) {
         left = false;
         for (struct peer *p = registry.peers; p; p = p->next) {
-            if (p->unsent.first || p->owes_given_ups) peer_flush(p);
+            if (p->unsent.first || p->owes_join_aborts) peer_flush_queue(p);
             left |= p->link ? link_push(p) : p->unsent.first != NULL;
         }
         if (left) registry_wait(clock_ms() + RETRY_MS);
     }
 }
-static void peer_leave(struct peer *peer)
+static void peer_close_with_goodbye(struct peer *peer)
 {
-    if (peer->descriptor >= 0) peer_tell(peer, GOODBYE, NULL, -1);
+    if (peer->descriptor >= 0) peer_send_packet(peer, GOODBYE, NULL, -1);
     if (peer->link && peer->descriptor >= 0) tcp_drain(peer->descriptor);
-    registry_hang_up(&peer->descriptor);
-    registry_forget(peer);
+    registry_close_descriptor(&peer->descriptor);
+    registry_free_peer(peer);
 }
-static void close_everything(void)
+static void registry_close_all(void)
 {
-    flush_everything();
-    while (registry.peers) peer_leave(registry.peers);
+    peers_flush_all();
+    while (registry.peers) peer_close_with_goodbye(registry.peers);
     links_close();
-    while (registry.pending_count) close(registry_take_pending(0).descriptor);
-    channels_forget();
-    claims_forget();
-    keys_forget();
+    while (registry.pending_count) close(registry_take_pending_conn(0).descriptor);
+    channels_free_all();
+    host_elections_free_all();
+    group_keys_forget();
     while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
@@ -99,14 +99,14 @@ static tutti_status identity_init(struct identity *out)
     if (gethostname(out->host, sizeof out->host - 1) != 0 && errno != ENAMETOOLONG) memcpy(out->host, "this host", 10);
     return random_fill(out->nonce, sizeof out->nonce);
 }
-static tutti_status start_thread(void)
+static tutti_status registry_start_thread(void)
 {
     sigset_t all, before;
     sigfillset(&all);
     registry.stop = false;
     /* The program's own threads handle its signals. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&registry.thread, NULL, registry_watch, NULL);
+    int refused = pthread_create(&registry.thread, NULL, registry_run_thread, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (refused)
         return status_fail(TUTTI_SYSTEM, "cannot start the watch thread: %s (limit on threads? see ulimit -u)",
@@ -114,28 +114,29 @@ static tutti_status start_thread(void)
     pthread_setname_np(registry.thread, "tutti-watch");
     return TUTTI_OK;
 }
-static tutti_status registry_begin(void)
+static tutti_status registry_start(void)
 {
     TRY(identity_init(&registry.self));
     registry.listener = socket_listen("peer", registry.self.nonce);
     if (registry.listener < 0)
         return status_fail(TUTTI_SYSTEM, "cannot listen for ranks of this host: %s", strerror(-registry.listener));
-    registry.poller = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
-    registry.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (registry.poller < 0 || registry.waker < 0 || registry_poll(registry.listener) || registry_poll(registry.waker))
+    registry.poller = descriptor_move_above_stderr(epoll_create1(EPOLL_CLOEXEC));
+    registry.waker = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (registry.poller < 0 || registry.waker < 0 || registry_poll_add(registry.listener)
+        || registry_poll_add(registry.waker))
         return status_fail(TUTTI_SYSTEM, "cannot watch the ranks of this host: %s", strerror(errno));
-    return start_thread();
+    return registry_start_thread();
 }
 tutti_status peers_acquire(struct identity *out)
 {
-    pthread_once(&once, fork_prepare);
+    pthread_once(&once, registry_prepare_fork);
     pthread_mutex_lock(&registry.lock);
     while (registry.stopping) registry_wait(INT64_MAX);
-    tutti_status status = registry.users ? TUTTI_OK : registry_begin();
+    tutti_status status = registry.users ? TUTTI_OK : registry_start();
     if (status == TUTTI_OK) {
         registry.users++;
         *out = registry.self;
-    } else close_everything();
+    } else registry_close_all();
     pthread_mutex_unlock(&registry.lock);
     return status;
 }
@@ -154,13 +155,13 @@ void peers_release(void)
         if (at_end) at_end();
         pthread_join(registry.thread, NULL);
         pthread_mutex_lock(&registry.lock);
-        close_everything();
+        registry_close_all();
         registry.stopping = false;
         pthread_cond_broadcast(&registry.changed);
     }
     pthread_mutex_unlock(&registry.lock);
 }
-bool peers_at_end(void (*end)(void))
+bool peers_set_at_end(void (*end)(void))
 {
     pthread_mutex_lock(&registry.lock);
     bool first = !registry.at_end;
@@ -171,20 +172,20 @@ bool peers_at_end(void (*end)(void))
 
 /* ---- connecting ---- */
 /* Connects to the peer and starts the handshake. Returns 0 or -errno. */
-static int peer_call(struct peer *peer)
+static int peer_start_connect(struct peer *peer)
 {
     int descriptor = socket_connect("peer", peer->identity.nonce);
     if (descriptor < 0) return descriptor;
     int error = peer_begin_handshake(peer, handshake_of_peers);
-    if (!error) error = registry_poll(descriptor);
+    if (!error) error = registry_poll_add(descriptor);
     if (error) close(descriptor);
     else peer->descriptor = descriptor;
     return error;
 }
-static int await_open(struct peer *peer, int64_t deadline_ms)
+static int peer_await_open(struct peer *peer, int64_t deadline_ms)
 {
     while (peer->state == CONNECTING) {
-        int error = peer->descriptor < 0 && !peer->expects_theirs ? peer_call(peer) : 0;
+        int error = peer->descriptor < 0 && !peer->expects_theirs ? peer_start_connect(peer) : 0;
         int64_t now = clock_ms(), until_ms = error ? now + RETRY_MS : deadline_ms;
         if (error && error != -EAGAIN) return error;
         if (now >= deadline_ms) return -ETIMEDOUT;
@@ -192,16 +193,16 @@ static int await_open(struct peer *peer, int64_t deadline_ms)
     }
     return peer->state == OPEN ? 0 : peer->error ? peer->error : -ECONNRESET;
 }
-static void peer_unuse(struct peer *peer)
+static void peer_drop_user(struct peer *peer)
 {
     assert(peer->users > 0);
     /* An open connection stays for the next group. */
     if (--peer->users > 0 || peer->state == OPEN) return;
     /* A link stays until it has sent its messages. */
     if (peer->state == CONNECTING && peer->unsent.first) return;
-    peer_leave(peer);
+    peer_close_with_goodbye(peer);
 }
-static tutti_status error_explain(const struct identity *other, int error)
+static tutti_status peer_explain_error(const struct identity *other, int error)
 {
     const char *why = strerror(-error);
     if (error == -ECONNREFUSED)
@@ -221,18 +222,18 @@ tutti_status peer_connect(const struct identity *other, const struct key_id *key
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     bool own = nonce_equal(other->nonce, registry.self.nonce);
-    struct peer *peer = own ? NULL : registry_find(other->nonce);
-    if (!own && !peer) peer = registry_add(other, key);
+    struct peer *peer = own ? NULL : registry_find_peer(other->nonce);
+    if (!own && !peer) peer = registry_add_peer(other, key);
     int error = 0;
     if (peer) {
         peer->users++;
-        error = await_open(peer, deadline_ms);
-        if (error) peer_unuse(peer);
+        error = peer_await_open(peer, deadline_ms);
+        if (error) peer_drop_user(peer);
     }
     pthread_mutex_unlock(&registry.lock);
     if (own) return status_fail(TUTTI_INTERNAL, "a process does not connect to itself");
     if (!peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    if (error) return error_explain(other, error);
+    if (error) return peer_explain_error(other, error);
     *out = peer;
     return TUTTI_OK;
 }
@@ -240,7 +241,7 @@ void peer_release(struct peer *peer)
 {
     if (!peer) return;
     pthread_mutex_lock(&registry.lock);
-    peer_unuse(peer);
+    peer_drop_user(peer);
     pthread_mutex_unlock(&registry.lock);
 }
 bool peer_is_gone(const struct peer *peer)
@@ -253,11 +254,11 @@ bool peer_is_gone(const struct peer *peer)
 }
 
 /* ---- reading ---- */
-uint64_t peers_nonce_at(void) { return (uintptr_t)registry.self.nonce; }
-struct source peer_source(const struct peer *peer, uint64_t nonce_at)
+uint64_t peers_nonce_address(void) { return (uintptr_t)registry.self.nonce; }
+struct read_source peer_memory_source(const struct peer *peer, uint64_t nonce_at)
 {
     pthread_mutex_lock(&registry.lock);
-    struct source source = { .process = peer->descriptor < 0 ? 0 : socket_process(peer->descriptor),
+    struct read_source source = { .process = peer->descriptor < 0 ? 0 : socket_peer_process(peer->descriptor),
         .nonce_at = nonce_at };
     memcpy(source.nonce, peer->identity.nonce, sizeof source.nonce);
     pthread_mutex_unlock(&registry.lock);
@@ -271,7 +272,7 @@ tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[1
     int error = -EAGAIN;
     pthread_mutex_lock(&registry.lock);
     while (error == -EAGAIN && peer->state == OPEN && clock_ms() < deadline_ms) {
-        error = peer_tell(peer, DESCRIPTOR, token, descriptor);
+        error = peer_send_packet(peer, DESCRIPTOR, token, descriptor);
         if (error == -EAGAIN) registry_wait(clock_ms() + RETRY_MS);
     }
     bool gone = peer->state != OPEN || error == -EPIPE || error == -ECONNRESET;
@@ -289,10 +290,10 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 {
     pthread_mutex_lock(&registry.lock);
     int descriptor = -1;
-    bool has_come = registry_take_kept(token, &descriptor);
+    bool has_come = registry_take_early_descriptor(token, &descriptor);
     while (!has_come && clock_ms() < deadline_ms) {
         registry_wait(deadline_ms);
-        has_come = registry_take_kept(token, &descriptor);
+        has_come = registry_take_early_descriptor(token, &descriptor);
     }
     pthread_mutex_unlock(&registry.lock);
     if (!has_come) return TUTTI_TIMEOUT;
@@ -306,19 +307,19 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 }
 
 /* ---- giving up ---- */
-void peers_give_up(const unsigned char token[16])
+void peers_abort_join(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
     /* The first process that gave up has notified all, and every error text names it. So this process sends nothing if
        it was not the first. */
-    bool first = registry_record_given_up(token, &registry.self);
-    if (first) registry_pass_on(token, NULL);
+    bool first = registry_record_join_abort(token, &registry.self);
+    if (first) registry_forward_join_abort(token, NULL);
     pthread_mutex_unlock(&registry.lock);
 }
-bool peers_have_given_up(const unsigned char token[16], struct identity *out)
+bool peers_join_is_aborted(const unsigned char token[16], struct identity *out)
 {
     pthread_mutex_lock(&registry.lock);
-    const struct given_up *found = registry_find_given_up(token);
+    const struct join_abort *found = registry_find_join_abort(token);
     if (found) *out = found->by;
     pthread_mutex_unlock(&registry.lock);
     return found;

@@ -22,7 +22,7 @@ tutti_status peers_acquire(struct identity *out);
 void peers_release(void);
 /* Registers end(), which the last peers_release calls once before it closes connections. A process has at most one.
    Returns true if this is the first registration since the registry started. */
-bool peers_at_end(void (*end)(void));
+bool peers_set_at_end(void (*end)(void));
 
 /* Another process, on this host or another. */
 struct peer;
@@ -36,9 +36,9 @@ void peer_release(struct peer *peer);
 /* Returns true if the process has died or has called its last peers_release. */
 bool peer_is_gone(const struct peer *peer);
 /* The address of this process's nonce, which other processes read to verify the process (reading.h). */
-uint64_t peers_nonce_at(void);
+uint64_t peers_nonce_address(void);
 /* Describes how to read a process of this host that reported the address of its nonce. */
-struct source peer_source(const struct peer *peer, uint64_t nonce_at);
+struct read_source peer_memory_source(const struct peer *peer, uint64_t nonce_at);
 /* Sends a descriptor to that process, which finds it under `token`. PEER_LOST; TIMEOUT if the process does not read. */
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor);
 /* Waits for the descriptor that any process sent under `token`. The caller closes it. TIMEOUT sets no error text,
@@ -47,10 +47,10 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 
 /* Notifies all connected processes, and those that connect later, that a rank of this process could not join the group
    with that token. A notice that was received earlier for the same group takes precedence. */
-void peers_give_up(const unsigned char token[16]);
+void peers_abort_join(const unsigned char token[16]);
 /* Returns true if a process has given up joining the group, and sets *out to the first one. It knows the latest 16
    groups. */
-bool peers_have_given_up(const unsigned char token[16], struct identity *out);
+bool peers_join_is_aborted(const unsigned char token[16], struct identity *out);
 
 /* Calls lost(context) once on the watch thread when the process behind `peer` is gone (peer_is_gone), or soon if it
    already is. The group itself knows whether the process left in good order. After peer_unwatch returns, lost() does

@@ -36,7 +36,7 @@ void registry_wake(void)
     ssize_t ignored = write(registry.waker, &one, sizeof one);
     (void)ignored;
 }
-int registry_poll(int descriptor)
+int registry_poll_add(int descriptor)
 {
     struct epoll_event event = { .events = EPOLLIN, .data.fd = descriptor };
     return epoll_ctl(registry.poller, EPOLL_CTL_ADD, descriptor, &event) == 0 ? 0 : -errno;
@@ -47,47 +47,51 @@ void registry_poll_writing(int descriptor, bool on)
     epoll_ctl(registry.poller, EPOLL_CTL_MOD, descriptor, &event);
 }
 /* A close alone may not end the polling, because a child that ran no fork handler may share the socket. */
-void registry_hang_up(int *descriptor)
+void registry_close_descriptor(int *descriptor)
 {
     if (*descriptor >= 0) epoll_ctl(registry.poller, EPOLL_CTL_DEL, *descriptor, NULL);
     descriptor_close(descriptor);
 }
-struct packet registry_packet(const unsigned char to[16], enum kind kind)
+struct packet registry_make_packet(const unsigned char to[16], enum kind kind)
 {
     struct packet packet = { .version = PROTOCOL, .kind = kind, .from = registry.self };
     memcpy(packet.magic, magic, sizeof magic);
     memcpy(packet.to, to, sizeof packet.to);
     return packet;
 }
-static size_t bytes_of(uint32_t length) { return sizeof(struct packet) + offsetof(struct ctrl_msg, bytes) + length; }
-static int peer_say(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
+static size_t ctrl_msg_packet_bytes(uint32_t length)
+{
+    return sizeof(struct packet) + offsetof(struct ctrl_msg, bytes) + length;
+}
+static int peer_send_bytes(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
 {
     if (!peer->link) return socket_send(peer->descriptor, packet, bytes, gift);
-    return gift < 0 ? link_say(peer, packet, bytes) : -EOPNOTSUPP;
+    return gift < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
 }
-int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int gift)
+int peer_send_packet(struct peer *peer, enum kind kind, const unsigned char *token, int gift)
 {
-    struct packet packet = registry_packet(peer->identity.nonce, kind);
+    struct packet packet = registry_make_packet(peer->identity.nonce, kind);
     if (token) memcpy(packet.token, token, sizeof packet.token);
-    return peer_say(peer, &packet, sizeof packet, gift);
+    return peer_send_bytes(peer, &packet, sizeof packet, gift);
 }
 int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
 {
     struct packet_and_ctrl_msg message;
-    message.packet = registry_packet(peer->identity.nonce, CTRL_MSG);
+    message.packet = registry_make_packet(peer->identity.nonce, CTRL_MSG);
     memcpy(&message.msg, msg, offsetof(struct ctrl_msg, bytes) + msg->length);
-    return peer_say(peer, &message.packet, bytes_of(msg->length), -1);
+    return peer_send_bytes(peer, &message.packet, ctrl_msg_packet_bytes(msg->length), -1);
 }
 /* A link awaits room as long as it has control messages, so only `on` matters for it. */
-void peer_await_room(struct peer *peer, bool on)
+void peer_set_await_room(struct peer *peer, bool on)
 {
     if (!peer->link) registry_poll_writing(peer->descriptor, on);
-    else if (on) link_want(peer);
+    else if (on) link_request_connect(peer);
 }
 bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *m)
 {
-    return bytes >= (int)bytes_of(0) && m->packet.kind == CTRL_MSG && packet_is_for_us(sizeof m->packet, &m->packet)
-        && m->msg.length <= CHANNEL_BYTES && bytes == (int)bytes_of(m->msg.length) && m->msg.word < CHANNEL_WORDS
+    return bytes >= (int)ctrl_msg_packet_bytes(0) && m->packet.kind == CTRL_MSG
+        && packet_is_for_us(sizeof m->packet, &m->packet) && m->msg.length <= CHANNEL_BYTES
+        && bytes == (int)ctrl_msg_packet_bytes(m->msg.length) && m->msg.type < CHANNEL_TYPES
         && m->msg.flags <= CTRL_MSG_FLAGS;
 }
 bool packet_is_for_us(int bytes, const struct packet *packet)
@@ -97,15 +101,15 @@ bool packet_is_for_us(int bytes, const struct packet *packet)
 }
 
 /* ---- lists of the registry ---- */
-struct peer *registry_find(const unsigned char nonce[16])
+struct peer *registry_find_peer(const unsigned char nonce[16])
 {
     for (struct peer *p = registry.peers; p; p = p->next)
         if (!p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
     return NULL;
 }
-struct peer *registry_add(const struct identity *identity, const struct key_id *key)
+struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key)
 {
-    struct peer *peer = memory_zeroed(1, sizeof *peer);
+    struct peer *peer = memory_alloc_zeroed(1, sizeof *peer);
     if (!peer) return NULL;
     peer->identity = *identity;
     peer->key = *key;
@@ -116,25 +120,25 @@ struct peer *registry_add(const struct identity *identity, const struct key_id *
 }
 int peer_begin_handshake(struct peer *peer, const char purpose[8])
 {
-    if (!peer->handshake) peer->handshake = memory_zeroed(1, sizeof *peer->handshake);
+    if (!peer->handshake) peer->handshake = memory_alloc_zeroed(1, sizeof *peer->handshake);
     if (!peer->handshake) return -ENOMEM;
     handshake_begin(peer->handshake, purpose);
     return 0;
 }
-void registry_forget(struct peer *peer)
+void registry_free_peer(struct peer *peer)
 {
     assert(peer->users == 0 && !peer->watches && peer->descriptor < 0);
     struct peer **at = &registry.peers;
     while (*at && *at != peer) at = &(*at)->next;
     if (*at) *at = peer->next;
-    views_forget(peer);
-    if (peer->ways) channels_lose(peer);
-    if (peer->link) link_forget(peer);
+    views_free_all(peer);
+    if (peer->route_refs) channels_remove_peer(peer);
+    if (peer->link) link_free(peer);
     ctrl_queue_free(&peer->unsent);
     free(peer->handshake);
     free(peer);
 }
-bool registry_take_kept(const unsigned char token[16], int *out)
+bool registry_take_early_descriptor(const unsigned char token[16], int *out)
 {
     for (int i = 0; i < registry.kept_count; i++) {
         if (!nonce_equal(registry.kept[i].token, token)) continue;
@@ -144,47 +148,48 @@ bool registry_take_kept(const unsigned char token[16], int *out)
     }
     return false;
 }
-const struct given_up *registry_find_given_up(const unsigned char token[16])
+const struct join_abort *registry_find_join_abort(const unsigned char token[16])
 {
-    for (unsigned i = 0; i < GIVEN_UPS && i < registry.given_up_count; i++)
+    for (unsigned i = 0; i < MOST_JOIN_ABORTS && i < registry.given_up_count; i++)
         if (nonce_equal(registry.given_up[i].token, token)) return &registry.given_up[i];
     return NULL;
 }
-bool registry_record_given_up(const unsigned char token[16], const struct identity *by)
+bool registry_record_join_abort(const unsigned char token[16], const struct identity *by)
 {
     int kept = -1;
     /* Later processes give up because of the first one, so only the first is recorded. */
-    if (registry_find_given_up(token)) return false;
-    struct given_up *g = &registry.given_up[registry.given_up_count++ % GIVEN_UPS];
+    if (registry_find_join_abort(token)) return false;
+    struct join_abort *g = &registry.given_up[registry.given_up_count++ % MOST_JOIN_ABORTS];
     memcpy(g->token, token, sizeof g->token);
     g->by = *by;
     g->by.host[sizeof g->by.host - 1] = 0;
-    if (registry_take_kept(token, &kept)) descriptor_close(&kept);
+    if (registry_take_early_descriptor(token, &kept)) descriptor_close(&kept);
     return true;
 }
-static void tell_given_up(struct peer *peer, const struct given_up *g)
+static void peer_send_join_abort(struct peer *peer, const struct join_abort *g)
 {
-    struct packet packet = registry_packet(peer->identity.nonce, GIVEN_UP);
+    struct packet packet = registry_make_packet(peer->identity.nonce, JOIN_ABORTED);
     memcpy(packet.token, g->token, sizeof packet.token);
     packet.from = g->by;
-    if (peer->state != OPEN || peer_say(peer, &packet, sizeof packet, -1) != -EAGAIN) return;
-    peer->owes_given_ups = true;
-    peer_await_room(peer, true);
+    if (peer->state != OPEN || peer_send_bytes(peer, &packet, sizeof packet, -1) != -EAGAIN) return;
+    peer->owes_join_aborts = true;
+    peer_set_await_room(peer, true);
 }
-void registry_pass_on(const unsigned char token[16], const struct peer *heard_of)
+void registry_forward_join_abort(const unsigned char token[16], const struct peer *heard_of)
 {
-    const struct given_up *g = registry_find_given_up(token);
+    const struct join_abort *g = registry_find_join_abort(token);
     for (struct peer *p = registry.peers; p; p = p->next)
-        if (p != heard_of && (!heard_of || p->link || heard_of->link)) tell_given_up(p, g);
+        if (p != heard_of && (!heard_of || p->link || heard_of->link)) peer_send_join_abort(p, g);
 }
-void peer_tell_given_ups(struct peer *peer)
+void peer_send_join_aborts(struct peer *peer)
 {
-    peer->owes_given_ups = false;
-    for (unsigned i = 0; i < GIVEN_UPS && i < registry.given_up_count; i++) tell_given_up(peer, &registry.given_up[i]);
+    peer->owes_join_aborts = false;
+    for (unsigned i = 0; i < MOST_JOIN_ABORTS && i < registry.given_up_count; i++)
+        peer_send_join_abort(peer, &registry.given_up[i]);
 }
-struct pending registry_take_pending(int index)
+struct pending_conn registry_take_pending_conn(int index)
 {
-    struct pending pending = registry.pending[index];
+    struct pending_conn pending = registry.pending[index];
     size_t behind = (size_t)(--registry.pending_count - index);
     memmove(&registry.pending[index], &registry.pending[index + 1], behind * sizeof *registry.pending);
     return pending;

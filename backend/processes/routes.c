@@ -12,7 +12,7 @@
 enum { MOST_UNANSWERED = 3 };
 struct routes {
     struct route_map map;
-    /* host_of has `size` entries. `ranks` has `size` entries sorted by host, and the ranks of host h begin at
+    /* layout_host has `size` entries. `ranks` has `size` entries sorted by host, and the ranks of host h begin at
        first[h]. */
     int *host_of, *first, *ranks;
     struct peer **peers; /* [size] */
@@ -23,8 +23,8 @@ struct routes {
 static struct peer gone = { .state = LOST };
 
 /* ---- hosts ---- */
-static int ahead_of(int hosts, int from, int to) { return to >= from ? to - from : to - from + hosts; }
-static int powers_below(int number)
+static int route_hosts_ahead(int hosts, int from, int to) { return to >= from ? to - from : to - from + hosts; }
+static int route_count_powers(int number)
 {
     int count = 0;
     for (; number; number &= number - 1) count++;
@@ -32,21 +32,21 @@ static int powers_below(int number)
 }
 int route_distance(int hosts, int from, int to)
 {
-    int ahead = ahead_of(hosts, from, to);
-    int forth = powers_below(ahead), back = ahead ? powers_below(hosts - ahead) : 0;
+    int ahead = route_hosts_ahead(hosts, from, to);
+    int forth = route_count_powers(ahead), back = ahead ? route_count_powers(hosts - ahead) : 0;
     return forth < back ? forth : back;
 }
-int route_longest(int hosts)
+int route_longest_distance(int hosts)
 {
     int steps = 0;
     for (int64_t reach = 1; reach < hosts; reach *= 2) steps++;
     return steps;
 }
 /* Tries the largest power of two first. */
-int route_step(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context)
+int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context)
 {
     int best = -1, least = route_distance(hosts, from, to);
-    for (int k = 2 * route_longest(hosts) - 1; k >= 0; k--) {
+    for (int k = 2 * route_longest_distance(hosts) - 1; k >= 0; k--) {
         int power = 1 << k / 2, next = (from + (k % 2 ? power : hosts - power)) % hosts;
         int left = route_distance(hosts, next, to);
         if (left >= least || !is_there(context, next)) continue;
@@ -57,7 +57,7 @@ int route_step(int hosts, int from, int to, bool (*is_there)(const void *context
 }
 
 /* ---- lifetime ---- */
-static void sort_by_host(struct routes *r)
+static void routes_sort_by_host(struct routes *r)
 {
     for (int i = 0; i < r->map.size; i++) r->first[r->host_of[i] + 1]++;
     for (int h = 0; h < r->map.hosts; h++) r->first[h + 1] += r->first[h];
@@ -66,7 +66,7 @@ static void sort_by_host(struct routes *r)
     memmove(r->first, r->first + 1, (size_t)r->map.hosts * sizeof *r->first);
     r->first[r->map.hosts] = r->map.size;
 }
-static void free_all(struct routes *r)
+static void routes_free_all(struct routes *r)
 {
     free(r->host_of);
     free(r->first);
@@ -78,24 +78,24 @@ static void free_all(struct routes *r)
 static bool routes_allocate(struct routes *r)
 {
     size_t size = (size_t)r->map.size;
-    r->host_of = memory_zeroed(size, sizeof *r->host_of);
-    r->first = memory_zeroed((size_t)r->map.hosts + 1, sizeof *r->first);
-    r->ranks = memory_zeroed(size, sizeof *r->ranks);
-    r->peers = memory_zeroed(size, sizeof(struct peer *));
-    r->unanswered = memory_zeroed(size, sizeof *r->unanswered);
+    r->host_of = memory_alloc_zeroed(size, sizeof *r->host_of);
+    r->first = memory_alloc_zeroed((size_t)r->map.hosts + 1, sizeof *r->first);
+    r->ranks = memory_alloc_zeroed(size, sizeof *r->ranks);
+    r->peers = memory_alloc_zeroed(size, sizeof(struct peer *));
+    r->unanswered = memory_alloc_zeroed(size, sizeof *r->unanswered);
     return r->host_of && r->first && r->ranks && r->peers && r->unanswered;
 }
 tutti_status routes_create(const struct route_map *map, struct peer *const *peers, struct routes **out)
 {
-    struct routes *r = memory_zeroed(1, sizeof *r);
+    struct routes *r = memory_alloc_zeroed(1, sizeof *r);
     if (r) r->map = *map;
     if (!r || !routes_allocate(r)) {
-        if (r) free_all(r);
+        if (r) routes_free_all(r);
         return status_fail(TUTTI_NO_MEMORY, "no memory for the routes to %d ranks", map->size);
     }
     memcpy(r->host_of, map->host_of, (size_t)map->size * sizeof *r->host_of);
     r->map.host_of = r->host_of;
-    sort_by_host(r);
+    routes_sort_by_host(r);
     memcpy(r->peers, peers, (size_t)map->size * sizeof *peers);
     *out = r;
     return TUTTI_OK;
@@ -104,30 +104,30 @@ void routes_free(struct routes *r)
 {
     if (!r) return;
     for (int i = 0; r->retired && i < r->map.size; i++)
-        if (r->peers[i] && r->peers[i] != &gone) r->peers[i]->ways--;
-    free_all(r);
+        if (r->peers[i] && r->peers[i] != &gone) r->peers[i]->route_refs--;
+    routes_free_all(r);
 }
 void routes_retire(struct routes *r)
 {
     r->retired = true;
     for (int i = 0; i < r->map.size; i++) {
         if (!r->peers[i]) continue;
-        if (r->peers[i]->state == OPEN) r->peers[i]->ways++;
+        if (r->peers[i]->state == OPEN) r->peers[i]->route_refs++;
         else r->peers[i] = &gone;
     }
 }
-void routes_lose(struct routes *r, const struct peer *peer)
+void routes_remove_peer(struct routes *r, const struct peer *peer)
 {
     for (int i = 0; i < r->map.size; i++) {
         if (r->peers[i] != peer) continue;
-        r->peers[i]->ways--;
+        r->peers[i]->route_refs--;
         r->peers[i] = &gone;
     }
 }
 
 /* ---- the next process on a route ---- */
 /* Returns the first rank of that host that can pass a message on, or -1. */
-static int gate_of(const struct routes *r, int host)
+static int routes_forwarder_of_host(const struct routes *r, int host)
 {
     for (int i = r->first[host]; i < r->first[host + 1]; i++) {
         const struct peer *peer = r->peers[r->ranks[i]];
@@ -135,33 +135,36 @@ static int gate_of(const struct routes *r, int host)
     }
     return -1;
 }
-static bool has_gate(const void *context, int host) { return gate_of(context, host) >= 0; }
+static bool routes_has_forwarder(const void *context, int host) { return routes_forwarder_of_host(context, host) >= 0; }
 /* Returns true if messages go directly to that rank: it is on this host, or its link is open, over or in use. */
-static bool is_called(const struct routes *r, int to)
+static bool routes_is_direct(const struct routes *r, int to)
 {
     const struct peer *peer = r->peers[to];
     return peer != &gone && (!peer->link || peer->state >= OPEN || peer->unsent.first);
 }
 /* Looks for the next process even if this process cannot reach the rank itself, because others may. It skips hosts
    whose first process is this one, which happens when hosts are simulated. */
-struct peer *routes_next(const struct routes *r, int to, bool mine)
+struct peer *routes_next_peer(const struct routes *r, int to, bool mine)
 {
     struct peer *straight = r->peers[to];
-    if (!straight || is_called(r, to) || (mine && r->unanswered[to] >= MOST_UNANSWERED)) return straight;
+    if (!straight || routes_is_direct(r, to) || (mine && r->unanswered[to] >= MOST_UNANSWERED)) return straight;
     for (int host = r->map.host; host >= 0;) {
-        int gate = gate_of(r, host);
+        int gate = routes_forwarder_of_host(r, host);
         if (gate >= 0 && r->peers[gate]) return r->peers[gate];
         if (host == r->host_of[to]) break;
-        host = route_step(r->map.hosts, host, r->host_of[to], has_gate, r);
+        host = route_next_host(r->map.hosts, host, r->host_of[to], routes_has_forwarder, r);
     }
     return straight;
 }
-bool routes_may_pass(const struct routes *r, int from, int to)
+bool routes_can_forward(const struct routes *r, int from, int to)
 {
     return from >= 0 && from < r->map.size && to >= 0 && to < r->map.size && r->peers[to];
 }
-int routes_left(const struct routes *r, int to) { return route_distance(r->map.hosts, r->map.host, r->host_of[to]); }
-int routes_most_hops(const struct routes *r) { return route_longest(r->map.hosts) + 2; }
+int routes_steps_left(const struct routes *r, int to)
+{
+    return route_distance(r->map.hosts, r->map.host, r->host_of[to]);
+}
+int routes_most_hops(const struct routes *r) { return route_longest_distance(r->map.hosts) + 2; }
 void routes_record_sent(struct routes *r, int to)
 {
     if (r->peers[to] && r->peers[to]->link && r->unanswered[to] < MOST_UNANSWERED) r->unanswered[to]++;

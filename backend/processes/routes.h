@@ -14,13 +14,13 @@
 /* Returns the number of steps between two hosts. */
 int route_distance(int hosts, int from, int to);
 /* Returns the largest distance. */
-int route_longest(int hosts);
+int route_longest_distance(int hosts);
 /* Returns the best next host among those for which `is_there` is true, or -1. It calls `is_there` only for hosts other
    than `from`. */
-int route_step(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context);
+int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context);
 
 /* ---- for one rank of a communicator ---- */
-/* The hosts of a communicator. `host` is this rank's host, and host_of has `size` entries. */
+/* The hosts of a communicator. `host` is this rank's host, and layout_host has `size` entries. */
 struct route_map { int size, hosts, host; const int *host_of; };
 struct routes;
 /* Copies `peers`, the array of channel_open. The caller holds the peers until routes_retire or routes_free.
@@ -31,16 +31,16 @@ tutti_status routes_create(const struct route_map *map, struct peer *const *peer
 /* NULL is allowed. */
 void routes_free(struct routes *routes);
 /* Makes the routes use only connections that are open now, without holding them. A peer that is about to be freed must
-   be removed by routes_lose. */
+   be removed by routes_remove_peer. */
 void routes_retire(struct routes *routes);
-void routes_lose(struct routes *routes, const struct peer *peer);
+void routes_remove_peer(struct routes *routes, const struct peer *peer);
 /* Returns the peer to which a message for rank `to` is sent next, or NULL if that rank is in this process. `mine` is
    true for a message of this rank, and false for one that it passes on. */
-struct peer *routes_next(const struct routes *routes, int to, bool mine);
+struct peer *routes_next_peer(const struct routes *routes, int to, bool mine);
 /* Returns true if both ranks exist and `to` is in another process. */
-bool routes_may_pass(const struct routes *routes, int from, int to);
+bool routes_can_forward(const struct routes *routes, int from, int to);
 /* Returns the number of steps between hosts that remain to rank `to`. */
-int routes_left(const struct routes *routes, int to);
+int routes_steps_left(const struct routes *routes, int to);
 /* Returns the most processes that may pass on a message. */
 int routes_most_hops(const struct routes *routes);
 /* Records a message to a rank that will answer it; messages without an answer are counted. */

@@ -19,37 +19,37 @@ static struct {
     unsigned char key[MOST_SECRET_BYTES];
 } secret;
 
-static tutti_status secret_refuse(const char *path, const char *what)
+static tutti_status secret_refuse_file(const char *path, const char *what)
 {
     return status_fail(TUTTI_SYSTEM, "the secret file %.200s (TUTTI_SECRET_FILE) %s", path, what);
 }
 /* Reads like read(), and repeats a read that a signal interrupted. */
-static ssize_t read_some(int file, void *out, size_t bytes)
+static ssize_t secret_read_some(int file, void *out, size_t bytes)
 {
     ssize_t got;
     do got = read(file, out, bytes);
     while (got < 0 && errno == EINTR);
     return got;
 }
-static tutti_status read_key(const char *path, int file, size_t *out)
+static tutti_status secret_read_key(const char *path, int file, size_t *out)
 {
     struct stat about;
     unsigned char beyond;
     size_t bytes = 0;
-    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) return secret_refuse(path, "is not a regular file");
-    if (about.st_uid != geteuid()) return secret_refuse(path, "belongs to another user");
+    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) return secret_refuse_file(path, "is not a regular file");
+    if (about.st_uid != geteuid()) return secret_refuse_file(path, "belongs to another user");
     if ((about.st_mode & 07777) != 0600 && (about.st_mode & 07777) != 0400)
-        return secret_refuse(path, "must have mode 0600 or 0400: chmod 600 it");
+        return secret_refuse_file(path, "must have mode 0600 or 0400: chmod 600 it");
     for (ssize_t got = 1; got > 0 && bytes < sizeof secret.key; bytes += (size_t)got)
-        if ((got = read_some(file, secret.key + bytes, sizeof secret.key - bytes)) < 0)
-            return secret_refuse(path, strerror(errno));
-    if (bytes == 0) return secret_refuse(path, "is empty");
-    if (bytes == sizeof secret.key && read_some(file, &beyond, 1) != 0)
-        return secret_refuse(path, "has more than 4096 bytes");
+        if ((got = secret_read_some(file, secret.key + bytes, sizeof secret.key - bytes)) < 0)
+            return secret_refuse_file(path, strerror(errno));
+    if (bytes == 0) return secret_refuse_file(path, "is empty");
+    if (bytes == sizeof secret.key && secret_read_some(file, &beyond, 1) != 0)
+        return secret_refuse_file(path, "has more than 4096 bytes");
     *out = bytes;
     return TUTTI_OK;
 }
-static tutti_status read_file(const char *path, size_t *out)
+static tutti_status secret_read_file(const char *path, size_t *out)
 {
     int file;
     do file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -57,7 +57,7 @@ static tutti_status read_file(const char *path, size_t *out)
     if (file < 0)
         return status_fail(TUTTI_SYSTEM, "cannot open the secret file %.200s (TUTTI_SECRET_FILE): %s", path,
             strerror(errno));
-    tutti_status status = read_key(path, file, out);
+    tutti_status status = secret_read_key(path, file, out);
     close(file);
     return status;
 }
@@ -66,7 +66,7 @@ tutti_status secret_load(void)
     pthread_mutex_lock(&loading);
     size_t bytes = 0;
     const char *path = settings_get()->secret_file;
-    tutti_status status = secret.loaded || !*path ? TUTTI_OK : read_file(path, &bytes);
+    tutti_status status = secret.loaded || !*path ? TUTTI_OK : secret_read_file(path, &bytes);
     if (status == TUTTI_OK && !secret.loaded) {
         atomic_store(&secret.bytes, bytes);
         secret.loaded = true;

@@ -16,7 +16,8 @@ union local_name {
     struct sockaddr_in four;
     struct sockaddr_in6 six;
 };
-static socklen_t name_of(const struct contact *c, const struct contact *near, union local_name *out)
+static socklen_t tcp_name_of_address(const struct sock_address *c, const struct sock_address *near,
+    union local_name *out)
 {
     memset(out, 0, sizeof *out);
     out->any.sa_family = c->family;
@@ -32,9 +33,9 @@ static socklen_t name_of(const struct contact *c, const struct contact *near, un
         out->six.sin6_scope_id = near->family == AF_INET6 && near->scope ? near->scope : c->scope;
     return sizeof out->six;
 }
-static struct contact contact_of(const union local_name *name)
+static struct sock_address tcp_address_of_name(const union local_name *name)
 {
-    struct contact c = { .family = name->any.sa_family };
+    struct sock_address c = { .family = name->any.sa_family };
     if (c.family == AF_INET) {
         c.port = ntohs(name->four.sin_port);
         memcpy(c.address, &name->four.sin_addr, sizeof name->four.sin_addr);
@@ -45,88 +46,89 @@ static struct contact contact_of(const union local_name *name)
     } else c.family = 0;
     return c;
 }
-struct contact tcp_here(int socket)
+struct sock_address tcp_local_address(int socket)
 {
     union local_name name = { .any = { 0 } };
     socklen_t bytes = sizeof name;
     getsockname(socket, &name.any, &bytes);
-    return contact_of(&name);
+    return tcp_address_of_name(&name);
 }
-struct contact tcp_there(int socket)
+struct sock_address tcp_remote_address(int socket)
 {
     union local_name name = { .any = { 0 } };
     socklen_t bytes = sizeof name;
     getpeername(socket, &name.any, &bytes);
-    return contact_of(&name);
+    return tcp_address_of_name(&name);
 }
 /* A kernel that lacks the option works without it. */
-static void option_set(int socket, int level, int option, int value)
+static void tcp_set_option(int socket, int level, int option, int value)
 {
     setsockopt(socket, level, option, &value, sizeof value);
 }
 /* Returns the silence after which the kernel ends a connection; the number of keepalive probes does not matter. The
    time counts from a retransmission. That is after the next heartbeat plus the kernel's shortest wait for an
    acknowledgement, which is a little over 200 ms. */
-static int user_timeout_ms(void)
+static int tcp_user_timeout_ms(void)
 {
     int peer_timeout_ms = (int)settings_get()->peer_timeout_ms, most_ms = peer_timeout_ms * 8 / 10;
     int rest_ms = peer_timeout_ms * 9 / 10 - 300;
     return rest_ms < most_ms ? rest_ms : most_ms;
 }
-static void set_options(int socket)
+static void tcp_set_options(int socket)
 {
-    option_set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-    option_set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-    option_set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
-    option_set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-    option_set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, user_timeout_ms());
+    tcp_set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+    tcp_set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+    tcp_set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+    tcp_set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    tcp_set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, tcp_user_timeout_ms());
 }
-static int open_socket(int family)
+static int tcp_open_socket(int family)
 {
     if (family != AF_INET && family != AF_INET6) return -EAFNOSUPPORT;
-    int descriptor = descriptor_raised(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    int descriptor = descriptor_move_above_stderr(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (descriptor < 0) return -errno;
     /* The size must be set before the connection is made. Accepted sockets inherit it. */
-    option_set(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);
+    tcp_set_option(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);
     return descriptor;
 }
-static int close_with(int descriptor, int error)
+static int tcp_close_with_error(int descriptor, int error)
 {
     close(descriptor);
     return -error;
 }
-int tcp_listen(const struct contact *at)
+int tcp_listen(const struct sock_address *at)
 {
     union local_name name;
-    int descriptor = open_socket(at->family);
+    int descriptor = tcp_open_socket(at->family);
     if (descriptor < 0) return descriptor;
-    socklen_t bytes = name_of(at, at, &name);
-    if (at->family == AF_INET6) option_set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    if (at->port) option_set(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+    socklen_t bytes = tcp_name_of_address(at, at, &name);
+    if (at->family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (at->port) tcp_set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
-        return close_with(descriptor, errno);
+        return tcp_close_with_error(descriptor, errno);
     return descriptor;
 }
-int tcp_call(const struct contact *at, const struct contact *near)
+int tcp_start_connect(const struct sock_address *at, const struct sock_address *near)
 {
     union local_name name;
-    int descriptor = open_socket(at->family);
+    int descriptor = tcp_open_socket(at->family);
     if (descriptor < 0) return descriptor;
-    socklen_t bytes = name_of(at, near, &name);
-    set_options(descriptor);
-    if (connect(descriptor, &name.any, bytes) != 0 && errno != EINPROGRESS) return close_with(descriptor, errno);
+    socklen_t bytes = tcp_name_of_address(at, near, &name);
+    tcp_set_options(descriptor);
+    if (connect(descriptor, &name.any, bytes) != 0 && errno != EINPROGRESS)
+        return tcp_close_with_error(descriptor, errno);
     return descriptor;
 }
 int tcp_accept(int listener)
 {
     int descriptor;
-    do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    do descriptor = descriptor_move_above_stderr(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (descriptor < 0) return -errno;
-    set_options(descriptor);
+    tcp_set_options(descriptor);
     return descriptor;
 }
-int tcp_error(int socket)
+int tcp_take_error(int socket)
 {
     int error = 0;
     socklen_t bytes = sizeof error;
@@ -137,7 +139,7 @@ void tcp_drain(int socket)
     char ignored[4096];
     for (int i = 0; i < 64 && recv(socket, ignored, sizeof ignored, MSG_DONTWAIT) > 0; i++);
 }
-double tcp_way_ns(int socket)
+double tcp_one_way_ns(int socket)
 {
     struct tcp_info info = { .tcpi_min_rtt = 0 };
     socklen_t bytes = sizeof info;

@@ -3,17 +3,17 @@
 #pragma once
 #include "backend/processes/links.h"
 
-int tcp_listen(const struct contact *at);
-/* Starts to connect. The socket becomes writable when it is connected, or when tcp_error returns the reason. `near`
-   gives the scope of this process's link-local addresses, and may be nowhere. */
-int tcp_call(const struct contact *at, const struct contact *near);
+int tcp_listen(const struct sock_address *at);
+/* Starts to connect. The socket becomes writable when it is connected, or when tcp_take_error returns the reason.
+   `near` gives the scope of this process's link-local addresses, and may be nowhere. */
+int tcp_start_connect(const struct sock_address *at, const struct sock_address *near);
 int tcp_accept(int listener);
 /* Returns 0 or -errno, and clears the error. */
-int tcp_error(int socket);
+int tcp_take_error(int socket);
 /* Return the local address, and the address of the other end. */
-struct contact tcp_here(int socket);
-struct contact tcp_there(int socket);
+struct sock_address tcp_local_address(int socket);
+struct sock_address tcp_remote_address(int socket);
 /* Returns half of the least round trip so far in ns, or 0 if it is unknown. */
-double tcp_way_ns(int socket);
+double tcp_one_way_ns(int socket);
 /* Discards unread bytes, because a close with unread bytes would cut off what was sent. */
 void tcp_drain(int socket);

@@ -65,7 +65,7 @@ static bool tls_make_room(struct tls *t, size_t bytes)
     if (bytes <= t->room) return true;
     if (bytes > MOST_OUT_BYTES) return false;
     size_t room = size_larger(bytes, size_larger(2 * t->room, LEAST_OUT_BYTES));
-    unsigned char *grown = memory_zeroed(1, room);
+    unsigned char *grown = memory_alloc_zeroed(1, room);
     if (!grown) return false;
     if (t->end) memcpy(grown, t->out, t->end);
     free(t->out);
@@ -73,7 +73,7 @@ static bool tls_make_room(struct tls *t, size_t bytes)
     t->room = room;
     return true;
 }
-static int on_write(BIO *bio, const char *bytes, int count)
+static int tls_on_write(BIO *bio, const char *bytes, int count)
 {
     struct tls *t = openssl.BIO_get_data(bio);
     if (!tls_make_room(t, t->end + (size_t)count)) return -1;
@@ -81,7 +81,7 @@ static int on_write(BIO *bio, const char *bytes, int count)
     t->end += (size_t)count;
     return count;
 }
-static int on_read(BIO *bio, char *bytes, int count)
+static int tls_on_read(BIO *bio, char *bytes, int count)
 {
     struct tls *t = openssl.BIO_get_data(bio);
     ssize_t came;
@@ -97,7 +97,7 @@ static int on_read(BIO *bio, char *bytes, int count)
     t->ended |= came == 0;
     return (int)came;
 }
-static long on_control(BIO *bio, int command, long value, void *pointer)
+static long tls_on_control(BIO *bio, int command, long value, void *pointer)
 {
     const struct tls *t = openssl.BIO_get_data(bio);
     (void)value;
@@ -105,7 +105,7 @@ static long on_control(BIO *bio, int command, long value, void *pointer)
     return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && t->ended);
 }
 /* Returns the connection's key in the form that OpenSSL takes, an earlier session, or NULL without memory. */
-static SSL_SESSION *session_of(SSL *ssl)
+static SSL_SESSION *tls_create_session(SSL *ssl)
 {
     static const unsigned char aes_128_gcm_sha256[2] = { 0x13, 0x01 };
     const struct tls *t = openssl.SSL_get_ex_data(ssl, 0);
@@ -119,37 +119,38 @@ static SSL_SESSION *session_of(SSL *ssl)
 }
 /* TLS needs a name for the key. It is constant, because both ends have only this key. */
 static const unsigned char identity[] = "tutti";
-static int on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SSL_SESSION **out)
+static int tls_on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SSL_SESSION **out)
 {
     bool ours = bytes == sizeof identity && memcmp(name, identity, bytes) == 0;
-    *out = ours ? session_of(ssl) : NULL;
+    *out = ours ? tls_create_session(ssl) : NULL;
     return 1;
 }
-static int on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned char **name, size_t *bytes, SSL_SESSION **out)
+static int tls_on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned char **name, size_t *bytes,
+    SSL_SESSION **out)
 {
     (void)digest;
     *name = identity;
     *bytes = sizeof identity;
-    *out = session_of(ssl);
+    *out = tls_create_session(ssl);
     return *out != NULL;
 }
 
 /* ---- for all connections ---- */
-static void context_create(void)
+static void tls_create_context(void)
 {
     SSL_CTX *context = openssl.SSL_CTX_new(openssl.TLS_method());
     all.method = openssl.BIO_meth_new(BIO_SOURCE_SINK, "tutti");
     if (!context || !all.method) return;
-    openssl.BIO_meth_set_write(all.method, on_write);
-    openssl.BIO_meth_set_read(all.method, on_read);
-    openssl.BIO_meth_set_ctrl(all.method, on_control);
+    openssl.BIO_meth_set_write(all.method, tls_on_write);
+    openssl.BIO_meth_set_read(all.method, tls_on_read);
+    openssl.BIO_meth_set_ctrl(all.method, tls_on_control);
     openssl.SSL_CTX_ctrl(context, CTRL_SET_MIN_VERSION, TLS_1_3, NULL);
     openssl.SSL_CTX_ctrl(context, CTRL_MODE, MODE_RELEASE_BUFFERS, NULL);
     openssl.SSL_CTX_ctrl(context, CTRL_SET_READ_AHEAD, 1, NULL);
     openssl.SSL_CTX_set_default_read_buffer_len(context, READ_BYTES);
     openssl.SSL_CTX_set_num_tickets(context, 0);
-    openssl.SSL_CTX_set_psk_find_session_callback(context, on_find_session);
-    openssl.SSL_CTX_set_psk_use_session_callback(context, on_use_session);
+    openssl.SSL_CTX_set_psk_find_session_callback(context, tls_on_find_session);
+    openssl.SSL_CTX_set_psk_use_session_callback(context, tls_on_use_session);
     if (openssl.SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256")) all.context = context;
     else openssl.SSL_CTX_free(context);
 }
@@ -162,7 +163,7 @@ tutti_status encryption_check(void)
         return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"%.40s\": it must be required, or empty",
             asked);
     TRY(openssl_load());
-    pthread_once(&all.once, context_create);
+    pthread_once(&all.once, tls_create_context);
     return all.context ? TUTTI_OK : status_fail(TUTTI_UNSUPPORTED, "OpenSSL does not offer TLS 1.3 with AES-GCM");
 }
 
@@ -191,7 +192,7 @@ static bool tls_attach(struct tls *t, bool called)
 }
 struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
 {
-    struct tls *t = memory_zeroed(1, sizeof *t);
+    struct tls *t = memory_alloc_zeroed(1, sizeof *t);
     if (!t) return NULL;
     memcpy(t->key, key, sizeof t->key);
     openssl.ERR_clear_error();
@@ -216,7 +217,7 @@ static int tls_flush(struct tls *t)
 }
 /* Returns the error of a failed OpenSSL call as -errno, or 0 if it only needs more bytes. Clears the thread's list of
    errors, because the program may use OpenSSL on this thread, too. */
-static int tls_error(struct tls *t)
+static int tls_take_error(struct tls *t)
 {
     bool waits = openssl.SSL_get_error(t->ssl, 0) == ERROR_WANT_READ;
     openssl.ERR_clear_error();
@@ -225,20 +226,20 @@ static int tls_error(struct tls *t)
     return t->error ? -t->error : -ECONNRESET;
 }
 /* Returns 1 if both ends have proved that they have the key, 0 if not yet, or -errno. */
-static int tls_shake_hands(struct tls *t)
+static int tls_advance_handshake(struct tls *t)
 {
     if (openssl.SSL_is_init_finished(t->ssl)) return 1;
     openssl.ERR_clear_error();
-    if (openssl.SSL_do_handshake(t->ssl) != 1) return tls_error(t);
+    if (openssl.SSL_do_handshake(t->ssl) != 1) return tls_take_error(t);
     if (!openssl.SSL_session_reused(t->ssl)) return -(t->error = EPROTO);
     return 1;
 }
-/* Returns the same as tls_shake_hands. */
+/* Returns the same as tls_advance_handshake. */
 static int tls_begin_call(struct tls *t, int socket, bool receiving)
 {
     t->socket = socket;
     t->receiving = receiving;
-    return t->error ? -t->error : tls_shake_hands(t);
+    return t->error ? -t->error : tls_advance_handshake(t);
 }
 int tls_push(struct tls *t, int socket)
 {
@@ -248,13 +249,13 @@ int tls_push(struct tls *t, int socket)
 bool tls_is_open(const struct tls *t) { return !t || openssl.SSL_is_init_finished(t->ssl); }
 
 /* ---- sending ---- */
-static size_t pieces_skip(const struct iovec **list, int *count, size_t *at, size_t bytes)
+static size_t iovec_skip_bytes(const struct iovec **list, int *count, size_t *at, size_t bytes)
 {
     for (*at += bytes; *count > 0 && *at >= (*list)->iov_len; ++*list, --*count) *at -= (*list)->iov_len;
     return bytes;
 }
 /* Encrypts one record. It takes bytes of one piece, or joins short pieces. */
-static int send_record(struct tls *t, const struct iovec *list, int count, size_t at, size_t *taken)
+static int tls_send_record(struct tls *t, const struct iovec *list, int count, size_t at, size_t *taken)
 {
     unsigned char together[RECORD_BYTES];
     const unsigned char *from = (const unsigned char *)list->iov_base + at;
@@ -269,7 +270,7 @@ static int send_record(struct tls *t, const struct iovec *list, int count, size_
         from = together;
     }
     if (++t->records % RECORDS_OF_A_KEY == 0) openssl.SSL_key_update(t->ssl, 0);
-    if (!openssl.SSL_write_ex(t->ssl, from, bytes, &done)) return tls_error(t);
+    if (!openssl.SSL_write_ex(t->ssl, from, bytes, &done)) return tls_take_error(t);
     *taken = done;
     return 1;
 }
@@ -279,10 +280,10 @@ ssize_t tls_send(struct tls *t, int socket, const struct iovec *list, int count)
     int can = tls_push(t, socket);
     if (can == 0) can = tls_is_open(t) && !tls_has_unsent(t);
     openssl.ERR_clear_error();
-    pieces_skip(&list, &count, &at, 0);
+    iovec_skip_bytes(&list, &count, &at, 0);
     while (can > 0 && count > 0 && all_taken < SEND_BYTES) {
-        can = send_record(t, list, count, at, &taken);
-        if (can > 0) all_taken += pieces_skip(&list, &count, &at, taken);
+        can = tls_send_record(t, list, count, at, &taken);
+        if (can > 0) all_taken += iovec_skip_bytes(&list, &count, &at, taken);
     }
     if (can >= 0 && (can = tls_flush(t)) == 0 && !all_taken) can = -EAGAIN;
     if (can >= 0) return (ssize_t)all_taken;
@@ -296,11 +297,11 @@ ssize_t tls_receive(struct tls *t, int socket, const struct iovec *list, int cou
     size_t all_came = 0, at = 0, came = 0;
     int can = tls_begin_call(t, socket, true);
     openssl.ERR_clear_error();
-    pieces_skip(&list, &count, &at, 0);
+    iovec_skip_bytes(&list, &count, &at, 0);
     while (can > 0 && count > 0) {
         if (openssl.SSL_read_ex(t->ssl, (unsigned char *)list->iov_base + at, list->iov_len - at, &came))
-            all_came += pieces_skip(&list, &count, &at, came);
-        else can = tls_error(t);
+            all_came += iovec_skip_bytes(&list, &count, &at, came);
+        else can = tls_take_error(t);
     }
     t->unread = can > 0;
     tls_flush(t);

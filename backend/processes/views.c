@@ -40,11 +40,11 @@ struct view_answer { uint64_t number, bytes; };
 static uint64_t last_number;
 static _Atomic uint32_t arrivals, sleepers;
 
-void views_await(struct wait_set *set)
+void views_add_to_wait(struct wait_set *set)
 {
-    wait_add(set, &arrivals, atomic_load_explicit(&arrivals, memory_order_acquire), &sleepers, false);
+    wait_set_add(set, &arrivals, atomic_load_explicit(&arrivals, memory_order_acquire), &sleepers, false);
 }
-unsigned char *view_at(const struct view *view, uint64_t offset, uint64_t bytes)
+unsigned char *view_address_at(const struct view *view, uint64_t offset, uint64_t bytes)
 {
     bool inside = offset <= view->bytes && bytes <= view->bytes - offset;
     return inside ? (unsigned char *)view->base + offset : NULL;
@@ -59,9 +59,9 @@ static void view_destroy(struct view *view)
     if (view->state == VIEW_MAPPED) arena_detach(view->base, view->bytes);
     free(view);
 }
-static bool is_done_with(const struct view *view)
+static bool view_is_unused(const struct view *view)
 {
-    return view->users == 0 && (view->state != VIEW_MAPPED || arena_is_retired(view->base));
+    return view->users == 0 && (view->state != VIEW_MAPPED || arena_block_is_retired(view->base));
 }
 static struct view *view_find(const struct peer *peer, uint64_t block)
 {
@@ -73,14 +73,14 @@ static struct view *view_add(struct peer *peer, uint64_t block)
 {
     for (struct view *view = peer->views, *next; view; view = next) {
         next = view->next;
-        if (is_done_with(view)) view_destroy(view);
+        if (view_is_unused(view)) view_destroy(view);
     }
-    struct view *view = memory_zeroed(1, sizeof *view);
+    struct view *view = memory_alloc_zeroed(1, sizeof *view);
     if (!view) return NULL;
     *view = (struct view){ .peer = peer, .block = block, .number = ++last_number, .next = peer->views };
     return peer->views = view;
 }
-void views_forget(struct peer *peer)
+void views_free_all(struct peer *peer)
 {
     while (peer->views) {
         assert(peer->views->users == 0);
@@ -91,22 +91,22 @@ void views_forget(struct peer *peer)
 /* ---- asking ---- */
 static_assert(sizeof(struct view_order) == 16 && sizeof(struct view_answer) == 16, "they are tokens");
 /* Requests the block if it is time. The watch thread reports a peer that is gone, so this function does not. */
-static tutti_status view_ask(struct view *view)
+static tutti_status view_request_block(struct view *view)
 {
     struct peer *peer = view->peer;
     struct view_order order = { view->block, view->number };
     unsigned char token[sizeof order];
     memcpy(token, &order, sizeof token);
     if (peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
-    if (peer_tell(peer, WANTED, token, -1) == 0) view->again_ms = clock_ms() + AGAIN_MS;
+    if (peer_send_packet(peer, WANTED, token, -1) == 0) view->again_ms = clock_ms() + AGAIN_MS;
     return TUTTI_IN_PROGRESS;
 }
 static void view_drop(struct view *view)
 {
     view->users--;
-    if (is_done_with(view)) view_destroy(view);
+    if (view_is_unused(view)) view_destroy(view);
 }
-static tutti_status view_take(struct peer *peer, uint64_t block, struct view **held)
+static tutti_status view_acquire_locked(struct peer *peer, uint64_t block, struct view **held)
 {
     struct view *view = *held;
     if (!view && !(view = view_find(peer, block)) && !(view = view_add(peer, block)))
@@ -114,7 +114,7 @@ static tutti_status view_take(struct peer *peer, uint64_t block, struct view **h
     if (!*held) view->users++;
     *held = view;
     if (view->state == VIEW_MAPPED) return TUTTI_OK;
-    if (view->state == VIEW_ASKED) return view_ask(view);
+    if (view->state == VIEW_ASKED) return view_request_block(view);
     tutti_status status = status_repeat(view->status, view->detail);
     view_drop(view);
     *held = NULL;
@@ -123,7 +123,7 @@ static tutti_status view_take(struct peer *peer, uint64_t block, struct view **h
 tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **held)
 {
     pthread_mutex_lock(&registry.lock);
-    tutti_status status = view_take(peer, block, held);
+    tutti_status status = view_acquire_locked(peer, block, held);
     pthread_mutex_unlock(&registry.lock);
     return status;
 }
@@ -136,15 +136,15 @@ void view_release(struct view *view)
 }
 
 /* ---- answering; on the watch thread ---- */
-void views_answer(struct peer *peer, const unsigned char token[16])
+void views_send_block(struct peer *peer, const unsigned char token[16])
 {
     struct view_order order;
     unsigned char reply[sizeof(struct view_answer)];
     size_t bytes = 0;
     memcpy(&order, token, sizeof order);
-    int descriptor = arena_descriptor(order.block, &bytes);
+    int descriptor = arena_copy_descriptor(order.block, &bytes);
     memcpy(reply, &(struct view_answer){ order.number, bytes }, sizeof reply);
-    peer_tell(peer, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
+    peer_send_packet(peer, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
     if (descriptor >= 0) close(descriptor);
 }
 static tutti_status view_map(struct view *view, size_t bytes, int gift)
@@ -160,7 +160,7 @@ static tutti_status view_map(struct view *view, size_t bytes, int gift)
             whose);
     return status_fail(TUTTI_INVALID_ARGUMENT, "%s shared tensor was freed while an operation used it", whose);
 }
-void views_receive(struct peer *peer, const unsigned char token[16], int gift)
+void views_receive_block(struct peer *peer, const unsigned char token[16], int gift)
 {
     struct view_answer answer;
     memcpy(&answer, token, sizeof answer);
@@ -174,5 +174,5 @@ void views_receive(struct peer *peer, const unsigned char token[16], int gift)
     view->status = view_map(view, answer.bytes, gift);
     view->state = view->status == TUTTI_OK ? VIEW_MAPPED : VIEW_REFUSED;
     if (view->status != TUTTI_OK) snprintf(view->detail, sizeof view->detail, "%.250s", status_detail());
-    word_ring(&arrivals, &sleepers, false);
+    word_ring_bell(&arrivals, &sleepers, false);
 }

@@ -13,6 +13,6 @@ tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **held)
 /* NULL is allowed. */
 void view_release(struct view *view);
 /* Returns the address of those bytes, or NULL if they pass the view's end. */
-unsigned char *view_at(const struct view *view, uint64_t offset, uint64_t bytes);
+unsigned char *view_address_at(const struct view *view, uint64_t offset, uint64_t bytes);
 /* Adds the word that changes when a view has arrived. Call it before view_acquire. */
-void views_await(struct wait_set *set);
+void views_add_to_wait(struct wait_set *set);

@@ -22,15 +22,15 @@ int wire_put(struct wire *w, const void *message, size_t bytes, size_t most)
     memcpy(w->out + w->out_bytes + sizeof frame, message, bytes);
     w->out_bytes += whole;
     w->put += (uint32_t)whole;
-    w->told = w->got;
+    w->acked = w->got;
     return 0;
 }
-static ssize_t send_some(struct wire *w, int socket)
+static ssize_t wire_send_some(struct wire *w, int socket)
 {
     const struct iovec all = { w->out, w->out_bytes };
     return w->tls ? tls_send(w->tls, socket, &all, 1) : send(socket, w->out, w->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
-static ssize_t receive_some(struct wire *w, int socket)
+static ssize_t wire_receive_some(struct wire *w, int socket)
 {
     const struct iovec room = { w->in + w->in_bytes, sizeof w->in - w->in_bytes };
     return w->tls ? tls_receive(w->tls, socket, &room, 1) : recv(socket, room.iov_base, room.iov_len, MSG_DONTWAIT);
@@ -38,7 +38,7 @@ static ssize_t receive_some(struct wire *w, int socket)
 int wire_push(struct wire *w, int socket)
 {
     while (w->out_bytes) {
-        ssize_t sent = send_some(w, socket);
+        ssize_t sent = wire_send_some(w, socket);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0) return errno == EAGAIN ? 0 : -errno;
         w->out_bytes -= (size_t)sent;
@@ -46,7 +46,10 @@ int wire_push(struct wire *w, int socket)
     }
     return w->tls ? tls_push(w->tls, socket) : 0;
 }
-bool wire_waits(const struct wire *w) { return (w->out_bytes && tls_is_open(w->tls)) || tls_has_unsent(w->tls); }
+bool wire_waits_for_socket(const struct wire *w)
+{
+    return (w->out_bytes && tls_is_open(w->tls)) || tls_has_unsent(w->tls);
+}
 bool wire_has_unsent(const struct wire *w) { return w->out_bytes || tls_has_unsent(w->tls) || !tls_is_open(w->tls); }
 void wire_free(struct wire *w)
 {
@@ -56,25 +59,25 @@ void wire_free(struct wire *w)
 int wire_pull(struct wire *w, int socket)
 {
     ssize_t came;
-    do came = receive_some(w, socket);
+    do came = wire_receive_some(w, socket);
     while (came < 0 && errno == EINTR);
     if (came < 0) return -errno;
     w->in_bytes += (size_t)came;
     return (int)came;
 }
-static bool is_for_us(const union link_message *m, size_t bytes)
+static bool link_message_is_for_us(const union link_message *m, size_t bytes)
 {
     switch (m->packet.kind) {
     case CTRL_MSG: return ctrl_msg_is_for_us((int)bytes, &m->entry);
     case ADDRESS: return packet_is_for_us(sizeof m->packet, &m->packet);
     case GOODBYE:
-    case GIVEN_UP:
+    case JOIN_ABORTED:
     case HEARTBEAT:
     case ADDRESS_REQUEST: return packet_is_for_us((int)bytes, &m->packet);
     default: return false;
     }
 }
-int wire_next(struct wire *w, union link_message *out)
+int wire_next_message(struct wire *w, union link_message *out)
 {
     struct frame frame;
     if (w->in_bytes < sizeof frame) return 0;
@@ -86,7 +89,7 @@ int wire_next(struct wire *w, union link_message *out)
     size_t whole = sizeof frame + frame.length;
     if (w->in_bytes < whole) return 0;
     memcpy(out, w->in + sizeof frame, frame.length);
-    if (!is_for_us(out, frame.length)) return -EPROTO;
+    if (!link_message_is_for_us(out, frame.length)) return -EPROTO;
     w->in_bytes -= whole;
     memmove(w->in, w->in + whole, w->in_bytes);
     w->got += (uint32_t)whole;

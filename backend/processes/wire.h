@@ -10,8 +10,8 @@
 #include "backend/processes/tls.h"
 
 /* Limits of bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and acknowledgements
-   WIRE_WINDOW. A process acknowledges after each TELL_BYTES, so two processes that both wait for room make progress. */
-enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, TELL_BYTES = 2048, WIRE_IN_BYTES = 4096 };
+   WIRE_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room make progress. */
+enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, ACK_BYTES = 2048, WIRE_IN_BYTES = 4096 };
 /* `length` counts the bytes that follow. `heard` is the number of bytes read from the other end so far, modulo 2^32. */
 struct frame { uint32_t length, heard; };
 struct packet_and_address { struct packet packet; unsigned char process_address[PROCESS_ADDRESS_BYTES]; };
@@ -26,7 +26,7 @@ struct wire {
     /* All bytes ever put on the wire, and how many of them the other end has read. */
     uint32_t put, taken;
     /* All bytes ever read here, and how many of them were acknowledged. */
-    uint32_t got, told;
+    uint32_t got, acked;
     size_t in_bytes, out_bytes;
     unsigned char in[WIRE_IN_BYTES], out[WIRE_WINDOW];
 };
@@ -35,7 +35,7 @@ int wire_put(struct wire *wire, const void *message, size_t bytes, size_t most);
 /* Sends as much as the socket takes. Returns 0 or -errno. */
 int wire_push(struct wire *wire, int socket);
 /* Returns true if unsent bytes wait for room in the socket. */
-bool wire_waits(const struct wire *wire);
+bool wire_waits_for_socket(const struct wire *wire);
 /* Returns true if bytes are unsent, or the TLS handshake still waits for the other end. */
 bool wire_has_unsent(const struct wire *wire);
 /* NULL is allowed. */
@@ -43,4 +43,4 @@ void wire_free(struct wire *wire);
 /* Reads from the socket. Returns the number of bytes, 0 at the end, or -errno. */
 int wire_pull(struct wire *wire, int socket);
 /* Takes the next whole message. Returns its bytes, 0 if it is incomplete, or -EPROTO for an invalid frame. */
-int wire_next(struct wire *wire, union link_message *out);
+int wire_next_message(struct wire *wire, union link_message *out);

@@ -20,100 +20,103 @@ struct walk {
     struct blocks *out;
 };
 
-static bool is_mine(const struct walk *w, struct span a) { return a.buffer == SCRATCH && a.rank == w->s->rank; }
-static int *block_slot(const struct walk *w, int span, int i) { return &w->out->of[w->out->at[span] + i]; }
-static int *left_of(const struct walk *w, struct span a, int i)
+static bool walk_is_own_scratch(const struct walk *w, struct span a)
 {
-    return &w->left[(size_t)plan_index(w->plan, a.rank) * (size_t)w->chunks + (size_t)(a.first + i)];
+    return a.buffer == SCRATCH && a.rank == w->s->rank;
 }
-static int block_of(const struct walk *w, struct span a, int i)
+static int *walk_block_at(const struct walk *w, int span, int i) { return &w->out->of[w->out->at[span] + i]; }
+static int *walk_left_block_at(const struct walk *w, struct span a, int i)
 {
-    if (is_mine(w, a)) return w->now[a.first + i];
-    if (a.buffer == SCRATCH) return *left_of(w, a, i);
-    return family_parts(w->s->family, a.buffer, w->s->size) == 1 ? a.rank : a.first + i;
+    return &w->left[(size_t)plan_member_of_rank(w->plan, a.rank) * (size_t)w->chunks + (size_t)(a.first + i)];
+}
+static int walk_find_block(const struct walk *w, struct span a, int i)
+{
+    if (walk_is_own_scratch(w, a)) return w->now[a.first + i];
+    if (a.buffer == SCRATCH) return *walk_left_block_at(w, a, i);
+    return collective_buffer_parts(w->s->collective, a.buffer, w->s->size) == 1 ? a.rank : a.first + i;
 }
 
 /* ---- to the last step ---- */
-static void block_hold(const struct walk *w, struct span a, int i, int block)
+static void walk_set_block(const struct walk *w, struct span a, int i, int block)
 {
-    if (is_mine(w, a)) w->now[a.first + i] = block;
-    else if (a.buffer == SCRATCH && block != BLOCK_UNKNOWN) *left_of(w, a, i) = block;
+    if (walk_is_own_scratch(w, a)) w->now[a.first + i] = block;
+    else if (a.buffer == SCRATCH && block != BLOCK_UNKNOWN) *walk_left_block_at(w, a, i) = block;
 }
-static void follow_work(const struct walk *w, const struct step *t)
+static void walk_follow_work(const struct walk *w, const struct step *t)
 {
     const struct span *spans = &w->s->spans[t->span];
     int count = t->from_count + t->to_count;
     for (int i = 0; i < spans->count; i++) {
         int block = BLOCK_UNKNOWN;
         for (int k = 0; k < count && block == BLOCK_UNKNOWN; k++)
-            if (k < t->from_count || spans[k].buffer != SCRATCH) block = block_of(w, spans[k], i);
+            if (k < t->from_count || spans[k].buffer != SCRATCH) block = walk_find_block(w, spans[k], i);
         for (int k = 0; k < count; k++) {
-            block_hold(w, spans[k], i, block);
-            *block_slot(w, t->span + k, i) = block;
+            walk_set_block(w, spans[k], i, block);
+            *walk_block_at(w, t->span + k, i) = block;
         }
     }
 }
-static void follow_message(const struct walk *w, const struct step *t)
+static void walk_follow_message(const struct walk *w, const struct step *t)
 {
     for (int k = t->span; k < t->span + t->from_count + t->to_count; k++)
         for (int i = 0; i < w->s->spans[k].count; i++) {
-            if (t->kind == RECV) block_hold(w, w->s->spans[k], i, BLOCK_UNKNOWN);
-            *block_slot(w, k, i) = block_of(w, w->s->spans[k], i);
+            if (t->kind == RECV) walk_set_block(w, w->s->spans[k], i, BLOCK_UNKNOWN);
+            *walk_block_at(w, k, i) = walk_find_block(w, w->s->spans[k], i);
         }
 }
-static void walk_forget(const struct walk *w)
+static void walk_forget_blocks(const struct walk *w)
 {
     for (int c = 0; c < w->chunks; c++) w->now[c] = BLOCK_UNKNOWN;
 }
-static void walk_follow(const struct walk *w)
+static void walk_to_last_step(const struct walk *w)
 {
-    walk_forget(w);
+    walk_forget_blocks(w);
     for (const struct step *t = w->s->steps; t < w->s->steps + w->s->step_count; t++)
-        if (t->kind == WORK) follow_work(w, t);
-        else follow_message(w, t);
+        if (t->kind == WORK) walk_follow_work(w, t);
+        else walk_follow_message(w, t);
 }
 
 /* ---- back to the first step ---- */
-static void expect_work(const struct walk *w, const struct step *t)
+static void walk_expect_work(const struct walk *w, const struct step *t)
 {
     const struct span *spans = &w->s->spans[t->span];
     int count = t->from_count + t->to_count;
     for (int i = 0; i < spans->count; i++) {
-        int block = *block_slot(w, t->span, i);
+        int block = *walk_block_at(w, t->span, i);
         for (int k = t->from_count; k < count; k++) {
-            if (!is_mine(w, spans[k])) continue;
+            if (!walk_is_own_scratch(w, spans[k])) continue;
             if (block == BLOCK_UNKNOWN) block = w->now[spans[k].first + i];
             w->now[spans[k].first + i] = BLOCK_UNKNOWN;
         }
         for (int k = 0; k < count; k++) {
-            *block_slot(w, t->span + k, i) = block;
-            if (k < t->from_count && is_mine(w, spans[k])) w->now[spans[k].first + i] = block;
+            *walk_block_at(w, t->span + k, i) = block;
+            if (k < t->from_count && walk_is_own_scratch(w, spans[k])) w->now[spans[k].first + i] = block;
         }
     }
 }
-static void expect_message(const struct walk *w, const struct step *t)
+static void walk_expect_message(const struct walk *w, const struct step *t)
 {
     for (int k = t->span; k < t->span + t->from_count + t->to_count; k++)
         for (int i = 0; i < w->s->spans[k].count; i++) {
-            if (!is_mine(w, w->s->spans[k])) continue;
-            int *now = &w->now[w->s->spans[k].first + i], *block = block_slot(w, k, i);
+            if (!walk_is_own_scratch(w, w->s->spans[k])) continue;
+            int *now = &w->now[w->s->spans[k].first + i], *block = walk_block_at(w, k, i);
             if (*block == BLOCK_UNKNOWN) *block = *now;
             *now = t->kind == RECV ? BLOCK_UNKNOWN : *block;
         }
 }
-static void walk_expect(const struct walk *w)
+static void walk_to_first_step(const struct walk *w)
 {
-    walk_forget(w);
+    walk_forget_blocks(w);
     for (const struct step *t = w->s->steps + w->s->step_count; t-- > w->s->steps;)
-        if (t->kind == WORK) expect_work(w, t);
-        else expect_message(w, t);
+        if (t->kind == WORK) walk_expect_work(w, t);
+        else walk_expect_message(w, t);
 }
 
 /* ---- all members ---- */
 /* Records the blocks that this member finally leaves in SCRATCH. True: some of them are new. */
-static bool walk_leave(const struct walk *w)
+static bool walk_record_left_blocks(const struct walk *w)
 {
-    int *left = &w->left[(size_t)plan_index(w->plan, w->s->rank) * (size_t)w->chunks];
+    int *left = &w->left[(size_t)plan_member_of_rank(w->plan, w->s->rank) * (size_t)w->chunks];
     bool more = false;
     for (int c = 0; c < w->chunks; c++) {
         if (w->now[c] == BLOCK_UNKNOWN || left[c] == w->now[c]) continue;
@@ -122,52 +125,52 @@ static bool walk_leave(const struct walk *w)
     }
     return more;
 }
-static tutti_status blocks_init(const struct schedule *s, struct blocks *out)
+static tutti_status blocks_allocate_arrays(const struct schedule *s, struct blocks *out)
 {
     size_t chunks = 0;
-    out->at = memory_zeroed((size_t)s->span_count + 1, sizeof *out->at);
+    out->at = memory_alloc_zeroed((size_t)s->span_count + 1, sizeof *out->at);
     for (int k = 0; k < s->span_count; chunks += (size_t)s->spans[k++].count)
         if (out->at) out->at[k] = (int)chunks;
-    out->of = memory_zeroed(chunks + 1, sizeof *out->of);
+    out->of = memory_alloc_zeroed(chunks + 1, sizeof *out->of);
     if (out->at && out->of) return TUTTI_OK;
     blocks_finish(out);
     return TUTTI_NO_MEMORY;
 }
-static tutti_status walk_member(struct walk *w, int member, struct blocks *out, bool *more)
+static tutti_status walk_visit_member(struct walk *w, int member, struct blocks *out, bool *more)
 {
     w->s = &w->plan->ranks[member];
     w->out = out;
-    TRY(blocks_init(w->s, out));
-    walk_follow(w);
-    *more |= walk_leave(w);
-    walk_expect(w);
+    TRY(blocks_allocate_arrays(w->s, out));
+    walk_to_last_step(w);
+    *more |= walk_record_left_blocks(w);
+    walk_to_first_step(w);
     return TUTTI_OK;
 }
 /* Every pass but the last finds a block, and a chain of ranks that read from each other has at most all members. So
    `count` + 1 passes suffice. */
-static tutti_status walk_all(struct walk *w, int rank, struct blocks *out)
+static tutti_status walk_visit_all_members(struct walk *w, int rank, struct blocks *out)
 {
     bool more = true;
     for (int pass = 0; more && pass <= w->plan->count; pass++) {
         more = false;
         for (int m = 0; m < w->plan->count; m++) {
             struct blocks its;
-            TRY(walk_member(w, m, &its, &more));
+            TRY(walk_visit_member(w, m, &its, &more));
             blocks_finish(&its);
         }
     }
-    return walk_member(w, plan_index(w->plan, rank), out, &more);
+    return walk_visit_member(w, plan_member_of_rank(w->plan, rank), out, &more);
 }
-static tutti_status walk_find(const struct plan *plan, int rank, struct blocks *out)
+static tutti_status walk_find_blocks(const struct plan *plan, int rank, struct blocks *out)
 {
     struct walk w = { .plan = plan, .chunks = plan->ranks[0].chunks[SCRATCH] };
     size_t total;
     bool fits = size_multiply((size_t)plan->count, (size_t)w.chunks + 1, &total);
-    w.left = fits ? memory_zeroed(total, sizeof *w.left) : NULL;
-    w.now = memory_zeroed((size_t)w.chunks + 1, sizeof *w.now);
+    w.left = fits ? memory_alloc_zeroed(total, sizeof *w.left) : NULL;
+    w.now = memory_alloc_zeroed((size_t)w.chunks + 1, sizeof *w.now);
     for (size_t i = 0; w.left && i < total; i++) w.left[i] = BLOCK_UNKNOWN;
     *out = (struct blocks){ NULL, NULL };
-    tutti_status status = w.left && w.now ? walk_all(&w, rank, out) : TUTTI_NO_MEMORY;
+    tutti_status status = w.left && w.now ? walk_visit_all_members(&w, rank, out) : TUTTI_NO_MEMORY;
     free(w.left);
     free(w.now);
     return status == TUTTI_OK ? status : status_fail(status, "no memory to look for blocks in scratch");
@@ -175,14 +178,14 @@ static tutti_status walk_find(const struct plan *plan, int rank, struct blocks *
 /* If the plan has kept only one schedule, this builds the same schedules of all members again. */
 tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out)
 {
-    if (!plan->kept) return walk_find(plan, rank, out);
+    if (!plan->kept) return walk_find_blocks(plan, rank, out);
     struct plan all = *plan;
     all.one_rank = false;
     all.unshared = NULL;
     all.ranks = NULL;
     *out = (struct blocks){ NULL, NULL };
     tutti_status status = plan_build_staging(&all);
-    if (status == TUTTI_OK) status = walk_find(&all, rank, out);
+    if (status == TUTTI_OK) status = walk_find_blocks(&all, rank, out);
     else status_fail(status, "cannot plan %s again: %s", plan->algorithm->name, all.error);
     plan_finish(&all);
     return status;

@@ -12,7 +12,7 @@ extern const char schedule_no_memory[];
 struct writer { int rank, first, last; bool exists, observed; };
 struct build {
     struct plan *plan;
-    /* The number of cells of a rank (plan_home). */
+    /* The number of cells of a rank (plan_cell_index). */
     int cells;
     /* [member][cell] */
     struct writer *writers;
@@ -22,43 +22,44 @@ struct edge { int member, step; struct wait wait; };
 struct edges { struct edge *list; int count, room; bool failed; };
 
 /* record.c */
-void schedule_fail(struct schedule *s, const char *error);
-void schedule_release(struct schedule *s);
+void schedule_set_error(struct schedule *s, const char *error);
+void schedule_free_arrays(struct schedule *s);
 /* Empties s, and returns its old steps so that the caller can record them again. The caller releases them. */
-struct schedule schedule_restart(struct schedule *s);
-bool span_equal(struct span a, struct span b);
-bool span_overlaps(struct span a, struct span b);
+struct schedule schedule_restart_recording(struct schedule *s);
+bool spans_are_equal(struct span a, struct span b);
+bool spans_overlap(struct span a, struct span b);
 /* Returns NULL if s has failed; the functions below accept that. Only the last step may get more spans. */
-struct step *step_add(struct schedule *s, enum step_kind kind);
+struct step *schedule_add_step(struct schedule *s, enum step_kind kind);
 void step_add_from(struct schedule *s, struct step *t, struct span a);
 void step_add_to(struct schedule *s, struct step *t, struct span a);
-void step_append(struct schedule *s, const struct schedule *old, const struct step *t);
+void schedule_append_step(struct schedule *s, const struct schedule *old, const struct step *t);
 bool step_touches_peer(const struct schedule *s, const struct step *t);
 /* writers.c: fills b->writers from the schedules as they are now. */
-void writers_find(struct build *b);
-struct writer *writer_of(const struct build *b, struct span a, int index);
-static inline int cell_of(const struct plan *p, struct span a, int index)
+void build_find_writers(struct build *b);
+struct writer *build_writer_of_chunk(const struct build *b, struct span a, int index);
+static inline int plan_cell_of_chunk(const struct plan *p, struct span a, int index)
 {
-    return plan_home(p, a.rank, a.buffer, a.first + index);
+    return plan_cell_index(p, a.rank, a.buffer, a.first + index);
 }
 /* finish.c: marks the steps that leave a full sum in OUTPUT. */
-void finish_mark(const struct build *b);
+void plan_mark_finishing_steps(const struct build *b);
 /* pull.c: turns writes into private tensors of peers into reads by their owners. */
-void pull_private(struct plan *p);
+void plan_pull_private_writes(struct plan *p);
 /* stage.c: copies chunks into slots that peers may not read where they lie, and ends open ranks with LEAVE. */
-void stage_private(struct build *b);
+void build_stage_private(struct build *b);
 /* hoist.c: posts receives as early as possible. */
-void hoist_receives(const struct build *b);
-/* handles.c: awaits_insert inserts AWAIT steps. awaits_find then adds an edge for every message of the rank that a step
-   awaits. completed[j] is the step by which message j is known to be complete, or -1. */
-void awaits_insert(const struct build *b, struct schedule *s);
-void awaits_find(const struct build *b, struct schedule *s, struct edges *edges, int *completed);
+void plan_hoist_receives(const struct build *b);
+/* handles.c: schedule_insert_awaits inserts AWAIT steps. schedule_find_message_waits then adds an edge for every
+   message of the rank that a step awaits. completed[j] is the step by which message j is known to be complete, or
+   -1. */
+void schedule_insert_awaits(const struct build *b, struct schedule *s);
+void schedule_find_message_waits(const struct build *b, struct schedule *s, struct edges *edges, int *completed);
 /* infer.c: infers all waits, the publishing steps and the preludes. */
-void infer_waits(struct build *b);
-void edge_add(struct edges *e, struct edge edge);
+void build_infer_waits(struct build *b);
+void edges_add_edge(struct edges *e, struct edge edge);
 /* match.c: numbers the messages of each member. */
-void messages_number(struct plan *p);
+void plan_number_messages(struct plan *p);
 /* deadlock.c: runs one tile. False: a member stops at a step, or a message lacks its other end; p->error has it. */
-bool deadlock_free(const struct build *b);
+bool plan_is_deadlock_free(const struct build *b);
 /* build.c: records lack of memory as the error of the first member. */
-void plan_out_of_memory(struct plan *p);
+void plan_fail_out_of_memory(struct plan *p);

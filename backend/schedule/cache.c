@@ -18,7 +18,7 @@ struct cache_entry {
     /* The masks in_place, then shared, of both `key` and `plan`. */
     uint64_t masks[];
 };
-struct cache {
+struct plan_cache {
     size_t bytes, most;
     plan_release *release;
     void *context;
@@ -26,43 +26,43 @@ struct cache {
     struct cache_entry *rows[CACHE_ROWS];
 };
 
-static void entry_destroy(struct cache_entry *e)
+static void cache_entry_destroy(struct cache_entry *e)
 {
     plan_finish(&e->plan);
     free(e);
 }
-static bool may_go(struct cache *cache, const struct cache_entry *e)
+static bool cache_may_evict(struct plan_cache *cache, const struct cache_entry *e)
 {
     return !cache->release || cache->release(cache->context, &e->plan, e->made);
 }
-struct cache *cache_create(size_t most, plan_release *release, void *context)
+struct plan_cache *plan_cache_create(size_t most, plan_release *release, void *context)
 {
-    struct cache *cache = memory_zeroed(1, sizeof *cache);
+    struct plan_cache *cache = memory_alloc_zeroed(1, sizeof *cache);
     if (!cache) return NULL;
     cache->most = most;
     cache->release = release;
     cache->context = context;
     return cache;
 }
-void cache_destroy(struct cache *cache)
+void plan_cache_destroy(struct plan_cache *cache)
 {
     for (struct cache_entry *e = cache ? cache->newest : NULL, *older; e; e = older) {
         older = e->older;
-        may_go(cache, e);
-        entry_destroy(e);
+        cache_may_evict(cache, e);
+        cache_entry_destroy(e);
     }
     free(cache);
 }
-void cache_limit(struct cache *cache, size_t most) { cache->most = most; }
-size_t cache_held(const struct cache *cache) { return cache->bytes; }
+void plan_cache_set_limit(struct plan_cache *cache, size_t most) { cache->most = most; }
+size_t plan_cache_held_bytes(const struct plan_cache *cache) { return cache->bytes; }
 
 /* ---- order of use ---- */
-static void unlink_age(struct cache *cache, struct cache_entry *e)
+static void cache_unlink_entry(struct plan_cache *cache, struct cache_entry *e)
 {
     *(e->newer ? &e->newer->older : &cache->newest) = e->older;
     *(e->older ? &e->older->newer : &cache->oldest) = e->newer;
 }
-static void make_newest(struct cache *cache, struct cache_entry *e)
+static void cache_set_newest(struct plan_cache *cache, struct cache_entry *e)
 {
     e->newer = NULL;
     e->older = cache->newest;
@@ -71,54 +71,54 @@ static void make_newest(struct cache *cache, struct cache_entry *e)
 }
 
 /* ---- keys ---- */
-static bool key_equal(const struct plan *a, const struct plan *b)
+static bool plan_keys_are_equal(const struct plan *a, const struct plan *b)
 {
-    int members = plan_members(a);
+    int members = plan_count_members(a);
     return a->algorithm == b->algorithm && a->layout == b->layout && a->root == b->root && a->one_host == b->one_host
         && a->host == b->host && a->one_rank == b->one_rank && a->rank == b->rank && a->slots == b->slots
         && a->stage_inputs == b->stage_inputs && a->reads == b->reads && a->hoist == b->hoist
         && mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
 }
 /* Hashes the members in which the operations of one communicator differ. */
-static size_t row_of(const struct plan *key)
+static size_t plan_key_row(const struct plan *key)
 {
     uint64_t h = (uint64_t)(uintptr_t)key->algorithm / sizeof *key->algorithm;
     h = h * 31 + 2 * (uint64_t)key->root + key->reads;
-    for (int w = 0, members = plan_members(key); w < mask_words(members); w++) {
+    for (int w = 0, members = plan_count_members(key); w < mask_words(members); w++) {
         h = h * 31 + mask_word(key->in_place, w, members) % 31;
         h = h * 31 + mask_word(key->shared, w, members) % 31;
     }
     return (size_t)(h % CACHE_ROWS);
 }
-static struct cache_entry *entry_find(const struct cache *cache, const struct plan *key)
+static struct cache_entry *cache_find_entry(const struct plan_cache *cache, const struct plan *key)
 {
-    struct cache_entry *e = cache->rows[row_of(key)];
-    while (e && !key_equal(&e->key, key)) e = e->next;
+    struct cache_entry *e = cache->rows[plan_key_row(key)];
+    while (e && !plan_keys_are_equal(&e->key, key)) e = e->next;
     return e;
 }
-static void entry_evict(struct cache *cache, struct cache_entry *e)
+static void cache_evict_entry(struct plan_cache *cache, struct cache_entry *e)
 {
-    struct cache_entry **at = &cache->rows[row_of(&e->key)];
+    struct cache_entry **at = &cache->rows[plan_key_row(&e->key)];
     while (*at != e) at = &(*at)->next;
     *at = e->next;
-    unlink_age(cache, e);
+    cache_unlink_entry(cache, e);
     cache->bytes -= e->bytes;
-    entry_destroy(e);
+    cache_entry_destroy(e);
 }
 /* Evicts the oldest entries until the bound holds. The newest entry always stays. */
-static void make_room(struct cache *cache)
+static void cache_evict_oldest(struct plan_cache *cache)
 {
     for (struct cache_entry *e = cache->oldest, *newer; cache->bytes > cache->most && e != cache->newest; e = newer) {
         newer = e->newer;
-        if (may_go(cache, e)) entry_evict(cache, e);
+        if (cache_may_evict(cache, e)) cache_evict_entry(cache, e);
     }
 }
 
 /* ---- lookup ---- */
-static struct cache_entry *entry_create(const struct plan *key)
+static struct cache_entry *cache_entry_create(const struct plan *key)
 {
-    int members = plan_members(key), words = mask_words(members);
-    struct cache_entry *e = memory_zeroed(1, sizeof *e + 2 * (size_t)words * sizeof *e->masks);
+    int members = plan_count_members(key), words = mask_words(members);
+    struct cache_entry *e = memory_alloc_zeroed(1, sizeof *e + 2 * (size_t)words * sizeof *e->masks);
     if (!e) return NULL;
     mask_copy(e->masks, key->in_place, members);
     mask_copy(e->masks + words, key->shared, members);
@@ -129,50 +129,50 @@ static struct cache_entry *entry_create(const struct plan *key)
     e->bytes = sizeof *e - sizeof e->plan + 2 * (size_t)words * sizeof *e->masks;
     return e;
 }
-static void entry_add(struct cache *cache, struct cache_entry *e)
+static void cache_add_entry(struct plan_cache *cache, struct cache_entry *e)
 {
-    struct cache_entry **row = &cache->rows[row_of(&e->key)];
+    struct cache_entry **row = &cache->rows[plan_key_row(&e->key)];
     e->next = *row;
     *row = e;
-    e->bytes += plan_bytes(&e->plan);
+    e->bytes += plan_held_bytes(&e->plan);
     cache->bytes += e->bytes;
-    make_newest(cache, e);
-    make_room(cache);
+    cache_set_newest(cache, e);
+    cache_evict_oldest(cache);
 }
 /* The builder changes the plan (staging, unshared ranks), so an entry has a separate key for the lookup. */
-tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out)
+tutti_status plan_cache_get(struct plan_cache *cache, const struct plan *key, const struct plan **out)
 {
-    struct cache_entry *e = entry_find(cache, key);
+    struct cache_entry *e = cache_find_entry(cache, key);
     if (e) {
-        unlink_age(cache, e);
-        make_newest(cache, e);
+        cache_unlink_entry(cache, e);
+        cache_set_newest(cache, e);
         *out = &e->plan;
         return TUTTI_OK;
     }
     int ranks = key->layout->ranks;
-    e = entry_create(key);
+    e = cache_entry_create(key);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory to plan %s for %d ranks", key->algorithm->name, ranks);
     tutti_status status = plan_build_staging(&e->plan);
     if (status != TUTTI_OK) {
         status_fail(status, "cannot plan %s for %d ranks: %s", key->algorithm->name, ranks, e->plan.error);
-        entry_destroy(e);
+        cache_entry_destroy(e);
         return status;
     }
-    entry_add(cache, e);
+    cache_add_entry(cache, e);
     *out = &e->plan;
     return TUTTI_OK;
 }
 
 /* ---- objects made of plans ---- */
-static struct cache_entry *entry_of(const struct plan *plan)
+static struct cache_entry *cache_entry_of_plan(const struct plan *plan)
 {
     return (struct cache_entry *)((uintptr_t)plan - offsetof(struct cache_entry, plan));
 }
-void *cache_made(const struct plan *plan) { return entry_of(plan)->made; }
-void cache_attach(struct cache *cache, const struct plan *plan, void *made, size_t bytes)
+void *plan_cache_get_made(const struct plan *plan) { return cache_entry_of_plan(plan)->made; }
+void plan_cache_attach_made(struct plan_cache *cache, const struct plan *plan, void *made, size_t bytes)
 {
-    entry_of(plan)->made = made;
-    entry_of(plan)->bytes += bytes;
+    cache_entry_of_plan(plan)->made = made;
+    cache_entry_of_plan(plan)->bytes += bytes;
     cache->bytes += bytes;
-    make_room(cache);
+    cache_evict_oldest(cache);
 }

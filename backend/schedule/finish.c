@@ -4,52 +4,53 @@
  * it; chunks staged later are copies of finished values. */
 #include "backend/schedule/build.h"
 
-static bool step_finishes(const struct build *b, const struct schedule *s, int step, struct span to, int index)
+static bool step_finishes_chunk(const struct build *b, const struct schedule *s, int step, struct span to, int index)
 {
     const struct step *t = &s->steps[step];
-    const struct writer *w = writer_of(b, to, index);
+    const struct writer *w = build_writer_of_chunk(b, to, index);
     bool passes_on = t->from_count == 1 && step_from(s, t)->buffer == OUTPUT;
     return to.buffer == OUTPUT && w->rank == s->rank && w->last == step && !passes_on;
 }
-static void finish_step(const struct build *b, struct schedule *s, int step)
+static void step_mark_finish(const struct build *b, struct schedule *s, int step)
 {
     struct step *t = &s->steps[step];
     int finished = 0, total = 0;
     for (int d = 0; t->kind == WORK && d < t->to_count; d++)
         for (int i = 0; i < step_to(s, t)[d].count; i++, total++)
-            finished += step_finishes(b, s, step, step_to(s, t)[d], i);
-    if (finished && finished < total) schedule_fail(s, "finishes only a part of the chunks of a step");
+            finished += step_finishes_chunk(b, s, step, step_to(s, t)[d], i);
+    if (finished && finished < total) schedule_set_error(s, "finishes only a part of the chunks of a step");
     t->finish = finished > 0;
 }
 /* Returns the step that made the sum which `t` copies from SCRATCH, on this rank or a peer; else NULL. */
-static struct step *summed_by(const struct build *b, const struct schedule *s, const struct step *t, int index)
+static struct step *step_find_sum(const struct build *b, const struct schedule *s, const struct step *t, int index)
 {
     struct plan *p = b->plan;
     struct span from = *step_from(s, t);
-    const struct writer *w = writer_of(b, from, index);
+    const struct writer *w = build_writer_of_chunk(b, from, index);
     if (from.buffer != SCRATCH || !w->exists) return NULL;
-    struct step *sum = &plan_member(p, w->rank)->steps[w->last];
+    struct step *sum = &plan_schedule_of_rank(p, w->rank)->steps[w->last];
     return sum->kind == WORK && sum->from_count > 1 ? sum : NULL;
 }
 /* Divides a sum that is only copied into OUTPUT where it is made, while it is exact. A sum that is first rounded to a
    narrow type might become infinite. */
-static void finish_sooner(const struct build *b, struct schedule *s, struct step *t)
+static void step_move_finish_to_sum(const struct build *b, struct schedule *s, struct step *t)
 {
     if (!t->finish || t->from_count != 1) return;
     int count = step_to(s, t)->count;
     for (int i = 0; i < count; i++)
-        if (!summed_by(b, s, t, i)) return;
-    for (int i = 0; i < count; i++) summed_by(b, s, t, i)->finish = true;
+        if (!step_find_sum(b, s, t, i)) return;
+    for (int i = 0; i < count; i++) step_find_sum(b, s, t, i)->finish = true;
     t->finish = false;
 }
-void finish_mark(const struct build *b)
+void plan_mark_finishing_steps(const struct build *b)
 {
     struct plan *p = b->plan;
-    if (!family_reduces(p->algorithm->family)) return;
+    if (!collective_is_reduction(p->algorithm->collective)) return;
     for (int m = 0; m < p->count; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) finish_step(b, &p->ranks[m], j);
+        for (int j = 0; j < p->ranks[m].step_count; j++) step_mark_finish(b, &p->ranks[m], j);
     /* In algorithms of messages only, sums in SCRATCH are sent to other ranks, which add to them. */
     bool stays = p->algorithm->host_memory || p->algorithm->hierarchical;
     for (int m = 0; m < p->count && stays; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) finish_sooner(b, &p->ranks[m], &p->ranks[m].steps[j]);
+        for (int j = 0; j < p->ranks[m].step_count; j++)
+            step_move_finish_to_sum(b, &p->ranks[m], &p->ranks[m].steps[j]);
 }

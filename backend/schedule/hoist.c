@@ -22,37 +22,37 @@ struct hoist {
     struct step *receive, *other;
 };
 
-static int int_later(int a, int b) { return a > b ? a : b; }
-static int place_for(const struct hoist *h, const struct step *t)
+static int int_larger(int a, int b) { return a > b ? a : b; }
+static int hoist_find_place(const struct hoist *h, const struct step *t)
 {
     int after = h->fixed;
     for (int d = 0; d < t->to_count; d++) {
         struct span to = step_to(h->s, t)[d];
-        if (to.buffer != SCRATCH) after = int_later(after, h->peers);
+        if (to.buffer != SCRATCH) after = int_larger(after, h->peers);
         for (int i = 0; i < to.count; i++) {
-            const struct touched *c = &h->cells[cell_of(h->plan, to, i)];
+            const struct touched *c = &h->cells[plan_cell_of_chunk(h->plan, to, i)];
             if (c->sent) return h->others;
-            after = int_later(after, c->after);
+            after = int_larger(after, c->after);
         }
     }
     return after;
 }
-static void step_put(struct hoist *h, const struct step *t)
+static void hoist_sort_step(struct hoist *h, const struct step *t)
 {
     if (t->kind != RECV) {
         h->other[h->others++] = *t;
         return;
     }
-    h->fixed = h->after[h->receives] = place_for(h, t);
+    h->fixed = h->after[h->receives] = hoist_find_place(h, t);
     h->receive[h->receives++] = *t;
 }
-static void step_record(struct hoist *h, const struct step *t)
+static void hoist_record_accesses(struct hoist *h, const struct step *t)
 {
     int place = t->kind == RECV ? h->fixed : h->others;
     for (int x = 0; x < t->from_count + t->to_count; x++) {
         struct span a = h->s->spans[t->span + x];
         for (int i = 0; a.rank == h->s->rank && i < a.count; i++) {
-            struct touched *c = &h->cells[cell_of(h->plan, a, i)];
+            struct touched *c = &h->cells[plan_cell_of_chunk(h->plan, a, i)];
             c->after = place;
             c->sent |= t->kind == SEND;
         }
@@ -60,7 +60,7 @@ static void step_record(struct hoist *h, const struct step *t)
     if (step_touches_peer(h->s, t)) h->peers = place;
     if (t->kind != WORK && t->kind != SEND) h->fixed = place;
 }
-static void steps_merge(const struct hoist *h)
+static void hoist_merge_steps(const struct hoist *h)
 {
     struct step *out = h->s->steps;
     for (int i = 0, r = 0; i <= h->others; i++) {
@@ -71,23 +71,23 @@ static void steps_merge(const struct hoist *h)
 static void hoist_schedule(struct hoist *h)
 {
     for (int j = 0; j < h->s->step_count; j++) {
-        step_put(h, &h->s->steps[j]);
-        step_record(h, &h->s->steps[j]);
+        hoist_sort_step(h, &h->s->steps[j]);
+        hoist_record_accesses(h, &h->s->steps[j]);
     }
-    steps_merge(h);
+    hoist_merge_steps(h);
 }
-void hoist_receives(const struct build *b)
+void plan_hoist_receives(const struct build *b)
 {
     for (int m = 0; m < b->plan->count; m++) {
         struct schedule *s = &b->plan->ranks[m];
         size_t steps = (size_t)s->step_count;
         struct hoist h = { .plan = b->plan, .s = s };
-        h.cells = memory_zeroed((size_t)b->cells, sizeof *h.cells);
-        h.after = memory_zeroed(steps, sizeof *h.after);
-        h.receive = memory_zeroed(steps, sizeof *h.receive);
-        h.other = memory_zeroed(steps, sizeof *h.other);
+        h.cells = memory_alloc_zeroed((size_t)b->cells, sizeof *h.cells);
+        h.after = memory_alloc_zeroed(steps, sizeof *h.after);
+        h.receive = memory_alloc_zeroed(steps, sizeof *h.receive);
+        h.other = memory_alloc_zeroed(steps, sizeof *h.other);
         if (h.cells && h.after && h.receive && h.other) hoist_schedule(&h);
-        else schedule_fail(s, schedule_no_memory);
+        else schedule_set_error(s, schedule_no_memory);
         free(h.cells);
         free(h.after);
         free(h.receive);

@@ -14,11 +14,15 @@ struct inference {
     int **completed;
 };
 
-static bool wait_equal(struct wait a, struct wait b) { return a.rank == b.rank && a.step == b.step && a.lag == b.lag; }
-void edge_add(struct edges *e, struct edge edge)
+static bool waits_are_equal(struct wait a, struct wait b)
+{
+    return a.rank == b.rank && a.step == b.step && a.lag == b.lag;
+}
+void edges_add_edge(struct edges *e, struct edge edge)
 {
     const struct edge *last = e->count ? &e->list[e->count - 1] : NULL;
-    if (last && last->member == edge.member && last->step == edge.step && wait_equal(last->wait, edge.wait)) return;
+    if (last && last->member == edge.member && last->step == edge.step && waits_are_equal(last->wait, edge.wait))
+        return;
     struct edge *list = memory_grow(e->list, e->count, &e->room, sizeof *list);
     if (list) {
         e->list = list;
@@ -26,61 +30,64 @@ void edge_add(struct edges *e, struct edge edge)
     } else e->failed = true;
 }
 /* Makes `rank` wait before its step for the position of `other`. */
-static void infer_wait(struct inference *x, int rank, int step, int other, int position, enum lag lag)
+static void inference_add_wait(struct inference *x, int rank, int step, int other, int position, enum lag lag)
 {
-    edge_add(&x->edges, (struct edge){ plan_index(x->b->plan, rank), step, { other, position, lag } });
+    edges_add_edge(&x->edges, (struct edge){ plan_member_of_rank(x->b->plan, rank), step, { other, position, lag } });
 }
 /* Returns the step by which step j of the rank is known to be complete. */
-static int step_completion(const struct inference *x, int rank, int j)
+static int inference_completion_of_step(const struct inference *x, int rank, int j)
 {
-    struct schedule *s = plan_member(x->b->plan, rank);
+    struct schedule *s = plan_schedule_of_rank(x->b->plan, rank);
     if (!step_is_message(&s->steps[j])) return j;
-    int at = x->completed[plan_index(x->b->plan, rank)][j];
-    if (at < 0) schedule_fail(s, "no step waits for a message that a peer depends on");
+    int at = x->completed[plan_member_of_rank(x->b->plan, rank)][j];
+    if (at < 0) schedule_set_error(s, "no step waits for a message that a peer depends on");
     return at < 0 ? j : at;
 }
 /* If step j of rank r touches a peer's tensor, the peer must not return to its caller before that step is complete. */
-static void infer_visit(struct inference *x, int r, int j, struct span a)
+static void inference_delay_peer_return(struct inference *x, int r, int j, struct span a)
 {
     if (a.rank == r || a.buffer == SCRATCH) return;
-    int leave = plan_member(x->b->plan, a.rank)->step_count - 1;
-    infer_wait(x, a.rank, leave, r, step_completion(x, r, j), EVERY_TILE);
+    int leave = plan_schedule_of_rank(x->b->plan, a.rank)->step_count - 1;
+    inference_add_wait(x, a.rank, leave, r, inference_completion_of_step(x, r, j), EVERY_TILE);
 }
-static void infer_input(struct inference *x, int r, int j, const struct writer *w)
+static void inference_order_input_writes(struct inference *x, int r, int j, const struct writer *w)
 {
     struct plan *p = x->b->plan;
     if (!w->exists || w->first < 0) return;
-    if (w->rank != r) infer_wait(x, w->rank, w->first, r, step_completion(x, r, j), SAME_TILE);
+    if (w->rank != r) inference_add_wait(x, w->rank, w->first, r, inference_completion_of_step(x, r, j), SAME_TILE);
     else if (w->first < j) {
-        schedule_fail(plan_member(p, r), "reads an input chunk after overwriting it");
+        schedule_set_error(plan_schedule_of_rank(p, r), "reads an input chunk after overwriting it");
         p->cycle_rank = r;
     }
 }
-static void infer_read(struct inference *x, int r, int j, struct span a, const struct writer *w)
+static void inference_await_written_chunk(struct inference *x, int r, int j, struct span a, const struct writer *w)
 {
-    if (a.buffer == INPUT) infer_input(x, r, j, w);
-    else if (!w->exists) schedule_fail(plan_member(x->b->plan, r), "reads a chunk that is never written");
+    if (a.buffer == INPUT) inference_order_input_writes(x, r, j, w);
+    else if (!w->exists)
+        schedule_set_error(plan_schedule_of_rank(x->b->plan, r), "reads a chunk that is never written");
     /* A rank's own chunks need no wait, and an in-place chunk without a destroying write is there from the start. */
     else if (w->rank != r && w->first >= 0) {
-        infer_wait(x, r, j, w->rank, step_completion(x, w->rank, w->last), SAME_TILE);
-        if (a.buffer == SCRATCH) infer_wait(x, w->rank, w->first, r, step_completion(x, r, j), SLOT_REUSE);
+        inference_add_wait(x, r, j, w->rank, inference_completion_of_step(x, w->rank, w->last), SAME_TILE);
+        if (a.buffer == SCRATCH)
+            inference_add_wait(x, w->rank, w->first, r, inference_completion_of_step(x, r, j), SLOT_REUSE);
     }
 }
-static void infer_step(struct inference *x, const struct schedule *s, int j)
+static void inference_infer_step(struct inference *x, const struct schedule *s, int j)
 {
     const struct step *t = &s->steps[j];
-    for (int d = 0; d < t->to_count; d++) infer_visit(x, s->rank, j, step_to(s, t)[d]);
+    for (int d = 0; d < t->to_count; d++) inference_delay_peer_return(x, s->rank, j, step_to(s, t)[d]);
     for (int f = 0; f < t->from_count; f++) {
         struct span a = step_from(s, t)[f];
-        infer_visit(x, s->rank, j, a);
-        for (int i = 0; i < a.count; i++) infer_read(x, s->rank, j, a, writer_of(x->b, a, i));
+        inference_delay_peer_return(x, s->rank, j, a);
+        for (int i = 0; i < a.count; i++)
+            inference_await_written_chunk(x, s->rank, j, a, build_writer_of_chunk(x->b, a, i));
     }
 }
 
 /* ---- waits ---- */
 static int int_compare(int a, int b) { return (a > b) - (a < b); }
 /* Compares two waits of one step for qsort, so that a wait stands before the weaker ones that it implies. */
-static int by_strength(const void *a, const void *b)
+static int edge_compare_strength(const void *a, const void *b)
 {
     const struct edge *x = a, *y = b;
     if (x->wait.rank != y->wait.rank) return int_compare(x->wait.rank, y->wait.rank);
@@ -89,18 +96,18 @@ static int by_strength(const void *a, const void *b)
 }
 /* A peer's step of this tile implies its earlier steps, and all steps of the tile that had the slot before. The rank's
    own messages complete independently of each other. */
-static bool is_implied(struct wait a, struct wait by, int own)
+static bool wait_is_implied(struct wait a, struct wait by, int own)
 {
-    if (a.rank != by.rank || a.rank == own) return wait_equal(a, by);
+    if (a.rank != by.rank || a.rank == own) return waits_are_equal(a, by);
     return (by.lag == SAME_TILE && a.lag == SLOT_REUSE) || (a.lag == by.lag && a.step <= by.step);
 }
-static void attach_wait(struct schedule *s, struct edge edge)
+static void schedule_attach_wait(struct schedule *s, struct edge edge)
 {
     struct step *t = &s->steps[edge.step];
-    if (t->wait_count && is_implied(edge.wait, s->waits[t->wait + t->wait_count - 1], s->rank)) return;
+    if (t->wait_count && wait_is_implied(edge.wait, s->waits[t->wait + t->wait_count - 1], s->rank)) return;
     struct wait *waits = memory_grow(s->waits, s->wait_count, &s->wait_room, sizeof *waits);
     if (!waits) {
-        schedule_fail(s, schedule_no_memory);
+        schedule_set_error(s, schedule_no_memory);
         return;
     }
     s->waits = waits;
@@ -109,16 +116,17 @@ static void attach_wait(struct schedule *s, struct edge edge)
     t->wait_count++;
 }
 /* Returns first[member], the number of steps of all members before it. NULL: out of memory. */
-static int *steps_before(const struct plan *p)
+static int *plan_count_steps_before(const struct plan *p)
 {
-    int *first = memory_zeroed((size_t)p->count + 1, sizeof *first);
+    int *first = memory_alloc_zeroed((size_t)p->count + 1, sizeof *first);
     for (int m = 0; first && m < p->count; m++) first[m + 1] = first[m] + p->ranks[m].step_count;
     return first;
 }
 /* Attaches edges in the order of members and steps, and for each step strongest first, so that implied waits follow at
    once. There are many edges but few per step, so they are first sorted by step. end[] is where each step's edges end,
    and finally where they begin. */
-static void attach_in_order(struct plan *p, const struct edges *e, const int *first, int *end, struct edge *sorted)
+static void plan_attach_sorted_edges(struct plan *p, const struct edges *e, const int *first, int *end,
+    struct edge *sorted)
 {
     for (int i = 0; i < e->count; i++) end[first[e->list[i].member] + e->list[i].step]++;
     for (int j = 1; j < first[p->count]; j++) end[j] += end[j - 1];
@@ -126,57 +134,58 @@ static void attach_in_order(struct plan *p, const struct edges *e, const int *fi
     for (int from = 0, to; from < e->count; from = to) {
         const struct edge *a = &sorted[from];
         for (to = from + 1; to < e->count && sorted[to].member == a->member && sorted[to].step == a->step;) to++;
-        qsort(sorted + from, (size_t)(to - from), sizeof *sorted, by_strength);
-        for (int i = from; i < to; i++) attach_wait(&p->ranks[sorted[i].member], sorted[i]);
+        qsort(sorted + from, (size_t)(to - from), sizeof *sorted, edge_compare_strength);
+        for (int i = from; i < to; i++) schedule_attach_wait(&p->ranks[sorted[i].member], sorted[i]);
     }
 }
-static void attach_waits(struct plan *p, const struct edges *e)
+static void plan_attach_waits(struct plan *p, const struct edges *e)
 {
-    int *first = steps_before(p), *end = first ? memory_zeroed((size_t)first[p->count], sizeof *end) : NULL;
-    struct edge *sorted = memory_zeroed((size_t)e->count, sizeof *sorted);
-    if (end && sorted) attach_in_order(p, e, first, end, sorted);
-    else plan_out_of_memory(p);
+    int *first = plan_count_steps_before(p),
+        *end = first ? memory_alloc_zeroed((size_t)first[p->count], sizeof *end) : NULL;
+    struct edge *sorted = memory_alloc_zeroed((size_t)e->count, sizeof *sorted);
+    if (end && sorted) plan_attach_sorted_edges(p, e, first, end, sorted);
+    else plan_fail_out_of_memory(p);
     free(first);
     free(end);
     free(sorted);
 }
-static void mark_publisher(struct plan *p, const struct wait *w)
+static void plan_mark_publisher(struct plan *p, const struct wait *w)
 {
-    struct step *t = &plan_member(p, w->rank)->steps[w->step];
+    struct step *t = &plan_schedule_of_rank(p, w->rank)->steps[w->step];
     if (w->lag == SLOT_REUSE) t->by_reuse = true;
     else if (w->lag == EVERY_TILE) t->by_leave = true;
     else t->by_tile = true;
 }
-static void infer_publishers(struct plan *p)
+static void plan_find_publishers(struct plan *p)
 {
     p->period = 0;
     for (int m = 0; m < p->count; m++) {
         const struct schedule *s = &p->ranks[m];
         if (s->step_count > p->period) p->period = s->step_count;
         for (int w = 0; w < s->wait_count; w++)
-            if (s->waits[w].rank != s->rank) mark_publisher(p, &s->waits[w]);
+            if (s->waits[w].rank != s->rank) plan_mark_publisher(p, &s->waits[w]);
     }
 }
 
 /* ---- prelude ---- */
-static bool in_prelude(const struct schedule *s, const struct step *t)
+static bool step_fits_prelude(const struct schedule *s, const struct step *t)
 {
     bool fine = t->kind == WORK && !step_touches_peer(s, t);
     for (int d = 0; d < t->to_count; d++) fine &= step_to(s, t)[d].buffer == SCRATCH;
     for (int w = 0; w < t->wait_count; w++) fine &= s->waits[t->wait + w].lag == SLOT_REUSE;
     return fine;
 }
-static void infer_preludes(struct plan *p)
+static void plan_find_preludes(struct plan *p)
 {
     for (int m = 0; m < p->count; m++) {
         struct schedule *s = &p->ranks[m];
         s->prelude = 0;
-        while (s->prelude < s->step_count && in_prelude(s, &s->steps[s->prelude])) s->prelude++;
+        while (s->prelude < s->step_count && step_fits_prelude(s, &s->steps[s->prelude])) s->prelude++;
     }
 }
 
 /* ---- the peers that a rank needs ---- */
-int schedule_needs(const struct schedule *s, bool *out)
+int schedule_find_needed_peers(const struct schedule *s, bool *out)
 {
     int count = 0;
     for (const struct wait *w = s->waits; w < s->waits + s->wait_count; w++)
@@ -189,13 +198,13 @@ int schedule_needs(const struct schedule *s, bool *out)
 }
 
 /* ---- all of it ---- */
-static bool completed_init(struct inference *x)
+static bool inference_allocate_completed(struct inference *x)
 {
     struct plan *p = x->b->plan;
-    x->completed = memory_zeroed((size_t)p->count, sizeof *x->completed);
+    x->completed = memory_alloc_zeroed((size_t)p->count, sizeof *x->completed);
     bool fine = x->completed != NULL;
     for (int m = 0; m < p->count && fine; m++) {
-        x->completed[m] = memory_zeroed((size_t)p->ranks[m].step_count, sizeof **x->completed);
+        x->completed[m] = memory_alloc_zeroed((size_t)p->ranks[m].step_count, sizeof **x->completed);
         fine = x->completed[m] != NULL;
     }
     return fine;
@@ -206,18 +215,19 @@ static void inference_finish(struct inference *x)
     free(x->completed);
     free(x->edges.list);
 }
-void infer_waits(struct build *b)
+void build_infer_waits(struct build *b)
 {
     struct plan *p = b->plan;
     struct inference x = { .b = b };
-    if (!completed_init(&x)) x.edges.failed = true;
-    for (int m = 0; m < p->count && !x.edges.failed; m++) awaits_find(b, &p->ranks[m], &x.edges, x.completed[m]);
+    if (!inference_allocate_completed(&x)) x.edges.failed = true;
     for (int m = 0; m < p->count && !x.edges.failed; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) infer_step(&x, &p->ranks[m], j);
+        schedule_find_message_waits(b, &p->ranks[m], &x.edges, x.completed[m]);
+    for (int m = 0; m < p->count && !x.edges.failed; m++)
+        for (int j = 0; j < p->ranks[m].step_count; j++) inference_infer_step(&x, &p->ranks[m], j);
     if (!x.edges.failed) {
-        attach_waits(p, &x.edges);
-        infer_publishers(p);
-        infer_preludes(p);
-    } else plan_out_of_memory(p);
+        plan_attach_waits(p, &x.edges);
+        plan_find_publishers(p);
+        plan_find_preludes(p);
+    } else plan_fail_out_of_memory(p);
     inference_finish(&x);
 }

@@ -6,11 +6,11 @@
 
 struct arrays { struct layout layout; struct place *place; int *first, *rank, *number; };
 
-static struct arrays *arrays_create(int ranks)
+static struct arrays *layout_allocate_arrays(int ranks)
 {
     size_t count = (size_t)ranks, bytes;
     bool fits = size_multiply(count + 1, sizeof(struct place) + 3 * sizeof(int), &bytes);
-    struct arrays *a = fits ? memory_zeroed(1, sizeof *a + bytes) : NULL;
+    struct arrays *a = fits ? memory_alloc_zeroed(1, sizeof *a + bytes) : NULL;
     if (!a) return NULL;
     a->place = (struct place *)(void *)(a + 1);
     a->first = (int *)(void *)(a->place + count);
@@ -20,7 +20,7 @@ static struct arrays *arrays_create(int ranks)
 }
 /* Numbers the hosts and counts the ranks of host h in first[h + 1]. number[label] is 1 + the number of the host with
    this label, or 0 if the label is new. */
-static tutti_status number_hosts(struct arrays *a, const int *hosts, int ranks)
+static tutti_status layout_number_hosts(struct arrays *a, const int *hosts, int ranks)
 {
     for (int r = 0; r < ranks; r++) {
         int label = hosts ? hosts[r] : 0;
@@ -37,9 +37,9 @@ static tutti_status number_hosts(struct arrays *a, const int *hosts, int ranks)
 tutti_status layout_create(const int *hosts, int ranks, struct layout **out)
 {
     if (ranks < 1) return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks", ranks);
-    struct arrays *a = arrays_create(ranks);
+    struct arrays *a = layout_allocate_arrays(ranks);
     if (!a) return status_fail(TUTTI_NO_MEMORY, "no memory for the places of %d ranks", ranks);
-    tutti_status status = number_hosts(a, hosts, ranks);
+    tutti_status status = layout_number_hosts(a, hosts, ranks);
     if (status != TUTTI_OK) {
         free(a);
         return status;

@@ -20,7 +20,7 @@ struct layout {
 tutti_status layout_create(const int *hosts, int ranks, struct layout **out);
 void layout_destroy(struct layout *layout);
 
-static inline struct place place_of(const struct layout *l, int rank) { return l->place[rank]; }
-static inline int host_of(const struct layout *l, int rank) { return l->place[rank].host; }
-static inline int host_size(const struct layout *l, int host) { return l->first[host + 1] - l->first[host]; }
-static inline int rank_at(const struct layout *l, int host, int index) { return l->rank[l->first[host] + index]; }
+static inline struct place layout_place(const struct layout *l, int rank) { return l->place[rank]; }
+static inline int layout_host(const struct layout *l, int rank) { return l->place[rank].host; }
+static inline int layout_host_size(const struct layout *l, int host) { return l->first[host + 1] - l->first[host]; }
+static inline int layout_rank(const struct layout *l, int host, int index) { return l->rank[l->first[host] + index]; }

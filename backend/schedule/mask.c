@@ -17,7 +17,7 @@ bool mask_equal(const uint64_t *a, const uint64_t *b, int members)
     return true;
 }
 bool mask_any(const uint64_t *mask, int members) { return !mask_equal(mask, NULL, members); }
-bool mask_full(const uint64_t *mask, int members) { return mask_equal(mask, mask_all, members); }
+bool mask_is_full(const uint64_t *mask, int members) { return mask_equal(mask, mask_all, members); }
 void mask_copy(uint64_t *words, const uint64_t *mask, int members)
 {
     for (int w = 0; w < mask_words(members); w++) words[w] = mask_word(mask, w, members);

@@ -17,5 +17,5 @@ static inline void mask_add(uint64_t *words, int member) { words[member / 64] |=
 uint64_t mask_word(const uint64_t *mask, int word, int members);
 bool mask_equal(const uint64_t *a, const uint64_t *b, int members);
 bool mask_any(const uint64_t *mask, int members);
-bool mask_full(const uint64_t *mask, int members);
+bool mask_is_full(const uint64_t *mask, int members);
 void mask_copy(uint64_t *words, const uint64_t *mask, int members);

@@ -20,7 +20,7 @@ struct match {
 
 /* ---- numbers ---- */
 /* `count` has the sends and receives per peer; it is all zero before and after the call. */
-static void schedule_number(struct schedule *s, int (*count)[2])
+static void schedule_number_messages(struct schedule *s, int (*count)[2])
 {
     s->first_message = s->last_message = -1;
     for (int j = 0; j < s->step_count; j++) {
@@ -33,11 +33,11 @@ static void schedule_number(struct schedule *s, int (*count)[2])
     for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
         if (step_is_message(&s->steps[j])) count[s->steps[j].peer][s->steps[j].kind == SEND] = 0;
 }
-void messages_number(struct plan *p)
+void plan_number_messages(struct plan *p)
 {
-    int (*count)[2] = memory_zeroed((size_t)p->size, sizeof *count);
-    if (!count) plan_out_of_memory(p);
-    for (int m = 0; count && m < p->count; m++) schedule_number(&p->ranks[m], count);
+    int (*count)[2] = memory_alloc_zeroed((size_t)p->size, sizeof *count);
+    if (!count) plan_fail_out_of_memory(p);
+    for (int m = 0; count && m < p->count; m++) schedule_number_messages(&p->ranks[m], count);
     free(count);
 }
 
@@ -46,52 +46,54 @@ struct table {
     struct end *ends;
     size_t mask;
 };
-static uint64_t number_mix(uint64_t x)
+static uint64_t number_mix_bits(uint64_t x)
 {
     /* The factor is 2^64 / golden ratio (Knuth: multiplicative hashing). */
     x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;
     return x ^ x >> 32;
 }
-static struct end *table_find(const struct table *t, struct end e)
+static struct end *end_table_find(const struct table *t, struct end e)
 {
-    uint64_t name = number_mix((uint64_t)e.from << 32 ^ (uint64_t)e.to) + (uint64_t)e.number * 2 + (e.kind == SEND);
-    size_t at = number_mix(name) & t->mask;
+    uint64_t name =
+        number_mix_bits((uint64_t)e.from << 32 ^ (uint64_t)e.to) + (uint64_t)e.number * 2 + (e.kind == SEND);
+    size_t at = number_mix_bits(name) & t->mask;
     for (; t->ends[at].number >= 0; at = (at + 1) & t->mask) {
         const struct end *x = &t->ends[at];
         if (x->from == e.from && x->to == e.to && x->number == e.number && x->kind == e.kind) break;
     }
     return &t->ends[at];
 }
-static struct end end_of(int rank, int step, const struct step *t)
+static struct end message_end_of_step(int rank, int step, const struct step *t)
 {
     bool sends = t->kind == SEND;
     return (struct end){ sends ? rank : t->peer, sends ? t->peer : rank, t->number, t->kind, { rank, step } };
 }
-static void table_fill(struct match *m, struct table *t)
+static void end_table_fill(struct match *m, struct table *t)
 {
     const struct plan *p = m->plan;
     for (int i = 0; i < p->count; i++)
         for (int j = 0; j < p->ranks[i].step_count; j++) {
             m->other[m->begin[i] + (size_t)j] = (struct position){ -1, -1 };
             if (!step_is_message(&p->ranks[i].steps[j])) continue;
-            struct end e = end_of(p->ranks[i].rank, j, &p->ranks[i].steps[j]);
-            *table_find(t, e) = e;
+            struct end e = message_end_of_step(p->ranks[i].rank, j, &p->ranks[i].steps[j]);
+            *end_table_find(t, e) = e;
         }
 }
-static void table_pair(struct match *m, const struct table *t)
+static void match_pair_ends(struct match *m, const struct table *t)
 {
     for (size_t i = 0; i <= t->mask; i++) {
         struct end e = t->ends[i];
         if (e.number < 0) continue;
         e.kind = e.kind == SEND ? RECV : SEND;
-        const struct end *other = table_find(t, e);
-        if (other->number >= 0) m->other[m->begin[plan_index(m->plan, e.at.rank)] + (size_t)e.at.step] = other->at;
+        const struct end *other = end_table_find(t, e);
+        if (other->number >= 0)
+            m->other[m->begin[plan_member_of_rank(m->plan, e.at.rank)] + (size_t)e.at.step] = other->at;
     }
 }
-static bool table_init(struct table *t, size_t ends)
+static bool end_table_init(struct table *t, size_t ends)
 {
     for (t->mask = 15; t->mask < 2 * ends;) t->mask = 2 * t->mask + 1;
-    t->ends = memory_zeroed(t->mask + 1, sizeof *t->ends);
+    t->ends = memory_alloc_zeroed(t->mask + 1, sizeof *t->ends);
     for (size_t i = 0; t->ends && i <= t->mask; i++) t->ends[i].number = -1;
     return t->ends != NULL;
 }
@@ -99,21 +101,21 @@ static bool table_init(struct table *t, size_t ends)
 /* ---- pairs ---- */
 struct match *match_create(const struct plan *p)
 {
-    struct match *m = memory_zeroed(1, sizeof *m);
+    struct match *m = memory_alloc_zeroed(1, sizeof *m);
     struct table table = { NULL, 0 };
     size_t steps = 0, messages = 0;
     if (!m) return NULL;
     m->plan = p;
-    m->begin = memory_zeroed((size_t)p->count, sizeof *m->begin);
+    m->begin = memory_alloc_zeroed((size_t)p->count, sizeof *m->begin);
     for (int i = 0; m->begin && i < p->count; steps += (size_t)p->ranks[i++].step_count) {
         m->begin[i] = steps;
         for (int j = 0; j < p->ranks[i].step_count; j++) messages += step_is_message(&p->ranks[i].steps[j]);
     }
-    m->other = memory_zeroed(steps, sizeof *m->other);
-    bool fine = m->begin && m->other && table_init(&table, messages);
+    m->other = memory_alloc_zeroed(steps, sizeof *m->other);
+    bool fine = m->begin && m->other && end_table_init(&table, messages);
     if (fine) {
-        table_fill(m, &table);
-        table_pair(m, &table);
+        end_table_fill(m, &table);
+        match_pair_ends(m, &table);
     } else {
         match_destroy(m);
         m = NULL;
@@ -128,26 +130,26 @@ void match_destroy(struct match *m)
     free(m->other);
     free(m);
 }
-struct position match_of(const struct match *m, int rank, int step)
+struct position match_find_other_end(const struct match *m, int rank, int step)
 {
-    return m->other[m->begin[plan_index(m->plan, rank)] + (size_t)step];
+    return m->other[m->begin[plan_member_of_rank(m->plan, rank)] + (size_t)step];
 }
-static int chunks_of(const struct schedule *s, const struct step *t)
+static int step_count_chunks(const struct schedule *s, const struct step *t)
 {
     int sum = 0;
     for (int x = 0; x < t->from_count + t->to_count; x++) sum += s->spans[t->span + x].count;
     return sum;
 }
-bool match_complete(const struct match *m)
+bool match_is_complete(const struct match *m)
 {
     const struct plan *p = m->plan;
     for (int i = 0; i < p->count; i++)
         for (int j = 0; j < p->ranks[i].step_count; j++) {
             const struct step *t = &p->ranks[i].steps[j];
-            if (!step_is_message(t) || !plan_member(p, t->peer)) continue;
-            struct position o = match_of(m, p->ranks[i].rank, j);
-            const struct schedule *s = o.rank < 0 ? NULL : plan_member(p, o.rank);
-            if (!s || chunks_of(&p->ranks[i], t) != chunks_of(s, &s->steps[o.step])) return false;
+            if (!step_is_message(t) || !plan_schedule_of_rank(p, t->peer)) continue;
+            struct position o = match_find_other_end(m, p->ranks[i].rank, j);
+            const struct schedule *s = o.rank < 0 ? NULL : plan_schedule_of_rank(p, o.rank);
+            if (!s || step_count_chunks(&p->ranks[i], t) != step_count_chunks(s, &s->steps[o.step])) return false;
         }
     return true;
 }

@@ -8,19 +8,19 @@
 
 const char schedule_no_memory[] = "out of memory";
 
-void schedule_fail(struct schedule *s, const char *error)
+void schedule_set_error(struct schedule *s, const char *error)
 {
     if (s->error) return;
     s->error = error;
     s->error_rank = -1;
 }
-void schedule_release(struct schedule *s)
+void schedule_free_arrays(struct schedule *s)
 {
     free(s->steps);
     free(s->spans);
     free(s->waits);
 }
-struct schedule schedule_restart(struct schedule *s)
+struct schedule schedule_restart_recording(struct schedule *s)
 {
     struct schedule old = *s;
     s->steps = NULL;
@@ -31,55 +31,58 @@ struct schedule schedule_restart(struct schedule *s)
 }
 
 /* ---- collectives, teams ---- */
-bool family_has(enum family family, int root, int rank, enum buffer buffer)
+bool collective_has_buffer(enum collective collective, int root, int rank, enum buffer buffer)
 {
-    bool input_on_root = family == BROADCAST || family == SCATTER,
-         output_on_root = family == REDUCE || family == GATHER;
+    bool input_on_root = collective == BROADCAST || collective == SCATTER,
+         output_on_root = collective == REDUCE || collective == GATHER;
     return rank == root || !((buffer == INPUT && input_on_root) || (buffer == OUTPUT && output_on_root));
 }
-bool family_has_root(enum family family)
+bool collective_has_root(enum collective collective)
 {
-    return !family_has(family, 0, 1, INPUT) || !family_has(family, 0, 1, OUTPUT);
+    return !collective_has_buffer(collective, 0, 1, INPUT) || !collective_has_buffer(collective, 0, 1, OUTPUT);
 }
-int family_parts(enum family family, enum buffer buffer, int size)
+int collective_buffer_parts(enum collective collective, enum buffer buffer, int size)
 {
-    bool many = buffer == INPUT ? family == REDUCE_SCATTER || family == SCATTER || family == ALL_TO_ALL
-                                : family == ALLGATHER || family == GATHER || family == ALL_TO_ALL;
+    bool many = buffer == INPUT ? collective == REDUCE_SCATTER || collective == SCATTER || collective == ALL_TO_ALL
+                                : collective == ALLGATHER || collective == GATHER || collective == ALL_TO_ALL;
     return many ? size : 1;
 }
-bool family_reduces(enum family family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
+bool collective_is_reduction(enum collective collective)
+{
+    return collective == ALLREDUCE || collective == REDUCE || collective == REDUCE_SCATTER;
+}
 
 enum { TEAM_ALL, TEAM_HOST, TEAM_ACROSS };
-struct team team_all(const struct schedule *s)
+struct team team_of_group(const struct schedule *s)
 {
     return (struct team){ s->layout, TEAM_ALL, 0, s->size, s->rank, 0, s->cut, INPUT };
 }
-struct team team_host(const struct schedule *s)
+struct team team_of_host(const struct schedule *s)
 {
     int host = s->place.host;
-    return (struct team){ s->layout, TEAM_HOST, host, host_size(s->layout, host), s->place.index, 0, 1, INPUT };
+    return (struct team){ s->layout, TEAM_HOST, host, layout_host_size(s->layout, host), s->place.index, 0, 1, INPUT };
 }
-struct team team_across(const struct schedule *s, int slice)
+struct team team_across_hosts(const struct schedule *s, int slice)
 {
     return (struct team){ s->layout, TEAM_ACROSS, slice, s->layout->hosts, s->place.host, 0, 1, INPUT };
 }
 int team_rank(const struct team *t, int index)
 {
     int i = (index % t->size + t->size) % t->size;
-    if (t->kind == TEAM_HOST) return rank_at(t->layout, t->slice, i);
-    return t->kind == TEAM_ACROSS ? rank_at(t->layout, i, t->slice % host_size(t->layout, i)) : i;
+    if (t->kind == TEAM_HOST) return layout_rank(t->layout, t->slice, i);
+    return t->kind == TEAM_ACROSS ? layout_rank(t->layout, i, t->slice % layout_host_size(t->layout, i)) : i;
 }
 
 /* ---- spans ---- */
-struct span chunk(int rank, enum buffer buffer, int index) { return (struct span){ rank, buffer, index, 1 }; }
-struct span whole(const struct schedule *s, int rank, enum buffer buffer)
+struct span span_of_chunk(int rank, enum buffer buffer, int index) { return (struct span){ rank, buffer, index, 1 }; }
+struct span span_of_buffer(const struct schedule *s, int rank, enum buffer buffer)
 {
     return (struct span){ rank, buffer, 0, s->chunks[buffer] };
 }
-struct span fresh(struct schedule *s, int count)
+struct span span_new_scratch(struct schedule *s, int count)
 {
     int first = s->chunks[SCRATCH];
-    if (count < 0 || count > INT_MAX - first) schedule_fail(s, "too much scratch");
+    if (count < 0 || count > INT_MAX - first) schedule_set_error(s, "too much scratch");
     else s->chunks[SCRATCH] = first + count;
     return (struct span){ s->rank, SCRATCH, first, count };
 }
@@ -87,67 +90,68 @@ void schedule_cut(struct schedule *s, int pieces)
 {
     int most = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
     if (s->error) return;
-    if (s->step_count || s->cut != 1) schedule_fail(s, "divides the message after the first step");
+    if (s->step_count || s->cut != 1) schedule_set_error(s, "divides the message after the first step");
     else if (pieces < 1 || pieces > INT_MAX / 2 / most)
-        schedule_fail(s, "divides the message into no pieces, or too many");
+        schedule_set_error(s, "divides the message into no pieces, or too many");
     if (s->error) return;
     s->chunks[INPUT] *= pieces;
     s->chunks[OUTPUT] *= pieces;
     s->cut = pieces;
 }
-bool span_equal(struct span a, struct span b)
+bool spans_are_equal(struct span a, struct span b)
 {
     return a.rank == b.rank && a.buffer == b.buffer && a.first == b.first && a.count == b.count;
 }
-bool span_overlaps(struct span a, struct span b)
+bool spans_overlap(struct span a, struct span b)
 {
     return a.rank == b.rank && a.buffer == b.buffer && a.first < b.first + b.count && b.first < a.first + a.count;
 }
-static bool span_valid(struct schedule *s, struct span a)
+static bool schedule_check_span(struct schedule *s, struct span a)
 {
     if (s->error) return false;
-    bool near = a.rank >= 0 && a.rank < s->size && host_of(s->layout, a.rank) == s->place.host;
-    if (!near) schedule_fail(s, "touches the memory of another host");
-    else if (a.first < 0 || a.count < 1 || a.count > INT_MAX - a.first) schedule_fail(s, "span out of range");
+    bool near = a.rank >= 0 && a.rank < s->size && layout_host(s->layout, a.rank) == s->place.host;
+    if (!near) schedule_set_error(s, "touches the memory of another host");
+    else if (a.first < 0 || a.count < 1 || a.count > INT_MAX - a.first) schedule_set_error(s, "span out of range");
     else if (a.buffer == SCRATCH && a.first + a.count > s->chunks[SCRATCH]) s->chunks[SCRATCH] = a.first + a.count;
-    else if (a.first + a.count > s->chunks[a.buffer]) schedule_fail(s, "span out of range");
-    else if (!family_has(s->family, s->root, a.rank, a.buffer)) {
-        schedule_fail(s, "has no such buffer");
+    else if (a.first + a.count > s->chunks[a.buffer]) schedule_set_error(s, "span out of range");
+    else if (!collective_has_buffer(s->collective, s->root, a.rank, a.buffer)) {
+        schedule_set_error(s, "has no such buffer");
         s->error_rank = a.rank;
     }
     return !s->error;
 }
-static bool target_valid(struct schedule *s, struct span to)
+static bool schedule_check_target(struct schedule *s, struct span to)
 {
-    if (span_valid(s, to) && to.buffer == INPUT) schedule_fail(s, "writes an input chunk");
+    if (schedule_check_span(s, to) && to.buffer == INPUT) schedule_set_error(s, "writes an input chunk");
     return !s->error;
 }
-static bool pair_valid(struct schedule *s, struct span to, struct span from)
+static bool schedule_check_pair(struct schedule *s, struct span to, struct span from)
 {
-    if (!target_valid(s, to) || !span_valid(s, from)) return false;
-    if (to.count != from.count) schedule_fail(s, "spans differ in length");
-    else if (!span_equal(to, from) && span_overlaps(to, from)) schedule_fail(s, "moves a span onto a part of itself");
+    if (!schedule_check_target(s, to) || !schedule_check_span(s, from)) return false;
+    if (to.count != from.count) schedule_set_error(s, "spans differ in length");
+    else if (!spans_are_equal(to, from) && spans_overlap(to, from))
+        schedule_set_error(s, "moves a span onto a part of itself");
     return !s->error;
 }
 
 /* ---- steps ---- */
-struct step *step_add(struct schedule *s, enum step_kind kind)
+struct step *schedule_add_step(struct schedule *s, enum step_kind kind)
 {
     if (s->error) return NULL;
     struct step *steps = memory_grow(s->steps, s->step_count, &s->step_room, sizeof *steps);
     if (!steps) {
-        schedule_fail(s, schedule_no_memory);
+        schedule_set_error(s, schedule_no_memory);
         return NULL;
     }
     s->steps = steps;
     steps[s->step_count] = (struct step){ .kind = kind, .peer = -1, .span = s->span_count };
     return &steps[s->step_count++];
 }
-static bool span_insert(struct schedule *s, int at, struct span a)
+static bool schedule_insert_span(struct schedule *s, int at, struct span a)
 {
     struct span *spans = s->error ? NULL : memory_grow(s->spans, s->span_count, &s->span_room, sizeof *spans);
     if (!spans) {
-        schedule_fail(s, schedule_no_memory);
+        schedule_set_error(s, schedule_no_memory);
         return false;
     }
     s->spans = spans;
@@ -158,15 +162,15 @@ static bool span_insert(struct schedule *s, int at, struct span a)
 }
 void step_add_from(struct schedule *s, struct step *t, struct span a)
 {
-    if (t && span_insert(s, t->span + t->from_count, a)) t->from_count++;
+    if (t && schedule_insert_span(s, t->span + t->from_count, a)) t->from_count++;
 }
 void step_add_to(struct schedule *s, struct step *t, struct span a)
 {
-    if (t && span_insert(s, t->span + t->from_count + t->to_count, a)) t->to_count++;
+    if (t && schedule_insert_span(s, t->span + t->from_count + t->to_count, a)) t->to_count++;
 }
-void step_append(struct schedule *s, const struct schedule *old, const struct step *t)
+void schedule_append_step(struct schedule *s, const struct schedule *old, const struct step *t)
 {
-    struct step *copy = step_add(s, t->kind);
+    struct step *copy = schedule_add_step(s, t->kind);
     if (!copy) return;
     copy->peer = t->peer;
     copy->finish = t->finish;
@@ -180,61 +184,61 @@ bool step_touches_peer(const struct schedule *s, const struct step *t)
         if (s->spans[t->span + i].rank != s->rank) return true;
     return t->kind == LEAVE;
 }
-static struct step *last_work(const struct schedule *s)
+static struct step *schedule_last_work(const struct schedule *s)
 {
     struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
     return t && t->kind == WORK ? t : NULL;
 }
 void step_copy(struct schedule *s, struct span to, struct span from)
 {
-    if (!pair_valid(s, to, from)) return;
-    struct step *t = last_work(s);
-    bool hands_out = t && to.rank != s->rank && to.buffer == from.buffer && span_equal(*step_to(s, t), from);
+    if (!schedule_check_pair(s, to, from)) return;
+    struct step *t = schedule_last_work(s);
+    bool hands_out = t && to.rank != s->rank && to.buffer == from.buffer && spans_are_equal(*step_to(s, t), from);
     if (!hands_out) {
-        t = step_add(s, WORK);
+        t = schedule_add_step(s, WORK);
         step_add_from(s, t, from);
     }
     step_add_to(s, t, to);
 }
 void step_reduce(struct schedule *s, struct span into, struct span from)
 {
-    if (!pair_valid(s, into, from)) return;
-    if (span_equal(into, from)) {
-        schedule_fail(s, "reduces a span into itself");
+    if (!schedule_check_pair(s, into, from)) return;
+    if (spans_are_equal(into, from)) {
+        schedule_set_error(s, "reduces a span into itself");
         return;
     }
-    struct step *t = last_work(s);
-    if (!t || t->to_count > 1 || !span_equal(*step_to(s, t), into)) {
-        t = step_add(s, WORK);
+    struct step *t = schedule_last_work(s);
+    if (!t || t->to_count > 1 || !spans_are_equal(*step_to(s, t), into)) {
+        t = schedule_add_step(s, WORK);
         step_add_from(s, t, into);
         step_add_to(s, t, into);
     }
     step_add_from(s, t, from);
 }
-static struct step *message_add(struct schedule *s, enum step_kind kind, int peer)
+static struct step *schedule_add_message(struct schedule *s, enum step_kind kind, int peer)
 {
-    if (peer < 0 || peer >= s->size || peer == s->rank) schedule_fail(s, "message without a receiver");
-    struct step *t = step_add(s, kind);
+    if (peer < 0 || peer >= s->size || peer == s->rank) schedule_set_error(s, "message without a receiver");
+    struct step *t = schedule_add_step(s, kind);
     if (t) t->peer = peer;
     return t;
 }
 void step_send(struct schedule *s, struct span from, int peer)
 {
-    if (span_valid(s, from)) step_add_from(s, message_add(s, SEND, peer), from);
+    if (schedule_check_span(s, from)) step_add_from(s, schedule_add_message(s, SEND, peer), from);
 }
-static bool landing_valid(struct schedule *s, struct span into)
+static bool schedule_check_receive(struct schedule *s, struct span into)
 {
-    if (target_valid(s, into) && into.rank != s->rank) schedule_fail(s, "receives into a peer's memory");
+    if (schedule_check_target(s, into) && into.rank != s->rank) schedule_set_error(s, "receives into a peer's memory");
     return !s->error;
 }
 void step_recv(struct schedule *s, struct span into, int peer)
 {
-    if (landing_valid(s, into)) step_add_to(s, message_add(s, RECV, peer), into);
+    if (schedule_check_receive(s, into)) step_add_to(s, schedule_add_message(s, RECV, peer), into);
 }
-void step_also(struct schedule *s, struct span more)
+void step_add_span(struct schedule *s, struct span more)
 {
     struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
-    if (t && t->kind == SEND && span_valid(s, more)) step_add_from(s, t, more);
-    else if (t && t->kind == RECV && landing_valid(s, more)) step_add_to(s, t, more);
-    else schedule_fail(s, "continues a message that was not begun");
+    if (t && t->kind == SEND && schedule_check_span(s, more)) step_add_from(s, t, more);
+    else if (t && t->kind == RECV && schedule_check_receive(s, more)) step_add_to(s, t, more);
+    else schedule_set_error(s, "continues a message that was not begun");
 }

@@ -16,7 +16,7 @@
 enum buffer { INPUT, OUTPUT, SCRATCH };
 /* `first` and `count` are in chunks. */
 struct span { int rank; enum buffer buffer; int first, count; };
-enum family {
+enum collective {
     ALLREDUCE,
     REDUCE,
     BROADCAST,
@@ -26,7 +26,7 @@ enum family {
     GATHER,
     SCATTER,
     BARRIER,
-    FAMILY_COUNT
+    COLLECTIVE_COUNT
 };
 /* Chunks before schedule_cut (p: ranks). ALLREDUCE, BROADCAST, REDUCE, BARRIER: INPUT 1, OUTPUT 1. ALLGATHER, GATHER:
    INPUT 1, OUTPUT p. REDUCE_SCATTER, SCATTER: INPUT p, OUTPUT 1. ALL_TO_ALL: p and p. Only the root has OUTPUT in
@@ -55,7 +55,7 @@ struct step {
     bool by_tile, by_reuse, by_leave;
 };
 struct schedule {
-    enum family family;
+    enum collective collective;
     int rank, size, root;
     struct place place;
     /* The number of pieces into which the message of one rank is cut. */
@@ -82,7 +82,8 @@ typedef void record_function(struct schedule *);
 
 /* A team: ranks that work together on a part of the message. Piece i is chunk base + i, and i wraps at `pieces`.
    `source` holds a rank's contribution: INPUT, or OUTPUT if an earlier stage has left it there. The result is left in
-   OUTPUT. One function serves a flat group (team_all) and one level of a hierarchy (team_host, team_across). */
+   OUTPUT. One function serves a flat group (team_of_group) and one level of a hierarchy (team_of_host,
+   team_across_hosts). */
 struct team { const struct layout *layout; int kind, slice, size, me, base, pieces; enum buffer source; };
 
 /* Records to = from. Either span may belong to a peer on this host. */
@@ -92,17 +93,17 @@ void step_reduce(struct schedule *s, struct span into, struct span from);
 void step_send(struct schedule *s, struct span from, int peer);
 void step_recv(struct schedule *s, struct span into, int peer);
 /* Adds one more span to the message just recorded. */
-void step_also(struct schedule *s, struct span more);
+void step_add_span(struct schedule *s, struct span more);
 /* Cuts the message; an algorithm that does so must call this first. */
 void schedule_cut(struct schedule *s, int pieces);
-struct span chunk(int rank, enum buffer buffer, int index);
-struct span whole(const struct schedule *s, int rank, enum buffer buffer);
+struct span span_of_chunk(int rank, enum buffer buffer, int index);
+struct span span_of_buffer(const struct schedule *s, int rank, enum buffer buffer);
 /* Returns new SCRATCH chunks of this rank. */
-struct span fresh(struct schedule *s, int count);
-struct team team_all(const struct schedule *s);
-struct team team_host(const struct schedule *s);
+struct span span_new_scratch(struct schedule *s, int count);
+struct team team_of_group(const struct schedule *s);
+struct team team_of_host(const struct schedule *s);
 /* Returns the ranks that carry this slice between the hosts. */
-struct team team_across(const struct schedule *s, int slice);
+struct team team_across_hosts(const struct schedule *s, int slice);
 /* Returns the rank at an index of the team, which wraps. */
 int team_rank(const struct team *t, int index);
 
@@ -110,7 +111,7 @@ int team_rank(const struct team *t, int index);
 struct algorithm {
     /* Unique within its collective, for example "ring". */
     const char *name;
-    enum family family;
+    enum collective collective;
     record_function *record;
     /* The algorithm touches peers' memory, so all ranks must be on one host. */
     bool host_memory;
@@ -182,7 +183,7 @@ tutti_status plan_build_staging(struct plan *plan);
 /* Frees the memory that the plan holds, but not the plan. */
 void plan_finish(struct plan *plan);
 /* Returns the bytes of a built plan, including the struct. */
-size_t plan_bytes(const struct plan *plan);
+size_t plan_held_bytes(const struct plan *plan);
 /* Runs a plan of all ranks symbolically: `operations` in a row of `tiles` tiles each. `seed` chooses the next step (0:
    in order). True: the plan is proved. False: `why` describes the error and its place. */
 bool plan_check(const struct plan *plan, int tiles, int operations, unsigned seed, char *why, size_t why_bytes);
@@ -191,33 +192,33 @@ size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 
 /* Sets out[peer] for the peers that this rank awaits in a message of one tile, or whose memory it reads; returns their
    number. `out` has `size` entries, all false. */
-int schedule_needs(const struct schedule *s, bool *out);
-bool family_has(enum family family, int root, int rank, enum buffer buffer);
+int schedule_find_needed_peers(const struct schedule *s, bool *out);
+bool collective_has_buffer(enum collective collective, int root, int rank, enum buffer buffer);
 /* True if one rank, the root, has other buffers than the rest. */
-bool family_has_root(enum family family);
-bool family_reduces(enum family family);
+bool collective_has_root(enum collective collective);
+bool collective_is_reduction(enum collective collective);
 /* Returns the number of chunks of a buffer before schedule_cut. */
-int family_parts(enum family family, enum buffer buffer, int size);
+int collective_buffer_parts(enum collective collective, enum buffer buffer, int size);
 /* Returns the number of members, also before the plan is built. */
-static inline int plan_members(const struct plan *p)
+static inline int plan_count_members(const struct plan *p)
 {
-    return p->one_host ? host_size(p->layout, p->host) : p->layout->ranks;
+    return p->one_host ? layout_host_size(p->layout, p->host) : p->layout->ranks;
 }
-/* plan_index returns the member number of a rank, or -1; plan_rank returns the rank of a member. */
-static inline int plan_index(const struct plan *p, int rank)
+/* plan_member_of_rank returns the member number of a rank, or -1; plan_rank_of_member returns the rank of a member. */
+static inline int plan_member_of_rank(const struct plan *p, int rank)
 {
     if (!p->one_host) return rank;
-    struct place at = place_of(p->layout, rank);
+    struct place at = layout_place(p->layout, rank);
     return at.host == p->host ? at.index : -1;
 }
-static inline int plan_rank(const struct plan *p, int member)
+static inline int plan_rank_of_member(const struct plan *p, int member)
 {
-    return p->one_host ? rank_at(p->layout, p->host, member) : member;
+    return p->one_host ? layout_rank(p->layout, p->host, member) : member;
 }
 /* NULL: the rank is not a member, or its schedule is not kept. */
-static inline struct schedule *plan_member(const struct plan *p, int rank)
+static inline struct schedule *plan_schedule_of_rank(const struct plan *p, int rank)
 {
-    int member = plan_index(p, rank);
+    int member = plan_member_of_rank(p, rank);
     if (p->kept) return member == p->kept - 1 ? p->ranks : NULL;
     return member >= 0 ? &p->ranks[member] : NULL;
 }
@@ -227,24 +228,27 @@ static inline struct span *step_to(const struct schedule *s, const struct step *
 {
     return &s->spans[t->span + t->from_count];
 }
-static inline bool plan_in_place(const struct plan *p, int rank) { return mask_has(p->in_place, plan_index(p, rank)); }
-static inline bool plan_shared(const struct plan *p, int rank)
+static inline bool plan_is_in_place(const struct plan *p, int rank)
 {
-    int member = plan_index(p, rank);
+    return mask_has(p->in_place, plan_member_of_rank(p, rank));
+}
+static inline bool plan_is_shared(const struct plan *p, int rank)
+{
+    int member = plan_member_of_rank(p, rank);
     return mask_has(p->shared, member) && !mask_has(p->unshared, member);
 }
 /* True if peers can read the rank's tensors where they lie. */
-static inline bool plan_open(const struct plan *p, int rank)
+static inline bool plan_is_open(const struct plan *p, int rank)
 {
-    return plan_shared(p, rank) || (p->reads && !mask_has(p->unshared, plan_index(p, rank)));
+    return plan_is_shared(p, rank) || (p->reads && !mask_has(p->unshared, plan_member_of_rank(p, rank)));
 }
 /* Returns the cell that holds a chunk. In place, the smaller buffer lies inside the larger. */
-static inline int plan_home(const struct plan *p, int rank, enum buffer b, int index)
+static inline int plan_cell_index(const struct plan *p, int rank, enum buffer b, int index)
 {
     const int *chunks = p->ranks[0].chunks;
     int in = chunks[INPUT], out = chunks[OUTPUT];
-    if (plan_in_place(p, rank) && b == OUTPUT && out <= in) return out == in ? index : index + rank * out;
-    if (plan_in_place(p, rank) && b == INPUT && in < out) return in + index + rank * in;
+    if (plan_is_in_place(p, rank) && b == OUTPUT && out <= in) return out == in ? index : index + rank * out;
+    if (plan_is_in_place(p, rank) && b == INPUT && in < out) return in + index + rank * in;
     return index + (b == INPUT ? 0 : b == OUTPUT ? in : in + out);
 }
 static inline bool step_publishes(const struct step *t, int tile, int tiles, int slots)
@@ -255,21 +259,21 @@ static inline bool step_publishes(const struct step *t, int tile, int tiles, int
 /* ---- cache ---- */
 /* Plans by key, each with an object that was made of it. If all take more than `most` bytes, the least recently used
    ones are evicted. */
-struct cache;
+struct plan_cache;
 /* Returns whether this plan may be evicted. If so, it has freed `made`, the object made of the plan (or NULL). */
 typedef bool plan_release(void *context, const struct plan *plan, void *made);
 /* `release` NULL: every plan may be evicted, and no objects are made of them. Returns NULL: out of memory. */
-struct cache *cache_create(size_t most, plan_release *release, void *context);
+struct plan_cache *plan_cache_create(size_t most, plan_release *release, void *context);
 /* Evicts all plans; `release` must not refuse. NULL is fine. */
-void cache_destroy(struct cache *cache);
+void plan_cache_destroy(struct plan_cache *cache);
 /* Returns the plan of a key, and builds it if it is new. The key is all that the caller of plan_build fills, except
    stage_sends. `layout` must outlive the cache; the masks are copied. *out stays valid until the next call for another
    plan, and then until `release` allows its eviction. */
-tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out);
+tutti_status plan_cache_get(struct plan_cache *cache, const struct plan *key, const struct plan **out);
 /* Attaches an object of `bytes` bytes to the last plan; once per plan. */
-void cache_attach(struct cache *cache, const struct plan *plan, void *made, size_t bytes);
+void plan_cache_attach_made(struct plan_cache *cache, const struct plan *plan, void *made, size_t bytes);
 /* Returns the object of a plan in a cache; NULL: not attached yet. */
-void *cache_made(const struct plan *plan);
+void *plan_cache_get_made(const struct plan *plan);
 /* Sets another bound, which applies when the next plan is added. */
-void cache_limit(struct cache *cache, size_t most);
-size_t cache_held(const struct cache *cache);
+void plan_cache_set_limit(struct plan_cache *cache, size_t most);
+size_t plan_cache_held_bytes(const struct plan_cache *cache);

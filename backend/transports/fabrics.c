@@ -13,16 +13,16 @@ static struct fabric *const all[] = { &ucx_fabric, &verbs_fabric, &tcp_fabric };
 enum { COUNT = sizeof all / sizeof *all };
 _Static_assert((int)COUNT <= (int)NETWORKS_AT_MOST, "a router has room for all");
 
-struct fabric *fabric_at(int number) { return number >= 0 && number < COUNT ? all[number] : NULL; }
+struct fabric *fabric_by_number(int number) { return number >= 0 && number < COUNT ? all[number] : NULL; }
 const char *fabric_name(int number)
 {
-    const struct fabric *fabric = fabric_at(number);
+    const struct fabric *fabric = fabric_by_number(number);
     return fabric ? fabric->operations->name : NULL;
 }
 
 /* ---- the default ---- */
 /* The kernel writes "4: ACTIVE" to the state file of an active port. */
-static bool is_active(const char *path)
+static bool rdma_port_is_active(const char *path)
 {
     int state = 0;
     FILE *file = fopen(path, "r");
@@ -31,42 +31,42 @@ static bool is_active(const char *path)
     fclose(file);
     return said && state == 4;
 }
-int fabric_default(const char *devices)
+int fabric_find_default(const char *devices)
 {
     char pattern[512];
     glob_t ports;
     bool active = false;
     snprintf(pattern, sizeof pattern, "%s/*/ports/*/state", devices);
     if (glob(pattern, 0, NULL, &ports) == 0) {
-        for (size_t i = 0; i < ports.gl_pathc && !active; i++) active = is_active(ports.gl_pathv[i]);
+        for (size_t i = 0; i < ports.gl_pathc && !active; i++) active = rdma_port_is_active(ports.gl_pathv[i]);
         globfree(&ports);
     }
-    return fabric_number(active ? "ucx" : "tcp");
+    return fabric_number_by_name(active ? "ucx" : "tcp");
 }
 static int chosen;
-static void fabrics_choose(void)
+static void fabrics_choose_default(void)
 {
-    chosen = encryption_is_required() ? fabric_number("tcp") : fabric_default("/sys/class/infiniband");
+    chosen = encryption_is_required() ? fabric_number_by_name("tcp") : fabric_find_default("/sys/class/infiniband");
 }
-int fabric_number(const char *name)
+int fabric_number_by_name(const char *name)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     for (int i = 0; i < COUNT; i++)
         if (strcmp(fabric_name(i), name) == 0) return i;
     if (*name) return FABRIC_UNKNOWN;
-    pthread_once(&once, fabrics_choose);
+    pthread_once(&once, fabrics_choose_default);
     return chosen;
 }
 
 /* ---- several ---- */
-unsigned fabrics_parse(const char *names, char unknown[FABRIC_TEXT_BYTES])
+unsigned fabrics_parse_names(const char *names, char unknown[FABRIC_TEXT_BYTES])
 {
-    unsigned set = *names ? 0 : 1u << fabric_number(names);
+    unsigned set = *names ? 0 : 1u << fabric_number_by_name(names);
     for (const char *at = names; *at;) {
         char word[FABRIC_TEXT_BYTES];
         size_t length = strcspn(at, ",");
         snprintf(word, sizeof word, "%.*s", (int)length, at);
-        int number = *word ? fabric_number(word) : FABRIC_UNKNOWN;
+        int number = *word ? fabric_number_by_name(word) : FABRIC_UNKNOWN;
         if (number == FABRIC_UNKNOWN) {
             if (unknown) snprintf(unknown, FABRIC_TEXT_BYTES, "%s", word);
             return 0;
@@ -76,7 +76,7 @@ unsigned fabrics_parse(const char *names, char unknown[FABRIC_TEXT_BYTES])
     }
     return set;
 }
-void fabrics_print(unsigned set, char out[FABRIC_TEXT_BYTES])
+void fabrics_print_names(unsigned set, char out[FABRIC_TEXT_BYTES])
 {
     size_t used = 0;
     out[0] = 0;

@@ -4,17 +4,17 @@
 
 enum { FABRIC_UNKNOWN = -1 };
 /* Numbers count from 0 and are equal in all processes. Both functions return NULL beyond the last fabric. */
-struct fabric *fabric_at(int number);
+struct fabric *fabric_by_number(int number);
 const char *fabric_name(int number);
 /* Returns the number of the named fabric, or FABRIC_UNKNOWN. An empty name selects the default of this machine, which
    is chosen once per process. */
-int fabric_number(const char *name);
+int fabric_number_by_name(const char *name);
 /* Returns the set of the named fabrics ("verbs,ucx"), or of the default if `names` is empty. Bit k is fabric k. 0: a
    name is unknown, and is copied to `unknown` unless that is NULL. */
 enum { FABRIC_TEXT_BYTES = 64 };
-unsigned fabrics_parse(const char *names, char unknown[FABRIC_TEXT_BYTES]);
+unsigned fabrics_parse_names(const char *names, char unknown[FABRIC_TEXT_BYTES]);
 /* Writes a set as "ucx and verbs". */
-void fabrics_print(unsigned set, char out[FABRIC_TEXT_BYTES]);
+void fabrics_print_names(unsigned set, char out[FABRIC_TEXT_BYTES]);
 /* Returns the default for a machine that lists its RDMA devices in that folder: ucx if a port is active, otherwise tcp.
    UCX is for hardware: over TCP it is slower than sockets, and it aborts the program in cases that sockets survive. */
-int fabric_default(const char *devices);
+int fabric_find_default(const char *devices);

@@ -13,25 +13,25 @@
 #include <string.h>
 
 enum { SMALL = 4096, BOUNCE = 4096 };
-static int rank_of(const struct inproc_port *p) { return p->base.router->rank; }
-static struct transfer *queue_find(const struct queue *q, uint64_t key)
+static int inproc_port_rank(const struct inproc_port *p) { return p->base.router->rank; }
+static struct transfer *queue_find_by_key(const struct queue *q, uint64_t key)
 {
     struct transfer *x = q->first;
     while (x && x->key != key) x = x->next;
     return x;
 }
 /* ---- departure ---- */
-static struct inproc_message *message_new(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x,
+static struct inproc_message *inproc_message_new(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x,
     size_t room)
 {
-    struct inproc_message *m = memory_zeroed(1, sizeof *m + room);
+    struct inproc_message *m = memory_alloc_zeroed(1, sizeof *m + room);
     if (m)
         *m = (struct inproc_message){
-            .kind = kind, .name = x->name, .bytes = x->wire, .id = x->key, .source = rank_of(p)
+            .kind = kind, .name = x->name, .bytes = x->wire, .id = x->key, .source = inproc_port_rank(p)
         };
     return m;
 }
-static void message_dispatch(struct inproc_port *p, struct inproc_message *m, int to)
+static void inproc_message_enqueue(struct inproc_port *p, struct inproc_message *m, int to)
 {
     struct inproc_world *w = p->world;
     struct inproc_port *peer = &w->ports[to];
@@ -39,80 +39,86 @@ static void message_dispatch(struct inproc_port *p, struct inproc_message *m, in
         free(m);
         return;
     }
-    m->due = wire_soon(w);
+    m->due = inproc_world_due_time(w);
     for (const struct inproc_message *other = peer->inbox; other; other = other->next)
-        if (other->source == m->source && name_is(other->name, m->name) && other->due > m->due) m->due = other->due;
+        if (other->source == m->source && message_names_equal(other->name, m->name) && other->due > m->due)
+            m->due = other->due;
     struct inproc_message **at = &peer->inbox;
     while (*at && (*at)->due <= m->due) at = &(*at)->next;
     m->next = *at;
     *at = m;
-    port_notice(peer);
+    inproc_port_notify(peer);
 }
-static void message_tell(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x, int to, bool agreed)
+static void inproc_send_control(struct inproc_port *p, enum inproc_kind kind, const struct transfer *x, int to,
+    bool agreed)
 {
-    struct inproc_message *m = message_new(p, kind, x, 0);
+    struct inproc_message *m = inproc_message_new(p, kind, x, 0);
     if (!m) {
         router_fail(p->base.router,
-            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", rank_of(p), to));
+            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", inproc_port_rank(p), to));
         return;
     }
     m->agreed = agreed;
-    message_dispatch(p, m, to);
+    inproc_message_enqueue(p, m, to);
 }
 static void inproc_send(struct transport *t, int to, struct transfer *x)
 {
-    struct inproc_port *p = port_enter(t);
-    bool small = x->wire <= SMALL && p->bonds[to].buffered < p->world->options.budget && wire_draw(p->world) % 2;
+    struct inproc_port *p = inproc_port_lock(t);
+    bool small =
+        x->wire <= SMALL && p->bonds[to].buffered < p->world->options.budget && inproc_world_random(p->world) % 2;
     x->key = ++p->world->sent;
     x->others = 0;
-    struct inproc_message *m = message_new(p, small ? EAGER : ANNOUNCE, x, small ? (size_t)x->wire : 0);
+    struct inproc_message *m = inproc_message_new(p, small ? EAGER : ANNOUNCE, x, small ? (size_t)x->wire : 0);
     if (!m) {
-        router_refuse(p->base.router, x,
-            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", rank_of(p), to));
+        router_refuse_transfer(p->base.router, x,
+            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", inproc_port_rank(p), to));
     } else if (small) {
         p->bonds[to].buffered++;
         pieces_gather(x, m->data, (size_t)x->wire);
-        transfer_done(x);
+        transfer_complete(x);
     } else queue_push(&p->open, x);
     if (m) p->bytes_sent += m->bytes;
-    if (m) message_dispatch(p, m, to);
-    port_leave(p);
+    if (m) inproc_message_enqueue(p, m, to);
+    inproc_port_unlock(p);
 }
 
 /* ---- arrival ---- */
-static void give_back(struct inproc_port *p, int source) { p->world->ports[source].bonds[rank_of(p)].buffered--; }
+static void inproc_return_budget(struct inproc_port *p, int source)
+{
+    p->world->ports[source].bonds[inproc_port_rank(p)].buffered--;
+}
 static void inproc_release(struct transport *t, int source, uint64_t bytes)
 {
-    struct inproc_port *p = port_enter(t);
+    struct inproc_port *p = inproc_port_lock(t);
     (void)bytes;
-    give_back(p, source);
-    port_leave(p);
+    inproc_return_budget(p, source);
+    inproc_port_unlock(p);
 }
-static void transfer_accept(struct inproc_port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
+static void inproc_accept_announced(struct inproc_port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
 {
     x->key = id;
-    if (!transfer_meets(x, source, bytes)) {
-        message_tell(p, OVER, x, source, false);
+    if (!transfer_meet_message(x, source, bytes)) {
+        inproc_send_control(p, OVER, x, source, false);
         return;
     }
-    bool halted = p->world->options.halted == 1 + rank_of(p);
-    x->others = halted ? UINT64_MAX : wire_soon(p->world);
+    bool halted = p->world->options.halted == 1 + inproc_port_rank(p);
+    x->others = halted ? UINT64_MAX : inproc_world_due_time(p->world);
     queue_push(&p->reads, x);
 }
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)
 {
-    struct inproc_port *p = port_enter(t);
-    transfer_accept(p, source, x, a->bytes, a->id);
-    port_leave(p);
+    struct inproc_port *p = inproc_port_lock(t);
+    inproc_accept_announced(p, source, x, a->bytes, a->id);
+    inproc_port_unlock(p);
 }
-static void message_keep(struct inproc_port *p, const struct inproc_message *m)
+static void inproc_keep_arrival(struct inproc_port *p, const struct inproc_message *m)
 {
     struct matching *matching = &p->base.router->matching;
-    struct arrival *a = matching_arrival(matching, m->kind == EAGER ? (size_t)m->bytes : 0);
+    struct arrival *a = matching_arrival_new(matching, m->kind == EAGER ? (size_t)m->bytes : 0);
     if (!a) {
         router_fail(p->base.router,
-            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d", rank_of(p),
-                m->source));
+            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d",
+                inproc_port_rank(p), m->source));
         return;
     }
     a->name = m->name;
@@ -121,47 +127,47 @@ static void message_keep(struct inproc_port *p, const struct inproc_message *m)
     a->source = m->source;
     a->announced = m->kind == ANNOUNCE;
     if (m->kind == EAGER) memcpy(a->data, m->data, (size_t)m->bytes);
-    matching_keep(matching, a);
+    matching_keep_arrival(matching, a);
 }
-static void hear_message(struct inproc_port *p, const struct inproc_message *m)
+static void inproc_handle_arrival(struct inproc_port *p, const struct inproc_message *m)
 {
-    struct transfer *x = matching_arrive(&p->base.router->matching, m->source, m->name);
-    if (!x) message_keep(p, m);
-    else if (m->kind == ANNOUNCE) transfer_accept(p, m->source, x, m->bytes, m->id);
+    struct transfer *x = matching_take_receive(&p->base.router->matching, m->source, m->name);
+    if (!x) inproc_keep_arrival(p, m);
+    else if (m->kind == ANNOUNCE) inproc_accept_announced(p, m->source, x, m->bytes, m->id);
     else {
-        if (transfer_meets(x, m->source, m->bytes)) {
+        if (transfer_meet_message(x, m->source, m->bytes)) {
             pieces_scatter(x, m->data, (size_t)m->bytes);
-            transfer_done(x);
+            transfer_complete(x);
         }
-        give_back(p, m->source);
+        inproc_return_budget(p, m->source);
     }
 }
-static void hear_withdrawal(struct inproc_port *p, const struct inproc_message *m)
+static void inproc_handle_withdraw(struct inproc_port *p, const struct inproc_message *m)
 {
     struct matching *matching = &p->base.router->matching;
-    struct arrival *a = matching_withdraw(matching, NULL, m->source, m->name, m->id);
+    struct arrival *a = matching_withdraw_arrival(matching, NULL, m->source, m->name, m->id);
     /* A receive that has already met the message finds no send to read and fails. */
-    if (a) matching_free(matching, a);
+    if (a) matching_arrival_free(matching, a);
 }
-static void hear_end(struct inproc_port *p, const struct inproc_message *m)
+static void inproc_handle_over(struct inproc_port *p, const struct inproc_message *m)
 {
-    struct transfer *x = queue_find(&p->open, m->id);
+    struct transfer *x = queue_find_by_key(&p->open, m->id);
     /* The send is missing if it was cancelled meanwhile. */
     if (!x) return;
     queue_remove(&p->open, x);
-    if (m->agreed) transfer_done(x);
+    if (m->agreed) transfer_complete(x);
     else transfer_fail(x, TUTTI_MISMATCH, m->bytes);
 }
-static void message_hear(struct inproc_port *p, const struct inproc_message *m)
+static void inproc_handle_message(struct inproc_port *p, const struct inproc_message *m)
 {
     switch (m->kind) {
     case EAGER:
-    case ANNOUNCE: hear_message(p, m); return;
-    case WITHDRAW: hear_withdrawal(p, m); return;
-    case OVER: hear_end(p, m); return;
+    case ANNOUNCE: inproc_handle_arrival(p, m); return;
+    case WITHDRAW: inproc_handle_withdraw(p, m); return;
+    case OVER: inproc_handle_over(p, m); return;
     }
 }
-static void pieces_move(struct transfer *from, struct transfer *to, uint64_t bytes)
+static void pieces_copy_between(struct transfer *from, struct transfer *to, uint64_t bytes)
 {
     unsigned char bounce[BOUNCE] = { 0 };
     for (uint64_t end = to->moved + bytes; to->moved < end;) {
@@ -171,76 +177,76 @@ static void pieces_move(struct transfer *from, struct transfer *to, uint64_t byt
     }
 }
 /* Reads all bytes that are left, or half of them and the rest later, at random. true: the receive has all its bytes. */
-static bool read_some(struct inproc_port *p, struct transfer *from, struct transfer *to)
+static bool inproc_read_part(struct inproc_port *p, struct transfer *from, struct transfer *to)
 {
-    uint64_t left = to->wire - to->moved, share = wire_draw(p->world) % 4;
-    pieces_move(from, to, share ? left : left / 2);
-    to->others = wire_soon(p->world);
+    uint64_t left = to->wire - to->moved, share = inproc_world_random(p->world) % 4;
+    pieces_copy_between(from, to, share ? left : left / 2);
+    to->others = inproc_world_due_time(p->world);
     return to->moved == to->wire;
 }
-static void read_due(struct inproc_port *p)
+static void inproc_read_due(struct inproc_port *p)
 {
     for (struct transfer *before = NULL, *x = p->reads.first; x; x = before ? before->next : p->reads.first) {
-        struct transfer *from = queue_find(&p->world->ports[x->source].open, x->key);
-        if (x->others > p->world->clock || (from && !read_some(p, from, x))) {
+        struct transfer *from = queue_find_by_key(&p->world->ports[x->source].open, x->key);
+        if (x->others > p->world->clock || (from && !inproc_read_part(p, from, x))) {
             before = x;
             continue;
         }
         queue_take(&p->reads, before);
         if (from) {
-            transfer_done(x);
-            message_tell(p, OVER, x, x->source, true);
+            transfer_complete(x);
+            inproc_send_control(p, OVER, x, x->source, true);
         } else transfer_fail(x, TUTTI_ABORTED, 0);
     }
 }
 static bool inproc_poll(struct transport *t)
 {
-    struct inproc_port *p = port_enter(t);
+    struct inproc_port *p = inproc_port_lock(t);
     if (!p->world->wire.runs) p->world->clock++;
-    bool moved = port_is_about_to_move(p);
+    bool moved = inproc_port_has_work(p);
     for (struct inproc_message *m; (m = p->inbox) != NULL && m->due <= p->world->clock; free(m)) {
         p->inbox = m->next;
-        message_hear(p, m);
+        inproc_handle_message(p, m);
     }
-    read_due(p);
-    port_leave(p);
+    inproc_read_due(p);
+    inproc_port_unlock(p);
     return moved;
 }
 
 /* ---- cancelling ---- */
 /* Returns true also after the last read, until OVER arrives. */
-static bool is_being_read(const struct inproc_port *p, const struct transfer *send)
+static bool send_is_being_read(const struct inproc_port *p, const struct transfer *send)
 {
-    return send->moved || queue_find(&p->world->ports[send->peer].reads, send->key);
+    return send->moved || queue_find_by_key(&p->world->ports[send->peer].reads, send->key);
 }
-static bool forget_send(struct inproc_port *p, struct transfer *x)
+static bool inproc_forget_send(struct inproc_port *p, struct transfer *x)
 {
-    if (is_being_read(p, x)) return false;
+    if (send_is_being_read(p, x)) return false;
     queue_remove(&p->open, x);
-    message_tell(p, WITHDRAW, x, x->peer, false);
+    inproc_send_control(p, WITHDRAW, x, x->peer, false);
     return true;
 }
-static bool forget_receive(struct inproc_port *p, struct transfer *x)
+static bool inproc_forget_receive(struct inproc_port *p, struct transfer *x)
 {
-    if (queue_remove(&p->reads, x)) message_tell(p, OVER, x, x->source, true);
+    if (queue_remove(&p->reads, x)) inproc_send_control(p, OVER, x, x->source, true);
     return true;
 }
 static bool inproc_cancel(struct transport *t, int member, struct transfer *x)
 {
-    struct inproc_port *p = port_enter(t);
+    struct inproc_port *p = inproc_port_lock(t);
     int64_t limit = p->world->options.cancel_ms, now = clock_ms();
-    bool forgotten = x->is_send ? forget_send(p, x) : forget_receive(p, x);
+    bool forgotten = x->is_send ? inproc_forget_send(p, x) : inproc_forget_receive(p, x);
     bool first = !forgotten && x->others == 0;
     if (first) x->others = (uint64_t)(now + limit);
     bool late = !forgotten && (int64_t)x->others <= now;
-    port_leave(p);
+    inproc_port_unlock(p);
     if (late)
-        router_lose(t->router, member,
+        router_lose_peer(t->router, member,
             status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %lld ms", member,
                 t->router->rank, (long long)limit));
     return forgotten;
 }
-static void fail_all_with(struct queue *q, int rank, tutti_status status)
+static void queue_fail_all_with_rank(struct queue *q, int rank, tutti_status status)
 {
     for (struct transfer *before = NULL, *x = q->first; x; x = before ? before->next : q->first)
         if ((x->is_send ? x->peer : x->source) == rank) transfer_fail(queue_take(q, before), status, 0);
@@ -248,10 +254,10 @@ static void fail_all_with(struct queue *q, int rank, tutti_status status)
 }
 static void inproc_lose(struct transport *t, int member, tutti_status status)
 {
-    struct inproc_port *p = port_enter(t);
+    struct inproc_port *p = inproc_port_lock(t);
     p->bonds[member].lost = true;
-    fail_all_with(&p->open, member, status);
-    fail_all_with(&p->reads, member, status);
+    queue_fail_all_with_rank(&p->open, member, status);
+    queue_fail_all_with_rank(&p->reads, member, status);
     for (struct inproc_message **at = &p->inbox, *m; (m = *at) != NULL;) {
         if (m->source != member) {
             at = &m->next;
@@ -260,25 +266,25 @@ static void inproc_lose(struct transport *t, int member, tutti_status status)
         *at = m->next;
         free(m);
     }
-    port_leave(p);
+    inproc_port_unlock(p);
 }
 static bool inproc_arm(struct transport *t)
 {
-    struct inproc_port *p = port_enter(t);
-    bool armed = port_arm(p);
-    port_leave(p);
+    struct inproc_port *p = inproc_port_lock(t);
+    bool armed = inproc_port_arm(p);
+    inproc_port_unlock(p);
     return armed;
 }
 
 /* ---- the end ---- */
 static void inproc_close(struct transport *t)
 {
-    struct inproc_port *p = port_enter(t);
+    struct inproc_port *p = inproc_port_lock(t);
     p->open = p->reads = (struct queue){ NULL, NULL };
     t->router = NULL;
     p->armed = false;
-    port_leave(p);
-    if (p->world->joined) wire_part(p->world);
+    inproc_port_unlock(p);
+    if (p->world->joined) inproc_world_close_rank(p->world);
 }
 const struct transport_operations inproc_operations = { .name = "inproc",
     .send = inproc_send,

@@ -19,13 +19,13 @@ struct inproc_options {
 /* The world of the ranks of one communicator. */
 struct inproc_world;
 /* Returns NULL if memory is exhausted. */
-struct inproc_world *inproc_create(int size, const struct inproc_options *options);
+struct inproc_world *inproc_world_create(int size, const struct inproc_options *options);
 /* The caller destroys all routers of the world first. `world` may be NULL. */
-void inproc_destroy(struct inproc_world *world);
+void inproc_world_destroy(struct inproc_world *world);
 /* Leads the router of this rank to all ranks that have no transport yet. */
-void inproc_connect(struct inproc_world *world, struct router *router);
+void inproc_world_connect(struct inproc_world *world, struct router *router);
 /* Connects the router in the world of its communicator. The first rank creates the world, the last one to be destroyed
    frees it. */
-tutti_status inproc_join(const struct inproc_options *options, struct router *router);
+tutti_status inproc_world_join(const struct inproc_options *options, struct router *router);
 /* Returns the bytes of all messages that this rank has posted. */
-uint64_t inproc_bytes_sent(struct inproc_world *world, int rank);
+uint64_t inproc_world_bytes_sent(struct inproc_world *world, int rank);

@@ -46,7 +46,7 @@ struct inproc_world {
     int size;
     uint64_t clock, random, sent;
     struct inproc_port *ports;
-    /* Links the worlds that inproc_join created. */
+    /* Links the worlds that inproc_world_join created. */
     struct inproc_world *next;
     uint64_t comm;
     /* The number of closed ranks, counted only in a joined world. */
@@ -63,19 +63,19 @@ struct inproc_world {
 };
 
 /* ---- under the lock of the world ---- */
-/* Takes the lock, which port_leave releases. */
-struct inproc_port *port_enter(struct transport *transport);
-void port_leave(struct inproc_port *port);
-uint64_t wire_draw(struct inproc_world *world);
+/* Takes the lock, which inproc_port_unlock releases. */
+struct inproc_port *inproc_port_lock(struct transport *transport);
+void inproc_port_unlock(struct inproc_port *port);
+uint64_t inproc_world_random(struct inproc_world *world);
 /* Returns a random time between now and the longest delay. */
-uint64_t wire_soon(struct inproc_world *world);
+uint64_t inproc_world_due_time(struct inproc_world *world);
 /* Wakes the wire thread, or the rank itself, for a message that is on its way to the port. */
-void port_notice(struct inproc_port *port);
+void inproc_port_notify(struct inproc_port *port);
 /* Returns whether a poll has something to do: now, or, if the clock counts polls, after some more polls. */
-bool port_is_about_to_move(const struct inproc_port *port);
-bool port_arm(struct inproc_port *port);
+bool inproc_port_has_work(const struct inproc_port *port);
+bool inproc_port_arm(struct inproc_port *port);
 
 /* ---- without the lock ---- */
 /* Counts a rank that has closed its port. The last one frees the world. */
-void wire_part(struct inproc_world *world);
+void inproc_world_close_rank(struct inproc_world *world);
 extern const struct transport_operations inproc_operations;

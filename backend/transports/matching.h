@@ -35,29 +35,29 @@ void matching_finish(struct matching *matching);
 
 /* Returns the first arrival that the posted receive takes; the caller now owns it. NULL: the matching keeps the
    receive. */
-struct arrival *matching_post(struct matching *matching, struct transfer *receive);
+struct arrival *matching_post_receive(struct matching *matching, struct transfer *receive);
 /* Removes and returns the first posted receive that takes the arrived message. NULL: the caller passes an arrival to
-   matching_keep. */
-struct transfer *matching_arrive(struct matching *matching, int source, struct message_name name);
-void matching_keep(struct matching *matching, struct arrival *arrival);
+   matching_keep_arrival. */
+struct transfer *matching_take_receive(struct matching *matching, int source, struct message_name name);
+void matching_keep_arrival(struct matching *matching, struct arrival *arrival);
 
 /* Removes a posted receive. true: the matching had it. */
-bool matching_cancel(struct matching *matching, const struct transfer *receive);
+bool matching_cancel_receive(struct matching *matching, const struct transfer *receive);
 /* Removes and returns a posted receive that accepts only this peer. TRANSFER_ANY_PEER: any posted receive. NULL: the
    matching has no such receive. */
-struct transfer *matching_pop(struct matching *matching, int peer);
+struct transfer *matching_pop_receive(struct matching *matching, int peer);
 /* Removes and returns the announced arrival with this sender and id that came by `by`; the caller now owns it. NULL:
    the matching has no such arrival. */
-struct arrival *matching_withdraw(struct matching *matching, const struct transport *by, int source,
+struct arrival *matching_withdraw_arrival(struct matching *matching, const struct transport *by, int source,
     struct message_name name, uint64_t id);
 /* Frees all announced arrivals of this sender. */
 void matching_withdraw_all(struct matching *matching, int source);
 
 /* Calls `call` for each kept arrival. */
-void matching_each(const struct matching *matching, void (*call)(void *context, const struct arrival *arrival),
-    void *context);
+void matching_visit_arrivals(const struct matching *matching,
+    void (*call)(void *context, const struct arrival *arrival), void *context);
 
 /* Returns an arrival with room for `bytes` (up to 2 MiB), taken from the free lists or allocated. NULL: out of
    memory. */
-struct arrival *matching_arrival(struct matching *matching, size_t bytes);
-void matching_free(struct matching *matching, struct arrival *arrival);
+struct arrival *matching_arrival_new(struct matching *matching, size_t bytes);
+void matching_arrival_free(struct matching *matching, struct arrival *arrival);

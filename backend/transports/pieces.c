@@ -26,7 +26,7 @@ struct byte_run {
 };
 
 /* Returns the longest run within the next `most` bytes that lies in one piece, and moves the cursor past it. */
-static struct byte_run next_run(struct transfer *x, size_t most)
+static struct byte_run pieces_take_run(struct transfer *x, size_t most)
 {
     assert(x->piece < x->piece_count);
     const struct piece *p = &x->pieces[x->piece];
@@ -49,7 +49,7 @@ void piece_copy(copy_function *copy, void *to, const void *from, size_t bytes)
 void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned char *to, size_t bytes)
 {
     while (bytes) {
-        struct byte_run run = next_run(transfer, bytes);
+        struct byte_run run = pieces_take_run(transfer, bytes);
         piece_copy(copy, to, run.at, run.real);
         to += run.wire;
         bytes -= run.wire;
@@ -58,7 +58,7 @@ void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned
 void pieces_scatter_with(copy_function *copy, struct transfer *transfer, const unsigned char *from, size_t bytes)
 {
     while (bytes) {
-        struct byte_run run = next_run(transfer, bytes);
+        struct byte_run run = pieces_take_run(transfer, bytes);
         piece_copy(copy, run.at, from, run.real);
         from += run.wire;
         bytes -= run.wire;

@@ -18,38 +18,38 @@ void router_fail(struct router *r, tutti_status status)
     r->failure = status;
     r->polled = &r->failed;
 }
-void router_refuse(struct router *r, struct transfer *x, tutti_status status)
+void router_refuse_transfer(struct router *r, struct transfer *x, tutti_status status)
 {
     router_keep_reason(r);
     transfer_fail(x, status, 0);
 }
-static void drop_peer(struct router *r, int rank, tutti_status status)
+static void router_drop_peer(struct router *r, int rank, tutti_status status)
 {
     const struct route *route = &r->routes[rank];
     matching_withdraw_all(&r->matching, rank);
-    for (struct transfer *x; (x = matching_pop(&r->matching, rank)) != NULL;) transfer_fail(x, status, 0);
+    for (struct transfer *x; (x = matching_pop_receive(&r->matching, rank)) != NULL;) transfer_fail(x, status, 0);
     for (struct transport *t = route->transport; t; t = t->beside) t->operations->lose(t, route->member, status);
 }
-void router_lose(struct router *r, int rank, tutti_status status)
+void router_lose_peer(struct router *r, int rank, tutti_status status)
 {
     if (r->routes[rank].status) return;
     router_keep_reason(r);
     r->routes[rank].status = status;
-    drop_peer(r, rank, status);
+    router_drop_peer(r, rank, status);
 }
-static bool poll_failed(struct transport *t)
+static bool failed_transport_poll(struct transport *t)
 {
     (void)t;
     return true;
 }
-static const struct transport_operations failed = { .name = "failed", .poll = poll_failed };
-bool router_end(struct router *r)
+static const struct transport_operations failed = { .name = "failed", .poll = failed_transport_poll };
+bool router_fail_transfers(struct router *r)
 {
     r->polled = NULL;
-    for (struct transfer *x; (x = matching_pop(&r->matching, TRANSFER_ANY_PEER)) != NULL;)
+    for (struct transfer *x; (x = matching_pop_receive(&r->matching, TRANSFER_ANY_PEER)) != NULL;)
         transfer_fail(x, r->failure, 0);
     for (int rank = 0; rank < r->size; rank++)
-        if (!r->routes[rank].status) drop_peer(r, rank, r->failure);
+        if (!r->routes[rank].status) router_drop_peer(r, rank, r->failure);
     return true;
 }
 
@@ -63,13 +63,13 @@ __attribute__((noinline)) void router_poll_ahead(struct router *r)
         router_poll_once(r);
     }
 }
-static double link_cost_ns(const struct link_cost *c, uint64_t bytes)
+static double link_cost_predict_ns(const struct link_cost *c, uint64_t bytes)
 {
     return (bytes <= EAGER_BYTES ? c->message_ns : c->announced_ns) + c->byte_ns * (double)bytes;
 }
 /* Chooses the connected network with the least expected time. If sends already wait on a network, the message waits
    behind them, because sends leave in the order of posting. */
-__attribute__((noinline)) static struct transport *choose_network(struct router *r, const struct route *route,
+__attribute__((noinline)) static struct transport *router_choose_network(struct router *r, const struct route *route,
     const struct transfer *x)
 {
     struct transport *best = NULL, *only = NULL;
@@ -77,7 +77,7 @@ __attribute__((noinline)) static struct transport *choose_network(struct router 
     int k = 0;
     for (struct transport *t = route->transport; t; t = t->beside, k++) {
         enum readiness readiness = t->operations->readiness(t, route->member);
-        double ns = link_cost_ns(&r->link_costs[k], x->wire);
+        double ns = link_cost_predict_ns(&r->link_costs[k], x->wire);
         if (readiness == SENDS_WAIT) return t;
         if (k == r->only) only = t;
         if (readiness == UNCONNECTED || (best && ns >= least)) continue;
@@ -86,7 +86,7 @@ __attribute__((noinline)) static struct transport *choose_network(struct router 
     }
     return only ? only : best ? best : route->transport;
 }
-int router_networks(const struct router *r)
+int router_network_count(const struct router *r)
 {
     int count = 0;
     for (const struct transport *t = r->network; t; t = t->beside) count++;
@@ -98,60 +98,63 @@ const char *router_network_name(const struct router *r, int network)
     for (int k = 0; t && k < network; k++) t = t->beside;
     return t ? t->network : "network";
 }
-void router_take_link_costs(struct router *r, const struct link_cost link_costs[NETWORKS_AT_MOST])
+void router_set_link_costs(struct router *r, const struct link_cost link_costs[NETWORKS_AT_MOST])
 {
     for (int k = 0; k < NETWORKS_AT_MOST; k++) r->link_costs[k] = link_costs[k];
 }
-int router_network_for(const struct router *r, uint64_t bytes)
+int router_cheapest_network(const struct router *r, uint64_t bytes)
 {
     int best = 0;
-    for (int k = 1; k < router_networks(r); k++)
-        if (link_cost_ns(&r->link_costs[k], bytes) < link_cost_ns(&r->link_costs[best], bytes)) best = k;
+    for (int k = 1; k < router_network_count(r); k++)
+        if (link_cost_predict_ns(&r->link_costs[k], bytes) < link_cost_predict_ns(&r->link_costs[best], bytes))
+            best = k;
     return best;
 }
 void router_use_network(struct router *r, int network) { r->only = network; }
 
 /* ---- the contract ---- */
-__attribute__((noinline)) static void meet(struct router *r, struct transfer *x, struct arrival *a)
+__attribute__((noinline)) static void router_receive_arrival(struct router *r, struct transfer *x, struct arrival *a)
 {
     struct route *route = &r->routes[a->source];
     struct transport *t = a->by ? a->by : route->transport;
     if (a->announced) t->operations->accept(t, route->member, x, a);
     else {
-        if (transfer_meets(x, a->source, a->bytes)) {
+        if (transfer_meet_message(x, a->source, a->bytes)) {
             pieces_scatter(x, a->data, (size_t)a->bytes);
-            transfer_done(x);
+            transfer_complete(x);
         }
         t->operations->release(t, route->member, a->bytes);
     }
-    matching_free(&r->matching, a);
+    matching_arrival_free(&r->matching, a);
 }
 /* Rare paths are not inlined, so that the path of expected messages needs no stack space for them. */
-__attribute__((noinline)) static void refuse_route(struct router *r, struct transfer *x)
+__attribute__((noinline)) static void router_refuse_route(struct router *r, struct transfer *x)
 {
     const struct route *route = &r->routes[x->peer];
     if (route->transport) transfer_fail(x, route->status, 0);
-    else router_refuse(r, x, status_fail(route->status, "rank %d has no transport to rank %d", r->rank, x->peer));
+    else
+        router_refuse_transfer(r, x,
+            status_fail(route->status, "rank %d has no transport to rank %d", r->rank, x->peer));
 }
-__attribute__((noinline)) static void refuse_post(struct router *r, struct transfer *x)
+__attribute__((noinline)) static void router_refuse_post(struct router *r, struct transfer *x)
 {
     if (r->failure) transfer_fail(x, r->failure, 0);
-    else router_refuse(r, x, status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));
+    else router_refuse_transfer(r, x, status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));
 }
-static void post_receive(struct router *r, struct transfer *x)
+static void router_post_receive(struct router *r, struct transfer *x)
 {
-    struct arrival *a = matching_post(&r->matching, x);
-    if (a) meet(r, x, a);
+    struct arrival *a = matching_post_receive(&r->matching, x);
+    if (a) router_receive_arrival(r, x, a);
     else if (x->peer >= 0 && r->routes[x->peer].status) {
-        matching_cancel(&r->matching, x);
-        refuse_route(r, x);
+        matching_cancel_receive(&r->matching, x);
+        router_refuse_route(r, x);
     }
 }
-static void post_send(struct router *r, struct transfer *x)
+static void router_post_send(struct router *r, struct transfer *x)
 {
     const struct route *route = &r->routes[x->peer];
-    if (route->status) { refuse_route(r, x); return; }
-    struct transport *t = route->transport->beside ? choose_network(r, route, x) : route->transport;
+    if (route->status) { router_refuse_route(r, x); return; }
+    struct transport *t = route->transport->beside ? router_choose_network(r, route, x) : route->transport;
     t->operations->send(t, route->member, x);
 }
 void router_post(struct router *r, struct transfer *x)
@@ -159,16 +162,16 @@ void router_post(struct router *r, struct transfer *x)
     x->state = TRANSFER_POSTED;
     x->source = -1;
     x->key = 0;
-    if (r->failure || !pieces_start(x)) refuse_post(r, x);
-    else if (x->is_send) post_send(r, x);
-    else post_receive(r, x);
+    if (r->failure || !pieces_start(x)) router_refuse_post(r, x);
+    else if (x->is_send) router_post_send(r, x);
+    else router_post_receive(r, x);
 }
 bool router_cancel(struct router *r, struct transfer *x)
 {
     int rank = x->is_send ? x->peer : x->source;
     const struct route *route = rank >= 0 ? &r->routes[rank] : NULL;
     bool forgotten = !route;
-    if (!route) matching_cancel(&r->matching, x);
+    if (!route) matching_cancel_receive(&r->matching, x);
     for (struct transport *t = route ? route->transport : NULL; t && !forgotten; t = t->beside)
         forgotten = t->operations->cancel(t, route->member, x);
     if (forgotten) x->state = TRANSFER_IDLE;
@@ -185,8 +188,8 @@ bool router_arm(struct router *r)
 /* ---- lifetime ---- */
 tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, struct router **out)
 {
-    struct router *r = memory_aligned(sizeof *r);
-    struct route *routes = memory_zeroed((size_t)size, sizeof *routes);
+    struct router *r = memory_alloc_aligned(sizeof *r);
+    struct route *routes = memory_alloc_zeroed((size_t)size, sizeof *routes);
     if (!r || !routes) {
         free(r);
         free(routes);
@@ -203,7 +206,7 @@ tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, 
     *out = r;
     return TUTTI_OK;
 }
-void router_add(struct router *r, struct transport *t, const int *ranks, int count)
+void router_add_transport(struct router *r, struct transport *t, const int *ranks, int count)
 {
     struct transport **at = &r->transports;
     while (*at) at = &(*at)->next;
@@ -219,7 +222,7 @@ void router_add_network(struct router *r, struct transport *t)
     struct transport **at = &r->network;
     while (*at) at = &(*at)->beside;
     *at = t;
-    router_add(r, t, NULL, r->size);
+    router_add_transport(r, t, NULL, r->size);
 }
 void router_destroy(struct router *r)
 {

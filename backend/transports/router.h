@@ -1,8 +1,8 @@
-/* The router carries all messages of one rank in one communicator. It has the one matching of the rank (matching.h)
- * and knows the transport that leads to each peer (transport.h).
+/* The router carries all messages of one rank in one communicator. It has the one matching of the rank (matching.h) and
+ * knows the transport that leads to each peer (transport.h).
  *
- * The k-th send of a name to a peer meets the k-th receive of that name from it; names are independent of each other.
- * A receive from TRANSFER_ANY_PEER takes the first message that arrives over any transport. Posting always succeeds and
+ * The k-th send of a name to a peer meets the k-th receive of that name from it; names are independent of each other. A
+ * receive from TRANSFER_ANY_PEER takes the first message that arrives over any transport. Posting always succeeds and
  * never blocks. The caller keeps the transfer valid while its state is TRANSFER_POSTED. router_poll makes progress; one
  * thread at a time calls the router.
  *
@@ -32,7 +32,7 @@ struct route {
     /* A status other than OK: the peer is lost, or no transport leads to it. */
     tutti_status status;
     /* Messages by networks: those that have left for this peer, and those of this peer that were handled in order. */
-    uint32_t sent, heard;
+    uint32_t sent, handled;
 };
 struct router {
     int rank, size;
@@ -43,9 +43,10 @@ struct router {
     struct bell bell;
     /* OK, or the reason why all transfers fail. */
     tutti_status failure;
-    /* The transports in the order of router_add. */
+    /* The transports in the order of router_add_transport. */
     struct transport *transports;
-    /* The list to poll: `transports`, or after a failure `failed`, or NULL once router_end has failed all transfers. */
+    /* The list to poll: `transports`, or after a failure `failed`, or NULL once router_fail_transfers has failed all
+       transfers. */
     struct transport *polled;
     /* One route for each rank. */
     struct route *routes;
@@ -60,8 +61,8 @@ struct router {
     /* Reports progress in every poll, so that router_poll checks for a failure. */
     struct transport failed;
     struct matching matching;
-    /* The text of the first refusal, or empty. The router stores it because another thread than the one that failed
-       the transfer may find it failed. */
+    /* The text of the first refusal, or empty. The router stores it because another thread than the one that failed the
+       transfer may find it failed. */
     char reason[STATUS_DETAIL_BYTES];
 };
 
@@ -70,18 +71,18 @@ tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, 
 void router_destroy(struct router *router);
 /* Gives the transport to the router. It leads to those of the ranks (NULL: 0 to count - 1) that have no transport yet;
    member i is ranks[i]. Both ranks of a pair must use the same transport. */
-void router_add(struct router *router, struct transport *transport, const int *ranks, int count);
+void router_add_transport(struct router *router, struct transport *transport, const int *ranks, int count);
 /* Adds a network that leads to all ranks without another transport; members are ranks. A further network is added
    beside the first. */
 void router_add_network(struct router *router, struct transport *network);
 /* Returns the number of networks. */
-int router_networks(const struct router *router);
+int router_network_count(const struct router *router);
 /* Returns "network" if the router has no network of that number, as where inproc leads to other hosts. */
 const char *router_network_name(const struct router *router, int network);
 /* Sets the link cost of each network, in the order in which they were added. The costs decide which one is used. */
-void router_take_link_costs(struct router *router, const struct link_cost link_costs[NETWORKS_AT_MOST]);
+void router_set_link_costs(struct router *router, const struct link_cost link_costs[NETWORKS_AT_MOST]);
 /* Returns the cheapest network for a message of this size, if all networks are connected. */
-int router_network_for(const struct router *router, uint64_t bytes);
+int router_cheapest_network(const struct router *router, uint64_t bytes);
 /* Restricts sends to one network, while it is measured. -1 allows all networks again. */
 void router_use_network(struct router *router, int network);
 
@@ -96,7 +97,7 @@ static inline void router_set_priority(struct router *router, int priority)
 }
 void router_post(struct router *router, struct transfer *transfer);
 /* Fails all transfers after a failure and returns true. */
-bool router_end(struct router *router);
+bool router_fail_transfers(struct router *router);
 static inline bool router_poll_once(struct router *router)
 {
     bool moved = false;
@@ -110,7 +111,7 @@ static inline bool router_poll(struct router *router)
 {
     bool moved = router_poll_once(router);
     if (moved && router->ahead) router_poll_ahead(router);
-    return moved && router->failure ? router_end(router) : moved;
+    return moved && router->failure ? router_fail_transfers(router) : moved;
 }
 /* Forgets a posted transfer. false: the transfer is over, or a transport still uses its memory. The caller polls, and
    cancels again if the transfer is still posted. */
@@ -119,7 +120,7 @@ bool router_cancel(struct router *router, struct transfer *transfer);
    poll instead. */
 bool router_arm(struct router *router);
 /* Marks a peer as lost and fails every transfer with it, with the text of status_fail. */
-void router_lose(struct router *router, int rank, tutti_status status);
+void router_lose_peer(struct router *router, int rank, tutti_status status);
 
 /* ---- for transports ---- */
 /* Fails the router; the first failure stays. Every transfer must be in a list of the transport or in the matching. All
@@ -128,4 +129,4 @@ void router_fail(struct router *router, tutti_status status);
 /* Stores the text of status_fail as the reason of refusals, unless a reason is stored. */
 void router_keep_reason(struct router *router);
 /* Fails one transfer, with the text of status_fail. */
-void router_refuse(struct router *router, struct transfer *transfer, tutti_status status);
+void router_refuse_transfer(struct router *router, struct transfer *transfer, tutti_status status);

@@ -18,7 +18,7 @@ struct message_name {
     /* A message of a schedule has tile << 32 | message number. */
     uint64_t message;
 };
-static inline bool name_is(struct message_name a, struct message_name b)
+static inline bool message_names_equal(struct message_name a, struct message_name b)
 {
     return ((a.operation ^ b.operation) | (a.message ^ b.message)) == 0;
 }
@@ -63,7 +63,7 @@ struct transfer {
 };
 
 /* A transfer ends with a call of one of these two functions. */
-static inline void transfer_done(struct transfer *x) { x->state = TRANSFER_DONE; }
+static inline void transfer_complete(struct transfer *x) { x->state = TRANSFER_DONE; }
 static inline void transfer_fail(struct transfer *x, tutti_status status, uint64_t theirs)
 {
     x->status = status;
@@ -71,7 +71,7 @@ static inline void transfer_fail(struct transfer *x, tutti_status status, uint64
     x->state = TRANSFER_FAILED;
 }
 /* Records that a receive has met a message of `bytes` bytes. false: the receive has another size, and has failed. */
-static inline bool transfer_meets(struct transfer *x, int source, uint64_t bytes)
+static inline bool transfer_meet_message(struct transfer *x, int source, uint64_t bytes)
 {
     x->source = source;
     if (x->wire != bytes) transfer_fail(x, TUTTI_MISMATCH, bytes);

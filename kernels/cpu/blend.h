@@ -29,14 +29,15 @@ INLINE void blend_one(tutti_dtype dtype, char *to, const char *const *from, cons
     }
     row_store_one(dtype, to + at, sum);
 }
-INLINE void blend(tutti_dtype dtype, void *to, const void *const *from, const float *weight, int count, size_t columns)
+INLINE void rows_blend(tutti_dtype dtype, void *to, const void *const *from, const float *weight, int count,
+    size_t columns)
 {
     size_t size = row_bytes(dtype), whole = columns / ROW_BLOCK * ROW_BLOCK;
     const char *const *rows = (const char *const *)from;
     for (size_t i = 0; i < whole; i += ROW_BLOCK) blend_block(dtype, to, rows, weight, count, i * size);
     for (size_t i = whole; i < columns; i++) blend_one(dtype, to, rows, weight, count, i * size);
 }
-INLINE float dot(tutti_dtype dtype, const char *a, const char *b, size_t columns)
+INLINE float rows_dot(tutti_dtype dtype, const char *a, const char *b, size_t columns)
 {
     lanes_f32 sum[ROW_PARTS] = { 0 };
     size_t size = row_bytes(dtype), whole = columns / ROW_BLOCK * ROW_BLOCK;
@@ -58,12 +59,12 @@ INLINE float dot(tutti_dtype dtype, const char *a, const char *b, size_t columns
 #define X(dtype, bytes)                                                                                                \
     static void blend_##dtype(void *to, const void *const *from, const float *weight, int count, size_t columns)       \
     {                                                                                                                  \
-        if (weight) blend(TUTTI_##dtype, to, from, weight, count, columns);                                            \
-        else blend(TUTTI_##dtype, to, from, NULL, count, columns);                                                     \
+        if (weight) rows_blend(TUTTI_##dtype, to, from, weight, count, columns);                                       \
+        else rows_blend(TUTTI_##dtype, to, from, NULL, count, columns);                                                \
     }                                                                                                                  \
     static float dot_##dtype(const void *a, const void *b, size_t columns)                                             \
     {                                                                                                                  \
-        return dot(TUTTI_##dtype, a, b, columns);                                                                      \
+        return rows_dot(TUTTI_##dtype, a, b, columns);                                                                 \
     }
 ROW_MAP(X)
 #undef X

@@ -5,27 +5,27 @@
 
 static const uint32_t NOT_FINITE = 0x7f800000u, MAGNITUDE = 0x7fffffffu;
 
-INLINE uint32_t bits_of(float number)
+INLINE uint32_t float_get_bits(float number)
 {
     uint32_t bits;
     memcpy(&bits, &number, sizeof bits);
     return bits;
 }
-INLINE float number_of(uint32_t bits)
+INLINE float float_from_bits(uint32_t bits)
 {
     float number;
     memcpy(&number, &bits, sizeof number);
     return number;
 }
 /* Magnitudes have the order of the absolute values. */
-INLINE uint32_t magnitude_of(float number) { return bits_of(number) & MAGNITUDE; }
-INLINE bool is_finite(float number) { return magnitude_of(number) < NOT_FINITE; }
-INLINE void clear_infinite(float *x, size_t count)
+INLINE uint32_t float_get_magnitude(float number) { return float_get_bits(number) & MAGNITUDE; }
+INLINE bool float_is_finite(float number) { return float_get_magnitude(number) < NOT_FINITE; }
+INLINE void numbers_clear_nonfinite(float *x, size_t count)
 {
-    for (size_t i = 0; i < count; i++) x[i] = is_finite(x[i]) ? x[i] : 0;
+    for (size_t i = 0; i < count; i++) x[i] = float_is_finite(x[i]) ? x[i] : 0;
 }
 /* Returns a random number. The constants are those of Wellons, hash-prospector ("lowbias32"). */
-INLINE uint32_t draw(uint32_t seed, uint32_t number)
+INLINE uint32_t random_draw(uint32_t seed, uint32_t number)
 {
     uint32_t x = number ^ seed;
     x = (x ^ x >> 16) * 0x7feb352du;
@@ -35,193 +35,196 @@ INLINE uint32_t draw(uint32_t seed, uint32_t number)
 
 /* ---- 16 bits ---- */
 /* Rounds to nearest, ties to even, by integer arithmetic that any instruction set has. */
-INLINE uint16_t narrow_float16(float number)
+INLINE uint16_t float16_from_float_saturated(float number)
 {
-    uint32_t sign = bits_of(number) >> 16 & 0x8000u, whole = magnitude_of(number);
+    uint32_t sign = float_get_bits(number) >> 16 & 0x8000u, whole = float_get_magnitude(number);
     /* The limit is 65504, the largest float16. */
     uint32_t magnitude = whole < 0x477fe000u ? whole : 0x477fe000u;
     uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
-    uint32_t denormal = bits_of(number_of(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t denormal = float_get_bits(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
     uint32_t finite = magnitude < 113u << 23 ? denormal : normal;
     uint32_t other = whole > NOT_FINITE ? 0x7e00u : 0x7c00u;
     return (uint16_t)(sign | (whole < NOT_FINITE ? finite : other));
 }
-INLINE float widen_float16(uint16_t half)
+INLINE float float16_to_float(uint16_t half)
 {
     uint32_t magnitude = half & 0x7fffu, sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t normal = (magnitude << 13) + (112u << 23);
-    uint32_t denormal = bits_of((float)(int32_t)magnitude * 0x1p-24f);
+    uint32_t denormal = float_get_bits((float)(int32_t)magnitude * 0x1p-24f);
     uint32_t finite = magnitude < 0x400u ? denormal : normal;
-    return number_of(sign | finite | (magnitude >= 0x7c00u ? NOT_FINITE : 0u));
+    return float_from_bits(sign | finite | (magnitude >= 0x7c00u ? NOT_FINITE : 0u));
 }
-INLINE uint16_t narrow_bfloat16(float number)
+INLINE uint16_t bfloat16_from_float_saturated(float number)
 {
-    uint16_t rounded = update_narrow(number);
-    bool grew = is_finite(number) && (rounded & 0x7fffu) == 0x7f80u;
+    uint16_t rounded = bfloat16_from_float(number);
+    bool grew = float_is_finite(number) && (rounded & 0x7fffu) == 0x7f80u;
     return grew ? (uint16_t)(rounded - 1) : rounded;
 }
-INLINE void pack_narrow(uint16_t *restrict to, float *restrict x, size_t count, bool half)
+INLINE void numbers_pack_16_bits(uint16_t *restrict to, float *restrict x, size_t count, bool half)
 {
     for (size_t i = 0; i < count; i++) {
-        uint16_t code = half ? narrow_float16(x[i]) : narrow_bfloat16(x[i]);
-        float rest = x[i] - (half ? widen_float16(code) : update_widen(code));
+        uint16_t code = half ? float16_from_float_saturated(x[i]) : bfloat16_from_float_saturated(x[i]);
+        float rest = x[i] - (half ? float16_to_float(code) : bfloat16_to_float(code));
         to[i] = code;
-        x[i] = is_finite(x[i]) ? rest : 0;
+        x[i] = float_is_finite(x[i]) ? rest : 0;
     }
 }
-INLINE void add_narrow(float *restrict x, const uint16_t *restrict from, size_t count, bool half)
+INLINE void numbers_add_16_bits(float *restrict x, const uint16_t *restrict from, size_t count, bool half)
 {
-    for (size_t i = 0; i < count; i++) x[i] += half ? widen_float16(from[i]) : update_widen(from[i]);
+    for (size_t i = 0; i < count; i++) x[i] += half ? float16_to_float(from[i]) : bfloat16_to_float(from[i]);
 }
 
 /* ---- integers ---- */
-INLINE uint32_t largest_of(const float *x, size_t count)
+INLINE uint32_t numbers_find_largest(const float *x, size_t count)
 {
     uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
-        uint32_t magnitude = magnitude_of(x[i]);
+        uint32_t magnitude = float_get_magnitude(x[i]);
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
 }
 /* Codes are positive here, so truncation rounds them down. The largest number is scaled a little below the largest
    code, because a random number near one would otherwise carry it above. */
-INLINE float round_block(uint8_t *restrict code, float *restrict x, size_t count, int most, bool chance, uint32_t seed,
-    uint32_t first)
+INLINE float block_round_to_codes(uint8_t *restrict code, float *restrict x, size_t count, int most, bool chance,
+    uint32_t seed, uint32_t first)
 {
     /* `tiny` is 2^-100. */
-    const uint32_t largest = largest_of(x, count), tiny = 27u << 23;
-    const float scale = number_of(largest) / (float)most, zero = (float)(most + 1);
-    const float inverse = (float)most / number_of(largest) * (1 - 0x1p-22f);
+    const uint32_t largest = numbers_find_largest(x, count), tiny = 27u << 23;
+    const float scale = float_from_bits(largest) / (float)most, zero = (float)(most + 1);
+    const float inverse = (float)most / float_from_bits(largest) * (1 - 0x1p-22f);
     if (largest < tiny || largest >= NOT_FINITE) {
         memset(code, most + 1, count);
         if (largest < tiny) return 0;
         memset(x, 0, count * sizeof *x);
-        return number_of(0x7fc00000u);
+        return float_from_bits(0x7fc00000u);
     }
     for (size_t i = 0; i < count; i++) {
-        float up = chance ? (float)(int32_t)(draw(seed, first + (uint32_t)i) >> 16) * 0x1p-16f : 0.5f;
+        float up = chance ? (float)(int32_t)(random_draw(seed, first + (uint32_t)i) >> 16) * 0x1p-16f : 0.5f;
         int32_t whole = (int32_t)(x[i] * inverse + (zero + up));
         code[i] = (uint8_t)whole;
         x[i] -= scale * (float)(whole - most - 1);
     }
     return scale;
 }
-INLINE void pack_block(char *scale, uint8_t *codes, float *x, size_t count, const struct packing *how, uint32_t first,
-    bool small)
+INLINE void block_pack_integers(char *scale, uint8_t *codes, float *x, size_t count, const struct packing *how,
+    uint32_t first, bool small)
 {
     uint8_t code[PACKING_BLOCK] = { 0 };
     size_t half = (count + 1) / 2;
     int most = small ? 7 : 127;
-    float found = how->stochastic ? round_block(small ? code : codes, x, count, most, true, how->seed, first)
-                                  : round_block(small ? code : codes, x, count, most, false, 0, 0);
+    float found = how->stochastic ? block_round_to_codes(small ? code : codes, x, count, most, true, how->seed, first)
+                                  : block_round_to_codes(small ? code : codes, x, count, most, false, 0, 0);
     memcpy(scale, &found, sizeof found);
     for (size_t i = 0; small && i < half; i++) codes[i] = (uint8_t)(code[i] | code[half + i] << 4);
 }
-INLINE void pack_integers(char *to, float *x, size_t count, const struct packing *how, uint32_t first, bool small)
+INLINE void numbers_pack_integers(char *to, float *x, size_t count, const struct packing *how, uint32_t first,
+    bool small)
 {
     uint8_t *codes = (uint8_t *)to + (count + PACKING_BLOCK - 1) / PACKING_BLOCK * sizeof(float);
     size_t at = 0;
     for (; at + PACKING_BLOCK <= count; at += PACKING_BLOCK, to += sizeof(float)) {
-        pack_block(to, codes, x + at, PACKING_BLOCK, how, first + (uint32_t)at, small);
+        block_pack_integers(to, codes, x + at, PACKING_BLOCK, how, first + (uint32_t)at, small);
         codes += small ? PACKING_BLOCK / 2 : PACKING_BLOCK;
     }
-    if (at < count) pack_block(to, codes, x + at, count - at, how, first + (uint32_t)at, small);
+    if (at < count) block_pack_integers(to, codes, x + at, count - at, how, first + (uint32_t)at, small);
 }
-INLINE void add_block8(float *restrict x, const uint8_t *restrict code, size_t count, float scale)
+INLINE void block_add_int8(float *restrict x, const uint8_t *restrict code, size_t count, float scale)
 {
     for (size_t i = 0; i < count; i++) x[i] += scale * (float)(code[i] - 128);
 }
-INLINE void add_block4(float *restrict x, const uint8_t *restrict code, size_t count, float scale)
+INLINE void block_add_int4(float *restrict x, const uint8_t *restrict code, size_t count, float scale)
 {
     size_t half = (count + 1) / 2;
     for (size_t i = 0; i < half; i++) x[i] += scale * (float)((code[i] & 15) - 8);
     for (size_t i = half; i < count; i++) x[i] += scale * (float)((code[i - half] >> 4) - 8);
 }
-INLINE void add_integers(float *x, const char *from, size_t count, bool small)
+INLINE void numbers_add_integers(float *x, const char *from, size_t count, bool small)
 {
     const uint8_t *codes = (const uint8_t *)from + (count + PACKING_BLOCK - 1) / PACKING_BLOCK * sizeof(float);
     for (size_t at = 0; at < count; at += PACKING_BLOCK, from += sizeof(float)) {
         size_t n = count - at < PACKING_BLOCK ? count - at : PACKING_BLOCK;
         float scale;
         memcpy(&scale, from, sizeof scale);
-        if (small) add_block4(x + at, codes, n, scale);
-        else add_block8(x + at, codes, n, scale);
+        if (small) block_add_int4(x + at, codes, n, scale);
+        else block_add_int8(x + at, codes, n, scale);
         codes += small ? (n + 1) / 2 : n;
     }
 }
 
 /* ---- selected numbers ---- */
 #include "kernels/cpu/largest.h"
-INLINE size_t place_drawn(const struct packing *how, size_t count, size_t kept, size_t i, uint32_t first)
+INLINE size_t randomk_draw_place(const struct packing *how, size_t count, size_t kept, size_t i, uint32_t first)
 {
     size_t begin = i * count / kept, end = (i + 1) * count / kept;
-    return begin + draw(how->seed, first + (uint32_t)begin) % (end - begin);
+    return begin + random_draw(how->seed, first + (uint32_t)begin) % (end - begin);
 }
-INLINE void pack_randomk(float *to, float *x, size_t count, const struct packing *how, uint32_t first)
+INLINE void numbers_pack_randomk(float *to, float *x, size_t count, const struct packing *how, uint32_t first)
 {
-    size_t kept = packing_kept(how, count);
+    size_t kept = packing_count_kept(how, count);
     for (size_t i = 0; i < kept; i++) {
-        size_t place = place_drawn(how, count, kept, i, first);
+        size_t place = randomk_draw_place(how, count, kept, i, first);
         to[i] = x[place];
         x[place] = 0;
     }
-    if (largest_of(x, count) < NOT_FINITE) return;
+    if (numbers_find_largest(x, count) < NOT_FINITE) return;
     /* A NaN reports an infinity or NaN that was not drawn. */
-    to[0] = number_of(0x7fc00000u);
-    clear_infinite(x, count);
+    to[0] = float_from_bits(0x7fc00000u);
+    numbers_clear_nonfinite(x, count);
 }
-INLINE void add_randomk(float *x, const float *from, size_t count, const struct packing *how, uint32_t first)
+INLINE void numbers_add_randomk(float *x, const float *from, size_t count, const struct packing *how, uint32_t first)
 {
-    size_t kept = packing_kept(how, count);
-    for (size_t i = 0; i < kept; i++) x[place_drawn(how, count, kept, i, first)] += from[i];
+    size_t kept = packing_count_kept(how, count);
+    for (size_t i = 0; i < kept; i++) x[randomk_draw_place(how, count, kept, i, first)] += from[i];
 }
 
 /* ---- all forms ---- */
-static void pack_group(void *to, float *x, size_t count, const struct packing *how, uint32_t first)
+static void numbers_pack_group(void *to, float *x, size_t count, const struct packing *how, uint32_t first)
 {
     switch (how->form) {
-    case PACKING_FLOAT16: pack_narrow(to, x, count, true); break;
-    case PACKING_BFLOAT16: pack_narrow(to, x, count, false); break;
-    case PACKING_INT8: pack_integers(to, x, count, how, first, false); break;
-    case PACKING_INT4: pack_integers(to, x, count, how, first, true); break;
-    default: pack_randomk(to, x, count, how, first);
+    case PACKING_FLOAT16: numbers_pack_16_bits(to, x, count, true); break;
+    case PACKING_BFLOAT16: numbers_pack_16_bits(to, x, count, false); break;
+    case PACKING_INT8: numbers_pack_integers(to, x, count, how, first, false); break;
+    case PACKING_INT4: numbers_pack_integers(to, x, count, how, first, true); break;
+    default: numbers_pack_randomk(to, x, count, how, first);
     }
 }
-static void add_group(float *x, const void *from, size_t count, const struct packing *how, uint32_t first)
+static void numbers_add_group(float *x, const void *from, size_t count, const struct packing *how, uint32_t first)
 {
     switch (how->form) {
-    case PACKING_FLOAT16: add_narrow(x, from, count, true); break;
-    case PACKING_BFLOAT16: add_narrow(x, from, count, false); break;
-    case PACKING_INT8: add_integers(x, from, count, false); break;
-    case PACKING_INT4: add_integers(x, from, count, true); break;
-    default: add_randomk(x, from, count, how, first);
+    case PACKING_FLOAT16: numbers_add_16_bits(x, from, count, true); break;
+    case PACKING_BFLOAT16: numbers_add_16_bits(x, from, count, false); break;
+    case PACKING_INT8: numbers_add_integers(x, from, count, false); break;
+    case PACKING_INT4: numbers_add_integers(x, from, count, true); break;
+    default: numbers_add_randomk(x, from, count, how, first);
     }
 }
-INLINE void pack_all(char *packed, const void *from, float *restrict lost, size_t count, const struct packing *how,
-    uint64_t first, bool wide)
+INLINE void array_pack_groups(char *packed, const void *from, float *restrict lost, size_t count,
+    const struct packing *how, uint64_t first, bool wide)
 {
     float x[PACKING_GROUP];
     if (how->form == PACKING_TOPK) {
-        if (count) pack_largest(packed, &(struct strips){ from, lost, count, wide, false }, packing_kept(how, count));
+        if (count)
+            strips_pack_largest(packed, &(struct strips){ from, lost, count, wide, false },
+                packing_count_kept(how, count));
         return;
     }
     if (how->form == PACKING_THRESHOLD) {
         struct strips s = { from, lost, count, wide, false };
-        if (count) pack_reaching(packed, &s, packing_kept(how, count), bits_of(how->threshold));
+        if (count) strips_pack_reaching(packed, &s, packing_count_kept(how, count), float_get_bits(how->threshold));
         return;
     }
     for (size_t at = 0; at < count; at += PACKING_GROUP) {
         size_t n = count - at < PACKING_GROUP ? count - at : PACKING_GROUP;
-        for (size_t i = 0; i < n; i++) x[i] = update_gradient(from, at + i, wide);
+        for (size_t i = 0; i < n; i++) x[i] = gradient_load_float(from, at + i, wide);
         for (size_t i = 0; lost && i < n; i++) x[i] += lost[at + i];
-        pack_group(packed, x, n, how, (uint32_t)(first + at));
+        numbers_pack_group(packed, x, n, how, (uint32_t)(first + at));
         if (lost) memcpy(lost + at, x, n * sizeof *x);
         packed += packing_bytes(how, n);
     }
 }
-INLINE void unpack_all(void *to, const void *const *packed, int sources, size_t count, const struct packing *how,
-    uint64_t first, float factor, bool wide)
+INLINE void array_unpack_groups(void *to, const void *const *packed, int sources, size_t count,
+    const struct packing *how, uint64_t first, float factor, bool wide)
 {
     float x[PACKING_GROUP];
     const size_t whole = packing_bytes(how, PACKING_GROUP);
@@ -230,24 +233,25 @@ INLINE void unpack_all(void *to, const void *const *packed, int sources, size_t 
         memset(x, 0, sizeof x);
         for (int s = 0; s < sources; s++) {
             const char *from = packed[s];
-            if (how->form == PACKING_TOPK) add_largest(x, from, packing_kept(how, count), at, n);
-            else if (how->form == PACKING_THRESHOLD) add_reaching(x, from, packing_kept(how, count), at, n);
-            else add_group(x, from + at / PACKING_GROUP * whole, n, how, (uint32_t)(first + at));
+            if (how->form == PACKING_TOPK) packed_add_largest(x, from, packing_count_kept(how, count), at, n);
+            else if (how->form == PACKING_THRESHOLD)
+                packed_add_reaching(x, from, packing_count_kept(how, count), at, n);
+            else numbers_add_group(x, from + at / PACKING_GROUP * whole, n, how, (uint32_t)(first + at));
         }
         for (size_t i = 0; wide && i < n; i++) ((float *)to)[at + i] = x[i] * factor;
-        for (size_t i = 0; !wide && i < n; i++) ((uint16_t *)to)[at + i] = update_narrow(x[i] * factor);
+        for (size_t i = 0; !wide && i < n; i++) ((uint16_t *)to)[at + i] = bfloat16_from_float(x[i] * factor);
     }
 }
 #define X(dtype, wide)                                                                                                 \
     static void pack_##dtype(void *packed, const void *from, float *lost, size_t count, const struct packing *how,     \
         uint64_t first)                                                                                                \
     {                                                                                                                  \
-        pack_all(packed, from, lost, count, how, first, wide);                                                         \
+        array_pack_groups(packed, from, lost, count, how, first, wide);                                                \
     }                                                                                                                  \
     static void unpack_##dtype(void *to, const void *const *packed, int sources, size_t count,                         \
         const struct packing *how, uint64_t first, float factor)                                                       \
     {                                                                                                                  \
-        unpack_all(to, packed, sources, count, how, first, factor, wide);                                              \
+        array_unpack_groups(to, packed, sources, count, how, first, factor, wide);                                     \
     }
 UPDATE_MAP(X)
 #undef X

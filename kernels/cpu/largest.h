@@ -18,7 +18,7 @@ struct strips {
 };
 
 /* Returns a strip in place, or a copy in `room` with zeros behind the end of the array. */
-INLINE const float *strip_at(const struct strips *s, size_t at, float *room)
+INLINE const float *strips_get_strip(const struct strips *s, size_t at, float *room)
 {
     size_t n = s->count - at;
     bool lies = s->lost || s->wide, whole = n >= STRIP;
@@ -26,37 +26,37 @@ INLINE const float *strip_at(const struct strips *s, size_t at, float *room)
     if (lies && whole) return numbers;
     if (lies) memcpy(room, numbers, n * sizeof *room);
     else if (whole)
-        for (size_t i = 0; i < STRIP; i++) room[i] = update_gradient(s->from, at + i, false);
+        for (size_t i = 0; i < STRIP; i++) room[i] = gradient_load_float(s->from, at + i, false);
     else
-        for (size_t i = 0; i < n; i++) room[i] = update_gradient(s->from, at + i, false);
+        for (size_t i = 0; i < n; i++) room[i] = gradient_load_float(s->from, at + i, false);
     if (!whole) memset(room + n, 0, (STRIP - n) * sizeof *room);
     return room;
 }
-INLINE void add_new(const struct strips *s, size_t at)
+INLINE void strips_add_gradients(const struct strips *s, size_t at)
 {
     float *restrict lost = s->lost + at;
     if (s->count - at >= STRIP)
-        for (size_t i = 0; i < STRIP; i++) lost[i] += update_gradient(s->from, at + i, s->wide);
+        for (size_t i = 0; i < STRIP; i++) lost[i] += gradient_load_float(s->from, at + i, s->wide);
     else
-        for (size_t i = 0; i < s->count - at; i++) lost[i] += update_gradient(s->from, at + i, s->wide);
+        for (size_t i = 0; i < s->count - at; i++) lost[i] += gradient_load_float(s->from, at + i, s->wide);
 }
 /* Finds the largest magnitude in each column of `rows` numbers, from row `top` on. */
-INLINE void find_columns(uint32_t *column, const float *x, size_t top, size_t rows)
+INLINE void columns_find_largest(uint32_t *column, const float *x, size_t top, size_t rows)
 {
-    for (size_t c = 0; c < COLUMNS; c++) column[c] = magnitude_of(x[top * COLUMNS + c]);
+    for (size_t c = 0; c < COLUMNS; c++) column[c] = float_get_magnitude(x[top * COLUMNS + c]);
     for (size_t row = top + 1; row < top + rows; row++)
         for (size_t c = 0; c < COLUMNS; c++) {
-            uint32_t whole = magnitude_of(x[row * COLUMNS + c]);
+            uint32_t whole = float_get_magnitude(x[row * COLUMNS + c]);
             column[c] = whole > column[c] ? whole : column[c];
         }
 }
-INLINE uint32_t coarse_bin(uint32_t magnitude)
+INLINE uint32_t histogram_get_coarse_bin(uint32_t magnitude)
 {
     uint32_t bin = (magnitude > COARSE_FIRST ? magnitude - COARSE_FIRST : 0) >> COARSE_SHIFT;
     return bin < BINS ? bin : BINS - 1;
 }
 /* Returns the bin at which the count from the top reaches `kept`. *above gets the count in the bins above it. */
-static size_t walk_down(const uint32_t *bin, size_t kept, size_t *above)
+static size_t histogram_find_bound_bin(const uint32_t *bin, size_t kept, size_t *above)
 {
     size_t at = BINS - 1, seen = 0;
     for (; at > 0 && seen + bin[at] < kept; at--) seen += bin[at];
@@ -65,47 +65,47 @@ static size_t walk_down(const uint32_t *bin, size_t kept, size_t *above)
 }
 /* Adds the gradients to the residual, and returns the first bound. With far more columns than `kept`, few columns have
    several of the largest numbers. */
-INLINE uint32_t find_bound(const struct strips *s, size_t kept, uint32_t *largest)
+INLINE uint32_t strips_find_bound(const struct strips *s, size_t kept, uint32_t *largest)
 {
     const size_t rows = kept < s->count / 32 ? ROWS : kept < s->count / 8 ? 4 : 1;
     uint32_t bin[BINS] = { 0 }, column[COLUMNS], most[COLUMNS] = { 0 };
     size_t above;
     float room[STRIP];
     for (size_t at = 0; at < s->count; at += STRIP) {
-        if (s->lost && !s->added) add_new(s, at);
-        const float *x = strip_at(s, at, room);
+        if (s->lost && !s->added) strips_add_gradients(s, at);
+        const float *x = strips_get_strip(s, at, room);
         for (size_t top = 0; top < ROWS; top += rows) {
-            find_columns(column, x, top, rows);
+            columns_find_largest(column, x, top, rows);
             for (size_t c = 0; c < COLUMNS; c++) most[c] = column[c] > most[c] ? column[c] : most[c];
-            for (size_t c = 0; c < COLUMNS; c++) column[c] = coarse_bin(column[c]);
+            for (size_t c = 0; c < COLUMNS; c++) column[c] = histogram_get_coarse_bin(column[c]);
             for (size_t c = 0; c < COLUMNS; c++) bin[column[c]]++;
         }
     }
     *largest = 0;
     for (size_t c = 0; c < COLUMNS; c++) *largest = most[c] > *largest ? most[c] : *largest;
-    size_t at = walk_down(bin, kept, &above);
+    size_t at = histogram_find_bound_bin(bin, kept, &above);
     return at ? COARSE_FIRST + ((uint32_t)at << COARSE_SHIFT) : 0;
 }
 /* Writes the places in a strip of the numbers that reach the bound, ordered by column, and returns how many. */
-INLINE size_t find_large(const float *x, uint32_t bound, uint16_t *place)
+INLINE size_t strip_find_large(const float *x, uint32_t bound, uint16_t *place)
 {
     uint32_t column[COLUMNS];
     size_t found = 0;
-    find_columns(column, x, 0, ROWS);
+    columns_find_largest(column, x, 0, ROWS);
     for (size_t c = 0; c < COLUMNS; c++)
         for (size_t i = c; column[c] >= bound && i < STRIP; i += COLUMNS) {
             place[found] = (uint16_t)i;
-            found += magnitude_of(x[i]) >= bound;
+            found += float_get_magnitude(x[i]) >= bound;
         }
     return found;
 }
-INLINE float number_at(const struct strips *s, size_t i)
+INLINE float strips_get_number(const struct strips *s, size_t i)
 {
-    return s->lost ? s->lost[i] : update_gradient(s->from, i, s->wide);
+    return s->lost ? s->lost[i] : gradient_load_float(s->from, i, s->wide);
 }
 /* Chooses all magnitudes from `from` on, and the first `few` between `least` and `from`. */
 struct largest_choice { uint32_t least, from; size_t few; bool finite; };
-static bool is_chosen(struct largest_choice *choice, uint32_t magnitude)
+static bool largest_choice_takes(struct largest_choice *choice, uint32_t magnitude)
 {
     if (magnitude >= choice->from) return true;
     if (magnitude < choice->least || choice->few == 0) return false;
@@ -113,104 +113,107 @@ static bool is_chosen(struct largest_choice *choice, uint32_t magnitude)
     return true;
 }
 /* Lists the places of the numbers that reach the first bound, up to `room`, and returns how many reach it. */
-INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t room, struct largest_choice *out)
+INLINE size_t strips_choose_largest(const struct strips *s, size_t kept, uint32_t *list, size_t room,
+    struct largest_choice *out)
 {
-    uint32_t bin[BINS] = { 0 }, largest, bound = find_bound(s, kept, &largest);
+    uint32_t bin[BINS] = { 0 }, largest, bound = strips_find_bound(s, kept, &largest);
     uint16_t place[STRIP];
     size_t above, reach = 0;
     int shift = 0;
     float copy[STRIP];
     while ((largest - bound) >> shift >= BINS) shift++;
     for (size_t at = 0; at < s->count; at += STRIP) {
-        const float *x = strip_at(s, at, copy);
-        size_t found = find_large(x, bound, place);
+        const float *x = strips_get_strip(s, at, copy);
+        size_t found = strip_find_large(x, bound, place);
         for (size_t i = 0; i < found; i++) {
             /* The copy of the last strip has zeros behind the end. */
             if (at + place[i] >= s->count) continue;
-            bin[(magnitude_of(x[place[i]]) - bound) >> shift]++;
+            bin[(float_get_magnitude(x[place[i]]) - bound) >> shift]++;
             if (reach < room) list[reach] = (uint32_t)(at + place[i]);
             reach++;
         }
     }
-    uint32_t least = bound + ((uint32_t)walk_down(bin, kept, &above) << shift);
+    uint32_t least = bound + ((uint32_t)histogram_find_bound_bin(bin, kept, &above) << shift);
     *out = (struct largest_choice){ least, least + (1u << shift), kept - above, largest < NOT_FINITE };
     return reach;
 }
 /* Lists the chosen numbers again if the first list had no room for all, in the same order, by strip and column. */
-INLINE void list_chosen(const struct strips *s, struct largest_choice choice, uint32_t *list)
+INLINE void strips_list_chosen(const struct strips *s, struct largest_choice choice, uint32_t *list)
 {
     uint16_t place[STRIP];
     size_t taken = 0;
     float copy[STRIP];
     for (size_t at = 0; at < s->count; at += STRIP) {
-        const float *x = strip_at(s, at, copy);
-        size_t found = find_large(x, choice.least, place);
+        const float *x = strips_get_strip(s, at, copy);
+        size_t found = strip_find_large(x, choice.least, place);
         for (size_t i = 0; i < found; i++) {
             bool lies = at + place[i] < s->count;
-            if (lies && is_chosen(&choice, magnitude_of(x[place[i]]))) list[taken++] = (uint32_t)(at + place[i]);
+            if (lies && largest_choice_takes(&choice, float_get_magnitude(x[place[i]])))
+                list[taken++] = (uint32_t)(at + place[i]);
         }
     }
 }
-INLINE void take(char *values, const struct strips *s, const uint32_t *places, size_t kept, bool finite)
+INLINE void strips_pack_places(char *values, const struct strips *s, const uint32_t *places, size_t kept, bool finite)
 {
     for (size_t i = 0; i < kept; i++) {
-        float number = number_at(s, places[i]);
+        float number = strips_get_number(s, places[i]);
         memcpy(values + i * sizeof number, &number, sizeof number);
         if (s->lost) s->lost[places[i]] = 0;
     }
-    if (s->lost && !finite) clear_infinite(s->lost, s->count);
+    if (s->lost && !finite) numbers_clear_nonfinite(s->lost, s->count);
 }
 /* Packs the `kept` largest numbers. The room of the values and places serves as a list of twice as many places. */
-INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
+INLINE void strips_pack_largest(char *packed, const struct strips *s, size_t kept)
 {
     uint32_t *list = (void *)packed, *places = list + kept;
     struct largest_choice choice;
-    size_t reach = choose(s, kept, list, 2 * kept, &choice), taken = 0;
-    if (reach > 2 * kept) list_chosen(s, choice, list);
+    size_t reach = strips_choose_largest(s, kept, list, 2 * kept, &choice), taken = 0;
+    if (reach > 2 * kept) strips_list_chosen(s, choice, list);
     else
         for (size_t i = 0; i < reach; i++)
-            if (is_chosen(&choice, magnitude_of(number_at(s, list[i])))) list[taken++] = list[i];
+            if (largest_choice_takes(&choice, float_get_magnitude(strips_get_number(s, list[i]))))
+                list[taken++] = list[i];
     memcpy(places, list, kept * sizeof *places);
-    take(packed, s, places, kept, choice.finite);
+    strips_pack_places(packed, s, places, kept, choice.finite);
 }
 /* Adds the gradients to the residual, and lists the places of the numbers that reach the bound. Returns how many reach
    it, or more than `room`. */
-INLINE size_t list_reaching(const struct strips *s, uint32_t bound, uint32_t *list, size_t room, bool *finite)
+INLINE size_t strips_list_reaching(const struct strips *s, uint32_t bound, uint32_t *list, size_t room, bool *finite)
 {
     uint16_t place[STRIP];
     size_t reach = 0;
     float copy[STRIP];
     for (size_t at = 0; at < s->count; at += STRIP) {
-        if (s->lost) add_new(s, at);
+        if (s->lost) strips_add_gradients(s, at);
         if (reach > room) continue;
-        const float *x = strip_at(s, at, copy);
-        size_t found = find_large(x, bound, place);
+        const float *x = strips_get_strip(s, at, copy);
+        size_t found = strip_find_large(x, bound, place);
         for (size_t i = 0; i < found; i++) {
             if (reach < room) list[reach] = (uint32_t)(at + place[i]);
-            if (magnitude_of(x[place[i]]) >= NOT_FINITE) *finite = false;
+            if (float_get_magnitude(x[place[i]]) >= NOT_FINITE) *finite = false;
             reach++;
         }
     }
     return reach;
 }
 /* Packs the numbers that reach the bound. Their count precedes them. */
-INLINE void pack_reaching(char *packed, struct strips *s, size_t most, uint32_t bound)
+INLINE void strips_pack_reaching(char *packed, struct strips *s, size_t most, uint32_t bound)
 {
     uint32_t count, *list = (void *)(packed + sizeof count);
     bool finite = true;
-    size_t reach = list_reaching(s, bound, list, most, &finite);
+    size_t reach = strips_list_reaching(s, bound, list, most, &finite);
     count = (uint32_t)(reach < most ? reach : most);
     memcpy(packed, &count, sizeof count);
     s->added = true;
     if (reach > most) {
-        pack_largest(packed + sizeof count, s, most);
+        strips_pack_largest(packed + sizeof count, s, most);
         return;
     }
     memcpy(list + reach, list, reach * sizeof *list);
-    take(packed + sizeof count, s, list + reach, reach, finite);
+    strips_pack_places(packed + sizeof count, s, list + reach, reach, finite);
 }
 /* Adds to x the packed numbers of one group of `count`, which starts at `first`. A strip never crosses its borders. */
-INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)
+INLINE void packed_add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)
 {
     const char *places = packed + kept * sizeof *x;
     size_t low = 0, high = kept;
@@ -231,9 +234,9 @@ INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first,
         x[at] += number;
     }
 }
-INLINE void add_reaching(float *x, const char *packed, size_t most, size_t first, size_t count)
+INLINE void packed_add_reaching(float *x, const char *packed, size_t most, size_t first, size_t count)
 {
     uint32_t kept;
     memcpy(&kept, packed, sizeof kept);
-    add_largest(x, packed + sizeof kept, kept < most ? kept : most, first, count);
+    packed_add_largest(x, packed + sizeof kept, kept < most ? kept : most, first, count);
 }

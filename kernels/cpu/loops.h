@@ -20,7 +20,7 @@ struct task {
 };
 
 /* Returns the type in which a dtype is computed. */
-INLINE tutti_dtype lane_of(tutti_dtype dtype)
+INLINE tutti_dtype dtype_get_lane_type(tutti_dtype dtype)
 {
     switch (dtype) {
     case TUTTI_BOOL: return TUTTI_UINT8;
@@ -32,14 +32,14 @@ INLINE tutti_dtype lane_of(tutti_dtype dtype)
     }
 }
 
-INLINE tutti_op op_of(tutti_dtype dtype, tutti_op op)
+INLINE tutti_op dtype_get_lane_op(tutti_dtype dtype, tutti_op op)
 {
     if (dtype != TUTTI_BOOL || op == TUTTI_BXOR) return op;
     return op == TUTTI_SUM || op == TUTTI_MAX || op == TUTTI_BOR ? TUTTI_BOR : TUTTI_BAND;
 }
 
 /* Returns how many vectors of lanes one vector of elements becomes. */
-INLINE int parts_of(tutti_dtype dtype)
+INLINE int dtype_count_parts(tutti_dtype dtype)
 {
     switch (dtype) {
     case TUTTI_FLOAT16:
@@ -52,7 +52,7 @@ INLINE int parts_of(tutti_dtype dtype)
 
 /* Unpacks a vector of elements into lanes. Any order of lanes is valid if pack restores it. The parts of bfloat16 are
    the lower and the upper halves of 32-bit lanes, which saves a shuffle. */
-INLINE void unpack(tutti_dtype dtype, const char *from, vector *part)
+INLINE void vector_unpack_parts(tutti_dtype dtype, const char *from, vector *part)
 {
     vector v = vector_load(from);
     switch (dtype) {
@@ -68,20 +68,20 @@ INLINE void unpack(tutti_dtype dtype, const char *from, vector *part)
     }
 }
 
-INLINE bool is_widened(tutti_dtype dtype) { return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16; }
+INLINE bool dtype_is_widened(tutti_dtype dtype) { return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16; }
 
 /* Replaces NaNs. The parts of 16-bit types are checked together; without a NaN, the usual case, this costs one
    branch. */
-INLINE void canonical(tutti_dtype dtype, vector *part, int parts)
+INLINE void parts_canonicalize(tutti_dtype dtype, vector *part, int parts)
 {
     /* float8_round replaces the NaNs of float8. */
-    if (!lanes_floating(lane_of(dtype)) || parts_of(dtype) > 2) return;
-    if (is_widened(dtype) && __builtin_expect(!widened_any_nan(part, parts), 1)) return;
-    for (int i = 0; i < parts; i++) part[i] = lanes_canonical(lane_of(dtype), part[i]);
+    if (!lanes_floating(dtype_get_lane_type(dtype)) || dtype_count_parts(dtype) > 2) return;
+    if (dtype_is_widened(dtype) && __builtin_expect(!widened_any_nan(part, parts), 1)) return;
+    for (int i = 0; i < parts; i++) part[i] = lanes_canonical(dtype_get_lane_type(dtype), part[i]);
 }
 
 /* Packs parts whose NaNs are canonical. */
-INLINE vector pack(tutti_dtype dtype, vector *part)
+INLINE vector vector_pack_parts(tutti_dtype dtype, vector *part)
 {
     switch (dtype) {
     case TUTTI_FLOAT16: return float16_pack(part);
@@ -92,10 +92,10 @@ INLINE vector pack(tutti_dtype dtype, vector *part)
     }
 }
 
-INLINE vector combine(tutti_dtype dtype, tutti_op op, vector a, vector b)
+INLINE vector parts_combine(tutti_dtype dtype, tutti_op op, vector a, vector b)
 {
-    if (is_widened(dtype) && op == TUTTI_SUM) return widened_add(a, b);
-    return lanes_combine(lane_of(dtype), op_of(dtype, op), a, b);
+    if (dtype_is_widened(dtype) && op == TUTTI_SUM) return widened_add(a, b);
+    return lanes_combine(dtype_get_lane_type(dtype), dtype_get_lane_op(dtype, op), a, b);
 }
 
 /* Loads `vectors` whole blocks, or one shorter block if bytes < WIDTH. */
@@ -103,10 +103,10 @@ INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int ve
 {
     if (bytes < WIDTH) {
         vector some = vector_load_some(from, bytes);
-        unpack(dtype, (const char *)&some, out);
+        vector_unpack_parts(dtype, (const char *)&some, out);
         return;
     }
-    for (int i = 0; i < vectors; i++) unpack(dtype, from + i * WIDTH, out + i * parts_of(dtype));
+    for (int i = 0; i < vectors; i++) vector_unpack_parts(dtype, from + i * WIDTH, out + i * dtype_count_parts(dtype));
 }
 
 INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block, bool streams)
@@ -123,26 +123,26 @@ INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block
 
 INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes, int vectors)
 {
-    const tutti_dtype lane = lane_of(dtype);
-    const int parts = vectors * parts_of(dtype);
+    const tutti_dtype lane = dtype_get_lane_type(dtype);
+    const int parts = vectors * dtype_count_parts(dtype);
     vector total[GROUP], next[GROUP];
     group_load(dtype, task.from[0] + at, bytes, vectors, total);
     for (int k = 1; k < task.from_count; k++) {
         group_load(dtype, task.from[k] + at, bytes, vectors, next);
-        for (int i = 0; i < parts; i++) total[i] = combine(dtype, op, total[i], next[i]);
+        for (int i = 0; i < parts; i++) total[i] = parts_combine(dtype, op, total[i], next[i]);
     }
     if (op == TUTTI_SUM && dtype != TUTTI_BOOL && task.divisor != 1) {
         for (int i = 0; i < parts; i++) total[i] = lanes_divide(lane, total[i], task.divisor);
     }
-    canonical(dtype, total, parts);
-    for (int i = 0; i < vectors; i++) next[i] = pack(dtype, total + i * parts_of(dtype));
+    parts_canonicalize(dtype, total, parts);
+    for (int i = 0; i < vectors; i++) next[i] = vector_pack_parts(dtype, total + i * dtype_count_parts(dtype));
     for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next, task.streams);
 }
 
 /* Reduces the whole groups from `at` on, and returns where they end. */
 INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes)
 {
-    const int vectors = GROUP / parts_of(dtype);
+    const int vectors = GROUP / dtype_count_parts(dtype);
     for (; at + vectors * WIDTH <= bytes; at += vectors * WIDTH) group_reduce(dtype, op, task, at, WIDTH, vectors);
     return at;
 }
@@ -161,12 +161,12 @@ INLINE size_t groups_reduce_common(tutti_dtype dtype, struct task task, size_t a
     return groups_reduce(dtype, TUTTI_SUM, task, at, bytes);
 }
 
-INLINE bool is_common(tutti_dtype dtype, tutti_op op)
+INLINE bool pair_is_common(tutti_dtype dtype, tutti_op op)
 {
     return op == TUTTI_SUM && (dtype == TUTTI_FLOAT32 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT16);
 }
 
-static void task_copy(struct task task, size_t bytes)
+static void task_copy_source(struct task task, size_t bytes)
 {
     if (task.to_count == 1) {
         if (task.to[0] != task.from[0]) memcpy(task.to[0], task.from[0], bytes);
@@ -176,15 +176,15 @@ static void task_copy(struct task task, size_t bytes)
     for (; at < bytes; at += WIDTH) group_reduce(TUTTI_UINT8, TUTTI_BOR, task, at, bytes - at, 1);
 }
 
-INLINE void reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
+INLINE void task_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
 {
     if (task.from_count == 1 && task.divisor == 1) {
-        task_copy(task, bytes);
+        task_copy_source(task, bytes);
         return;
     }
     size_t at = 0;
-    if (bytes >= GROUP * WIDTH && parts_of(dtype) < GROUP) {
-        if (is_common(dtype, op) && task.divisor == 1) at = groups_reduce_common(dtype, task, 0, bytes);
+    if (bytes >= GROUP * WIDTH && dtype_count_parts(dtype) < GROUP) {
+        if (pair_is_common(dtype, op) && task.divisor == 1) at = groups_reduce_common(dtype, task, 0, bytes);
         else at = groups_reduce(dtype, op, task, 0, bytes);
     }
     for (; at < bytes; at += WIDTH) group_reduce(dtype, op, task, at, bytes - at, 1);
@@ -193,13 +193,13 @@ INLINE void reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t byte
 /* Stores whole lines around the caches, because the processor reads a line that is stored in part. The first vectors
    overlap the first whole line, so some elements are computed twice; a destination is never a source here. A line must
    start at the start of an element. */
-INLINE void reduce_streamed(tutti_dtype dtype, struct task task, size_t bytes, size_t element)
+INLINE void task_reduce_streamed(tutti_dtype dtype, struct task task, size_t bytes, size_t element)
 {
     size_t skew = (uintptr_t)task.to[0] % LINE, begin = skew ? LINE - skew : 0, at = 0;
     bool fits = bytes >= 2 * LINE && skew % element == 0 && (task.from_count > 1 || task.divisor > 1);
     for (int j = 1; j < task.to_count; j++) fits &= (uintptr_t)task.to[j] % LINE == skew;
     if (!fits) {
-        reduce(dtype, TUTTI_SUM, task, bytes);
+        task_reduce(dtype, TUTTI_SUM, task, bytes);
         return;
     }
     for (; at < begin; at += WIDTH) group_reduce(dtype, TUTTI_SUM, task, at, WIDTH, 1);
@@ -215,15 +215,16 @@ INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t by
 {
     vector part[GROUP];
     group_load(dtype, from, bytes, vectors, part);
-    for (int i = 0; i < vectors * parts_of(dtype); i++) part[i] = lanes_scale(lane_of(dtype), part[i], factor);
-    canonical(dtype, part, vectors * parts_of(dtype));
-    for (int i = 0; i < vectors; i++) part[i] = pack(dtype, part + i * parts_of(dtype));
+    for (int i = 0; i < vectors * dtype_count_parts(dtype); i++)
+        part[i] = lanes_scale(dtype_get_lane_type(dtype), part[i], factor);
+    parts_canonicalize(dtype, part, vectors * dtype_count_parts(dtype));
+    for (int i = 0; i < vectors; i++) part[i] = vector_pack_parts(dtype, part + i * dtype_count_parts(dtype));
     group_store(to, bytes, vectors, part, false);
 }
 
-INLINE void scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, double factor)
+INLINE void array_scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, double factor)
 {
-    const int vectors = GROUP / parts_of(dtype);
+    const int vectors = GROUP / dtype_count_parts(dtype);
     size_t at = 0;
     for (; vectors > 1 && at + vectors * WIDTH <= bytes; at += vectors * WIDTH)
         group_scale(dtype, to + at, from + at, WIDTH, vectors, factor);
@@ -246,7 +247,7 @@ INLINE void scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, d
         void *const *to, int to_count, const void *const *from, int from_count, size_t count, int divisor)             \
     {                                                                                                                  \
         struct task task = { (char *const *)to, (const char *const *)from, to_count, from_count, divisor, false };     \
-        reduce(TUTTI_##dtype, TUTTI_##op, task, count *bytes);                                                         \
+        task_reduce(TUTTI_##dtype, TUTTI_##op, task, count *bytes);                                                    \
     }
 #define X(dtype, bytes) ARITHMETIC_MAP(Y, dtype, bytes) BITWISE_MAP(Y, dtype, bytes)
 INTEGER_MAP(X)
@@ -259,7 +260,7 @@ FLOATING_MAP(X)
 #define X(dtype, bytes)                                                                                                \
     static void scale_##dtype(void *to, const void *from, size_t count, double factor)                                 \
     {                                                                                                                  \
-        scale(TUTTI_##dtype, to, from, count *bytes, factor);                                                          \
+        array_scale(TUTTI_##dtype, to, from, count *bytes, factor);                                                    \
     }
 FLOATING_MAP(X)
 #undef X
@@ -270,7 +271,7 @@ FLOATING_MAP(X)
         void *const *to, int to_count, const void *const *from, int from_count, size_t count, int divisor)             \
     {                                                                                                                  \
         struct task task = { (char *const *)to, (const char *const *)from, to_count, from_count, divisor, false };     \
-        reduce_streamed(TUTTI_##dtype, task, count *bytes, bytes);                                                     \
+        task_reduce_streamed(TUTTI_##dtype, task, count *bytes, bytes);                                                \
     }
 STREAMED_MAP(X)
 #undef X

@@ -14,7 +14,8 @@ INLINE size_t row_bytes(tutti_dtype dtype) { return dtype == TUTTI_FLOAT32 ? 4 :
 /* ---- a block, or one element in the first lane ---- */
 INLINE void row_load(tutti_dtype dtype, const char *from, vector *out)
 {
-    for (int k = 0; k < ROW_PARTS / parts_of(dtype); k++) unpack(dtype, from + k * WIDTH, out + k * parts_of(dtype));
+    for (int k = 0; k < ROW_PARTS / dtype_count_parts(dtype); k++)
+        vector_unpack_parts(dtype, from + k * WIDTH, out + k * dtype_count_parts(dtype));
 }
 INLINE void row_canonical(vector *part)
 {
@@ -25,29 +26,29 @@ INLINE void row_canonical(vector *part)
 INLINE void row_round(tutti_dtype dtype, char *to, vector *part)
 {
     row_canonical(part);
-    for (int k = 0; k < ROW_PARTS / parts_of(dtype); k++) {
-        vector packed = pack(dtype, part + k * parts_of(dtype));
+    for (int k = 0; k < ROW_PARTS / dtype_count_parts(dtype); k++) {
+        vector packed = vector_pack_parts(dtype, part + k * dtype_count_parts(dtype));
         vector_store(to + k * WIDTH, packed);
-        unpack(dtype, (const char *)&packed, part + k * parts_of(dtype));
+        vector_unpack_parts(dtype, (const char *)&packed, part + k * dtype_count_parts(dtype));
     }
 }
 INLINE void row_store(tutti_dtype dtype, char *to, vector *part)
 {
     row_canonical(part);
-    for (int k = 0; k < ROW_PARTS / parts_of(dtype); k++)
-        vector_store(to + k * WIDTH, pack(dtype, part + k * parts_of(dtype)));
+    for (int k = 0; k < ROW_PARTS / dtype_count_parts(dtype); k++)
+        vector_store(to + k * WIDTH, vector_pack_parts(dtype, part + k * dtype_count_parts(dtype)));
 }
 INLINE float row_load_one(tutti_dtype dtype, const char *from)
 {
     vector part[2], some = vector_load_some(from, row_bytes(dtype));
-    unpack(dtype, (const char *)&some, part);
+    vector_unpack_parts(dtype, (const char *)&some, part);
     return ((lanes_f32)part[0])[0];
 }
 INLINE float row_store_one(tutti_dtype dtype, char *to, float number)
 {
     vector part[2] = { (vector)((lanes_f32){ number }), vector_all(0) };
-    canonical(dtype, part, parts_of(dtype));
-    vector packed = pack(dtype, part);
+    parts_canonicalize(dtype, part, dtype_count_parts(dtype));
+    vector packed = vector_pack_parts(dtype, part);
     vector_store_some(to, packed, row_bytes(dtype));
     return row_load_one(dtype, to);
 }
@@ -59,7 +60,7 @@ INLINE float row_total(tutti_dtype dtype, lanes_f32 *part)
 {
     int parts = ROW_PARTS;
     float sum[ROW_BLOCK];
-    while (parts > parts_of(dtype)) {
+    while (parts > dtype_count_parts(dtype)) {
         parts /= 2;
         for (int p = 0; p < parts; p++) part[p] += part[p + parts];
     }

@@ -3,13 +3,14 @@
 #include "kernels/update.h"
 #include <math.h>
 
-INLINE float update_gradient(const void *from, size_t i, bool wide)
+INLINE float gradient_load_float(const void *from, size_t i, bool wide)
 {
-    return wide ? ((const float *)from)[i] : update_widen(((const uint16_t *)from)[i]);
+    return wide ? ((const float *)from)[i] : bfloat16_to_float(((const uint16_t *)from)[i]);
 }
 
 /* ---- one element; the moments are updated in place ---- */
-INLINE float adam(const struct update_factors *f, float gradient, float value, float *first, float *second)
+INLINE float adam_update_element(const struct update_factors *f, float gradient, float value, float *first,
+    float *second)
 {
     /* The interpolation starts from the nearer end, as in torch. */
     bool near = f->take1 < 0.5f;
@@ -17,7 +18,7 @@ INLINE float adam(const struct update_factors *f, float gradient, float value, f
     *second = fmaf(f->take2 * gradient, gradient, *second * f->keep2);
     return value - f->rate * *first / (sqrtf(*second) / f->root + f->epsilon);
 }
-INLINE float sgd(const struct update_factors *f, float gradient, float value, float *first)
+INLINE float sgd_update_element(const struct update_factors *f, float gradient, float value, float *first)
 {
     gradient = fmaf(value, f->decay, gradient);
     if (first) gradient = *first = f->begins ? gradient : *first * f->momentum + gradient;
@@ -32,12 +33,13 @@ INLINE void update_adam(const struct update_arrays *a, size_t count, const struc
     float *restrict value = a->value, *restrict first = a->first, *restrict second = a->second;
     uint16_t *restrict narrow = a->narrow;
     for (size_t i = 0; i < count; i++) {
-        float g = update_gradient(a->gradient, i, wide) * f.scale, old = value[i], m = first[i], v = second[i];
-        float new = decoupled ? adam(&f, g, old * f.decay, &m, &v) : adam(&f, fmaf(old, f.decay, g), old, &m, &v);
+        float g = gradient_load_float(a->gradient, i, wide) * f.scale, old = value[i], m = first[i], v = second[i];
+        float new = decoupled ? adam_update_element(&f, g, old * f.decay, &m, &v)
+                              : adam_update_element(&f, fmaf(old, f.decay, g), old, &m, &v);
         first[i] = m;
         second[i] = v;
         value[i] = new;
-        if (!wide) narrow[i] = update_narrow(new);
+        if (!wide) narrow[i] = bfloat16_from_float(new);
     }
 }
 INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct update_factors *given, bool moves,
@@ -48,10 +50,11 @@ INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct
     uint16_t *restrict narrow = a->narrow;
     for (size_t i = 0; i < count; i++) {
         float m = moves ? first[i] : 0;
-        float new = sgd(&f, update_gradient(a->gradient, i, wide) * f.scale, value[i], moves ? &m : NULL);
+        float new =
+            sgd_update_element(&f, gradient_load_float(a->gradient, i, wide) * f.scale, value[i], moves ? &m : NULL);
         if (moves) first[i] = m;
         value[i] = new;
-        if (!wide) narrow[i] = update_narrow(new);
+        if (!wide) narrow[i] = bfloat16_from_float(new);
     }
 }
 /* Adds squares in sixteen sums, for every vector width. */
@@ -61,11 +64,11 @@ INLINE double update_squares(const void *from, size_t count, bool wide)
     double sum[SUMS] = { 0 };
     for (size_t i = 0; i + SUMS <= count; i += SUMS)
         for (size_t k = 0; k < SUMS; k++) {
-            double number = update_gradient(from, i + k, wide);
+            double number = gradient_load_float(from, i + k, wide);
             sum[k] += number * number;
         }
     for (size_t i = count / SUMS * SUMS; i < count; i++) {
-        double number = update_gradient(from, i, wide);
+        double number = gradient_load_float(from, i, wide);
         sum[i % SUMS] += number * number;
     }
     for (size_t k = SUMS / 2; k > 0; k /= 2)

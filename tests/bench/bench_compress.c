@@ -73,7 +73,7 @@ int main(int count, char **arguments)
         { "from 1.4 on, some 1 %", { .form = PACKING_THRESHOLD, .kept = 102, .threshold = 1.4f } },
     };
     static const size_t sizes[] = { 64 << 10, COUNT };
-    if (count > 1 && !kernels_use(arguments[1])) return 1;
+    if (count > 1 && !kernels_select_isa(arguments[1])) return 1;
     gradient = aligned_alloc(64, COUNT * sizeof *gradient);
     lost = aligned_alloc(64, COUNT * sizeof *lost);
     to = aligned_alloc(64, COUNT * sizeof *to);

@@ -341,7 +341,7 @@ int main(int count, char **words)
     char label[96];
     parse(count, words);
     select_cases();
-    third_cache_bytes = cache_bytes(3);
+    third_cache_bytes = cache_level_bytes(3);
     for (int i = 0; i < case_count && arguments.list; i++) {
         case_label(&cases[i], label, sizeof label);
         printf("%s\n", label);

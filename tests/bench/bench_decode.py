@@ -11,7 +11,7 @@ the last rank's return; medians. Before each call a layer multiplies by 1 MiB of
 cache holds what it would hold if calls followed each other at once.
 
 "bytes", for two ranks: each copies its tensor into memory that both have mapped and, when both have, adds the other's,
-in the same loop. It is what any all-reduce of private tensors moves, without waiting, and without the price of the two
+in the same loop. It is what any all-reduce of private tensors moves, without waiting, and without the cost of the two
 calls of torch, which the same with 64 bytes has shown.
 
 Last, two ranks without anything to compute, one of which comes late: whether the other sleeps by then, and what it

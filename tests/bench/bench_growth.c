@@ -155,7 +155,7 @@ static void measure_plan(const void *shape, void *out)
         .one_host = true,
         .host = s->hosts / 3,
         .slots = 4,
-        .in_place = s->algorithm->family == ALL_TO_ALL ? NULL : mask_all,
+        .in_place = s->algorithm->collective == ALL_TO_ALL ? NULL : mask_all,
         .hoist = !s->algorithm->host_memory,
         .one_rank = true,
         .rank = s->hosts / 3 * s->per_host };
@@ -163,7 +163,7 @@ static void measure_plan(const void *shape, void *out)
     must(plan_build_staging(&plan));
     row->ms = processor_ms() - began;
     row->peak = most_resident() - before;
-    row->bytes = (double)plan_bytes(&plan);
+    row->bytes = (double)plan_held_bytes(&plan);
     row->steps = plan.ranks->step_count;
     row->measured = true;
 }
@@ -209,7 +209,7 @@ static void run_plan(struct shape s)
     struct plan_row *row = &results->plans[results->plan_count++];
     row->shape = s;
     in_child(PLAN_LIMIT_S, measure_plan, &s, row);
-    printf("%5d x %-4d %-14s %-24s", s.hosts, s.per_host, family_name(s.algorithm->family), s.algorithm->name);
+    printf("%5d x %-4d %-14s %-24s", s.hosts, s.per_host, collective_name(s.algorithm->collective), s.algorithm->name);
     if (row->measured) printf("%9.2f %10.1f %10.0f %8d\n", row->ms, row->bytes / KI, row->peak / KI, row->steps);
     else printf(" was not built within %d s\n", PLAN_LIMIT_S);
 }
@@ -247,8 +247,8 @@ static void write_plans(FILE *out)
         fprintf(out,
             "%s\n  {\"hosts\": %d, \"per_host\": %d, \"family\": \"%s\", \"algorithm\": \"%s\", \"ms\": %.3f, "
             "\"bytes\": %.0f, \"peak\": %.0f}",
-            comma, r->shape.hosts, r->shape.per_host, family_name(r->shape.algorithm->family), r->shape.algorithm->name,
-            r->ms, r->bytes, r->peak);
+            comma, r->shape.hosts, r->shape.per_host, collective_name(r->shape.algorithm->collective),
+            r->shape.algorithm->name, r->ms, r->bytes, r->peak);
         comma = ",";
     }
 }

@@ -99,7 +99,7 @@ static void print_line(tutti_dtype dtype, const struct shape *shape, size_t byte
     size_t count = bytes / dtypes[dtype].bytes;
     bool begun = false;
     for (int i = 0; kernels_isa_name(i); i++) {
-        kernels_use(kernels_isa_name(i));
+        kernels_select_isa(kernels_isa_name(i));
         reduce_function *reduce = reduce_find(dtype, shape->op);
         if (!reduce || !is_wanted(dtype, shape, bytes, kernels_isa())) continue;
         if (!begun)

@@ -51,7 +51,7 @@ struct outcome {
     char chosen[VARIANT_BYTES], winner[VARIANT_BYTES];
     int variants;
 };
-static struct common {                                  /* of all ranks */
+static struct shared_mapping {                                  /* of all ranks */
     double sample[MOST_VARIANTS][MOST_RANKS][MOST_TIMES];
     int finalist[FINALISTS];
     struct outcome outcome[MOST_ROWS];

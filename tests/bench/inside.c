@@ -8,22 +8,22 @@
 const char *inside_candidate(const char *collective, int index)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (a->host_memory && strcmp(family_name(a->family), collective) == 0 && index-- == 0) return a->name;
+        if (a->host_memory && strcmp(collective_name(a->collective), collective) == 0 && index-- == 0) return a->name;
     return NULL;
 }
 void inside_choice(const tutti_comm *comm, const char *collective, char *out, size_t capacity)
 {
     snprintf(out, capacity, "messages");
-    for (int f = 0; f < FAMILY_COUNT; f++) {
+    for (int f = 0; f < COLLECTIVE_COUNT; f++) {
         const struct recent *r = &comm->launcher.recent[f];
-        if (strcmp(family_name((enum family)f), collective) != 0 || !r->program) continue;
-        char words[CHOICE_WORDS];
-        choice_words(&r->runs, words);
+        if (strcmp(collective_name((enum collective)f), collective) != 0 || !r->program) continue;
+        char words[CHOICE_TEXT_BYTES];
+        choice_format(&r->runs, words);
         snprintf(out, capacity, "%s", words);
     }
 }
 void inside_hold(tutti_comm *comm, bool holds)
 {
-    struct trials *t = &comm->launcher.trials;
+    struct tuners *t = &comm->launcher.trials;
     for (int i = 0; i < t->count; i++) t->of[i]->lost = holds ? HUGE_VAL : 0;
 }

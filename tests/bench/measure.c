@@ -174,7 +174,7 @@ bool flag_pauses;
 void measure_relax(int tries)
 {
     if (oversubscribed ? tries > 100 : tries % 65536 == 65535) sched_yield();
-    else if (oversubscribed || flag_pauses) pause_briefly();
+    else if (oversubscribed || flag_pauses) cpu_pause_briefly();
 }
 static void await(const struct line *line, uint64_t value)
 {
@@ -213,7 +213,7 @@ static void backoff_until(const struct backoff *backoff, struct line *line, uint
     uint64_t seen;
     for (int n = 0; (seen = atomic_load_explicit(&line->word, memory_order_acquire)) < value; n++) {
         struct wait_set set = { .core_is_wanted = is_in_the_way(value) };
-        wait_add(&set, (_Atomic uint32_t *)(void *)&line->word, (uint32_t)seen, &line->waiters, true);
+        wait_set_add(&set, (_Atomic uint32_t *)(void *)&line->word, (uint32_t)seen, &line->waiters, true);
         backoff_wait(backoff, n, &set, 100);
     }
 }
@@ -222,8 +222,8 @@ void backoff_barrier(void)
     static struct backoff backoff;
     struct line *own = &shared->rung[measure_rank];
     uint64_t mine = ++rungs;
-    if (mine == 1) backoff = backoff_for(true);
-    counter_publish(NULL, &own->word, mine, &own->waiters);
+    if (mine == 1) backoff = backoff_for_thread(true);
+    counter_publish_and_wake(NULL, &own->word, mine, &own->waiters);
     for (int r = 0; r < measure_ranks; r++)
         if (r != measure_rank) backoff_until(&backoff, &shared->rung[r], mine);
 }

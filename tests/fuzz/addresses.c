@@ -8,8 +8,8 @@ static struct interface interface_of_input(struct input *in)
 {
     struct interface i = { .up = input_byte(in) % 4 };
     input_take(in, i.name, sizeof i.name - 1);
-    static const uint16_t families[] = { 2, 10, 0, 77 };        /* AF_INET, AF_INET6, none, another */
-    i.contact.family = families[input_byte(in) % 4];
+    static const uint16_t collectives[] = { 2, 10, 0, 77 };        /* AF_INET, AF_INET6, none, another */
+    i.contact.family = collectives[input_byte(in) % 4];
     i.contact.port = (uint16_t)input_byte(in);
     i.contact.scope = input_byte(in);
     input_take(in, i.contact.address, sizeof i.contact.address);
@@ -23,8 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int count = input_byte(&in) % (INTERFACES + 1);
     for (int i = 0; i < count; i++) {
         table[i] = interface_of_input(&in);
-        FUZZ_CHECK(strlen(contact_print(&table[i].contact, text)) < sizeof text);
-        contact_is_loopback(&table[i].contact);
+        FUZZ_CHECK(strlen(sock_address_print(&table[i].contact, text)) < sizeof text);
+        sock_address_is_loopback(&table[i].contact);
     }
     input_text(&in, names, sizeof names);
     const struct interface *found = interface_choose(table, count, names);

@@ -28,7 +28,7 @@ static void compose_message(struct input *in, unsigned char out[AGREE_WIRE_BYTES
     c->operation = (uint64_t)(int8_t)input_byte(in);
     for (int i = 0; m.kind == AGREE_FAIL && i < 2; i++) fill_call(in, &c->calls[i]);
     c->detail[0] = (char)(input_byte(in) % 2);
-    agree_encode(&m, out);
+    agree_message_encode(&m, out);
 }
 static void take_message(struct input *in, int from, struct agree *a)
 {
@@ -37,7 +37,7 @@ static void take_message(struct input *in, int from, struct agree *a)
     size_t length = sizeof bytes;
     if (input_byte(in) % 16) compose_message(in, bytes);
     else length = input_take(in, bytes, sizeof bytes);
-    if (agree_decode(bytes, length, RANKS, &message)) agree_receive(a, from, &message);
+    if (agree_message_decode(bytes, length, RANKS, &message)) agree_handle_message(a, from, &message);
 }
 static void take_step(struct input *in, struct agree *a)
 {
@@ -51,19 +51,19 @@ static void take_step(struct input *in, struct agree *a)
     case BEGINS:
         if (a->state != AGREE_LEFT) agree_begin(a, &call);
         break;
-    case ARRIVES: agree_arrived(a, peer, number, number); break;
+    case ARRIVES: agree_on_first_message(a, peer, number, number); break;
     case WAITS_FOR:
-        if (host_of_rank[peer]) agree_wait(a, peer, number % 2);
+        if (host_of_rank[peer]) agree_set_waiting(a, peer, number % 2);
         break;
     case ENDS:
-        if (a->ended < a->begun) agree_may_end(a, a->ended + 1);
+        if (a->ended < a->begun) agree_may_end_operation(a, a->ended + 1);
         break;
-    case FAILS: agree_fail(a, &cause); break;
-    case LOSES: agree_lost(a, peer); break;
+    case FAILS: agree_report_cause(a, &cause); break;
+    case LOSES: agree_on_peer_lost(a, peer); break;
     case LEAVES:
         if (number == 0) agree_leave(a);
         break;
-    case TIME_PASSES: agree_tick(a, a->now_ms + (int64_t)number); break;
+    case TIME_PASSES: agree_advance_time(a, a->now_ms + (int64_t)number); break;
     case INPUT_KINDS: break;
     }
 }
@@ -74,13 +74,13 @@ static void settle(struct agree *a)
     struct agree_message message, again;
     struct agree_cause held = a->held;
     int to;
-    if (a->state == AGREE_CLAIMS) agree_host_failed(a, &held);
+    if (a->state == AGREE_CLAIMS) agree_on_failure_record(a, &held);
     held = a->held;
-    if (a->state == AGREE_DECIDES) agree_host_decided(a, &held);
-    while (agree_next(a, &to, &message)) {
+    if (a->state == AGREE_DECIDES) agree_on_decision_record(a, &held);
+    while (agree_next_message(a, &to, &message)) {
         FUZZ_CHECK(to > 0 && to < RANKS);
-        agree_encode(&message, bytes);
-        FUZZ_CHECK(agree_decode(bytes, sizeof bytes, RANKS, &again));
+        agree_message_encode(&message, bytes);
+        FUZZ_CHECK(agree_message_decode(bytes, sizeof bytes, RANKS, &again));
     }
 }
 static void tell(const struct agree *a)
@@ -88,7 +88,7 @@ static void tell(const struct agree *a)
     static struct member members[RANKS];
     const struct group group = { .size = RANKS, .name = "group", .members = members };
     char words[512];
-    if (a->state == AGREE_OVER) words_of_cause(&group, &a->held, words, sizeof words);
+    if (a->state == AGREE_OVER) error_text_of_cause(&group, &a->held, words, sizeof words);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int speakers[HOSTS];
     struct agree a;
     agree_init(&a, &(struct agree_layout){ 0, RANKS, HOSTS, host_of_rank, peers, speakers });
-    agree_tick(&a, 1);
+    agree_advance_time(&a, 1);
     for (int i = 0; i < STEPS && in.left; i++) {
         take_step(&in, &a);
         settle(&a);

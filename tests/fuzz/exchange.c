@@ -33,15 +33,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t count = 1 + ((size_t)input_byte(&in) << 8 | input_byte(&in)) % MOST_COUNT;
     struct numbers to = { .count = count, .dtype = dtypes[input_byte(&in) % 2], .turn = input_byte(&in) };
     bool back = input_byte(&in) % 2;
-    FUZZ_CHECK(packed_fit(&p, &x, count) == TUTTI_OK);
+    FUZZ_CHECK(packed_resize(&p, &x, count) == TUTTI_OK);
     size_t room = back ? p.back : p.slot;
     char *whole = p.in, *exact = malloc(SIDES * room);
     p.in = exact;
     for (int side = 0; side < SIDES; side++) p.sources[side] = exact + room * (size_t)side;
     to.at = malloc(count * (to.dtype == TUTTI_FLOAT32 ? 4 : 2));
     parcel_receive(&p, &in, room);
-    for (int side = 0; back && side < SIDES; side++) packed_read(&p, &x, side, to);
-    if (!back) packed_average(&p, &x, to);
+    for (int side = 0; back && side < SIDES; side++) packed_read_average(&p, &x, side, to);
+    if (!back) packed_average_slices(&p, &x, to);
     free(to.at);
     free(exact);
     p.in = whole;

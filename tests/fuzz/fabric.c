@@ -83,7 +83,7 @@ static void hear(struct fabric *fabric, struct endpoint *from, const struct head
 {
     if (endpoint_is_broken(from)) return;
     void *data = announced ? malloc(1) : bytes_that_come;
-    bool kept = fabric_hear(fabric, from, header, data, bytes, announced);
+    bool kept = fabric_handle_message(fabric, from, header, data, bytes, announced);
     if (announced && !kept) free(data);
     FUZZ_CHECK(announced || !kept);
 }
@@ -166,7 +166,7 @@ static void take_message(struct fuzz_rank *r, struct fabric *fabric, bool later)
     if (!from) return;
     if (!later) {
         hear(fabric, from, &header, bytes, announced);
-        fabric_end_faulty(fabric);
+        fabric_disconnect_faulty(fabric);
     } else if (coming_count < COMING) {
         coming[coming_count].by = fabric;
         coming[coming_count].from = from;
@@ -214,8 +214,8 @@ static void end(struct fuzz_rank *r)
     rank_finish(r);
     land_all();
     for (struct fabric *fabric = fabrics; fabric < fabrics + fabric_count; fabric++) {
-        for (struct saved_msg *msg; (msg = early_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
-        fabric_ops_free(fabric);
+        for (struct saved_msg *msg; (msg = early_msgs_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
+        fabric_ops_free_all(fabric);
         for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) fabric->endpoints = e->next;
     }
 }

@@ -10,14 +10,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct machine machine = machine_typical(), again;
     char text[TEXT_BYTES];
     input_text(&in, text, sizeof text);
-    if (text_parse(text, identity, &machine)) FUZZ_CHECK(machine_is_sane(&machine));
+    if (machine_text_parse(text, identity, &machine)) FUZZ_CHECK(machine_is_within_bounds(&machine));
     for (int i = 0; i < (int)(sizeof machine / sizeof(double)); i++) {
         double figure;
         input_take(&in, &figure, sizeof figure);
-        if (size % 2) machine_set(&machine, i, figure);
+        if (size % 2) machine_set_parameter(&machine, i, figure);
     }
-    bool fits = text_print(identity, &machine, text) > 0;
-    if (fits && machine_is_sane(&machine))
-        FUZZ_CHECK(text_parse(text, identity, &again) && memcmp(&machine, &again, sizeof again) == 0);
+    bool fits = machine_text_format(identity, &machine, text) > 0;
+    if (fits && machine_is_within_bounds(&machine))
+        FUZZ_CHECK(machine_text_parse(text, identity, &again) && memcmp(&machine, &again, sizeof again) == 0);
     return 0;
 }

@@ -23,9 +23,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         packed[s] = malloc(bytes);
         input_take(&in, packed[s], bytes);
     }
-    bool sound = packing_is_sound(&how, packed[0], bytes, count);
+    bool sound = packing_is_valid(&how, packed[0], bytes, count);
     if (how.form != PACKING_TOPK && how.form != PACKING_THRESHOLD) FUZZ_CHECK(sound);
-    packing_is_sound(&how, packed[1], bytes - bytes / 2 * (size % 2), count);
+    packing_is_valid(&how, packed[1], bytes - bytes / 2 * (size % 2), count);
     unpack_all(to, (const void *const *)packed, SOURCES, count, &how, 0, 1.0f, wide);
     for (int s = 0; s < SOURCES; s++) free(packed[s]);
     return 0;

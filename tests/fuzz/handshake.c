@@ -25,28 +25,28 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     static const unsigned char bytes[KEY_BYTES] = "the key of the group";
     (void)count;
     (void)arguments;
-    FUZZ_CHECK(key_add(bytes, &key) == TUTTI_OK);
+    FUZZ_CHECK(group_key_add(bytes, &key) == TUTTI_OK);
     return 0;
 }
 static void check_hello(const struct handshake *caller, const struct handshake *called)
 {
     struct handshake_hello heard = called->hello, said = caller->hello;
     said.from.host[sizeof said.from.host - 1] = 0;
-    FUZZ_CHECK(caller->has_said_hello && memcmp(&heard, &said, sizeof said) == 0);
+    FUZZ_CHECK(caller->has_sent_hello && memcmp(&heard, &said, sizeof said) == 0);
     FUZZ_CHECK(memcmp(&caller->opening, &called->opening, sizeof called->opening) == 0);
 }
 static void caller_go_on(struct end *caller, const struct end *called)
 {
     struct handshake *h = &caller->handshake;
     int got = 0;
-    if (caller->stage == BEGINS) got = handshake_await_opening(h, caller->socket);
-    if (got > 0) got = handshake_say_hello(h, &caller_identity, called_process, &key, 7, caller->socket);
-    if (caller->stage == BEGINS && got == 0 && h->has_said_hello) caller->stage = AWAITS_ANSWER;
+    if (caller->stage == BEGINS) got = handshake_receive_opening(h, caller->socket);
+    if (got > 0) got = handshake_send_hello(h, &caller_identity, called_process, &key, 7, caller->socket);
+    if (caller->stage == BEGINS && got == 0 && h->has_sent_hello) caller->stage = AWAITS_ANSWER;
     else if (caller->stage == AWAITS_ANSWER) {
-        got = handshake_await_answer(h, caller->socket);
+        got = handshake_receive_answer(h, caller->socket);
         if (got == 1 || got == -EALREADY)
             FUZZ_CHECK(memcmp(&h->answer, &called->handshake.answer, sizeof h->answer) == 0);
-        if (got == 1) got = handshake_confirm(h, caller->socket);
+        if (got == 1) got = handshake_send_confirm(h, caller->socket);
         if (got == 0 && h->answer.head.kind == HANDSHAKE_WELCOME && !h->received) caller->stage = OVER;
     }
     if (got < 0) caller->stage = OVER;
@@ -58,13 +58,13 @@ static void called_go_on(struct end *called, const struct end *caller, struct in
     struct handshake *h = &called->handshake;
     int got = 0;
     if (called->stage == SAYS_HELLO) {
-        got = handshake_await_hello(h, called_process, called->socket);
+        got = handshake_receive_hello(h, called_process, called->socket);
         if (got < 0) FUZZ_CHECK(handshake_refusal_text(h, got) != NULL);
         if (got <= 0) goto end;
         check_hello(&caller->handshake, h);
-        got = handshake_answer_hello(h, kinds[input_byte(in) % 4], input_byte(in), called->socket);
+        got = handshake_send_answer(h, kinds[input_byte(in) % 4], input_byte(in), called->socket);
         called->stage = AWAITS_ANSWER;
-    } else if (called->stage == AWAITS_ANSWER) got = handshake_await_confirm(h, called->socket);
+    } else if (called->stage == AWAITS_ANSWER) got = handshake_receive_confirm(h, called->socket);
 end:
     if (got < 0 || (got > 0 && called->stage == AWAITS_ANSWER)) called->stage = OVER;
 }
@@ -77,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     called.socket = pipe_other(caller.socket);
     const char *magic = input_byte(&in) % 2 ? handshake_of_links : handshake_of_peers;
     handshake_begin(&caller.handshake, magic);
-    FUZZ_CHECK(handshake_open(&called.handshake, magic, called.socket) == 0);
+    FUZZ_CHECK(handshake_send_opening(&called.handshake, magic, called.socket) == 0);
     for (int i = 0; i < STEPS && (in.left || i < 6); i++) {
         enum step step = in.left ? input_byte(&in) % KINDS : (enum step)(i % 2);
         switch (step) {

@@ -25,14 +25,14 @@ static struct handshake others[PIPES];                  /* at the other end of e
 static void caller_go_on(int socket)
 {
     struct handshake *h = &others[socket - FIRST_PIPE];
-    if (!h->has_said_hello && handshake_await_opening(h, socket) > 0)
-        handshake_say_hello(h, &mine.identity, name, &key, 0, socket);
+    if (!h->has_sent_hello && handshake_receive_opening(h, socket) > 0)
+        handshake_send_hello(h, &mine.identity, name, &key, 0, socket);
     if (input_byte(&in) == 255) pipe_change(pipe_other(socket), &in);
 }
 static void called_go_on(int socket)
 {
     struct handshake *h = &others[socket - FIRST_PIPE];
-    if (handshake_await_hello(h, name, socket) > 0) handshake_answer_hello(h, HANDSHAKE_WELCOME, 0, socket);
+    if (handshake_receive_hello(h, name, socket) > 0) handshake_send_answer(h, HANDSHAKE_WELCOME, 0, socket);
     if (input_byte(&in) == 255) pipe_change(pipe_other(socket), &in);
 }
 
@@ -46,7 +46,7 @@ int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
     FUZZ_CHECK(purpose && memcmp(nonce, name, NONCE_BYTES) == 0);
     int socket = pipe_make();
-    handshake_open(&others[pipe_other(socket) - FIRST_PIPE], magic, pipe_other(socket));
+    handshake_send_opening(&others[pipe_other(socket) - FIRST_PIPE], magic, pipe_other(socket));
     return socket;
 }
 int socket_accept(int listener)
@@ -56,7 +56,7 @@ int socket_accept(int listener)
     handshake_begin(&others[pipe_other(socket) - FIRST_PIPE], magic);
     return socket;
 }
-int64_t socket_process(int socket) { return socket; }
+int64_t socket_peer_process(int socket) { return socket; }
 int socket_send(int socket, const void *message, size_t bytes, int descriptor)
 {
     (void)socket;
@@ -128,8 +128,8 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     unsigned char drawn[KEY_BYTES];
     (void)count;
     (void)arguments;
-    id_derive(&id, name, drawn);
-    FUZZ_CHECK(key_add(drawn, &key) == TUTTI_OK);
+    unique_id_derive(&id, name, drawn);
+    FUZZ_CHECK(group_key_add(drawn, &key) == TUTTI_OK);
     return 0;
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

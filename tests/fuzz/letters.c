@@ -22,7 +22,7 @@ int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
     return socket_listen(purpose, nonce);
 }
 int socket_accept(int listener) { return listener; }
-int64_t socket_process(int socket) { return socket; }
+int64_t socket_peer_process(int socket) { return socket; }
 int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
 {
     (void)descriptor;
@@ -61,7 +61,7 @@ static void close_channel(int which)
 }
 static void take_parcel(struct input *in)
 {
-    struct packet_and_ctrl_msg m = { .packet = registry_packet(registry.self.nonce, CTRL_MSG) };
+    struct packet_and_ctrl_msg m = { .packet = registry_make_packet(registry.self.nonce, CTRL_MSG) };
     m.msg.to.token[0] = input_byte(in) % (CHANNELS + 1);
     m.msg.to.rank = (int8_t)input_byte(in);
     m.msg.from = (int8_t)input_byte(in);
@@ -91,10 +91,10 @@ static void take_step(struct input *in)
         pthread_mutex_unlock(&registry.lock);
         break;
     case SEND:
-        if (channel) channel_send(channel, which % RANKS, which % CHANNEL_WORDS, bytes, which);
+        if (channel) channel_send(channel, which % RANKS, which % CHANNEL_TYPES, bytes, which);
         break;
     case SEND_LAST:
-        if (channel) channel_send_last(channel, which % RANKS, which % CHANNEL_WORDS, bytes, which);
+        if (channel) channel_send_final(channel, which % RANKS, which % CHANNEL_TYPES, bytes, which);
         break;
     case OPEN_ONE: open_channel(which % CHANNELS, which % 2); break;
     case CLOSE_ONE: close_channel(which % CHANNELS); break;
@@ -115,7 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int c = 0; c < CHANNELS; c++) close_channel(c);
     pthread_mutex_lock(&registry.lock);
     channels_deliver();
-    channels_forget();
+    channels_free_all();
     pthread_mutex_unlock(&registry.lock);
     for (int r = 1; r < RANKS; r++) ctrl_queue_free(&peers[r].unsent);
     return 0;

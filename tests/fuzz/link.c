@@ -10,7 +10,7 @@ static void message_check(const union link_message *m, int bytes)
 {
     FUZZ_CHECK((size_t)bytes >= sizeof m->packet && (size_t)bytes <= sizeof *m);
     if (m->packet.kind == CTRL_MSG)
-        FUZZ_CHECK(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.word < CHANNEL_WORDS
+        FUZZ_CHECK(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.word < CHANNEL_TYPES
             && (size_t)bytes == offsetof(struct packet_and_ctrl_msg, msg.bytes) + m->entry.msg.length);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (input_byte(&in) == 0) wire_put(&wire, &wire.in, portion % sizeof(struct packet), PACKET_WINDOW);
         if (wire.out_bytes && portion % 2) wire.out_bytes = 0;         /* it has been sent */
         wire.in_bytes += input_take(&in, wire.in + wire.in_bytes, portion < room ? portion : room);
-        while ((bytes = wire_next(&wire, &message)) > 0) message_check(&message, bytes);
+        while ((bytes = wire_next_message(&wire, &message)) > 0) message_check(&message, bytes);
         FUZZ_CHECK(bytes < 0 || wire.in_bytes < sizeof wire.in);        /* a frame that fits can always be whole */
     }
     return 0;

@@ -39,16 +39,16 @@ static struct other *other_add(bool calls, int socket)
     return o;
 }
 /* ---- in place of tcp.c, and of the kernel that tells of sockets ---- */
-static struct contact address(int socket)
+static struct sock_address address(int socket)
 {
-    return (struct contact){ .family = 2, .port = 1, .address = { 10, 0, 0, (unsigned char)socket } };
+    return (struct sock_address){ .family = 2, .port = 1, .address = { 10, 0, 0, (unsigned char)socket } };
 }
-int tcp_listen(const struct contact *at) { return at->family ? LISTENER : -EINVAL; }
-int tcp_call(const struct contact *at, const struct contact *near)
+int tcp_listen(const struct sock_address *at) { return at->family ? LISTENER : -EINVAL; }
+int tcp_start_connect(const struct sock_address *at, const struct sock_address *near)
 {
     int socket = at && near && input_byte(&in) < 250 ? pipe_make() : -1;
     if (socket < 0) return -ECONNREFUSED;
-    handshake_open(&other_add(false, socket)->handshake, handshake_of_links, pipe_other(socket));
+    handshake_send_opening(&other_add(false, socket)->handshake, handshake_of_links, pipe_other(socket));
     return socket;
 }
 int tcp_accept(int from)
@@ -57,10 +57,10 @@ int tcp_accept(int from)
     waiting = -1;
     return socket < 0 ? -EAGAIN : socket;
 }
-int tcp_error(int socket) { return socket < 0 ? -EBADF : 0; }
-struct contact tcp_here(int socket) { return address(socket); }
-struct contact tcp_there(int socket) { return address(socket % 2); }
-double tcp_way_ns(int socket) { return socket; }
+int tcp_take_error(int socket) { return socket < 0 ? -EBADF : 0; }
+struct sock_address tcp_local_address(int socket) { return address(socket); }
+struct sock_address tcp_remote_address(int socket) { return address(socket % 2); }
+double tcp_one_way_ns(int socket) { return socket; }
 void tcp_drain(int socket) { pipe_at(socket)->count = 0; }
 int epoll_ctl(int poller, int how, int socket, struct epoll_event *event)
 {
@@ -75,20 +75,20 @@ static void call(void)
     if (socket < 0) return;
     struct other *o = other_add(true, socket);
     handshake_begin(&o->handshake, handshake_of_links);
-    handshake_announce(&o->handshake, o->socket);
+    handshake_send_version(&o->handshake, o->socket);
     waiting = socket;
     pthread_mutex_lock(&registry.lock);
-    links_handle(LISTENER);
+    incoming_links_on_ready(LISTENER);
     pthread_mutex_unlock(&registry.lock);
 }
 static void go_on_as_caller(struct other *o)
 {
     const struct identity self = { { o->process }, 1, "another host" };
     struct handshake *h = &o->handshake;
-    if (!h->has_said_hello && handshake_await_opening(h, o->socket) > 0)
-        handshake_say_hello(h, &self, registry.self.nonce, &key, 0, o->socket);
-    else if (h->has_said_hello && handshake_await_answer(h, o->socket) > 0) {
-        handshake_confirm(h, o->socket);
+    if (!h->has_sent_hello && handshake_receive_opening(h, o->socket) > 0)
+        handshake_send_hello(h, &self, registry.self.nonce, &key, 0, o->socket);
+    else if (h->has_sent_hello && handshake_receive_answer(h, o->socket) > 0) {
+        handshake_send_confirm(h, o->socket);
         o->is_over = true;
     }
 }
@@ -98,8 +98,8 @@ static void go_on_as_called(struct other *o)
         HANDSHAKE_SUPERFLUOUS };
     const unsigned char process[16] = { o->process };
     enum handshake_kind kind = kinds[input_byte(&in) % 4];
-    if (handshake_await_hello(&o->handshake, process, o->socket) <= 0) return;
-    handshake_answer_hello(&o->handshake, kind, 0, o->socket);
+    if (handshake_receive_hello(&o->handshake, process, o->socket) <= 0) return;
+    handshake_send_answer(&o->handshake, kind, 0, o->socket);
     o->is_over = true;
 }
 static void go_on(struct other *o)
@@ -110,7 +110,7 @@ static void go_on(struct other *o)
 }
 static void say_frame(struct other *o)
 {
-    union link_message m = { .packet = registry_packet(registry.self.nonce, 1 + input_byte(&in) % 10) };
+    union link_message m = { .packet = registry_make_packet(registry.self.nonce, 1 + input_byte(&in) % 10) };
     size_t bytes = sizeof m.packet;
     m.packet.token[0] = input_byte(&in) % 4;
     m.packet.from = (struct identity){ { o->process }, 1, "another host" };
@@ -132,10 +132,10 @@ static void say_frame(struct other *o)
 static void hold(int slot)
 {
     const struct identity other = { { (unsigned char)(1 + input_byte(&in) % PROCESSES) }, 1, "another host" };
-    const struct contact at = address(input_byte(&in));
-    if (!held[slot] && link_hold(&other, &key, &at, &held[slot]) == TUTTI_OK && input_byte(&in) % 2) {
+    const struct sock_address at = address(input_byte(&in));
+    if (!held[slot] && link_acquire(&other, &key, &at, &held[slot]) == TUTTI_OK && input_byte(&in) % 2) {
         pthread_mutex_lock(&registry.lock);
-        link_want(held[slot]);
+        link_request_connect(held[slot]);
         pthread_mutex_unlock(&registry.lock);
     }
 }
@@ -148,9 +148,9 @@ static void want_address(int slot)
 {
     static unsigned char process_address[PROCESS_ADDRESS_BYTES];
     size_t bytes = 0;
-    if (held[slot] && link_process_address(held[slot], process_address, &bytes) == TUTTI_OK)
+    if (held[slot] && link_get_process_address(held[slot], process_address, &bytes) == TUTTI_OK)
         FUZZ_CHECK(bytes <= sizeof process_address);
-    if (!held[slot]) links_publish(process_address, input_byte(&in));
+    if (!held[slot]) links_publish_address(process_address, input_byte(&in));
 }
 static void turn(void)
 {
@@ -158,8 +158,8 @@ static void turn(void)
     for (int socket = FIRST_PIPE; socket < FIRST_PIPE + pipes_made; socket += 2) {
         struct peer *p = registry.peers;
         while (p && p->descriptor != socket) p = p->next;
-        if (p) link_ready(p);
-        else links_handle(socket);
+        if (p) link_on_ready(p);
+        else incoming_links_on_ready(socket);
     }
     links_tick();
     channels_deliver();
@@ -201,7 +201,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     static const unsigned char bytes[KEY_BYTES] = "the key of the group";
     (void)count;
     (void)arguments;
-    return key_add(bytes, &key) != TUTTI_OK;
+    return group_key_add(bytes, &key) != TUTTI_OK;
 }
 /* A peer has proved who it is, or this process has asked for it. */
 static void check(void)
@@ -210,7 +210,7 @@ static void check(void)
         bool proved = false;
         for (int i = 0; i < other_count; i++)
             proved |=
-                p->identity.nonce[0] == others[i].process && (others[i].is_over || others[i].handshake.has_said_hello);
+                p->identity.nonce[0] == others[i].process && (others[i].is_over || others[i].handshake.has_sent_hello);
         FUZZ_CHECK(p->state != OPEN || proved);
     }
 }
@@ -223,7 +223,7 @@ static void forget(void)
         peer_end(p, LOST);
     }
     links_close();
-    channels_forget();
+    channels_free_all();
     memset(registry.given_up, 0, sizeof registry.given_up);
     registry.given_up_count = 0;
     pthread_mutex_unlock(&registry.lock);
@@ -231,7 +231,7 @@ static void forget(void)
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct contact here = address(0);
+    struct sock_address here = address(0);
     in = (struct input){ data, size };
     pipes_reset();
     other_count = 0;

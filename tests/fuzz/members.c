@@ -22,7 +22,7 @@ static struct member member_of_input(struct input *in)
 static void tell_of(struct member *m, int rank)
 {
     struct member seat;
-    member_seat(&seat, m);
+    member_copy_record(&seat, m);
     FUZZ_CHECK(strnlen(seat.group, sizeof seat.group) < sizeof seat.group);
     member_fail_unable(&seat, rank, "why");
 }
@@ -31,10 +31,10 @@ static void place(struct member *table)
     struct group group = { .rank = RANK, .size = SIZE, .members = table, .name = "group" };
     char text[MEMBER_TEXT_BYTES];
     for (int r = 0; r < SIZE; r++) member_print(&group, r, text);
-    if (hosts_layout(&group, &group.layout) != TUTTI_OK) return;
-    for (int r = 0; r < SIZE; r++) FUZZ_CHECK(host_of(group.layout, r) >= 0 && host_of(group.layout, r) < SIZE);
-    group.host = host_of(group.layout, RANK);
-    if (group.layout->hosts > 1) contacts_check(&group);
+    if (hosts_create_layout(&group, &group.layout) != TUTTI_OK) return;
+    for (int r = 0; r < SIZE; r++) FUZZ_CHECK(layout_host(group.layout, r) >= 0 && layout_host(group.layout, r) < SIZE);
+    group.host = layout_host(group.layout, RANK);
+    if (group.layout->hosts > 1) members_check_addresses(&group);
     layout_destroy(group.layout);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -50,11 +50,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         received->table[r] = member_of_input(&in);
         if (!raw && r != RANK) received->table[r].size = SIZE;
         tell_of(&received->table[r], r);
-        member_check(&mine, r, &received->table[r]);
+        member_check_match(&mine, r, &received->table[r]);
     }
     if (input_byte(&in) % 8) received->table[RANK] = mine;
     members_fail_absent(&mine, received->table);
-    join_result_is_of_formed(&received->result, input_byte(&in) % 2 ? FORMED_BYTES : sizeof received->result);
+    join_result_is_formed(&received->result, input_byte(&in) % 2 ? FORMED_BYTES : sizeof received->result);
     if (join_reply_accept((struct join_reply *)received, RANK, &mine, table) == TUTTI_OK) place(table);
     free(received);
     return 0;

@@ -41,7 +41,7 @@ static inline struct key_id fuzz_key(void)
 {
     static const unsigned char key[KEY_BYTES] = "the key of a group";
     struct key_id id;
-    FUZZ_CHECK(key_add(key, &id) == TUTTI_OK);
+    FUZZ_CHECK(group_key_add(key, &id) == TUTTI_OK);
     return id;
 }
 /* Beside those that it has already. */

@@ -20,17 +20,17 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
 }
 static void understand(const struct settings *s, int ranks)
 {
-    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT] = { NULL };
+    _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT] = { NULL };
     struct machine machine = machine_typical();
     char unknown[FABRIC_TEXT_BYTES], text[FABRIC_TEXT_BYTES];
     int hosts[MOST_RANKS];
-    algorithms_of_settings(chosen);
-    machine_override(&machine, s->parameters);
-    FUZZ_CHECK(machine_is_sane(&machine));
+    algorithms_read_settings(chosen);
+    machine_override_parameters(&machine, s->parameters);
+    FUZZ_CHECK(machine_is_within_bounds(&machine));
     transport_check();
-    fabrics_print(fabrics_parse(s->transport, unknown), text);
-    hosts_number(s->hosts, ranks);
-    if (hosts_parse(s->hosts, ranks, hosts) != TUTTI_OK) return;
+    fabrics_print_names(fabrics_parse_names(s->transport, unknown), text);
+    hosts_setting_number(s->hosts, ranks);
+    if (hosts_parse_setting(s->hosts, ranks, hosts) != TUTTI_OK) return;
     for (int r = 0; r < ranks; r++) FUZZ_CHECK(hosts[r] >= 0 && hosts[r] < ranks);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

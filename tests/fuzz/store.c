@@ -86,6 +86,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int r = 0; r < SIZE; r++) table.table[r] = mine;
     tutti_status status = bootstrap_store(&config, &mine, &said.terms, clock_deadline(TIMEOUT_MS), found, &key);
     if (status == TUTTI_OK) FUZZ_CHECK(memcmp(&found[config.rank].identity, &mine.identity, sizeof mine.identity) == 0);
-    keys_forget();
+    group_keys_forget();
     return 0;
 }

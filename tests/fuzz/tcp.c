@@ -68,11 +68,11 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
 }
 static void forget(void)
 {
-    struct sockets *s = sockets_of(&fabric);
-    for (struct saved_msg *msg; (msg = early_pop(&fabric)) != NULL;) saved_msg_free(&fabric, msg);
-    endpoints_free(&fabric);
-    fabric_ops_free(&fabric);
-    fabric.past.count = 0;
+    struct sockets *s = tcp_sockets_of(&fabric);
+    for (struct saved_msg *msg; (msg = early_msgs_pop(&fabric)) != NULL;) saved_msg_free(&fabric, msg);
+    tcp_endpoints_free(&fabric);
+    fabric_ops_free_all(&fabric);
+    fabric.recently_closed.count = 0;
     s->ids = s->looks = 0;
     s->busy = NULL;
 }
@@ -83,7 +83,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int both[2];
     rank_init(&rank, &fabric);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
-    endpoint_open(&fabric, endpoint_new(&fabric, fuzz_process[1]), both[0], NULL, false);
+    tcp_endpoint_open(&fabric, tcp_endpoint_new(&fabric, fuzz_process[1]), both[0], NULL, false);
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank, both[1], &in);
     router_poll(rank.router);
     close(both[1]);

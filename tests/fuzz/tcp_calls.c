@@ -30,32 +30,32 @@ static struct other *other_add(bool calls, int process, int *ours)
     return &others[other_count++];
 }
 /* ---- in place of address.c ---- */
-tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
+tutti_status tcp_address_listen(struct sockets *s, const struct fabric_place *place)
 {
     s->listener.descriptor = listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->address.family = AF_INET;
     return place->simulated && listener >= 0 ? TUTTI_OK : TUTTI_SYSTEM;
 }
-int address_call(const struct sockets *s, const struct tcp_address *address)
+int tcp_address_connect(const struct sockets *s, const struct tcp_address *address)
 {
     int ours;
     struct other *o = s && address ? other_add(false, 1 + input_byte(&in) % (RANKS - 1), &ours) : NULL;
     if (!o || input_byte(&in) == 255) return -ECONNREFUSED;
-    handshake_open(&o->handshake, magic, o->socket);
+    handshake_send_opening(&o->handshake, magic, o->socket);
     return ours;
 }
-int address_accept(int from)
+int tcp_socket_accept(int from)
 {
     uint64_t ignored;
     if (!waiting_count && read(from, &ignored, sizeof ignored) < 0) return -EAGAIN;
     return waiting_count ? waiting[--waiting_count] : -EAGAIN;
 }
 uint64_t address_network(int descriptor) { return (uint64_t)descriptor % 2; }
-void address_print(int descriptor, char *out, size_t bytes)
+void tcp_socket_print_peer(int descriptor, char *out, size_t bytes)
 {
     if (descriptor >= 0) strncpy(out, "an address", bytes);
 }
-int address_error(int descriptor) { return descriptor < 0 ? EBADF : 0; }
+int tcp_socket_error(int descriptor) { return descriptor < 0 ? EBADF : 0; }
 
 /* ---- the other ends ---- */
 static void call(void)
@@ -73,16 +73,16 @@ static void go_on_as_caller(struct other *o)
 {
     struct identity self = { .pid = 1 };
     memcpy(self.nonce, fuzz_process[o->process], sizeof self.nonce);
-    if (o->handshake.has_said_hello) o->is_over = handshake_await_answer(&o->handshake, o->socket) != 0;
-    else if (handshake_await_opening(&o->handshake, o->socket) > 0)
-        handshake_say_hello(&o->handshake, &self, fuzz_process[0], &key, o->number, o->socket);
+    if (o->handshake.has_sent_hello) o->is_over = handshake_receive_answer(&o->handshake, o->socket) != 0;
+    else if (handshake_receive_opening(&o->handshake, o->socket) > 0)
+        handshake_send_hello(&o->handshake, &self, fuzz_process[0], &key, o->number, o->socket);
 }
 static void go_on_as_called(struct other *o)
 {
     static const enum handshake_kind kinds[] = { HANDSHAKE_WELCOME, HANDSHAKE_WELCOME, HANDSHAKE_REFUSED,
         HANDSHAKE_SUPERFLUOUS };
-    if (handshake_await_hello(&o->handshake, fuzz_process[o->process], o->socket) <= 0) return;
-    handshake_answer_hello(&o->handshake, kinds[input_byte(&in) % 4], input_byte(&in) % 8, o->socket);
+    if (handshake_receive_hello(&o->handshake, fuzz_process[o->process], o->socket) <= 0) return;
+    handshake_send_answer(&o->handshake, kinds[input_byte(&in) % 4], input_byte(&in) % 8, o->socket);
     o->is_over = true;
 }
 static void go_on(struct other *o)
@@ -140,27 +140,27 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     static const unsigned char bytes[KEY_BYTES] = "the key of the group";
     (void)count;
     (void)arguments;
-    FUZZ_CHECK(key_add(bytes, &key) == TUTTI_OK);
+    FUZZ_CHECK(group_key_add(bytes, &key) == TUTTI_OK);
     fabric = (struct fabric)FABRIC(&tcp_operations);
     FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .simulated = true }) == TUTTI_OK);
     return 0;
 }
 static void forget(void)
 {
-    struct sockets *s = sockets_of(&fabric);
+    struct sockets *s = tcp_sockets_of(&fabric);
     uint64_t ignored;
-    for (struct saved_msg *msg; (msg = early_pop(&fabric)) != NULL;) saved_msg_free(&fabric, msg);
-    endpoints_free(&fabric);
-    pending_drop_all(&fabric);
-    fabric_ops_free(&fabric);
+    for (struct saved_msg *msg; (msg = early_msgs_pop(&fabric)) != NULL;) saved_msg_free(&fabric, msg);
+    tcp_endpoints_free(&fabric);
+    pending_connections_close(&fabric);
+    fabric_ops_free_all(&fabric);
     while (waiting_count) close(waiting[--waiting_count]);
     for (int i = 0; i < other_count; i++) hang_up(&others[i]);
     other_count = 0;
-    fabric.past.count = 0;
+    fabric.recently_closed.count = 0;
     fabric.needs_poll = false;
     s->ids = s->looks = 0;
     s->calls = 0;
-    s->deaf_ms = 0;
+    s->accept_failed_ms = 0;
     s->busy = NULL;
     (void)!read(listener, &ignored, sizeof ignored);
 }

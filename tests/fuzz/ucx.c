@@ -7,10 +7,10 @@
 
 enum { STEPS = 48, PENDING = 32 };
 enum step { HEAR, HEAR_TOO, GREET, LAND, RECEIVE, SEND, POLL, DISCONNECT, STEPS_THERE_ARE };
-struct pending { ucp_send_nbx_callback_t done; void *user; ucp_ep_h ep; };     /* a request */
+struct pending_conn { ucp_send_nbx_callback_t done; void *user; ucp_ep_h ep; };     /* a request */
 
 static struct input in;
-static struct pending pending[PENDING];
+static struct pending_conn pending[PENDING];
 static int pending_count;
 static uintptr_t endpoints;                                     /* of the library, so far */
 
@@ -42,7 +42,7 @@ static ucs_status_ptr_t am_send(ucp_ep_h ep, unsigned id, const void *header, si
     if (how == 0) return UCS_STATUS_PTR(UCS_ERR_CONNECTION_RESET);
     if (!(p->op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK)) return how == 1 ? UCS_STATUS_PTR(UCS_ERR_NO_RESOURCE) : NULL;
     if (how < 4 || pending_count == PENDING) return NULL;
-    pending[pending_count] = (struct pending){ p->cb.send, p->user_data, ep };
+    pending[pending_count] = (struct pending_conn){ p->cb.send, p->user_data, ep };
     return (ucs_status_ptr_t)&pending[pending_count++];
 }
 static ucs_status_ptr_t am_recv(ucp_worker_h ucp, void *data, void *buffer, size_t count, const ucp_request_param_t *p)
@@ -61,7 +61,7 @@ static void am_release(ucp_worker_h ucp, void *data)
 }
 static void land(int i, ucs_status_t status)
 {
-    struct pending one = pending[i];
+    struct pending_conn one = pending[i];
     pending[i] = pending[--pending_count];
     one.done(&pending[pending_count], status, one.user);
 }
@@ -119,7 +119,7 @@ static void hear_process(void)
     const struct key_id key = fuzz_key();
     const ucp_am_recv_param_t p = { .recv_attr = 0 };
     memcpy(of.process, fuzz_process[input_byte(&in) % PROCESSES], sizeof of.process);
-    FUZZ_CHECK(endpoint_introduce(&of, &end.base, fuzz_process[0], ucx_fabric.life, &key) == TUTTI_OK);
+    FUZZ_CHECK(endpoint_init_identity(&of, &end.base, fuzz_process[0], ucx_fabric.life, &key) == TUTTI_OK);
     end.base.turn -= input_byte(&in) % 8;
     size_t bytes = notice_make(&of, &end, (enum kind_of_ucx)(KIND_OF_FABRIC + input_byte(&in) % 5), &said);
     uint8_t wrong = input_byte(&in);
@@ -156,12 +156,12 @@ static void take_step(struct fuzz_rank *r)
         pthread_mutex_lock(&fabric->lock);
         if (input_byte(&in) % 2) hear_process();
         else hear_rank(r);
-        fabric_end_faulty(fabric);
+        fabric_disconnect_faulty(fabric);
         pthread_mutex_unlock(&fabric->lock);
         break;
     case GREET:
         pthread_mutex_lock(&fabric->lock);
-        ucx_greet(fabric);
+        ucx_advance_handshakes(fabric);
         pthread_mutex_unlock(&fabric->lock);
         break;
     case LAND:
@@ -212,9 +212,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     pthread_mutex_lock(&fabric->lock);
     operations->part(fabric);
     land_all(UCS_ERR_CANCELED);
-    for (struct saved_msg *msg; (msg = early_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
+    for (struct saved_msg *msg; (msg = early_msgs_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
     operations->finish(fabric);
-    fabric_ops_free(fabric);
+    fabric_ops_free_all(fabric);
     pthread_mutex_unlock(&fabric->lock);
     return 0;
 }

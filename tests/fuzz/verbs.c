@@ -102,7 +102,7 @@ tutti_status registration_keep(struct registration *r, void *at, size_t bytes, i
 {
     return registration_take(r, at, bytes, access, out);
 }
-tutti_status registration_of_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
+tutti_status registration_take_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
     uint64_t iova, struct registered *out)
 {
     (void)r;
@@ -115,8 +115,8 @@ void registration_give(struct registration *r, const struct registered *register
     FUZZ_CHECK(registered->region == &region);
 }
 void registration_sweep(struct registration *r) { (void)r; }
-bool registration_keeps(const struct registration *r) { return r; }
-struct registration_counts registration_count(struct registration *r)
+bool registration_can_keep(const struct registration *r) { return r; }
+struct registration_counts registration_get_counts(struct registration *r)
 {
     (void)r;
     return (struct registration_counts){ 0 };
@@ -131,7 +131,7 @@ static struct verbs_endpoint *some_endpoint(void)
 {
     struct endpoint *e = verbs_fabric.endpoints;
     for (int n = input_byte(&in) % 4; e && e->next && n > 0; n--) e = e->next;
-    return e ? verbs_of(e) : NULL;
+    return e ? verbs_endpoint_of(e) : NULL;
 }
 static void hello_comes(void)
 {
@@ -142,9 +142,9 @@ static void hello_comes(void)
     unsigned slot = input_byte(&in) % (GREETING_SLOTS / 32);
     memcpy(of.process, fuzz_process[input_byte(&in) % PROCESSES], sizeof of.process);
     const struct endpoint *known = endpoint_find(&verbs_fabric, of.process);
-    FUZZ_CHECK(endpoint_introduce(&of, &end, verbs_fabric.process, verbs_fabric.life, &key) == TUTTI_OK);
+    FUZZ_CHECK(endpoint_init_identity(&of, &end, verbs_fabric.process, verbs_fabric.life, &key) == TUTTI_OK);
     end.turn -= input_byte(&in) % 4;
-    greeting_begin(&of, &end, &h.greeting);
+    fabric_handshake_init(&of, &end, &h.greeting);
     h.lane_count = input_byte(&in) % 8 ? 1 : (uint32_t)(int8_t)input_byte(&in);
     h.stage = input_byte(&in) % 8 ? 0 : input_byte(&in) % 4;
     if (known && input_byte(&in) % 4) h.theirs = known->turn;
@@ -153,10 +153,10 @@ static void hello_comes(void)
         ((unsigned char *)&h)[at] = input_byte(&in);
     }
     if (input_byte(&in) != 255) proof_make(&end.pair, &h, PROVED_BYTES, h.proof);
-    memcpy(nic.greeter.memory + slot * SLOT_BYTES + ROUTE_BYTES, &h, sizeof h);
+    memcpy(nic.datagram_queue.memory + slot * SLOT_BYTES + ROUTE_BYTES, &h, sizeof h);
     uint32_t bytes = (uint32_t)(ROUTE_BYTES + sizeof h - (input_byte(&in) == 255));
     push((struct ibv_wc){
-        .wr_id = slot, .byte_len = bytes, .qp_num = nic.greeter.pair->qp_num, .opcode = IBV_WC_RECV });
+        .wr_id = slot, .byte_len = bytes, .qp_num = nic.datagram_queue.pair->qp_num, .opcode = IBV_WC_RECV });
 }
 /* Near to what is written behind what was heard last. */
 static void written_comes(struct fuzz_rank *r)
@@ -165,10 +165,10 @@ static void written_comes(struct fuzz_rank *r)
     if (!e || !e->lanes[0].pair) return;
     unsigned char message[WRITTEN_MOST];
     struct header header = rank_header(r, &in);
-    struct prefix prefix = { .heard = e->box.written, .what = input_byte(&in) % 8 };
+    struct prefix prefix = { .heard = e->ring.written, .what = input_byte(&in) % 8 };
     if (prefix.what > GOODBYE + 1) prefix.what = header.id ? OFFER : EAGER;
     size_t bytes = sizeof prefix;
-    uint64_t begin = e->box.heard;
+    uint64_t begin = e->ring.heard;
     if (input_byte(&in) % 16 == 0) begin = input_byte(&in) << 10;
     struct offer offer = { .at = 64, .bytes = header.bytes, .id = input_byte(&in) % 4 };
     memcpy(message + bytes, &header, sizeof header);
@@ -182,15 +182,15 @@ static void written_comes(struct fuzz_rank *r)
         bytes += data;
     }
     prefix.bytes = (uint32_t)(bytes - sizeof prefix);
-    prefix.position = begin + size_round_up(bytes, BOX_GRAIN);
+    prefix.position = begin + size_round_up(bytes, RING_GRAIN);
     for (int changes = input_byte(&in) / 250; changes > 0; changes--) {
         size_t at = input_byte(&in) % sizeof prefix;
         ((unsigned char *)&prefix)[at] = input_byte(&in);
     }
     memcpy(message, &prefix, sizeof prefix);
-    size_t offset = begin % BOX_BYTES, room = BOX_BYTES - offset;
-    memcpy(e->box.in + offset, message, bytes < room ? bytes : room);
-    uint32_t grain = (uint32_t)(offset / BOX_GRAIN);
+    size_t offset = begin % RING_BYTES, room = RING_BYTES - offset;
+    memcpy(e->ring.in + offset, message, bytes < room ? bytes : room);
+    uint32_t grain = (uint32_t)(offset / RING_GRAIN);
     if (input_byte(&in) == 255) grain = (uint32_t)input_number(&in);
     push((struct ibv_wc){ .imm_data = htobe32(grain),
         .byte_len = (uint32_t)bytes,
@@ -202,7 +202,7 @@ static void ended_comes(void)
 {
     struct verbs_endpoint *e = some_endpoint();
     if (!e || !e->lanes[0].pair || e->lanes[0].begun == e->lanes[0].ended) return;
-    push((struct ibv_wc){ .wr_id = endpoint_tag(e) << 32 | (e->lanes[0].begun - 1),
+    push((struct ibv_wc){ .wr_id = verbs_endpoint_tag(e) << 32 | (e->lanes[0].begun - 1),
         .qp_num = e->lanes[0].pair->qp_num,
         .status = input_byte(&in) % 16 ? IBV_WC_SUCCESS : IBV_WC_RETRY_EXC_ERR,
         .opcode = IBV_WC_RDMA_WRITE });
@@ -261,7 +261,7 @@ static void begin(struct fabric *fabric)
     coming_count = 0;
     struct input later = in;
     in.left = 0;
-    FUZZ_CHECK(greeter_init(fabric, &nic) == TUTTI_OK);
+    FUZZ_CHECK(datagram_queue_init(fabric, &nic) == TUTTI_OK);
     in = later;
     fabric->own = &nic;
     fabric->address_bytes = sizeof(struct verbs_address);
@@ -277,11 +277,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
     rank_finish(&rank);
     pthread_mutex_lock(&fabric->lock);
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next) endpoint_fail(fabric, verbs_of(e), "the end");
-    for (struct saved_msg *msg; (msg = early_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
-    endpoints_destroy(fabric);
-    greeter_finish(&nic);
-    fabric_ops_free(fabric);
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
+        verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "the end");
+    for (struct saved_msg *msg; (msg = early_msgs_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
+    verbs_endpoints_destroy(fabric);
+    datagram_queue_finish(&nic);
+    fabric_ops_free_all(fabric);
     pthread_mutex_unlock(&fabric->lock);
     return 0;
 }

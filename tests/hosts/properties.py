@@ -5,7 +5,7 @@ with one to three ranks each, placed in any order. What every rank has in the en
     python tests/hosts/properties.py --placement 0,1,1 --program "[Step('broadcast', shape=(5,)), Step('barrier')]"
 
 A case is a program of 1 to 24 operations. Programs that share a placement share its ranks, and how they cut messages:
-by price, as they are so long, or into tiles of a length that is drawn. What fails is made small,
+by cost, as they are so long, or into tiles of a length that is drawn. What fails is made small,
 and printed with a line that runs it again. Between more than two hosts sums are drawn that any order of adding gives.
 """
 import argparse

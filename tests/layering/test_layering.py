@@ -133,10 +133,10 @@ def called_wrongly(name, text):
 
 def opened_low(name, text):
     """A descriptor that is kept is not one of the standard streams, though the program has closed those."""
-    opens = r"(?<![\w.>])(descriptor_raised\(?)?(socket|accept4|eventfd|epoll_create1?|memfd_create)\s*\("
+    opens = r"(?<![\w.>])(descriptor_move_above_stderr\(?)?(socket|accept4|eventfd|epoll_create1?|memfd_create)\s*\("
     for found in re.finditer(opens, without_comments(text)) if name.startswith(LIBRARY) else []:
         if not found.group(1):
-            yield f"{name}:{line_of(found, text)} calls {found.group(2)} without descriptor_raised"
+            yield f"{name}:{line_of(found, text)} calls {found.group(2)} without descriptor_move_above_stderr"
 
 
 def indexed_wrongly(name, text):
@@ -400,7 +400,8 @@ INNOCENT = [
     ("includes", "backend/comm/comm.c",
      '#include "backend/host/wait.h"\n#include "kernels/reduce.h"\n#include <stdio.h>'),
     ("calls", "backend/comm/comm.c", '/* malloc(1) */ void f(void) { log("abort()"); comm_abort(x); c->abort(x); }\n'),
-    ("descriptors", "backend/host/socket.c", "int f(int l) { return descriptor_raised(accept4(l, NULL, NULL, 0)); }\n"),
+    ("descriptors", "backend/host/socket.c",
+     "int f(int l) { return descriptor_move_above_stderr(accept4(l, NULL, NULL, 0)); }\n"),
     ("functions", "backend/comm/comm.c", LONG_TABLES),
     ("structs", "backend/engine/comm.h", "struct a {\n" + "    int x, y[2];\n" * 12 + "    int z;\n};\n"),
     ("machine_paths", "script/setup", 'cat "$x/tmp/y" build/tmp/z https://example.org/home/page\n'),

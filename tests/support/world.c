@@ -115,8 +115,8 @@ void world_store_destroy(tutti_store store)
 
 /* ---- between the hosts of threads ---- */
 static struct inproc_options delays = { .in_time = true, .seed = 1, .delay = 100, .budget = 8 };
-static tutti_status join_inproc(struct router *router) { return inproc_join(&delays, router); }
-static void forget_network(void) { messages_use_network(NULL); }       /* in a child: it has none of the threads */
+static tutti_status join_inproc(struct router *router) { return inproc_world_join(&delays, router); }
+static void forget_network(void) { messages_override_network(NULL); }       /* in a child: it has none of the threads */
 static void choose_network(void)
 {
     const char *network = getenv("WORLD_NETWORK"), *seed = getenv("WORLD_SEED"), *delay = getenv("WORLD_DELAY_US");
@@ -126,7 +126,7 @@ static void choose_network(void)
     if (delay) delays.delay = atoi(delay);
     printf("hosts of threads: WORLD_NETWORK=inproc WORLD_SEED=%u WORLD_DELAY_US=%d\n", delays.seed, delays.delay);
     pthread_atfork(NULL, NULL, forget_network);
-    messages_use_network(join_inproc);
+    messages_override_network(join_inproc);
 }
 static pthread_once_t network_once = PTHREAD_ONCE_INIT;
 __attribute__((constructor)) static void filter_tests(void)

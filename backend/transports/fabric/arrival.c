@@ -9,29 +9,32 @@
 
 static const char twice[] = "its process has sent a message twice", missing[] = "a message of its process is missing";
 
-static struct matching *matching_of(struct fabric_transport *p) { return &p->base.router->matching; }
-static void port_fail(struct fabric_transport *p, tutti_status status) { router_fail(p->base.router, status); }
-static void fail_memory(struct fabric_transport *p, int from)
+static struct matching *fabric_transport_matching(struct fabric_transport *p) { return &p->base.router->matching; }
+static void fabric_transport_fail(struct fabric_transport *p, tutti_status status)
 {
-    port_fail(p,
+    router_fail(p->base.router, status);
+}
+static void fabric_transport_fail_memory(struct fabric_transport *p, int from)
+{
+    fabric_transport_fail(p,
         status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d", p->rank, from));
 }
 
 /* ---- announced messages ---- */
-static struct pending_rndv **bucket_of(struct fabric_transport *p, uint64_t id)
+static struct pending_rndv **pending_rndv_bucket(struct fabric_transport *p, uint64_t id)
 {
     return &p->pending[id % PENDING_RNDV_BUCKETS];
 }
 static struct pending_rndv *pending_rndv_find(struct fabric_transport *p, const struct fabric_link *link, uint64_t id)
 {
-    struct pending_rndv *pending = *bucket_of(p, id);
+    struct pending_rndv *pending = *pending_rndv_bucket(p, id);
     while (pending && (pending->id != id || pending->link != link)) pending = pending->next;
     return pending;
 }
 static struct pending_rndv *pending_rndv_new(struct fabric_transport *p, struct fabric_link *link,
     const struct header *h, void *descriptor, size_t bytes)
 {
-    struct pending_rndv *pending = memory_zeroed(1, sizeof *pending), **at = bucket_of(p, h->id);
+    struct pending_rndv *pending = memory_alloc_zeroed(1, sizeof *pending), **at = pending_rndv_bucket(p, h->id);
     if (!pending) return NULL;
     *pending =
         (struct pending_rndv){ .next = *at, .at = at, .link = link, .name = h->name, .id = h->id, .wire = h->bytes };
@@ -41,7 +44,7 @@ static struct pending_rndv *pending_rndv_new(struct fabric_transport *p, struct 
     link->pending++;
     return *at = pending;
 }
-static void due_push(struct due *due, struct pending_rndv *pending)
+static void due_list_push(struct due_list *due, struct pending_rndv *pending)
 {
     pending->next_due = NULL;
     pending->due = true;
@@ -49,7 +52,7 @@ static void due_push(struct due *due, struct pending_rndv *pending)
     else due->first = pending;
     due->last = pending;
 }
-static void due_remove(struct due *due, const struct pending_rndv *pending)
+static void due_list_remove(struct due_list *due, const struct pending_rndv *pending)
 {
     struct pending_rndv *before = NULL, *at = due->first;
     for (; at && at != pending; at = at->next_due) before = at;
@@ -59,37 +62,37 @@ static void due_remove(struct due *due, const struct pending_rndv *pending)
     if (due->last == at) due->last = before;
     at->due = false;
 }
-static struct pending_rndv *due_pop(struct due *due)
+static struct pending_rndv *due_list_pop(struct due_list *due)
 {
     struct pending_rndv *pending = due->first;
-    if (pending) due_remove(due, pending);
+    if (pending) due_list_remove(due, pending);
     return pending;
 }
-static void pending_release(struct fabric_transport *p, struct pending_rndv *pending)
+static void pending_rndv_release(struct fabric_transport *p, struct pending_rndv *pending)
 {
     if (pending->descriptor) p->fabric->operations->release(p->fabric, pending->descriptor);
     pending->descriptor = NULL;
 }
 static void pending_rndv_free(struct fabric_transport *p, struct pending_rndv *pending)
 {
-    pending_release(p, pending);
-    if (pending->due) due_remove(&p->met, pending);
-    if (pending->due) due_remove(&p->refusing, pending);
+    pending_rndv_release(p, pending);
+    if (pending->due) due_list_remove(&p->met, pending);
+    if (pending->due) due_list_remove(&p->refusing, pending);
     *pending->at = pending->next;
     if (pending->next) pending->next->at = pending->at;
     pending->link->pending--;
     free(pending);
 }
-static void pending_fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
+static void pending_rndv_fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
     struct pending_rndv *pending)
 {
     /* Only a whole endpoint can end the fetch by a disconnect, so other fetches go to the room of the op. */
-    bool safe = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
+    bool safe = fabric_link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= pending->bytes;
     struct fabric_op *f = fabric_op_new(p->fabric, direct ? 0 : pending->bytes);
     if (!f) {
-        pending_release(p, pending);
-        router_refuse(p->base.router, x,
+        pending_rndv_release(p, pending);
+        router_refuse_transfer(p->base.router, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message of rank %d", p->rank, link->rank));
         return;
     }
@@ -109,48 +112,51 @@ static void pending_fetch(struct fabric_transport *p, struct fabric_link *link, 
 }
 /* A refused message stays pending until its sender gets the refusal and withdraws the message, because a release would
    mean success to the sender. */
-void port_accept(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id, uint64_t bytes)
+void fabric_transport_accept_rndv(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id,
+    uint64_t bytes)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, id);
     x->key = id;
     if (pending) pending->receive = NULL;
     if (!pending || !pending->descriptor) transfer_fail(x, TUTTI_ABORTED, 0);
-    else if (transfer_meets(x, link->rank, bytes)) pending_fetch(p, link, x, pending);
+    else if (transfer_meet_message(x, link->rank, bytes)) pending_rndv_fetch(p, link, x, pending);
     else {
         pending->wanted = x->wire;
-        due_push(&p->refusing, pending);
+        due_list_push(&p->refusing, pending);
         return;
     }
     if (pending) pending_rndv_free(p, pending);
 }
 /* Sends the refusals. A refusal that lacked memory is sent again later, but not if the connection has broken. */
-void port_refuse(struct fabric_transport *p)
+void fabric_transport_send_refusals(struct fabric_transport *p)
 {
-    struct due due = p->refusing;
-    p->refusing = (struct due){ NULL, NULL };
-    for (struct pending_rndv *at; (at = due_pop(&due)) != NULL;) {
-        bool told = port_tell(p, at->link, &(struct header){ .kind = REFUSED, .id = at->id, .bytes = at->wanted });
-        if (!told && !at->link->broken_ms && !at->link->unreachable) due_push(&p->refusing, at);
+    struct due_list due = p->refusing;
+    p->refusing = (struct due_list){ NULL, NULL };
+    for (struct pending_rndv *at; (at = due_list_pop(&due)) != NULL;) {
+        bool told = fabric_link_send_control(p, at->link,
+            &(struct header){ .kind = REFUSED, .id = at->id, .bytes = at->wanted });
+        if (!told && !at->link->broken_ms && !at->link->unreachable) due_list_push(&p->refusing, at);
     }
 }
-void port_begin_met(struct fabric_transport *p)
+void fabric_transport_fetch_met(struct fabric_transport *p)
 {
-    for (struct pending_rndv *at; (at = due_pop(&p->met)) != NULL;)
-        port_accept(p, at->link, at->receive, at->id, at->wire);
+    for (struct pending_rndv *at; (at = due_list_pop(&p->met)) != NULL;)
+        fabric_transport_accept_rndv(p, at->link, at->receive, at->id, at->wire);
 }
-/* Releases a message that its sender takes back. A receive that has already met it fails in port_accept. A message
-   whose fetch has started is no longer pending. */
+/* Releases a message that its sender takes back. A receive that has already met it fails in
+   fabric_transport_accept_rndv. A message whose fetch has started is no longer pending. */
 static void pending_rndv_withdraw(struct fabric_transport *p, const struct fabric_link *link, uint64_t id)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, id);
     if (!pending) return;
-    pending_release(p, pending);
+    pending_rndv_release(p, pending);
     if (pending->receive) return;
-    struct arrival *a = matching_withdraw(matching_of(p), &p->base, link->rank, pending->name, id);
-    if (a) matching_free(matching_of(p), a);
+    struct arrival *a =
+        matching_withdraw_arrival(fabric_transport_matching(p), &p->base, link->rank, pending->name, id);
+    if (a) matching_arrival_free(fabric_transport_matching(p), a);
     pending_rndv_free(p, pending);
 }
-void port_forget_arrivals(struct fabric_transport *p, const struct fabric_link *link)
+void fabric_transport_free_rndvs(struct fabric_transport *p, const struct fabric_link *link)
 {
     for (int i = 0; i < PENDING_RNDV_BUCKETS; i++)
         for (struct pending_rndv *at = p->pending[i], *next; at; at = next) {
@@ -158,7 +164,7 @@ void port_forget_arrivals(struct fabric_transport *p, const struct fabric_link *
             if (!link || at->link == link) pending_rndv_free(p, at);
         }
 }
-bool link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
+bool fabric_link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
 {
     struct pending_rndv *pending = p->met.first;
     while (pending && (pending->link != link || pending->receive != x)) pending = pending->next_due;
@@ -168,21 +174,21 @@ bool link_forget_receive(struct fabric_transport *p, struct fabric_link *link, c
 
 /* ---- messages ---- */
 /* Rare paths are not inlined, so that the path of short expected messages stays small. */
-__attribute__((noinline)) static void hear_announced(struct fabric_transport *p, struct fabric_link *link,
+__attribute__((noinline)) static void fabric_link_handle_announced(struct fabric_transport *p, struct fabric_link *link,
     const struct header *h)
 {
     struct pending_rndv *pending = pending_rndv_find(p, link, h->id);
     /* The message is missing if it was withdrawn before its turn came. */
     if (!pending) return;
-    pending->receive = matching_arrive(matching_of(p), link->rank, h->name);
+    pending->receive = matching_take_receive(fabric_transport_matching(p), link->rank, h->name);
     if (pending->receive) {
         pending->receive->source = link->rank;
-        due_push(&p->met, pending);
+        due_list_push(&p->met, pending);
         return;
     }
-    struct arrival *a = matching_arrival(matching_of(p), 0);
+    struct arrival *a = matching_arrival_new(fabric_transport_matching(p), 0);
     if (!a) {
-        fail_memory(p, link->rank);
+        fabric_transport_fail_memory(p, link->rank);
         return;
     }
     a->name = h->name;
@@ -191,22 +197,22 @@ __attribute__((noinline)) static void hear_announced(struct fabric_transport *p,
     a->source = link->rank;
     a->by = &p->base;
     a->announced = true;
-    matching_keep(matching_of(p), a);
+    matching_keep_arrival(fabric_transport_matching(p), a);
 }
-static void hear_eager(struct fabric_transport *p, struct fabric_link *link, const struct header *h,
+static void fabric_link_handle_eager(struct fabric_transport *p, struct fabric_link *link, const struct header *h,
     const unsigned char *data)
 {
-    struct transfer *x = matching_arrive(matching_of(p), link->rank, h->name);
+    struct transfer *x = matching_take_receive(fabric_transport_matching(p), link->rank, h->name);
     if (x) {
-        link_owe(p, link, h->bytes);
-        if (!transfer_meets(x, link->rank, h->bytes)) return;
+        fabric_link_owe_credit(p, link, h->bytes);
+        if (!transfer_meet_message(x, link->rank, h->bytes)) return;
         pieces_scatter(x, data, (size_t)h->bytes);
-        transfer_done(x);
+        transfer_complete(x);
         return;
     }
-    struct arrival *a = matching_arrival(matching_of(p), (size_t)h->bytes);
+    struct arrival *a = matching_arrival_new(fabric_transport_matching(p), (size_t)h->bytes);
     if (!a) {
-        fail_memory(p, link->rank);
+        fabric_transport_fail_memory(p, link->rank);
         return;
     }
     a->name = h->name;
@@ -214,21 +220,21 @@ static void hear_eager(struct fabric_transport *p, struct fabric_link *link, con
     a->source = link->rank;
     a->by = &p->base;
     memcpy(a->data, data, (size_t)h->bytes);
-    matching_keep(matching_of(p), a);
+    matching_keep_arrival(fabric_transport_matching(p), a);
 }
 /* Returns the number of messages of this rank that left earlier and have not been handled. */
-static int messages_before(const struct fabric_transport *p, const struct header *h)
+static int messages_missing_before(const struct fabric_transport *p, const struct header *h)
 {
-    return (int)(h->sequence - p->base.router->routes[h->from].heard);
+    return (int)(h->sequence - p->base.router->routes[h->from].handled);
 }
-static inline void hear_next(struct fabric_transport *p, struct fabric_link *link, const struct header *h,
+static inline void fabric_link_handle_next(struct fabric_transport *p, struct fabric_link *link, const struct header *h,
     const void *data)
 {
-    p->base.router->routes[link->rank].heard++;
-    if (h->id) hear_announced(p, link, h);
-    else hear_eager(p, link, h, data);
+    p->base.router->routes[link->rank].handled++;
+    if (h->id) fabric_link_handle_announced(p, link, h);
+    else fabric_link_handle_eager(p, link, h, data);
 }
-static struct saved_msg *saved_msg_of(struct fabric_link *link, struct endpoint *from, const struct header *h,
+static struct saved_msg *saved_msg_from_header(struct fabric_link *link, struct endpoint *from, const struct header *h,
     const void *data)
 {
     bool announced = h->kind == MESSAGE && h->id;
@@ -240,77 +246,78 @@ static struct saved_msg *saved_msg_of(struct fabric_link *link, struct endpoint 
     link->pending += !msg->announced;
     return msg;
 }
-static void saved_msg_end(struct fabric_transport *p, struct saved_msg *msg)
+static void saved_msg_finish(struct fabric_transport *p, struct saved_msg *msg)
 {
     p->links[msg->header.from].pending -= !msg->announced;
     saved_msg_free(p->fabric, msg);
 }
-static void put_ahead(struct fabric_transport *p, struct saved_msg *msg)
+static void fabric_transport_push_ahead(struct fabric_transport *p, struct saved_msg *msg)
 {
     saved_msgs_push(&p->ahead, msg);
     p->base.router->ahead++;
 }
-__attribute__((noinline)) static void hear_out_of_turn(struct fabric_transport *p, struct fabric_link *link,
-    struct endpoint *from, const struct header *h, const void *data)
+__attribute__((noinline)) static void fabric_link_handle_out_of_turn(struct fabric_transport *p,
+    struct fabric_link *link, struct endpoint *from, const struct header *h, const void *data)
 {
-    int before = messages_before(p, h);
+    int before = messages_missing_before(p, h);
     if (before < 0 || !p->base.router->network->beside) {
         endpoint_mark_faulty(p->fabric, from, before < 0 ? twice : missing);
         return;
     }
-    struct saved_msg *msg = saved_msg_of(link, from, h, data);
-    if (msg) put_ahead(p, msg);
-    else fail_memory(p, link->rank);
+    struct saved_msg *msg = saved_msg_from_header(link, from, h, data);
+    if (msg) fabric_transport_push_ahead(p, msg);
+    else fabric_transport_fail_memory(p, link->rank);
 }
-static inline void hear_message(struct fabric_transport *p, struct fabric_link *link, struct endpoint *from,
-    const struct header *h, const void *data)
+static inline void fabric_link_handle_message(struct fabric_transport *p, struct fabric_link *link,
+    struct endpoint *from, const struct header *h, const void *data)
 {
-    if (messages_before(p, h) == 0) hear_next(p, link, h, data);
-    else hear_out_of_turn(p, link, from, h, data);
+    if (messages_missing_before(p, h) == 0) fabric_link_handle_next(p, link, h, data);
+    else fabric_link_handle_out_of_turn(p, link, from, h, data);
 }
 /* The messages of one rank are in the order in which they arrived by this network. */
-bool port_hear_ahead(struct fabric_transport *p)
+bool fabric_transport_handle_ahead(struct fabric_transport *p)
 {
     struct router *router = p->base.router;
     struct saved_msgs all = p->ahead;
-    bool heard = false;
+    bool handled = false;
     p->ahead = (struct saved_msgs){ NULL, NULL, 0 };
     router->ahead -= all.count;
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&all)) != NULL;) {
         struct fabric_link *link = &p->links[msg->header.from];
-        int before = link->lost ? 0 : messages_before(p, &msg->header);
+        int before = link->lost ? 0 : messages_missing_before(p, &msg->header);
         if (before > 0) {
-            put_ahead(p, msg);
+            fabric_transport_push_ahead(p, msg);
             continue;
         }
-        heard = true;
+        handled = true;
         if (before < 0) endpoint_mark_faulty(p->fabric, msg->from, twice);
-        else if (!link->lost) hear_next(p, link, &msg->header, msg->data);
-        saved_msg_end(p, msg);
+        else if (!link->lost) fabric_link_handle_next(p, link, &msg->header, msg->data);
+        saved_msg_finish(p, msg);
     }
-    return heard;
+    return handled;
 }
-static inline void header_hear(struct fabric_transport *p, struct fabric_link *link, struct endpoint *from,
-    const struct header *h, const void *data)
+static inline void fabric_link_handle_header(struct fabric_transport *p, struct fabric_link *link,
+    struct endpoint *from, const struct header *h, const void *data)
 {
     switch ((enum fabric_kind)h->kind) {
-    case MESSAGE: hear_message(p, link, from, h, data); return;
+    case MESSAGE: fabric_link_handle_message(p, link, from, h, data); return;
     case WITHDRAWN: pending_rndv_withdraw(p, link, h->id); return;
-    case REFUSED: port_refused(p, h); return;
-    /* arrival_take has already recorded the credit. */
+    case REFUSED: fabric_transport_handle_refused(p, h); return;
+    /* fabric_link_record_arrival has already recorded the credit. */
     default: return;
     }
 }
-void port_handle_saved_msgs(struct fabric_transport *p)
+void fabric_transport_handle_saved_msgs(struct fabric_transport *p)
 {
-    for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL; saved_msg_end(p, msg)) {
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL; saved_msg_finish(p, msg)) {
         struct fabric_link *link = &p->links[msg->header.from];
-        if (!link->lost && !msg->from->faulty) header_hear(p, link, msg->from, &msg->header, msg->data);
+        if (!link->lost && !msg->from->faulty) fabric_link_handle_header(p, link, msg->from, &msg->header, msg->data);
     }
 }
 
 /* ---- checks of arrivals ---- */
-static bool is_its_own(const struct fabric_transport *p, struct fabric_link *link, const struct endpoint *from)
+static bool fabric_link_owns_endpoint(const struct fabric_transport *p, struct fabric_link *link,
+    const struct endpoint *from)
 {
     if (link->by == from) return true;
     if (memcmp(p->callbacks.process(p->callbacks.context, link->rank), from->process, sizeof from->process) != 0)
@@ -319,53 +326,53 @@ static bool is_its_own(const struct fabric_transport *p, struct fabric_link *lin
     return true;
 }
 /* Returns the fault of a message to this port, or NULL if it is valid. */
-static const char *fault_of(const struct fabric_transport *p, const struct endpoint *from, const struct header *h,
-    bool announced)
+static const char *fabric_transport_find_fault(const struct fabric_transport *p, const struct endpoint *from,
+    const struct header *h, bool announced)
 {
     struct fabric_link *link = h->from >= 0 && h->from < p->size ? &p->links[h->from] : NULL;
-    if (!link || !is_its_own(p, link, from)) return "its process has sent a message as another process";
+    if (!link || !fabric_link_owns_endpoint(p, link, from)) return "its process has sent a message as another process";
     if (link->lost) return NULL;
     if (h->returned - link->returned > link->charged - link->returned)
         return "its process has returned more credit than it had";
     if (announced && h->id <= link->announced) return "its process has announced a message twice";
     if (link->pending >= PENDING_RNDV_MOST) return "more than 65536 messages of its process wait to be received";
     bool unasked = h->kind == MESSAGE && !announced;
-    if (unasked && link->arrived - link->owed + charge_of(h->bytes) > CREDIT_BYTES)
+    if (unasked && link->arrived - link->owed + eager_message_charge(h->bytes) > CREDIT_BYTES)
         return "its process has sent more eager bytes than it has credit for";
     return NULL;
 }
 _Static_assert(PENDING_RNDV_MOST == 65536, "as the text says");
 /* Records an arrival at once, even if its rank does not poll: the credit, an announcement, or a withdrawal, for which
    the sender waits. false: memory is exhausted. */
-static bool arrival_take(struct fabric_transport *p, struct fabric_link *link, const struct header *h, void *data,
-    size_t bytes, bool announced)
+static bool fabric_link_record_arrival(struct fabric_transport *p, struct fabric_link *link, const struct header *h,
+    void *data, size_t bytes, bool announced)
 {
     link->returned = h->returned;
     if (h->kind == WITHDRAWN) {
         struct pending_rndv *pending = pending_rndv_find(p, link, h->id);
-        if (pending) pending_release(p, pending);
+        if (pending) pending_rndv_release(p, pending);
     } else if (announced) {
         link->announced = h->id;
         return pending_rndv_new(p, link, h, data, bytes);
-    } else if (h->kind == MESSAGE) link->arrived += charge_of(h->bytes);
+    } else if (h->kind == MESSAGE) link->arrived += eager_message_charge(h->bytes);
     return true;
 }
-bool port_hear(struct fabric_transport *p, struct endpoint *from, const struct header *h, void *data, size_t bytes,
-    bool announced)
+bool fabric_transport_handle_message(struct fabric_transport *p, struct endpoint *from, const struct header *h,
+    void *data, size_t bytes, bool announced)
 {
-    const char *fault = fault_of(p, from, h, announced);
+    const char *fault = fabric_transport_find_fault(p, from, h, announced);
     if (fault) endpoint_mark_faulty(p->fabric, from, fault);
     struct fabric_link *link = fault ? NULL : &p->links[h->from];
     if (!link || link->lost) return false;
-    if (!arrival_take(p, link, h, data, bytes, announced)) {
-        port_starve(p);
+    if (!fabric_link_record_arrival(p, link, h, data, bytes, announced)) {
+        fabric_transport_mark_out_of_memory(p);
         return false;
     }
-    if (p == p->fabric->polling) header_hear(p, link, from, h, data);
+    if (p == p->fabric->polling) fabric_link_handle_header(p, link, from, h, data);
     else if (h->kind != CREDIT) {
-        struct saved_msg *msg = saved_msg_of(link, from, h, data);
-        if (msg) port_save_msg(p, msg);
-        else port_starve(p);
+        struct saved_msg *msg = saved_msg_from_header(link, from, h, data);
+        if (msg) fabric_transport_save_msg(p, msg);
+        else fabric_transport_mark_out_of_memory(p);
     }
     return announced;
 }

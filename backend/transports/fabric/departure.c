@@ -11,7 +11,7 @@
 
 static const char reset[] = "the connection was reset";
 
-static struct fabric_op *fabric_op_for(struct fabric_transport *p, struct fabric_link *link, size_t room)
+static struct fabric_op *fabric_op_new_for_link(struct fabric_transport *p, struct fabric_link *link, size_t room)
 {
     struct fabric_op *f = fabric_op_new(p->fabric, room);
     if (!f) return NULL;
@@ -19,10 +19,10 @@ static struct fabric_op *fabric_op_for(struct fabric_transport *p, struct fabric
     f->link = link;
     f->endpoint = link->endpoint;
     f->header = (struct header){ .comm = p->comm, .from = p->rank, .to = link->rank, .returned = link->owed };
-    link->told = link->owed;
+    link->reported = link->owed;
     return f;
 }
-void link_mark_broken(struct fabric_transport *p, struct fabric_link *link, const char *why)
+void fabric_link_mark_broken(struct fabric_transport *p, struct fabric_link *link, const char *why)
 {
     if (link->broken_ms || link->lost) return;
     link->broken_ms = clock_ms();
@@ -31,31 +31,31 @@ void link_mark_broken(struct fabric_transport *p, struct fabric_link *link, cons
 }
 /* Marks the link as broken if the failed op carried a numbered message. The receiver waits for that number, so it
    would never handle later messages. */
-static void lost_message_record(struct fabric_transport *p, const struct fabric_op *f)
+static void fabric_op_record_loss(struct fabric_transport *p, const struct fabric_op *f)
 {
     bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
-    if (f->why && expected) link_mark_broken(p, f->link, f->why);
+    if (f->why && expected) fabric_link_mark_broken(p, f->link, f->why);
 }
 /* Posts an op. If the fabric has already completed it, the op goes to `completed`, or is freed if it has no transfer
    and no error. */
-static void op_dispatch(struct fabric_transport *p, struct fabric_op *f, const void *data, bool announced)
+static void fabric_op_post(struct fabric_transport *p, struct fabric_op *f, const void *data, bool announced)
 {
     bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
-    if (!flies) lost_message_record(p, f);
+    if (!flies) fabric_op_record_loss(p, f);
     if (!flies && !f->why && !f->transfer) fabric_op_free(p->fabric, f);
     else fabric_op_add(f, flies ? &p->ops : &p->completed);
 }
-static void transfer_refuse(struct fabric_transport *p, struct transfer *x, tutti_status status)
+static void fabric_transport_refuse(struct fabric_transport *p, struct transfer *x, tutti_status status)
 {
-    router_refuse(p->base.router, x, status);
+    router_refuse_transfer(p->base.router, x, status);
 }
 /* Returns NULL if memory is exhausted, and has then failed the transfer. */
-static struct fabric_op *fabric_op_of_message(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
-    size_t room)
+static struct fabric_op *fabric_op_new_for_message(struct fabric_transport *p, struct fabric_link *link,
+    struct transfer *x, size_t room)
 {
-    struct fabric_op *f = fabric_op_for(p, link, room);
+    struct fabric_op *f = fabric_op_new_for_link(p, link, room);
     if (!f) {
-        transfer_refuse(p, x,
+        fabric_transport_refuse(p, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", p->rank, link->rank));
         return NULL;
     }
@@ -65,50 +65,51 @@ static struct fabric_op *fabric_op_of_message(struct fabric_transport *p, struct
     f->header.bytes = x->wire;
     return f;
 }
-static bool has_credit(const struct fabric_link *link, uint64_t bytes)
+static bool fabric_link_has_credit(const struct fabric_link *link, uint64_t bytes)
 {
-    return link->charged - link->returned + charge_of(bytes) <= CREDIT_BYTES;
+    return link->charged - link->returned + eager_message_charge(bytes) <= CREDIT_BYTES;
 }
-static void send_eager(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
+static void fabric_link_send_eager(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
-    struct fabric_op *f = fabric_op_of_message(p, link, x, (size_t)x->wire);
+    struct fabric_op *f = fabric_op_new_for_message(p, link, x, (size_t)x->wire);
     if (!f) return;
     f->bytes = (size_t)x->wire;
-    link->charged += charge_of(x->wire);
+    link->charged += eager_message_charge(x->wire);
     pieces_gather(x, f->room, f->bytes);
-    op_dispatch(p, f, NULL, false);
-    transfer_done(x);
+    fabric_op_post(p, f, NULL, false);
+    transfer_complete(x);
 }
-static bool is_one_run(const struct transfer *x) { return x->piece_count == 1 && x->pieces[0].length > 0; }
-static void transfer_announce(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
+static bool transfer_is_one_run(const struct transfer *x) { return x->piece_count == 1 && x->pieces[0].length > 0; }
+static void fabric_link_announce_transfer(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
-    bool packed = !is_one_run(x);
+    bool packed = !transfer_is_one_run(x);
     /* An empty message is announced with one byte, because an announcement needs at least one. */
     size_t room = x->wire ? (size_t)x->wire : 1;
-    struct fabric_op *f = fabric_op_of_message(p, link, x, packed ? room : 0);
+    struct fabric_op *f = fabric_op_new_for_message(p, link, x, packed ? room : 0);
     if (!f) return;
     f->header.id = x->key = ++p->ids;
     f->transfer = x;
     f->packed = packed;
     f->bytes = packed ? room : x->pieces[0].length;
     if (packed) pieces_gather(x, f->room, (size_t)x->wire);
-    op_dispatch(p, f, packed ? NULL : x->pieces[0].at, true);
+    fabric_op_post(p, f, packed ? NULL : x->pieces[0].at, true);
 }
 /* Holds a transfer whose connection has broken. The control connection reports whether the process died or ended. The
    transfer fails with `why` only if no report arrives in time. */
-static void transfer_hold(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, const char *why)
+static void fabric_link_hold_transfer(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
+    const char *why)
 {
     queue_push(&link->held, x);
-    link_mark_broken(p, link, why);
+    fabric_link_mark_broken(p, link, why);
 }
-static void take_off(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
+static void fabric_link_send_now(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
-    if (link->broken_ms) transfer_hold(p, link, x, link->why);
-    else if (endpoint_is_broken(link->endpoint)) transfer_hold(p, link, x, link->endpoint->why);
-    else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
-    else transfer_announce(p, link, x);
+    if (link->broken_ms) fabric_link_hold_transfer(p, link, x, link->why);
+    else if (endpoint_is_broken(link->endpoint)) fabric_link_hold_transfer(p, link, x, link->endpoint->why);
+    else if (x->wire <= EAGER_BYTES && fabric_link_has_credit(link, x->wire)) fabric_link_send_eager(p, link, x);
+    else fabric_link_announce_transfer(p, link, x);
 }
-static tutti_status find_endpoint(struct fabric_transport *p, struct fabric_link *link)
+static tutti_status fabric_link_find_endpoint(struct fabric_transport *p, struct fabric_link *link)
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
     const unsigned char *process = p->callbacks.process(p->callbacks.context, link->rank);
@@ -123,15 +124,15 @@ static tutti_status find_endpoint(struct fabric_transport *p, struct fabric_link
     link->endpoint = e;
     return TUTTI_OK;
 }
-bool link_connect(struct fabric_transport *p, struct fabric_link *link)
+bool fabric_link_connect(struct fabric_transport *p, struct fabric_link *link)
 {
     char name[256], why[STATUS_DETAIL_BYTES / 2];
     if (link->endpoint || link->unreachable || link->broken_ms) return link->endpoint;
-    tutti_status status = find_endpoint(p, link);
+    tutti_status status = fabric_link_find_endpoint(p, link);
     if (status == TUTTI_OK || status == TUTTI_IN_PROGRESS) return status == TUTTI_OK;
     /* The code that reported the loss also reports its reason. */
     if (status == TUTTI_PEER_LOST) {
-        link_mark_broken(p, link, reset);
+        fabric_link_mark_broken(p, link, reset);
         return false;
     }
     snprintf(why, sizeof why, "%.500s", status_detail());
@@ -139,28 +140,29 @@ bool link_connect(struct fabric_transport *p, struct fabric_link *link)
     status_fail(status, "rank %d cannot send to rank %d on %s: %s", p->rank, link->rank, name, why);
     router_keep_reason(p->base.router);
     link->unreachable = status;
-    link_mark_broken(p, link, "no connection is possible");
+    fabric_link_mark_broken(p, link, "no connection is possible");
     for (struct transfer *x; link->waiting.first;) {
         x = queue_take(&link->waiting, NULL);
-        transfer_refuse(p, x, status);
+        fabric_transport_refuse(p, x, status);
     }
     return false;
 }
 
 /* ---- several networks: messages take another network while this one is not connected ---- */
-static void say_unconnected(const struct fabric_transport *p, const struct fabric_link *link, const char *why)
+static void fabric_link_log_unconnected(const struct fabric_transport *p, const struct fabric_link *link,
+    const char *why)
 {
     char name[256];
     p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
     LOG(WARN, "rank %d has no connection by %s with rank %d on %s (%s): messages go by another network", p->rank,
         p->base.network, link->rank, name, why);
 }
-void link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why)
+void fabric_link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why)
 {
-    if (!link->refused) say_unconnected(p, link, why);
+    if (!link->refused) fabric_link_log_unconnected(p, link, why);
     link->refused = true;
 }
-static bool is_late(struct fabric_link *link)
+static bool fabric_link_is_late(struct fabric_link *link)
 {
     int64_t now_ms = clock_ms();
     if (!link->asked_ms) link->asked_ms = now_ms;
@@ -168,106 +170,107 @@ static bool is_late(struct fabric_link *link)
 }
 /* Messages also wait behind transfers that a broken connection holds, because by another network they would overtake
    them. */
-enum readiness port_readiness(struct fabric_transport *p, struct fabric_link *link)
+enum readiness fabric_link_readiness(struct fabric_transport *p, struct fabric_link *link)
 {
     if (link->waiting.first || link->broken_ms) return SENDS_WAIT;
     if (link->refused) return UNCONNECTED;
-    if (link_connect(p, link)) return CONNECTED;
-    if (is_late(link)) {
-        say_unconnected(p, link, "it is still asked for");
+    if (fabric_link_connect(p, link)) return CONNECTED;
+    if (fabric_link_is_late(link)) {
+        fabric_link_log_unconnected(p, link, "it is still asked for");
         link->asked_ms = INT64_MAX;
     }
     return UNCONNECTED;
 }
 
 /* ---- sending ---- */
-void port_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
+void fabric_link_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
 {
     bool waits = link->waiting.first;
     if (link->endpoint && !waits) {
-        take_off(p, link, x);
+        fabric_link_send_now(p, link, x);
         return;
     }
     queue_push(&link->waiting, x);
     p->waiting += !waits;
-    if (!waits) port_send_waiting(p);
+    if (!waits) fabric_transport_send_waiting(p);
 }
-bool port_send_waiting(struct fabric_transport *p)
+bool fabric_transport_send_waiting(struct fabric_transport *p)
 {
     bool moved = false;
     p->waiting = 0;
     for (int r = 0; r < p->size; r++) {
         struct fabric_link *link = &p->links[r];
         if (!link->waiting.first) continue;
-        if (link_connect(p, link))
-            while (link->waiting.first) take_off(p, link, queue_take(&link->waiting, NULL));
+        if (fabric_link_connect(p, link))
+            while (link->waiting.first) fabric_link_send_now(p, link, queue_take(&link->waiting, NULL));
         moved |= !link->waiting.first;
         p->waiting += link->waiting.first != NULL;
     }
     return moved;
 }
-bool port_tell(struct fabric_transport *p, struct fabric_link *link, const struct header *said)
+bool fabric_link_send_control(struct fabric_transport *p, struct fabric_link *link, const struct header *said)
 {
-    bool can = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
-    struct fabric_op *f = can ? fabric_op_for(p, link, 0) : NULL;
+    bool can = fabric_link_connect(p, link) && !endpoint_is_broken(link->endpoint);
+    struct fabric_op *f = can ? fabric_op_new_for_link(p, link, 0) : NULL;
     /* A missing credit message is harmless, because a peer without credit announces its messages. */
     if (!f) return false;
     f->header.kind = said->kind;
     f->header.name = said->name;
     f->header.id = said->id;
     f->header.bytes = said->bytes;
-    op_dispatch(p, f, NULL, false);
+    fabric_op_post(p, f, NULL, false);
     return true;
 }
 /* Returns credit to ranks that only send to this one. Other ranks get their credit with the next message. */
-void port_return_credit(struct fabric_transport *p)
+void fabric_transport_return_credit(struct fabric_transport *p)
 {
     p->owes = false;
     for (int r = 0; r < p->size; r++) {
         struct fabric_link *link = &p->links[r];
-        if (link_owes_much(link) && !link->lost) port_tell(p, link, &(struct header){ .kind = CREDIT });
+        if (fabric_link_owes_much(link) && !link->lost)
+            fabric_link_send_control(p, link, &(struct header){ .kind = CREDIT });
     }
 }
 
 /* ---- completed ops ---- */
-static void end_send(struct fabric_transport *p, struct fabric_op *f)
+static void fabric_op_end_send(struct fabric_transport *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;
     if (f->refused) transfer_fail(x, TUTTI_MISMATCH, f->theirs);
-    else if (!f->why) transfer_done(x);
-    else transfer_hold(p, f->link, x, f->why);
+    else if (!f->why) transfer_complete(x);
+    else fabric_link_hold_transfer(p, f->link, x, f->why);
 }
-static void end_receive(struct fabric_transport *p, struct fabric_op *f)
+static void fabric_op_end_receive(struct fabric_transport *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;
     if (f->why) {
-        transfer_hold(p, f->link, x, f->why);
+        fabric_link_hold_transfer(p, f->link, x, f->why);
         return;
     }
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));
-    transfer_done(x);
+    transfer_complete(x);
 }
-void port_end_completed(struct fabric_transport *p)
+void fabric_transport_end_completed(struct fabric_transport *p)
 {
     for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) {
         fabric_op_remove(f);
         if (!f->transfer) {
-            lost_message_record(p, f);
+            fabric_op_record_loss(p, f);
             continue;
         }
-        if (f->transfer->is_send) end_send(p, f);
-        else end_receive(p, f);
+        if (f->transfer->is_send) fabric_op_end_send(p, f);
+        else fabric_op_end_receive(p, f);
     }
 }
-void port_refused(struct fabric_transport *p, const struct header *header)
+void fabric_transport_handle_refused(struct fabric_transport *p, const struct header *header)
 {
     for (struct fabric_op *f = p->ops; f; f = f->next)
         if (f->transfer && f->transfer->is_send && f->link->rank == header->from && f->header.id == header->id) {
             if (f->refused) return;
             f->refused = true;
             f->theirs = header->bytes;
-            if (!port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))
-                link_mark_broken(p, f->link, "no memory to take a message back");
+            if (!fabric_link_send_control(p, f->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))
+                fabric_link_mark_broken(p, f->link, "no memory to take a message back");
             return;
         }
 }

@@ -22,9 +22,9 @@ void endpoint_mark_broken(struct fabric *fabric, struct endpoint *e, const char 
     e->broken_ms = clock_ms();
     e->why = why;
     e->broke = ++fabric->breaks;
-    ports_wake(fabric);
+    fabric_wake_transports(fabric);
 }
-static void name_process(const struct fabric *fabric, const struct endpoint *e, char *out, size_t bytes)
+static void endpoint_print_process(const struct fabric *fabric, const struct endpoint *e, char *out, size_t bytes)
 {
     char host[256];
     for (const struct fabric_transport *p = fabric->ports; p; p = p->next)
@@ -42,19 +42,19 @@ void endpoint_mark_faulty(struct fabric *fabric, struct endpoint *e, const char 
 {
     char name[320];
     if (e->faulty) return;
-    name_process(fabric, e, name, sizeof name);
+    endpoint_print_process(fabric, e, name, sizeof name);
     LOG(WARN, "%s ends its connection with %s: %s", fabric->operations->name, name, why);
     e->faulty = e->ends = fabric->faults = true;
     endpoint_mark_broken(fabric, e, why);
 }
-bool fabric_end_faulty(struct fabric *fabric)
+bool fabric_disconnect_faulty(struct fabric *fabric)
 {
     bool some = fabric->faults;
     fabric->faults = false;
     for (struct endpoint *e = some ? fabric->endpoints : NULL; e; e = e->next) {
         if (!e->ends) continue;
         e->ends = false;
-        early_forget(fabric, e);
+        early_msgs_forget(fabric, e);
         fabric->operations->disconnect(fabric, e);
     }
     return some;
@@ -63,28 +63,31 @@ bool fabric_end_faulty(struct fabric *fabric)
 /* ---- fork ---- */
 static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fabric *known;
-static void before_fork(void)
+static void fabrics_lock_before_fork(void)
 {
     pthread_mutex_lock(&known_lock);
     for (struct fabric *f = known; f; f = f->next) pthread_mutex_lock(&f->lock);
 }
-static void in_parent(void)
+static void fabrics_unlock_in_parent(void)
 {
     for (struct fabric *f = known; f; f = f->next) pthread_mutex_unlock(&f->lock);
     pthread_mutex_unlock(&known_lock);
 }
-static void in_child(void)
+static void fabrics_reset_in_child(void)
 {
     for (struct fabric *f = known; f; f = f->next)
         *f = (struct fabric){ .operations = f->operations, .known = true, .next = f->next };
     for (struct fabric *f = known; f; f = f->next) pthread_mutex_init(&f->lock, NULL);
     pthread_mutex_init(&known_lock, NULL);
 }
-static void fork_prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
-static void fabric_know(struct fabric *fabric)
+static void fabrics_register_fork(void)
+{
+    pthread_atfork(fabrics_lock_before_fork, fabrics_unlock_in_parent, fabrics_reset_in_child);
+}
+static void fabric_register_for_fork(struct fabric *fabric)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, fork_prepare);
+    pthread_once(&once, fabrics_register_fork);
     pthread_mutex_lock(&known_lock);
     if (!fabric->known) {
         fabric->next = known;
@@ -95,47 +98,47 @@ static void fabric_know(struct fabric *fabric)
 }
 
 /* ---- opening and closing ---- */
-void fabric_pause(struct fabric *fabric)
+void fabric_pause_unlocked(struct fabric *fabric)
 {
     pthread_mutex_unlock(&fabric->lock);
     nanosleep(&(struct timespec){ 0, 20000 }, NULL);
     pthread_mutex_lock(&fabric->lock);
 }
-static void fabric_finish(struct fabric *fabric)
+static void fabric_stop(struct fabric *fabric)
 {
     fabric->stopping = true;
-    thread_stop(fabric);
+    fabric_thread_stop(fabric);
     fabric->operations->part(fabric);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&fabric->early)) != NULL;) saved_msg_free(fabric, msg);
     fabric->operations->finish(fabric);
-    fabric_ops_free(fabric);
+    fabric_ops_free_all(fabric);
     fabric->stopping = false;
 }
-static tutti_status fabric_begin(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status fabric_start(struct fabric *fabric, const struct fabric_place *place)
 {
     TRY(random_fill(&fabric->life, sizeof fabric->life));
     TRY(fabric->operations->start(fabric, place));
-    return thread_start(fabric);
+    return fabric_thread_start(fabric);
 }
 tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16], const struct fabric_place *place,
     void *address, size_t *bytes)
 {
-    fabric_know(fabric);
+    fabric_register_for_fork(fabric);
     pthread_mutex_lock(&fabric->lock);
-    while (fabric->stopping) fabric_pause(fabric);
+    while (fabric->stopping) fabric_pause_unlocked(fabric);
     memcpy(fabric->process, process, sizeof fabric->process);
-    tutti_status status = fabric->users ? TUTTI_OK : fabric_begin(fabric, place);
+    tutti_status status = fabric->users ? TUTTI_OK : fabric_start(fabric, place);
     if (status == TUTTI_OK) {
         fabric->users++;
         memcpy(address, fabric->address, fabric->address_bytes);
         *bytes = fabric->address_bytes;
-    } else if (!fabric->users) fabric_finish(fabric);
+    } else if (!fabric->users) fabric_stop(fabric);
     pthread_mutex_unlock(&fabric->lock);
     return status;
 }
 void fabric_close(struct fabric *fabric)
 {
     pthread_mutex_lock(&fabric->lock);
-    if (fabric->users > 0 && --fabric->users == 0) fabric_finish(fabric);
+    if (fabric->users > 0 && --fabric->users == 0) fabric_stop(fabric);
     pthread_mutex_unlock(&fabric->lock);
 }

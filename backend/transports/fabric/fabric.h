@@ -160,10 +160,10 @@ struct fabric_operations {
     /* Writes the address of the other end, for error messages. The function may be NULL. */
     void (*address)(const struct endpoint *endpoint, char *out, size_t bytes);
 };
-enum { PAST_PORTS = 256 };
+enum { RECENTLY_CLOSED_MOST = 256 };
 /* The ports that were closed last. */
-struct past {
-    struct { uint64_t comm; int rank; } closed[PAST_PORTS];
+struct recently_closed {
+    struct { uint64_t comm; int rank; } closed[RECENTLY_CLOSED_MOST];
     unsigned count;
 };
 /* The progress thread of a fabric. */
@@ -195,7 +195,7 @@ struct fabric {
     bool faults;
     /* The common code owns the fields from here on. */
     struct fabric_transport *ports, *polling;
-    struct past past;
+    struct recently_closed recently_closed;
     /* Messages to groups that this process has not joined. */
     struct saved_msgs early;
     /* Ops in flight of closed ports. */
@@ -237,8 +237,8 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
 /* Handles a message that arrived by this endpoint, and copies data that is needed later. For an announced message
    `data` is the fabric's descriptor; true: the port keeps it until fetch or release. An invalid message is ignored, and
    the endpoint is disconnected after the current progress. */
-bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data, size_t bytes,
-    bool announced);
+bool fabric_handle_message(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
+    size_t bytes, bool announced);
 /* Completes an op in flight; why NULL: with success. An op for which `send` or `fetch` returned false has already
    completed. */
 void fabric_op_complete(struct fabric *fabric, struct fabric_op *op, const char *why);
@@ -248,17 +248,18 @@ void fabric_op_free(struct fabric *fabric, struct fabric_op *op);
 /* Returns NULL if no endpoint to the process exists, or if all have broken or left. */
 struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
 void endpoint_mark_broken(struct fabric *fabric, struct endpoint *endpoint, const char *why);
-/* Marks an endpoint as broken because its process has sent an invalid message. fabric_end_faulty disconnects it. */
+/* Marks an endpoint as broken because its process has sent an invalid message. fabric_disconnect_faulty disconnects
+   it. */
 void endpoint_mark_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why) __attribute__((cold));
 /* Disconnects all faulty endpoints. The caller is outside of progress. true: some endpoints were faulty. */
-bool fabric_end_faulty(struct fabric *fabric);
+bool fabric_disconnect_faulty(struct fabric *fabric);
 static inline bool endpoint_is_broken(const struct endpoint *e) { return e->broken_ms != 0; }
 /* Releases the lock and sleeps for some microseconds. */
-void fabric_pause(struct fabric *fabric);
+void fabric_pause_unlocked(struct fabric *fabric);
 
 /* ---- proofs: how two processes know each other (proofs.c) ---- */
 /* Each handshake message of a fabric begins with a greeting. A proof covers the whole message. */
-struct greeting {
+struct fabric_handshake {
     unsigned char from[16], to[16];
     struct key_id key;
     /* The turn of the endpoint that sends it. */
@@ -267,15 +268,15 @@ struct greeting {
     uint64_t life;
 };
 /* Fills in the process of an endpoint, the life of its fabric, the key and the turn. SYSTEM: the key is unknown. */
-tutti_status endpoint_introduce(const struct fabric *fabric, struct endpoint *endpoint, const unsigned char process[16],
-    uint64_t life, const struct key_id *key);
-void greeting_begin(const struct fabric *fabric, const struct endpoint *endpoint, struct greeting *out);
+tutti_status endpoint_init_identity(const struct fabric *fabric, struct endpoint *endpoint,
+    const unsigned char process[16], uint64_t life, const struct key_id *key);
+void fabric_handshake_init(const struct fabric *fabric, const struct endpoint *endpoint, struct fabric_handshake *out);
 /* Returns whether the greeting is for this life of the fabric, and whether the proof of the text, which contains the
    greeting, is right. */
-bool greeting_is_proved(const struct fabric *fabric, const struct greeting *said, const void *text, size_t bytes,
-    const unsigned char proof[PROOF_BYTES]);
+bool fabric_handshake_is_proved(const struct fabric *fabric, const struct fabric_handshake *said, const void *text,
+    size_t bytes, const unsigned char proof[PROOF_BYTES]);
 /* Returns whether the turn of the greeting is below the least turn of an endpoint to that process. */
-bool greeting_is_over(const struct fabric *fabric, const struct greeting *said);
+bool fabric_handshake_is_outdated(const struct fabric *fabric, const struct fabric_handshake *said);
 
 /* ---- saved messages ---- */
 /* Copies the data, or stores the descriptor of an announced message. NULL: memory is exhausted. */
@@ -285,7 +286,7 @@ struct saved_msg *saved_msgs_pop(struct saved_msgs *saved_msgs);
 /* Frees the message and releases its descriptor. */
 void saved_msg_free(struct fabric *fabric, struct saved_msg *msg);
 /* Take from fabric->early and add to it. Each message counts against the endpoint by which it came. */
-struct saved_msg *early_pop(struct fabric *fabric);
-void early_push(struct fabric *fabric, struct saved_msg *msg);
+struct saved_msg *early_msgs_pop(struct fabric *fabric);
+void early_msgs_push(struct fabric *fabric, struct saved_msg *msg);
 /* Frees all early messages that came by this endpoint. */
-void early_forget(struct fabric *fabric, const struct endpoint *from);
+void early_msgs_forget(struct fabric *fabric, const struct endpoint *from);

@@ -6,7 +6,7 @@
 
 enum { SMALLEST_ROOM = 256 };
 
-static int class_of(size_t room)
+static int fabric_op_size_class(size_t room)
 {
     int class = 0;
     while (class < FABRIC_OP_CLASSES && (size_t)SMALLEST_ROOM << class < room) class++;
@@ -14,12 +14,12 @@ static int class_of(size_t room)
 }
 struct fabric_op *fabric_op_new(struct fabric *fabric, size_t room)
 {
-    int class = class_of(room);
+    int class = fabric_op_size_class(room);
     bool kept = class < FABRIC_OP_CLASSES;
     struct fabric_op *f = kept ? fabric->spare[class] : NULL;
     size_t before = size_round_up(sizeof *f, 64);
     if (f) fabric->spare[class] = f->next;
-    else if (!(f = memory_aligned(before + (kept ? (size_t)SMALLEST_ROOM << class : room)))) return NULL;
+    else if (!(f = memory_alloc_aligned(before + (kept ? (size_t)SMALLEST_ROOM << class : room)))) return NULL;
     *f = (struct fabric_op){ .class = class, .room = (unsigned char *)f + before };
     return f;
 }
@@ -48,7 +48,7 @@ void fabric_op_remove(struct fabric_op *f)
 }
 
 /* A fabric that finishes may leave orphans that never complete, so they are freed here. */
-void fabric_ops_free(struct fabric *fabric)
+void fabric_ops_free_all(struct fabric *fabric)
 {
     for (struct fabric_op *f; (f = fabric->orphans) != NULL; fabric_op_free(fabric, f)) fabric_op_remove(f);
     for (int class = 0; class < FABRIC_OP_CLASSES; class++)
@@ -59,6 +59,6 @@ void fabric_op_complete(struct fabric *fabric, struct fabric_op *f, const char *
     f->why = why;
     if (why && f->endpoint) endpoint_mark_broken(fabric, f->endpoint, why);
     fabric_op_remove(f);
-    if (f->owner) port_complete(f->owner, f);
+    if (f->owner) fabric_transport_complete_op(f->owner, f);
     else fabric_op_free(fabric, f);
 }

@@ -6,101 +6,101 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct fabric_transport *transport_lock(struct transport *t)
+static struct fabric_transport *fabric_transport_lock(struct transport *t)
 {
     struct fabric_transport *p = (struct fabric_transport *)t;
     pthread_mutex_lock(&p->fabric->lock);
     return p;
 }
-static void transport_unlock(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
+static void fabric_transport_unlock(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
 
 /* ---- reports of a fabric ---- */
-struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, int rank)
+struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank)
 {
     struct fabric_transport *p = fabric->ports;
     while (p && (p->comm != comm || p->rank != rank)) p = p->next;
     return p;
 }
-bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank)
+bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int rank)
 {
-    const struct past *past = &fabric->past;
-    for (unsigned i = 0; i < PAST_PORTS && i < past->count; i++)
-        if (past->closed[i].comm == comm && past->closed[i].rank == rank) return true;
+    const struct recently_closed *recently_closed = &fabric->recently_closed;
+    for (unsigned i = 0; i < RECENTLY_CLOSED_MOST && i < recently_closed->count; i++)
+        if (recently_closed->closed[i].comm == comm && recently_closed->closed[i].rank == rank) return true;
     return false;
 }
-static void port_disarm(struct fabric_transport *p)
+static void fabric_transport_disarm(struct fabric_transport *p)
 {
     p->fabric->armed -= p->armed;
     p->armed = false;
 }
-static void port_wake(struct fabric_transport *p)
+static void fabric_transport_wake(struct fabric_transport *p)
 {
     const struct bell *bell = &p->base.router->bell;
     if (p->armed && bell->ring) bell->ring(bell->context);
-    port_disarm(p);
+    fabric_transport_disarm(p);
 }
-void port_save_msg(struct fabric_transport *p, struct saved_msg *msg)
+void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg)
 {
     saved_msgs_push(&p->saved_msgs, msg);
-    port_wake(p);
+    fabric_transport_wake(p);
 }
-void port_starve(struct fabric_transport *p)
+void fabric_transport_mark_out_of_memory(struct fabric_transport *p)
 {
     p->out_of_memory = true;
-    port_wake(p);
+    fabric_transport_wake(p);
 }
-void ports_wake(const struct fabric *fabric)
+void fabric_wake_transports(const struct fabric *fabric)
 {
-    for (struct fabric_transport *p = fabric->ports; p; p = p->next) port_wake(p);
+    for (struct fabric_transport *p = fabric->ports; p; p = p->next) fabric_transport_wake(p);
 }
-void port_complete(struct fabric_transport *p, struct fabric_op *f)
+void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *f)
 {
     fabric_op_add(f, &p->completed);
-    if (p->fabric->polling != p) port_wake(p);
+    if (p->fabric->polling != p) fabric_transport_wake(p);
 }
 
 /* ---- the contract ---- */
 static void fabric_send(struct transport *t, int member, struct transfer *x)
 {
-    struct fabric_transport *p = transport_lock(t);
-    port_send(p, &p->links[member], x);
-    transport_unlock(p);
+    struct fabric_transport *p = fabric_transport_lock(t);
+    fabric_link_send(p, &p->links[member], x);
+    fabric_transport_unlock(p);
 }
 static enum readiness fabric_readiness(struct transport *t, int member)
 {
-    struct fabric_transport *p = transport_lock(t);
-    enum readiness readiness = port_readiness(p, &p->links[member]);
-    transport_unlock(p);
+    struct fabric_transport *p = fabric_transport_lock(t);
+    enum readiness readiness = fabric_link_readiness(p, &p->links[member]);
+    fabric_transport_unlock(p);
     return readiness;
 }
 static void fabric_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
-    struct fabric_transport *p = transport_lock(t);
-    port_accept(p, &p->links[member], x, a->id, a->bytes);
-    port_end_completed(p);
-    transport_unlock(p);
+    struct fabric_transport *p = fabric_transport_lock(t);
+    fabric_transport_accept_rndv(p, &p->links[member], x, a->id, a->bytes);
+    fabric_transport_end_completed(p);
+    fabric_transport_unlock(p);
 }
 static void fabric_release(struct transport *t, int member, uint64_t bytes)
 {
-    struct fabric_transport *p = transport_lock(t);
-    link_owe(p, &p->links[member], bytes);
-    transport_unlock(p);
+    struct fabric_transport *p = fabric_transport_lock(t);
+    fabric_link_owe_credit(p, &p->links[member], bytes);
+    fabric_transport_unlock(p);
 }
 /* Does the work that saved messages and callbacks of the fabric have left. */
-static bool port_settle(struct fabric_transport *p)
+static bool fabric_transport_settle(struct fabric_transport *p)
 {
     bool moved = p->met.first || p->completed;
-    if (p->ahead.first) moved |= port_hear_ahead(p);
-    if (p->met.first) port_begin_met(p);
-    if (p->completed) port_end_completed(p);
-    if (p->waiting) moved |= port_send_waiting(p);
-    if (p->owes) port_return_credit(p);
-    if (p->refusing.first) port_refuse(p);
+    if (p->ahead.first) moved |= fabric_transport_handle_ahead(p);
+    if (p->met.first) fabric_transport_fetch_met(p);
+    if (p->completed) fabric_transport_end_completed(p);
+    if (p->waiting) moved |= fabric_transport_send_waiting(p);
+    if (p->owes) fabric_transport_return_credit(p);
+    if (p->refusing.first) fabric_transport_send_refusals(p);
     return moved;
 }
 /* Marks the links of endpoints that broke since the last call, in any communicator. This includes links without an
    endpoint: UCX silently drops messages that a rank announces to a process without an endpoint here. */
-static void breaks_record(struct fabric_transport *p)
+static void fabric_transport_record_breaks(struct fabric_transport *p)
 {
     bool beside = p->base.router->network->beside;
     unsigned known = p->breaks;
@@ -111,28 +111,28 @@ static void breaks_record(struct fabric_transport *p)
             struct fabric_link *link = &p->links[r];
             bool its = link->endpoint ? link->endpoint == e
                                       : memcmp(p->callbacks.process(p->callbacks.context, r), e->process, 16) == 0;
-            if (its && beside && !e->open && !link->waiting.first) link_mark_refused(p, link, e->why);
-            else if (its) link_mark_broken(p, link, e->why);
+            if (its && beside && !e->open && !link->waiting.first) fabric_link_mark_refused(p, link, e->why);
+            else if (its) fabric_link_mark_broken(p, link, e->why);
         }
     }
 }
-static bool port_progress(struct fabric_transport *p)
+static bool fabric_transport_progress(struct fabric_transport *p)
 {
     struct fabric *fabric = p->fabric;
     bool moved = p->saved_msgs.first;
-    port_disarm(p);
+    fabric_transport_disarm(p);
     fabric->touched++;
-    if (moved) port_handle_saved_msgs(p);
+    if (moved) fabric_transport_handle_saved_msgs(p);
     fabric->polling = p;
     moved |= fabric->operations->progress(fabric);
-    moved |= port_settle(p);
+    moved |= fabric_transport_settle(p);
     fabric->polling = NULL;
-    if (fabric->faults) moved |= fabric_end_faulty(fabric);
-    if (p->breaks != fabric->breaks) breaks_record(p);
+    if (fabric->faults) moved |= fabric_disconnect_faulty(fabric);
+    if (p->breaks != fabric->breaks) fabric_transport_record_breaks(p);
     return moved;
 }
 /* Returns a broken link that is unreachable or was held until its time was up. */
-static struct fabric_link *find_broken(const struct fabric_transport *p)
+static struct fabric_link *fabric_transport_find_broken(const struct fabric_transport *p)
 {
     int64_t now_ms = clock_ms();
     for (int r = 0; p->broken && r < p->size; r++) {
@@ -145,17 +145,17 @@ static void fabric_link_lose(struct fabric_transport *p, const struct fabric_lin
 {
     char name[256];
     p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
-    router_lose(p->base.router, link->rank,
+    router_lose_peer(p->base.router, link->rank,
         status_fail(link->unreachable ? link->unreachable : TUTTI_PEER_LOST,
             "the connection of rank %d to rank %d on %s broke: %s", p->rank, link->rank, name, link->why));
 }
 static bool fabric_poll(struct transport *t)
 {
-    struct fabric_transport *p = transport_lock(t);
-    bool moved = port_progress(p);
-    const struct fabric_link *broken = p->broken ? find_broken(p) : NULL;
+    struct fabric_transport *p = fabric_transport_lock(t);
+    bool moved = fabric_transport_progress(p);
+    const struct fabric_link *broken = p->broken ? fabric_transport_find_broken(p) : NULL;
     bool out_of_memory = p->out_of_memory;
-    transport_unlock(p);
+    fabric_transport_unlock(p);
     if (broken) fabric_link_lose(p, broken);
     if (out_of_memory)
         router_fail(t->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", p->rank));
@@ -163,15 +163,15 @@ static bool fabric_poll(struct transport *t)
 }
 static bool fabric_arm(struct transport *t)
 {
-    struct fabric_transport *p = transport_lock(t);
+    struct fabric_transport *p = fabric_transport_lock(t);
     bool ready = !p->saved_msgs.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
         && !p->refusing.first && !p->out_of_memory;
     if (ready && !p->armed) {
         p->armed = true;
         p->fabric->armed++;
-        thread_wake(p->fabric);
+        fabric_thread_wake(p->fabric);
     }
-    transport_unlock(p);
+    fabric_transport_unlock(p);
     return ready;
 }
 
@@ -184,16 +184,17 @@ static struct fabric_op *fabric_op_find(const struct fabric_transport *p, const 
 }
 /* A rendezvous cannot be cancelled from one side. The sender asks the receiver to release it; after TRANSPORT_CANCEL_MS
    the connection is closed, which ends all its ops. */
-static bool is_overdue(struct fabric_transport *p, struct fabric_op *f)
+static bool fabric_op_cancel_is_overdue(struct fabric_transport *p, struct fabric_op *f)
 {
     int64_t now_ms = clock_ms();
     if (f->withdrawn_ms) return now_ms - f->withdrawn_ms >= TRANSPORT_CANCEL_MS;
     f->withdrawn_ms = now_ms;
     if (f->transfer->is_send)
-        port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .name = f->header.name, .id = f->header.id });
+        fabric_link_send_control(p, f->link,
+            &(struct header){ .kind = WITHDRAWN, .name = f->header.name, .id = f->header.id });
     return false;
 }
-static bool link_unwait(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
+static bool fabric_link_remove_waiting(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
 {
     if (!queue_remove(&link->waiting, x)) return false;
     p->waiting -= !link->waiting.first;
@@ -201,35 +202,36 @@ static bool link_unwait(struct fabric_transport *p, struct fabric_link *link, co
 }
 static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
 {
-    struct fabric_transport *p = transport_lock(t);
+    struct fabric_transport *p = fabric_transport_lock(t);
     struct fabric_link *link = &p->links[member];
-    bool forgotten = link_unwait(p, link, x) || queue_remove(&link->held, x) || link_forget_receive(p, link, x),
+    bool forgotten = fabric_link_remove_waiting(p, link, x) || queue_remove(&link->held, x)
+        || fabric_link_forget_receive(p, link, x),
          late = false;
     struct fabric_op *f = forgotten ? NULL : fabric_op_find(p, x);
-    if (f) late = is_overdue(p, f);
-    if (!forgotten) port_progress(p);
-    transport_unlock(p);
+    if (f) late = fabric_op_cancel_is_overdue(p, f);
+    if (!forgotten) fabric_transport_progress(p);
+    fabric_transport_unlock(p);
     if (late)
-        router_lose(t->router, member,
+        router_lose_peer(t->router, member,
             status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %d ms", member, p->rank,
                 TRANSPORT_CANCEL_MS));
     return forgotten;
 }
 
 /* ---- losing and ending ---- */
-static void fail_all(struct queue *q, tutti_status status)
+static void queue_fail_all(struct queue *q, tutti_status status)
 {
     while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
 }
 /* Returns whether an op of the link may still use memory of its caller. */
-static bool is_at(const struct fabric_transport *p, const struct fabric_link *link)
+static bool fabric_link_uses_caller_memory(const struct fabric_transport *p, const struct fabric_link *link)
 {
     const struct fabric_op *f = p->ops;
     while (f && (f->link != link || !f->transfer || f->packed)) f = f->next;
     return f;
 }
 /* Clears fabric->polling meanwhile, so that messages which arrive within the disconnect are saved. */
-static void break_endpoint(struct fabric *fabric, struct endpoint *e)
+static void fabric_break_endpoint(struct fabric *fabric, struct endpoint *e)
 {
     struct fabric_transport *polling = fabric->polling;
     endpoint_mark_broken(fabric, e, "this process closed it");
@@ -238,27 +240,28 @@ static void break_endpoint(struct fabric *fabric, struct endpoint *e)
     fabric->polling = polling;
 }
 /* Ends the ops of the link that use memory of a caller. Such ops have an endpoint, and its disconnect ends them. */
-static void let_go(struct fabric_transport *p, struct fabric_link *link)
+static void fabric_link_release_memory(struct fabric_transport *p, struct fabric_link *link)
 {
-    if (link->endpoint && is_at(p, link)) break_endpoint(p->fabric, link->endpoint);
-    for (int64_t until_ms = clock_ms() + TRANSPORT_CANCEL_MS; is_at(p, link) && clock_ms() < until_ms;)
+    if (link->endpoint && fabric_link_uses_caller_memory(p, link)) fabric_break_endpoint(p->fabric, link->endpoint);
+    for (int64_t until_ms = clock_ms() + TRANSPORT_CANCEL_MS;
+        fabric_link_uses_caller_memory(p, link) && clock_ms() < until_ms;)
         p->fabric->operations->progress(p->fabric);
-    if (is_at(p, link))
+    if (fabric_link_uses_caller_memory(p, link))
         LOG(ERROR, "%s does not release memory of rank %d, whose connection was closed", p->fabric->operations->name,
             p->rank);
 }
-static void end_link(struct fabric_transport *p, struct fabric_link *link, tutti_status status)
+static void fabric_link_end(struct fabric_transport *p, struct fabric_link *link, tutti_status status)
 {
     link->lost = true;
     for (struct pending_rndv *at = p->met.first; at; at = at->next_due)
         if (at->link == link) transfer_fail(at->receive, status, 0);
-    port_forget_arrivals(p, link);
-    let_go(p, link);
-    port_end_completed(p);
+    fabric_transport_free_rndvs(p, link);
+    fabric_link_release_memory(p, link);
+    fabric_transport_end_completed(p);
     p->broken -= link->broken_ms != 0;
     p->waiting -= link->waiting.first != NULL;
-    fail_all(&link->held, status);
-    fail_all(&link->waiting, status);
+    queue_fail_all(&link->held, status);
+    queue_fail_all(&link->waiting, status);
     for (struct fabric_op *f = p->ops; f; f = f->next)
         if (f->link == link && f->transfer) {
             transfer_fail(f->transfer, status, 0);
@@ -267,11 +270,11 @@ static void end_link(struct fabric_transport *p, struct fabric_link *link, tutti
 }
 static void fabric_lose(struct transport *t, int member, tutti_status status)
 {
-    struct fabric_transport *p = transport_lock(t);
-    end_link(p, &p->links[member], status);
-    transport_unlock(p);
+    struct fabric_transport *p = fabric_transport_lock(t);
+    fabric_link_end(p, &p->links[member], status);
+    fabric_transport_unlock(p);
 }
-static void fabric_ops_orphan(struct fabric_transport *p)
+static void fabric_transport_orphan_ops(struct fabric_transport *p)
 {
     for (struct fabric_op *f; (f = p->ops) != NULL; f->owner = NULL) {
         fabric_op_remove(f);
@@ -279,26 +282,26 @@ static void fabric_ops_orphan(struct fabric_transport *p)
     }
     for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) fabric_op_remove(f);
 }
-static void closed_record(const struct fabric_transport *p)
+static void fabric_transport_record_closed(const struct fabric_transport *p)
 {
-    struct past *past = &p->fabric->past;
-    past->closed[past->count % PAST_PORTS].comm = p->comm;
-    past->closed[past->count++ % PAST_PORTS].rank = p->rank;
+    struct recently_closed *recently_closed = &p->fabric->recently_closed;
+    recently_closed->closed[recently_closed->count % RECENTLY_CLOSED_MOST].comm = p->comm;
+    recently_closed->closed[recently_closed->count++ % RECENTLY_CLOSED_MOST].rank = p->rank;
 }
 static void fabric_destroy(struct transport *t)
 {
-    struct fabric_transport *p = transport_lock(t);
+    struct fabric_transport *p = fabric_transport_lock(t);
     struct fabric_transport **at = &p->fabric->ports;
     while (*at && *at != p) at = &(*at)->next;
     if (*at) *at = p->next;
-    closed_record(p);
-    port_disarm(p);
-    for (int r = 0; r < p->size; r++) let_go(p, &p->links[r]);
-    port_forget_arrivals(p, NULL);
-    fabric_ops_orphan(p);
+    fabric_transport_record_closed(p);
+    fabric_transport_disarm(p);
+    for (int r = 0; r < p->size; r++) fabric_link_release_memory(p, &p->links[r]);
+    fabric_transport_free_rndvs(p, NULL);
+    fabric_transport_orphan_ops(p);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL;) saved_msg_free(p->fabric, msg);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->ahead)) != NULL;) saved_msg_free(p->fabric, msg);
-    transport_unlock(p);
+    fabric_transport_unlock(p);
     free(p->links);
     free(p);
 }
@@ -314,25 +317,26 @@ static const struct transport_operations operations = { .name = "fabric",
     .destroy = fabric_destroy };
 
 /* ---- the beginning ---- */
-static void take_early(struct fabric_transport *p)
+static void fabric_transport_take_early(struct fabric_transport *p)
 {
     struct fabric *fabric = p->fabric;
     for (int left = fabric->early.count; left > 0; left--) {
-        struct saved_msg *msg = early_pop(fabric);
+        struct saved_msg *msg = early_msgs_pop(fabric);
         if (msg->header.comm != p->comm || msg->header.to != p->rank) {
-            early_push(fabric, msg);
+            early_msgs_push(fabric, msg);
             continue;
         }
         void *data = msg->announced ? msg->pending : msg->data;
-        bool heard = !msg->from->faulty && port_hear(p, msg->from, &msg->header, data, msg->bytes, msg->announced);
-        if (heard) msg->pending = NULL;
+        bool handled = !msg->from->faulty
+            && fabric_transport_handle_message(p, msg->from, &msg->header, data, msg->bytes, msg->announced);
+        if (handled) msg->pending = NULL;
         saved_msg_free(fabric, msg);
     }
 }
 tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_callbacks *callbacks)
 {
-    struct fabric_transport *p = memory_zeroed(1, sizeof *p);
-    struct fabric_link *links = memory_zeroed((size_t)router->size, sizeof *links);
+    struct fabric_transport *p = memory_alloc_zeroed(1, sizeof *p);
+    struct fabric_link *links = memory_alloc_zeroed((size_t)router->size, sizeof *links);
     if (!p || !links) {
         free(p);
         free(links);
@@ -354,8 +358,8 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
     p->breaks = fabric->breaks;
     p->next = fabric->ports;
     fabric->ports = p;
-    take_early(p);
-    transport_unlock(p);
+    fabric_transport_take_early(p);
+    fabric_transport_unlock(p);
     router_add_network(router, &p->base);
     return TUTTI_OK;
 }

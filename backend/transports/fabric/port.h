@@ -35,7 +35,7 @@ struct fabric_link {
     /* The charge of eager messages sent to the rank, and the part of it that the rank has returned. */
     uint64_t charged, returned;
     /* The charge of the rank's messages that have met their receive, and the part of it that the rank was sent. */
-    uint64_t owed, told;
+    uint64_t owed, reported;
     /* The charge of the rank's messages that have arrived. */
     uint64_t arrived;
     /* The id of the latest message that the rank announced. */
@@ -69,7 +69,7 @@ struct pending_rndv {
     uint64_t wanted;
 };
 /* Pending rendezvous, oldest first. */
-struct due { struct pending_rndv *first, *last; };
+struct due_list { struct pending_rndv *first, *last; };
 struct fabric_transport {
     struct transport base;
     struct fabric *fabric;
@@ -83,7 +83,7 @@ struct fabric_transport {
     struct saved_msgs saved_msgs, ahead;
     struct pending_rndv *pending[PENDING_RNDV_BUCKETS];
     /* met: fetches to start. refusing: messages whose senders must be sent a refusal. */
-    struct due met, refusing;
+    struct due_list met, refusing;
     /* The number of links whose sends wait for an endpoint. */
     int waiting;
     /* owes: a link has credit to return. */
@@ -97,68 +97,69 @@ struct fabric_transport {
     uint64_t ids;
     struct fabric_transport *next;
 };
-static inline uint64_t charge_of(uint64_t bytes) { return bytes < LEAST_CHARGE ? LEAST_CHARGE : bytes; }
-static inline bool link_owes_much(const struct fabric_link *link)
+static inline uint64_t eager_message_charge(uint64_t bytes) { return bytes < LEAST_CHARGE ? LEAST_CHARGE : bytes; }
+static inline bool fabric_link_owes_much(const struct fabric_link *link)
 {
-    return link->owed - link->told >= CREDIT_BYTES / 4;
+    return link->owed - link->reported >= CREDIT_BYTES / 4;
 }
 /* Records that an eager message of this size has met its receive. */
-static inline void link_owe(struct fabric_transport *p, struct fabric_link *link, uint64_t bytes)
+static inline void fabric_link_owe_credit(struct fabric_transport *p, struct fabric_link *link, uint64_t bytes)
 {
-    link->owed += charge_of(bytes);
-    p->owes |= link_owes_much(link);
+    link->owed += eager_message_charge(bytes);
+    p->owes |= fabric_link_owes_much(link);
 }
 
 /* ---- departure.c: the sending side ---- */
-enum readiness port_readiness(struct fabric_transport *p, struct fabric_link *link);
-void port_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x);
+enum readiness fabric_link_readiness(struct fabric_transport *p, struct fabric_link *link);
+void fabric_link_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x);
 /* Sends the waiting messages of each link that now has an endpoint. true: the queue of some link is now empty. */
-bool port_send_waiting(struct fabric_transport *p);
+bool fabric_transport_send_waiting(struct fabric_transport *p);
 /* Sends a control message with kind, name, id and bytes of `said`. false: no connection or no memory. */
-bool port_tell(struct fabric_transport *p, struct fabric_link *link, const struct header *said);
-void port_return_credit(struct fabric_transport *p);
+bool fabric_link_send_control(struct fabric_transport *p, struct fabric_link *link, const struct header *said);
+void fabric_transport_return_credit(struct fabric_transport *p);
 /* Ends the transfers of completed ops. */
-void port_end_completed(struct fabric_transport *p);
+void fabric_transport_end_completed(struct fabric_transport *p);
 /* Withdraws the message that its receiver has refused. */
-void port_refused(struct fabric_transport *p, const struct header *header);
-void link_mark_broken(struct fabric_transport *p, struct fabric_link *link, const char *why);
+void fabric_transport_handle_refused(struct fabric_transport *p, const struct header *header);
+void fabric_link_mark_broken(struct fabric_transport *p, struct fabric_link *link, const char *why);
 /* Looks for an endpoint or requests one. true: the link has an endpoint. false: not yet, or never. */
-bool link_connect(struct fabric_transport *p, struct fabric_link *link);
+bool fabric_link_connect(struct fabric_transport *p, struct fabric_link *link);
 /* Records and logs that this network has refused the connection, while another network may carry the messages. */
-void link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why);
+void fabric_link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why);
 /* ---- arrival.c: the receiving side ---- */
 /* Handles or saves a message. `data` of an announced message is the descriptor. true: the port keeps it. */
-bool port_hear(struct fabric_transport *p, struct endpoint *from, const struct header *header, void *data, size_t bytes,
-    bool announced);
-void port_handle_saved_msgs(struct fabric_transport *p);
-void port_accept(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id, uint64_t bytes);
-void port_refuse(struct fabric_transport *p);
+bool fabric_transport_handle_message(struct fabric_transport *p, struct endpoint *from, const struct header *header,
+    void *data, size_t bytes, bool announced);
+void fabric_transport_handle_saved_msgs(struct fabric_transport *p);
+void fabric_transport_accept_rndv(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id,
+    uint64_t bytes);
+void fabric_transport_send_refusals(struct fabric_transport *p);
 /* Starts the receives that met an announced message within a callback of the fabric. */
-void port_begin_met(struct fabric_transport *p);
+void fabric_transport_fetch_met(struct fabric_transport *p);
 /* Handles the messages in `ahead` whose turn has come. true: at least one. */
-bool port_hear_ahead(struct fabric_transport *p);
+bool fabric_transport_handle_ahead(struct fabric_transport *p);
 /* Frees the pending rendezvous of the link, or of all links if `link` is NULL. */
-void port_forget_arrivals(struct fabric_transport *p, const struct fabric_link *link);
+void fabric_transport_free_rndvs(struct fabric_transport *p, const struct fabric_link *link);
 /* Drops the pending rendezvous that this receive has met. true: there was one. */
-bool link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x);
+bool fabric_link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x);
 
 /* ---- port.c, for reports of a fabric ---- */
-struct fabric_transport *port_find(const struct fabric *fabric, uint64_t comm, int rank);
-bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
+struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank);
+bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
 /* Saves a message that the port handles in its next poll. */
-void port_save_msg(struct fabric_transport *p, struct saved_msg *msg);
-void port_complete(struct fabric_transport *p, struct fabric_op *op);
+void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg);
+void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *op);
 /* Records that memory for a saved message was missing: the next poll of the port fails its router. */
-void port_starve(struct fabric_transport *p);
+void fabric_transport_mark_out_of_memory(struct fabric_transport *p);
 /* Rings the bells of all ports that sleep. */
-void ports_wake(const struct fabric *fabric);
+void fabric_wake_transports(const struct fabric *fabric);
 
 /* ---- ops.c, thread.c ---- */
 void fabric_op_add(struct fabric_op *op, struct fabric_op **list);
 void fabric_op_remove(struct fabric_op *op);
 /* Frees the orphans and the spare ops. */
-void fabric_ops_free(struct fabric *fabric);
-tutti_status thread_start(struct fabric *fabric);
+void fabric_ops_free_all(struct fabric *fabric);
+tutti_status fabric_thread_start(struct fabric *fabric);
 /* Releases the lock while it waits for the thread. */
-void thread_stop(struct fabric *fabric);
-void thread_wake(struct fabric *fabric);
+void fabric_thread_stop(struct fabric *fabric);
+void fabric_thread_wake(struct fabric *fabric);

@@ -8,29 +8,29 @@
 #include <string.h>
 
 /* Returns a number that grows across all fabrics of this process and all their lives. */
-static uint64_t next_turn(void)
+static uint64_t fabric_handshake_next_turn(void)
 {
     static _Atomic uint64_t turns;
     return atomic_fetch_add(&turns, 1) + 1;
 }
-tutti_status endpoint_introduce(const struct fabric *fabric, struct endpoint *e, const unsigned char process[16],
+tutti_status endpoint_init_identity(const struct fabric *fabric, struct endpoint *e, const unsigned char process[16],
     uint64_t life, const struct key_id *key)
 {
     memcpy(e->process, process, sizeof e->process);
     e->key = *key;
     e->life = life;
-    e->turn = next_turn();
-    if (key_of_pair(key, fabric->process, process, &e->pair)) return TUTTI_OK;
+    e->turn = fabric_handshake_next_turn();
+    if (pair_key_derive(key, fabric->process, process, &e->pair)) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM, "the key that its process shares with this one is no longer known");
 }
-void greeting_begin(const struct fabric *fabric, const struct endpoint *e, struct greeting *out)
+void fabric_handshake_init(const struct fabric *fabric, const struct endpoint *e, struct fabric_handshake *out)
 {
-    *out = (struct greeting){ .key = e->key, .turn = e->turn, .life = e->life };
+    *out = (struct fabric_handshake){ .key = e->key, .turn = e->turn, .life = e->life };
     memcpy(out->from, fabric->process, sizeof out->from);
     memcpy(out->to, e->process, sizeof out->to);
 }
 /* Logs the first refusal only, because a stranger may cause many. */
-static bool greeting_refuse(const struct fabric *fabric, const char *why)
+static bool fabric_handshake_log_refusal(const struct fabric *fabric, const char *why)
 {
     static atomic_flag logged = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&logged))
@@ -39,18 +39,18 @@ static bool greeting_refuse(const struct fabric *fabric, const char *why)
             fabric->operations->name, why);
     return false;
 }
-bool greeting_is_proved(const struct fabric *fabric, const struct greeting *said, const void *text, size_t bytes,
-    const unsigned char proof[PROOF_BYTES])
+bool fabric_handshake_is_proved(const struct fabric *fabric, const struct fabric_handshake *said, const void *text,
+    size_t bytes, const unsigned char proof[PROOF_BYTES])
 {
     struct pair_key pair;
     if (memcmp(said->to, fabric->process, sizeof said->to) != 0 || said->life != fabric->life) return false;
-    if (!key_of_pair(&said->key, said->from, fabric->process, &pair))
-        return greeting_refuse(fabric, "its key is unknown");
+    if (!pair_key_derive(&said->key, said->from, fabric->process, &pair))
+        return fabric_handshake_log_refusal(fabric, "its key is unknown");
     bool right = proof_check(&pair, text, bytes, proof);
     explicit_bzero(&pair, sizeof pair);
-    return right || greeting_refuse(fabric, "its proof is wrong");
+    return right || fabric_handshake_log_refusal(fabric, "its proof is wrong");
 }
-bool greeting_is_over(const struct fabric *fabric, const struct greeting *said)
+bool fabric_handshake_is_outdated(const struct fabric *fabric, const struct fabric_handshake *said)
 {
     for (const struct endpoint *e = fabric->endpoints; e; e = e->next)
         if (said->turn < e->least_turn && memcmp(e->process, said->from, sizeof e->process) == 0) return true;

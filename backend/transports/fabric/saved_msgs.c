@@ -28,7 +28,7 @@ void saved_msg_free(struct fabric *fabric, struct saved_msg *msg)
 }
 struct saved_msg *saved_msg_new(const struct header *header, const void *data, size_t bytes, bool announced)
 {
-    struct saved_msg *msg = memory_zeroed(1, sizeof *msg + (announced ? 0 : bytes));
+    struct saved_msg *msg = memory_alloc_zeroed(1, sizeof *msg + (announced ? 0 : bytes));
     if (!msg) return NULL;
     msg->header = *header;
     msg->announced = announced;
@@ -39,37 +39,37 @@ struct saved_msg *saved_msg_new(const struct header *header, const void *data, s
 }
 
 /* ---- messages to groups that this process has not joined ---- */
-static void early_count(struct endpoint *from, const struct saved_msg *msg, int sign)
+static void early_msg_account(struct endpoint *from, const struct saved_msg *msg, int sign)
 {
     size_t bytes = sizeof *msg + (msg->announced ? 0 : msg->bytes);
     from->early += sign;
     from->early_bytes = sign > 0 ? from->early_bytes + bytes : from->early_bytes - bytes;
 }
-struct saved_msg *early_pop(struct fabric *fabric)
+struct saved_msg *early_msgs_pop(struct fabric *fabric)
 {
     struct saved_msg *msg = saved_msgs_pop(&fabric->early);
-    if (msg) early_count(msg->from, msg, -1);
+    if (msg) early_msg_account(msg->from, msg, -1);
     return msg;
 }
-void early_push(struct fabric *fabric, struct saved_msg *msg)
+void early_msgs_push(struct fabric *fabric, struct saved_msg *msg)
 {
-    early_count(msg->from, msg, 1);
+    early_msg_account(msg->from, msg, 1);
     saved_msgs_push(&fabric->early, msg);
 }
-void early_forget(struct fabric *fabric, const struct endpoint *from)
+void early_msgs_forget(struct fabric *fabric, const struct endpoint *from)
 {
     for (int left = fabric->early.count; left > 0; left--) {
-        struct saved_msg *msg = early_pop(fabric);
+        struct saved_msg *msg = early_msgs_pop(fabric);
         if (msg->from == from) saved_msg_free(fabric, msg);
-        else early_push(fabric, msg);
+        else early_msgs_push(fabric, msg);
     }
 }
-static bool keep_early(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
+static bool early_msgs_keep(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
     size_t bytes, bool announced)
 {
     static const char too_much[] = "its process has sent too many messages to groups that this process has not "
                                    "joined";
-    if (port_was_closed(fabric, header->comm, header->to)) return false;
+    if (fabric_transport_was_closed(fabric, header->comm, header->to)) return false;
     bool room = from->early < EARLY_MOST && from->early_bytes < EARLY_BYTES;
     struct saved_msg *msg = room ? saved_msg_new(header, data, bytes, announced) : NULL;
     if (!msg) {
@@ -77,13 +77,13 @@ static bool keep_early(struct fabric *fabric, struct endpoint *from, const struc
         return false;
     }
     msg->from = from;
-    early_push(fabric, msg);
+    early_msgs_push(fabric, msg);
     return announced;
 }
 
 /* ---- arrivals ---- */
 /* Returns a fault that is independent of the sender and the receiver of the message, or NULL. */
-static const char *fault_of(const struct header *h, size_t bytes, bool announced)
+static const char *header_find_fault(const struct header *h, size_t bytes, bool announced)
 {
     if (h->kind >= KINDS) return "its process has sent a message of an unknown kind";
     if (h->kind == MESSAGE && !announced && bytes == h->bytes && bytes <= EAGER_BYTES && !h->id) return NULL;
@@ -92,13 +92,13 @@ static const char *fault_of(const struct header *h, size_t bytes, bool announced
     if (announced ? !carries || !is_long : !is_short) return "its process has sent a message of an invalid length";
     return carries && announced != (h->id != 0) ? "its process has sent a message with an invalid id" : NULL;
 }
-bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data, size_t bytes,
-    bool announced)
+bool fabric_handle_message(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
+    size_t bytes, bool announced)
 {
-    const char *fault = from->faulty ? NULL : fault_of(header, bytes, announced);
+    const char *fault = from->faulty ? NULL : header_find_fault(header, bytes, announced);
     if (fault) endpoint_mark_faulty(fabric, from, fault);
     if (from->faulty) return false;
-    struct fabric_transport *port = port_find(fabric, header->comm, header->to);
-    return port ? port_hear(port, from, header, data, bytes, announced)
-                : keep_early(fabric, from, header, data, bytes, announced);
+    struct fabric_transport *port = fabric_transport_find(fabric, header->comm, header->to);
+    return port ? fabric_transport_handle_message(port, from, header, data, bytes, announced)
+                : early_msgs_keep(fabric, from, header, data, bytes, announced);
 }

@@ -15,44 +15,44 @@
 
 enum { LOOK_MS = 5 };
 
-void thread_wake(struct fabric *fabric)
+void fabric_thread_wake(struct fabric *fabric)
 {
     uint64_t one = 1;
     /* A write fails only if the counter is full, and then the thread is already awake. */
     ssize_t ignored = write(fabric->thread.waker, &one, sizeof one);
     (void)ignored;
 }
-static void drain_waker(const struct fabric *fabric)
+static void fabric_thread_drain_waker(const struct fabric *fabric)
 {
     uint64_t ignored;
     ssize_t unused = read(fabric->thread.waker, &ignored, sizeof ignored);
     (void)unused;
 }
-static bool thread_arm(struct fabric *fabric)
+static bool fabric_thread_arm(struct fabric *fabric)
 {
     struct fabric_transport *polling = fabric->polling;
     fabric->polling = NULL;
-    bool armed = fabric->operations->arm(fabric), ended = fabric->faults && fabric_end_faulty(fabric);
+    bool armed = fabric->operations->arm(fabric), ended = fabric->faults && fabric_disconnect_faulty(fabric);
     fabric->polling = polling;
     return armed && !ended;
 }
-static void wait_for_event(struct fabric *fabric, bool listens)
+static void fabric_thread_wait(struct fabric *fabric, bool listens)
 {
     struct pollfd both[] = { { fabric->thread.waker, POLLIN, 0 }, { fabric->event, POLLIN, 0 } };
     int most_ms = listens && !fabric->needs_poll ? -1 : LOOK_MS;
     pthread_mutex_unlock(&fabric->lock);
     poll(both, listens ? 2 : 1, most_ms);
     pthread_mutex_lock(&fabric->lock);
-    if (both[0].revents) drain_waker(fabric);
+    if (both[0].revents) fabric_thread_drain_waker(fabric);
 }
 /* Releases the lock for a moment after an arrival, because more may follow. */
-static void let_ranks_poll(struct fabric *fabric)
+static void fabric_thread_yield_lock(struct fabric *fabric)
 {
     pthread_mutex_unlock(&fabric->lock);
     sched_yield();
     pthread_mutex_lock(&fabric->lock);
 }
-static void *thread_main(void *of)
+static void *fabric_thread_main(void *of)
 {
     struct fabric *fabric = of;
     unsigned touched = 0;
@@ -60,23 +60,23 @@ static void *thread_main(void *of)
     while (!fabric->thread.stop) {
         bool idle = touched == fabric->touched, listens = fabric->armed || idle;
         touched = fabric->touched;
-        if (!listens || thread_arm(fabric)) wait_for_event(fabric, listens);
-        else let_ranks_poll(fabric);
+        if (!listens || fabric_thread_arm(fabric)) fabric_thread_wait(fabric, listens);
+        else fabric_thread_yield_lock(fabric);
     }
     pthread_mutex_unlock(&fabric->lock);
     return NULL;
 }
-tutti_status thread_start(struct fabric *fabric)
+tutti_status fabric_thread_start(struct fabric *fabric)
 {
     sigset_t all, before;
     fabric->thread.stop = false;
-    fabric->thread.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    fabric->thread.waker = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (fabric->thread.waker < 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wake a thread: %s", strerror(errno));
     sigfillset(&all);
     /* The new thread blocks all signals, because they belong to the program. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&fabric->thread.thread, NULL, thread_main, fabric);
+    int refused = pthread_create(&fabric->thread.thread, NULL, fabric_thread_main, fabric);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     fabric->thread.runs = !refused;
     if (refused)
@@ -87,11 +87,11 @@ tutti_status thread_start(struct fabric *fabric)
     pthread_setname_np(fabric->thread.thread, name);
     return TUTTI_OK;
 }
-void thread_stop(struct fabric *fabric)
+void fabric_thread_stop(struct fabric *fabric)
 {
     if (fabric->thread.runs) {
         fabric->thread.stop = true;
-        thread_wake(fabric);
+        fabric_thread_wake(fabric);
         pthread_mutex_unlock(&fabric->lock);
         pthread_join(fabric->thread.thread, NULL);
         pthread_mutex_lock(&fabric->lock);

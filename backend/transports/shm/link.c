@@ -12,67 +12,70 @@
 #include "backend/base/status.h"
 
 /* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
-static struct queue *open_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
-static int rank_of(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
-void open_add(struct shm *shm, struct transfer *x) { queue_push(open_bucket(shm, x->key), x); }
-bool open_remove(struct shm *shm, const struct transfer *x) { return queue_remove(open_bucket(shm, x->key), x); }
-struct transfer *open_find(struct shm *shm, int rank, uint64_t id, bool is_send)
+static struct queue *open_transfers_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
+static int transfer_peer_rank(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
+void open_transfers_add(struct shm *shm, struct transfer *x) { queue_push(open_transfers_bucket(shm, x->key), x); }
+bool open_transfers_remove(struct shm *shm, const struct transfer *x)
 {
-    struct transfer *x = open_bucket(shm, id)->first;
-    while (x && (x->key != id || x->is_send != is_send || rank_of(x) != rank)) x = x->next;
+    return queue_remove(open_transfers_bucket(shm, x->key), x);
+}
+struct transfer *open_transfers_find(struct shm *shm, int rank, uint64_t id, bool is_send)
+{
+    struct transfer *x = open_transfers_bucket(shm, id)->first;
+    while (x && (x->key != id || x->is_send != is_send || transfer_peer_rank(x) != rank)) x = x->next;
     return x;
 }
 
 /* ---- opening: memory is reserved before it is touched ---- */
-static void link_activate(struct shm *shm, struct shm_link *l)
+static void shm_link_activate(struct shm *shm, struct shm_link *l)
 {
     if (!l->active) shm->active[shm->active_count++] = l;
     l->active = true;
 }
-static tutti_status copy_reserve(struct shm *shm, void *at, size_t bytes)
+static tutti_status shm_reserve_memory(struct shm *shm, void *at, size_t bytes)
 {
     return shm->callbacks.reserve(shm->callbacks.context, at, bytes);
 }
-static struct pair *pair_of(struct shm *shm, int from, int to)
+static struct pair *shm_pair_between(struct shm *shm, int from, int to)
 {
     return (struct pair *)(void *)shm->callbacks.pair(shm->callbacks.context, from, to);
 }
-static tutti_status open_outgoing(struct shm *shm, struct shm_link *l)
+static tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *l)
 {
     if (l->out.pair) return TUTTI_OK;
-    struct pair *pair = pair_of(shm, shm->me, l->peer);
-    struct doorbell *doorbell = &pair_of(shm, l->peer, l->peer)->doorbell;
-    TRY(copy_reserve(shm, pair, offsetof(struct pair, eager)));
-    TRY(copy_reserve(shm, doorbell, PAIR_PAGE));
+    struct pair *pair = shm_pair_between(shm, shm->me, l->peer);
+    struct doorbell *doorbell = &shm_pair_between(shm, l->peer, l->peer)->doorbell;
+    TRY(shm_reserve_memory(shm, pair, offsetof(struct pair, eager)));
+    TRY(shm_reserve_memory(shm, doorbell, PAIR_PAGE));
     l->out.pair = pair;
-    link_activate(shm, l);
+    shm_link_activate(shm, l);
     atomic_fetch_or_explicit(&doorbell->who[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
     atomic_fetch_add_explicit(&doorbell->opened, 1, memory_order_release);
     return TUTTI_OK;
 }
-static tutti_status prepare_eager(struct shm *shm, struct shm_link *l)
+static tutti_status shm_link_reserve_eager(struct shm *shm, struct shm_link *l)
 {
-    if (!l->eager_ready) TRY(copy_reserve(shm, l->out.pair->eager, sizeof l->out.pair->eager));
+    if (!l->eager_ready) TRY(shm_reserve_memory(shm, l->out.pair->eager, sizeof l->out.pair->eager));
     l->eager_ready = true;
     return TUTTI_OK;
 }
-static tutti_status prepare_pipe(struct shm *shm, struct shm_link *l)
+static tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *l)
 {
-    if (!l->pipe_ready) TRY(copy_reserve(shm, l->out.pair->pipe, sizeof l->out.pair->pipe));
+    if (!l->pipe_ready) TRY(shm_reserve_memory(shm, l->out.pair->pipe, sizeof l->out.pair->pipe));
     l->pipe_ready = true;
     return TUTTI_OK;
 }
-void link_meet(struct shm *shm, struct shm_link *l)
+void shm_link_open_incoming(struct shm *shm, struct shm_link *l)
 {
     if (l->in.pair || l->lost) return;
-    l->in.pair = pair_of(shm, l->peer, shm->me);
-    link_activate(shm, l);
-    link_settle(shm, l);
+    l->in.pair = shm_pair_between(shm, l->peer, shm->me);
+    shm_link_activate(shm, l);
+    shm_link_settle(shm, l);
 }
-void link_settle(struct shm *shm, struct shm_link *l)
+void shm_link_settle(struct shm *shm, struct shm_link *l)
 {
-    if (l->spoke) shm->callbacks.ring(shm->callbacks.context, l->peer);
-    l->spoke = false;
+    if (l->must_ring) shm->callbacks.ring(shm->callbacks.context, l->peer);
+    l->must_ring = false;
     l->busy = l->queued || l->outbox.first || l->streams.first || l->expecting || l->shares.first || l->helped
         || l->dropping || !l->in.pair;
 }
@@ -81,11 +84,11 @@ void link_settle(struct shm *shm, struct shm_link *l)
 static struct queued_envelope *queued_envelope_new(struct shm *shm)
 {
     struct queued_envelope *queued = shm->spare_envelopes;
-    if (!queued) return memory_zeroed(1, sizeof *queued);
+    if (!queued) return memory_alloc_zeroed(1, sizeof *queued);
     shm->spare_envelopes = queued->next;
     return queued;
 }
-static void envelope_queue(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_queue_envelope(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct queued_envelope *queued = queued_envelope_new(shm);
     if (!queued) {
@@ -99,51 +102,54 @@ static void envelope_queue(struct shm *shm, struct shm_link *l, const struct env
     else l->queued = queued;
     l->last_queued = queued;
 }
-bool link_can_tell(struct shm_link *l) { return !l->out.pair || (!l->queued && writer_has_room(&l->out)); }
-void link_tell(struct shm *shm, struct shm_link *l, const struct envelope *e)
+bool shm_link_can_send_envelope(struct shm_link *l) { return !l->out.pair || (!l->queued && writer_has_room(&l->out)); }
+void shm_link_send_envelope(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
-    tutti_status status = open_outgoing(shm, l);
+    tutti_status status = shm_link_open_outgoing(shm, l);
     if (status < 0) router_fail(shm->base.router, status);
-    else if (!link_can_tell(l)) envelope_queue(shm, l, e);
+    else if (!shm_link_can_send_envelope(l)) shm_link_queue_envelope(shm, l, e);
     else {
-        writer_tell(&l->out, e);
-        l->spoke = true;
+        writer_write_envelope(&l->out, e);
+        l->must_ring = true;
     }
 }
-static void envelope_send(struct shm *shm, struct shm_link *l, enum envelope_kind kind, struct message_name name,
-    uint64_t bytes, uint64_t id)
+static void shm_link_send_control(struct shm *shm, struct shm_link *l, enum envelope_kind kind,
+    struct message_name name, uint64_t bytes, uint64_t id)
 {
-    link_tell(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
+    shm_link_send_envelope(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
 }
-static tutti_status transfer_announce(struct shm *shm, struct shm_link *l, struct transfer *x)
+static tutti_status shm_link_announce_send(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
-    struct remote place = share_remote(shm, x);
-    TRY(prepare_pipe(shm, l));
+    struct remote place = share_own_place(shm, x);
+    TRY(shm_link_reserve_pipe(shm, l));
     x->key = ++shm->last_id;
-    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE, place });
-    open_add(shm, x);
+    writer_write_envelope(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE, place });
+    open_transfers_add(shm, x);
     return TUTTI_OK;
 }
-static struct pen pen_of(const struct shm *shm) { return (struct pen){ shm->callbacks.stream, shm->callbacks.paced }; }
-static tutti_status send_eagerly(struct shm *shm, struct shm_link *l, struct transfer *x)
+static struct copy_policy shm_copy_policy(const struct shm *shm)
 {
-    if (x->wire > INLINE_BYTES) TRY(prepare_eager(shm, l));
-    writer_send(&l->out, x, pen_of(shm));
-    transfer_done(x);
+    return (struct copy_policy){ shm->callbacks.stream, shm->callbacks.paced };
+}
+static tutti_status shm_link_send_eager(struct shm *shm, struct shm_link *l, struct transfer *x)
+{
+    if (x->wire > INLINE_BYTES) TRY(shm_link_reserve_eager(shm, l));
+    writer_send_eager(&l->out, x, shm_copy_policy(shm));
+    transfer_complete(x);
     return TUTTI_OK;
 }
-static void transfer_clear(struct shm *shm, struct shm_link *l, struct transfer *x)
+static void shm_link_clear_receive(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
-    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR, { 0, 0 } });
-    open_add(shm, x);
+    writer_write_envelope(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR, { 0, 0 } });
+    open_transfers_add(shm, x);
     l->expecting++;
 }
 /* Writes the queued envelopes and the outbox while the ring has room. */
-static bool link_flush(struct shm *shm, struct shm_link *l)
+static bool shm_link_flush_outbox(struct shm *shm, struct shm_link *l)
 {
     bool moved = false;
     for (struct queued_envelope *queued; (queued = l->queued) != NULL && writer_has_room(&l->out); moved = true) {
-        writer_tell(&l->out, &queued->envelope);
+        writer_write_envelope(&l->out, &queued->envelope);
         l->queued = queued->next;
         queued->next = shm->spare_envelopes;
         shm->spare_envelopes = queued;
@@ -151,75 +157,75 @@ static bool link_flush(struct shm *shm, struct shm_link *l)
     for (; l->outbox.first && writer_has_room(&l->out); moved = true) {
         struct transfer *x = queue_take(&l->outbox, NULL);
         tutti_status status = TUTTI_OK;
-        if (!x->is_send) transfer_clear(shm, l, x);
-        else if (writer_has_credit(&l->out, x->wire)) status = send_eagerly(shm, l, x);
-        else status = transfer_announce(shm, l, x);
-        if (status < 0) router_refuse(shm->base.router, x, status);
+        if (!x->is_send) shm_link_clear_receive(shm, l, x);
+        else if (writer_has_credit(&l->out, x->wire)) status = shm_link_send_eager(shm, l, x);
+        else status = shm_link_announce_send(shm, l, x);
+        if (status < 0) router_refuse_transfer(shm->base.router, x, status);
     }
-    l->spoke |= moved;
+    l->must_ring |= moved;
     return moved;
 }
-static bool link_stream(struct shm *shm, struct shm_link *l)
+static bool shm_link_stream_sends(struct shm *shm, struct shm_link *l)
 {
     bool moved = false;
     for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
-        writer_stream(&l->out, x, pen_of(shm));
+        writer_stream_slot(&l->out, x, shm_copy_policy(shm));
         /* The bell rings after each slot, so that the peer empties it while this rank fills the next. */
         shm->callbacks.ring(shm->callbacks.context, l->peer);
         if (x->moved < x->wire) continue;
         queue_take(&l->streams, NULL);
-        transfer_done(x);
+        transfer_complete(x);
     }
     return moved;
 }
 /* Writes a message that fits the cell and has no message waiting before it. This path touches no list. */
-static bool send_at_once(struct shm *shm, struct shm_link *l, struct transfer *x)
+static bool shm_link_send_inline(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     bool small = x->wire <= INLINE_BYTES && x->piece_count == 1 && x->pieces->length == x->wire;
     if (!small || !l->out.pair || l->queued || l->outbox.first) return false;
     if (!writer_has_room(&l->out) || !writer_has_credit(&l->out, x->wire)) return false;
-    writer_send_small(&l->out, x);
-    transfer_done(x);
+    writer_send_inline(&l->out, x);
+    transfer_complete(x);
     shm->callbacks.ring(shm->callbacks.context, l->peer);
     return true;
 }
 /* Not inlined, because the path of tiny messages would need stack space for it. */
-__attribute__((noinline)) static void send_in_turn(struct shm *shm, struct shm_link *l, struct transfer *x)
+__attribute__((noinline)) static void shm_link_send_queued(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
-    tutti_status status = open_outgoing(shm, l);
+    tutti_status status = shm_link_open_outgoing(shm, l);
     if (status < 0) {
-        router_refuse(shm->base.router, x, status);
+        router_refuse_transfer(shm->base.router, x, status);
         return;
     }
     queue_push(&l->outbox, x);
-    link_flush(shm, l);
-    link_settle(shm, l);
+    shm_link_flush_outbox(shm, l);
+    shm_link_settle(shm, l);
 }
-void link_send(struct shm *shm, struct shm_link *l, struct transfer *x)
+void shm_link_send(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
-    if (!send_at_once(shm, l, x)) send_in_turn(shm, l, x);
+    if (!shm_link_send_inline(shm, l, x)) shm_link_send_queued(shm, l, x);
 }
 
 /* ---- receiving ---- */
-void link_accept(struct shm *shm, struct shm_link *l, struct transfer *x, const struct envelope *e)
+void shm_link_accept_receive(struct shm *shm, struct shm_link *l, struct transfer *x, const struct envelope *e)
 {
-    if (!transfer_meets(x, l->rank, e->bytes)) {
-        envelope_send(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
+    if (!transfer_meet_message(x, l->rank, e->bytes)) {
+        shm_link_send_control(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
         return;
     }
     x->key = e->id;
     x->place = e->place;
-    if (share_accept(shm, l, x)) return;
+    if (share_accept_receive(shm, l, x)) return;
     queue_push(&l->outbox, x);
-    tutti_status status = open_outgoing(shm, l);
+    tutti_status status = shm_link_open_outgoing(shm, l);
     if (status < 0) router_fail(shm->base.router, status);
-    else link_flush(shm, l);
+    else shm_link_flush_outbox(shm, l);
 }
 /* Keeps a message whose receive has not been posted. */
-static void envelope_keep(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_keep_arrival(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     bool eager = e->kind == ENVELOPE_EAGER;
-    struct arrival *a = matching_arrival(shm->matching, eager ? (size_t)e->bytes : 0);
+    struct arrival *a = matching_arrival_new(shm->matching, eager ? (size_t)e->bytes : 0);
     if (!a) {
         router_fail(shm->base.router,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d",
@@ -234,113 +240,115 @@ static void envelope_keep(struct shm *shm, struct shm_link *l, const struct enve
     a->place = e->place;
     a->source = l->rank;
     a->announced = !eager;
-    if (eager) reader_copy(&l->in, e, a->data);
-    matching_keep(shm->matching, a);
+    if (eager) reader_copy_eager(&l->in, e, a->data);
+    matching_keep_arrival(shm->matching, a);
 }
-static void hear_eager(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_eager(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
-    struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
+    struct transfer *x = matching_take_receive(shm->matching, l->rank, e->name);
     if (!x) {
-        envelope_keep(shm, l, e);
+        shm_link_keep_arrival(shm, l, e);
         return;
     }
-    if (transfer_meets(x, l->rank, e->bytes)) {
-        reader_scatter(&l->in, e, x);
-        transfer_done(x);
+    if (transfer_meet_message(x, l->rank, e->bytes)) {
+        reader_scatter_eager(&l->in, e, x);
+        transfer_complete(x);
     }
-    reader_return(&l->in, e->bytes);
+    reader_return_credit(&l->in, e->bytes);
 }
-static void announced_receive(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_announce(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
-    struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
-    if (x) link_accept(shm, l, x, e);
-    else envelope_keep(shm, l, e);
+    struct transfer *x = matching_take_receive(shm->matching, l->rank, e->name);
+    if (x) shm_link_accept_receive(shm, l, x, e);
+    else shm_link_keep_arrival(shm, l, e);
 }
 /* Handles CLEAR and MISMATCH, and ignores answers to sends that were cancelled meanwhile. */
-static void hear_answer(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_answer(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
-    struct transfer *x = open_find(shm, l->rank, e->id, true);
+    struct transfer *x = open_transfers_find(shm, l->rank, e->id, true);
     if (!x) return;
-    open_remove(shm, x);
+    open_transfers_remove(shm, x);
     if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
     else queue_push(&l->streams, x);
 }
-static struct transfer *transfer_uncleared(const struct shm_link *l, uint64_t id)
+static struct transfer *shm_link_find_uncleared(const struct shm_link *l, uint64_t id)
 {
     struct transfer *x = l->outbox.first;
     while (x && (x->is_send || x->key != id)) x = x->next;
     return x;
 }
-static void hear_withdrawal(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
-    struct arrival *a = matching_withdraw(shm->matching, NULL, l->rank, e->name, e->id);
-    struct transfer *x = a ? NULL : open_find(shm, l->rank, e->id, false);
-    if (a) matching_free(shm->matching, a);
+    struct arrival *a = matching_withdraw_arrival(shm->matching, NULL, l->rank, e->name, e->id);
+    struct transfer *x = a ? NULL : open_transfers_find(shm, l->rank, e->id, false);
+    if (a) matching_arrival_free(shm->matching, a);
     if (x) {
-        open_remove(shm, x);
+        open_transfers_remove(shm, x);
         l->expecting--;
         l->dropping = true;
-    } else if (!a && (x = transfer_uncleared(l, e->id)) != NULL) queue_remove(&l->outbox, x);
-    else if (!a && (x = share_find(l, e->id)) != NULL) share_remove(shm, l, x);
+    } else if (!a && (x = shm_link_find_uncleared(l, e->id)) != NULL) queue_remove(&l->outbox, x);
+    else if (!a && (x = share_find_receive(l, e->id)) != NULL) share_remove_transfer(shm, l, x);
     if (x) transfer_fail(x, TUTTI_ABORTED, 0);
 }
 /* Not inlined, to keep the path of eager messages small. */
-__attribute__((noinline)) static void hear_other(struct shm *shm, struct shm_link *l, const struct envelope *e)
+__attribute__((noinline)) static void shm_link_handle_envelope(struct shm *shm, struct shm_link *l,
+    const struct envelope *e)
 {
-    /* The flag is provisional, and link_settle updates it. */
+    /* The flag is provisional, and shm_link_settle updates it. */
     l->busy = true;
     switch (e->kind) {
     case ENVELOPE_EAGER: return;
-    case ENVELOPE_ANNOUNCE: announced_receive(shm, l, e); return;
+    case ENVELOPE_ANNOUNCE: shm_link_handle_announce(shm, l, e); return;
     case ENVELOPE_CLEAR:
-    case ENVELOPE_MISMATCH: hear_answer(shm, l, e); return;
-    case ENVELOPE_WITHDRAW: hear_withdrawal(shm, l, e); return;
-    case ENVELOPE_SHARE: share_hear_offer(shm, l, e); return;
-    case ENVELOPE_COPIED: share_hear_copied(l, e); return;
-    case ENVELOPE_FINISHED: share_hear_finished(shm, l, e); return;
+    case ENVELOPE_MISMATCH: shm_link_handle_answer(shm, l, e); return;
+    case ENVELOPE_WITHDRAW: shm_link_handle_withdraw(shm, l, e); return;
+    case ENVELOPE_SHARE: share_handle_request(shm, l, e); return;
+    case ENVELOPE_COPIED: share_handle_copied(l, e); return;
+    case ENVELOPE_FINISHED: share_handle_finished(shm, l, e); return;
     }
 }
 /* Reads at most RING_CELLS envelopes, so that other peers get their turn. */
-static bool drain_ring(struct shm *shm, struct shm_link *l)
+static bool shm_link_drain_ring(struct shm *shm, struct shm_link *l)
 {
     int n = 0;
-    for (struct envelope e; n < RING_CELLS && reader_is_ready(&l->in); n++) {
-        if (!reader_look(&l->in, &e)) break;
-        if (e.kind == ENVELOPE_EAGER) hear_eager(shm, l, &e);
-        else hear_other(shm, l, &e);
+    for (struct envelope e; n < RING_CELLS && reader_has_cell(&l->in); n++) {
+        if (!reader_read_envelope(&l->in, &e)) break;
+        if (e.kind == ENVELOPE_EAGER) shm_link_handle_eager(shm, l, &e);
+        else shm_link_handle_envelope(shm, l, &e);
         if (shm_has_failed(shm)) return true;
-        l->spoke |= reader_take(&l->in, &e);
+        l->must_ring |= reader_free_cell(&l->in, &e);
     }
     return n > 0;
 }
-static void transfer_fill(struct shm *shm, struct shm_link *l, struct transfer *x, const struct filled *slot)
+static void shm_link_fill_receive(struct shm *shm, struct shm_link *l, struct transfer *x,
+    const struct filled_slot *slot)
 {
     uint64_t rest = x->wire - x->moved;
-    if (slot->bytes != (rest < slot_bytes(x->wire) ? rest : slot_bytes(x->wire))) {
+    if (slot->bytes != (rest < slot_filling_bytes(x->wire) ? rest : slot_filling_bytes(x->wire))) {
         l->in.corrupt = true;
         return;
     }
     copy_function *copy = x->wire >= BEYOND_CACHE ? shm->callbacks.stream_far : NULL;
     reader_scatter_slot(&l->in, slot, x, copy);
     if (x->moved < x->wire) return;
-    open_remove(shm, x);
+    open_transfers_remove(shm, x);
     l->expecting--;
-    transfer_done(x);
+    transfer_complete(x);
 }
-static bool drain_pipe(struct shm *shm, struct shm_link *l)
+static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *l)
 {
     int n = 0;
     for (; n < PIPE_SLOTS && reader_has_slot(&l->in); n++) {
-        struct filled slot = reader_look_slot(&l->in);
-        struct transfer *x = open_find(shm, l->rank, slot.id, false);
-        if (x) transfer_fill(shm, l, x, &slot);
+        struct filled_slot slot = reader_read_slot(&l->in);
+        struct transfer *x = open_transfers_find(shm, l->rank, slot.id, false);
+        if (x) shm_link_fill_receive(shm, l, x, &slot);
         if (l->in.corrupt) break;
-        reader_take_slot(&l->in);
+        reader_free_slot(&l->in);
         shm->callbacks.ring(shm->callbacks.context, l->peer);
     }
     return n > 0;
 }
-static bool is_corrupt(struct shm *shm, const struct shm_link *l)
+static bool shm_link_check_corrupt(struct shm *shm, const struct shm_link *l)
 {
     if (!l->in.corrupt && !l->out.corrupt) return false;
     router_fail(shm->base.router,
@@ -350,64 +358,64 @@ static bool is_corrupt(struct shm *shm, const struct shm_link *l)
             shm->base.router->rank, l->rank));
     return true;
 }
-bool link_poll(struct shm *shm, struct shm_link *l)
+bool shm_link_poll(struct shm *shm, struct shm_link *l)
 {
-    bool moved = l->in.pair && drain_ring(shm, l);
+    bool moved = l->in.pair && shm_link_drain_ring(shm, l);
     /* Links that carry only small messages return here. */
-    if (!l->busy && !l->spoke && !l->in.corrupt && !l->out.corrupt) return moved;
-    if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
+    if (!l->busy && !l->must_ring && !l->in.corrupt && !l->out.corrupt) return moved;
+    if (l->expecting || l->dropping) moved |= shm_link_drain_pipe(shm, l);
     if (shm_has_failed(shm)) return true;
-    if (l->queued || l->outbox.first) moved |= link_flush(shm, l);
-    if (l->streams.first) moved |= link_stream(shm, l);
+    if (l->queued || l->outbox.first) moved |= shm_link_flush_outbox(shm, l);
+    if (l->streams.first) moved |= shm_link_stream_sends(shm, l);
     if (l->shares.first || l->helped) moved |= share_poll(shm, l);
-    link_settle(shm, l);
-    return is_corrupt(shm, l) || moved;
+    shm_link_settle(shm, l);
+    return shm_link_check_corrupt(shm, l) || moved;
 }
 
 /* ---- cancelling: the peer uses shared memory only, so a transfer can be forgotten at any time ---- */
-void link_cancel(struct shm *shm, struct shm_link *l, struct transfer *x)
+void shm_link_cancel_transfer(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
     if (queue_remove(&l->outbox, x)) {
         /* The sender of a cancelled receive still streams its message, and this rank drops the slots. */
-        if (!x->is_send) envelope_send(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key);
+        if (!x->is_send) shm_link_send_control(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key);
         l->dropping |= !x->is_send;
-    } else if (share_remove(shm, l, x)) {
-        /* share_remove has notified the other end. */
+    } else if (share_remove_transfer(shm, l, x)) {
+        /* share_remove_transfer has notified the other end. */
     } else if (x->is_send) {
-        if (!queue_remove(&l->streams, x)) open_remove(shm, x);
-        envelope_send(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
-    } else if (open_remove(shm, x)) {
+        if (!queue_remove(&l->streams, x)) open_transfers_remove(shm, x);
+        shm_link_send_control(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
+    } else if (open_transfers_remove(shm, x)) {
         l->expecting--;
         l->dropping = true;
     }
-    link_settle(shm, l);
+    shm_link_settle(shm, l);
 }
 
 /* ---- a lost peer ---- */
-static void fail_queue(struct queue *q, tutti_status status)
+static void queue_fail_all(struct queue *q, tutti_status status)
 {
     while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
 }
-static void fail_open(struct queue *q, int rank, tutti_status status)
+static void queue_fail_all_with_rank(struct queue *q, int rank, tutti_status status)
 {
     for (struct transfer *before = NULL, *x = q->first; x; x = before ? before->next : q->first)
-        if (rank_of(x) == rank) transfer_fail(queue_take(q, before), status, 0);
+        if (transfer_peer_rank(x) == rank) transfer_fail(queue_take(q, before), status, 0);
         else before = x;
 }
-static void link_deactivate(struct shm *shm, struct shm_link *l)
+static void shm_link_deactivate(struct shm *shm, struct shm_link *l)
 {
     for (int i = 0; i < shm->active_count; i++)
         if (shm->active[i] == l) shm->active[i--] = shm->active[--shm->active_count];
     l->active = false;
 }
-void link_lose(struct shm *shm, struct shm_link *l, tutti_status status)
+void shm_link_lose_peer(struct shm *shm, struct shm_link *l, tutti_status status)
 {
-    for (int i = 0; i < OPEN_BUCKETS; i++) fail_open(&shm->open[i], l->rank, status);
-    fail_queue(&l->outbox, status);
-    fail_queue(&l->streams, status);
-    fail_queue(&l->shares, status);
+    for (int i = 0; i < OPEN_BUCKETS; i++) queue_fail_all_with_rank(&shm->open[i], l->rank, status);
+    queue_fail_all(&l->outbox, status);
+    queue_fail_all(&l->streams, status);
+    queue_fail_all(&l->shares, status);
     if (l->helped) transfer_fail(l->helped, status, 0);
     l->helped = NULL;
     l->lost = true;
-    link_deactivate(shm, l);
+    shm_link_deactivate(shm, l);
 }

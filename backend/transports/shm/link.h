@@ -38,7 +38,7 @@ struct shm_link {
     /* A receive could not reach its message. The group has failed, so no other shared receive begins. */
     bool refused;
     /* The peer's bell must ring. */
-    bool spoke;
+    bool must_ring;
     /* The link has work besides the ring. */
     bool busy;
     /* The link is in shm->active. */
@@ -46,8 +46,8 @@ struct shm_link {
     /* The link is no longer polled. */
     bool lost;
     /* The state of `out` and `in` that small messages do not need, kept apart from their cache lines. */
-    struct ways ways;
-    struct judge judge;
+    struct store_modes ways;
+    struct store_judge judge;
 };
 struct shm {
     struct transport base;
@@ -72,40 +72,41 @@ struct shm {
 static inline bool shm_has_failed(const struct shm *shm) { return shm->base.router->failure != TUTTI_OK; }
 
 /* Opens the incoming side after the peer has opened its pair. */
-void link_meet(struct shm *shm, struct shm_link *link);
-void link_send(struct shm *shm, struct shm_link *link, struct transfer *send);
+void shm_link_open_incoming(struct shm *shm, struct shm_link *link);
+void shm_link_send(struct shm *shm, struct shm_link *link, struct transfer *send);
 /* Starts a receive that has met a message which this peer announced. */
-void link_accept(struct shm *shm, struct shm_link *link, struct transfer *receive, const struct envelope *announced);
+void shm_link_accept_receive(struct shm *shm, struct shm_link *link, struct transfer *receive,
+    const struct envelope *announced);
 /* Returns whether a poll would find no work, by a read of one word of the ring. */
-static inline bool link_is_quiet(const struct shm_link *l) { return !l->busy && !reader_is_ready(&l->in); }
-bool link_poll(struct shm *shm, struct shm_link *link);
+static inline bool shm_link_is_quiet(const struct shm_link *l) { return !l->busy && !reader_has_cell(&l->in); }
+bool shm_link_poll(struct shm *shm, struct shm_link *link);
 /* Ends each use of a link: rings the peer's bell if that is due, and updates `busy`. */
-void link_settle(struct shm *shm, struct shm_link *link);
+void shm_link_settle(struct shm *shm, struct shm_link *link);
 /* Cancels a transfer of this link. */
-void link_cancel(struct shm *shm, struct shm_link *link, struct transfer *transfer);
+void shm_link_cancel_transfer(struct shm *shm, struct shm_link *link, struct transfer *transfer);
 /* Fails every transfer of this link and stops polling it. */
-void link_lose(struct shm *shm, struct shm_link *link, tutti_status status);
+void shm_link_lose_peer(struct shm *shm, struct shm_link *link, tutti_status status);
 
 /* ---- the protocol, for share.c ---- */
 /* Sends an envelope at once, or queues it until the ring has room. */
-void link_tell(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
+void shm_link_send_envelope(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
 /* Returns whether an envelope would leave at once. */
-bool link_can_tell(struct shm_link *link);
+bool shm_link_can_send_envelope(struct shm_link *link);
 /* These functions file announced sends by their id, and cleared receives by the id of their sender. */
-void open_add(struct shm *shm, struct transfer *transfer);
-bool open_remove(struct shm *shm, const struct transfer *transfer);
-struct transfer *open_find(struct shm *shm, int rank, uint64_t id, bool is_send);
+void open_transfers_add(struct shm *shm, struct transfer *transfer);
+bool open_transfers_remove(struct shm *shm, const struct transfer *transfer);
+struct transfer *open_transfers_find(struct shm *shm, int rank, uint64_t id, bool is_send);
 
 /* ---- messages from tensor to tensor, in share.c ---- */
-struct remote share_remote(const struct shm *shm, const struct transfer *transfer);
+struct remote share_own_place(const struct shm *shm, const struct transfer *transfer);
 /* Handles a receive that has met a message. true: at least one end is reachable, so the message is copied from tensor
    to tensor after the receives that wait already. */
-bool share_accept(struct shm *shm, struct shm_link *link, struct transfer *receive);
+bool share_accept_receive(struct shm *shm, struct shm_link *link, struct transfer *receive);
 bool share_poll(struct shm *shm, struct shm_link *link);
-void share_hear_offer(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
-void share_hear_copied(struct shm_link *link, const struct envelope *envelope);
-void share_hear_finished(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
+void share_handle_request(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
+void share_handle_copied(struct shm_link *link, const struct envelope *envelope);
+void share_handle_finished(struct shm *shm, struct shm_link *link, const struct envelope *envelope);
 /* Drops a transfer and notifies the other end. false: the transfer is not a shared one. */
-bool share_remove(struct shm *shm, struct shm_link *link, struct transfer *transfer);
+bool share_remove_transfer(struct shm *shm, struct shm_link *link, struct transfer *transfer);
 /* Returns the shared receive of this id, or NULL. */
-struct transfer *share_find(const struct shm_link *link, uint64_t id);
+struct transfer *share_find_receive(const struct shm_link *link, uint64_t id);

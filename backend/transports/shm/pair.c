@@ -11,15 +11,18 @@ static_assert(RING_CELLS % 2 == 0 && (1ull << 32) % RING_CELLS == 0, "32-bit cou
 
 /* The credit of a message covers its payload in the eager part and one line for the struct that keeps it. A core that
    reads a payload also prefetches the bytes behind it, so READ_AHEAD bytes separate it from the next payload. */
-static uint64_t payload_room(uint64_t bytes) { return bytes <= INLINE_BYTES ? 0 : (bytes + 63) / 64 * 64 + READ_AHEAD; }
-static uint64_t credit_of(uint64_t bytes) { return 64 + payload_room(bytes); }
+static uint64_t eager_payload_room(uint64_t bytes)
+{
+    return bytes <= INLINE_BYTES ? 0 : (bytes + 63) / 64 * 64 + READ_AHEAD;
+}
+static uint64_t eager_message_credit(uint64_t bytes) { return 64 + eager_payload_room(bytes); }
 
 /* The eager part is circular, so a payload has one run or two. */
 struct runs {
     unsigned char *at[2];
     size_t bytes[2];
 };
-static struct runs eager_runs(struct pair *pair, uint64_t position, size_t bytes)
+static struct runs pair_eager_runs(struct pair *pair, uint64_t position, size_t bytes)
 {
     size_t start = position % EAGER_CREDIT, first = bytes < EAGER_CREDIT - start ? bytes : EAGER_CREDIT - start;
     return (struct runs){ { pair->eager + start, pair->eager }, { first, bytes - first } };
@@ -27,24 +30,24 @@ static struct runs eager_runs(struct pair *pair, uint64_t position, size_t bytes
 
 /* ---- claims ---- */
 static const uint64_t CLAIM_MASK = ((uint64_t)1 << CLAIM_BITS) - 1;
-void claims_open(struct pair *pair, uint64_t id)
+void part_claims_open(struct pair *pair, uint64_t id)
 {
     atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed);
 }
 /* The word contains the id, so that a late rank takes no part of the next message. */
-static bool has_claims(uint64_t word, uint64_t id, uint64_t parts)
+static bool claims_word_has_left(uint64_t word, uint64_t id, uint64_t parts)
 {
     return (word & ~CLAIM_MASK) == id << CLAIM_BITS && (word & CLAIM_MASK) < parts;
 }
-bool claims_left(const struct pair *pair, uint64_t id, uint64_t parts)
+bool part_claims_left(const struct pair *pair, uint64_t id, uint64_t parts)
 {
-    return has_claims(atomic_load_explicit(&pair->claims, memory_order_relaxed), id, parts);
+    return claims_word_has_left(atomic_load_explicit(&pair->claims, memory_order_relaxed), id, parts);
 }
-bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
+bool part_claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
 {
     uint64_t word = atomic_load_explicit(&pair->claims, memory_order_relaxed);
     do {
-        if (!has_claims(word, id, parts)) return false;
+        if (!claims_word_has_left(word, id, parts)) return false;
     } while (!atomic_compare_exchange_weak_explicit(&pair->claims, &word, word + 1, memory_order_relaxed,
         memory_order_relaxed));
     *out = word & CLAIM_MASK;
@@ -58,61 +61,62 @@ static enum filling eager_filling(uint64_t bytes)
 }
 static enum filling slot_filling(uint64_t wire)
 {
-    size_t bytes = slot_bytes(wire);
+    size_t bytes = slot_filling_bytes(wire);
     if (wire >= BEYOND_CACHE) return FILLS_BEYOND_CACHE;
     return bytes == 16384 ? FILLS_16K : bytes == 32768 ? FILLS_32K : FILLS_64K;
 }
-static void write_runs(struct transfer *x, struct runs to, copy_function *copy)
+static void runs_write(struct transfer *x, struct runs to, copy_function *copy)
 {
     pieces_gather_with(copy, x, to.at[0], to.bytes[0]);
     pieces_gather_with(copy, x, to.at[1], to.bytes[1]);
 }
 /* Writes the runs and returns the timing for the reader. The fence completes the stores, because otherwise ordinary
    stores would seem too fast. */
-__attribute__((noinline)) static uint64_t write_timed(struct transfer *x, const struct runs *to, copy_function *copy,
-    unsigned number)
+__attribute__((noinline)) static uint64_t runs_write_timed(struct transfer *x, const struct runs *to,
+    copy_function *copy, unsigned number)
 {
     int64_t begun_ns = clock_ns();
-    write_runs(x, *to, copy);
+    runs_write(x, *to, copy);
     atomic_thread_fence(memory_order_seq_cst);
-    return way_word(number, clock_ns() - begun_ns);
+    return store_mode_timing_word(number, clock_ns() - begun_ns);
 }
-static inline uint64_t write_long(struct pair_writer *w, struct transfer *x, enum filling filling,
-    const struct runs *to, struct pen pen, bool compares)
+static inline uint64_t writer_write_long(struct pair_writer *w, struct transfer *x, enum filling filling,
+    const struct runs *to, struct copy_policy pen, bool compares)
 {
-    struct way way = { .around = true };
+    struct store_mode way = { .around = true };
     uint64_t said = pen.paced ? atomic_load_explicit(&w->pair->ways, memory_order_relaxed) : 0;
-    if (pen.paced && compares) way = ways_next(w->ways, filling, said);
-    else if (pen.paced) way.around = way_is_around(filling, said);
+    if (pen.paced && compares) way = store_modes_next(w->ways, filling, said);
+    else if (pen.paced) way.around = store_mode_is_around(filling, said);
     copy_function *copy = way.around ? pen.copy : NULL;
-    if (way.number) return write_timed(x, to, copy, way.number);
-    write_runs(x, *to, copy);
+    if (way.number) return runs_write_timed(x, to, copy, way.number);
+    runs_write(x, *to, copy);
     return 0;
 }
-static int64_t reading_from(uint64_t timed) { return timed ? clock_ns() : 0; }
-static void have_read(struct reader *r, enum filling filling, uint64_t timed, int64_t from_ns, uint64_t bytes)
+static int64_t reading_start_ns(uint64_t timed) { return timed ? clock_ns() : 0; }
+static void reader_record_filling(struct reader *r, enum filling filling, uint64_t timed, int64_t from_ns,
+    uint64_t bytes)
 {
-    if (!timed || !judge_hear(r->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
+    if (!timed || !store_judge_add_sample(r->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
     atomic_store_explicit(&r->pair->ways, r->judge->says, memory_order_relaxed);
 }
 
 /* ---- writer ---- */
 bool writer_has_room(struct pair_writer *w)
 {
-    if (w->told - w->taken < RING_CELLS) return true;
+    if (w->written - w->taken < RING_CELLS) return true;
     uint32_t taken = atomic_load_explicit(&w->pair->taken, memory_order_acquire);
-    if (w->told - taken > RING_CELLS) w->corrupt = true;
+    if (w->written - taken > RING_CELLS) w->corrupt = true;
     if (!w->corrupt) w->taken = taken;
-    return w->told - w->taken < RING_CELLS;
+    return w->written - w->taken < RING_CELLS;
 }
 bool writer_has_credit(struct pair_writer *w, uint64_t bytes)
 {
     if (bytes > EAGER_LIMIT) return false;
-    if (w->spent - w->returned + credit_of(bytes) <= EAGER_CREDIT) return true;
+    if (w->spent - w->returned + eager_message_credit(bytes) <= EAGER_CREDIT) return true;
     uint64_t returned = atomic_load_explicit(&w->pair->returned, memory_order_acquire);
     if (w->spent - returned > EAGER_CREDIT) w->corrupt = true;
     if (!w->corrupt) w->returned = returned;
-    return w->spent - w->returned + credit_of(bytes) <= EAGER_CREDIT;
+    return w->spent - w->returned + eager_message_credit(bytes) <= EAGER_CREDIT;
 }
 bool writer_has_slot(struct pair_writer *w)
 {
@@ -122,62 +126,62 @@ bool writer_has_slot(struct pair_writer *w)
     if (!w->corrupt) w->emptied = emptied;
     return w->filled - w->emptied < PIPE_SLOTS;
 }
-static struct cell *fill_cell(struct pair_writer *w, enum envelope_kind kind, struct message_name name,
+static struct cell *writer_fill_cell(struct pair_writer *w, enum envelope_kind kind, struct message_name name,
     uint64_t eager_bytes)
 {
-    struct cell *cell = &w->pair->cells[w->told % RING_CELLS];
-    assert(w->told - w->taken < RING_CELLS);
+    struct cell *cell = &w->pair->cells[w->written % RING_CELLS];
+    assert(w->written - w->taken < RING_CELLS);
     atomic_store_explicit(&cell->head, (uint32_t)eager_bytes << KIND_BITS | kind, memory_order_relaxed);
     atomic_store_explicit(&cell->operation, name.operation, memory_order_relaxed);
     atomic_store_explicit(&cell->message, name.message, memory_order_relaxed);
     return cell;
 }
-static void publish_cell(struct pair_writer *w, struct cell *cell)
+static void writer_publish_cell(struct pair_writer *w, struct cell *cell)
 {
-    atomic_store_explicit(&cell->sequence, ++w->told, memory_order_release);
+    atomic_store_explicit(&cell->sequence, ++w->written, memory_order_release);
 }
-void writer_tell(struct pair_writer *w, const struct envelope *e)
+void writer_write_envelope(struct pair_writer *w, const struct envelope *e)
 {
-    struct cell *cell = fill_cell(w, e->kind, e->name, 0);
+    struct cell *cell = writer_fill_cell(w, e->kind, e->name, 0);
     atomic_store_explicit(&cell->body.about.id, e->id, memory_order_relaxed);
     atomic_store_explicit(&cell->body.about.bytes, e->bytes, memory_order_relaxed);
     atomic_store_explicit(&cell->body.about.block, e->place.block, memory_order_relaxed);
     atomic_store_explicit(&cell->body.about.offset, e->place.offset, memory_order_relaxed);
-    publish_cell(w, cell);
+    writer_publish_cell(w, cell);
 }
-void writer_send_small(struct pair_writer *w, const struct transfer *x)
+void writer_send_inline(struct pair_writer *w, const struct transfer *x)
 {
-    struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
+    struct cell *cell = writer_fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
     if (x->wire) memcpy(cell->body.payload, x->pieces->at, (size_t)x->wire);
-    w->spent += credit_of(x->wire);
-    publish_cell(w, cell);
+    w->spent += eager_message_credit(x->wire);
+    writer_publish_cell(w, cell);
 }
-void writer_send(struct pair_writer *w, struct transfer *x, struct pen pen)
+void writer_send_eager(struct pair_writer *w, struct transfer *x, struct copy_policy pen)
 {
-    struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
+    struct cell *cell = writer_fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
     size_t bytes = (size_t)x->wire;
     if (bytes <= INLINE_BYTES) pieces_gather(x, cell->body.payload, bytes);
     else {
-        struct runs runs = eager_runs(w->pair, w->position, bytes);
-        if (bytes < FILLING_AT_LEAST) write_runs(x, runs, NULL);
+        struct runs runs = pair_eager_runs(w->pair, w->position, bytes);
+        if (bytes < FILLING_AT_LEAST) runs_write(x, runs, NULL);
         else
-            atomic_store_explicit(&cell->body.timed, write_long(w, x, eager_filling(bytes), &runs, pen, true),
+            atomic_store_explicit(&cell->body.timed, writer_write_long(w, x, eager_filling(bytes), &runs, pen, true),
                 memory_order_relaxed);
-        w->position += payload_room(bytes);
+        w->position += eager_payload_room(bytes);
     }
-    w->spent += credit_of(bytes);
-    publish_cell(w, cell);
+    w->spent += eager_message_credit(bytes);
+    writer_publish_cell(w, cell);
 }
-void writer_stream(struct pair_writer *w, struct transfer *x, struct pen pen)
+void writer_stream_slot(struct pair_writer *w, struct transfer *x, struct copy_policy pen)
 {
-    size_t index = w->filled % PIPE_SLOTS, bytes = slot_bytes(x->wire);
+    size_t index = w->filled % PIPE_SLOTS, bytes = slot_filling_bytes(x->wire);
     struct slot *slot = &w->pair->slots[index];
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
-    struct runs to = { { w->pair->pipe[index] + slot_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
+    struct runs to = { { w->pair->pipe[index] + slot_filling_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
     /* The last filling of a message may be too short to compare. */
-    bool compares = bytes >= slot_bytes(x->wire) / 2;
-    uint64_t timed = write_long(w, x, slot_filling(x->wire), &to, pen, compares);
+    bool compares = bytes >= slot_filling_bytes(x->wire) / 2;
+    uint64_t timed = writer_write_long(w, x, slot_filling(x->wire), &to, pen, compares);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);
@@ -185,14 +189,15 @@ void writer_stream(struct pair_writer *w, struct transfer *x, struct pen pen)
 }
 
 /* ---- reader ---- */
-bool reader_look(struct reader *r, struct envelope *out)
+bool reader_read_envelope(struct reader *r, struct envelope *out)
 {
     struct cell *cell = &r->pair->cells[r->taken % RING_CELLS];
     out->name.operation = atomic_load_explicit(&cell->operation, memory_order_relaxed);
     out->name.message = atomic_load_explicit(&cell->message, memory_order_relaxed);
     uint32_t head = atomic_load_explicit(&cell->head, memory_order_relaxed), kind = head & ((1u << KIND_BITS) - 1);
     out->bytes = head >> KIND_BITS;
-    bool fits = out->bytes <= EAGER_LIMIT && r->received - r->returned + credit_of(out->bytes) <= EAGER_CREDIT;
+    bool fits =
+        out->bytes <= EAGER_LIMIT && r->received - r->returned + eager_message_credit(out->bytes) <= EAGER_CREDIT;
     if (kind < ENVELOPE_EAGER || kind > ENVELOPE_FINISHED || (kind == ENVELOPE_EAGER && !fits)) {
         r->corrupt = true;
         return false;
@@ -205,74 +210,74 @@ bool reader_look(struct reader *r, struct envelope *out)
     out->place.offset = atomic_load_explicit(&cell->body.about.offset, memory_order_relaxed);
     return true;
 }
-static const struct cell *cell_of(const struct reader *r) { return &r->pair->cells[r->taken % RING_CELLS]; }
-static uint64_t timed_of(const struct cell *cell, const struct envelope *e)
+static const struct cell *reader_current_cell(const struct reader *r) { return &r->pair->cells[r->taken % RING_CELLS]; }
+static uint64_t cell_timing_word(const struct cell *cell, const struct envelope *e)
 {
     return e->bytes < FILLING_AT_LEAST ? 0 : atomic_load_explicit(&cell->body.timed, memory_order_relaxed);
 }
-void reader_scatter(struct reader *r, const struct envelope *e, struct transfer *to)
+void reader_scatter_eager(struct reader *r, const struct envelope *e, struct transfer *to)
 {
-    const struct cell *cell = cell_of(r);
+    const struct cell *cell = reader_current_cell(r);
     if (e->bytes <= INLINE_BYTES) {
         bool plain = e->bytes && to->piece_count == 1 && to->pieces->length == e->bytes;
         if (plain) memcpy(to->pieces->at, cell->body.payload, (size_t)e->bytes);
         else pieces_scatter(to, cell->body.payload, (size_t)e->bytes);
         return;
     }
-    struct runs runs = eager_runs(r->pair, r->position, (size_t)e->bytes);
-    uint64_t timed = timed_of(cell, e);
-    int64_t from_ns = reading_from(timed);
+    struct runs runs = pair_eager_runs(r->pair, r->position, (size_t)e->bytes);
+    uint64_t timed = cell_timing_word(cell, e);
+    int64_t from_ns = reading_start_ns(timed);
     pieces_scatter(to, runs.at[0], runs.bytes[0]);
     pieces_scatter(to, runs.at[1], runs.bytes[1]);
-    have_read(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
+    reader_record_filling(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
 }
-void reader_copy(struct reader *r, const struct envelope *e, unsigned char *to)
+void reader_copy_eager(struct reader *r, const struct envelope *e, unsigned char *to)
 {
-    const struct cell *cell = cell_of(r);
+    const struct cell *cell = reader_current_cell(r);
     if (e->bytes <= INLINE_BYTES) {
         memcpy(to, cell->body.payload, (size_t)e->bytes);
         return;
     }
-    struct runs runs = eager_runs(r->pair, r->position, (size_t)e->bytes);
-    uint64_t timed = timed_of(cell, e);
-    int64_t from_ns = reading_from(timed);
+    struct runs runs = pair_eager_runs(r->pair, r->position, (size_t)e->bytes);
+    uint64_t timed = cell_timing_word(cell, e);
+    int64_t from_ns = reading_start_ns(timed);
     memcpy(to, runs.at[0], runs.bytes[0]);
     if (runs.bytes[1]) memcpy(to + runs.bytes[0], runs.at[1], runs.bytes[1]);
-    have_read(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
+    reader_record_filling(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
 }
 /* A writer that found the ring full has seen some count `taken`, and waits at taken + RING_CELLS. Before the reader
    gets there, it passes a multiple of half the ring that the writer has not seen. So one bell at each multiple is
    enough. */
-bool reader_take(struct reader *r, const struct envelope *e)
+bool reader_free_cell(struct reader *r, const struct envelope *e)
 {
     if (e->kind == ENVELOPE_EAGER) {
-        r->position += payload_room(e->bytes);
-        r->received += credit_of(e->bytes);
+        r->position += eager_payload_room(e->bytes);
+        r->received += eager_message_credit(e->bytes);
     }
     atomic_store_explicit(&r->pair->taken, ++r->taken, memory_order_release);
     return r->taken % (RING_CELLS / 2) == 0;
 }
-void reader_return(struct reader *r, uint64_t bytes)
+void reader_return_credit(struct reader *r, uint64_t bytes)
 {
-    r->returned += credit_of(bytes);
+    r->returned += eager_message_credit(bytes);
     atomic_store_explicit(&r->pair->returned, r->returned, memory_order_release);
 }
-struct filled reader_look_slot(const struct reader *r)
+struct filled_slot reader_read_slot(const struct reader *r)
 {
     size_t index = r->emptied % PIPE_SLOTS;
     struct slot *slot = &r->pair->slots[index];
-    return (struct filled){ atomic_load_explicit(&slot->id, memory_order_relaxed),
+    return (struct filled_slot){ atomic_load_explicit(&slot->id, memory_order_relaxed),
         atomic_load_explicit(&slot->bytes, memory_order_relaxed),
         atomic_load_explicit(&slot->timed, memory_order_relaxed), r->pair->pipe[index] };
 }
-void reader_scatter_slot(struct reader *r, const struct filled *slot, struct transfer *to, copy_function *copy)
+void reader_scatter_slot(struct reader *r, const struct filled_slot *slot, struct transfer *to, copy_function *copy)
 {
     enum filling filling = slot_filling(to->wire);
-    int64_t from_ns = reading_from(slot->timed);
-    pieces_scatter_with(copy, to, slot->at + slot_offset(r->emptied, to->wire), (size_t)slot->bytes);
-    have_read(r, filling, slot->timed, from_ns, slot->bytes);
+    int64_t from_ns = reading_start_ns(slot->timed);
+    pieces_scatter_with(copy, to, slot->at + slot_filling_offset(r->emptied, to->wire), (size_t)slot->bytes);
+    reader_record_filling(r, filling, slot->timed, from_ns, slot->bytes);
 }
-void reader_take_slot(struct reader *r)
+void reader_free_slot(struct reader *r)
 {
     atomic_store_explicit(&r->pair->emptied, ++r->emptied, memory_order_release);
 }

@@ -110,26 +110,26 @@ static inline size_t part_bytes(uint64_t bytes)
 }
 static inline uint64_t part_count(uint64_t bytes) { return (bytes + part_bytes(bytes) - 1) / part_bytes(bytes); }
 /* The reader opens the claims of its next message, which ends the claims of the previous one. */
-void claims_open(struct pair *pair, uint64_t id);
+void part_claims_open(struct pair *pair, uint64_t id);
 /* Returns whether the message has parts left to take. */
-bool claims_left(const struct pair *pair, uint64_t id, uint64_t parts);
+bool part_claims_left(const struct pair *pair, uint64_t id, uint64_t parts);
 /* Takes the next part. false: all parts are taken. */
-bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out);
+bool part_claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out);
 
 /* ---- the writer's end ---- */
 struct pair_writer {
     struct pair *pair;
     /* The cells written, and the reader's count of cells when it was last read. */
-    uint32_t told, taken;
+    uint32_t written, taken;
     /* The position in the eager part, and the credit spent and returned. */
     uint64_t position, spent, returned;
     /* The slots filled, and the reader's count of emptied slots when it was last read. */
     uint64_t filled, emptied;
     bool corrupt;
-    struct ways *ways;
+    struct store_modes *ways;
 };
 /* How the writer copies long runs: with `copy`, or by memcpy if `copy` is NULL. paced: by the cheaper of the two. */
-struct pen { copy_function *copy; bool paced; };
+struct copy_policy { copy_function *copy; bool paced; };
 /* Returns whether the ring has room for one envelope. */
 bool writer_has_room(struct pair_writer *writer);
 /* Returns false also if the message exceeds EAGER_LIMIT. */
@@ -137,21 +137,24 @@ bool writer_has_credit(struct pair_writer *writer, uint64_t bytes);
 bool writer_has_slot(struct pair_writer *writer);
 /* Returns the bytes of each filling but the last. Several fillings keep both ends at work, and small ones arrive
    early. */
-static inline size_t slot_bytes(uint64_t wire) { return wire <= 32768 ? 16384 : wire < 4 << 20 ? 32768 : SLOT_BYTES; }
+static inline size_t slot_filling_bytes(uint64_t wire)
+{
+    return wire <= 32768 ? 16384 : wire < 4 << 20 ? 32768 : SLOT_BYTES;
+}
 /* Returns the offset of the n-th filling in its slot. Small fillings rotate within the slot, so that they reuse memory
    as late as large ones. */
-static inline size_t slot_offset(uint64_t n, uint64_t wire)
+static inline size_t slot_filling_offset(uint64_t n, uint64_t wire)
 {
-    return n / PIPE_SLOTS % (SLOT_BYTES / slot_bytes(wire)) * slot_bytes(wire);
+    return n / PIPE_SLOTS % (SLOT_BYTES / slot_filling_bytes(wire)) * slot_filling_bytes(wire);
 }
 /* The caller first checks room, credit or slot with the functions above. */
-void writer_tell(struct pair_writer *writer, const struct envelope *envelope);
+void writer_write_envelope(struct pair_writer *writer, const struct envelope *envelope);
 /* Sends a message of one piece that fits the cell. */
-void writer_send_small(struct pair_writer *writer, const struct transfer *transfer);
+void writer_send_inline(struct pair_writer *writer, const struct transfer *transfer);
 /* Sends the whole message eagerly. */
-void writer_send(struct pair_writer *writer, struct transfer *transfer, struct pen pen);
+void writer_send_eager(struct pair_writer *writer, struct transfer *transfer, struct copy_policy pen);
 /* Fills one slot with the next bytes of the message. */
-void writer_stream(struct pair_writer *writer, struct transfer *transfer, struct pen pen);
+void writer_stream_slot(struct pair_writer *writer, struct transfer *transfer, struct copy_policy pen);
 
 /* ---- the reader's end ---- */
 struct reader {
@@ -161,9 +164,9 @@ struct reader {
     /* The position in the eager part, the credit received and returned, and the number of slots emptied. */
     uint64_t position, received, returned, emptied;
     bool corrupt;
-    struct judge *judge;
+    struct store_judge *judge;
 };
-static inline bool reader_is_ready(const struct reader *r)
+static inline bool reader_has_cell(const struct reader *r)
 {
     const struct cell *cell = &r->pair->cells[r->taken % RING_CELLS];
     return atomic_load_explicit(&cell->sequence, memory_order_acquire) == r->taken + 1;
@@ -174,21 +177,22 @@ static inline bool reader_has_slot(const struct reader *r)
     return atomic_load_explicit(&slot->sequence, memory_order_acquire) == r->emptied + 1;
 }
 /* Reads the envelope of a ready cell. false: the envelope is invalid, and the reader is now corrupt. */
-bool reader_look(struct reader *reader, struct envelope *out);
+bool reader_read_envelope(struct reader *reader, struct envelope *out);
 /* These copy the payload of an eager envelope into a transfer, or into memory. */
-void reader_scatter(struct reader *reader, const struct envelope *envelope, struct transfer *to);
-void reader_copy(struct reader *reader, const struct envelope *envelope, unsigned char *to);
+void reader_scatter_eager(struct reader *reader, const struct envelope *envelope, struct transfer *to);
+void reader_copy_eager(struct reader *reader, const struct envelope *envelope, unsigned char *to);
 /* Frees the cell and its payload. true: the writer may wait for room, and the caller must ring its bell. */
-bool reader_take(struct reader *reader, const struct envelope *envelope);
+bool reader_free_cell(struct reader *reader, const struct envelope *envelope);
 /* Returns the credit of an eager message that has met its receive. */
-void reader_return(struct reader *reader, uint64_t bytes);
-struct filled {
+void reader_return_credit(struct reader *reader, uint64_t bytes);
+struct filled_slot {
     uint64_t id, bytes, timed;
     const unsigned char *at;
 };
 /* Reads the fields of a filled slot and its address. The caller knows the message, so it checks the fields and adds the
    offset of the filling. */
-struct filled reader_look_slot(const struct reader *reader);
+struct filled_slot reader_read_slot(const struct reader *reader);
 /* Copies the bytes of the slot to the cursor of the transfer. */
-void reader_scatter_slot(struct reader *reader, const struct filled *slot, struct transfer *to, copy_function *copy);
-void reader_take_slot(struct reader *reader);
+void reader_scatter_slot(struct reader *reader, const struct filled_slot *slot, struct transfer *to,
+    copy_function *copy);
+void reader_free_slot(struct reader *reader);

@@ -10,49 +10,49 @@
 static void shm_send(struct transport *t, int member, struct transfer *x)
 {
     struct shm *shm = (struct shm *)t;
-    link_send(shm, &shm->links[member], x);
+    shm_link_send(shm, &shm->links[member], x);
 }
 static void shm_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
     struct shm *shm = (struct shm *)t;
     const struct envelope announced = { a->name, a->bytes, a->id, ENVELOPE_ANNOUNCE, a->place };
-    link_accept(shm, &shm->links[member], x, &announced);
-    link_settle(shm, &shm->links[member]);
+    shm_link_accept_receive(shm, &shm->links[member], x, &announced);
+    shm_link_settle(shm, &shm->links[member]);
 }
 static void shm_release(struct transport *t, int member, uint64_t bytes)
 {
-    reader_return(&((struct shm *)t)->links[member].in, bytes);
+    reader_return_credit(&((struct shm *)t)->links[member].in, bytes);
 }
-static void answer_doorbell(struct shm *shm, uint32_t opened)
+static void shm_answer_doorbell(struct shm *shm, uint32_t opened)
 {
     shm->rings_seen = opened;
     for (int i = 0; i < shm->count; i++)
         if (atomic_load_explicit(&shm->doorbell->who[i / 32], memory_order_relaxed) >> i % 32 & 1)
-            link_meet(shm, &shm->links[i]);
+            shm_link_open_incoming(shm, &shm->links[i]);
 }
 static bool shm_poll(struct transport *t)
 {
     struct shm *shm = (struct shm *)t;
     uint32_t opened = atomic_load_explicit(&shm->doorbell->opened, memory_order_acquire);
-    if (opened != shm->rings_seen) answer_doorbell(shm, opened);
+    if (opened != shm->rings_seen) shm_answer_doorbell(shm, opened);
     bool moved = false;
     /* A link that becomes active during this poll is first polled in the next one. */
     struct shm_link **end = shm->active + shm->active_count;
     for (struct shm_link **l = shm->active; l < end; l++)
-        if (!link_is_quiet(*l)) moved |= link_poll(shm, *l);
+        if (!shm_link_is_quiet(*l)) moved |= shm_link_poll(shm, *l);
     return moved;
 }
 /* A peer uses only shared memory, or tensors that it may share, so a transfer can be forgotten at any time. */
 static bool shm_cancel(struct transport *t, int member, struct transfer *x)
 {
     struct shm *shm = (struct shm *)t;
-    link_cancel(shm, &shm->links[member], x);
+    shm_link_cancel_transfer(shm, &shm->links[member], x);
     return true;
 }
 static void shm_lose(struct transport *t, int member, tutti_status status)
 {
     struct shm *shm = (struct shm *)t;
-    link_lose(shm, &shm->links[member], status);
+    shm_link_lose_peer(shm, &shm->links[member], status);
 }
 
 /* ---- lifetime ---- */
@@ -84,13 +84,13 @@ static const struct transport_operations operations = { .name = "shm",
 size_t shm_pair_bytes(void) { return sizeof(struct pair); }
 static struct shm *shm_new(const struct shm_callbacks *callbacks, int count)
 {
-    struct shm *shm = memory_aligned(sizeof *shm);
+    struct shm *shm = memory_alloc_aligned(sizeof *shm);
     if (!shm) return NULL;
     shm->base = (struct transport){ .operations = &operations };
     shm->callbacks = *callbacks;
     shm->count = count;
-    shm->links = memory_aligned((size_t)count * sizeof *shm->links);
-    shm->active = memory_zeroed((size_t)count, sizeof *shm->active);
+    shm->links = memory_alloc_aligned((size_t)count * sizeof *shm->links);
+    shm->active = memory_alloc_zeroed((size_t)count, sizeof *shm->active);
     if (shm->links && shm->active) return shm;
     shm_destroy(&shm->base);
     return NULL;
@@ -118,6 +118,6 @@ tutti_status shm_connect(struct router *router, const struct shm_callbacks *call
         l->out.ways = &l->ways;
         l->in.judge = &l->judge;
     }
-    router_add(router, &shm->base, ranks, count);
+    router_add_transport(router, &shm->base, ranks, count);
     return TUTTI_OK;
 }

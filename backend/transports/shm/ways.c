@@ -9,61 +9,66 @@ enum { MOST_NS = 1 << 24 };
 
 /* Returns the length of a lap: the fillings after which memory is written again. A block begins with a lap, so that all
    memory was last written in the mode of the block. Then the first WAY_SAMPLES fillings that were read count. */
-static unsigned lap_of(enum filling filling)
+static unsigned filling_lap_length(enum filling filling)
 {
     static const unsigned laps[FILLINGS] = { 52, 29, 16, 64, 32, 16, 16 };
     return laps[filling];
 }
 /* The two middle blocks use the other mode, so that its fillings fall on different places of messages of equal
    length. */
-static bool is_other(unsigned block) { return block == 1 || block == 2; }
-static unsigned block_of(enum filling filling) { return lap_of(filling) + 2 * WAY_SAMPLES; }
+static bool block_uses_other_mode(unsigned block) { return block == 1 || block == 2; }
+static unsigned filling_block_length(enum filling filling) { return filling_lap_length(filling) + 2 * WAY_SAMPLES; }
 
 /* ---- the writer's end ---- */
-static uint8_t said_of(enum filling filling, uint64_t said) { return (uint8_t)(said >> filling * FILLING_BITS); }
-struct way ways_ab_test(struct ways *ways, enum filling filling, uint64_t said)
+static uint8_t filling_choice_byte(enum filling filling, uint64_t said)
 {
-    struct way_state *w = &ways->of[filling];
-    uint8_t judged = said_of(filling, said) >> 1;
-    bool around = way_is_around(filling, said);
-    if (w->fillings == w->ab_test_from) w->judged = judged;
-    unsigned number = w->fillings - w->ab_test_from, block = number / block_of(filling);
-    if (block < WAY_BLOCKS && w->judged == judged) return (struct way){ around != is_other(block), number + 1 };
-    w->ab_test_from = w->fillings < SECOND_AB_TEST ? SECOND_AB_TEST : (w->fillings / AB_TEST_EVERY + 1) * AB_TEST_EVERY;
-    return (struct way){ .around = around };
+    return (uint8_t)(said >> filling * FILLING_BITS);
 }
-uint64_t way_word(unsigned number, int64_t ns)
+struct store_mode store_modes_test_next(struct store_modes *ways, enum filling filling, uint64_t said)
+{
+    struct store_mode_state *w = &ways->of[filling];
+    uint8_t judged = filling_choice_byte(filling, said) >> 1;
+    bool around = store_mode_is_around(filling, said);
+    if (w->fillings == w->ab_test_from) w->judged = judged;
+    unsigned number = w->fillings - w->ab_test_from, block = number / filling_block_length(filling);
+    if (block < WAY_BLOCKS && w->judged == judged)
+        return (struct store_mode){ around != block_uses_other_mode(block), number + 1 };
+    w->ab_test_from = w->fillings < SECOND_AB_TEST ? SECOND_AB_TEST : (w->fillings / AB_TEST_EVERY + 1) * AB_TEST_EVERY;
+    return (struct store_mode){ .around = around };
+}
+uint64_t store_mode_timing_word(unsigned number, int64_t ns)
 {
     uint64_t counted = ns < 0 ? 0 : ns < MOST_NS ? (uint64_t)ns : MOST_NS;
     return counted << NUMBER_BITS | number;
 }
 
 /* ---- the reader's end ---- */
-static void choice_publish(struct judge *j, enum filling filling, bool other)
+static void store_judge_publish(struct store_judge *j, enum filling filling, bool other)
 {
-    uint8_t mine = said_of(filling, j->says), next = (uint8_t)((mine ^ other) + 2);
+    uint8_t mine = filling_choice_byte(filling, j->says), next = (uint8_t)((mine ^ other) + 2);
     j->says ^= (uint64_t)(mine ^ next) << filling * FILLING_BITS;
     memset(j->of[filling].median, 0, sizeof j->of[filling].median);
 }
 /* A median of 0 marks a block that is missing. */
-static bool is_better(const double *median)
+static bool other_mode_is_better(const double *median)
 {
     double this = fmin(median[0], median[3]), least = fmin(median[1], median[2]);
     return this > 0 && least > 0 && ab_test_is_won(this, least, fmax(median[1], median[2]));
 }
-static bool block_decide(struct judge *j, enum filling filling, unsigned block, bool few)
+static bool store_judge_decide_block(struct store_judge *j, enum filling filling, unsigned block, bool few)
 {
     const double *median = j->of[filling].median;
     bool over = block == WAY_BLOCKS - 1;
     bool hopeless = block == 1 && median[0] > 0 && ab_test_is_hopeless(median[0], median[1], few);
-    if (over || hopeless) choice_publish(j, filling, over && is_better(median));
+    if (over || hopeless) store_judge_publish(j, filling, over && other_mode_is_better(median));
     return over || hopeless;
 }
-bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes)
+bool store_judge_add_sample(struct store_judge *j, enum filling filling, uint64_t word, int64_t reading_ns,
+    uint64_t bytes)
 {
     struct tally *t = &j->of[filling];
-    unsigned number = (unsigned)(word & NUMBER_MASK) - 1, block = number / block_of(filling);
-    unsigned at = number % block_of(filling);
+    unsigned number = (unsigned)(word & NUMBER_MASK) - 1, block = number / filling_block_length(filling);
+    unsigned at = number % filling_block_length(filling);
     uint64_t writing_ns = word >> NUMBER_BITS;
     if (block >= WAY_BLOCKS || writing_ns > MOST_NS || reading_ns < 0 || bytes < FILLING_AT_LEAST) return false;
     if (reading_ns > MOST_NS) reading_ns = MOST_NS;
@@ -71,13 +76,13 @@ bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t re
     unsigned phase = 2 * block + !few;
     /* A number that does not grow begins another A/B test. */
     if (again) memset(t->median, 0, sizeof t->median);
-    if (!few && at < lap_of(filling)) return false;
+    if (!few && at < filling_lap_length(filling)) return false;
     if (again || phase != t->phase) t->count = 0;
     t->last = number;
     t->phase = phase;
     if (t->count == WAY_SAMPLES) return false;
     t->sample[t->count++] = (double)(writing_ns + (uint64_t)reading_ns) / (double)bytes;
     if (t->count < (few ? AB_TEST_FEW_SAMPLES : WAY_SAMPLES)) return false;
-    t->median[block] = sorted_at(t->sample, (int)t->count, (int)t->count / 2);
-    return block_decide(j, filling, block, few);
+    t->median[block] = doubles_sort_and_get(t->sample, (int)t->count, (int)t->count / 2);
+    return store_judge_decide_block(j, filling, block, few);
 }

@@ -17,19 +17,22 @@ enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, WAY_BLOCKS = 4, WAY_SAMPLES = 
 
 /* ---- the writer's end ---- */
 /* Zeroed memory starts an A/B test at once. */
-struct way_state { uint32_t fillings, ab_test_from; uint8_t judged; };
-struct ways { struct way_state of[FILLINGS]; };
+struct store_mode_state { uint32_t fillings, ab_test_from; uint8_t judged; };
+struct store_modes { struct store_mode_state of[FILLINGS]; };
 /* `number` counts the fillings of an A/B test from 1; 0: the filling is not timed. */
-struct way { bool around; unsigned number; };
-struct way ways_ab_test(struct ways *ways, enum filling filling, uint64_t said);
-static inline bool way_is_around(enum filling filling, uint64_t said) { return !(said >> filling * FILLING_BITS & 1); }
-static inline struct way ways_next(struct ways *w, enum filling filling, uint64_t said)
+struct store_mode { bool around; unsigned number; };
+struct store_mode store_modes_test_next(struct store_modes *ways, enum filling filling, uint64_t said);
+static inline bool store_mode_is_around(enum filling filling, uint64_t said)
 {
-    if (++w->of[filling].fillings >= w->of[filling].ab_test_from) return ways_ab_test(w, filling, said);
-    return (struct way){ .around = way_is_around(filling, said) };
+    return !(said >> filling * FILLING_BITS & 1);
+}
+static inline struct store_mode store_modes_next(struct store_modes *w, enum filling filling, uint64_t said)
+{
+    if (++w->of[filling].fillings >= w->of[filling].ab_test_from) return store_modes_test_next(w, filling, said);
+    return (struct store_mode){ .around = store_mode_is_around(filling, said) };
 }
 /* Returns the word that the writer sends with a timed filling. */
-uint64_t way_word(unsigned number, int64_t ns);
+uint64_t store_mode_timing_word(unsigned number, int64_t ns);
 
 /* ---- the reader's end ---- */
 struct tally {
@@ -37,7 +40,8 @@ struct tally {
     unsigned last, phase, count;
     double sample[WAY_SAMPLES], median[WAY_BLOCKS]; /* ns per byte */
 };
-struct judge { uint64_t says; struct tally of[FILLINGS]; };
+struct store_judge { uint64_t says; struct tally of[FILLINGS]; };
 /* Records how long it took to read a filling of `bytes` that came with this word (not 0). true: judge->says has
    changed. */
-bool judge_hear(struct judge *judge, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes);
+bool store_judge_add_sample(struct store_judge *judge, enum filling filling, uint64_t word, int64_t reading_ns,
+    uint64_t bytes);

@@ -19,12 +19,12 @@ union name {
     struct sockaddr_in four;
     struct sockaddr_in6 six;
 };
-static socklen_t bytes_of(const union name *name)
+static socklen_t socket_name_bytes(const union name *name)
 {
     return name->any.sa_family == AF_INET ? sizeof name->four : sizeof name->six;
 }
 /* Returns the score of an interface address: IPv4 is best, link-local IPv6 worst. 0: the address is unusable. */
-static int worth_of(const struct ifaddrs *at, const char *device)
+static int interface_address_score(const struct ifaddrs *at, const char *device)
 {
     union name name;
     if (!at->ifa_addr || strcmp(at->ifa_name, device) != 0 || !(at->ifa_flags & IFF_UP)) return 0;
@@ -33,14 +33,14 @@ static int worth_of(const struct ifaddrs *at, const char *device)
     memcpy(&name.six, at->ifa_addr, sizeof name.six);
     return IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr) ? 1 : 2;
 }
-static tutti_status find_address(const char *device, union name *out)
+static tutti_status device_find_address(const char *device, union name *out)
 {
     struct ifaddrs *all;
     int best = 0;
     if (getifaddrs(&all) != 0)
         return status_fail(TUTTI_SYSTEM, "the network interfaces cannot be listed: %s", strerror(errno));
     for (const struct ifaddrs *at = all; at; at = at->ifa_next) {
-        int worth = worth_of(at, device);
+        int worth = interface_address_score(at, device);
         if (worth <= best) continue;
         best = worth;
         memcpy(out, at->ifa_addr, at->ifa_addr->sa_family == AF_INET ? sizeof out->four : sizeof out->six);
@@ -50,16 +50,16 @@ static tutti_status find_address(const char *device, union name *out)
     return status_fail(TUTTI_UNSUPPORTED,
         "the network interface %s is down or has no address (TUTTI_SOCKET_IFNAME chooses another)", device);
 }
-static int open_socket(int family)
+static int tcp_socket_open(int family)
 {
-    int descriptor = descriptor_raised(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    int descriptor = descriptor_move_above_stderr(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
-static void option_set(int descriptor, int level, int option, int value)
+static void tcp_socket_set_option(int descriptor, int level, int option, int value)
 {
     setsockopt(descriptor, level, option, &value, sizeof value);
 }
-static void keep_address(struct sockets *s, const union name *name)
+static void sockets_store_address(struct sockets *s, const union name *name)
 {
     s->address.family = name->any.sa_family;
     if (s->address.family == AF_INET) {
@@ -71,22 +71,22 @@ static void keep_address(struct sockets *s, const union name *name)
     memcpy(s->address.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
     s->scope = name->six.sin6_scope_id;
 }
-tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
+tutti_status tcp_address_listen(struct sockets *s, const struct fabric_place *place)
 {
     union name name = { .four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
     const char *device = place->simulated ? NULL : place->device;
-    if (device) TRY(find_address(device, &name));
-    socklen_t bytes = bytes_of(&name);
-    int descriptor = s->listener.descriptor = open_socket(name.any.sa_family);
+    if (device) TRY(device_find_address(device, &name));
+    socklen_t bytes = socket_name_bytes(&name);
+    int descriptor = s->listener.descriptor = tcp_socket_open(name.any.sa_family);
     if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "cannot create a socket for TCP: %s", strerror(-descriptor));
-    if (name.any.sa_family == AF_INET6) option_set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (name.any.sa_family == AF_INET6) tcp_socket_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0
         || getsockname(descriptor, &name.any, &bytes) != 0)
         return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback", strerror(errno));
-    keep_address(s, &name);
+    sockets_store_address(s, &name);
     return TUTTI_OK;
 }
-int address_call(const struct sockets *s, const struct tcp_address *address)
+int tcp_address_connect(const struct sockets *s, const struct tcp_address *address)
 {
     union name name;
     memset(&name, 0, sizeof name);
@@ -100,26 +100,26 @@ int address_call(const struct sockets *s, const struct tcp_address *address)
         /* Each host has its own scope id. */
         if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = s->scope;
     }
-    int descriptor = open_socket(address->family);
+    int descriptor = tcp_socket_open(address->family);
     if (descriptor < 0) return descriptor;
-    option_set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-    option_set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
-    if (connect(descriptor, &name.any, bytes_of(&name)) == 0 || errno == EINPROGRESS) return descriptor;
+    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
+    if (connect(descriptor, &name.any, socket_name_bytes(&name)) == 0 || errno == EINPROGRESS) return descriptor;
     int error = errno;
     close(descriptor);
     return -error;
 }
-int address_accept(int listener)
+int tcp_socket_accept(int listener)
 {
     int descriptor;
-    do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    do descriptor = descriptor_move_above_stderr(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (descriptor < 0) return -errno;
-    option_set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-    option_set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
+    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     return descriptor;
 }
-void address_print(int descriptor, char *out, size_t bytes)
+void tcp_socket_print_peer(int descriptor, char *out, size_t bytes)
 {
     union name name = { .any.sa_family = AF_UNSPEC };
     socklen_t length = sizeof name;
@@ -129,7 +129,7 @@ void address_print(int descriptor, char *out, size_t bytes)
     if (name.any.sa_family == AF_INET6) inet_ntop(AF_INET6, &name.six.sin6_addr, text, sizeof text);
     snprintf(out, bytes, "%s", text);
 }
-int address_error(int descriptor)
+int tcp_socket_error(int descriptor)
 {
     int error = 0;
     socklen_t bytes = sizeof error;

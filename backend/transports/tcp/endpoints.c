@@ -13,7 +13,7 @@
 enum { PART_MS = 300 };
 
 /* ---- sockets in epoll ---- */
-tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events)
+tutti_status socket_handle_watch(const struct fabric *fabric, struct socket_handle *handle, uint32_t events)
 {
     struct epoll_event what = { .events = events, .data.ptr = handle };
     int how = !handle->events ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
@@ -24,58 +24,59 @@ tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, ui
     return TUTTI_OK;
 }
 /* A child of fork may also have the socket. So the socket is removed from epoll and shut down before it is closed. */
-void handle_close(const struct fabric *fabric, struct handle *handle)
+void socket_handle_close(const struct fabric *fabric, struct socket_handle *handle)
 {
     if (handle->descriptor < 0) return;
-    handle_watch(fabric, handle, 0);
+    socket_handle_watch(fabric, handle, 0);
     shutdown(handle->descriptor, SHUT_RDWR);
     close(handle->descriptor);
     handle->descriptor = -1;
 }
 
 /* ---- creating and opening ---- */
-struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16])
+struct tcp_endpoint *tcp_endpoint_new(struct fabric *fabric, const unsigned char process[16])
 {
-    struct tcp_endpoint *e = memory_zeroed(1, sizeof *e);
+    struct tcp_endpoint *e = memory_alloc_zeroed(1, sizeof *e);
     if (!e) return NULL;
     memcpy(e->base.process, process, sizeof e->base.process);
-    e->handle = (struct handle){ ENDPOINT, -1, 0 };
+    e->handle = (struct socket_handle){ ENDPOINT, -1, 0 };
     e->spare = -1;
     e->base.next = fabric->endpoints;
     fabric->endpoints = &e->base;
     return e;
 }
-static void count_open(struct fabric *fabric)
+static void sockets_count_open(struct fabric *fabric)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     s->open = 0;
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-        if (!is_connected(tcp_of(b))) continue;
-        if (s->open < UNASKED) s->few[s->open] = tcp_of(b);
+        if (!tcp_endpoint_is_connected(tcp_endpoint_of(b))) continue;
+        if (s->open < UNASKED) s->few[s->open] = tcp_endpoint_of(b);
         s->open++;
     }
 }
-void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
+void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
     bool called)
 {
     e->handle.descriptor = descriptor;
     e->base.open = true;
-    if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) endpoint_end(fabric, e, "epoll cannot watch it");
-    else if (h && handshake_encrypt(h, called, &e->tls) != 0) endpoint_end(fabric, e, "it cannot be encrypted");
-    else endpoint_push(fabric, e);
-    count_open(fabric);
+    if (socket_handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK)
+        tcp_endpoint_end(fabric, e, "epoll cannot watch it");
+    else if (h && handshake_create_tls(h, called, &e->tls) != 0) tcp_endpoint_end(fabric, e, "it cannot be encrypted");
+    else tcp_endpoint_push_tls(fabric, e);
+    sockets_count_open(fabric);
 }
 /* The other end only receives the messages that this process sends to itself. It is marked as left, so that no message
    is sent by it. */
-tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
+tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e)
 {
     int both[2];
-    struct tcp_endpoint *loopback_peer = endpoint_new(fabric, e->base.process);
+    struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, e->base.process);
     if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     loopback_peer->base.left = true;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(errno));
-    for (int i = 0; i < 2; i++) both[i] = descriptor_raised(both[i]);
+    for (int i = 0; i < 2; i++) both[i] = descriptor_move_above_stderr(both[i]);
     if (both[0] < 0 || both[1] < 0) {
         int error = errno;
         for (int i = 0; i < 2; i++)
@@ -84,82 +85,83 @@ tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
     }
     e->loopback_peer = loopback_peer;
     loopback_peer->loopback_peer = e;
-    endpoint_open(fabric, e, both[0], NULL, false);
-    endpoint_open(fabric, loopback_peer, both[1], NULL, true);
+    tcp_endpoint_open(fabric, e, both[0], NULL, false);
+    tcp_endpoint_open(fabric, loopback_peer, both[1], NULL, true);
     return TUTTI_OK;
 }
 
 /* ---- the end ---- */
-static void end_call(struct tcp_endpoint *e)
+static void tcp_endpoint_close_rival(struct tcp_endpoint *e)
 {
     if (e->spare >= 0) close(e->spare);
     e->spare = -1;
 }
-static void end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+static void tcp_endpoint_end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
-    struct sockets *s = sockets_of(fabric);
-    bool open = is_connected(e);
+    struct sockets *s = tcp_sockets_of(fabric);
+    bool open = tcp_endpoint_is_connected(e);
     endpoint_mark_broken(fabric, &e->base, why);
     s->blocked -= (e->handle.events & EPOLLOUT) != 0 && open;
-    handle_close(fabric, &e->handle);
-    end_call(e);
+    socket_handle_close(fabric, &e->handle);
+    tcp_endpoint_close_rival(e);
     tls_free(e->tls);
     e->tls = NULL;
     e->current = NULL;
-    incoming_forget(fabric, &e->in);
-    tcp_xfers_complete(fabric, e, why);
-    if (open) count_open(fabric);
+    incoming_frame_reset(fabric, &e->in);
+    tcp_endpoint_complete_xfers(fabric, e, why);
+    if (open) sockets_count_open(fabric);
 }
-void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
     struct tcp_endpoint *loopback_peer = e->loopback_peer;
-    end_alone(fabric, e, why);
+    tcp_endpoint_end_alone(fabric, e, why);
     if (!loopback_peer) return;
     e->loopback_peer = loopback_peer->loopback_peer = NULL;
-    end_alone(fabric, loopback_peer, why);
+    tcp_endpoint_end_alone(fabric, loopback_peer, why);
 }
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
-    endpoint_end(fabric, tcp_of(endpoint), "this process closed it");
+    tcp_endpoint_end(fabric, tcp_endpoint_of(endpoint), "this process closed it");
 }
 /* Shuts down the write side when all frames have left. true: the peer has closed the connection, too. The peer closes
    when it has read everything, so no data in flight is lost. A close with unread data here could discard it. */
-static bool has_parted(struct tcp_endpoint *e)
+static bool tcp_endpoint_advance_shutdown(struct tcp_endpoint *e)
 {
-    if (!is_connected(e)) return true;
-    if (!e->current && !e->waiting.first && !e->pulled.first && !tls_has_unsent(e->tls) && !e->parted) {
+    if (!tcp_endpoint_is_connected(e)) return true;
+    if (!e->current && !e->waiting.first && !e->pulled.first && !tls_has_unsent(e->tls) && !e->is_shutdown) {
         shutdown(e->handle.descriptor, SHUT_WR);
-        e->parted = true;
+        e->is_shutdown = true;
     }
     return false;
 }
-static void say_goodbye(struct fabric *fabric, struct tcp_endpoint *e)
+static void tcp_endpoint_send_goodbye(struct fabric *fabric, struct tcp_endpoint *e)
 {
     e->goodbye = (struct tcp_xfer){ .endpoint = e, .frame.what = GOODBYE };
     tcp_xfer_write(fabric, e, &e->goodbye);
 }
-void tcp_part(struct fabric *fabric)
+void tcp_endpoints_shutdown(struct fabric *fabric)
 {
-    bool parted = false;
-    handle_close(fabric, &sockets_of(fabric)->listener);
-    pending_drop_all(fabric);
+    bool is_shutdown = false;
+    socket_handle_close(fabric, &tcp_sockets_of(fabric)->listener);
+    pending_connections_close(fabric);
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-        if (is_connected(tcp_of(b))) say_goodbye(fabric, tcp_of(b));
-        else if (!endpoint_is_broken(b)) endpoint_end(fabric, tcp_of(b), "this process ends");
+        if (tcp_endpoint_is_connected(tcp_endpoint_of(b))) tcp_endpoint_send_goodbye(fabric, tcp_endpoint_of(b));
+        else if (!endpoint_is_broken(b)) tcp_endpoint_end(fabric, tcp_endpoint_of(b), "this process ends");
     }
-    for (int64_t until_ms = clock_ms() + PART_MS; !parted && clock_ms() < until_ms;) {
+    for (int64_t until_ms = clock_ms() + PART_MS; !is_shutdown && clock_ms() < until_ms;) {
         bool moved = tcp_progress(fabric);
-        parted = true;
-        for (struct endpoint *b = fabric->endpoints; b; b = b->next) parted &= has_parted(tcp_of(b));
-        if (!parted && !moved) fabric_pause(fabric);
+        is_shutdown = true;
+        for (struct endpoint *b = fabric->endpoints; b; b = b->next)
+            is_shutdown &= tcp_endpoint_advance_shutdown(tcp_endpoint_of(b));
+        if (!is_shutdown && !moved) fabric_pause_unlocked(fabric);
     }
     for (struct endpoint *b = fabric->endpoints; b; b = b->next)
-        if (!endpoint_is_broken(b)) endpoint_end(fabric, tcp_of(b), "this process ends");
+        if (!endpoint_is_broken(b)) tcp_endpoint_end(fabric, tcp_endpoint_of(b), "this process ends");
 }
-void endpoints_free(struct fabric *fabric)
+void tcp_endpoints_free(struct fabric *fabric)
 {
     for (struct endpoint *b; (b = fabric->endpoints) != NULL; free(b)) {
-        endpoint_end(fabric, tcp_of(b), "this process ends");
+        tcp_endpoint_end(fabric, tcp_endpoint_of(b), "this process ends");
         fabric->endpoints = b->next;
     }
 }

@@ -22,149 +22,150 @@ enum { OUT_OF_DESCRIPTORS_MS = 100, ACCEPTS_AT_ONCE = 32 };
 static const char closed[] = "it has closed the connection";
 
 /* ---- the process that is called ---- */
-static void take_call(struct fabric *fabric, struct tcp_endpoint *e, struct handshake *h, int descriptor)
+static void tcp_endpoint_accept(struct fabric *fabric, struct tcp_endpoint *e, struct handshake *h, int descriptor)
 {
     if (e->spare >= 0 && e->spare != descriptor) close(e->spare);
     e->spare = -1;
-    handle_close(fabric, &e->handle);
-    if (handshake_answer_hello(h, HANDSHAKE_WELCOME, sockets_of(fabric)->calls, descriptor) == 0) {
-        endpoint_open(fabric, e, descriptor, h, true);
+    socket_handle_close(fabric, &e->handle);
+    if (handshake_send_answer(h, HANDSHAKE_WELCOME, tcp_sockets_of(fabric)->calls, descriptor) == 0) {
+        tcp_endpoint_open(fabric, e, descriptor, h, true);
         return;
     }
     close(descriptor);
-    endpoint_end(fabric, e, closed);
+    tcp_endpoint_end(fabric, e, closed);
 }
-static void pending_forget(struct fabric *fabric, struct pending_connection *pending)
+static void pending_connection_close(struct fabric *fabric, struct pending_connection *pending)
 {
-    handle_close(fabric, &pending->handle);
-    sockets_of(fabric)->pending_count--;
+    socket_handle_close(fabric, &pending->handle);
+    tcp_sockets_of(fabric)->pending_count--;
 }
 /* Returns the number of the last known call of that process. */
-static uint64_t last_call_of(const struct fabric *fabric, const unsigned char process[16])
+static uint64_t tcp_last_connect_number(const struct fabric *fabric, const unsigned char process[16])
 {
     uint64_t last = 0;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (memcmp(e->process, process, 16) == 0 && tcp_of(e)->theirs > last) last = tcp_of(e)->theirs;
+        if (memcmp(e->process, process, 16) == 0 && tcp_endpoint_of(e)->theirs > last)
+            last = tcp_endpoint_of(e)->theirs;
     return last;
 }
-static void pending_welcome(struct fabric *fabric, struct handshake *h, int descriptor)
+static void pending_connection_admit(struct fabric *fabric, struct handshake *h, int descriptor)
 {
     const unsigned char *from = h->hello.from.nonce;
     struct endpoint *found = endpoint_find(fabric, from);
-    struct tcp_endpoint *e = found ? tcp_of(found) : NULL;
-    if (h->hello.number <= last_call_of(fabric, from)) {
+    struct tcp_endpoint *e = found ? tcp_endpoint_of(found) : NULL;
+    if (h->hello.number <= tcp_last_connect_number(fabric, from)) {
         /* The caller has given up this call since. */
         close(descriptor);
         return;
     }
     /* A newer call means that the connection of the open endpoint broke. */
     if (e && e->base.open) {
-        endpoint_end(fabric, e, strerror(ECONNRESET));
+        tcp_endpoint_end(fabric, e, strerror(ECONNRESET));
         e = NULL;
     }
-    if (!e) e = endpoint_new(fabric, from);
+    if (!e) e = tcp_endpoint_new(fabric, from);
     if (!e) {
         close(descriptor);
         return;
     }
     e->theirs = h->hello.number;
-    bool mine_stays = e->handshake.has_said_hello && memcmp(fabric->process, from, 16) < 0;
+    bool mine_stays = e->handshake.has_sent_hello && memcmp(fabric->process, from, 16) < 0;
     if (!mine_stays) {
-        take_call(fabric, e, h, descriptor);
+        tcp_endpoint_accept(fabric, e, h, descriptor);
         return;
     }
     if (e->spare >= 0) close(e->spare);
     e->spare = descriptor;
-    e->spare_handshake = *h;
+    e->rival_handshake = *h;
 }
-void pending_read(struct fabric *fabric, struct pending_connection *pending)
+void pending_connection_read(struct fabric *fabric, struct pending_connection *pending)
 {
     struct handshake *h = &pending->handshake;
     int descriptor = pending->handle.descriptor;
     if (descriptor < 0) return;
-    int got = handshake_await_hello(h, fabric->process, descriptor);
+    int got = handshake_receive_hello(h, fabric->process, descriptor);
     if (got == 0) return;
     if (got < 0 || memcmp(h->hello.from.nonce, fabric->process, 16) == 0) {
         LOG(DEBUG, "%s: a connection that %s was closed", fabric->operations->name, handshake_refusal_text(h, got));
-        pending_forget(fabric, pending);
+        pending_connection_close(fabric, pending);
         return;
     }
-    handle_watch(fabric, &pending->handle, 0);
+    socket_handle_watch(fabric, &pending->handle, 0);
     pending->handle.descriptor = -1;
-    pending_forget(fabric, pending);
-    pending_welcome(fabric, h, descriptor);
+    pending_connection_close(fabric, pending);
+    pending_connection_admit(fabric, h, descriptor);
 }
 /* Chooses the pending connection to close when all places are taken. */
-static struct pending_connection *pending_find_superfluous(struct sockets *s)
+static struct pending_connection *pending_connection_find_superfluous(struct sockets *s)
 {
     struct unproved list[PENDING_MOST];
     for (int i = 0; i < PENDING_MOST; i++) list[i] = (struct unproved){ s->pending[i].network, s->pending[i].since_ms };
     return &s->pending[unproved_find_superfluous(list, PENDING_MOST)];
 }
-static struct pending_connection *pending_take_place(struct fabric *fabric)
+static struct pending_connection *pending_connection_take_place(struct fabric *fabric)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     if (s->pending_count == PENDING_MOST) {
-        struct pending_connection *found = pending_find_superfluous(s);
+        struct pending_connection *found = pending_connection_find_superfluous(s);
         /* A proof may have arrived since the last read, for example while this process was stopped. */
-        pending_read(fabric, found);
-        if (found->handle.descriptor >= 0) pending_forget(fabric, found);
+        pending_connection_read(fabric, found);
+        if (found->handle.descriptor >= 0) pending_connection_close(fabric, found);
     }
     struct pending_connection *pending = s->pending;
     while (pending->handle.descriptor >= 0) pending++;
     return pending;
 }
-static void pending_add(struct fabric *fabric, int descriptor)
+static void pending_connection_add(struct fabric *fabric, int descriptor)
 {
-    struct pending_connection *pending = pending_take_place(fabric);
-    struct contact there = tcp_there(descriptor);
+    struct pending_connection *pending = pending_connection_take_place(fabric);
+    struct sock_address there = tcp_remote_address(descriptor);
     *pending = (struct pending_connection){
-        .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = contact_network(&there)
+        .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = sock_address_network(&there)
     };
-    sockets_of(fabric)->pending_count++;
+    tcp_sockets_of(fabric)->pending_count++;
     fabric->needs_poll = true;
-    if (handshake_open(&pending->handshake, magic, descriptor) != 0
-        || handle_watch(fabric, &pending->handle, EPOLLIN) != TUTTI_OK)
-        pending_forget(fabric, pending);
+    if (handshake_send_opening(&pending->handshake, magic, descriptor) != 0
+        || socket_handle_watch(fabric, &pending->handle, EPOLLIN) != TUTTI_OK)
+        pending_connection_close(fabric, pending);
 }
-void pending_accept(struct fabric *fabric)
+void pending_connections_accept(struct fabric *fabric)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     for (int n = 0; n < ACCEPTS_AT_ONCE; n++) {
-        int descriptor = address_accept(s->listener.descriptor);
+        int descriptor = tcp_socket_accept(s->listener.descriptor);
         if (descriptor == -EAGAIN) return;
         if (descriptor >= 0) {
-            pending_add(fabric, descriptor);
+            pending_connection_add(fabric, descriptor);
             continue;
         }
-        if (!s->deaf_ms)
+        if (!s->accept_failed_ms)
             LOG(WARN, "%s cannot accept a connection: %s", fabric->operations->name, strerror(-descriptor));
-        s->deaf_ms = clock_ms();
-        handle_watch(fabric, &s->listener, 0);
+        s->accept_failed_ms = clock_ms();
+        socket_handle_watch(fabric, &s->listener, 0);
         fabric->needs_poll = true;
         return;
     }
 }
-void pending_drop_all(struct fabric *fabric)
+void pending_connections_close(struct fabric *fabric)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     for (struct pending_connection *p = s->pending; p < s->pending + PENDING_MOST; p++)
-        if (p->handle.descriptor >= 0) pending_forget(fabric, p);
+        if (p->handle.descriptor >= 0) pending_connection_close(fabric, p);
 }
 
 /* ---- the caller ---- */
-static tutti_status endpoint_call(struct fabric *fabric, struct tcp_endpoint *e)
+static tutti_status tcp_endpoint_connect(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    struct sockets *s = sockets_of(fabric);
-    int descriptor = address_call(s, &e->address);
+    struct sockets *s = tcp_sockets_of(fabric);
+    int descriptor = tcp_address_connect(s, &e->address);
     s->calls++;
-    e->again_ms = 0;
+    e->reconnect_ms = 0;
     e->connected = false;
     handshake_begin(&e->handshake, magic);
     fabric->needs_poll = true;
     /* The peer's process has ended. The control connection reports why. */
     if (descriptor == -ECONNREFUSED || descriptor == -ECONNRESET) {
-        endpoint_end(fabric, e, strerror(-descriptor));
+        tcp_endpoint_end(fabric, e, strerror(-descriptor));
         return TUTTI_OK;
     }
     if (descriptor < 0)
@@ -172,7 +173,7 @@ static tutti_status endpoint_call(struct fabric *fabric, struct tcp_endpoint *e)
             "TCP cannot connect: %s (both hosts need a network interface in common; see TUTTI_SOCKET_IFNAME)",
             strerror(-descriptor));
     e->handle.descriptor = descriptor;
-    return handle_watch(fabric, &e->handle, EPOLLOUT);
+    return socket_handle_watch(fabric, &e->handle, EPOLLOUT);
 }
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
@@ -182,87 +183,89 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
         return status_fail(TUTTI_SYSTEM,
             "its process has published no address for TCP (TUTTI_TRANSPORT must name tcp on all hosts)");
     memcpy(&theirs, address, sizeof theirs);
-    struct tcp_endpoint *e = endpoint_new(fabric, process);
+    struct tcp_endpoint *e = tcp_endpoint_new(fabric, process);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     e->address = theirs;
     e->base.key = *key;
     e->since_ms = clock_ms();
     bool oneself = memcmp(fabric->process, process, 16) == 0;
-    tutti_status status = oneself ? endpoint_open_pair(fabric, e) : endpoint_call(fabric, e);
-    if (status != TUTTI_OK) endpoint_end(fabric, e, "no connection is possible");
+    tutti_status status = oneself ? tcp_endpoint_open_loopback(fabric, e) : tcp_endpoint_connect(fabric, e);
+    if (status != TUTTI_OK) tcp_endpoint_end(fabric, e, "no connection is possible");
     else *out = &e->base;
     return status;
 }
-static void call_fail(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+static void tcp_connect_fail(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
-    if (e->spare >= 0) take_call(fabric, e, &e->spare_handshake, e->spare);
-    else endpoint_end(fabric, e, why);
+    if (e->spare >= 0) tcp_endpoint_accept(fabric, e, &e->rival_handshake, e->spare);
+    else tcp_endpoint_end(fabric, e, why);
 }
 /* Calls a peer again that closed the connection before it answered, because strangers may have taken all its places. If
    its process has ended, the new call fails at once. */
-static void call_repeat(struct fabric *fabric, struct tcp_endpoint *e)
+static void tcp_connect_retry(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    if (e->spare >= 0 || ++e->recalls > RECALLS) {
-        call_fail(fabric, e, closed);
+    if (e->spare >= 0 || ++e->reconnects > RECONNECTS_MOST) {
+        tcp_connect_fail(fabric, e, closed);
         return;
     }
-    handle_close(fabric, &e->handle);
-    e->handshake.has_said_hello = false;
-    e->again_ms = clock_ms() + RECALL_MS;
+    socket_handle_close(fabric, &e->handle);
+    e->handshake.has_sent_hello = false;
+    e->reconnect_ms = clock_ms() + RECONNECT_MS;
     fabric->needs_poll = true;
 }
 /* Returns 1 when the handshake is complete, 0 while it goes on, or a negative errno. */
-static int handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)
+static int tcp_handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct handshake *h = &e->handshake;
     struct identity self = { .pid = 0 };
     int descriptor = e->handle.descriptor;
-    if (h->has_said_hello) return handshake_await_answer(h, descriptor);
-    int got = handshake_await_opening(h, descriptor);
+    if (h->has_sent_hello) return handshake_receive_answer(h, descriptor);
+    int got = handshake_receive_opening(h, descriptor);
     if (got <= 0) return got;
     memcpy(self.nonce, fabric->process, sizeof self.nonce);
-    return handshake_say_hello(h, &self, e->base.process, &e->base.key, sockets_of(fabric)->calls, descriptor);
+    return handshake_send_hello(h, &self, e->base.process, &e->base.key, tcp_sockets_of(fabric)->calls, descriptor);
 }
-static void call_answered(struct fabric *fabric, struct tcp_endpoint *e)
+static void tcp_connect_complete(struct fabric *fabric, struct tcp_endpoint *e)
 {
     if (e->handshake.answer.number > e->theirs) e->theirs = e->handshake.answer.number;
     if (e->spare >= 0) close(e->spare);
     e->spare = -1;
-    endpoint_open(fabric, e, e->handle.descriptor, &e->handshake, false);
+    tcp_endpoint_open(fabric, e, e->handle.descriptor, &e->handshake, false);
 }
-void call_advance(struct fabric *fabric, struct tcp_endpoint *e)
+void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *e)
 {
     if (!e->connected) {
-        int error = address_error(e->handle.descriptor);
-        if (error) call_fail(fabric, e, strerror(error));
-        else if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) call_fail(fabric, e, "epoll cannot watch it");
+        int error = tcp_socket_error(e->handle.descriptor);
+        if (error) tcp_connect_fail(fabric, e, strerror(error));
+        else if (socket_handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK)
+            tcp_connect_fail(fabric, e, "epoll cannot watch it");
         e->connected = !error;
         return;
     }
-    int got = handshake_advance(fabric, e);
-    if (got > 0) call_answered(fabric, e);
-    else if (got == -ECONNRESET || got == -EPIPE) call_repeat(fabric, e);
-    else if (got < 0) call_fail(fabric, e, got == -ENOKEY ? "its key is unknown" : "another process answers");
+    int got = tcp_handshake_advance(fabric, e);
+    if (got > 0) tcp_connect_complete(fabric, e);
+    else if (got == -ECONNRESET || got == -EPIPE) tcp_connect_retry(fabric, e);
+    else if (got < 0) tcp_connect_fail(fabric, e, got == -ENOKEY ? "its key is unknown" : "another process answers");
 }
 
 /* ---- time limits ---- */
-static void call_tick(struct fabric *fabric, struct tcp_endpoint *e, int64_t now_ms)
+static void tcp_connect_check_time(struct fabric *fabric, struct tcp_endpoint *e, int64_t now_ms)
 {
-    if (now_ms - e->since_ms >= CALL_MS) call_fail(fabric, e, strerror(ETIMEDOUT));
-    else if (e->again_ms && now_ms >= e->again_ms && endpoint_call(fabric, e) != TUTTI_OK) call_fail(fabric, e, closed);
+    if (now_ms - e->since_ms >= CONNECT_MS) tcp_connect_fail(fabric, e, strerror(ETIMEDOUT));
+    else if (e->reconnect_ms && now_ms >= e->reconnect_ms && tcp_endpoint_connect(fabric, e) != TUTTI_OK)
+        tcp_connect_fail(fabric, e, closed);
     fabric->needs_poll |= !e->base.open && !endpoint_is_broken(&e->base);
 }
-void handshakes_expire(struct fabric *fabric)
+void tcp_handshakes_expire(struct fabric *fabric)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     int64_t now_ms = clock_ms();
-    if (s->deaf_ms && now_ms - s->deaf_ms >= OUT_OF_DESCRIPTORS_MS) {
-        s->deaf_ms = 0;
-        handle_watch(fabric, &s->listener, EPOLLIN);
+    if (s->accept_failed_ms && now_ms - s->accept_failed_ms >= OUT_OF_DESCRIPTORS_MS) {
+        s->accept_failed_ms = 0;
+        socket_handle_watch(fabric, &s->listener, EPOLLIN);
     }
     for (struct pending_connection *p = s->pending; s->pending_count && p < s->pending + PENDING_MOST; p++)
-        if (p->handle.descriptor >= 0 && now_ms - p->since_ms >= PENDING_MS) pending_forget(fabric, p);
-    fabric->needs_poll = s->pending_count || s->deaf_ms;
+        if (p->handle.descriptor >= 0 && now_ms - p->since_ms >= PENDING_MS) pending_connection_close(fabric, p);
+    fabric->needs_poll = s->pending_count || s->accept_failed_ms;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (!e->open && !endpoint_is_broken(e)) call_tick(fabric, tcp_of(e), now_ms);
+        if (!e->open && !endpoint_is_broken(e)) tcp_connect_check_time(fabric, tcp_endpoint_of(e), now_ms);
 }

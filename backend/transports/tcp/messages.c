@@ -8,16 +8,16 @@
 /* ---- transfers ---- */
 struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     struct tcp_xfer *xfer = s->spare;
     if (xfer) s->spare = xfer->next;
-    else if (!(xfer = memory_zeroed(1, sizeof *xfer))) return NULL;
+    else if (!(xfer = memory_alloc_zeroed(1, sizeof *xfer))) return NULL;
     *xfer = (struct tcp_xfer){ .endpoint = e };
     return xfer;
 }
 void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     if (xfer == &xfer->endpoint->goodbye) return;
     xfer->next = s->spare;
     s->spare = xfer;
@@ -29,20 +29,20 @@ void tcp_xfers_push(struct tcp_xfers *list, struct tcp_xfer *xfer)
     else list->first = xfer;
     list->last = xfer;
 }
-static int priority_of(const struct tcp_xfer *xfer)
+static int tcp_xfer_priority(const struct tcp_xfer *xfer)
 {
     const struct fabric_transport *owner = xfer->op ? xfer->op->owner : NULL;
     return owner ? router_priority(owner->base.router) : 0;
 }
 void tcp_xfers_push_by_priority(struct tcp_xfers *list, struct tcp_xfer *xfer)
 {
-    int priority = priority_of(xfer);
+    int priority = tcp_xfer_priority(xfer);
     struct tcp_xfer **at = &list->first;
     if (!priority) {
         tcp_xfers_push(list, xfer);
         return;
     }
-    while (*at && priority_of(*at) >= priority) at = &(*at)->next;
+    while (*at && tcp_xfer_priority(*at) >= priority) at = &(*at)->next;
     xfer->next = *at;
     *at = xfer;
     if (!xfer->next) list->last = xfer;
@@ -67,46 +67,47 @@ void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char 
     tcp_xfer_free(fabric, xfer);
     if (op) fabric_op_complete(fabric, op, why);
 }
-static void list_complete(struct fabric *fabric, struct tcp_xfers *list, const char *why)
+static void tcp_xfers_complete_all(struct fabric *fabric, struct tcp_xfers *list, const char *why)
 {
     for (struct tcp_xfer *xfer; (xfer = list->first) != NULL; tcp_xfer_complete(fabric, xfer, why))
         tcp_xfers_remove(list, xfer);
 }
-void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
-    list_complete(fabric, &e->waiting, why);
-    list_complete(fabric, &e->pulled, why);
-    list_complete(fabric, &e->offered, why);
-    list_complete(fabric, &e->fetching, why);
+    tcp_xfers_complete_all(fabric, &e->waiting, why);
+    tcp_xfers_complete_all(fabric, &e->pulled, why);
+    tcp_xfers_complete_all(fabric, &e->offered, why);
+    tcp_xfers_complete_all(fabric, &e->fetching, why);
 }
 
 /* ---- requests of the port ---- */
-static bool op_refuse(struct fabric_op *op, const char *why)
+static bool fabric_op_refuse(struct fabric_op *op, const char *why)
 {
     op->why = why;
     return false;
 }
 static const char no_memory[] = "no memory for a message";
 /* Frees a transfer that has left or failed. Returns false, which means that the op has completed. */
-static bool end_now(struct fabric *fabric, struct tcp_xfer *xfer, enum send_status status)
+static bool tcp_xfer_end(struct fabric *fabric, struct tcp_xfer *xfer, enum send_status status)
 {
     struct fabric_op *op = xfer->op;
     const char *why = status == FAILED ? xfer->endpoint->base.why : NULL;
     tcp_xfer_free(fabric, xfer);
-    return op_refuse(op, why);
+    return fabric_op_refuse(op, why);
 }
 bool tcp_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
-    struct tcp_endpoint *e = tcp_of(f->endpoint);
+    struct tcp_endpoint *e = tcp_endpoint_of(f->endpoint);
     struct tcp_xfer *xfer = endpoint_is_broken(&e->base) ? NULL : tcp_xfer_new(fabric, e);
-    if (!xfer) return op_refuse(f, e->base.why ? e->base.why : no_memory);
+    if (!xfer) return fabric_op_refuse(f, e->base.why ? e->base.why : no_memory);
     xfer->op = f;
     xfer->from = data ? data : f->room;
     xfer->bytes = f->bytes;
-    xfer->frame = announced ? (struct tcp_frame){ .what = OFFER, .id = ++sockets_of(fabric)->ids, .extent = f->bytes }
-                            : (struct tcp_frame){ .what = EAGER, .bytes = f->bytes };
+    xfer->frame = announced
+        ? (struct tcp_frame){ .what = OFFER, .id = ++tcp_sockets_of(fabric)->ids, .extent = f->bytes }
+        : (struct tcp_frame){ .what = EAGER, .bytes = f->bytes };
     enum send_status status = tcp_xfer_write(fabric, e, xfer);
-    if (status == FAILED || (status == SENT && !announced)) return end_now(fabric, xfer, status);
+    if (status == FAILED || (status == SENT && !announced)) return tcp_xfer_end(fabric, xfer, status);
     if (status == SENT) tcp_xfers_push(&e->offered, xfer);
     return true;
 }
@@ -119,7 +120,7 @@ bool tcp_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, voi
     xfer->into = buffer ? buffer : f->room;
     xfer->frame.what = PULL;
     enum send_status status = endpoint_is_broken(&e->base) ? FAILED : tcp_xfer_write(fabric, e, xfer);
-    if (status == FAILED) return end_now(fabric, xfer, status);
+    if (status == FAILED) return tcp_xfer_end(fabric, xfer, status);
     if (status == SENT) tcp_xfers_push(&e->fetching, xfer);
     return true;
 }
@@ -128,6 +129,6 @@ void tcp_release(struct fabric *fabric, void *descriptor)
     struct tcp_xfer *xfer = descriptor;
     struct tcp_endpoint *e = xfer->endpoint;
     xfer->frame.what = RELEASE;
-    if (endpoint_is_broken(&e->base) || e->parted || tcp_xfer_write(fabric, e, xfer) != QUEUED)
+    if (endpoint_is_broken(&e->base) || e->is_shutdown || tcp_xfer_write(fabric, e, xfer) != QUEUED)
         tcp_xfer_free(fabric, xfer);
 }

@@ -7,10 +7,13 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-static size_t bytes_of_header(const struct tcp_frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
-static size_t bytes_of(const struct tcp_frame *f) { return sizeof *f + bytes_of_header(f) + (size_t)f->bytes; }
+static size_t tcp_frame_header_bytes(const struct tcp_frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
+static size_t tcp_frame_bytes(const struct tcp_frame *f)
+{
+    return sizeof *f + tcp_frame_header_bytes(f) + (size_t)f->bytes;
+}
 /* Writes more of the frame. Returns the number of bytes written, or -1 with errno. */
-static ssize_t write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
+static ssize_t tcp_xfer_write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     struct tcp_frame *frame = &xfer->frame;
     unsigned char *from = (unsigned char *)(uintptr_t)xfer->from;
@@ -18,7 +21,7 @@ static ssize_t write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
     size_t skip = xfer->written;
     int count = 0;
     list[count++] = (struct iovec){ frame, sizeof *frame };
-    if (bytes_of_header(frame)) list[count++] = (struct iovec){ &xfer->op->header, sizeof(struct header) };
+    if (tcp_frame_header_bytes(frame)) list[count++] = (struct iovec){ &xfer->op->header, sizeof(struct header) };
     if (frame->bytes) list[count++] = (struct iovec){ from + xfer->moved, (size_t)frame->bytes };
     for (; skip >= at->iov_len; at++, count--) skip -= at->iov_len;
     at->iov_base = (unsigned char *)at->iov_base + skip;
@@ -37,65 +40,67 @@ void tcp_xfer_begin_part(struct tcp_xfer *xfer)
         .extent = xfer->moved };
     xfer->written = 0;
 }
-static void set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool blocked)
+static void tcp_endpoint_set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool blocked)
 {
     uint32_t events = blocked ? EPOLLIN | EPOLLOUT : EPOLLIN;
     if (e->handle.events == events) return;
-    if (handle_watch(fabric, &e->handle, events) != TUTTI_OK) {
-        endpoint_end(fabric, e, "epoll cannot watch it");
+    if (socket_handle_watch(fabric, &e->handle, events) != TUTTI_OK) {
+        tcp_endpoint_end(fabric, e, "epoll cannot watch it");
         return;
     }
-    sockets_of(fabric)->blocked += blocked ? 1 : -1;
+    tcp_sockets_of(fabric)->blocked += blocked ? 1 : -1;
 }
 /* Writes the whole frame. false: the socket accepts no more bytes now, or has failed. */
-static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
+static bool tcp_xfer_write_frame(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
-    size_t bytes = bytes_of(&xfer->frame);
+    size_t bytes = tcp_frame_bytes(&xfer->frame);
     while (xfer->written < bytes) {
-        ssize_t n = write_some(e, xfer);
+        ssize_t n = tcp_xfer_write_some(e, xfer);
         if (n >= 0) continue;
         int error = errno;
         if (error == EINTR) continue;
         e->current = xfer->written ? xfer : NULL;
-        if (error == EAGAIN || error == ENOBUFS) set_blocked(fabric, e, tls_is_open(e->tls) || tls_has_unsent(e->tls));
-        else endpoint_end(fabric, e, strerror(error));
+        if (error == EAGAIN || error == ENOBUFS)
+            tcp_endpoint_set_blocked(fabric, e, tls_is_open(e->tls) || tls_has_unsent(e->tls));
+        else tcp_endpoint_end(fabric, e, strerror(error));
         return false;
     }
     e->current = NULL;
-    if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
+    if (tls_has_unsent(e->tls)) tcp_endpoint_set_blocked(fabric, e, true);
     return e->handle.descriptor >= 0;
 }
-void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
+void tcp_endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    struct sockets *s = sockets_of(fabric);
+    struct sockets *s = tcp_sockets_of(fabric);
     if (e->busy) return;
     e->busy = true;
     e->next_busy = s->busy;
     s->busy = e;
 }
-static struct tcp_xfer *next_of(const struct tcp_endpoint *e)
+static struct tcp_xfer *tcp_endpoint_next_xfer(const struct tcp_endpoint *e)
 {
     if (e->current) return e->current;
     return e->waiting.first ? e->waiting.first : e->pulled.first;
 }
-void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e)
+void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *e)
 {
     int error = e->tls ? tls_push(e->tls, e->handle.descriptor) : 0;
-    if (error) endpoint_end(fabric, e, strerror(-error));
-    else if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
-    else if (tls_has_unread(e->tls) || (tls_is_open(e->tls) && next_of(e))) endpoint_make_busy(fabric, e);
+    if (error) tcp_endpoint_end(fabric, e, strerror(-error));
+    else if (tls_has_unsent(e->tls)) tcp_endpoint_set_blocked(fabric, e, true);
+    else if (tls_has_unread(e->tls) || (tls_is_open(e->tls) && tcp_endpoint_next_xfer(e)))
+        tcp_endpoint_make_busy(fabric, e);
 }
 enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     bool now = !e->current && !e->waiting.first && !(e->handle.events & EPOLLOUT);
-    if (now && write_whole(fabric, e, xfer)) return SENT;
+    if (now && tcp_xfer_write_frame(fabric, e, xfer)) return SENT;
     if (e->handle.descriptor < 0) return FAILED;
     tcp_xfers_push(&e->waiting, xfer);
     return QUEUED;
 }
 
 /* ---- waiting frames ---- */
-static void has_left(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
+static void tcp_xfer_handle_written(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     if (xfer->frame.what == DATA) {
         xfer->moved += (size_t)xfer->frame.bytes;
@@ -112,19 +117,20 @@ static void has_left(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_x
     else if (xfer->frame.what == PULL) tcp_xfers_push(&e->fetching, xfer);
     else tcp_xfer_complete(fabric, xfer, NULL);
 }
-bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e)
+bool tcp_endpoint_write(struct fabric *fabric, struct tcp_endpoint *e)
 {
     size_t written = 0;
-    for (struct tcp_xfer *xfer; written < WRITE_BYTES && e->handle.descriptor >= 0 && (xfer = next_of(e)) != NULL;) {
+    for (struct tcp_xfer *xfer;
+        written < WRITE_BYTES && e->handle.descriptor >= 0 && (xfer = tcp_endpoint_next_xfer(e)) != NULL;) {
         size_t before = xfer->written;
-        bool whole = write_whole(fabric, e, xfer);
+        bool whole = tcp_xfer_write_frame(fabric, e, xfer);
         if (!whole) return written > 0 || e->handle.descriptor < 0;
         written += xfer->written - before;
-        has_left(fabric, e, xfer);
+        tcp_xfer_handle_written(fabric, e, xfer);
     }
-    if (!next_of(e) && e->handle.descriptor >= 0) endpoint_push(fabric, e);
+    if (!tcp_endpoint_next_xfer(e) && e->handle.descriptor >= 0) tcp_endpoint_push_tls(fabric, e);
     if (e->handle.descriptor < 0) return true;
-    if (next_of(e)) endpoint_make_busy(fabric, e);
-    else set_blocked(fabric, e, tls_has_unsent(e->tls));
+    if (tcp_endpoint_next_xfer(e)) tcp_endpoint_make_busy(fabric, e);
+    else tcp_endpoint_set_blocked(fabric, e, tls_has_unsent(e->tls));
     return written > 0;
 }

@@ -16,11 +16,11 @@ enum {
     PENDING_MOST = 128,
     PENDING_MS = 5000,
     /* The time after which an unanswered call fails. */
-    CALL_MS = 30000,
+    CONNECT_MS = 30000,
     /* The delay before a call is repeated that was closed unanswered, because strangers may have taken all places of
        the called process. Then the limit of such repetitions. */
-    RECALL_MS = 50,
-    RECALLS = 100,
+    RECONNECT_MS = 50,
+    RECONNECTS_MOST = 100,
     /* The size of one read of small frames, and the part of a read that follows bytes read straight to their place. */
     BUFFER_BYTES = 128 << 10,
     AHEAD_BYTES = 4 << 10,
@@ -69,7 +69,7 @@ struct tcp_xfer {
 struct tcp_xfers { struct tcp_xfer *first, *last; };
 enum purpose { LISTENER, PENDING, ENDPOINT };
 /* A socket that epoll watches. */
-struct handle {
+struct socket_handle {
     enum purpose purpose;
     /* -1: no socket. */
     int descriptor;
@@ -77,14 +77,14 @@ struct handle {
 };
 /* The connection of a caller that has not proved its identity. */
 struct pending_connection {
-    struct handle handle;
+    struct socket_handle handle;
     int64_t since_ms;
     /* The network of the caller's address. */
     uint64_t network;
     struct handshake handshake;
 };
 /* The frame that is being received. */
-struct incoming {
+struct incoming_frame {
     unsigned char head[MOST_HEAD];
     size_t head_bytes;
     /* The destination of the bytes that are still missing. */
@@ -97,26 +97,26 @@ struct incoming {
 };
 struct tcp_endpoint {
     struct endpoint base;
-    struct handle handle;
+    struct socket_handle handle;
     struct tcp_address address;
     /* The call of this process has reached the peer. */
     bool connected;
     /* The write side is shut down. */
-    bool parted;
-    /* When this process called the peer, and when it calls again; again_ms 0: never. */
+    bool is_shutdown;
+    /* When this process called the peer, and when it calls again; reconnect_ms 0: never. */
     int64_t since_ms;
-    int64_t again_ms;
-    int recalls;
+    int64_t reconnect_ms;
+    int reconnects;
     /* The number of the peer's last call that this process knows. */
     uint64_t theirs;
     /* The socket of the peer's call while the call of this process is undecided, or -1. */
     int spare;
     /* The handshakes of the two calls. */
     struct handshake handshake;
-    struct handshake spare_handshake;
+    struct handshake rival_handshake;
     /* NULL: the connection is not encrypted. */
     struct tls *tls;
-    struct incoming in;
+    struct incoming_frame in;
     /* The id of the latest OFFER that arrived. */
     uint64_t last_offer;
     /* The transfer whose frame is partly written. */
@@ -131,14 +131,14 @@ struct tcp_endpoint {
     struct tcp_endpoint *next_busy;
 };
 struct sockets {
-    struct handle listener;
+    struct socket_handle listener;
     /* The scope id for link-local addresses. */
     uint32_t scope;
     struct tcp_address address;
     struct pending_connection pending[PENDING_MOST];
     int pending_count;
     /* When accept last failed, usually because descriptors are exhausted; 0: the listener is watched. */
-    int64_t deaf_ms;
+    int64_t accept_failed_ms;
     uint64_t calls, ids;
     /* Endpoints with data to write to a socket that accepts it, or with data to read that epoll does not report. */
     struct tcp_endpoint *busy;
@@ -150,45 +150,48 @@ struct sockets {
     struct tcp_xfer *spare;
     unsigned char buffer[BUFFER_BYTES];
 };
-static inline struct sockets *sockets_of(const struct fabric *fabric) { return fabric->own; }
-static inline struct tcp_endpoint *tcp_of(struct endpoint *e) { return (struct tcp_endpoint *)e; }
-static inline bool is_connected(const struct tcp_endpoint *e) { return e->base.open && e->handle.descriptor >= 0; }
+static inline struct sockets *tcp_sockets_of(const struct fabric *fabric) { return fabric->own; }
+static inline struct tcp_endpoint *tcp_endpoint_of(struct endpoint *e) { return (struct tcp_endpoint *)e; }
+static inline bool tcp_endpoint_is_connected(const struct tcp_endpoint *e)
+{
+    return e->base.open && e->handle.descriptor >= 0;
+}
 
 /* ---- address.c ---- */
-tutti_status address_listen(struct sockets *sockets, const struct fabric_place *place);
+tutti_status tcp_address_listen(struct sockets *sockets, const struct fabric_place *place);
 /* These two return a descriptor or a negative errno. */
-int address_call(const struct sockets *sockets, const struct tcp_address *address);
-int address_accept(int listener);
+int tcp_address_connect(const struct sockets *sockets, const struct tcp_address *address);
+int tcp_socket_accept(int listener);
 /* Returns the errno with which the call of this socket failed, or 0. */
-int address_error(int descriptor);
+int tcp_socket_error(int descriptor);
 /* Writes the address of the socket's other end. */
-void address_print(int descriptor, char *out, size_t bytes);
+void tcp_socket_print_peer(int descriptor, char *out, size_t bytes);
 /* ---- handshakes.c ---- */
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
-void pending_accept(struct fabric *fabric);
-void pending_read(struct fabric *fabric, struct pending_connection *pending);
-void pending_drop_all(struct fabric *fabric);
+void pending_connections_accept(struct fabric *fabric);
+void pending_connection_read(struct fabric *fabric, struct pending_connection *pending);
+void pending_connections_close(struct fabric *fabric);
 /* Continues the call of an endpoint that is not open. */
-void call_advance(struct fabric *fabric, struct tcp_endpoint *e);
+void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *e);
 /* Ends handshakes that have taken too long, and repeats calls that are due. */
-void handshakes_expire(struct fabric *fabric);
+void tcp_handshakes_expire(struct fabric *fabric);
 /* ---- endpoints.c ---- */
 /* Makes epoll watch the socket for these events. 0: epoll no longer watches it. */
-tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events);
-void handle_close(const struct fabric *fabric, struct handle *handle);
+tutti_status socket_handle_watch(const struct fabric *fabric, struct socket_handle *handle, uint32_t events);
+void socket_handle_close(const struct fabric *fabric, struct socket_handle *handle);
 /* Returns NULL if memory is exhausted. */
-struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16]);
+struct tcp_endpoint *tcp_endpoint_new(struct fabric *fabric, const unsigned char process[16]);
 /* Opens the endpoint after this handshake, in which this process was called or not. NULL: a connection of this process
    with itself. The call may end the endpoint. */
-void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
+void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
     bool called);
 /* Opens a connection of this process with itself. */
-tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e);
-void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
+tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e);
+void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
-void tcp_part(struct fabric *fabric);
-void endpoints_free(struct fabric *fabric);
+void tcp_endpoints_shutdown(struct fabric *fabric);
+void tcp_endpoints_free(struct fabric *fabric);
 /* ---- messages.c ---- */
 /* Returns NULL if memory is exhausted. */
 struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e);
@@ -201,7 +204,7 @@ void tcp_xfers_remove(struct tcp_xfers *list, const struct tcp_xfer *xfer);
 struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id);
 void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char *why);
 /* Completes all transfers of the endpoint. */
-void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
+void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
 bool tcp_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool tcp_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void tcp_release(struct fabric *fabric, void *descriptor);
@@ -212,14 +215,14 @@ enum send_status { SENT, QUEUED, FAILED };
 enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer);
 /* Prepares the DATA frame of the next part. */
 void tcp_xfer_begin_part(struct tcp_xfer *xfer);
-void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e);
+void tcp_endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e);
 /* Writes frames that wait. true: some bytes have left, or the endpoint has ended. */
-bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e);
+bool tcp_endpoint_write(struct fabric *fabric, struct tcp_endpoint *e);
 /* Writes bytes that TLS holds. The call may end the endpoint. */
-void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e);
+void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *e);
 /* ---- incoming.c ---- */
 /* Reads frames and handles them. true: some bytes have arrived, or the endpoint has ended. */
-bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e);
-void incoming_forget(struct fabric *fabric, struct incoming *in);
+bool tcp_endpoint_read(struct fabric *fabric, struct tcp_endpoint *e);
+void incoming_frame_reset(struct fabric *fabric, struct incoming_frame *in);
 /* ---- tcp.c ---- */
 bool tcp_progress(struct fabric *fabric);

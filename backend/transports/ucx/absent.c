@@ -6,14 +6,14 @@
 static const char how[] = "this tutti was built without UCX, one of the transports between hosts: install its "
                           "headers (apt-get install libucx-dev) and build tutti again, or set TUTTI_TRANSPORT=tcp "
                           "on all ranks";
-static tutti_status absent_start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status ucx_absent_start(struct fabric *fabric, const struct fabric_place *place)
 {
     (void)fabric, (void)place;
     return status_fail(TUTTI_UNSUPPORTED, "%s", how);
 }
-static void absent_ignore(struct fabric *fabric) { (void)fabric; }
+static void ucx_absent_ignore(struct fabric *fabric) { (void)fabric; }
 static const struct fabric_operations operations = {
-    .name = "ucx", .start = absent_start, .part = absent_ignore, .finish = absent_ignore
+    .name = "ucx", .start = ucx_absent_start, .part = ucx_absent_ignore, .finish = ucx_absent_ignore
 };
 struct fabric ucx_fabric = FABRIC(&operations);
 void ucx_describe(char *out, size_t bytes) { snprintf(out, bytes, "no: %s", how); }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* Lists the transports from UCX's own description, with lines such as "resource 3: md 1 dev 2 flags -- tcp/eth0". */
-static void list_resources(char *text, char *out, size_t bytes)
+static void ucx_print_resources(char *text, char *out, size_t bytes)
 {
     char *rest = NULL;
     size_t used = 0;
@@ -15,7 +15,7 @@ static void list_resources(char *text, char *out, size_t bytes)
         used += (size_t)snprintf(out + used, bytes - used, "%s%s", used ? ", " : "", name + 1);
     }
 }
-static void list_transports(char *out, size_t bytes)
+static void ucx_list_transports(char *out, size_t bytes)
 {
     ucp_config_t *config;
     ucp_context_h context;
@@ -31,7 +31,7 @@ static void list_transports(char *out, size_t bytes)
     if (stream) {
         ucx.ucp_context_print_info(context, stream);
         fclose(stream);
-        list_resources(text, out, bytes);
+        ucx_print_resources(text, out, bytes);
     }
     free(text);
     ucx.ucp_cleanup(context);
@@ -43,6 +43,6 @@ void ucx_describe(char *out, size_t bytes)
         snprintf(out, bytes, "no: %s", status_detail());
         return;
     }
-    list_transports(transports, sizeof transports);
+    ucx_list_transports(transports, sizeof transports);
     snprintf(out, bytes, "yes: UCX %s, with %s", ucx_library_name(), transports);
 }

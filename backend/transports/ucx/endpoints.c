@@ -20,37 +20,40 @@
 
 enum { BYE_MS = 300 };
 
-static struct ucx_endpoint *ucx_of(struct endpoint *e) { return (struct ucx_endpoint *)e; }
-static struct ucx_endpoint **bucket_of(uint64_t number) { return &worker.bucket[number / 2 % ENDPOINT_BUCKETS]; }
-struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number)
+static struct ucx_endpoint *ucx_endpoint_of(struct endpoint *e) { return (struct ucx_endpoint *)e; }
+static struct ucx_endpoint **ucx_endpoint_bucket(uint64_t number)
 {
-    struct ucx_endpoint *e = *bucket_of(number);
+    return &worker.bucket[number / 2 % ENDPOINT_BUCKETS];
+}
+struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number)
+{
+    struct ucx_endpoint *e = *ucx_endpoint_bucket(number);
     while (e && e->number != number) e = e->next_of_bucket;
     return e;
 }
-static void on_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
+static void ucx_on_endpoint_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
 {
     (void)ep;
     endpoint_mark_broken(&ucx_fabric, endpoint, ucx_status_text(status));
 }
-static tutti_status endpoint_new(const struct fabric *fabric, const unsigned char process[16], uint64_t life,
+static tutti_status ucx_endpoint_new(const struct fabric *fabric, const unsigned char process[16], uint64_t life,
     const struct key_id *key, struct ucx_endpoint **out)
 {
-    struct ucx_endpoint *e = *out = memory_zeroed(1, sizeof *e);
+    struct ucx_endpoint *e = *out = memory_alloc_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    TRY(endpoint_introduce(fabric, &e->base, process, life, key));
+    TRY(endpoint_init_identity(fabric, &e->base, process, life, key));
     TRY(random_fill(&e->number, sizeof e->number));
     /* The number 0 stands for an unknown endpoint. */
     e->number |= 1;
     return TUTTI_OK;
 }
-static tutti_status endpoint_open(struct ucx_endpoint *e, const unsigned char *address)
+static tutti_status ucx_endpoint_open(struct ucx_endpoint *e, const unsigned char *address)
 {
     const ucp_ep_params_t parameters = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
             | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address = (const ucp_address_t *)(const void *)address,
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = { .cb = on_broken, .arg = e } };
+        .err_handler = { .cb = ucx_on_endpoint_broken, .arg = e } };
     ucs_status_t status = ucx.ucp_ep_create(worker.ucp, &parameters, &e->ep);
     if (status == UCS_OK) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM,
@@ -64,14 +67,14 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
     uint64_t life;
     if (bytes <= sizeof life) return status_fail(TUTTI_SYSTEM, "its process has published no address of UCX");
     memcpy(&life, address + bytes - sizeof life, sizeof life);
-    tutti_status status = endpoint_new(fabric, process, life, key, &e);
-    if (status == TUTTI_OK) status = endpoint_open(e, address);
+    tutti_status status = ucx_endpoint_new(fabric, process, life, key, &e);
+    if (status == TUTTI_OK) status = ucx_endpoint_open(e, address);
     if (status != TUTTI_OK) {
         free(e);
         return status;
     }
-    e->next_of_bucket = *bucket_of(e->number);
-    *bucket_of(e->number) = e;
+    e->next_of_bucket = *ucx_endpoint_bucket(e->number);
+    *ucx_endpoint_bucket(e->number) = e;
     e->base.next = fabric->endpoints;
     *out = fabric->endpoints = &e->base;
     fabric->needs_poll = true;
@@ -80,7 +83,7 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
 
 /* ---- opening ---- */
 /* Sends a notice to the process; UCX may complete it later. Returns false if the send failed. */
-static bool notice_send(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
+static bool ucx_notice_send(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
 {
     struct notice notice;
     size_t bytes = notice_make(fabric, e, kind, &notice);
@@ -92,14 +95,14 @@ static bool notice_send(struct fabric *fabric, struct ucx_endpoint *e, enum kind
     memcpy(f->room, notice.data, bytes);
     /* The op is listed before it is sent, because it may complete within the call. */
     fabric_op_add(f, &fabric->orphans);
-    if (ucx_send_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
+    if (ucx_send_with_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
     fabric_op_remove(f);
     bool sent = !f->why;
-    if (sent) ucx_said(fabric, f);
+    if (sent) ucx_on_notice_sent(fabric, f);
     fabric_op_free(fabric, f);
     return sent;
 }
-void ucx_said(struct fabric *fabric, const struct fabric_op *f)
+void ucx_on_notice_sent(struct fabric *fabric, const struct fabric_op *f)
 {
     (void)fabric;
     if (f->header.kind == OPENED) f->endpoint->open |= !f->why;
@@ -108,7 +111,8 @@ void ucx_said(struct fabric *fabric, const struct fabric_op *f)
 }
 /* Sends a notice if UCX can complete the send at once; otherwise returns false and sends no byte. If `notice` is NULL,
    it sends an empty message, which the receiver ignores. */
-static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const struct notice *notice, size_t bytes)
+static bool ucx_notice_send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const struct notice *notice,
+    size_t bytes)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
         .flags = UCP_AM_SEND_FLAG_EAGER };
@@ -121,113 +125,113 @@ static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const st
 }
 /* UCX 1.22 completes only empty messages at once. It is built without those assertions, so HELLO may be sent there as
    an ordinary message once an empty one has proved that the connection is up. */
-static bool say_hello(struct fabric *fabric, struct ucx_endpoint *e)
+static bool ucx_endpoint_send_hello(struct fabric *fabric, struct ucx_endpoint *e)
 {
     struct notice notice;
     size_t bytes = notice_make(fabric, e, HELLO, &notice);
-    if (send_at_once(fabric, e, &notice, bytes)) return true;
-    if (endpoint_is_broken(&e->base) || !send_at_once(fabric, e, NULL, 0)) return false;
-    return notice_send(fabric, e, HELLO, 0);
+    if (ucx_notice_send_at_once(fabric, e, &notice, bytes)) return true;
+    if (endpoint_is_broken(&e->base) || !ucx_notice_send_at_once(fabric, e, NULL, 0)) return false;
+    return ucx_notice_send(fabric, e, HELLO, 0);
 }
-static void endpoint_greet(struct fabric *fabric, struct ucx_endpoint *e)
+static void ucx_endpoint_advance_handshake(struct fabric *fabric, struct ucx_endpoint *e)
 {
     bool begins = memcmp(fabric->process, e->base.process, sizeof e->base.process) <= 0;
-    if (!e->said) e->said = say_hello(fabric, e);
+    if (!e->said) e->said = ucx_endpoint_send_hello(fabric, e);
     if (!e->said || !e->theirs || !begins || e->opens) return;
     /* The reply flag makes UCX finish its own wireup with this message. */
-    e->opens = notice_send(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
+    e->opens = ucx_notice_send(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
 }
 /* Returns the endpoint that the notice is addressed to, or NULL if its sender never got this endpoint's number. */
-static struct ucx_endpoint *sender_of(const struct notice *said)
+static struct ucx_endpoint *ucx_notice_find_endpoint(const struct notice *said)
 {
-    struct ucx_endpoint *e = ucx_endpoint_numbered(said->header.bytes);
+    struct ucx_endpoint *e = ucx_endpoint_find_by_number(said->header.bytes);
     return e && memcmp(e->base.process, said->greeting.from, sizeof e->base.process) == 0 ? e : NULL;
 }
-static void hear_hello(struct fabric *fabric, const struct notice *said, size_t address_bytes)
+static void ucx_handle_hello(struct fabric *fabric, const struct notice *said, size_t address_bytes)
 {
-    const struct greeting *g = &said->greeting;
+    const struct fabric_handshake *g = &said->greeting;
     uint64_t here = said->header.bytes, there = said->header.id;
     struct endpoint *found = endpoint_find(fabric, g->from);
-    if (greeting_is_over(fabric, g)) return;
+    if (fabric_handshake_is_outdated(fabric, g)) return;
     /* The HELLO answers an endpoint of this process that has broken since. */
-    if (here && (!found || here != ucx_of(found)->number)) return;
+    if (here && (!found || here != ucx_endpoint_of(found)->number)) return;
     /* The peer has replaced the endpoint that this process knew. */
-    if (found && !here && ucx_of(found)->theirs && ucx_of(found)->theirs != there) {
+    if (found && !here && ucx_endpoint_of(found)->theirs && ucx_endpoint_of(found)->theirs != there) {
         endpoint_mark_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
     /* If no endpoint can be created, the ranks' own sends to that process report the reason. */
     if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->address, address_bytes, &found) != TUTTI_OK)
         return;
-    ucx_of(found)->theirs = there;
+    ucx_endpoint_of(found)->theirs = there;
     /* Each endpoint sends one HELLO, so a second one with this turn is a repetition. */
     found->least_turn = g->turn + 1;
 }
-static void hear_opened(const struct notice *said)
+static void ucx_handle_opened(const struct notice *said)
 {
-    struct ucx_endpoint *e = sender_of(said);
+    struct ucx_endpoint *e = ucx_notice_find_endpoint(said);
     if (e && e->theirs == said->header.id) e->base.open = true;
 }
-static void hear_greeting(struct fabric *fabric, const struct saved_msg *msg)
+static void ucx_handle_saved_handshake(struct fabric *fabric, const struct saved_msg *msg)
 {
     struct notice said = { .header = msg->header };
     memcpy(said.data, msg->data, msg->bytes);
-    if (msg->header.kind == HELLO) hear_hello(fabric, &said, msg->bytes - sizeof said.greeting);
-    else hear_opened(&said);
+    if (msg->header.kind == HELLO) ucx_handle_hello(fabric, &said, msg->bytes - sizeof said.greeting);
+    else ucx_handle_opened(&said);
 }
-void ucx_greet(struct fabric *fabric)
+void ucx_advance_handshakes(struct fabric *fabric)
 {
     fabric->needs_poll = false;
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL; saved_msg_free(fabric, msg))
-        hear_greeting(fabric, msg);
+        ucx_handle_saved_handshake(fabric, msg);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
-        if (!e->open && !endpoint_is_broken(e)) endpoint_greet(fabric, ucx_of(e));
+        if (!e->open && !endpoint_is_broken(e)) ucx_endpoint_advance_handshake(fabric, ucx_endpoint_of(e));
         fabric->needs_poll |= !e->open && !endpoint_is_broken(e);
     }
 }
 
 /* ---- received notices ---- */
-static void hear_bye(struct fabric *fabric, const struct notice *said)
+static void ucx_handle_bye(struct fabric *fabric, const struct notice *said)
 {
-    struct ucx_endpoint *e = sender_of(said);
+    struct ucx_endpoint *e = ucx_notice_find_endpoint(said);
     if (!e || endpoint_is_broken(&e->base)) return;
     e->base.left = true;
-    notice_send(fabric, e, BYE_HEARD, 0);
+    ucx_notice_send(fabric, e, BYE_HEARD, 0);
 }
-static void hear_answer(const struct notice *said)
+static void ucx_handle_bye_answer(const struct notice *said)
 {
-    struct ucx_endpoint *e = sender_of(said);
+    struct ucx_endpoint *e = ucx_notice_find_endpoint(said);
     if (!e || e->heard || endpoint_is_broken(&e->base)) return;
     e->heard = true;
     worker.byes_open--;
 }
-/* Saves a greeting for ucx_greet, because a callback must not open endpoints. */
-static void keep_greeting(struct fabric *fabric, const struct notice *said, size_t bytes)
+/* Saves a greeting for ucx_advance_handshakes, because a callback must not open endpoints. */
+static void ucx_save_handshake(struct fabric *fabric, const struct notice *said, size_t bytes)
 {
     struct saved_msg *msg = saved_msg_new(&said->header, said->data, bytes, false);
     if (!msg) return;
     saved_msgs_push(&worker.greetings, msg);
     fabric->needs_poll = true;
 }
-void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
+void ucx_handle_notice(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
 {
     struct notice said;
     if (!notice_read(fabric, header, data, &bytes, &said)) return;
     switch ((enum kind_of_ucx)header->kind) {
     case HELLO:
-    case OPENED: keep_greeting(fabric, &said, bytes); return;
-    case BYE: hear_bye(fabric, &said); return;
-    case BYE_HEARD: hear_answer(&said); return;
+    case OPENED: ucx_save_handshake(fabric, &said, bytes); return;
+    case BYE: ucx_handle_bye(fabric, &said); return;
+    case BYE_HEARD: ucx_handle_bye_answer(&said); return;
     default: return;
     }
 }
 
 /* ---- closing ---- */
-void ucx_disconnect(struct fabric *fabric, struct endpoint *which)
+void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *which)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE };
-    struct ucx_endpoint *e = ucx_of(which);
+    struct ucx_endpoint *e = ucx_endpoint_of(which);
     (void)fabric;
     if (!e->ep) return;
     ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(e->ep, &parameters);
@@ -238,29 +242,29 @@ void ucx_disconnect(struct fabric *fabric, struct endpoint *which)
     }
     if (UCS_PTR_IS_PTR(request)) ucx.ucp_request_free(request);
 }
-static void progress_or_pause(struct fabric *fabric)
+static void ucx_progress_or_pause(struct fabric *fabric)
 {
-    if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause(fabric);
-    if (fabric->needs_poll) ucx_greet(fabric);
+    if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause_unlocked(fabric);
+    if (fabric->needs_poll) ucx_advance_handshakes(fabric);
 }
 /* Endpoints that have begun to open finish first, so that none of UCX's own messages waits while they are closed. */
-static void end_greetings(struct fabric *fabric, int64_t until_ms)
+static void ucx_finish_handshakes(struct fabric *fabric, int64_t until_ms)
 {
-    while (fabric->needs_poll && clock_ms() < until_ms) progress_or_pause(fabric);
+    while (fabric->needs_poll && clock_ms() < until_ms) ucx_progress_or_pause(fabric);
 }
-static void say_goodbyes(struct fabric *fabric, int64_t until_ms)
+static void ucx_exchange_byes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) worker.byes_open += notice_send(fabric, ucx_of(e), BYE, 0);
-    while (worker.byes_open > 0 && clock_ms() < until_ms) progress_or_pause(fabric);
+        if (e->open && !endpoint_is_broken(e)) worker.byes_open += ucx_notice_send(fabric, ucx_endpoint_of(e), BYE, 0);
+    while (worker.byes_open > 0 && clock_ms() < until_ms) ucx_progress_or_pause(fabric);
 }
-void ucx_part(struct fabric *fabric)
+void ucx_endpoints_shutdown(struct fabric *fabric)
 {
     int64_t until_ms = clock_ms() + BYE_MS;
-    end_greetings(fabric, until_ms);
-    say_goodbyes(fabric, until_ms);
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next) ucx_disconnect(fabric, e);
+    ucx_finish_handshakes(fabric, until_ms);
+    ucx_exchange_byes(fabric, until_ms);
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next) ucx_endpoint_disconnect(fabric, e);
 }
 void ucx_endpoints_free(struct fabric *fabric)
 {

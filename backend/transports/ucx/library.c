@@ -34,7 +34,7 @@ bool ucx_has_rdma(void)
     closedir(devices);
     return entries == 3;
 }
-static void set_defaults(void)
+static void ucx_set_environment_defaults(void)
 {
     static const char *const defaults[][2] = { { "UCX_ERROR_SIGNALS", "" }, { "UCX_DEBUG_SIGNO", "" },
         { "UCX_HANDLE_ERRORS", "none" }, { "UCX_TCP_TX_SEG_SIZE", "256K" }, { "UCX_TCP_RX_SEG_SIZE", "256K" },
@@ -46,8 +46,8 @@ static void set_defaults(void)
 }
 
 /* ---- its log ---- */
-__attribute__((format(printf, 6, 0))) static int take_log_line(const char *file, unsigned line, const char *function,
-    int level, const void *component, const char *format, va_list arguments)
+__attribute__((format(printf, 6, 0))) static int ucx_handle_log_line(const char *file, unsigned line,
+    const char *function, int level, const void *component, const char *format, va_list arguments)
 {
     char text[600];
     (void)component;
@@ -61,22 +61,22 @@ __attribute__((format(printf, 6, 0))) static int take_log_line(const char *file,
     return 0;
 }
 typedef int log_handler(const char *, unsigned, const char *, int, const void *, const char *, va_list);
-static void redirect_log(void)
+static void ucx_redirect_log(void)
 {
     void *common = dlopen("libucs.so.0", RTLD_NOW | RTLD_NOLOAD);
     if (!common) return;
     void (*push)(log_handler *) = (void (*)(log_handler *))dlsym(common, "ucs_log_push_handler");
     library.status_string = (const char *(*)(ucs_status_t))dlsym(common, "ucs_status_string");
-    if (push) push(take_log_line);
+    if (push) push(ucx_handle_log_line);
 }
 
 /* ---- opening the library ---- */
-static void problem_record(const char *path, const char *why)
+static void library_record_problem(const char *path, const char *why)
 {
     size_t used = strlen(library.problem);
     snprintf(library.problem + used, sizeof library.problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
 }
-static bool find_calls(void *opened, const char *path)
+static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;
 #define X(type, name, parameters) \
@@ -84,43 +84,43 @@ static bool find_calls(void *opened, const char *path)
     if (!ucx.name) missing = #name;
     UCX_CALLS(X)
 #undef X
-    if (missing) problem_record(path, missing);
+    if (missing) library_record_problem(path, missing);
     return !missing;
 }
-static bool open_one(const char *path)
+static bool library_open_path(const char *path)
 {
     unsigned major = 0, minor = 0, release = 0;
     char text[64];
     void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!opened) {
         const char *why = dlerror();
-        problem_record(path, why ? why : "it cannot be opened");
+        library_record_problem(path, why ? why : "it cannot be opened");
         return false;
     }
-    if (!find_calls(opened, path)) return false;
+    if (!library_find_calls(opened, path)) return false;
     ucx.ucp_get_version(&major, &minor, &release);
     if (major != 1 || minor < LEAST_MINOR) {
         snprintf(text, sizeof text, "it is version %u.%u.%u", major, minor, release);
-        problem_record(path, text);
+        library_record_problem(path, text);
         return false;
     }
     snprintf(library.name, sizeof library.name, "%u.%u.%u (%.200s)", major, minor, release, path);
     return true;
 }
-static void library_load(void)
+static void library_load_once(void)
 {
     char list[1024], *rest = NULL;
     bool opened = false;
-    set_defaults();
+    ucx_set_environment_defaults();
     snprintf(list, sizeof list, "%s", settings_get()->ucx);
     for (char *path = strtok_r(list, ":", &rest); path && !opened; path = strtok_r(NULL, ":", &rest))
-        opened = open_one(path);
-    if (opened) redirect_log();
+        opened = library_open_path(path);
+    if (opened) ucx_redirect_log();
     library.status = opened ? TUTTI_OK : TUTTI_UNSUPPORTED;
 }
 tutti_status ucx_library_load(void)
 {
-    pthread_once(&library.once, library_load);
+    pthread_once(&library.once, library_load_once);
     if (library.status == TUTTI_OK) return TUTTI_OK;
     return status_fail(library.status,
         "no UCX of version 1.%d or later (%s): install it (apt-get install libucx0), set TUTTI_UCX to the path of "

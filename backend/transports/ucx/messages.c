@@ -6,37 +6,40 @@
 enum { HEADER_BYTES = sizeof(struct header) + sizeof(uint64_t) };
 _Static_assert(offsetof(struct fabric_op, connection) == sizeof(struct header), "it goes behind the header");
 
-static void request_complete(void *request, struct fabric_op *f, ucs_status_t status)
+static void ucx_request_complete(void *request, struct fabric_op *f, ucs_status_t status)
 {
     ucx.ucp_request_free(request);
     f->why = status == UCS_OK ? NULL : ucx_status_text(status);
-    if (!f->owner && f->endpoint) ucx_said(&ucx_fabric, f);
+    if (!f->owner && f->endpoint) ucx_on_notice_sent(&ucx_fabric, f);
     fabric_op_complete(&ucx_fabric, f, f->why);
 }
-static void on_sent(void *request, ucs_status_t status, void *op) { request_complete(request, op, status); }
-static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *op)
+static void ucx_on_send_complete(void *request, ucs_status_t status, void *op)
+{
+    ucx_request_complete(request, op, status);
+}
+static void ucx_on_fetch_complete(void *request, ucs_status_t status, size_t bytes, void *op)
 {
     (void)bytes;
-    request_complete(request, op, status);
+    ucx_request_complete(request, op, status);
 }
 /* Returns false if the op has completed already, with its error in op->why. Otherwise the callback completes the op.
    UCX may run the callback before it returns, if it finds the sender's connection closed. */
-static bool is_under_way(struct fabric_op *f, ucs_status_ptr_t request)
+static bool ucx_request_is_pending(struct fabric_op *f, ucs_status_ptr_t request)
 {
     if (UCS_PTR_IS_PTR(request)) return true;
     f->why = UCS_PTR_STATUS(request) == UCS_OK ? NULL : ucx_status_text(UCS_PTR_STATUS(request));
     if (f->why && f->endpoint) endpoint_mark_broken(&ucx_fabric, f->endpoint, f->why);
     return false;
 }
-bool ucx_send_flags(struct fabric_op *f, const void *data, unsigned flags)
+bool ucx_send_with_flags(struct fabric_op *f, const void *data, unsigned flags)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
             | UCP_OP_ATTR_FIELD_FLAGS,
         .flags = flags,
-        .cb.send = on_sent,
+        .cb.send = ucx_on_send_complete,
         .user_data = f };
     const struct ucx_endpoint *e = (const struct ucx_endpoint *)f->endpoint;
-    return is_under_way(f,
+    return ucx_request_is_pending(f,
         ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, &f->header, HEADER_BYTES, data ? data : f->room, f->bytes,
             &parameters));
 }
@@ -44,16 +47,16 @@ bool ucx_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool
 {
     (void)fabric;
     f->connection = ((const struct ucx_endpoint *)f->endpoint)->theirs;
-    return ucx_send_flags(f, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
+    return ucx_send_with_flags(f, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
 }
 bool ucx_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-        .cb.recv_am = on_fetched,
+        .cb.recv_am = ucx_on_fetch_complete,
         .user_data = f };
     void *to = buffer ? buffer : f->room;
     (void)fabric;
-    return is_under_way(f, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, f->bytes, &parameters));
+    return ucx_request_is_pending(f, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, f->bytes, &parameters));
 }
 void ucx_release(struct fabric *fabric, void *descriptor)
 {
@@ -73,10 +76,10 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
     if (said_bytes != sizeof m.header && said_bytes != sizeof m) return UCS_OK;
     memcpy(&m, said, said_bytes);
     if (m.header.kind >= KIND_OF_FABRIC) {
-        ucx_hear(&ucx_fabric, &m.header, data, announced ? 0 : bytes);
+        ucx_handle_notice(&ucx_fabric, &m.header, data, announced ? 0 : bytes);
         return UCS_OK;
     }
-    struct ucx_endpoint *from = ucx_endpoint_numbered(m.connection);
-    bool kept = from && fabric_hear(&ucx_fabric, &from->base, &m.header, data, bytes, announced);
+    struct ucx_endpoint *from = ucx_endpoint_find_by_number(m.connection);
+    bool kept = from && fabric_handle_message(&ucx_fabric, &from->base, &m.header, data, bytes, announced);
     return kept ? UCS_INPROGRESS : UCS_OK;
 }

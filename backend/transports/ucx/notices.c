@@ -5,15 +5,15 @@
 #include <string.h>
 
 /* The proof covers header, greeting and address, which lie in one piece. */
-static size_t text_bytes(size_t bytes) { return offsetof(struct notice, data) + bytes; }
+static size_t notice_proved_bytes(size_t bytes) { return offsetof(struct notice, data) + bytes; }
 
 size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind, struct notice *out)
 {
     size_t address_bytes = kind == HELLO ? fabric->address_bytes : 0, bytes = sizeof out->greeting + address_bytes;
     out->header = (struct header){ .kind = kind, .id = e->number, .bytes = e->theirs };
-    greeting_begin(fabric, &e->base, &out->greeting);
+    fabric_handshake_init(fabric, &e->base, &out->greeting);
     memcpy(out->address, fabric->address, address_bytes);
-    proof_make(&e->base.pair, out, text_bytes(bytes), out->data + bytes);
+    proof_make(&e->base.pair, out, notice_proved_bytes(bytes), out->data + bytes);
     return bytes + PROOF_BYTES;
 }
 bool notice_read(const struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
@@ -23,5 +23,5 @@ bool notice_read(const struct fabric *fabric, const struct header *header, const
     out->header = *header;
     memcpy(out->data, data, *bytes);
     *bytes -= PROOF_BYTES;
-    return greeting_is_proved(fabric, &out->greeting, out, text_bytes(*bytes), out->data + *bytes);
+    return fabric_handshake_is_proved(fabric, &out->greeting, out, notice_proved_bytes(*bytes), out->data + *bytes);
 }

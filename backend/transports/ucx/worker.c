@@ -6,13 +6,13 @@
 struct worker worker;
 
 /* ---- shutdown ---- */
-static void worker_part(struct fabric *fabric)
+static void ucx_worker_shutdown(struct fabric *fabric)
 {
     if (!worker.ucp) return;
-    ucx_part(fabric);
+    ucx_endpoints_shutdown(fabric);
     ucx.ucp_worker_progress(worker.ucp);
 }
-static void worker_finish(struct fabric *fabric)
+static void ucx_worker_finish(struct fabric *fabric)
 {
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL;) saved_msg_free(fabric, msg);
     if (worker.ucp) ucx.ucp_worker_destroy(worker.ucp);
@@ -22,36 +22,37 @@ static void worker_finish(struct fabric *fabric)
 }
 
 /* ---- start ---- */
-static tutti_status call_refused(const char *what, ucs_status_t status)
+static tutti_status ucx_start_fail(const char *what, ucs_status_t status)
 {
     return status_fail(TUTTI_SYSTEM, "UCX %s does not start (%s): %s; TUTTI_LOG=info shows more", ucx_library_name(),
         what, ucx_status_text(status));
 }
 /* Sets defaults where the user has set no variable. Between hosts it excludes shared memory, which UCX would also find
    between containers. TCP uses only the chosen interface, because UCX would take any, loopback included. */
-static void config_set(ucp_config_t *config, const char *device, bool simulated)
+static void ucx_config_set_defaults(ucp_config_t *config, const char *device, bool simulated)
 {
     bool tcp_only = simulated || !ucx_has_rdma();
-    if (!settings_given("UCX_TLS")) ucx.ucp_config_modify(config, "TLS", tcp_only ? "tcp" : "^sm");
-    if (device && tcp_only && !settings_given("UCX_NET_DEVICES")) ucx.ucp_config_modify(config, "NET_DEVICES", device);
+    if (!settings_read_variable("UCX_TLS")) ucx.ucp_config_modify(config, "TLS", tcp_only ? "tcp" : "^sm");
+    if (device && tcp_only && !settings_read_variable("UCX_NET_DEVICES"))
+        ucx.ucp_config_modify(config, "NET_DEVICES", device);
 }
-static tutti_status start_context(const char *device, bool simulated)
+static tutti_status ucx_context_create(const char *device, bool simulated)
 {
     ucp_config_t *config;
     const ucp_params_t parameters = { .field_mask = UCP_PARAM_FIELD_FEATURES,
         .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP };
     ucs_status_t status = ucx.ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK) return call_refused("configuration", status);
-    config_set(config, device, simulated);
+    if (status != UCS_OK) return ucx_start_fail("configuration", status);
+    ucx_config_set_defaults(config, device, simulated);
     status = ucx.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &worker.context);
     ucx.ucp_config_release(config);
-    return status == UCS_OK ? TUTTI_OK : call_refused("context", status);
+    return status == UCS_OK ? TUTTI_OK : ucx_start_fail("context", status);
 }
-static tutti_status address_keep(struct fabric *fabric)
+static tutti_status ucx_worker_store_address(struct fabric *fabric)
 {
     ucp_address_t *address;
     ucs_status_t status = ucx.ucp_worker_get_address(worker.ucp, &address, &fabric->address_bytes);
-    if (status != UCS_OK) return call_refused("address", status);
+    if (status != UCS_OK) return ucx_start_fail("address", status);
     bool fits = fabric->address_bytes + sizeof fabric->life <= sizeof fabric->address;
     if (fits) {
         memcpy(fabric->address, address, fabric->address_bytes);
@@ -64,7 +65,7 @@ static tutti_status address_keep(struct fabric *fabric)
                       "UCX has an address of %zu bytes, which is too long: name fewer devices in UCX_NET_DEVICES",
                       fabric->address_bytes);
 }
-static tutti_status start_worker(struct fabric *fabric)
+static tutti_status ucx_worker_create(struct fabric *fabric)
 {
     const ucp_worker_params_t parameters = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
         .thread_mode = UCS_THREAD_MODE_SERIALIZED };
@@ -73,43 +74,43 @@ static tutti_status start_worker(struct fabric *fabric)
         .id = UCX_MESSAGE_ID,
         .cb = ucx_on_message };
     ucs_status_t status = ucx.ucp_worker_create(worker.context, &parameters, &worker.ucp);
-    if (status != UCS_OK) return call_refused("worker", status);
+    if (status != UCS_OK) return ucx_start_fail("worker", status);
     status = ucx.ucp_worker_get_efd(worker.ucp, &fabric->event);
-    if (status != UCS_OK) return call_refused("event", status);
+    if (status != UCS_OK) return ucx_start_fail("event", status);
     status = ucx.ucp_worker_set_am_recv_handler(worker.ucp, &handler);
-    return status == UCS_OK ? address_keep(fabric) : call_refused("handler", status);
+    return status == UCS_OK ? ucx_worker_store_address(fabric) : ucx_start_fail("handler", status);
 }
 /* The worker is cleared first, because a forked child inherits handles of its parent that it must not use. */
-static tutti_status worker_start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status ucx_worker_start(struct fabric *fabric, const struct fabric_place *place)
 {
     worker = (struct worker){ .ucp = NULL };
     TRY(ucx_library_load());
-    TRY(start_context(place->device, place->simulated));
-    return start_worker(fabric);
+    TRY(ucx_context_create(place->device, place->simulated));
+    return ucx_worker_create(fabric);
 }
 
 /* ---- progress ---- */
-static bool worker_progress(struct fabric *fabric)
+static bool ucx_worker_progress(struct fabric *fabric)
 {
     bool moved = ucx.ucp_worker_progress(worker.ucp) != 0;
-    if (fabric->needs_poll) ucx_greet(fabric);
+    if (fabric->needs_poll) ucx_advance_handshakes(fabric);
     return moved;
 }
-static bool worker_arm(struct fabric *fabric)
+static bool ucx_worker_arm(struct fabric *fabric)
 {
     while (ucx.ucp_worker_progress(worker.ucp)) {}
-    if (fabric->needs_poll) ucx_greet(fabric);
+    if (fabric->needs_poll) ucx_advance_handshakes(fabric);
     return ucx.ucp_worker_arm(worker.ucp) != UCS_ERR_BUSY;
 }
 static const struct fabric_operations operations = { .name = "ucx",
-    .start = worker_start,
-    .part = worker_part,
-    .finish = worker_finish,
+    .start = ucx_worker_start,
+    .part = ucx_worker_shutdown,
+    .finish = ucx_worker_finish,
     .connect = ucx_endpoint_create,
     .send = ucx_send,
     .fetch = ucx_fetch,
     .release = ucx_release,
-    .progress = worker_progress,
-    .arm = worker_arm,
-    .disconnect = ucx_disconnect };
+    .progress = ucx_worker_progress,
+    .arm = ucx_worker_arm,
+    .disconnect = ucx_endpoint_disconnect };
 struct fabric ucx_fabric = FABRIC(&operations);

@@ -21,10 +21,10 @@ struct notice {
     struct header header;
     union {
         struct {
-            struct greeting greeting;
+            struct fabric_handshake greeting;
             unsigned char address[FABRIC_ADDRESS_BYTES];
         };
-        unsigned char data[sizeof(struct greeting) + FABRIC_ADDRESS_BYTES + PROOF_BYTES];
+        unsigned char data[sizeof(struct fabric_handshake) + FABRIC_ADDRESS_BYTES + PROOF_BYTES];
     };
 };
 /* UCX does not report the connection by which a message came. So each end has a random number that only the process at
@@ -42,7 +42,7 @@ struct ucx_endpoint {
 struct worker {
     ucp_context_h context;
     ucp_worker_h ucp;
-    /* `greetings` holds HELLO and OPENED messages with a valid proof until ucx_greet handles them. */
+    /* `greetings` holds HELLO and OPENED messages with a valid proof until ucx_advance_handshakes handles them. */
     struct saved_msgs greetings;
     /* The buckets hold the endpoints by their number. */
     struct ucx_endpoint *bucket[ENDPOINT_BUCKETS];
@@ -53,7 +53,7 @@ extern struct worker worker;
 
 /* ---- messages.c ---- */
 bool ucx_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
-bool ucx_send_flags(struct fabric_op *op, const void *data, unsigned flags);
+bool ucx_send_with_flags(struct fabric_op *op, const void *data, unsigned flags);
 bool ucx_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void ucx_release(struct fabric *fabric, void *descriptor);
 ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, void *data, size_t bytes,
@@ -69,20 +69,21 @@ bool notice_read(const struct fabric *fabric, const struct header *header, const
     struct notice *out);
 
 /* ---- endpoints.c ---- */
-/* Creates an endpoint to a process and adds it to the fabric. ucx_greet then opens it. Errors: SYSTEM, NO_MEMORY. */
+/* Creates an endpoint to a process and adds it to the fabric. ucx_advance_handshakes then opens it. Errors: SYSTEM,
+   NO_MEMORY. */
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
 /* Finds an endpoint by its number; returns NULL if no endpoint has it. */
-struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number);
+struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number);
 /* Handles received greetings and sends those that are due. The caller calls it after every progress while
    fabric->needs_poll is set, and never in a callback of UCX. */
-void ucx_greet(struct fabric *fabric);
+void ucx_advance_handshakes(struct fabric *fabric);
 /* Handles a received notice. */
-void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
+void ucx_handle_notice(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
 /* Handles the completion of a notice that this process has sent. */
-void ucx_said(struct fabric *fabric, const struct fabric_op *op);
+void ucx_on_notice_sent(struct fabric *fabric, const struct fabric_op *op);
 /* Exchanges BYE with all peers for up to 300 ms, then closes every endpoint by force. */
-void ucx_part(struct fabric *fabric);
-void ucx_disconnect(struct fabric *fabric, struct endpoint *endpoint);
+void ucx_endpoints_shutdown(struct fabric *fabric);
+void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 /* Frees all endpoints. The worker must be destroyed before, because it may still complete sends over them. */
 void ucx_endpoints_free(struct fabric *fabric);

@@ -6,14 +6,14 @@
 static const char how[] =
     "this tutti was built without libibverbs, which the transport verbs needs: install its headers "
     "(apt-get install libibverbs-dev) and build tutti again";
-static tutti_status absent_start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status verbs_absent_start(struct fabric *fabric, const struct fabric_place *place)
 {
     (void)fabric, (void)place;
     return status_fail(TUTTI_UNSUPPORTED, "%s", how);
 }
-static void absent_ignore(struct fabric *fabric) { (void)fabric; }
+static void verbs_absent_ignore(struct fabric *fabric) { (void)fabric; }
 const struct fabric_operations verbs_operations = {
-    .name = "verbs", .start = absent_start, .part = absent_ignore, .finish = absent_ignore
+    .name = "verbs", .start = verbs_absent_start, .part = verbs_absent_ignore, .finish = verbs_absent_ignore
 };
 struct fabric verbs_fabric = FABRIC(&verbs_operations);
 void verbs_describe(char *out, size_t bytes) { snprintf(out, bytes, "no: %s", how); }

@@ -5,7 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 
-tutti_status device_refused(const struct device_port *port, const char *what)
+tutti_status device_port_fail_call(const struct device_port *port, const char *what)
 {
     int error = errno;
     return status_fail(TUTTI_SYSTEM, "%s has no %s: %s%s", port->name, what, strerror(error),
@@ -14,8 +14,8 @@ tutti_status device_refused(const struct device_port *port, const char *what)
                         : "");
 }
 /* Each work request has an entry, because an unsignalled one completes too if it fails. */
-static int entries_for(const struct adapter *a, int lanes) { return a->beside + lanes * SENDS; }
-static void make_nonblocking(int descriptor)
+static int adapter_completions_needed(const struct adapter *a, int lanes) { return a->beside + lanes * SENDS; }
+static void descriptor_set_nonblocking(int descriptor)
 {
     int flags = fcntl(descriptor, F_GETFL);
     fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
@@ -26,16 +26,16 @@ tutti_status adapter_init(struct adapter *a, const struct device_port *port, int
     a->port = port;
     a->beside = beside;
     errno = verbs.ibv_query_device(context, &a->about);
-    if (errno) return device_refused(port, "device attributes");
+    if (errno) return device_port_fail_call(port, "device attributes");
     a->domain = verbs.ibv_alloc_pd(context);
-    if (!a->domain) return device_refused(port, "protection domain");
+    if (!a->domain) return device_port_fail_call(port, "protection domain");
     a->channel = verbs.ibv_create_comp_channel(context);
-    if (!a->channel) return device_refused(port, "completion channel");
-    make_nonblocking(a->channel->fd);
-    make_nonblocking(context->async_fd);
-    int entries = int_smaller(entries_for(a, lanes), a->about.max_cqe);
+    if (!a->channel) return device_port_fail_call(port, "completion channel");
+    descriptor_set_nonblocking(a->channel->fd);
+    descriptor_set_nonblocking(context->async_fd);
+    int entries = int_smaller(adapter_completions_needed(a, lanes), a->about.max_cqe);
     a->completions = verbs.ibv_create_cq(context, entries, NULL, a->channel, 0);
-    if (!a->completions) return device_refused(port, "completion queue");
+    if (!a->completions) return device_port_fail_call(port, "completion queue");
     return registration_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
 }
 void adapter_finish(struct adapter *a)
@@ -45,9 +45,9 @@ void adapter_finish(struct adapter *a)
     if (a->channel) verbs.ibv_destroy_comp_channel(a->channel);
     if (a->domain) verbs.ibv_dealloc_pd(a->domain);
 }
-tutti_status adapter_expect_lane(struct adapter *a)
+tutti_status verbs_adapter_reserve_lane(struct adapter *a)
 {
-    int needed = entries_for(a, a->lanes + 1), twice = entries_for(a, 2 * a->lanes);
+    int needed = adapter_completions_needed(a, a->lanes + 1), twice = adapter_completions_needed(a, 2 * a->lanes);
     if (needed <= a->completions->cqe) return TUTTI_OK;
     if (needed > a->about.max_cqe)
         return status_fail(TUTTI_SYSTEM,
@@ -55,5 +55,5 @@ tutti_status adapter_expect_lane(struct adapter *a)
             "all hosts needs fewer, and so does TUTTI_VERBS_RAILS=1",
             a->port->name, a->about.max_cqe, a->lanes + 1, needed);
     errno = verbs.ibv_resize_cq(a->completions, int_smaller(twice, a->about.max_cqe));
-    return errno ? device_refused(a->port, "larger completion queue") : TUTTI_OK;
+    return errno ? device_port_fail_call(a->port, "larger completion queue") : TUTTI_OK;
 }

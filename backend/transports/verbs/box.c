@@ -10,7 +10,7 @@
 #include <endian.h>
 #include <string.h>
 
-static size_t bytes_of(const struct verbs_xfer *xfer)
+static size_t xfer_payload_bytes(const struct verbs_xfer *xfer)
 {
     switch (xfer->what) {
     case EAGER: return sizeof(struct header) + xfer->op->bytes;
@@ -19,7 +19,7 @@ static size_t bytes_of(const struct verbs_xfer *xfer)
     default: return 0;
     }
 }
-static void message_fill(unsigned char *at, const struct verbs_xfer *xfer)
+static void xfer_fill_payload(unsigned char *at, const struct verbs_xfer *xfer)
 {
     switch (xfer->what) {
     case EAGER:
@@ -34,106 +34,107 @@ static void message_fill(unsigned char *at, const struct verbs_xfer *xfer)
     default: return;
     }
 }
-static bool write_message(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer,
+static bool eager_ring_write_message(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer,
     bool signalled)
 {
-    struct box *box = &e->box;
-    size_t bytes = sizeof(struct prefix) + bytes_of(xfer), taken = size_round_up(bytes, BOX_GRAIN);
-    uint64_t begin = box->written, offset = begin % BOX_BYTES;
-    uint64_t reserve = xfer->what == HEARD || xfer->what == GOODBYE ? 0 : BOX_RESERVE;
-    if (offset + taken > BOX_BYTES) begin += BOX_BYTES - offset;
-    uint64_t oldest = box->left < box->sent ? box->left : box->sent, end = begin + taken;
-    if (end + reserve - oldest > BOX_BYTES || !lane_has_room(&e->lanes[0])) return false;
+    struct eager_ring *ring = &e->ring;
+    size_t bytes = sizeof(struct prefix) + xfer_payload_bytes(xfer), taken = size_round_up(bytes, RING_GRAIN);
+    uint64_t begin = ring->written, offset = begin % RING_BYTES;
+    uint64_t reserve = xfer->what == ACK || xfer->what == GOODBYE ? 0 : RING_RESERVE;
+    if (offset + taken > RING_BYTES) begin += RING_BYTES - offset;
+    uint64_t oldest = ring->left < ring->sent ? ring->left : ring->sent, end = begin + taken;
+    if (end + reserve - oldest > RING_BYTES || !lane_has_room(&e->lanes[0])) return false;
     const struct prefix prefix = {
-        .position = end, .heard = box->heard, .what = xfer->what, .bytes = (uint32_t)(bytes - sizeof prefix)
+        .position = end, .heard = ring->heard, .what = xfer->what, .bytes = (uint32_t)(bytes - sizeof prefix)
     };
-    unsigned char *at = box->out + begin % BOX_BYTES;
+    unsigned char *at = ring->out + begin % RING_BYTES;
     memcpy(at, &prefix, sizeof prefix);
-    message_fill(at + sizeof prefix, xfer);
-    box->written = end;
-    box->told = box->heard;
-    int error = requests_write(e, begin, bytes, signalled);
-    if (error) endpoint_fail(fabric, e, strerror(error));
+    xfer_fill_payload(at + sizeof prefix, xfer);
+    ring->written = end;
+    ring->acked = ring->heard;
+    int error = verbs_endpoint_post_write(e, begin, bytes, signalled);
+    if (error) verbs_endpoint_fail(fabric, e, strerror(error));
     return true;
 }
-bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer)
+bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer)
 {
-    return write_message(fabric, e, xfer, false);
+    return eager_ring_write_message(fabric, e, xfer, false);
 }
-bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled)
+bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled)
 {
-    return write_message(fabric, e, &(struct verbs_xfer){ .what = what }, signalled);
+    return eager_ring_write_message(fabric, e, &(struct verbs_xfer){ .what = what }, signalled);
 }
-bool box_owes(const struct box *box) { return box->heard - box->told >= BOX_BYTES / 4; }
+bool eager_ring_owes_ack(const struct eager_ring *ring) { return ring->heard - ring->acked >= RING_BYTES / 4; }
 
 /* ---- receiving ---- */
 static const char cannot_be[] = "its process has sent an invalid message";
-static void hear_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
+static void eager_ring_handle_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
     const unsigned char *at)
 {
-    struct descriptor *d = descriptor_new(e, at);
-    if (d && fabric_hear(fabric, &e->base, header, d, (size_t)d->offer.bytes, true)) return;
+    struct descriptor *d = offer_descriptor_new(e, at);
+    if (d && fabric_handle_message(fabric, &e->base, header, d, (size_t)d->offer.bytes, true)) return;
     if (d) verbs_release(fabric, d);
-    else endpoint_fail(fabric, e, "no memory for an incoming message");
+    else verbs_endpoint_fail(fabric, e, "no memory for an incoming message");
 }
-static void hear_with_header(struct fabric *fabric, struct verbs_endpoint *e, const struct prefix *prefix,
+static void eager_ring_handle_message(struct fabric *fabric, struct verbs_endpoint *e, const struct prefix *prefix,
     unsigned char *at)
 {
     struct header header;
     size_t bytes = prefix->bytes - sizeof header;
     memcpy(&header, at, sizeof header);
     at += sizeof header;
-    if (prefix->what == EAGER) fabric_hear(fabric, &e->base, &header, at, bytes, false);
-    else hear_offer(fabric, e, &header, at);
+    if (prefix->what == EAGER) fabric_handle_message(fabric, &e->base, &header, at, bytes, false);
+    else eager_ring_handle_offer(fabric, e, &header, at);
 }
-static void hear_done(struct fabric *fabric, struct verbs_endpoint *e, const unsigned char *at)
+static void eager_ring_handle_done(struct fabric *fabric, struct verbs_endpoint *e, const unsigned char *at)
 {
     uint64_t id;
     memcpy(&id, at, sizeof id);
-    if (!endpoint_offer_done(fabric, e, id)) endpoint_mark_faulty(fabric, &e->base, cannot_be);
+    if (!verbs_endpoint_complete_offer(fabric, e, id)) endpoint_mark_faulty(fabric, &e->base, cannot_be);
 }
-static bool is_whole(const struct prefix *prefix)
+static bool prefix_length_is_valid(const struct prefix *prefix)
 {
     switch (prefix->what) {
     case EAGER: return prefix->bytes >= sizeof(struct header);
     case OFFER: return prefix->bytes == sizeof(struct header) + sizeof(struct offer);
     case DONE: return prefix->bytes == sizeof(uint64_t);
-    case HEARD:
+    case ACK:
     case GOODBYE: return prefix->bytes == 0;
     default: return false;
     }
 }
-static bool is_sane(const struct box *box, const struct prefix *prefix, uint64_t offset, size_t bytes)
+static bool prefix_is_valid(const struct eager_ring *ring, const struct prefix *prefix, uint64_t offset, size_t bytes)
 {
-    uint64_t taken = size_round_up(bytes, BOX_GRAIN);
-    bool fits = bytes == sizeof *prefix + prefix->bytes && offset + taken <= BOX_BYTES;
+    uint64_t taken = size_round_up(bytes, RING_GRAIN);
+    bool fits = bytes == sizeof *prefix + prefix->bytes && offset + taken <= RING_BYTES;
     /* The step includes the bytes that the sender skipped. */
-    uint64_t step = prefix->position - box->heard;
-    bool follows = step >= taken && step <= BOX_BYTES && (prefix->position - taken) % BOX_BYTES == offset;
-    return fits && follows && is_whole(prefix) && prefix->heard <= box->written && prefix->heard >= box->left;
+    uint64_t step = prefix->position - ring->heard;
+    bool follows = step >= taken && step <= RING_BYTES && (prefix->position - taken) % RING_BYTES == offset;
+    return fits && follows && prefix_length_is_valid(prefix) && prefix->heard <= ring->written
+        && prefix->heard >= ring->left;
 }
-void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
+void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
 {
-    struct box *box = &e->box;
+    struct eager_ring *ring = &e->ring;
     struct prefix prefix;
-    uint64_t offset = (uint64_t)be32toh(wc->imm_data) * BOX_GRAIN;
+    uint64_t offset = (uint64_t)be32toh(wc->imm_data) * RING_GRAIN;
     size_t bytes = wc->byte_len;
-    if (offset + sizeof prefix > BOX_BYTES || bytes < sizeof prefix) bytes = 0;
-    else memcpy(&prefix, box->in + offset, sizeof prefix);
+    if (offset + sizeof prefix > RING_BYTES || bytes < sizeof prefix) bytes = 0;
+    else memcpy(&prefix, ring->in + offset, sizeof prefix);
     if (e->base.faulty) return;
-    if (!bytes || !is_sane(box, &prefix, offset, bytes)) {
+    if (!bytes || !prefix_is_valid(ring, &prefix, offset, bytes)) {
         endpoint_mark_faulty(fabric, &e->base, cannot_be);
         return;
     }
-    unsigned char *at = box->in + offset + sizeof prefix;
-    box->left = prefix.heard;
+    unsigned char *at = ring->in + offset + sizeof prefix;
+    ring->left = prefix.heard;
     switch ((enum verbs_what)prefix.what) {
     case EAGER:
-    case OFFER: hear_with_header(fabric, e, &prefix, at); break;
-    case DONE: hear_done(fabric, e, at); break;
+    case OFFER: eager_ring_handle_message(fabric, e, &prefix, at); break;
+    case DONE: eager_ring_handle_done(fabric, e, at); break;
     case GOODBYE: e->base.left = true; break;
-    case HEARD: break;
+    case ACK: break;
     }
-    box->heard = prefix.position;
-    nic_of(fabric)->stalled |= box_owes(box) || e->waiting;
+    ring->heard = prefix.position;
+    nic_of_fabric(fabric)->stalled |= eager_ring_owes_ack(ring) || e->waiting;
 }

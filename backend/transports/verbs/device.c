@@ -25,41 +25,41 @@ struct search {
 };
 
 /* ---- report ---- */
-__attribute__((format(printf, 3, 0))) static void add(char text[REPORT_BYTES], const char *between, const char *format,
-    va_list arguments)
+__attribute__((format(printf, 3, 0))) static void report_append_text(char text[REPORT_BYTES], const char *between,
+    const char *format, va_list arguments)
 {
     size_t used = strlen(text);
     if (used) used += (size_t)snprintf(text + used, REPORT_BYTES - used, "%s", between);
     if (used < REPORT_BYTES) vsnprintf(text + used, REPORT_BYTES - used, format, arguments);
 }
-static void report_name(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void report_name(struct search *s, const char *format, ...)
+static void search_add_name(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void search_add_name(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    add(s->names, ", ", format, arguments);
+    report_append_text(s->names, ", ", format, arguments);
     va_end(arguments);
 }
-static void report_add(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void report_add(struct search *s, const char *format, ...)
+static void search_report_port(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void search_report_port(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    add(s->report, "; ", format, arguments);
+    report_append_text(s->report, "; ", format, arguments);
     va_end(arguments);
 }
-static void report_refuse(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void report_refuse(struct search *s, const char *format, ...)
+static void search_report_refused(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void search_report_refused(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    add(s->report, "; ", format, arguments);
+    report_append_text(s->report, "; ", format, arguments);
     va_end(arguments);
     s->refused++;
 }
 
 /* ---- names ---- */
-static bool item_is(const char *item, size_t length, const char *device, int port)
+static bool device_item_matches(const char *item, size_t length, const char *device, int port)
 {
     size_t bytes = strlen(device);
     if (length < bytes || strncmp(item, device, bytes) != 0) return false;
@@ -68,17 +68,17 @@ static bool item_is(const char *item, size_t length, const char *device, int por
     return item[bytes] == ':' && (port == 0 || strtol(item + bytes + 1, NULL, 10) == port);
 }
 /* Port 0 stands for any port of the device. */
-static bool is_wanted(const char *named, const char *device, int port)
+static bool device_is_wanted(const char *named, const char *device, int port)
 {
     for (const char *item = named; *item;) {
         size_t length = strcspn(item, ",");
-        if (item_is(item, length, device, port)) return true;
+        if (device_item_matches(item, length, device, port)) return true;
         item += length + (item[length] == ',');
     }
     return !*named;
 }
 /* Searches a list of names such as "mlx5_0:1, mlx5_1:1" for a port, or for any port of a device. */
-static bool is_listed(const char *names, const char *item, size_t length)
+static bool device_names_include(const char *names, const char *item, size_t length)
 {
     for (const char *name = names; *name;) {
         size_t bytes = strcspn(name, ",");
@@ -89,11 +89,11 @@ static bool is_listed(const char *names, const char *item, size_t length)
     }
     return false;
 }
-static tutti_status check_names(const struct search *s)
+static tutti_status search_check_names(const struct search *s)
 {
     for (const char *item = s->named; *item;) {
         size_t length = strcspn(item, ",");
-        if (!is_listed(s->names, item, length))
+        if (!device_names_include(s->names, item, length))
             return status_fail(TUTTI_INVALID_ARGUMENT,
                 "TUTTI_VERBS_DEVICE names %.*s, which is not an RDMA device or port of this host; available are %s",
                 (int)size_smaller(length, 100), item, s->names);
@@ -103,38 +103,40 @@ static tutti_status check_names(const struct search *s)
 }
 
 /* ---- one port ---- */
-static enum ibv_mtu mtu_of(const struct ibv_port_attr *port)
+static enum ibv_mtu port_choose_mtu(const struct ibv_port_attr *port)
 {
     int64_t most = settings_get()->verbs_mtu;
     enum ibv_mtu mtu = port->active_mtu;
     while (most && mtu > IBV_MTU_256 && (128 << mtu) > most) mtu--;
     return mtu;
 }
-static bool take_gid(struct search *s, struct device_port *p, const struct gid_table *table)
+static bool search_choose_gid(struct search *s, struct device_port *p, const struct gid_table *table)
 {
     char all[GIDS_TEXT_BYTES];
     int64_t index = settings_get()->verbs_gid_index;
     const char *interface = *s->named ? NULL : s->environment->interface;
     const struct gid *found = NULL;
-    if (index >= 0) found = gid_at(table, (int)index);
-    else if (!p->ethernet) found = gid_at(table, 0);
-    else found = gid_choose(table, s->interface.name ? &s->interface : NULL, s->environment->family);
-    if (!found && index < 0 && p->ethernet && !interface) found = gid_choose(table, NULL, s->environment->family);
+    if (index >= 0) found = gid_table_find_index(table, (int)index);
+    else if (!p->ethernet) found = gid_table_find_index(table, 0);
+    else found = gid_table_choose(table, s->interface.name ? &s->interface : NULL, s->environment->family);
+    if (!found && index < 0 && p->ethernet && !interface) found = gid_table_choose(table, NULL, s->environment->family);
     if (found) {
         p->gid = *found;
         return true;
     }
     gid_table_print(table, all);
     if (index >= 0)
-        report_refuse(s, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name, (int)index,
+        search_report_refused(s, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name,
+            (int)index, all);
+    else if (!p->ethernet) search_report_refused(s, "%s has no GID", p->name);
+    else if (!interface) search_report_refused(s, "%s has no RoCE v2 address (it has %s)", p->name, all);
+    else
+        search_report_refused(s, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name, interface,
             all);
-    else if (!p->ethernet) report_refuse(s, "%s has no GID", p->name);
-    else if (!interface) report_refuse(s, "%s has no RoCE v2 address (it has %s)", p->name, all);
-    else report_refuse(s, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name, interface, all);
-    s->elsewhere |= index < 0 && interface && gid_choose(table, NULL, 0);
+    s->elsewhere |= index < 0 && interface && gid_table_choose(table, NULL, 0);
     return false;
 }
-static const char *problem_of(const struct ibv_context *context, const struct ibv_port_attr *port)
+static const char *port_find_problem(const struct ibv_context *context, const struct ibv_port_attr *port)
 {
     static const char *const states[] = { "in an unknown state", "down", "starting (no subnet manager yet?)",
         "armed, not active yet" };
@@ -142,39 +144,40 @@ static const char *problem_of(const struct ibv_context *context, const struct ib
     if (port->state == IBV_PORT_ACTIVE || port->state == IBV_PORT_ACTIVE_DEFER) return NULL;
     return (unsigned)port->state < 4 ? states[port->state] : states[0];
 }
-static tutti_status examine_port(struct search *s, struct ibv_context *context, const char *device, int number)
+static tutti_status search_examine_port(struct search *s, struct ibv_context *context, const char *device, int number)
 {
     struct ibv_port_attr port = { .state = IBV_PORT_NOP };
     struct device_port p = { .context = context, .number = (uint8_t)number };
     char text[GID_TEXT_BYTES];
     struct gid_table table;
     snprintf(p.name, sizeof p.name, "%.63s:%d", device, number);
-    report_name(s, "%s", p.name);
-    if (!is_wanted(s->named, device, number)) {
-        report_add(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
+    search_add_name(s, "%s", p.name);
+    if (!device_is_wanted(s->named, device, number)) {
+        search_report_port(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
         return TUTTI_OK;
     }
     int error = verbs.ibv_query_port(context, p.number, (struct _compat_ibv_port_attr *)&port);
-    const char *problem = error ? strerror(error) : problem_of(context, &port);
+    const char *problem = error ? strerror(error) : port_find_problem(context, &port);
     if (problem) {
-        report_refuse(s, "%s is %s", p.name, problem);
+        search_report_refused(s, "%s is %s", p.name, problem);
         return TUTTI_OK;
     }
     p.ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
     p.lid = port.lid;
-    p.mtu = mtu_of(&port);
+    p.mtu = port_choose_mtu(&port);
     p.message_bytes = port.max_msg_sz;
     TRY(gid_table_init(context, p.number, port.gid_tbl_len, s->sysfs, &table));
-    bool served = s->devices->count < PORTS_MOST && take_gid(s, &p, &table);
+    bool served = s->devices->count < PORTS_MOST && search_choose_gid(s, &p, &table);
     gid_table_finish(&table);
     if (!served) return TUTTI_OK;
     s->devices->ports[s->devices->count++] = p;
-    report_add(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
+    search_report_port(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index,
+        128 << p.mtu);
     return TUTTI_OK;
 }
 
 /* ---- all devices ---- */
-static tutti_status examine_device(struct search *s, struct ibv_device *device)
+static tutti_status search_examine_device(struct search *s, struct ibv_device *device)
 {
     struct devices *d = s->devices;
     struct ibv_device_attr about;
@@ -183,9 +186,9 @@ static tutti_status examine_device(struct search *s, struct ibv_device *device)
     struct ibv_context *context = d->opened_count < DEVICES_MOST ? verbs.ibv_open_device(device) : NULL;
     int error = context ? verbs.ibv_query_device(context, &about) : errno;
     if (!context || error) {
-        report_name(s, "%s", name);
-        if (is_wanted(s->named, name, 0))
-            report_refuse(s, "%s cannot be opened: %s%s", name, strerror(error),
+        search_add_name(s, "%s", name);
+        if (device_is_wanted(s->named, name, 0))
+            search_report_refused(s, "%s cannot be opened: %s%s", name, strerror(error),
                 error == EACCES || error == EPERM ? " (/dev/infiniband must be readable and writable)" : "");
         if (context) verbs.ibv_close_device(context);
         return TUTTI_OK;
@@ -193,15 +196,15 @@ static tutti_status examine_device(struct search *s, struct ibv_device *device)
     int before = d->count;
     tutti_status status = TUTTI_OK;
     for (int port = 1; port <= about.phys_port_cnt && status == TUTTI_OK; port++)
-        status = examine_port(s, context, name, port);
+        status = search_examine_port(s, context, name, port);
     if (d->count > before) d->opened[d->opened_count++] = context;
     else verbs.ibv_close_device(context);
     return status;
 }
-static tutti_status refuse_empty_list(const struct search *s)
+static tutti_status search_fail_empty(const struct search *s)
 {
     char line[8];
-    if (sysfs_line(line, sizeof line, "%s/class/infiniband_verbs/abi_version", s->sysfs))
+    if (sysfs_read_line(line, sizeof line, "%s/class/infiniband_verbs/abi_version", s->sysfs))
         return status_fail(TUTTI_UNSUPPORTED,
             "no RDMA device that libibverbs can use: the kernel supports them, so check the drivers of libibverbs "
             "(apt-get install ibverbs-providers), the devices (ibv_devices, rdma link), and in a container "
@@ -210,16 +213,16 @@ static tutti_status refuse_empty_list(const struct search *s)
         "no RDMA device on this host: the kernel has none, or its module ib_uverbs "
         "is not loaded (modprobe ib_uverbs; rdma link lists the devices)");
 }
-static tutti_status examine_all(struct search *s)
+static tutti_status search_examine_all(struct search *s)
 {
     int count = 0;
     struct ibv_device **list = verbs.ibv_get_device_list(&count);
-    tutti_status status = list && count > 0 ? TUTTI_OK : refuse_empty_list(s);
-    for (int i = 0; i < count && status == TUTTI_OK; i++) status = examine_device(s, list[i]);
+    tutti_status status = list && count > 0 ? TUTTI_OK : search_fail_empty(s);
+    for (int i = 0; i < count && status == TUTTI_OK; i++) status = search_examine_device(s, list[i]);
     if (list) verbs.ibv_free_device_list(list);
     return status;
 }
-static struct search search_of(const struct device_environment *environment, struct devices *devices)
+static struct search search_init(const struct device_environment *environment, struct devices *devices)
 {
     return (struct search){ .environment = environment,
         .sysfs = environment->sysfs ? environment->sysfs : "/sys",
@@ -227,9 +230,9 @@ static struct search search_of(const struct device_environment *environment, str
         .devices = devices };
 }
 /* Every port that the user has named must serve; without names, one port must. */
-static tutti_status search_judge(const struct search *s)
+static tutti_status search_check_result(const struct search *s)
 {
-    TRY(check_names(s));
+    TRY(search_check_names(s));
     if (s->devices->count && !(*s->named && s->refused)) return TUTTI_OK;
     bool asked = *s->named || settings_get()->verbs_gid_index >= 0;
     return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED,
@@ -239,12 +242,12 @@ static tutti_status search_judge(const struct search *s)
 static tutti_status search_run(const struct device_environment *environment, struct devices **out,
     char report[REPORT_BYTES])
 {
-    struct devices *devices = memory_zeroed(1, sizeof *devices);
+    struct devices *devices = memory_alloc_zeroed(1, sizeof *devices);
     if (!devices) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of RDMA devices");
-    struct search search = search_of(environment, devices);
-    if (environment->interface) search.interface = gid_interface_of(environment->interface);
-    tutti_status status = examine_all(&search);
-    if (status == TUTTI_OK) status = search_judge(&search);
+    struct search search = search_init(environment, devices);
+    if (environment->interface) search.interface = gid_interface_read(environment->interface);
+    tutti_status status = search_examine_all(&search);
+    if (status == TUTTI_OK) status = search_check_result(&search);
     if (report) memcpy(report, search.report, REPORT_BYTES);
     if (status == TUTTI_OK) *out = devices;
     else devices_destroy(devices);

@@ -40,7 +40,7 @@ tutti_status devices_create(const struct device_environment *environment, struct
 void devices_destroy(struct devices *devices);
 /* Writes the indices of the ports to `order`, the nearest to the core first (-1 means the core of this thread). The
    kernel reports which cores and memory a device is attached to. Equally near ports keep their order. */
-void devices_order(const struct devices *devices, int core, const char *sysfs, int order[PORTS_MOST]);
+void verbs_devices_order_by_distance(const struct devices *devices, int core, const char *sysfs, int order[PORTS_MOST]);
 /* Reports on every port of this host, as in "mlx5_0:1 is used with 10.0.0.2 on eth0 (GID 3, MTU 4096); mlx5_1:1 is
    down". It returns the errors of devices_create if no port serves. */
 tutti_status devices_describe(const struct device_environment *environment, char *out, size_t bytes);

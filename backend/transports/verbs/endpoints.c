@@ -9,28 +9,28 @@
 
 enum { GOODBYE_MS = 300 };
 
-static void endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
+static void verbs_endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
 {
     lanes_destroy(nic, e);
     if (e->address_handle) verbs.ibv_destroy_ah(e->address_handle);
-    if (e->box.in_region) verbs.ibv_dereg_mr(e->box.in_region);
-    if (e->box.out_region) verbs.ibv_dereg_mr(e->box.out_region);
-    free(e->box.in);
-    free(e->box.out);
+    if (e->ring.in_region) verbs.ibv_dereg_mr(e->ring.in_region);
+    if (e->ring.out_region) verbs.ibv_dereg_mr(e->ring.out_region);
+    free(e->ring.in);
+    free(e->ring.out);
     free(e);
 }
-tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+tutti_status verbs_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const struct verbs_address *address, struct verbs_endpoint **out)
 {
-    struct nic *nic = nic_of(fabric);
-    struct verbs_endpoint *e = memory_zeroed(1, sizeof *e);
+    struct nic *nic = nic_of_fabric(fabric);
+    struct verbs_endpoint *e = memory_alloc_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     e->address = *address;
-    tutti_status status = endpoint_introduce(fabric, &e->base, process, address->life, key);
+    tutti_status status = endpoint_init_identity(fabric, &e->base, process, address->life, key);
     if (status == TUTTI_OK) status = lanes_create(nic, e);
-    if (status == TUTTI_OK) status = lane_address(nic, e);
+    if (status == TUTTI_OK) status = verbs_endpoint_create_ah(nic, e);
     if (status != TUTTI_OK) {
-        endpoint_destroy(nic, e);
+        verbs_endpoint_destroy(nic, e);
         return status;
     }
     e->base.next = fabric->endpoints;
@@ -39,12 +39,12 @@ tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[
     *out = e;
     return TUTTI_OK;
 }
-tutti_status refuse_link_layers(const struct nic *nic)
+tutti_status verbs_fail_link_layers(const struct nic *nic)
 {
     return status_fail(TUTTI_SYSTEM, "one of the two hosts has InfiniBand and the other RoCE (%s here)",
-        nic_port(nic)->name);
+        nic_message_port(nic)->name);
 }
-tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+tutti_status verbs_connect_process(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
 {
     struct verbs_endpoint *e = NULL;
@@ -53,8 +53,9 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
         return status_fail(TUTTI_SYSTEM,
             "its process has published no address of an RDMA device (TUTTI_TRANSPORT must name verbs on all hosts)");
     memcpy(&theirs, address, sizeof theirs);
-    if (theirs.ethernet != nic_port(nic_of(fabric))->ethernet) return refuse_link_layers(nic_of(fabric));
-    TRY(endpoint_create(fabric, process, key, &theirs, &e));
+    if (theirs.ethernet != nic_message_port(nic_of_fabric(fabric))->ethernet)
+        return verbs_fail_link_layers(nic_of_fabric(fabric));
+    TRY(verbs_endpoint_create(fabric, process, key, &theirs, &e));
     *out = &e->base;
     return TUTTI_OK;
 }
@@ -62,47 +63,47 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
 /* ---- closing ---- */
 /* The queues are destroyed before the xfers complete, so the device no longer accesses their memory, in either
    direction. */
-void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
+void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
 {
     endpoint_mark_broken(fabric, &e->base, why);
-    lanes_destroy(nic_of(fabric), e);
-    endpoint_complete_all(fabric, e, why);
+    lanes_destroy(nic_of_fabric(fabric), e);
+    verbs_endpoint_complete_all(fabric, e, why);
 }
-void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint)
+void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
-    greeter_part(fabric, verbs_of(endpoint));
-    endpoint_fail(fabric, verbs_of(endpoint), "this process closed it");
+    verbs_endpoint_send_closed(fabric, verbs_endpoint_of(endpoint));
+    verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "this process closed it");
 }
 /* All messages have arrived when the GOODBYE behind them is known to have arrived. */
-static bool has_parted(const struct verbs_endpoint *e)
+static bool verbs_endpoint_is_drained(const struct verbs_endpoint *e)
 {
-    return endpoint_is_broken(&e->base) || !e->lane_count || (!e->waiting && e->box.sent == e->box.written);
+    return endpoint_is_broken(&e->base) || !e->lane_count || (!e->waiting && e->ring.sent == e->ring.written);
 }
-static void part_all(struct fabric *fabric, int64_t until_ms)
+static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
 {
     bool said = false, parted = false;
     while (!parted && clock_ms() < until_ms) {
         parted = true;
         for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-            struct verbs_endpoint *e = verbs_of(b);
-            if (!said && e->lane_count && !endpoint_is_broken(b)) box_tell(fabric, e, GOODBYE, true);
-            parted &= has_parted(e);
+            struct verbs_endpoint *e = verbs_endpoint_of(b);
+            if (!said && e->lane_count && !endpoint_is_broken(b)) eager_ring_send_control(fabric, e, GOODBYE, true);
+            parted &= verbs_endpoint_is_drained(e);
         }
         said = true;
-        if (!parted && !verbs_progress(fabric)) fabric_pause(fabric);
+        if (!parted && !verbs_progress(fabric)) fabric_pause_unlocked(fabric);
     }
 }
-void verbs_part(struct fabric *fabric)
+void verbs_endpoints_shutdown(struct fabric *fabric)
 {
-    part_all(fabric, clock_ms() + GOODBYE_MS);
+    verbs_endpoints_drain(fabric, clock_ms() + GOODBYE_MS);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        endpoint_fail(fabric, verbs_of(e), "this process ends");
+        verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "this process ends");
 }
 /* Every pending message that came by an endpoint must have been released before. */
-void endpoints_destroy(struct fabric *fabric)
+void verbs_endpoints_destroy(struct fabric *fabric)
 {
     for (struct endpoint *e; (e = fabric->endpoints) != NULL;) {
         fabric->endpoints = e->next;
-        endpoint_destroy(nic_of(fabric), verbs_of(e));
+        verbs_endpoint_destroy(nic_of_fabric(fabric), verbs_endpoint_of(e));
     }
 }

@@ -10,55 +10,56 @@
 #include <string.h>
 
 /* ---- reading ---- */
-static bool is_set(const union ibv_gid *g) { return g->global.interface_id != 0; }
-static void table_put(struct gid_table *table, const struct gid *row)
+static bool gid_is_set(const union ibv_gid *g) { return g->global.interface_id != 0; }
+static void gid_table_add_row(struct gid_table *table, const struct gid *row)
 {
-    if (is_set(&row->raw)) table->rows[table->count++] = *row;
+    if (gid_is_set(&row->raw)) table->rows[table->count++] = *row;
 }
 /* Returns false if the library cannot report the entries. The library returns those of all ports at once. */
-static bool read_from_library(struct ibv_context *context, uint8_t port, int length, struct gid_table *out)
+static bool gid_table_read_library(struct ibv_context *context, uint8_t port, int length, struct gid_table *out)
 {
     struct ibv_device_attr device;
     if (!verbs._ibv_query_gid_table || verbs.ibv_query_device(context, &device) != 0) return false;
     size_t most = (size_t)length * device.phys_port_cnt;
-    struct ibv_gid_entry *entries = memory_zeroed(most ? most : 1, sizeof *entries);
+    struct ibv_gid_entry *entries = memory_alloc_zeroed(most ? most : 1, sizeof *entries);
     ssize_t count = entries ? verbs._ibv_query_gid_table(context, entries, most, 0, sizeof *entries) : -1;
     for (ssize_t i = 0; i < count; i++) {
         const struct ibv_gid_entry *e = &entries[i];
         if (e->port_num != port || out->count == length) continue;
         struct gid row = { .raw = e->gid, .index = (int)e->gid_index, .kind = (enum ibv_gid_type)e->gid_type };
         if (!e->ndev_ifindex || !if_indextoname(e->ndev_ifindex, row.interface)) row.interface[0] = 0;
-        table_put(out, &row);
+        gid_table_add_row(out, &row);
     }
     free(entries);
     return count >= 0;
 }
-static void read_from_kernel(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
+static void gid_table_read_sysfs(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
     struct gid_table *out)
 {
     const char *device = verbs.ibv_get_device_name(context->device);
     char line[64];
     for (int i = 0; i < length; i++) {
         struct gid row = { .index = i, .kind = IBV_GID_TYPE_IB };
-        if (verbs.ibv_query_gid(context, port, i, &row.raw) != 0 || !is_set(&row.raw)) continue;
+        if (verbs.ibv_query_gid(context, port, i, &row.raw) != 0 || !gid_is_set(&row.raw)) continue;
         const char *folder = "class/infiniband";
-        if (sysfs_line(line, sizeof line, "%s/%s/%s/ports/%d/gid_attrs/types/%d", sysfs, folder, device, port, i)) {
+        if (sysfs_read_line(line, sizeof line, "%s/%s/%s/ports/%d/gid_attrs/types/%d", sysfs, folder, device, port,
+                i)) {
             if (strcmp(line, "RoCE v2") == 0) row.kind = IBV_GID_TYPE_ROCE_V2;
             else if (strstr(line, "RoCE v1")) row.kind = IBV_GID_TYPE_ROCE_V1;
         }
-        sysfs_line(row.interface, sizeof row.interface, "%s/%s/%s/ports/%d/gid_attrs/ndevs/%d", sysfs, folder, device,
-            port, i);
-        table_put(out, &row);
+        sysfs_read_line(row.interface, sizeof row.interface, "%s/%s/%s/ports/%d/gid_attrs/ndevs/%d", sysfs, folder,
+            device, port, i);
+        gid_table_add_row(out, &row);
     }
 }
 tutti_status gid_table_init(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
     struct gid_table *out)
 {
-    struct gid_table table = { 0, memory_zeroed((size_t)length + 1, sizeof *table.rows) };
+    struct gid_table table = { 0, memory_alloc_zeroed((size_t)length + 1, sizeof *table.rows) };
     if (!table.rows) return status_fail(TUTTI_NO_MEMORY, "no memory for the %d addresses of a port", length);
-    if (!read_from_library(context, port, length, &table)) {
+    if (!gid_table_read_library(context, port, length, &table)) {
         table.count = 0;
-        read_from_kernel(context, port, length, sysfs, &table);
+        gid_table_read_sysfs(context, port, length, sysfs, &table);
     }
     *out = table;
     return TUTTI_OK;
@@ -70,18 +71,18 @@ void gid_table_finish(struct gid_table *table)
 }
 
 /* ---- choosing ---- */
-static int family_of(const struct gid *g)
+static int gid_address_family(const struct gid *g)
 {
     static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
     return memcmp(g->raw.raw, mapped, sizeof mapped) == 0 ? AF_INET : AF_INET6;
 }
-static bool is_of_link(const struct gid *g)
+static bool gid_is_link_local(const struct gid *g)
 {
     const unsigned char *raw = g->raw.raw;
-    if (family_of(g) == AF_INET) return raw[12] == 169 && raw[13] == 254;
+    if (gid_address_family(g) == AF_INET) return raw[12] == 169 && raw[13] == 254;
     return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80;
 }
-static void add_address(struct gid_interface *out, const struct sockaddr *address)
+static void interface_add_address(struct gid_interface *out, const struct sockaddr *address)
 {
     static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
     const struct sockaddr_in *four = (const void *)address;
@@ -94,36 +95,36 @@ static void add_address(struct gid_interface *out, const struct sockaddr *addres
         out->count++;
     } else if (address->sa_family == AF_INET6) memcpy(out->address[out->count++].raw, &six->sin6_addr, 16);
 }
-struct gid_interface gid_interface_of(const char *name)
+struct gid_interface gid_interface_read(const char *name)
 {
     struct gid_interface out = { .name = name };
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0) return out;
     for (const struct ifaddrs *a = all; a; a = a->ifa_next)
-        if (strcmp(a->ifa_name, name) == 0) add_address(&out, a->ifa_addr);
+        if (strcmp(a->ifa_name, name) == 0) interface_add_address(&out, a->ifa_addr);
     freeifaddrs(all);
     return out;
 }
-static bool has_address(const struct gid_interface *interface, const struct gid *g)
+static bool interface_has_address(const struct gid_interface *interface, const struct gid *g)
 {
     for (int i = 0; i < interface->count; i++)
         if (memcmp(interface->address[i].raw, g->raw.raw, sizeof g->raw.raw) == 0) return true;
     return false;
 }
 enum { NEVER = 8 };
-static int gid_rank(const struct gid *g, const struct gid_interface *interface, int family)
+static int gid_rank_preference(const struct gid *g, const struct gid_interface *interface, int family)
 {
-    bool addressed = !interface || has_address(interface, g);
+    bool addressed = !interface || interface_has_address(interface, g);
     if (g->kind != IBV_GID_TYPE_ROCE_V2) return NEVER;
     if (!addressed && strcmp(g->interface, interface->name) != 0) return NEVER;
-    return 4 * !addressed + 2 * is_of_link(g) + (family && family_of(g) != family);
+    return 4 * !addressed + 2 * gid_is_link_local(g) + (family && gid_address_family(g) != family);
 }
-const struct gid *gid_choose(const struct gid_table *table, const struct gid_interface *interface, int family)
+const struct gid *gid_table_choose(const struct gid_table *table, const struct gid_interface *interface, int family)
 {
     const struct gid *best = NULL;
     int least = NEVER;
     for (int i = 0; i < table->count; i++) {
-        int mine = gid_rank(&table->rows[i], interface, family);
+        int mine = gid_rank_preference(&table->rows[i], interface, family);
         if (mine < least) {
             least = mine;
             best = &table->rows[i];
@@ -131,7 +132,7 @@ const struct gid *gid_choose(const struct gid_table *table, const struct gid_int
     }
     return best;
 }
-const struct gid *gid_at(const struct gid_table *table, int index)
+const struct gid *gid_table_find_index(const struct gid_table *table, int index)
 {
     for (int i = 0; i < table->count; i++)
         if (table->rows[i].index == index) return &table->rows[i];
@@ -142,7 +143,7 @@ const struct gid *gid_at(const struct gid_table *table, int index)
 const char *gid_print(const struct gid *g, char out[GID_TEXT_BYTES])
 {
     char address[INET6_ADDRSTRLEN];
-    bool four = family_of(g) == AF_INET;
+    bool four = gid_address_family(g) == AF_INET;
     inet_ntop(four ? AF_INET : AF_INET6, g->raw.raw + (four ? 12 : 0), address, sizeof address);
     snprintf(out, GID_TEXT_BYTES, "%s%s%s", address, g->interface[0] ? " on " : "", g->interface);
     return out;

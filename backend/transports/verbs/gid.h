@@ -24,14 +24,14 @@ void gid_table_finish(struct gid_table *table);
 enum { GID_ADDRESSES = 16 };
 struct gid_interface { const char *name; int count; union ibv_gid address[GID_ADDRESSES]; };
 /* Returns the addresses of a network interface; an unknown interface has none. */
-struct gid_interface gid_interface_of(const char *name);
+struct gid_interface gid_interface_read(const char *name);
 /* Chooses a RoCE v2 entry, or returns NULL. An entry with an address of `interface` comes first, then one that the
    device reports for that interface, whose name may differ in a container. A NULL interface accepts any. Link-local
    addresses come after others, then addresses of another family than `family` (0: no preference), then higher
    indices. */
-const struct gid *gid_choose(const struct gid_table *table, const struct gid_interface *interface, int family);
+const struct gid *gid_table_choose(const struct gid_table *table, const struct gid_interface *interface, int family);
 /* Returns the entry with this index, or NULL if it is unset. */
-const struct gid *gid_at(const struct gid_table *table, int index);
+const struct gid *gid_table_find_index(const struct gid_table *table, int index);
 /* Formats an entry, as in "10.0.0.2 on eth0". */
 const char *gid_print(const struct gid *gid, char out[GID_TEXT_BYTES]);
 /* Formats all entries that fit, as in "1 RoCE v2 10.0.0.2 on eth0, …". */

@@ -12,43 +12,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { AGAIN_MS = 5, AGAIN_MOST_MS = 200 };
+enum { REPEAT_MS = 5, REPEAT_MOST_MS = 200 };
 
 /* ---- datagrams: the first half of the slots receives, the second half sends ---- */
-static unsigned char *slot_at(const struct greeter *g, unsigned slot) { return g->memory + (size_t)slot * SLOT_BYTES; }
-static bool listen_at(const struct greeter *g, unsigned slot)
+static unsigned char *datagram_slot_at(const struct datagram_queue *g, unsigned slot)
 {
-    struct ibv_sge into = { (uintptr_t)slot_at(g, slot), SLOT_BYTES, g->region->lkey };
+    return g->memory + (size_t)slot * SLOT_BYTES;
+}
+static bool datagram_slot_post_receive(const struct datagram_queue *g, unsigned slot)
+{
+    struct ibv_sge into = { (uintptr_t)datagram_slot_at(g, slot), SLOT_BYTES, g->region->lkey };
     struct ibv_recv_wr *bad, request = { .wr_id = slot, .sg_list = &into, .num_sge = 1 };
     errno = ibv_post_recv(g->pair, &request, &bad);
     return errno == 0;
 }
 /* The device drops datagrams with another key. The key follows from the nonce of the receiving process, which keeps out
    datagrams of other programs; only the proof gives security. The highest bit is reserved for privileged programs. */
-static uint32_t key_of_datagrams(const unsigned char process[16])
+static uint32_t datagram_key_of_process(const unsigned char process[16])
 {
     uint32_t key;
     memcpy(&key, process, sizeof key);
     return key & INT32_MAX;
 }
-static tutti_status make_ready(const struct fabric *fabric, const struct nic *nic)
+static tutti_status datagram_queue_make_ready(const struct fabric *fabric, const struct nic *nic)
 {
-    struct ibv_qp *pair = nic->greeter.pair;
-    struct ibv_qp_attr how = {
-        .qp_state = IBV_QPS_INIT, .port_num = nic_port(nic)->number, .qkey = key_of_datagrams(fabric->process)
-    };
+    struct ibv_qp *pair = nic->datagram_queue.pair;
+    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT,
+        .port_num = nic_message_port(nic)->number,
+        .qkey = datagram_key_of_process(fabric->process) };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
-    if (errno) return device_refused(nic_port(nic), "datagram queue pair");
+    if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
     how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE);
-    if (errno) return device_refused(nic_port(nic), "datagram queue pair in state RTR");
+    if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTR");
     how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
-    return errno ? device_refused(nic_port(nic), "datagram queue pair in state RTS") : TUTTI_OK;
+    return errno ? device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTS") : TUTTI_OK;
 }
-tutti_status greeter_init(const struct fabric *fabric, struct nic *nic)
+tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
 {
-    struct greeter *g = &nic->greeter;
+    struct datagram_queue *g = &nic->datagram_queue;
     size_t bytes = (size_t)2 * GREETING_SLOTS * SLOT_BYTES;
     const struct adapter *a = &nic->adapters[0];
     struct ibv_qp_init_attr how = { .send_cq = a->completions,
@@ -56,50 +59,51 @@ tutti_status greeter_init(const struct fabric *fabric, struct nic *nic)
         .qp_type = IBV_QPT_UD,
         .sq_sig_all = 1,
         .cap = { .max_send_wr = GREETING_SLOTS, .max_recv_wr = GREETING_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
-    g->memory = memory_aligned(bytes);
+    g->memory = memory_alloc_aligned(bytes);
     if (!g->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
     g->region = verbs.ibv_reg_mr(a->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
-    if (!g->region) return device_refused(nic_port(nic), "memory for datagrams");
+    if (!g->region) return device_port_fail_call(nic_message_port(nic), "memory for datagrams");
     g->pair = verbs.ibv_create_qp(a->domain, &how);
-    if (!g->pair) return device_refused(nic_port(nic), "datagram queue pair");
-    TRY(make_ready(fabric, nic));
+    if (!g->pair) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
+    TRY(datagram_queue_make_ready(fabric, nic));
     for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
-        if (!listen_at(g, slot)) return device_refused(nic_port(nic), "receive for datagrams");
+        if (!datagram_slot_post_receive(g, slot))
+            return device_port_fail_call(nic_message_port(nic), "receive for datagrams");
         g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
     }
     return TUTTI_OK;
 }
-void greeter_finish(struct nic *nic)
+void datagram_queue_finish(struct nic *nic)
 {
-    struct greeter *g = &nic->greeter;
+    struct datagram_queue *g = &nic->datagram_queue;
     if (g->pair) verbs.ibv_destroy_qp(g->pair);
     if (g->region) verbs.ibv_dereg_mr(g->region);
     free(g->memory);
-    *g = (struct greeter){ .region = NULL };
+    *g = (struct datagram_queue){ .region = NULL };
 }
 
 /* ---- sending ---- */
-static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum handshake_stage stage)
+static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoint *e, enum handshake_stage stage)
 {
-    struct nic *nic = nic_of(fabric);
-    struct greeter *g = &nic->greeter;
+    struct nic *nic = nic_of_fabric(fabric);
+    struct datagram_queue *g = &nic->datagram_queue;
     /* If all slots are in use, the caller tries again later. */
     if (!g->free_count) return;
     unsigned slot = g->free_slots[--g->free_count];
     struct hello hello = { .theirs = e->theirs,
-        .box = (uintptr_t)e->box.in,
-        .box_key = e->box.in_region->rkey,
+        .ring = (uintptr_t)e->ring.in,
+        .box_key = e->ring.in_region->rkey,
         .psn = nic->psn & 0xffffff,
         .stage = stage,
         .address = nic_address(fabric),
         .lane_count = (uint32_t)nic->rail_count };
-    for (int i = 0; i < nic->rail_count && stage != GIVEN_UP; i++)
-        hello.lanes[i] = verbs_address_of(&nic->rails[i], e->lanes[i].pair);
+    for (int i = 0; i < nic->rail_count && stage != ENDPOINT_CLOSED; i++)
+        hello.lanes[i] = verbs_qp_address(&nic->rails[i], e->lanes[i].pair);
     memcpy(hello.magic, HELLO_MAGIC, sizeof hello.magic);
-    greeting_begin(fabric, &e->base, &hello.greeting);
+    fabric_handshake_init(fabric, &e->base, &hello.greeting);
     proof_make(&e->base.pair, &hello, PROVED_BYTES, hello.proof);
-    memcpy(slot_at(g, slot), &hello, sizeof hello);
-    struct ibv_sge from = { (uintptr_t)slot_at(g, slot), sizeof hello, g->region->lkey };
+    memcpy(datagram_slot_at(g, slot), &hello, sizeof hello);
+    struct ibv_sge from = { (uintptr_t)datagram_slot_at(g, slot), sizeof hello, g->region->lkey };
     struct ibv_send_wr *bad,
         request = { .wr_id = slot,
             .sg_list = &from,
@@ -108,27 +112,32 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum hand
             .send_flags = IBV_SEND_SIGNALED,
             .wr.ud = { .ah = e->address_handle,
                 .remote_qpn = e->address.pair,
-                .remote_qkey = key_of_datagrams(e->base.process) } };
+                .remote_qkey = datagram_key_of_process(e->base.process) } };
     if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
 }
-static void endpoint_greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
+static void verbs_endpoint_advance_handshake(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
 {
     if (!e->owes_answer && now_ms - e->said_ms < e->poll_timeout_ms) return;
     if (!e->owes_answer)
-        e->poll_timeout_ms = e->poll_timeout_ms < AGAIN_MOST_MS / 2 ? 2 * e->poll_timeout_ms + AGAIN_MS : AGAIN_MOST_MS;
+        e->poll_timeout_ms =
+            e->poll_timeout_ms < REPEAT_MOST_MS / 2 ? 2 * e->poll_timeout_ms + REPEAT_MS : REPEAT_MOST_MS;
     e->owes_answer = false;
     e->said_ms = now_ms;
-    say_hello(fabric, e, e->base.open ? OPEN : GREETS);
+    verbs_endpoint_send_hello(fabric, e, e->base.open ? OPEN : GREETS);
 }
 /* If this HELLO is lost, the peer gets another one when it greets again, or its writes fail after the retries. */
-void greeter_part(struct fabric *fabric, struct verbs_endpoint *e) { say_hello(fabric, e, GIVEN_UP); }
-void verbs_greet(struct fabric *fabric)
+void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *e)
+{
+    verbs_endpoint_send_hello(fabric, e, ENDPOINT_CLOSED);
+}
+void verbs_advance_handshakes(struct fabric *fabric)
 {
     int64_t now_ms = clock_ms();
     fabric->needs_poll = false;
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         if (endpoint_is_broken(b) || b->left) continue;
-        if (!b->open || verbs_of(b)->owes_answer) endpoint_greet(fabric, verbs_of(b), now_ms);
+        if (!b->open || verbs_endpoint_of(b)->owes_answer)
+            verbs_endpoint_advance_handshake(fabric, verbs_endpoint_of(b), now_ms);
         fabric->needs_poll |= !b->open;
     }
 }
@@ -136,38 +145,38 @@ void verbs_greet(struct fabric *fabric)
 /* ---- receiving ---- */
 /* Finds the broken endpoint that a HELLO belongs to: the HELLO answers it, or the device has refused to connect it with
    the sender's endpoint. */
-static struct verbs_endpoint *ended_one(const struct fabric *fabric, const struct hello *h)
+static struct verbs_endpoint *hello_find_broken_endpoint(const struct fabric *fabric, const struct hello *h)
 {
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-        struct verbs_endpoint *e = verbs_of(b);
-        bool its = h->theirs == b->turn || (e->hopeless && e->theirs == h->greeting.turn);
+        struct verbs_endpoint *e = verbs_endpoint_of(b);
+        bool its = h->theirs == b->turn || (e->connect_failed && e->theirs == h->greeting.turn);
         if (endpoint_is_broken(b) && its && memcmp(b->process, h->greeting.from, 16) == 0) return e;
     }
     return NULL;
 }
-static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct hello *h)
+static struct verbs_endpoint *hello_get_endpoint(struct fabric *fabric, const struct hello *h)
 {
-    const struct greeting *g = &h->greeting;
+    const struct fabric_handshake *g = &h->greeting;
     struct endpoint *found = endpoint_find(fabric, g->from);
-    struct verbs_endpoint *e = found ? verbs_of(found) : NULL;
-    struct verbs_endpoint *ended = ended_one(fabric, h);
+    struct verbs_endpoint *e = found ? verbs_endpoint_of(found) : NULL;
+    struct verbs_endpoint *ended = hello_find_broken_endpoint(fabric, h);
     if (ended) {
         ended->theirs = g->turn;
-        greeter_part(fabric, ended);
+        verbs_endpoint_send_closed(fabric, ended);
     }
     if (ended || (h->theirs && (!e || h->theirs != found->turn))) return NULL;
     /* The peer has replaced the endpoint that this process knew. */
     if (e && !h->theirs && e->theirs && e->theirs != g->turn) {
-        endpoint_fail(fabric, e, "the other process has connected again");
+        verbs_endpoint_fail(fabric, e, "the other process has connected again");
         e = NULL;
     }
     /* If no endpoint can be created, the ranks' own sends to that process report the reason. */
-    if (!e && endpoint_create(fabric, g->from, &g->key, &h->address, &e) != TUTTI_OK) return NULL;
+    if (!e && verbs_endpoint_create(fabric, g->from, &g->key, &h->address, &e) != TUTTI_OK) return NULL;
     e->base.least_turn = g->turn;
     return e;
 }
 /* Lanes pair up in order, and the first pair of InfiniBand with RoCE ends the list. Both processes count the same. */
-static int lanes_of_both(const struct nic *nic, const struct hello *h)
+static int hello_count_common_lanes(const struct nic *nic, const struct hello *h)
 {
     int count = 0;
     while (count < nic->rail_count && (uint32_t)count < h->lane_count
@@ -175,60 +184,60 @@ static int lanes_of_both(const struct nic *nic, const struct hello *h)
         count++;
     return count;
 }
-static tutti_status connect_lanes(struct nic *nic, struct verbs_endpoint *e, const struct hello *h)
+static tutti_status verbs_endpoint_connect_lanes(struct nic *nic, struct verbs_endpoint *e, const struct hello *h)
 {
-    int count = lanes_of_both(nic, h);
+    int count = hello_count_common_lanes(nic, h);
     e->theirs = h->greeting.turn;
-    e->box.there = h->box;
-    e->box.there_key = h->box_key;
+    e->ring.there = h->ring;
+    e->ring.there_key = h->box_key;
     for (int i = 0; i < count; i++) TRY(lane_connect(nic, &e->lanes[i], &h->lanes[i], h->psn));
-    if (count == 0) return refuse_link_layers(nic);
+    if (count == 0) return verbs_fail_link_layers(nic);
     e->lane_count = count;
     return TUTTI_OK;
 }
-static void hear_end(struct fabric *fabric, const struct hello *h)
+static void hello_handle_closed(struct fabric *fabric, const struct hello *h)
 {
     struct endpoint *e = endpoint_find(fabric, h->greeting.from);
     if (!e) return;
-    uint64_t known = verbs_of(e)->theirs;
+    uint64_t known = verbs_endpoint_of(e)->theirs;
     if (known ? known != h->greeting.turn : h->theirs != e->turn) return;
     e->least_turn = h->greeting.turn + 1;
-    endpoint_fail(fabric, verbs_of(e), "the other process has closed it");
+    verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "the other process has closed it");
 }
-static bool is_right(struct fabric *fabric, const struct hello *h)
+static bool hello_is_valid(struct fabric *fabric, const struct hello *h)
 {
     return memcmp(h->magic, HELLO_MAGIC, sizeof h->magic) == 0 && h->lane_count > 0
-        && greeting_is_proved(fabric, &h->greeting, h, PROVED_BYTES, h->proof)
-        && !greeting_is_over(fabric, &h->greeting);
+        && fabric_handshake_is_proved(fabric, &h->greeting, h, PROVED_BYTES, h->proof)
+        && !fabric_handshake_is_outdated(fabric, &h->greeting);
 }
-void hello_hear(struct fabric *fabric, const struct hello *h)
+void verbs_handle_hello(struct fabric *fabric, const struct hello *h)
 {
-    if (!is_right(fabric, h)) return;
-    if (h->stage == GIVEN_UP) {
-        hear_end(fabric, h);
+    if (!hello_is_valid(fabric, h)) return;
+    if (h->stage == ENDPOINT_CLOSED) {
+        hello_handle_closed(fabric, h);
         return;
     }
-    struct verbs_endpoint *e = endpoint_of(fabric, h);
+    struct verbs_endpoint *e = hello_get_endpoint(fabric, h);
     if (!e) return;
-    if (e->lane_count == 0 && connect_lanes(nic_of(fabric), e, h) != TUTTI_OK) {
+    if (e->lane_count == 0 && verbs_endpoint_connect_lanes(nic_of_fabric(fabric), e, h) != TUTTI_OK) {
         LOG(ERROR, "%s", status_detail());
-        e->hopeless = true;
-        greeter_part(fabric, e);
-        endpoint_fail(fabric, e, "the device does not connect");
+        e->connect_failed = true;
+        verbs_endpoint_send_closed(fabric, e);
+        verbs_endpoint_fail(fabric, e, "the device does not connect");
         return;
     }
     /* A HELLO that names this endpoint's turn shows that the peer is ready to receive. */
     if (!e->base.open && h->theirs == e->base.turn) {
         e->base.open = true;
         /* Messages that came before the endpoint was open may fill its box and need an acknowledgement. */
-        nic_of(fabric)->stalled = true;
+        nic_of_fabric(fabric)->stalled = true;
     }
     e->owes_answer |= h->stage != OPEN;
     fabric->needs_poll |= e->owes_answer;
 }
-void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc)
+void datagram_queue_on_completion(struct fabric *fabric, const struct ibv_wc *wc)
 {
-    struct greeter *g = &nic_of(fabric)->greeter;
+    struct datagram_queue *g = &nic_of_fabric(fabric)->datagram_queue;
     unsigned slot = (unsigned)wc->wr_id;
     struct hello hello;
     if (slot >= GREETING_SLOTS) {
@@ -236,7 +245,8 @@ void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc)
         return;
     }
     bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + sizeof hello;
-    if (whole) memcpy(&hello, slot_at(g, slot) + ROUTE_BYTES, sizeof hello);
-    if (wc->status == IBV_WC_SUCCESS && !listen_at(g, slot)) LOG(ERROR, "datagrams can no longer be received");
-    if (whole) hello_hear(fabric, &hello);
+    if (whole) memcpy(&hello, datagram_slot_at(g, slot) + ROUTE_BYTES, sizeof hello);
+    if (wc->status == IBV_WC_SUCCESS && !datagram_slot_post_receive(g, slot))
+        LOG(ERROR, "datagrams can no longer be received");
+    if (whole) verbs_handle_hello(fabric, &hello);
 }

@@ -5,15 +5,15 @@
 
 #define HELLO_MAGIC "tutti 3"
 /* OPEN means that the sender's endpoint is open, so the HELLO needs no answer. */
-enum handshake_stage { GREETS, OPEN, GIVEN_UP };
+enum handshake_stage { GREETS, OPEN, ENDPOINT_CLOSED };
 /* `theirs` is the turn of the receiver's endpoint, or 0 while the sender does not know it. The proof covers all bytes
    before it. */
 struct hello {
     char magic[8];
-    struct greeting greeting;
+    struct fabric_handshake greeting;
     struct verbs_address address;
     uint64_t theirs;
-    uint64_t box;
+    uint64_t ring;
     uint32_t box_key, psn;
     uint32_t stage;
     uint32_t lane_count;
@@ -26,4 +26,4 @@ enum { ROUTE_BYTES = 40, SLOT_BYTES = 512 };
 _Static_assert(ROUTE_BYTES + sizeof(struct hello) <= SLOT_BYTES, "a datagram fits its slot");
 
 /* Handles a received HELLO, whose sender is not verified yet. */
-void hello_hear(struct fabric *fabric, const struct hello *hello);
+void verbs_handle_hello(struct fabric *fabric, const struct hello *hello);

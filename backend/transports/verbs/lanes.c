@@ -6,18 +6,18 @@
 #include <string.h>
 
 /* ---- creating and destroying ---- */
-static tutti_status make_boxes(const struct rail *rail, struct box *box)
+static tutti_status eager_ring_create(const struct rail *rail, struct eager_ring *ring)
 {
     struct ibv_pd *domain = rail->adapter->domain;
-    box->in = memory_aligned(BOX_BYTES);
-    box->out = memory_aligned(BOX_BYTES);
-    if (!box->in || !box->out) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    box->in_region = verbs.ibv_reg_mr(domain, box->in, BOX_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-    if (!box->in_region) return device_refused(rail->port, "memory for messages");
-    box->out_region = verbs.ibv_reg_mr(domain, box->out, BOX_BYTES, IBV_ACCESS_LOCAL_WRITE);
-    return box->out_region ? TUTTI_OK : device_refused(rail->port, "memory for messages");
+    ring->in = memory_alloc_aligned(RING_BYTES);
+    ring->out = memory_alloc_aligned(RING_BYTES);
+    if (!ring->in || !ring->out) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    ring->in_region = verbs.ibv_reg_mr(domain, ring->in, RING_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    if (!ring->in_region) return device_port_fail_call(rail->port, "memory for messages");
+    ring->out_region = verbs.ibv_reg_mr(domain, ring->out, RING_BYTES, IBV_ACCESS_LOCAL_WRITE);
+    return ring->out_region ? TUTTI_OK : device_port_fail_call(rail->port, "memory for messages");
 }
-static struct ibv_qp *make_pair(const struct nic *nic, const struct rail *rail, uint32_t *inline_bytes)
+static struct ibv_qp *rail_create_qp(const struct nic *nic, const struct rail *rail, uint32_t *inline_bytes)
 {
     const struct adapter *a = rail->adapter;
     struct ibv_qp_init_attr how = { .send_cq = a->completions,
@@ -34,38 +34,38 @@ static struct ibv_qp *make_pair(const struct nic *nic, const struct rail *rail, 
     if (inline_bytes) *inline_bytes = how.cap.max_inline_data;
     return pair;
 }
-static struct lane **bucket_of(struct nic *nic, const struct lane *lane)
+static struct lane **nic_lane_bucket(struct nic *nic, const struct lane *lane)
 {
     return &nic->bucket[lane->pair->qp_num % LANE_BUCKETS];
 }
-static tutti_status make_lane(struct nic *nic, struct verbs_endpoint *e, int i)
+static tutti_status verbs_lane_create(struct nic *nic, struct verbs_endpoint *e, int i)
 {
     struct lane *lane = &e->lanes[i];
     lane->endpoint = e;
     lane->rail = &nic->rails[i];
-    TRY(adapter_expect_lane(lane->rail->adapter));
-    lane->pair = make_pair(nic, lane->rail, i == 0 ? &e->inline_bytes : NULL);
-    if (!lane->pair) return device_refused(lane->rail->port, "queue pair");
+    TRY(verbs_adapter_reserve_lane(lane->rail->adapter));
+    lane->pair = rail_create_qp(nic, lane->rail, i == 0 ? &e->inline_bytes : NULL);
+    if (!lane->pair) return device_port_fail_call(lane->rail->port, "queue pair");
     lane->rail->adapter->lanes++;
-    lane->next_of_bucket = *bucket_of(nic, lane);
-    *bucket_of(nic, lane) = lane;
+    lane->next_of_bucket = *nic_lane_bucket(nic, lane);
+    *nic_lane_bucket(nic, lane) = lane;
     struct ibv_qp_attr start = { .qp_state = IBV_QPS_INIT,
         .port_num = lane->rail->port->number,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
     errno =
         verbs.ibv_modify_qp(lane->pair, &start, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    return errno ? device_refused(lane->rail->port, "queue pair in state INIT") : TUTTI_OK;
+    return errno ? device_port_fail_call(lane->rail->port, "queue pair in state INIT") : TUTTI_OK;
 }
 tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e)
 {
-    TRY(make_boxes(&nic->rails[0], &e->box));
-    for (int i = 0; i < nic->rail_count; i++) TRY(make_lane(nic, e, i));
+    TRY(eager_ring_create(&nic->rails[0], &e->ring));
+    for (int i = 0; i < nic->rail_count; i++) TRY(verbs_lane_create(nic, e, i));
     return TUTTI_OK;
 }
 static void lane_destroy(struct nic *nic, struct lane *lane)
 {
     if (!lane->pair) return;
-    struct lane **at = bucket_of(nic, lane);
+    struct lane **at = nic_lane_bucket(nic, lane);
     while (*at != lane) at = &(*at)->next_of_bucket;
     *at = lane->next_of_bucket;
     verbs.ibv_destroy_qp(lane->pair);
@@ -78,7 +78,7 @@ void lanes_destroy(struct nic *nic, struct verbs_endpoint *e)
 }
 
 /* ---- connecting ---- */
-static struct ibv_ah_attr way_to(const struct device_port *port, const struct verbs_address *address)
+static struct ibv_ah_attr device_port_path_to(const struct device_port *port, const struct verbs_address *address)
 {
     struct ibv_ah_attr way = { .dlid = address->lid,
         .sl = (uint8_t)settings_get()->verbs_service_level,
@@ -91,30 +91,30 @@ static struct ibv_ah_attr way_to(const struct device_port *port, const struct ve
     memcpy(&way.grh.dgid, address->gid, sizeof way.grh.dgid);
     return way;
 }
-tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e)
+tutti_status verbs_endpoint_create_ah(const struct nic *nic, struct verbs_endpoint *e)
 {
     const struct rail *rail = &nic->rails[0];
-    struct ibv_ah_attr way = way_to(rail->port, &e->address);
+    struct ibv_ah_attr way = device_port_path_to(rail->port, &e->address);
     e->address_handle = verbs.ibv_create_ah(rail->adapter->domain, &way);
     return e->address_handle ? TUTTI_OK
-                             : device_refused(rail->port, "path to the other host (no route from this port?)");
+                             : device_port_fail_call(rail->port, "path to the other host (no route from this port?)");
 }
 tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *address, uint32_t psn)
 {
     const struct device_port *port = lane->rail->port;
     const struct ibv_device_attr *about = &lane->rail->adapter->about;
-    uint8_t reads = reads_at_once(about->max_qp_init_rd_atom);
+    uint8_t reads = rdma_reads_clamp(about->max_qp_init_rd_atom);
     struct ibv_qp_attr hears = { .qp_state = IBV_QPS_RTR,
         .path_mtu = (enum ibv_mtu)(address->mtu < port->mtu ? address->mtu : (uint8_t)port->mtu),
         .dest_qp_num = address->pair,
         .rq_psn = psn,
-        .max_dest_rd_atomic = reads_at_once(about->max_qp_rd_atom),
+        .max_dest_rd_atomic = rdma_reads_clamp(about->max_qp_rd_atom),
         .min_rnr_timer = 1, /* 10 us */
-        .ah_attr = way_to(port, address) };
+        .ah_attr = device_port_path_to(port, address) };
     errno = verbs.ibv_modify_qp(lane->pair, &hears,
         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER);
-    if (errno) return device_refused(port, "queue pair in state RTR");
+    if (errno) return device_port_fail_call(port, "queue pair in state RTR");
     struct ibv_qp_attr speaks = { .qp_state = IBV_QPS_RTS,
         .timeout = (uint8_t)settings_get()->verbs_timeout,
         .retry_cnt = (uint8_t)settings_get()->verbs_retries,
@@ -124,5 +124,5 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
         .max_rd_atomic = reads < address->reads ? reads : address->reads };
     errno = verbs.ibv_modify_qp(lane->pair, &speaks,
         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-    return errno ? device_refused(port, "queue pair in state RTS") : TUTTI_OK;
+    return errno ? device_port_fail_call(port, "queue pair in state RTS") : TUTTI_OK;
 }

@@ -19,12 +19,12 @@ static struct {
     char name[256], problem[600];
 } library = { .once = PTHREAD_ONCE_INIT };
 
-static void problem_record(const char *path, const char *why)
+static void library_record_problem(const char *path, const char *why)
 {
     size_t used = strlen(library.problem);
     snprintf(library.problem + used, sizeof library.problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
 }
-static bool find_calls(void *opened, const char *path)
+static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;
     char why[96];
@@ -38,33 +38,33 @@ static bool find_calls(void *opened, const char *path)
 #undef X
     if (!missing) return true;
     snprintf(why, sizeof why, "it has no %s", missing);
-    problem_record(path, why);
+    library_record_problem(path, why);
     return false;
 }
-static bool open_one(const char *path)
+static bool library_open_path(const char *path)
 {
     void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!opened) {
         const char *why = dlerror();
-        problem_record(path, why ? why : "it cannot be opened");
+        library_record_problem(path, why ? why : "it cannot be opened");
         return false;
     }
-    if (!find_calls(opened, path)) return false;
+    if (!library_find_calls(opened, path)) return false;
     snprintf(library.name, sizeof library.name, "%.255s", path);
     return true;
 }
-static void library_load(void)
+static void library_load_once(void)
 {
     char list[1024], *rest = NULL;
     bool opened = false;
     snprintf(list, sizeof list, "%s", settings_get()->verbs);
     for (char *path = strtok_r(list, ":", &rest); path && !opened; path = strtok_r(NULL, ":", &rest))
-        opened = open_one(path);
+        opened = library_open_path(path);
     library.status = opened ? TUTTI_OK : TUTTI_UNSUPPORTED;
 }
 tutti_status verbs_library_load(void)
 {
-    pthread_once(&library.once, library_load);
+    pthread_once(&library.once, library_load_once);
     if (library.status == TUTTI_OK) return TUTTI_OK;
     return status_fail(library.status,
         "no libibverbs, which the transport verbs needs (%s): install it and the drivers of its devices (apt-get "

@@ -1,7 +1,7 @@
 /* The kernel counts a change before it begins, and queues an event when the change is made. The thread that made it
    continues when the event has been read. This module reads events only with the lock held. So a thread that has the
-   lock and finds no counted change knows every completed change. watch_start tests that the kernel counts in time. A
-   separate thread reads the events, because other threads may be waiting for the allocator. */
+   lock and finds no counted change knows every completed change. mappings_watch_start tests that the kernel counts in
+   time. A separate thread reads the events, because other threads may be waiting for the allocator. */
 #include "backend/transports/verbs/mappings.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
@@ -34,60 +34,60 @@ static struct {
 } mappings = { .descriptor = -1, .waker = -1 };
 
 /* ---- events ---- */
-static void change_tell(uintptr_t begin, uintptr_t end)
+static void mappings_report_change(uintptr_t begin, uintptr_t end)
 {
     for (struct mapping_listener *l = mappings.first; l; l = l->next) l->gone(l, begin, end);
 }
-static void range_unwatch(uint64_t begin, uint64_t end)
+static void mappings_unwatch_range(uint64_t begin, uint64_t end)
 {
     struct uffdio_range range = { begin, end - begin };
     ioctl(mappings.descriptor, UFFDIO_UNREGISTER, &range);
 }
 /* Reports an event. The range is no longer registered afterwards, so it is unwatched to make its next change cheap. */
-static void take_event(const struct uffd_msg *m)
+static void mappings_handle_event(const struct uffd_msg *m)
 {
     if (m->event == UFFD_EVENT_REMAP) {
-        change_tell(m->arg.remap.from, m->arg.remap.from + m->arg.remap.len);
-        range_unwatch(m->arg.remap.to, m->arg.remap.to + m->arg.remap.len);
+        mappings_report_change(m->arg.remap.from, m->arg.remap.from + m->arg.remap.len);
+        mappings_unwatch_range(m->arg.remap.to, m->arg.remap.to + m->arg.remap.len);
     } else if (m->event == UFFD_EVENT_REMOVE || m->event == UFFD_EVENT_UNMAP) {
-        change_tell(m->arg.remove.start, m->arg.remove.end);
-        if (m->event == UFFD_EVENT_REMOVE) range_unwatch(m->arg.remove.start, m->arg.remove.end);
+        mappings_report_change(m->arg.remove.start, m->arg.remove.end);
+        if (m->event == UFFD_EVENT_REMOVE) mappings_unwatch_range(m->arg.remove.start, m->arg.remove.end);
     }
 }
 /* Another part of the program has closed the descriptor, so all watched memory counts as changed. */
-static void watch_lose(void)
+static void mappings_lose_watch(void)
 {
     mappings.descriptor = -1;
-    change_tell(0, UINTPTR_MAX);
+    mappings_report_change(0, UINTPTR_MAX);
 }
-static void take_events(void)
+static void mappings_read_events(void)
 {
     struct uffd_msg messages[EVENTS_AT_ONCE];
     ssize_t bytes;
     while (mappings.descriptor >= 0 && (bytes = read(mappings.descriptor, messages, sizeof messages)) > 0)
-        for (size_t i = 0; i < (size_t)bytes / sizeof *messages; i++) take_event(&messages[i]);
+        for (size_t i = 0; i < (size_t)bytes / sizeof *messages; i++) mappings_handle_event(&messages[i]);
 }
 /* Returns EAGAIN while a change is under way, otherwise EINVAL. The empty range is invalid, so the call protects no
    page, but the kernel checks for changes first. */
-static int kernel_probe(int descriptor)
+static int userfaultfd_probe_changes(int descriptor)
 {
     struct uffdio_writeprotect nothing = { .range = { 0, 0 } };
     return ioctl(descriptor, UFFDIO_WRITEPROTECT, &nothing) == 0 ? 0 : errno;
 }
-static bool is_changing(void)
+static bool mappings_are_changing(void)
 {
     if (mappings.descriptor < 0) return false;
-    int said = kernel_probe(mappings.descriptor);
-    if (said != EAGAIN && said != EINVAL) watch_lose();
+    int said = userfaultfd_probe_changes(mappings.descriptor);
+    if (said != EAGAIN && said != EINVAL) mappings_lose_watch();
     return said == EAGAIN;
 }
 void mappings_lock(void) { pthread_mutex_lock(&lock); }
 void mappings_unlock(void) { pthread_mutex_unlock(&lock); }
-bool mappings_settle(void)
+bool mappings_lock_settled(void)
 {
     mappings_lock();
-    for (int64_t until_ns = 0; is_changing();) {
-        take_events();
+    for (int64_t until_ns = 0; mappings_are_changing();) {
+        mappings_read_events();
         /* The clock is read only now, because most calls find no change. */
         if (!until_ns) until_ns = clock_ns() + SETTLE_NS;
         else if (clock_ns() > until_ns) return false;
@@ -99,7 +99,7 @@ bool mappings_settle(void)
 }
 
 /* ---- watching ---- */
-static bool range_watch(int descriptor, uintptr_t begin, uintptr_t end, uintptr_t page)
+static bool userfaultfd_watch_range(int descriptor, uintptr_t begin, uintptr_t end, uintptr_t page)
 {
     begin &= ~(page - 1);
     end = (end + page - 1) & ~(page - 1);
@@ -108,16 +108,16 @@ static bool range_watch(int descriptor, uintptr_t begin, uintptr_t end, uintptr_
 }
 /* Memory of hugetlbfs can only be watched in whole huge pages, so the larger sizes are tried when the page size fails.
    They fail as well for all other memory. */
-bool mappings_watch(uintptr_t begin, uintptr_t end)
+bool mappings_watch_range(uintptr_t begin, uintptr_t end)
 {
     const uintptr_t pages[] = { (uintptr_t)sysconf(_SC_PAGESIZE), (uintptr_t)2 << 20, (uintptr_t)1 << 30 };
     for (size_t i = 0; i < sizeof pages / sizeof *pages && mappings.descriptor >= 0; i++)
-        if (range_watch(mappings.descriptor, begin, end, pages[i])) return true;
+        if (userfaultfd_watch_range(mappings.descriptor, begin, end, pages[i])) return true;
     return false;
 }
 
 /* ---- the thread ---- */
-static void *thread_main(void *unused)
+static void *mappings_thread_main(void *unused)
 {
     mappings_lock();
     while (mappings.descriptor >= 0) {
@@ -125,65 +125,67 @@ static void *thread_main(void *unused)
         mappings_unlock();
         poll(both, 2, -1);
         mappings_lock();
-        if (both[1].revents & POLLNVAL && mappings.descriptor >= 0) watch_lose();
-        take_events();
+        if (both[1].revents & POLLNVAL && mappings.descriptor >= 0) mappings_lose_watch();
+        mappings_read_events();
     }
     mappings_unlock();
     return unused;
 }
-static bool thread_start(void)
+static bool mappings_thread_start(void)
 {
     sigset_t all, before;
     sigfillset(&all);
     /* The program's own threads handle its signals. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    mappings.runs = pthread_create(&mappings.thread, NULL, thread_main, NULL) == 0;
+    mappings.runs = pthread_create(&mappings.thread, NULL, mappings_thread_main, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (mappings.runs) pthread_setname_np(mappings.thread, "tutti-mappings");
     return mappings.runs;
 }
 
 /* ---- testing the kernel ---- */
-static void *unmap_page(void *page)
+static void *kernel_test_unmap_page(void *page)
 {
     munmap(page, (size_t)sysconf(_SC_PAGESIZE));
     return NULL;
 }
 /* Checks that the kernel counts the change while the thread that unmaps waits for its event to be read. */
-static bool sees_the_change(int descriptor, const void *page)
+static bool kernel_test_sees_change(int descriptor, const void *page)
 {
     struct pollfd event = { descriptor, POLLIN, 0 };
     struct uffd_msg message = { 0 };
-    bool comes = poll(&event, 1, PROOF_MS) == 1, noticed = kernel_probe(descriptor) == EAGAIN;
+    bool comes = poll(&event, 1, PROOF_MS) == 1, noticed = userfaultfd_probe_changes(descriptor) == EAGAIN;
     bool read_it = read(descriptor, &message, sizeof message) == sizeof message;
     return comes && noticed && read_it && message.event == UFFD_EVENT_UNMAP
         && message.arg.remove.start == (uintptr_t)page;
 }
 /* Tests that the kernel counts a change before its event is read, and no longer afterwards. If not, it closes the
    descriptor and returns false. */
-static bool kernel_prove(int descriptor)
+static bool kernel_test_run(int descriptor)
 {
     size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     pthread_t thread;
     bool proved = false;
     unsigned char *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bool watched = page != MAP_FAILED && range_watch(descriptor, (uintptr_t)page, (uintptr_t)page + bytes, bytes);
-    bool changes = watched && pthread_create(&thread, NULL, unmap_page, page) == 0;
-    if (changes) proved = sees_the_change(descriptor, page);
+    bool watched =
+        page != MAP_FAILED && userfaultfd_watch_range(descriptor, (uintptr_t)page, (uintptr_t)page + bytes, bytes);
+    bool changes = watched && pthread_create(&thread, NULL, kernel_test_unmap_page, page) == 0;
+    if (changes) proved = kernel_test_sees_change(descriptor, page);
     /* Closing the descriptor releases the thread that waits for its event. */
     if (!proved) close(descriptor);
     if (changes) pthread_join(thread, NULL);
     else if (page != MAP_FAILED) munmap(page, bytes);
-    if (!proved || kernel_probe(descriptor) == EINVAL) return proved;
+    if (!proved || userfaultfd_probe_changes(descriptor) == EINVAL) return proved;
     close(descriptor);
     return false;
 }
-static tutti_status open_descriptor(int *out)
+static tutti_status userfaultfd_open(int *out)
 {
     struct uffdio_api api = { .api = UFFD_API,
         .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP
             | UFFD_FEATURE_EVENT_REMOVE };
-    int descriptor = descriptor_raised((int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
+    int descriptor =
+        descriptor_move_above_stderr((int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
     if (descriptor < 0)
         return status_fail(TUTTI_UNSUPPORTED,
             "memory cannot be watched: userfaultfd: %s (a container's seccomp profile may forbid it)", strerror(errno));
@@ -192,18 +194,18 @@ static tutti_status open_descriptor(int *out)
         return status_fail(TUTTI_UNSUPPORTED,
             "memory cannot be watched: userfaultfd of this kernel has no such events");
     }
-    if (!kernel_prove(descriptor))
+    if (!kernel_test_run(descriptor))
         return status_fail(TUTTI_UNSUPPORTED, "memory cannot be watched: this kernel reports changes too late");
     *out = descriptor;
     return TUTTI_OK;
 }
 
 /* ---- starting, stopping and listeners ---- */
-static void close_if_open(int descriptor)
+static void descriptor_close_if_open(int descriptor)
 {
     if (descriptor >= 0) close(descriptor);
 }
-static void watch_stop(void)
+static void mappings_watch_stop(void)
 {
     uint64_t one = 1;
     mappings_lock();
@@ -215,52 +217,52 @@ static void watch_stop(void)
     /* The descriptor is closed before the thread is joined, which releases all threads that wait for an event to be
        read. pthread_join puts the thread's stack into a cache and may unmap an older stack that is watched. Its event
        would never be read. */
-    close_if_open(descriptor);
+    descriptor_close_if_open(descriptor);
     if (mappings.runs) pthread_join(mappings.thread, NULL);
-    close_if_open(mappings.waker);
+    descriptor_close_if_open(mappings.waker);
     mappings.waker = -1;
     mappings.runs = false;
 }
-static tutti_status watch_start(void)
+static tutti_status mappings_watch_start(void)
 {
     int descriptor = -1;
-    TRY(open_descriptor(&descriptor));
-    mappings.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    TRY(userfaultfd_open(&descriptor));
+    mappings.waker = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     mappings.descriptor = descriptor;
-    if (mappings.waker >= 0 && thread_start()) return TUTTI_OK;
-    watch_stop();
+    if (mappings.waker >= 0 && mappings_thread_start()) return TUTTI_OK;
+    mappings_watch_stop();
     return status_fail(TUTTI_UNSUPPORTED,
         "memory cannot be watched: no thread can be started for it, or no descriptor "
         "opened (see ulimit -u and ulimit -n)");
 }
 /* The child has no listeners and watches no memory, because the registrations belong to its parent. The fork handlers
    take no lock in the parent: fork holds the allocator's locks, which threads that wait for this module may need. */
-static void in_child(void)
+static void mappings_reset_in_child(void)
 {
     pthread_mutex_init(&lifetime, NULL);
     pthread_mutex_init(&lock, NULL);
-    close_if_open(mappings.descriptor);
-    close_if_open(mappings.waker);
+    descriptor_close_if_open(mappings.descriptor);
+    descriptor_close_if_open(mappings.waker);
     memset(&mappings, 0, sizeof mappings);
     mappings.descriptor = mappings.waker = -1;
 }
-static void fork_prepare(void) { pthread_atfork(NULL, NULL, in_child); }
-static bool watch_is_on(void)
+static void mappings_register_fork(void) { pthread_atfork(NULL, NULL, mappings_reset_in_child); }
+static bool mappings_watch_is_on(void)
 {
     mappings_lock();
     bool yes = mappings.descriptor >= 0;
     mappings_unlock();
     return yes;
 }
-tutti_status mappings_join(struct mapping_listener *listener)
+tutti_status mappings_add_listener(struct mapping_listener *listener)
 {
     tutti_status status = TUTTI_OK;
-    pthread_once(&once, fork_prepare);
+    pthread_once(&once, mappings_register_fork);
     pthread_mutex_lock(&lifetime);
-    if (!watch_is_on()) {
+    if (!mappings_watch_is_on()) {
         /* The descriptor was lost while the thread ran. */
-        if (mappings.runs) watch_stop();
-        status = watch_start();
+        if (mappings.runs) mappings_watch_stop();
+        status = mappings_watch_start();
     }
     mappings_lock();
     listener->next = mappings.first;
@@ -269,7 +271,7 @@ tutti_status mappings_join(struct mapping_listener *listener)
     pthread_mutex_unlock(&lifetime);
     return status;
 }
-void mappings_leave(struct mapping_listener *listener)
+void mappings_remove_listener(struct mapping_listener *listener)
 {
     pthread_mutex_lock(&lifetime);
     mappings_lock();
@@ -278,6 +280,6 @@ void mappings_leave(struct mapping_listener *listener)
     if (*at) *at = listener->next;
     bool last = !mappings.first;
     mappings_unlock();
-    if (last && mappings.runs) watch_stop();
+    if (last && mappings.runs) mappings_watch_stop();
     pthread_mutex_unlock(&lifetime);
 }

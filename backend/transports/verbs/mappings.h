@@ -1,6 +1,6 @@
 /* Reports when memory of this process is unmapped, moved, or loses its pages (munmap, mremap, brk, mmap over it,
  * madvise). A listener that keeps data by address (registrations with a device) learns of it before the call returns.
- * After mappings_settle it has learnt of every completed change.
+ * After mappings_lock_settled it has learnt of every completed change.
  *
  * The module uses userfaultfd, which needs no privilege for this; where it is forbidden, as in many containers, the
  * error gives the reason. The kernel does not report a mapped file that is truncated, or has holes punched into it,
@@ -18,15 +18,15 @@ struct mapping_listener {
     struct mapping_listener *next;
 };
 /* Adds a listener. UNSUPPORTED means that memory cannot be watched here, for the reason in the error text; the caller
-   must call mappings_leave in this case too. */
-tutti_status mappings_join(struct mapping_listener *listener);
-void mappings_leave(struct mapping_listener *listener);
+   must call mappings_remove_listener in this case too. */
+tutti_status mappings_add_listener(struct mapping_listener *listener);
+void mappings_remove_listener(struct mapping_listener *listener);
 /* Takes the lock after all completed changes of watched memory have been reported. It returns false, also with the
    lock, if other threads change their memory without a pause and this is still uncertain after a millisecond. */
-bool mappings_settle(void);
+bool mappings_lock_settled(void);
 /* Takes the lock without waiting for reports. */
 void mappings_lock(void);
 void mappings_unlock(void);
 /* Reports changes of these pages from now on; the caller holds the lock. It returns false if the pages cannot be
    watched: they map a file on a disk or memory of shmat, or another userfaultfd watches them. */
-bool mappings_watch(uintptr_t begin, uintptr_t end);
+bool mappings_watch_range(uintptr_t begin, uintptr_t end);

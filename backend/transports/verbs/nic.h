@@ -14,11 +14,11 @@
 
 enum {
     /* Each pair of processes has a box of this size in each direction. */
-    BOX_BYTES = 1 << 18,
+    RING_BYTES = 1 << 18,
     /* The reserve of a box is left for HEARD and GOODBYE; HEARD makes room again. */
-    BOX_RESERVE = 4096,
+    RING_RESERVE = 4096,
     /* Messages begin at multiples of the grain. */
-    BOX_GRAIN = 128,         /* bytes */
+    RING_GRAIN = 128,         /* bytes */
     /* A queue pair has up to SENDS open work requests, of which every 32nd is signalled at the latest. */
     SENDS = 256,
     SEND_SIGNALS = 32,
@@ -49,7 +49,7 @@ struct verbs_address {
 };
 /* The types of messages in a box. EAGER consists of header and data, OFFER of header and struct offer. DONE has the
    id of an offer that its receiver has finished with. HEARD and GOODBYE have no data; HEARD only acknowledges. */
-enum verbs_what { EAGER, OFFER, DONE, HEARD, GOODBYE };
+enum verbs_what { EAGER, OFFER, DONE, ACK, GOODBYE };
 /* The prefix precedes each message. `position` is where the message ends, counted from the start of the connection.
    `heard` is the position up to which the sender has read its own box. */
 struct prefix {
@@ -102,7 +102,7 @@ struct lane {
 };
 /* The boxes of a pair of processes. The peer writes `in`. `out` has the layout of the peer's box, which lies at
    `there`. All positions count from the start of the connection. */
-struct box {
+struct eager_ring {
     unsigned char *in, *out;
     struct ibv_mr *in_region, *out_region;
     uint64_t there;
@@ -112,7 +112,7 @@ struct box {
     uint64_t written, sent, left;
     uint64_t signalled;
     /* Messages from the peer are read up to `heard`; the peer knows that up to `told`. */
-    uint64_t heard, told;
+    uint64_t heard, acked;
 };
 struct verbs_endpoint {
     struct endpoint base;
@@ -121,11 +121,11 @@ struct verbs_endpoint {
     /* `theirs` is the turn of the peer's endpoint to this process, or 0 while it is unknown. */
     uint64_t theirs;
     /* `hopeless` is set when the device has refused to connect the endpoint. */
-    bool owes_answer, hopeless;
+    bool owes_answer, connect_failed;
     /* `said_ms` is when the last HELLO was sent, and `poll_timeout_ms` is the time from it to the next. */
     int64_t said_ms, poll_timeout_ms;
     uint32_t inline_bytes;
-    struct box box;
+    struct eager_ring ring;
     struct lane lanes[RAILS_MOST];
     /* `lane_count` is the number of lanes that both processes have, and 0 until they are connected. */
     int lane_count, next_lane;
@@ -133,7 +133,7 @@ struct verbs_endpoint {
        first. */
     struct verbs_xfer *waiting, *reading, *offered, *fetching;
 };
-struct greeter {
+struct datagram_queue {
     struct ibv_qp *pair;
     struct ibv_mr *region;
     unsigned char *memory;
@@ -166,7 +166,7 @@ struct nic {
     int adapter_count, rail_count;
     struct ibv_srq *receives;
     int used_receives;
-    struct greeter greeter;
+    struct datagram_queue datagram_queue;
     /* The buckets hold the lanes by the number of their queue pair. */
     struct lane *bucket[LANE_BUCKETS];
     /* `stalled` is set when some endpoint has xfers that wait for room, or owes its peer an acknowledgement. */
@@ -174,24 +174,24 @@ struct nic {
     uint32_t psn;
     uint64_t ids;
 };
-static inline struct nic *nic_of(const struct fabric *fabric) { return fabric->own; }
-static inline struct verbs_endpoint *verbs_of(struct endpoint *e) { return (struct verbs_endpoint *)e; }
+static inline struct nic *nic_of_fabric(const struct fabric *fabric) { return fabric->own; }
+static inline struct verbs_endpoint *verbs_endpoint_of(struct endpoint *e) { return (struct verbs_endpoint *)e; }
 /* The tag in its work requests distinguishes an endpoint from a destroyed one whose queue pair had the same number. */
-static inline uint64_t endpoint_tag(const struct verbs_endpoint *e) { return e->base.turn % UINT32_MAX + 1; }
+static inline uint64_t verbs_endpoint_tag(const struct verbs_endpoint *e) { return e->base.turn % UINT32_MAX + 1; }
 
 /* ---- nic.c ---- */
 tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *place, struct nic **out);
 /* Destroys a nic; NULL and a nic that nic_create has only begun are allowed. */
 void nic_destroy(struct nic *nic);
-struct verbs_address verbs_address_of(const struct rail *rail, const struct ibv_qp *pair);
+struct verbs_address verbs_qp_address(const struct rail *rail, const struct ibv_qp *pair);
 struct verbs_address nic_address(const struct fabric *fabric);
-struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
+struct lane *verbs_nic_find_lane(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
 static inline int int_smaller(int a, int b) { return a < b ? a : b; }
-static inline uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
+static inline uint8_t rdma_reads_clamp(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
 /* Returns the port that messages use. */
-static inline const struct device_port *nic_port(const struct nic *nic) { return nic->rails[0].port; }
+static inline const struct device_port *nic_message_port(const struct nic *nic) { return nic->rails[0].port; }
 /* Posts the receives again that completions have used up; returns false if the device refuses. */
-bool nic_post_receives(struct nic *nic);
+bool verbs_nic_post_receives(struct nic *nic);
 
 /* ---- adapter.c ---- */
 /* Opens the shared objects of a device. The completion queue has room for `lanes` lanes at first, and for `beside`
@@ -199,67 +199,67 @@ bool nic_post_receives(struct nic *nic);
 tutti_status adapter_init(struct adapter *adapter, const struct device_port *port, int beside, int lanes);
 void adapter_finish(struct adapter *adapter);
 /* Makes room for the completions of one more lane. SYSTEM means that the device has reached its limit. */
-tutti_status adapter_expect_lane(struct adapter *adapter);
+tutti_status verbs_adapter_reserve_lane(struct adapter *adapter);
 /* Fails with SYSTEM and the reason in errno, after a call of the library has failed. */
-tutti_status device_refused(const struct device_port *port, const char *what);
+tutti_status device_port_fail_call(const struct device_port *port, const char *what);
 
 /* ---- lanes.c: an endpoint's queues ---- */
 tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e);
 /* Destroys the queue pairs. From here on no device accesses memory for this endpoint. */
 void lanes_destroy(struct nic *nic, struct verbs_endpoint *e);
 /* Creates the address handle by which datagrams reach the peer. */
-tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e);
+tutti_status verbs_endpoint_create_ah(const struct nic *nic, struct verbs_endpoint *e);
 /* Connects a lane with the peer's queue pair of this address. */
 tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *address, uint32_t psn);
 
 /* ---- requests.c: the work requests of the lanes ---- */
 bool lane_has_room(const struct lane *lane);
 /* Writes the built message at position `begin` to the peer's box. Returns 0, or the errno of the device. */
-int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
+int verbs_endpoint_post_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
 /* Posts as many reads of a fetch as have room, in one doorbell of each lane. Returns 0, or the errno of the device. */
-int requests_read(struct verbs_endpoint *e, struct verbs_xfer *fetch);
+int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch);
 /* Accounts for the completion of a signalled work request. Returns the fetch that is complete with it, or NULL. */
-struct verbs_xfer *requests_end(struct lane *lane, unsigned request);
+struct verbs_xfer *lane_complete_request(struct lane *lane, unsigned request);
 
 /* ---- greeting.c ---- */
-tutti_status greeter_init(const struct fabric *fabric, struct nic *nic);
-void greeter_finish(struct nic *nic);
+tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic);
+void datagram_queue_finish(struct nic *nic);
 /* Sends the peer a HELLO which reports that this endpoint is closed. */
-void greeter_part(struct fabric *fabric, struct verbs_endpoint *e);
-void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc);
-void verbs_greet(struct fabric *fabric);
+void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *e);
+void datagram_queue_on_completion(struct fabric *fabric, const struct ibv_wc *wc);
+void verbs_advance_handshakes(struct fabric *fabric);
 
 /* ---- messages.c ---- */
 bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void verbs_release(struct fabric *fabric, void *descriptor);
 /* Sends the waiting messages, posts the waiting reads, and acknowledges if much is unacknowledged. */
-void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e);
+void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *e);
 /* Returns a descriptor with a copy of the offer, or NULL if memory is short. */
-struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer);
+struct descriptor *offer_descriptor_new(struct verbs_endpoint *e, const void *offer);
 /* Completes the offer with this id; returns false if the endpoint has no such offer. */
-bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id);
-void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch);
+bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id);
+void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch);
 /* Completes every xfer of the endpoint with this reason. */
-void endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
 /* ---- box.c ---- */
 /* Builds a message and writes it to the peer's box; returns false if the box or the send queue has no room now. */
-bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
-bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);
+bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
+bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);
 /* Returns true if a quarter of the box or more is read and not acknowledged. */
-bool box_owes(const struct box *box);
-void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
+bool eager_ring_owes_ack(const struct eager_ring *ring);
+void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
 /* ---- endpoints.c ---- */
 /* Creates an endpoint to the process of this address and nonce, and adds it to the fabric. The handshake then opens it.
    Errors: SYSTEM, NO_MEMORY. */
-tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+tutti_status verbs_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const struct verbs_address *address, struct verbs_endpoint **out);
-tutti_status refuse_link_layers(const struct nic *nic);
-tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+tutti_status verbs_fail_link_layers(const struct nic *nic);
+tutti_status verbs_connect_process(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
-void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint);
-void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
-void verbs_part(struct fabric *fabric);
-void endpoints_destroy(struct fabric *fabric);
+void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint);
+void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+void verbs_endpoints_shutdown(struct fabric *fabric);
+void verbs_endpoints_destroy(struct fabric *fabric);
 /* ---- verbs.c ---- */
 bool verbs_progress(struct fabric *fabric);

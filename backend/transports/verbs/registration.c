@@ -48,32 +48,35 @@ struct registration {
     struct registration_entry entries[ENTRIES];
     int hints[HINTS];
 };
-static uintptr_t page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
+static uintptr_t registration_page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 
 /* ---- finding, with the lock held ---- */
-static int *hint_of(struct registration *r, uint64_t key) { return &r->hints[(key * 0x9e3779b97f4a7c15u) >> 58]; }
+static int *registration_hint_slot(struct registration *r, uint64_t key)
+{
+    return &r->hints[(key * 0x9e3779b97f4a7c15u) >> 58];
+}
 static bool entry_serves(const struct registration *r, int i, uintptr_t begin, uintptr_t end, bool writes)
 {
     return r->spans[i].begin <= begin && end <= r->spans[i].end && (!writes || r->entries[i].writable);
 }
 static int registration_find(struct registration *r, uintptr_t begin, uintptr_t end, bool writes)
 {
-    int *hint = hint_of(r, begin / page_bytes());
+    int *hint = registration_hint_slot(r, begin / registration_page_bytes());
     if (entry_serves(r, *hint, begin, end, writes)) return *hint;
     for (int i = 0; i < r->top; i++)
         if (entry_serves(r, i, begin, end, writes)) return *hint = i;
     return ONCE;
 }
-static bool is_block(const struct registration *r, int i, uint64_t block)
+static bool entry_is_block(const struct registration *r, int i, uint64_t block)
 {
     return r->entries[i].state == READY && r->entries[i].block == block;
 }
-static int find_block(struct registration *r, uint64_t block)
+static int registration_find_block(struct registration *r, uint64_t block)
 {
-    int *hint = hint_of(r, block);
-    if (is_block(r, *hint, block)) return *hint;
+    int *hint = registration_hint_slot(r, block);
+    if (entry_is_block(r, *hint, block)) return *hint;
     for (int i = 0; i < r->top; i++)
-        if (is_block(r, i, block)) return *hint = i;
+        if (entry_is_block(r, i, block)) return *hint = i;
     return ONCE;
 }
 static bool entry_use(struct registration *r, int i, struct registered *out)
@@ -87,10 +90,10 @@ static bool entry_use(struct registration *r, int i, struct registered *out)
 }
 
 /* ---- adding and dropping entries, with the lock held ---- */
-static bool can_be_evicted(const struct registration_entry *e) { return !e->block && !e->for_good; }
-static void bytes_account(struct registration *r, const struct registration_entry *e, bool comes)
+static bool entry_is_evictable(const struct registration_entry *e) { return !e->block && !e->for_good; }
+static void registration_account_entry(struct registration *r, const struct registration_entry *e, bool comes)
 {
-    if (!can_be_evicted(e)) return;
+    if (!entry_is_evictable(e)) return;
     r->counts.entries += comes ? 1 : -1;
     r->counts.bytes += comes ? e->end - e->begin : -(e->end - e->begin);
 }
@@ -98,109 +101,112 @@ static void bytes_account(struct registration *r, const struct registration_entr
 static void entry_hide(struct registration *r, int i)
 {
     struct registration_entry *e = &r->entries[i];
-    bytes_account(r, e, false);
+    registration_account_entry(r, e, false);
     e->state = GONE;
     r->spans[i] = (struct registered_span){ 0, 0 };
 }
-static void range_gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
+static void registration_on_range_gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
 {
     struct registration *r = (struct registration *)(void *)listener;
     for (int i = 0; i < r->top; i++) {
         const struct registration_entry *e = &r->entries[i];
         bool lives = e->state == READY || e->state == PENDING;
-        if (!lives || !can_be_evicted(e) || e->end <= begin || end <= e->begin) continue;
+        if (!lives || !entry_is_evictable(e) || e->end <= begin || end <= e->begin) continue;
         entry_hide(r, i);
         r->counts.gone++;
     }
 }
-static int entry_claim(struct registration *r, const struct registration_entry *e)
+static int entry_add(struct registration *r, const struct registration_entry *e)
 {
     int i = 0;
     while (i < r->top && r->entries[i].state != FREE) i++;
     if (i == ENTRIES) return ONCE;
     if (i == r->top) r->top++;
     r->entries[i] = *e;
-    bytes_account(r, e, true);
+    registration_account_entry(r, e, true);
     return i;
 }
-static struct ibv_mr *entry_release(struct registration *r, int i)
+static struct ibv_mr *entry_free(struct registration *r, int i)
 {
     struct ibv_mr *region = r->entries[i].region;
     r->entries[i] = (struct registration_entry){ .state = FREE };
     return region;
 }
-static bool is_retired(uint64_t block) { return block && !arena_at((struct location){ block, 0 }, 1); }
-static bool is_done_with(const struct registration_entry *e, bool all)
+static bool registration_block_is_retired(uint64_t block)
+{
+    return block && !arena_location_address((struct location){ block, 0 }, 1);
+}
+static bool entry_is_unneeded(const struct registration_entry *e, bool all)
 {
     if (e->users || e->state == FREE) return false;
-    return e->state == GONE || is_retired(e->block) || (all && !e->for_good);
+    return e->state == GONE || registration_block_is_retired(e->block) || (all && !e->for_good);
 }
-static int longest_unused(const struct registration *r)
+static int registration_find_longest_unused(const struct registration *r)
 {
     int found = ONCE;
     for (int i = 0; i < r->top; i++) {
         const struct registration_entry *e = &r->entries[i];
-        if (e->state != READY || e->users || !can_be_evicted(e)) continue;
+        if (e->state != READY || e->users || !entry_is_evictable(e)) continue;
         if (found < 0 || e->used < r->entries[found].used) found = i;
     }
     return found;
 }
-static bool is_full(const struct registration *r, size_t more)
+static bool registration_is_full(const struct registration *r, size_t more)
 {
     bool fits = more <= r->limits.bytes && r->counts.bytes <= r->limits.bytes - more;
     return r->counts.entries >= r->limits.entries || !fits;
 }
 /* Collects up to DROPS regions to deregister: entries that are gone or retired, then the least recently used ones until
    `more` bytes fit. */
-static int entries_collect(struct registration *r, size_t more, struct ibv_mr *out[DROPS])
+static int registration_collect_dropped(struct registration *r, size_t more, struct ibv_mr *out[DROPS])
 {
     int count = 0, i;
     for (i = 0; i < r->top && count < DROPS; i++) {
-        if (!is_done_with(&r->entries[i], more == ALL)) continue;
+        if (!entry_is_unneeded(&r->entries[i], more == ALL)) continue;
         if (r->entries[i].state == READY) entry_hide(r, i);
-        out[count++] = entry_release(r, i);
+        out[count++] = entry_free(r, i);
     }
-    while (more && count < DROPS && is_full(r, more) && (i = longest_unused(r)) >= 0) {
+    while (more && count < DROPS && registration_is_full(r, more) && (i = registration_find_longest_unused(r)) >= 0) {
         entry_hide(r, i);
         r->counts.evicted++;
-        out[count++] = entry_release(r, i);
+        out[count++] = entry_free(r, i);
     }
     return count;
 }
 
 /* ---- calling the library, without the lock ---- */
-static int make_room(struct registration *r, size_t more)
+static int registration_make_room(struct registration *r, size_t more)
 {
     struct ibv_mr *dropped[DROPS];
     int count, all = 0;
     do {
         mappings_lock();
-        count = entries_collect(r, more, dropped);
+        count = registration_collect_dropped(r, more, dropped);
         mappings_unlock();
         for (int i = 0; i < count; i++) verbs.ibv_dereg_mr(dropped[i]);
         all += count;
     } while (count == DROPS);
     return all;
 }
-static struct ibv_mr *region_ask(struct registration *r, uintptr_t begin, uintptr_t end, int access)
+static struct ibv_mr *registration_register_region(struct registration *r, uintptr_t begin, uintptr_t end, int access)
 {
     struct ibv_mr *region;
     do {
         errno = 0;
         region = verbs.ibv_reg_mr(r->domain, (void *)begin, end - begin, access);
-    } while (!region && errno == ENOMEM && make_room(r, ALL) > 0);
+    } while (!region && errno == ENOMEM && registration_make_room(r, ALL) > 0);
     return region;
 }
-static struct ibv_mr *ask_for_tensor(struct registration *r, uintptr_t begin, uintptr_t end, bool writes,
+static struct ibv_mr *registration_register_tensor(struct registration *r, uintptr_t begin, uintptr_t end, bool writes,
     bool *writable)
 {
-    struct ibv_mr *region = region_ask(r, begin, end, TENSOR_ACCESS);
+    struct ibv_mr *region = registration_register_region(r, begin, end, TENSOR_ACCESS);
     *writable = region != NULL;
     if (region || writes || (errno != EFAULT && errno != EACCES && errno != EPERM)) return region;
     /* The memory may be read-only for this process. */
-    return region_ask(r, begin, end, IBV_ACCESS_REMOTE_READ);
+    return registration_register_region(r, begin, end, IBV_ACCESS_REMOTE_READ);
 }
-static tutti_status refuse_limit(const char *device, size_t bytes)
+static tutti_status registration_fail_limit(const char *device, size_t bytes)
 {
     struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
     getrlimit(RLIMIT_MEMLOCK, &limit);
@@ -214,11 +220,11 @@ static tutti_status refuse_limit(const char *device, size_t bytes)
         "In a container: docker run --ulimit memlock=-1",
         bytes, device, (unsigned long long)limit.rlim_cur / 1024);
 }
-static tutti_status region_refuse(const struct registration *r, const void *at, size_t bytes)
+static tutti_status registration_fail_region(const struct registration *r, const void *at, size_t bytes)
 {
     int error = errno;
     const char *device = verbs.ibv_get_device_name(r->domain->context->device);
-    if (error == ENOMEM) return refuse_limit(device, bytes);
+    if (error == ENOMEM) return registration_fail_limit(device, bytes);
     if (error == EFAULT)
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%zu bytes at %p cannot be registered with the RDMA device %s: part of them is not memory that this "
@@ -231,18 +237,18 @@ static tutti_status region_refuse(const struct registration *r, const void *at, 
 /* ---- taking ---- */
 /* The memory is watched before it is registered. A change in between makes the entry GONE, and its user gives it
    back. */
-static int begin_entry(struct registration *r, uintptr_t begin, uintptr_t end, uint64_t block)
+static int entry_begin(struct registration *r, uintptr_t begin, uintptr_t end, uint64_t block)
 {
     struct registration_entry e = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
     mappings_lock();
     r->counts.misses++;
-    bool fits = block || (!is_full(r, end - begin) && r->watches && mappings_watch(begin, end));
-    int i = fits ? entry_claim(r, &e) : ONCE;
+    bool fits = block || (!registration_is_full(r, end - begin) && r->watches && mappings_watch_range(begin, end));
+    int i = fits ? entry_add(r, &e) : ONCE;
     r->counts.once += i == ONCE;
     mappings_unlock();
     return i;
 }
-static struct registered end_entry(struct registration *r, int i, struct ibv_mr *region, bool writable)
+static struct registered entry_finish(struct registration *r, int i, struct ibv_mr *region, bool writable)
 {
     if (i == ONCE) return (struct registered){ region, ONCE, false };
     mappings_lock();
@@ -252,7 +258,7 @@ static struct registered end_entry(struct registration *r, int i, struct ibv_mr 
     e->used = ++r->clock;
     if (!region) {
         if (e->state == PENDING) entry_hide(r, i);
-        entry_release(r, i);
+        entry_free(r, i);
     } else if (e->state == PENDING) {
         e->state = READY;
         if (!e->block) r->spans[i] = (struct registered_span){ e->begin, e->end };
@@ -260,48 +266,49 @@ static struct registered end_entry(struct registration *r, int i, struct ibv_mr 
     mappings_unlock();
     return (struct registered){ region, i, false };
 }
-static struct registered take_anew(struct registration *r, uintptr_t begin, uintptr_t end, bool writes, uint64_t block)
+static struct registered registration_take_new(struct registration *r, uintptr_t begin, uintptr_t end, bool writes,
+    uint64_t block)
 {
     bool writable;
     bool kept = !block && r->watches && end - begin <= r->limits.bytes;
-    make_room(r, kept ? end - begin : 0);
-    int i = begin_entry(r, begin, end, block);
-    struct ibv_mr *region = ask_for_tensor(r, begin, end, writes, &writable);
-    return end_entry(r, i, region, writable);
+    registration_make_room(r, kept ? end - begin : 0);
+    int i = entry_begin(r, begin, end, block);
+    struct ibv_mr *region = registration_register_tensor(r, begin, end, writes, &writable);
+    return entry_finish(r, i, region, writable);
 }
-static bool take_of_arena(struct registration *r, uint64_t number, struct registered *out)
+static bool registration_take_block(struct registration *r, uint64_t number, struct registered *out)
 {
     mappings_lock();
-    bool found = entry_use(r, find_block(r, number), out);
+    bool found = entry_use(r, registration_find_block(r, number), out);
     mappings_unlock();
     if (found) return true;
     struct arena_block whole = arena_block(number);
     uintptr_t begin = (uintptr_t)whole.base;
     if (!begin) return false;
-    *out = take_anew(r, begin, begin + whole.bytes, true, number);
+    *out = registration_take_new(r, begin, begin + whole.bytes, true, number);
     return out->region != NULL;
 }
 tutti_status registration_take(struct registration *r, const void *at, size_t bytes, bool writes,
     struct registered *out)
 {
-    uintptr_t begin = (uintptr_t)at, end = begin + bytes, page = page_bytes();
+    uintptr_t begin = (uintptr_t)at, end = begin + bytes, page = registration_page_bytes();
     struct registered taken;
     struct location location;
     assert(bytes && end > begin);
-    if (!arena_find(at, bytes, &location) || !take_of_arena(r, location.block, &taken)) {
-        bool found = mappings_settle() && entry_use(r, registration_find(r, begin, end, writes), &taken);
+    if (!arena_find(at, bytes, &location) || !registration_take_block(r, location.block, &taken)) {
+        bool found = mappings_lock_settled() && entry_use(r, registration_find(r, begin, end, writes), &taken);
         mappings_unlock();
-        if (!found) taken = take_anew(r, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
+        if (!found) taken = registration_take_new(r, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
     }
-    if (!taken.region) return region_refuse(r, at, bytes);
+    if (!taken.region) return registration_fail_region(r, at, bytes);
     *out = taken;
     return TUTTI_OK;
 }
 tutti_status registration_keep(struct registration *r, void *at, size_t bytes, int access, struct registered *out)
 {
     uintptr_t begin = (uintptr_t)at;
-    struct ibv_mr *region = region_ask(r, begin, begin + bytes, access);
-    if (!region) return region_refuse(r, at, bytes);
+    struct ibv_mr *region = registration_register_region(r, begin, begin + bytes, access);
+    if (!region) return registration_fail_region(r, at, bytes);
     bool for_all = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
     struct registration_entry e = { .region = region,
         .begin = begin,
@@ -311,13 +318,13 @@ tutti_status registration_keep(struct registration *r, void *at, size_t bytes, i
         .writable = true,
         .for_good = true };
     mappings_lock();
-    int i = entry_claim(r, &e);
+    int i = entry_add(r, &e);
     if (i >= 0 && for_all) r->spans[i] = (struct registered_span){ e.begin, e.end };
     mappings_unlock();
     *out = (struct registered){ region, i, true };
     return TUTTI_OK;
 }
-tutti_status registration_of_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
+tutti_status registration_take_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
     uint64_t iova, struct registered *out)
 {
     const char *device = verbs.ibv_get_device_name(r->domain->context->device);
@@ -343,14 +350,14 @@ void registration_give(struct registration *r, const struct registered *register
         struct registration_entry *e = &r->entries[i];
         e->users--;
         if (registered->for_good) entry_hide(r, i);
-        if (e->state == GONE && !e->users) dropped = entry_release(r, i);
+        if (e->state == GONE && !e->users) dropped = entry_free(r, i);
         mappings_unlock();
     }
     if (dropped) verbs.ibv_dereg_mr(dropped);
 }
-void registration_sweep(struct registration *r) { make_room(r, 0); }
-bool registration_keeps(const struct registration *r) { return r->watches; }
-struct registration_counts registration_count(struct registration *r)
+void registration_sweep(struct registration *r) { registration_make_room(r, 0); }
+bool registration_can_keep(const struct registration *r) { return r->watches; }
+struct registration_counts registration_get_counts(struct registration *r)
 {
     mappings_lock();
     struct registration_counts counts = r->counts;
@@ -359,24 +366,24 @@ struct registration_counts registration_count(struct registration *r)
 }
 
 /* ---- creating and destroying ---- */
-static struct registration_limits limits_bounded(struct registration_limits limits)
+static struct registration_limits registration_limits_clamp(struct registration_limits limits)
 {
     /* The other entries are for blocks of the arena and for permanent registrations. */
     enum { DEFAULT_ENTRIES = ENTRIES / 2 };
-    uint64_t quarter = (uint64_t)sysconf(_SC_PHYS_PAGES) * page_bytes() / 4;
+    uint64_t quarter = (uint64_t)sysconf(_SC_PHYS_PAGES) * registration_page_bytes() / 4;
     if (!limits.bytes) limits.bytes = (size_t)quarter;
     if (limits.entries <= 0 || limits.entries > DEFAULT_ENTRIES) limits.entries = DEFAULT_ENTRIES;
     return limits;
 }
 tutti_status registration_create(struct ibv_pd *domain, struct registration_limits limits, struct registration **out)
 {
-    struct registration *r = memory_zeroed(1, sizeof *r);
+    struct registration *r = memory_alloc_zeroed(1, sizeof *r);
     if (!r) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of registrations");
-    r->listener.gone = range_gone;
+    r->listener.gone = registration_on_range_gone;
     r->domain = domain;
     r->process = getpid();
-    r->limits = limits_bounded(limits);
-    r->watches = mappings_join(&r->listener) == TUTTI_OK;
+    r->limits = registration_limits_clamp(limits);
+    r->watches = mappings_add_listener(&r->listener) == TUTTI_OK;
     if (!r->watches) LOG(INFO, "private tensors are registered again for each message: %s", status_detail());
     *out = r;
     return TUTTI_OK;
@@ -386,7 +393,7 @@ void registration_destroy(struct registration *r)
     if (!r) return;
     /* A forked child leaves the registrations of its parent alone. */
     if (r->process == getpid()) {
-        mappings_leave(&r->listener);
+        mappings_remove_listener(&r->listener);
         for (int i = 0; i < r->top; i++)
             if (r->entries[i].region) verbs.ibv_dereg_mr(r->entries[i].region);
     }

@@ -38,7 +38,7 @@ tutti_status registration_keep(struct registration *registration, void *at, size
     struct registered *out);
 /* Registers memory that another device has exported as a descriptor: `bytes` from `offset` on, which peers address by
    `iova`. UNSUPPORTED means that the library is too old or that the device cannot do it. */
-tutti_status registration_of_dmabuf(struct registration *registration, int descriptor, uint64_t offset, size_t bytes,
+tutti_status registration_take_dmabuf(struct registration *registration, int descriptor, uint64_t offset, size_t bytes,
     uint64_t iova, struct registered *out);
 void registration_give(struct registration *registration, const struct registered *registered);
 
@@ -46,6 +46,6 @@ void registration_give(struct registration *registration, const struct registere
    registration_take that registers new memory sweeps as well. A sweep that finds no such memory is cheap. */
 void registration_sweep(struct registration *registration);
 /* Returns true if memory can be watched here, so that registrations are kept. */
-bool registration_keeps(const struct registration *registration);
+bool registration_can_keep(const struct registration *registration);
 struct registration_counts { uint64_t hits, misses, once, evicted, gone; int entries; size_t bytes; };
-struct registration_counts registration_count(struct registration *registration);
+struct registration_counts registration_get_counts(struct registration *registration);

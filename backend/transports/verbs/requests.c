@@ -6,40 +6,41 @@
 #include <string.h>
 
 bool lane_has_room(const struct lane *lane) { return lane->begun - lane->ended < SENDS; }
-static uint64_t request_record(struct lane *lane, bool signalled, struct posted posted)
+static uint64_t lane_record_request(struct lane *lane, bool signalled, struct posted posted)
 {
     lane->posted[lane->begun % SENDS] = posted;
     if (signalled) lane->last_signalled = lane->begun;
-    return endpoint_tag(lane->endpoint) << 32 | lane->begun++;
+    return verbs_endpoint_tag(lane->endpoint) << 32 | lane->begun++;
 }
-int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled)
+int verbs_endpoint_post_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled)
 {
-    struct box *box = &e->box;
+    struct eager_ring *ring = &e->ring;
     struct lane *lane = &e->lanes[0];
-    uint64_t offset = begin % BOX_BYTES;
-    struct ibv_sge from = { (uintptr_t)(box->out + offset), (uint32_t)bytes, box->out_region->lkey };
-    signalled |= lane->begun - lane->last_signalled >= SEND_SIGNALS || box->written - box->signalled >= BOX_BYTES / 4;
-    if (signalled) box->signalled = box->written;
+    uint64_t offset = begin % RING_BYTES;
+    struct ibv_sge from = { (uintptr_t)(ring->out + offset), (uint32_t)bytes, ring->out_region->lkey };
+    signalled |=
+        lane->begun - lane->last_signalled >= SEND_SIGNALS || ring->written - ring->signalled >= RING_BYTES / 4;
+    if (signalled) ring->signalled = ring->written;
     struct ibv_send_wr *bad,
         request = { .sg_list = &from,
             .num_sge = 1,
             .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
             .send_flags = (signalled ? IBV_SEND_SIGNALED : 0u) | (bytes <= e->inline_bytes ? IBV_SEND_INLINE : 0u),
-            .imm_data = htobe32((uint32_t)(offset / BOX_GRAIN)),
-            .wr.rdma = { .remote_addr = box->there + offset, .rkey = box->there_key } };
-    request.wr_id = request_record(lane, signalled, (struct posted){ .position = box->written });
+            .imm_data = htobe32((uint32_t)(offset / RING_GRAIN)),
+            .wr.rdma = { .remote_addr = ring->there + offset, .rkey = ring->there_key } };
+    request.wr_id = lane_record_request(lane, signalled, (struct posted){ .position = ring->written });
     return ibv_post_send(lane->pair, &request, &bad);
 }
 
 /* ---- reads ---- */
-static unsigned reads_that_fit(const struct lane *lane)
+static unsigned lane_reads_that_fit(const struct lane *lane)
 {
     /* Reads use at most half of the queue, so that messages can still be sent. */
     unsigned open = lane->begun - lane->ended, room = open < SENDS / 2 ? SENDS / 2 - open : 0;
     return room < READS_AT_ONCE ? room : READS_AT_ONCE;
 }
 /* Posts reads of up to `share` more bytes of a fetch, in one doorbell whose last request is signalled. */
-static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
+static int lane_post_reads(struct lane *lane, struct verbs_xfer *fetch, size_t share)
 {
     struct ibv_send_wr list[READS_AT_ONCE], *bad;
     struct ibv_sge into[READS_AT_ONCE];
@@ -48,7 +49,7 @@ static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
     uint32_t there = fetch->offer.keys[lane - lane->endpoint->lanes];
     size_t most = size_smaller(READ_BYTES, rail->port->message_bytes);
     size_t end = size_smaller(fetch->asked + share, (size_t)fetch->offer.bytes);
-    unsigned count = 0, fit = reads_that_fit(lane);
+    unsigned count = 0, fit = lane_reads_that_fit(lane);
     for (; count < fit && fetch->asked < end; count++) {
         size_t at = fetch->asked, part = size_smaller(most, end - at);
         fetch->asked += part;
@@ -59,8 +60,8 @@ static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
             .opcode = IBV_WR_RDMA_READ,
             .send_flags = last ? IBV_SEND_SIGNALED : 0u,
             .wr.rdma = { .remote_addr = fetch->offer.at + at, .rkey = there } };
-        list[count].wr_id = request_record(lane, last,
-            (struct posted){ .fetch = last ? fetch : NULL, .position = lane->endpoint->box.written });
+        list[count].wr_id = lane_record_request(lane, last,
+            (struct posted){ .fetch = last ? fetch : NULL, .position = lane->endpoint->ring.written });
         if (count > 0) list[count - 1].next = &list[count];
     }
     if (count == 0) return 0;
@@ -68,7 +69,7 @@ static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
     return ibv_post_send(lane->pair, list, &bad);
 }
 /* Each lane in turn reads an equal part of the remaining bytes; the next fetch starts with the next lane. */
-int requests_read(struct verbs_endpoint *e, struct verbs_xfer *fetch)
+int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch)
 {
     int error = 0;
     size_t bytes = (size_t)fetch->offer.bytes;
@@ -76,17 +77,17 @@ int requests_read(struct verbs_endpoint *e, struct verbs_xfer *fetch)
         size_t share = size_round_up((bytes - fetch->asked - 1) / (size_t)left + 1, SHARE_BYTES);
         struct lane *lane = &e->lanes[e->next_lane];
         e->next_lane = (e->next_lane + 1) % e->lane_count;
-        error = read_share(lane, fetch, share);
+        error = lane_post_reads(lane, fetch, share);
     }
     return error;
 }
-struct verbs_xfer *requests_end(struct lane *lane, unsigned request)
+struct verbs_xfer *lane_complete_request(struct lane *lane, unsigned request)
 {
     struct verbs_xfer *fetch = NULL;
     struct verbs_endpoint *e = lane->endpoint;
     while (lane->ended != request + 1) {
         const struct posted *posted = &lane->posted[lane->ended++ % SENDS];
-        if (lane == e->lanes) e->box.sent = posted->position;
+        if (lane == e->lanes) e->ring.sent = posted->position;
         fetch = posted->fetch;
     }
     if (!fetch) return NULL;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool sysfs_line(char *out, size_t bytes, const char *format, ...)
+bool sysfs_read_line(char *out, size_t bytes, const char *format, ...)
 {
     char path[PATH_MAX];
     va_list arguments;
@@ -22,13 +22,13 @@ bool sysfs_line(char *out, size_t bytes, const char *format, ...)
     out[strcspn(out, "\n")] = 0;
     return found;
 }
-int sysfs_number(const char *line, int otherwise)
+int sysfs_parse_number(const char *line, int otherwise)
 {
     char *end;
     long number = strtol(line, &end, 10);
     return end == line || number < INT_MIN || number > INT_MAX ? otherwise : (int)number;
 }
-bool sysfs_list_has(const char *list, int number)
+bool sysfs_list_contains(const char *list, int number)
 {
     while (*list) {
         char *end;

@@ -4,8 +4,8 @@
 #include <stddef.h>
 
 /* Reads the first line of a file without its newline; an unreadable or empty file gives an empty text and false. */
-bool sysfs_line(char *out, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+bool sysfs_read_line(char *out, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Returns the number at the beginning of the line, or `otherwise`. */
-int sysfs_number(const char *line, int otherwise);
+int sysfs_parse_number(const char *line, int otherwise);
 /* Returns true if a list such as "0-3,8" contains the number. */
-bool sysfs_list_has(const char *list, int number);
+bool sysfs_list_contains(const char *list, int number);

@@ -13,102 +13,104 @@
 enum { COMPLETIONS_AT_ONCE = 32 };
 
 /* ---- completions and events ---- */
-static void hear_completion(struct fabric *fabric, const struct adapter *adapter, const struct ibv_wc *wc)
+static void verbs_handle_completion(struct fabric *fabric, const struct adapter *adapter, const struct ibv_wc *wc)
 {
-    struct nic *nic = nic_of(fabric);
-    if (adapter == nic->adapters && wc->qp_num == nic->greeter.pair->qp_num) {
-        greeter_hear(fabric, wc);
+    struct nic *nic = nic_of_fabric(fabric);
+    if (adapter == nic->adapters && wc->qp_num == nic->datagram_queue.pair->qp_num) {
+        datagram_queue_on_completion(fabric, wc);
         return;
     }
-    struct lane *lane = nic_find(nic, adapter, wc->qp_num);
+    struct lane *lane = verbs_nic_find_lane(nic, adapter, wc->qp_num);
     struct verbs_endpoint *e = lane ? lane->endpoint : NULL;
     bool receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
     if (receive) nic->used_receives++;
     /* A completion of a destroyed queue pair is ignored. */
-    if (!e || (!receive && wc->wr_id >> 32 != endpoint_tag(e))) return;
+    if (!e || (!receive && wc->wr_id >> 32 != verbs_endpoint_tag(e))) return;
     if (wc->status != IBV_WC_SUCCESS) {
-        endpoint_fail(fabric, e, verbs.ibv_wc_status_str(wc->status));
+        verbs_endpoint_fail(fabric, e, verbs.ibv_wc_status_str(wc->status));
         return;
     }
     if (receive) {
-        box_hear(fabric, e, wc);
+        eager_ring_on_receive(fabric, e, wc);
         return;
     }
-    struct verbs_xfer *fetch = requests_end(lane, (unsigned)wc->wr_id);
-    if (fetch) endpoint_fetched(fabric, e, fetch);
-    nic->stalled |= e->waiting || e->reading || box_owes(&e->box);
+    struct verbs_xfer *fetch = lane_complete_request(lane, (unsigned)wc->wr_id);
+    if (fetch) verbs_endpoint_complete_fetch(fabric, e, fetch);
+    nic->stalled |= e->waiting || e->reading || eager_ring_owes_ack(&e->ring);
 }
-static bool hear_all(struct fabric *fabric)
+static bool verbs_poll_completions(struct fabric *fabric)
 {
-    struct nic *nic = nic_of(fabric);
+    struct nic *nic = nic_of_fabric(fabric);
     struct ibv_wc found[COMPLETIONS_AT_ONCE];
     bool heard = false;
     for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++) {
         int count = ibv_poll_cq(a->completions, COMPLETIONS_AT_ONCE, found);
-        for (int i = 0; i < count; i++) hear_completion(fabric, a, &found[i]);
+        for (int i = 0; i < count; i++) verbs_handle_completion(fabric, a, &found[i]);
         heard |= count > 0;
     }
-    if (nic->used_receives >= RECEIVES_AT_ONCE && !nic_post_receives(nic))
-        LOG(ERROR, "%s accepts no more receives: %s", nic_port(nic)->name, strerror(errno));
+    if (nic->used_receives >= RECEIVES_AT_ONCE && !verbs_nic_post_receives(nic))
+        LOG(ERROR, "%s accepts no more receives: %s", nic_message_port(nic)->name, strerror(errno));
     return heard;
 }
 /* Returns the name of the port if a rail uses it, otherwise NULL. */
-static const char *port_name(const struct nic *nic, const struct adapter *adapter, int number)
+static const char *nic_port_name(const struct nic *nic, const struct adapter *adapter, int number)
 {
     for (int i = 0; i < nic->rail_count; i++)
         if (nic->rails[i].adapter == adapter && nic->rails[i].port->number == number) return nic->rails[i].port->name;
     return NULL;
 }
-static bool is_by(const struct verbs_endpoint *e, const struct adapter *adapter)
+static bool verbs_endpoint_uses_adapter(const struct verbs_endpoint *e, const struct adapter *adapter)
 {
     int count = e->lane_count ? e->lane_count : 1, i = 0;
     while (i < count && e->lanes[i].rail->adapter != adapter) i++;
     return i < count;
 }
-static void hear_events(struct fabric *fabric, const struct adapter *adapter)
+static void verbs_handle_device_events(struct fabric *fabric, const struct adapter *adapter)
 {
     struct ibv_async_event event;
     while (verbs.ibv_get_async_event(adapter->port->context, &event) == 0) {
         enum ibv_event_type kind = event.event_type;
         bool of_port = kind == IBV_EVENT_PORT_ERR || kind == IBV_EVENT_PORT_ACTIVE;
-        const char *port = of_port ? port_name(nic_of(fabric), adapter, event.element.port_num) : NULL;
+        const char *port = of_port ? nic_port_name(nic_of_fabric(fabric), adapter, event.element.port_num) : NULL;
         verbs.ibv_ack_async_event(&event);
         if (port) LOG(WARN, "the port %s is %s", port, kind == IBV_EVENT_PORT_ERR ? "down" : "up again");
         else LOG(INFO, "event %d of the device of %s", (int)kind, adapter->port->name);
         if (kind != IBV_EVENT_DEVICE_FATAL && kind != IBV_EVENT_CQ_ERR) continue;
         for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-            if (is_by(verbs_of(e), adapter)) endpoint_fail(fabric, verbs_of(e), "its device has failed");
+            if (verbs_endpoint_uses_adapter(verbs_endpoint_of(e), adapter))
+                verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "its device has failed");
     }
 }
 bool verbs_progress(struct fabric *fabric)
 {
-    struct nic *nic = nic_of(fabric);
-    bool moved = hear_all(fabric);
-    if (fabric->needs_poll) verbs_greet(fabric);
+    struct nic *nic = nic_of_fabric(fabric);
+    bool moved = verbs_poll_completions(fabric);
+    if (fabric->needs_poll) verbs_advance_handshakes(fabric);
     if (!nic->stalled) return moved;
     nic->stalled = false;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) endpoint_go_on(fabric, verbs_of(e));
+        if (e->open && !endpoint_is_broken(e)) verbs_endpoint_progress(fabric, verbs_endpoint_of(e));
     return moved;
 }
-static void arm_adapter(struct fabric *fabric, const struct adapter *a)
+static void verbs_arm_adapter(struct fabric *fabric, const struct adapter *a)
 {
     struct ibv_cq *queue;
     void *cookie;
     while (verbs.ibv_get_cq_event(a->channel, &queue, &cookie) == 0) verbs.ibv_ack_cq_events(queue, 1);
-    hear_events(fabric, a);
+    verbs_handle_device_events(fabric, a);
     registration_sweep(a->memory);
     errno = ibv_req_notify_cq(a->completions, 0);
     if (errno) LOG(ERROR, "%s cannot announce completions: %s", a->port->name, strerror(errno));
 }
 static bool verbs_arm(struct fabric *fabric)
 {
-    struct nic *nic = nic_of(fabric);
-    for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++) arm_adapter(fabric, a);
+    struct nic *nic = nic_of_fabric(fabric);
+    for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++)
+        verbs_arm_adapter(fabric, a);
     return !verbs_progress(fabric);
 }
 
-static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
+static void verbs_endpoint_print_address(const struct endpoint *e, char *out, size_t bytes)
 {
     const struct verbs_address *address = &((const struct verbs_endpoint *)e)->address;
     char gid[INET6_ADDRSTRLEN];
@@ -118,7 +120,7 @@ static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 }
 
 /* ---- start and finish ---- */
-static tutti_status descriptor_watch(struct fabric *fabric, int descriptor)
+static tutti_status verbs_watch_descriptor(struct fabric *fabric, int descriptor)
 {
     struct epoll_event what = { .events = EPOLLIN };
     if (epoll_ctl(fabric->event, EPOLL_CTL_ADD, descriptor, &what) == 0) return TUTTI_OK;
@@ -132,39 +134,39 @@ static tutti_status verbs_start(struct fabric *fabric, const struct fabric_place
     tutti_status status = nic_create(fabric, place, &nic);
     fabric->own = nic;
     if (status != TUTTI_OK) return status;
-    fabric->event = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
+    fabric->event = descriptor_move_above_stderr(epoll_create1(EPOLL_CLOEXEC));
     if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "epoll cannot watch a device: %s", strerror(errno));
     for (int i = 0; i < nic->adapter_count; i++) {
-        TRY(descriptor_watch(fabric, nic->adapters[i].channel->fd));
-        TRY(descriptor_watch(fabric, nic->adapters[i].port->context->async_fd));
+        TRY(verbs_watch_descriptor(fabric, nic->adapters[i].channel->fd));
+        TRY(verbs_watch_descriptor(fabric, nic->adapters[i].port->context->async_fd));
     }
     const struct verbs_address address = nic_address(fabric);
     memcpy(fabric->address, &address, sizeof address);
     fabric->address_bytes = sizeof address;
     return TUTTI_OK;
 }
-static void verbs_part_all(struct fabric *fabric)
+static void verbs_shutdown(struct fabric *fabric)
 {
-    if (fabric->own) verbs_part(fabric);
+    if (fabric->own) verbs_endpoints_shutdown(fabric);
 }
 static void verbs_finish(struct fabric *fabric)
 {
-    if (fabric->own) endpoints_destroy(fabric);
-    nic_destroy(nic_of(fabric));
+    if (fabric->own) verbs_endpoints_destroy(fabric);
+    nic_destroy(nic_of_fabric(fabric));
     fabric->own = NULL;
     if (fabric->event >= 0) close(fabric->event);
     fabric->event = -1;
 }
 const struct fabric_operations verbs_operations = { .name = "verbs",
     .start = verbs_start,
-    .part = verbs_part_all,
+    .part = verbs_shutdown,
     .finish = verbs_finish,
-    .connect = verbs_connect,
+    .connect = verbs_connect_process,
     .send = verbs_send,
     .fetch = verbs_fetch,
     .release = verbs_release,
     .progress = verbs_progress,
     .arm = verbs_arm,
-    .disconnect = verbs_disconnect,
-    .address = endpoint_address };
+    .disconnect = verbs_endpoint_disconnect,
+    .address = verbs_endpoint_print_address };
 struct fabric verbs_fabric = FABRIC(&verbs_operations);

@@ -18,7 +18,7 @@ def require() -> None:
 
 
 def lines(document: Document) -> dict[tuple[str, str], dict[int, float]]:
-    """By (algorithm, predicted or measured), by size: microseconds; what has no price has no such line."""
+    """By (algorithm, predicted or measured), by size: microseconds; what has no predicted cost has no such line."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for row in document["results"]:
         for name, cell in row["algorithms"].items():

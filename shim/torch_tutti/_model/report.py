@@ -127,7 +127,7 @@ def opening(document: Document) -> list[str]:
         lines.append(f"# between hosts: {between_hosts(group)}")
     return [*lines, "# (tutti info explains each of them)",
             "# measured: on the slowest rank, including torch's part of a call"
-            + ("; N/A: messages of one host have no price" if len(hosts) == 1 else ""), "#"]
+            + ("; N/A: messages of one host have no predicted cost" if len(hosts) == 1 else ""), "#"]
 
 
 # ---- the table ----

@@ -5,7 +5,7 @@
 /* ---- invariants ---- */
 static bool same(const struct agree_cause *x, const struct agree_cause *y)
 {
-    return !agree_precedes(x, y) && !agree_precedes(y, x);
+    return !agree_cause_precedes(x, y) && !agree_cause_precedes(y, x);
 }
 static const char *check_verdict(const struct world *w, const struct agree_cause *c)
 {

@@ -54,13 +54,13 @@ static void test_what_is_encoded_is_decoded(void **state)
     struct agree_message messages[] = { a_failure(), a_question() }, back;
     unsigned char wire[AGREE_WIRE_BYTES];
     for (int i = 0; i < 2; i++) {
-        agree_encode(&messages[i], wire);
-        assert_true(agree_decode(wire, sizeof wire, RANKS, &back));
+        agree_message_encode(&messages[i], wire);
+        assert_true(agree_message_decode(wire, sizeof wire, RANKS, &back));
         assert_memory_equal(&back, &messages[i], sizeof back);
-        assert_false(agree_decode(wire, sizeof wire - 1, RANKS, &back));
-        assert_false(agree_decode(wire, sizeof wire + 1, RANKS, &back));
+        assert_false(agree_message_decode(wire, sizeof wire - 1, RANKS, &back));
+        assert_false(agree_message_decode(wire, sizeof wire + 1, RANKS, &back));
         wire[0]++;
-        assert_false(agree_decode(wire, sizeof wire, RANKS, &back));
+        assert_false(agree_message_decode(wire, sizeof wire, RANKS, &back));
     }
 }
 static void test_the_bytes_are_those_of_version_2(void **state)
@@ -69,7 +69,7 @@ static void test_the_bytes_are_those_of_version_2(void **state)
     static const unsigned char expected[] = { 2, 0, AGREE_FAIL, 0, 1, 0, 0, 0 };
     struct agree_message m = a_failure();
     unsigned char wire[AGREE_WIRE_BYTES];
-    agree_encode(&m, wire);
+    agree_message_encode(&m, wire);
     assert_memory_equal(wire, expected, sizeof expected);
     assert_int_equal(sizeof wire, 768);
 }
@@ -79,8 +79,8 @@ static void refuse(const struct agree_message *m)
     struct agree_message back, untouched;
     memset(&back, 0x5a, sizeof back);
     untouched = back;
-    agree_encode(m, wire);
-    assert_false(agree_decode(wire, sizeof wire, RANKS, &back));
+    agree_message_encode(m, wire);
+    assert_false(agree_message_decode(wire, sizeof wire, RANKS, &back));
     assert_memory_equal(&back, &untouched, sizeof back);
 }
 #define REFUSE(make, change) do { struct agree_message m = make(); change; refuse(&m); } while (0)
@@ -117,16 +117,16 @@ static void test_any_bytes(void **state)
     random_state = 88172645463325252u;
     for (int round = 0; round < 200000; round++) {
         if (round % 50 == 0) agree_init(&a, &layout);
-        agree_encode(&good[random_next() % 2], wire);
+        agree_message_encode(&good[random_next() % 2], wire);
         for (uint64_t flips = random_next() % 4; flips-- > 0;)
             wire[random_next() % (random_next() % 2 ? sizeof wire : 48)] = (unsigned char)random_next();
-        if (!agree_decode(wire, sizeof wire, RANKS, &m)) continue;
+        if (!agree_message_decode(wire, sizeof wire, RANKS, &m)) continue;
         accepted++;
         assert_true(m.kind < AGREE_MESSAGES && m.cause.reporter < RANKS && m.cause.other < RANKS);
-        agree_receive(&a, 1 + 2 * (int)(random_next() % 2), &m);
-        if (a.state == AGREE_CLAIMS) agree_host_failed(&a, &a.held);
-        if (a.state == AGREE_DECIDES) agree_host_decided(&a, &a.held);
-        while (agree_next(&a, &to, &m)) assert_int_equal(host_of[to], 1);
+        agree_handle_message(&a, 1 + 2 * (int)(random_next() % 2), &m);
+        if (a.state == AGREE_CLAIMS) agree_on_failure_record(&a, &a.held);
+        if (a.state == AGREE_DECIDES) agree_on_decision_record(&a, &a.held);
+        while (agree_next_message(&a, &to, &m)) assert_int_equal(host_of[to], 1);
     }
     assert_true(accepted > 10000 && accepted < 190000);
 }
@@ -152,14 +152,14 @@ static void settle(int r)                               /* what a caller does af
     if (a->state == AGREE_CLAIMS) {
         if (!w.has_record[h]) w.record[h] = a->held;
         w.has_record[h] = true;
-        agree_host_failed(a, &w.record[h]);
+        agree_on_failure_record(a, &w.record[h]);
     }
     if (a->state == AGREE_DECIDES) {
         if (!w.has_verdict[h]) w.verdict[h] = a->held;
         w.has_verdict[h] = true;
-        agree_host_decided(a, &w.verdict[h]);
+        agree_on_decision_record(a, &w.verdict[h]);
     }
-    while (agree_next(a, &to, &m)) {
+    while (agree_next_message(a, &to, &m)) {
         assert_true(w.count < QUEUE);
         w.asked += m.kind == AGREE_ASK;
         w.letters[w.count++] = (struct letter){ r, to, w.now_ms + DELAY_MS, m };
@@ -171,7 +171,7 @@ static void deliver(void)
         struct letter letter = w.letters[i];
         if (letter.at_ms > w.now_ms || w.stopped[letter.to]) { i++; continue; }
         memmove(&w.letters[i], &w.letters[i + 1], (size_t)(--w.count - i) * sizeof letter);
-        agree_receive(&w.ranks[letter.to], letter.from, &letter.message);
+        agree_handle_message(&w.ranks[letter.to], letter.from, &letter.message);
         settle(letter.to);
     }
 }
@@ -181,9 +181,9 @@ static void pass(int64_t until_ms)                      /* ranks look at words a
         for (int r = 0; r < RANKS; r++) {
             struct agree *a = &w.ranks[r];
             if (w.stopped[r]) continue;
-            agree_tick(a, w.now_ms);
-            if (w.has_record[host_of[r]]) agree_host_failed(a, &w.record[host_of[r]]);
-            if (w.has_verdict[host_of[r]]) agree_host_decided(a, &w.verdict[host_of[r]]);
+            agree_advance_time(a, w.now_ms);
+            if (w.has_record[host_of[r]]) agree_on_failure_record(a, &w.record[host_of[r]]);
+            if (w.has_verdict[host_of[r]]) agree_on_decision_record(a, &w.verdict[host_of[r]]);
             settle(r);
             if (a->state == AGREE_OVER && !w.over_ms[r]) w.over_ms[r] = w.now_ms;
         }
@@ -208,7 +208,7 @@ static void begin(int r, uint64_t number, uint64_t fingerprint, int waits_for)
     call.fingerprint = fingerprint;
     call.declaration[0] = (unsigned char)fingerprint;
     agree_begin(&w.ranks[r], &call);
-    if (waits_for >= 0) agree_wait(&w.ranks[r], waits_for, true);
+    if (waits_for >= 0) agree_set_waiting(&w.ranks[r], waits_for, true);
     settle(r);
 }
 static void abort_group(int r)
@@ -218,7 +218,7 @@ static void abort_group(int r)
     cause.status = TUTTI_ABORTED;
     cause.reporter = r;
     cause.other = -1;
-    agree_fail(&w.ranks[r], &cause);
+    agree_report_cause(&w.ranks[r], &cause);
     settle(r);
 }
 static void assert_over(int r, int64_t within_ms)
@@ -234,7 +234,7 @@ static void test_nobody_asks_within_50_ms(void **state)
     assert_int_equal(w.asked, 0);
     pass(BEGIN_MS + 52);
     assert_int_equal(w.asked, 1);
-    agree_wait(&w.ranks[0], 1, false);                  /* it has come */
+    agree_set_waiting(&w.ranks[0], 1, false);                  /* it has come */
     pass(BEGIN_MS + 5000);
     assert_int_equal(w.asked, 1);
 }
@@ -279,8 +279,8 @@ static void test_suspect_that_does_not_answer_is_accused(void **state)
     (void)state;
     begin(0, 1, 5, 1);
     w.stopped[1] = true;
-    assert_true(agree_arrived(&w.ranks[0], 1, 1, 6));
-    assert_false(agree_may_end(&w.ranks[0], 1));
+    assert_true(agree_on_first_message(&w.ranks[0], 1, 1, 6));
+    assert_false(agree_may_end_operation(&w.ranks[0], 1));
     settle(0);
     pass(BEGIN_MS + 2000);
     for (int r = 0; r < RANKS; r++)
@@ -292,10 +292,10 @@ static void test_suspect_that_does_not_answer_is_accused(void **state)
 static void test_first_message_too_early_is_told_again(void **state)
 {
     (void)state;
-    assert_false(agree_arrived(&w.ranks[0], 1, 1, 6));
+    assert_false(agree_on_first_message(&w.ranks[0], 1, 1, 6));
     begin(0, 1, 5, -1);
-    assert_true(agree_arrived(&w.ranks[0], 1, 1, 6));
-    assert_false(agree_may_end(&w.ranks[0], 1));
+    assert_true(agree_on_first_message(&w.ranks[0], 1, 1, 6));
+    assert_false(agree_may_end_operation(&w.ranks[0], 1));
 }
 /* Rank 0 is far ahead of what rank 1 asks about. */
 static void answer_about(uint64_t number, uint64_t fingerprint)
@@ -303,11 +303,11 @@ static void answer_about(uint64_t number, uint64_t fingerprint)
     struct agree_message m = a_question();
     for (uint64_t n = 1; n <= 6; n++) {
         begin(0, n, 50 + n, -1);
-        assert_true(agree_may_end(&w.ranks[0], n));
+        assert_true(agree_may_end_operation(&w.ranks[0], n));
     }
     m.calls[0].number = number;
     m.calls[0].fingerprint = fingerprint;
-    agree_receive(&w.ranks[0], 1, &m);
+    agree_handle_message(&w.ranks[0], 1, &m);
 }
 static void test_the_last_four_operations_are_compared(void **state)
 {
@@ -327,7 +327,7 @@ static void test_the_first_difference_is_told(void **state)
     for (uint64_t i = 0; i < 3; i++) m.calls[i].number = 6 - i, m.calls[i].fingerprint = 90 + i;
     m.calls[3].number = 3;
     m.calls[3].fingerprint = 53;
-    agree_receive(&w.ranks[0], 1, &m);
+    agree_handle_message(&w.ranks[0], 1, &m);
     assert_int_equal(w.ranks[0].held.operation, 4);
     assert_int_equal(w.ranks[0].held.calls[0].fingerprint, 54);
     assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 92);
@@ -340,12 +340,12 @@ static void test_who_asks_is_told_the_verdict(void **state)
     abort_group(0);
     pass(BEGIN_MS + 2000);
     assert_over(0, 1000);
-    agree_receive(&w.ranks[0], 1, &m);
-    assert_true(agree_next(&w.ranks[0], &to, &answer));
+    agree_handle_message(&w.ranks[0], 1, &m);
+    assert_true(agree_next_message(&w.ranks[0], &to, &answer));
     assert_int_equal(to, 1);
     assert_int_equal(answer.kind, AGREE_FAIL);
     assert_int_equal(answer.decided, 1);
-    assert_false(agree_next(&w.ranks[0], &to, &answer));
+    assert_false(agree_next_message(&w.ranks[0], &to, &answer));
 }
 /* A question says all that is compared; the answer is for the asker, whom no wrong verdict would make miss it. */
 static void test_who_asks_is_answered(void **state)
@@ -354,17 +354,17 @@ static void test_who_asks_is_answered(void **state)
     struct agree_message m = a_question(), answer;
     int to;
     begin(0, 7, 100, -1);
-    agree_receive(&w.ranks[0], 1, &m);
-    assert_true(agree_next(&w.ranks[0], &to, &answer));
+    agree_handle_message(&w.ranks[0], 1, &m);
+    assert_true(agree_next_message(&w.ranks[0], &to, &answer));
     assert_int_equal(to, 1);
-    assert_int_equal(answer.kind, AGREE_SAY);
+    assert_int_equal(answer.kind, AGREE_ANSWER);
     assert_int_equal(answer.calls[7 % AGREE_HISTORY].number, 7);
 }
 static void test_who_hurries_asks_at_once(void **state)
 {
     (void)state;
     begin(0, 1, 5, 1);
-    agree_hurry(&w.ranks[0]);
+    agree_ask_now(&w.ranks[0]);
     pass(BEGIN_MS + 3);
     assert_int_equal(w.asked, 1);
 }
@@ -385,16 +385,16 @@ static void test_an_earlier_operation_may_succeed_after_a_failure(void **state)
     (void)state;
     struct agree_cause cause = a_failure().cause;       /* of operation 7 */
     begin(0, 6, 5, -1);
-    agree_host_failed(&w.ranks[0], &cause);
-    assert_true(agree_may_end(&w.ranks[0], 6));
+    agree_on_failure_record(&w.ranks[0], &cause);
+    assert_true(agree_may_end_operation(&w.ranks[0], 6));
     begin(0, 7, 5, -1);
-    assert_false(agree_may_end(&w.ranks[0], 7));
+    assert_false(agree_may_end_operation(&w.ranks[0], 7));
 }
 static void test_what_a_rank_raises_precedes_its_death(void **state)
 {
     (void)state;
     abort_group(1);
-    agree_lost(&w.ranks[0], 1);                         /* its end is seen before its last words */
+    agree_on_peer_lost(&w.ranks[0], 1);                         /* its end is seen before its last words */
     settle(0);
     pass(BEGIN_MS + 100);
     for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.kind, AGREE_ABORTED);
@@ -440,7 +440,7 @@ static void test_dead_host_is_told_on_the_other(void **state)
     (void)state;
     w.stopped[1] = w.stopped[3] = true;
     for (int r = 0; r < RANKS; r += 2)
-        for (int dead = 1; dead < RANKS; dead += 2) { agree_lost(&w.ranks[r], dead); settle(r); }
+        for (int dead = 1; dead < RANKS; dead += 2) { agree_on_peer_lost(&w.ranks[r], dead); settle(r); }
     pass(BEGIN_MS + 100);
     for (int r = 0; r < RANKS; r += 2) {
         assert_over(r, 5);

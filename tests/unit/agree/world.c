@@ -44,7 +44,7 @@ void world_init(struct world *w, const struct scenario *s)
     for (int r = 0; r < ranks(s); r++) {
         struct agree_layout layout = w->object[r].layout;
         agree_init(&w->object[r], &layout);
-        agree_tick(&w->object[r], NOW_MS);
+        agree_advance_time(&w->object[r], NOW_MS);
     }
     memset(w->known, NONE, sizeof w->known);
     memset(w->refused, NONE, sizeof w->refused);
@@ -117,7 +117,7 @@ static void write_records(struct world *w, int r, FILE *log)
             if (a->held.operation == w->operation[r] && !is_complete(w, r)) w->refused[h] = w->operation[r];
         }
         learn(w, r, &w->record[h]);
-        agree_host_failed(a, &w->record[h]);
+        agree_on_failure_record(a, &w->record[h]);
     }
     if (a->state == AGREE_DECIDES) {
         if (!w->has_verdict[h]) {
@@ -125,7 +125,7 @@ static void write_records(struct world *w, int r, FILE *log)
             w->has_verdict[h] = 1;
             say_record(log, "decides", r, h, &a->held);
         }
-        agree_host_decided(a, &w->verdict[h]);
+        agree_on_decision_record(a, &w->verdict[h]);
     }
 }
 static const char *send_all(struct world *w, int r, FILE *log)
@@ -133,9 +133,10 @@ static const char *send_all(struct world *w, int r, FILE *log)
     struct agree_message m, back;
     unsigned char wire[AGREE_WIRE_BYTES];
     int to;
-    while (agree_next(&w->object[r], &to, &m)) {
-        agree_encode(&m, wire);
-        if (!agree_decode(wire, sizeof wire, RANKS, &back) || memcmp(&m, &back, sizeof m)) return "the wire form";
+    while (agree_next_message(&w->object[r], &to, &m)) {
+        agree_message_encode(&m, wire);
+        if (!agree_message_decode(wire, sizeof wire, RANKS, &back) || memcmp(&m, &back, sizeof m))
+            return "the wire form";
         if (mates(w, r, to)) return "a message within a host";
         if (!lives(w, to) || w->link[r][to] != OPEN) continue;
         if (log) say_message(log, "send", r, to, &m);
@@ -270,7 +271,7 @@ static void fail(struct world *w, const struct scenario *s, int r, enum agree_ki
         c.calls[0] = call_of(s, r, n);
         c.calls[1] = call_of(s, other, n);
     }
-    agree_fail(&w->object[r], &c);
+    agree_report_cause(&w->object[r], &c);
 }
 static void begin(struct world *w, const struct scenario *s, int r)
 {
@@ -279,7 +280,7 @@ static void begin(struct world *w, const struct scenario *s, int r)
     enum pattern p = called(s, r, n);
     w->at[r] = ARRIVED;
     agree_begin(&w->object[r], &call);
-    if (needs(p, r) && !(w->got[r][c] & 1 << n)) agree_wait(&w->object[r], c, true);
+    if (needs(p, r) && !(w->got[r][c] & 1 << n)) agree_set_waiting(&w->object[r], c, true);
     if (sends(p, r) && lives(w, c)) w->sent[r][c] |= (unsigned char)(1 << n);
 }
 static void roll_call(struct world *w, const struct scenario *s, int r)
@@ -290,13 +291,13 @@ static void roll_call(struct world *w, const struct scenario *s, int r)
     if (other >= 0) fail(w, s, r, AGREE_DISAGREEMENT, other);
     else if (w->has_record[h] && (int)w->record[h].operation <= n) {
         learn(w, r, &w->record[h]);
-        agree_host_failed(&w->object[r], &w->record[h]);
+        agree_on_failure_record(&w->object[r], &w->record[h]);
     } else w->at[r] = AGREED;
 }
 static const char *finish(struct world *w, int r)
 {
     int n = w->operation[r];
-    w->at[r] = agree_may_end(&w->object[r], (uint64_t)n) ? BETWEEN : REFUSED;
+    w->at[r] = agree_may_end_operation(&w->object[r], (uint64_t)n) ? BETWEEN : REFUSED;
     if (w->at[r] == REFUSED) return NULL;
     w->succeeded[r] = (unsigned char)n;
     if (n >= w->known[r]) return "I3: success of an operation after its failure was known";
@@ -310,11 +311,11 @@ static void first_message(struct world *w, const struct scenario *s, int p, int 
     w->sent[p][q] &= (unsigned char)~(1 << n);
     uint64_t fingerprint = call_of(s, p, n).fingerprint;
     bool meets = fingerprint == call_of(s, q, n).fingerprint;           /* else it stays where messages wait */
-    agree_arrived(&w->object[q], p, (uint64_t)n, fingerprint);
+    agree_on_first_message(&w->object[q], p, (uint64_t)n, fingerprint);
     if (!meets && n < w->known[q]) w->known[q] = (unsigned char)n;
     if (!meets || !needs(called(s, q, n), q)) return;
     w->got[q][p] |= (unsigned char)(1 << n);
-    if (n == w->operation[q]) agree_wait(&w->object[q], p, false);
+    if (n == w->operation[q]) agree_set_waiting(&w->object[q], p, false);
 }
 static void deliver(struct world *w, int p, int q, bool drop, FILE *log)
 {
@@ -325,10 +326,10 @@ static void deliver(struct world *w, int p, int q, bool drop, FILE *log)
     if (log) say_message(log, drop ? "drop" : "deliver", p, q, &m);
     if (drop) return;
     if (m.kind == AGREE_FAIL) learn(w, q, &m.cause);
-    agree_receive(&w->object[q], p, &m);
+    agree_handle_message(&w->object[q], p, &m);
     if (w->link[p][q] != CLOSED || w->count[p][q]) return;
     w->link[p][q] = NOTICED;                            /* I5: what is noticed after the BYE means nothing more */
-    agree_lost(&w->object[q], p);
+    agree_on_peer_lost(&w->object[q], p);
 }
 static void end_links(struct world *w, int r, enum link how)
 {
@@ -345,7 +346,7 @@ static void ring(struct world *w, struct event e)
     if (e.kind == SUSPECT_TIMER) a->suspect.until_ms = NOW_MS;
     if (e.kind == REPEAT_TIMER) a->repeat_at_ms = NOW_MS;
     if (e.kind == SETTLE_TIMER) a->settle_at_ms = NOW_MS;
-    agree_tick(a, NOW_MS);
+    agree_advance_time(a, NOW_MS);
     if (a->suspect.operation) a->suspect.until_ms = NOW_MS + AGREE_SUSPECT_MS;
 }
 static void fault(struct world *w, const struct scenario *s, struct event e, FILE *log)
@@ -394,22 +395,22 @@ static const char *perform(struct world *w, const struct scenario *s, struct eve
     case LEAVE: leave(w, e.a); break;
     case SEE_RECORD:
         learn(w, e.a, &w->record[h]);
-        agree_host_failed(a, &w->record[h]);
+        agree_on_failure_record(a, &w->record[h]);
         break;
     case SEE_VERDICT:
         learn(w, e.a, &w->verdict[h]);
-        agree_host_decided(a, &w->verdict[h]);
+        agree_on_decision_record(a, &w->verdict[h]);
         break;
     case SEE_LEFT:
         w->left_seen[e.a][e.b] = 1;
-        agree_left(a, e.b, w->operation[e.b]);
+        agree_on_peer_left(a, e.b, w->operation[e.b]);
         break;
     case ALONE: fail(w, s, e.a, AGREE_LEFT_ALONE, e.b); break;
     case FIRST_MESSAGE: first_message(w, s, e.a, e.b); break;
     case DELIVER: deliver(w, e.a, e.b, false, log); break;
     case NOTICE:
         w->link[e.a][e.b] = NOTICED;
-        agree_lost(&w->object[e.b], e.a);
+        agree_on_peer_lost(&w->object[e.b], e.a);
         break;
     case ASK_TIMER:
     case SUSPECT_TIMER:

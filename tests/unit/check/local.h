@@ -41,7 +41,7 @@ static inline void compare_rank(const struct schedule *a, const struct schedule 
 static inline const uint64_t *on_host(const uint64_t *mask, const struct layout *l, int host)
 {
     uint64_t bits = 0;
-    for (int i = 0; i < host_size(l, host); i++) bits |= (uint64_t)mask_has(mask, rank_at(l, host, i)) << i;
+    for (int i = 0; i < layout_host_size(l, host); i++) bits |= (uint64_t)mask_has(mask, layout_rank(l, host, i)) << i;
     return mask_of(bits);
 }
 static inline struct plan host_plan(const struct plan *key, int host)
@@ -62,7 +62,7 @@ static inline bool compare_hosts(const struct plan *key, int *compared)
         struct plan p = host_plan(key, h);
         hosts_built &= plan_build(&p) == TUTTI_OK;
         for (int m = 0; built && m < p.count; m++)
-            compare_rank(&p.ranks[m], plan_member(&all, plan_rank(&p, m)), p.algorithm->name);
+            compare_rank(&p.ranks[m], plan_schedule_of_rank(&all, plan_rank_of_member(&p, m)), p.algorithm->name);
         plan_finish(&p);
     }
     plan_finish(&all);
@@ -89,7 +89,7 @@ static inline tutti_status assembled_build(struct assembled *x, const struct pla
         }
         x->cured += p->unshared != NULL;
         if (p->period > x->all.period) x->all.period = p->period;
-        for (int m = 0; m < p->count; m++) x->all.ranks[plan_rank(p, m)] = p->ranks[m];
+        for (int m = 0; m < p->count; m++) x->all.ranks[plan_rank_of_member(p, m)] = p->ranks[m];
         if (p->ranks[0].chunks[SCRATCH] > scratch) scratch = p->ranks[0].chunks[SCRATCH];
     }
     for (int r = 0; r < x->all.count; r++) x->all.ranks[r].chunks[SCRATCH] = scratch;

@@ -34,7 +34,7 @@ static inline void search_tile(struct search *x, int rank, int tile)
     const struct schedule *s = &x->p->ranks[rank];
     search_back(x, rank, s->step_count - 1, tile);
     for (int j = 0; j < s->step_count; j++) {
-        struct position o = match_of(x->match, rank, j);
+        struct position o = match_find_other_end(x->match, rank, j);
         if (s->steps[j].kind == RECV) search_back(x, o.rank, o.step, tile);
     }
 }
@@ -54,7 +54,8 @@ static inline void search_back(struct search *x, int rank, int step, int tile)
     else search_tile(x, rank, tile - slots);
     for (int w = 0; w < s->steps[step].wait_count; w++) {
         const struct wait *a = &s->waits[s->steps[step].wait + w];
-        struct position o = a->rank == rank ? match_of(x->match, rank, a->step) : (struct position){ a->rank, a->step };
+        struct position o =
+            a->rank == rank ? match_find_other_end(x->match, rank, a->step) : (struct position){ a->rank, a->step };
         if (a->rank != rank || s->steps[a->step].kind == RECV)
             search_back(x, o.rank, o.step, a->lag == SLOT_REUSE ? tile - slots : tile);
     }
@@ -115,7 +116,7 @@ static inline bool moves_nothing(const struct plan *p, const struct schedule *s,
     if (t->kind != WORK || t->from_count != 1 || t->to_count != 1) return false;
     struct span from = *step_from(s, t), to = *step_to(s, t);
     return from.rank == to.rank
-        && plan_home(p, from.rank, from.buffer, from.first) == plan_home(p, to.rank, to.buffer, to.first);
+        && plan_cell_index(p, from.rank, from.buffer, from.first) == plan_cell_index(p, to.rank, to.buffer, to.first);
 }
 static inline void shift_spans(struct plan *p, int rank, int step)
 {

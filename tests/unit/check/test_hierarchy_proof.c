@@ -14,7 +14,7 @@ static void complain(const struct plan *p, const char *why)
     char text[300] = "";
     describe(p, text, sizeof text);
     if (bad++ < 10) print_error("%s: %s\n", text, why);
-    for (int r = 0; bad <= 10 && r < p->layout->ranks; r++) print_error("%d ", host_of(p->layout, r));
+    for (int r = 0; bad <= 10 && r < p->layout->ranks; r++) print_error("%d ", layout_host(p->layout, r));
 }
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int root, int way)
 {
@@ -39,7 +39,7 @@ static void check(const struct plan *p)
 static void prove_one(const struct algorithm *a, const struct layout *l, int root, int way)
 {
     static struct assembled x;
-    if (way & STAGE_INPUTS && !is_reducing(a->family)) return;
+    if (way & STAGE_INPUTS && !is_reducing(a->collective)) return;
     struct plan key = plan_by(a, l, root, way);
     plans++;
     if (assembled_build(&x, &key) == TUTTI_OK) check(&x.all);
@@ -52,7 +52,7 @@ static void prove_layout(const struct layout *l)
     layouts++;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         if (!a->hierarchical) continue;
-        int roots = is_rooted(a->family) ? l->ranks : 1;
+        int roots = is_rooted(a->collective) ? l->ranks : 1;
         for (int root = 0; root < roots && l->ranks <= SMALL; root++)
             for (int way = 0; way < WAYS + 2; way++) prove_one(a, l, root, way < WAYS ? way : MIXED | way % 2 * HOIST);
         for (int i = 0; i < DRAWN && l->ranks > SMALL; i++) {
@@ -99,7 +99,7 @@ static void messages_over(const struct layout *l)
     layouts++;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         if (!a->host_memory && !a->hierarchical)
-            prove_one(a, l, is_rooted(a->family) ? l->ranks / 2 : 0, IN_PLACE | HOIST);
+            prove_one(a, l, is_rooted(a->collective) ? l->ranks / 2 : 0, IN_PLACE | HOIST);
 }
 static void messages_over_interleaved_hosts(void **state)
 {
@@ -114,7 +114,7 @@ static void compare_layout(const struct layout *l)
     layouts++;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         if (!a->hierarchical) continue;
-        int root = is_rooted(a->family) ? (int)(draw(&random_state) % (uint64_t)l->ranks) : 0;
+        int root = is_rooted(a->collective) ? (int)(draw(&random_state) % (uint64_t)l->ranks) : 0;
         struct plan p = plan_by(a, l, root, (int)(draw(&random_state) >> 16) & (SHARED | IN_PLACE | HOIST | MIXED));
         plans++;
         compare_hosts(&p, &checks);

@@ -29,8 +29,9 @@ static void every_mutant_is_rejected(void **state)
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 1; size <= 5; size++)
             for (int way = 0; way < WAYS; way++) {
-                bool possible = !(way & SHARED && !a->host_memory) && !(way & STAGE_INPUTS && !is_reducing(a->family));
-                int root = is_rooted(a->family) ? (size + way) % size : 0;
+                bool possible =
+                    !(way & SHARED && !a->host_memory) && !(way & STAGE_INPUTS && !is_reducing(a->collective));
+                int root = is_rooted(a->collective) ? (size + way) % size : 0;
                 if (possible) mutate_algorithm(a, usual(a, size), root, way);
             }
     mutants_report();
@@ -45,8 +46,8 @@ static void every_mutant_over_several_hosts_is_rejected(void **state)
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int l = 0; l < 4 && a->hierarchical; l++)
             for (int way = l % 2; way < WAYS; way += 1 + l / 2 * 2) {
-                int root = is_rooted(a->family) ? way % ranks[l] : 0;
-                bool possible = !(way & STAGE_INPUTS && !is_reducing(a->family));
+                int root = is_rooted(a->collective) ? way % ranks[l] : 0;
+                bool possible = !(way & STAGE_INPUTS && !is_reducing(a->collective));
                 if (possible) mutate_algorithm(a, placed(&hosts, placements[l], ranks[l]), root, way);
             }
     mutants_report();

@@ -107,17 +107,17 @@ static void nobody_divides(void **state)
 static void record_twice(struct schedule *s)
 {
     record_one_shot(s);
-    step_reduce(s, whole(s, s->rank, OUTPUT), whole(s, 0, INPUT));
+    step_reduce(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, 0, INPUT));
 }
 static void a_contribution_counts_twice(void **state)
 {
-    struct algorithm twice = { .name = "twice", .family = ALLREDUCE, .record = record_twice };
+    struct algorithm twice = { .name = "twice", .collective = ALLREDUCE, .record = record_twice };
     struct plan p = plan_of(&twice, together(&hosts, 2), 0);
     (void)state;
     assert_int_equal(plan_build(&p), TUTTI_OK);
     rejects(&p, 1, "wrong result");
     plan_finish(&p);
-    twice.family = BARRIER; /* there it may */
+    twice.collective = BARRIER; /* there it may */
     p = plan_of(&twice, together(&hosts, 2), 0);
     assert_int_equal(plan_build(&p), TUTTI_OK);
     accepts(&p);
@@ -126,7 +126,7 @@ static void a_contribution_counts_twice(void **state)
 static void record_nothing(struct schedule *s) { (void)s; }
 static void nothing_is_done(void **state)
 {
-    const struct algorithm nothing = { .name = "nothing", .family = BARRIER, .record = record_nothing };
+    const struct algorithm nothing = { .name = "nothing", .collective = BARRIER, .record = record_nothing };
     struct plan p = plan_of(&nothing, together(&hosts, 2), 0);
     (void)state;
     assert_int_equal(plan_build(&p), TUTTI_OK);
@@ -137,15 +137,15 @@ static void nothing_is_done(void **state)
 static void record_two_copies(struct schedule *s)
 {
     record_one_shot(s);
-    step_copy(s, fresh(s, 1), whole(s, s->rank, OUTPUT));
+    step_copy(s, span_new_scratch(s, 1), span_of_buffer(s, s->rank, OUTPUT));
 }
 static void an_input_is_changed(void **state)
 {
-    const struct algorithm two_copies = { .name = "two_copies", .family = ALLREDUCE, .record = record_two_copies };
+    const struct algorithm two_copies = { .name = "two_copies", .collective = ALLREDUCE, .record = record_two_copies };
     struct plan p = built(&two_copies, together(&hosts, 2), 0);
     struct schedule *s = &p.ranks[0];
     (void)state;
-    *step_to(s, &s->steps[2]) = chunk(0, INPUT, 0);
+    *step_to(s, &s->steps[2]) = span_of_chunk(0, INPUT, 0);
     rejects(&p, 1, "input changed: rank 0");
     plan_finish(&p);
 }

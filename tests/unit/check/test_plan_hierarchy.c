@@ -13,11 +13,11 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & SHARED ? mask_all : NULL;
     p.hoist = way & HOIST;
-    p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->family);
+    p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->collective);
     if (way < WAYS) return p;
     p.in_place = mask_of(draw(random));
     p.shared = mask_of(draw(random));
-    p.stage_inputs = way % 4 == 3 && is_reducing(a->family);
+    p.stage_inputs = way % 4 == 3 && is_reducing(a->collective);
     return p;
 }
 static void prove(struct plan *p)

@@ -71,21 +71,21 @@ static void checker(void **state)
 static void cache(void **state)
 {
     struct plan key = plan_of(&two_shot, together(&hosts, 3), 0);
-    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
     const struct plan *plan = NULL;
     tutti_status status = TUTTI_NO_MEMORY;
     (void)state;
     for (int n = 1; status != TUTTI_OK; n++) {
         assert_null(plan);
         memory_fail_after(n);
-        status = cache_plan(c, &key, &plan);
+        status = plan_cache_get(c, &key, &plan);
         memory_fail_after(0);
         if (status != TUTTI_OK) assert_int_equal(status, TUTTI_NO_MEMORY);
     }
     assert_non_null(plan);
-    cache_destroy(c);
+    plan_cache_destroy(c);
     memory_fail_after(1);
-    assert_null(cache_create(SIZE_MAX, NULL, NULL));
+    assert_null(plan_cache_create(SIZE_MAX, NULL, NULL));
     memory_fail_after(0);
 }
 int main(void)

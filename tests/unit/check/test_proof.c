@@ -31,7 +31,7 @@ static void check(const struct plan *p, int tiles, int operations, unsigned seed
 }
 static int roots_of(const struct algorithm *a, int size)
 {
-    if (!is_rooted(a->family)) return 1;
+    if (!is_rooted(a->collective)) return 1;
     return size <= EXHAUSTIVE ? size : 2;
 }
 static int root_of(int nth, int size) { return size <= EXHAUSTIVE ? nth : nth ? size - 2 : size / 3; }
@@ -39,7 +39,7 @@ static int root_of(int nth, int size) { return size <= EXHAUSTIVE ? nth : nth ? 
 enum { IN_PLACE = 1, HOIST = 2, STAGE_INPUTS = 4, SHARED = 8, READS = 16, WAYS = 32 };
 static bool is_a_way(const struct algorithm *a, int way)
 {
-    return !(way & STAGE_INPUTS && !is_reducing(a->family)) && !(way & (SHARED | READS) && !a->host_memory)
+    return !(way & STAGE_INPUTS && !is_reducing(a->collective)) && !(way & (SHARED | READS) && !a->host_memory)
         && (way & (SHARED | READS)) != (SHARED | READS) && !(way & HOIST && a->host_memory);
 }
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int root, int way)
@@ -112,9 +112,9 @@ static void plans_for_in_place_serve_out_of_place(void **state)
             for (int n = 0; n < roots_of(a, size); n++) {
                 struct plan p = plan_by(a, usual(&hosts, a, size), root_of(n, size), IN_PLACE | (size % 2 ? HOIST : 0));
                 p.slots = 1 + size % 3;
-                p.stage_inputs = is_reducing(a->family) && size % 4 == 3;
+                p.stage_inputs = is_reducing(a->collective) && size % 4 == 3;
                 bool built = build(&p);
-                for (int k = 0; built && a->family != ALL_TO_ALL && k < 5; k++) {
+                for (int k = 0; built && a->collective != ALL_TO_ALL && k < 5; k++) {
                     p.in_place = k ? mask_of(draw(&random)) : NULL;
                     check(&p, k % 2 ? 2 * p.slots : 1, 3, 0);
                 }
@@ -135,7 +135,7 @@ static void some_ranks_shared_some_in_place(void **state)
                 p.in_place = mask_of(draw(&random));
                 p.shared = mask_of(draw(&random));
                 p.reads = k % 2;
-                p.stage_inputs = is_reducing(a->family) && k % 4 == 3;
+                p.stage_inputs = is_reducing(a->collective) && k % 4 == 3;
                 p.slots = 1 + k % 4;
                 if (build(&p)) check(&p, 2 * p.slots + k % 2, 3, 0);
                 plan_finish(&p);
@@ -194,7 +194,7 @@ static void stage_in_place_is_kept_true(void **state)
         bool cycles = false, costs = false;
         unflagged.stage_in_place = false;
         for (int size = 1; size <= EXHAUSTIVE && !a->host_memory; size++)
-            for (int root = 0; root < (is_rooted(a->family) ? size : 1); root++) {
+            for (int root = 0; root < (is_rooted(a->collective) ? size : 1); root++) {
                 int without = steps_in_place(&unflagged, size, root);
                 cycles |= without < 0;
                 costs |= without != steps_in_place(a, size, root);

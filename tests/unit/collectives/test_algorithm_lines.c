@@ -80,7 +80,7 @@ static void every_algorithm_is_found_in_the_sources(void **state)
 {
     (void)state;
     char team[NAME_BYTES];
-#define X(family, label, function, flags)                                                                           \
+#define X(collective, label, function, flags) \
     snprintf(team, sizeof team, "team_%s", #function);                                                               \
     if (lines_of(#function) < 0) fail_msg("%s is not there", #function);                                             \
     printf("%3d lines  %s\n", lines_of(lines_of(team) > 0 ? team : #function), #function);

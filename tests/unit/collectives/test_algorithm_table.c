@@ -1,4 +1,4 @@
-/* The table: names are unique within their family, families stand together, every row is found by its name. */
+/* The table: names are unique within their collective, collectives stand together, every row is found by its name. */
 #include "backend/collectives/collectives.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,42 +10,43 @@ static void every_row_is_found_by_its_name(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (collectives_find(a->family, a->name) != a)
-            fail_msg("%s %s is there twice", family_name(a->family), a->name);
+        if (collectives_find_algorithm(a->collective, a->name) != a)
+            fail_msg("%s %s is there twice", collective_name(a->collective), a->name);
 }
 static void what_is_not_there_is_not_found(void **state)
 {
     (void)state;
-    assert_null(collectives_find(ALLREDUCE, "ringg"));
-    assert_null(collectives_find(ALLREDUCE, ""));
-    assert_null(collectives_find(GATHER, "ring"));                     /* a name of another family */
+    assert_null(collectives_find_algorithm(ALLREDUCE, "ringg"));
+    assert_null(collectives_find_algorithm(ALLREDUCE, ""));
+    assert_null(collectives_find_algorithm(GATHER, "ring"));                     /* a name of another collective */
 }
-static void families_stand_together(void **state)
+static void collectives_stand_together(void **state)
 {
     (void)state;
-    int begun[FAMILY_COUNT] = { 0 };
+    int begun[COLLECTIVE_COUNT] = { 0 };
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (a == collectives_table || a->family != a[-1].family) begun[a->family]++;
-    for (int f = 0; f < FAMILY_COUNT; f++)
-        if (begun[f] != 1) fail_msg("%s begins %d times", family_name((enum family)f), begun[f]);
+        if (a == collectives_table || a->collective != a[-1].collective) begun[a->collective]++;
+    for (int f = 0; f < COLLECTIVE_COUNT; f++)
+        if (begun[f] != 1) fail_msg("%s begins %d times", collective_name((enum collective)f), begun[f]);
 }
-static void every_family_has_messages_host_memory_and_hierarchy(void **state)
+static void every_collective_has_messages_host_memory_and_hierarchy(void **state)
 {
     (void)state;
-    int count[FAMILY_COUNT][3] = { 0 };
+    int count[COLLECTIVE_COUNT][3] = { 0 };
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         assert_false(a->host_memory && a->hierarchical);
-        count[a->family][a->host_memory ? 1 : a->hierarchical ? 2 : 0]++;
+        count[a->collective][a->host_memory ? 1 : a->hierarchical ? 2 : 0]++;
     }
-    for (int f = 0; f < FAMILY_COUNT; f++)
+    for (int f = 0; f < COLLECTIVE_COUNT; f++)
         for (int kind = 0; kind < 3; kind++)
-            if (!count[f][kind]) fail_msg("%s has none of kind %d", family_name((enum family)f), kind);
+            if (!count[f][kind]) fail_msg("%s has none of kind %d", collective_name((enum collective)f), kind);
 }
-static void family_names_differ(void **state)
+static void collective_names_differ(void **state)
 {
     (void)state;
-    for (int f = 0; f < FAMILY_COUNT; f++)
-        for (int g = 0; g < f; g++) assert_string_not_equal(family_name((enum family)f), family_name((enum family)g));
+    for (int f = 0; f < COLLECTIVE_COUNT; f++)
+        for (int g = 0; g < f; g++)
+            assert_string_not_equal(collective_name((enum collective)f), collective_name((enum collective)g));
 }
 static void names_are_lower_case_words(void **state)
 {
@@ -59,9 +60,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_is_found_by_its_name),
         cmocka_unit_test(what_is_not_there_is_not_found),
-        cmocka_unit_test(families_stand_together),
-        cmocka_unit_test(every_family_has_messages_host_memory_and_hierarchy),
-        cmocka_unit_test(family_names_differ),
+        cmocka_unit_test(collectives_stand_together),
+        cmocka_unit_test(every_collective_has_messages_host_memory_and_hierarchy),
+        cmocka_unit_test(collective_names_differ),
         cmocka_unit_test(names_are_lower_case_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

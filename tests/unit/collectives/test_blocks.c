@@ -15,7 +15,7 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     struct plan p = plan_of(a, l, 0);
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & MIXED ? mask_of(0x5a) : way & SHARED ? mask_all : NULL;
-    p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->family);
+    p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->collective);
     p.hoist = true;
     return p;
 }
@@ -33,7 +33,7 @@ static void compare_messages(const struct plan *p, const struct blocks *blocks)
     assert_non_null(m);
     for (int r = 0; r < p->count; r++)
         for (int j = 0; j < p->ranks[r].step_count; j++) {
-            struct position other = match_of(m, r, j);
+            struct position other = match_find_other_end(m, r, j);
             for (int c = 0, block; p->ranks[r].steps[j].kind == SEND; c++, compared++) {
                 block = block_of_message(&p->ranks[r], &blocks[r], j, c);
                 assert_int_equal(block, block_of_message(&p->ranks[other.rank], &blocks[other.rank], other.step, c));
@@ -64,7 +64,7 @@ static void blocks_are_known_at_both_ends(void **state)
     static struct hosts hosts;
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
-        if ((a->family != REDUCE_SCATTER && a->family != ALLGATHER) || a->equal_chunks) continue;
+        if ((a->collective != REDUCE_SCATTER && a->collective != ALLGATHER) || a->equal_chunks) continue;
         for (int l = a->host_memory ? PLACEMENTS : 0; l < PLACEMENTS; l++)
             for (int way = 0; way < 16; way++) {
                 struct plan p = plan_by(a, placed(&hosts, &placements[l][1], placements[l][0]), way);
@@ -77,18 +77,18 @@ static void blocks_are_known_at_both_ends(void **state)
 /* It passes through two chunks of scratch before it is told by where it goes. */
 static void passes_on(struct schedule *s)
 {
-    struct span landed = fresh(s, 1), moved = fresh(s, 1);
-    if (s->rank == 0) step_send(s, chunk(0, INPUT, 1), 1);
+    struct span landed = span_new_scratch(s, 1), moved = span_new_scratch(s, 1);
+    if (s->rank == 0) step_send(s, span_of_chunk(0, INPUT, 1), 1);
     else {
         step_recv(s, landed, 0);
         step_copy(s, moved, landed);
-        step_reduce(s, moved, chunk(1, INPUT, 1));
+        step_reduce(s, moved, span_of_chunk(1, INPUT, 1));
     }
-    step_copy(s, whole(s, s->rank, OUTPUT), s->rank ? moved : chunk(0, INPUT, 0));
+    step_copy(s, span_of_buffer(s, s->rank, OUTPUT), s->rank ? moved : span_of_chunk(0, INPUT, 0));
 }
 static void is_found_by_where_it_goes(void **state)
 {
-    static const struct algorithm a = { .name = "passes_on", .family = REDUCE_SCATTER, .record = passes_on };
+    static const struct algorithm a = { .name = "passes_on", .collective = REDUCE_SCATTER, .record = passes_on };
     static struct hosts hosts;
     struct plan p = plan_of(&a, apart(&hosts, 2), 0);
     (void)state;

@@ -10,19 +10,19 @@ static void the_power_is_the_largest_that_fits(void **state)
 {
     (void)state;
     for (int n = 1; n < 1000; n++) {
-        int power = power_below(n);
+        int power = power_of_two_below(n);
         assert_true(power <= n && 2 * power > n && (power & (power - 1)) == 0);
     }
-    assert_int_equal(power_below(INT32_MAX), 1 << 30);
+    assert_int_equal(power_of_two_below(INT32_MAX), 1 << 30);
 }
 static void who_takes_part_plays_its_id(void **state)
 {
     (void)state;
     for (int size = 1; size < 100; size++)
         for (int me = 0; me < size; me++) {
-            struct fold f = fold_of(size, me);
-            assert_int_equal(fold_member(&f, f.id), f.gives ? me + 1 : me);
-            assert_int_equal(fold_first(&f, f.id), f.takes ? me - 1 : me);
+            struct fold f = fold_for_rank(size, me);
+            assert_int_equal(fold_member_of_id(&f, f.id), f.gives ? me + 1 : me);
+            assert_int_equal(fold_first_member(&f, f.id), f.takes ? me - 1 : me);
             assert_true(!(f.gives && f.takes) && f.id < f.power);
         }
 }
@@ -30,11 +30,11 @@ static void ranges_of_ids_cover_all_ranks(void **state)
 {
     (void)state;
     for (int size = 1; size < 100; size++) {
-        struct fold f = fold_of(size, 0);
-        assert_int_equal(fold_first(&f, 0), 0);
-        assert_int_equal(fold_first(&f, f.power), size);
+        struct fold f = fold_for_rank(size, 0);
+        assert_int_equal(fold_first_member(&f, 0), 0);
+        assert_int_equal(fold_first_member(&f, f.power), size);
         for (int id = 0; id < f.power; id++) {
-            int width = fold_first(&f, id + 1) - fold_first(&f, id);
+            int width = fold_first_member(&f, id + 1) - fold_first_member(&f, id);
             assert_int_equal(width, id < f.extra ? 2 : 1);
         }
     }
@@ -42,9 +42,9 @@ static void ranges_of_ids_cover_all_ranks(void **state)
 static void negative_numbers_wrap_upwards(void **state)
 {
     (void)state;
-    assert_int_equal(mod(-1, 5), 4);
-    assert_int_equal(mod(-10, 5), 0);
-    assert_int_equal(mod(7, 5), 2);
+    assert_int_equal(int_modulo(-1, 5), 4);
+    assert_int_equal(int_modulo(-10, 5), 0);
+    assert_int_equal(int_modulo(7, 5), 2);
 }
 
 int main(void)

@@ -12,7 +12,7 @@
  * doubling takes the fewest rounds instead, and sends the more the more hosts there are, here 2^k + e hosts with
  * 0 <= e < 2^k: 2^k k n + 2 e n in place of 2(H - 1)n, 1.00 for two and three hosts, 1.33 for four. */
 #include "backend/collectives/common.h"
-#include "backend/model/price.h"
+#include "backend/model/cost.h"
 #include "tests/unit/check/placements.h"
 
 /* Chunks that cross, as a chunk of the whole message or a block is cut in `cut`. */
@@ -23,7 +23,7 @@ static int crossing(const struct plan *p)
         const struct schedule *s = &p->ranks[r];
         for (int j = 0; j < s->step_count; j++) {
             const struct step *t = &s->steps[j];
-            if (t->kind == SEND) assert_int_not_equal(host_of(p->layout, r), host_of(p->layout, t->peer));
+            if (t->kind == SEND) assert_int_not_equal(layout_host(p->layout, r), layout_host(p->layout, t->peer));
             for (int f = 0; t->kind == SEND && f < t->from_count; f++) chunks += step_from(s, t)[f].count;
         }
     }
@@ -33,22 +33,23 @@ static int crossing(const struct plan *p)
 static int least_crossing(const struct plan *p)
 {
     int hosts = p->layout->hosts, ranks = p->layout->ranks, crossing_blocks = 0;
-    for (int h = 0; h < hosts; h++) crossing_blocks += host_size(p->layout, h) * (ranks - host_size(p->layout, h));
-    switch (p->algorithm->family) {
+    for (int h = 0; h < hosts; h++)
+        crossing_blocks += layout_host_size(p->layout, h) * (ranks - layout_host_size(p->layout, h));
+    switch (p->algorithm->collective) {
     case ALLREDUCE: return 2 * (hosts - 1);
     case BROADCAST:
     case REDUCE: return hosts - 1;
     case REDUCE_SCATTER:
     case ALLGATHER: return (hosts - 1) * ranks;
     case GATHER:
-    case SCATTER: return ranks - host_size(p->layout, host_of(p->layout, p->root));
+    case SCATTER: return ranks - layout_host_size(p->layout, layout_host(p->layout, p->root));
     case ALL_TO_ALL: return crossing_blocks;
     default: return -1;
     }
 }
 static int by_doubling(int hosts)
 {
-    int rounds = 0, power = power_below(hosts);
+    int rounds = 0, power = power_of_two_below(hosts);
     for (int bit = 1; bit < power; bit *= 2) rounds++;
     return power * rounds + 2 * (hosts - power);
 }
@@ -63,11 +64,11 @@ static void count(const struct algorithm *a, const struct layout *l, int root)
     describe(&p, text, sizeof text);
     if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", text, p.error);
     int sent = crossing(&p), least_sent = least_crossing(&p), cut = p.ranks[0].cut;
-    bool doubles = a->family == ALLREDUCE && (has(a, "doubling") || has(a, "leaders"));
+    bool doubles = a->collective == ALLREDUCE && (has(a, "doubling") || has(a, "leaders"));
     int expected = doubles ? by_doubling(l->hosts) : least_sent;
-    if (a->family != BARRIER && sent != expected * cut)
+    if (a->collective != BARRIER && sent != expected * cut)
         fail_msg("%s: %d chunks cross, not %d", text, sent, expected * cut);
-    if (a->family != BARRIER) assert_true(sent >= least_sent * cut);
+    if (a->collective != BARRIER) assert_true(sent >= least_sent * cut);
     if (doubles && least_sent && (double)sent / (least_sent * cut) > worst_doubling)
         worst_doubling = (double)sent / (least_sent * cut);
     plans++;
@@ -77,7 +78,8 @@ static void count_layout(const struct layout *l)
 {
     layouts++;
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        for (int root = 0; root < (is_rooted(a->family) ? l->ranks : 1) && a->hierarchical; root += 1 + l->ranks / 8)
+        for (int root = 0; root < (is_rooted(a->collective) ? l->ranks : 1) && a->hierarchical;
+            root += 1 + l->ranks / 8)
             count(a, l, root);
 }
 static void what_crosses_is_the_least(void **state)
@@ -107,8 +109,8 @@ static void weigh(const struct algorithm *a, const struct layout *l, bool in_pla
 static void weigh_layout(const struct layout *l)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        for (int way = 0; way < 4 && !a->host_memory && a->family != BARRIER; way++)
-            if (a->family != ALL_TO_ALL || !(way & 1)) weigh(a, l, way & 1, way & 2);
+        for (int way = 0; way < 4 && !a->host_memory && a->collective != BARRIER; way++)
+            if (a->collective != ALL_TO_ALL || !(way & 1)) weigh(a, l, way & 1, way & 2);
 }
 static void there_is_room_for_what_is_staged(void **state)
 {
@@ -130,14 +132,14 @@ static int sent_by(const struct schedule *s)
 /* Of equal hosts all ranks of a host send alike; so no network and no core waits for another. */
 static void count_ranks(const struct layout *l)
 {
-    static const enum family shared[] = { ALLREDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
+    static const enum collective shared[] = { ALLREDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
         for (const struct algorithm *a = collectives_table; a->name; a++) {
-            if (a->family != shared[i] || !a->hierarchical || has(a, "leaders")) continue;
+            if (a->collective != shared[i] || !a->hierarchical || has(a, "leaders")) continue;
             struct plan p = plan_of(a, l, l->ranks / 2);
             assert_int_equal(plan_build_staging(&p), TUTTI_OK);
             for (int r = 0; r < p.size; r++) {
-                int first = rank_at(l, host_of(l, r), 0);
+                int first = layout_rank(l, layout_host(l, r), 0);
                 if (sent_by(&p.ranks[r]) != sent_by(&p.ranks[first]))
                     fail_msg("%s: ranks %d and %d of %d on %d hosts do not send alike", a->name, first, r, p.size,
                         l->hosts);
@@ -152,9 +154,9 @@ static void ranks_of_a_host_send_alike(void **state)
 }
 
 /* ---- one rank per host, one host ---- */
-static int steps_of(const char *name, enum family family, const struct layout *l)
+static int steps_of(const char *name, enum collective collective, const struct layout *l)
 {
-    struct plan p = plan_of(collectives_find(family, name), l, 0);
+    struct plan p = plan_of(collectives_find_algorithm(collective, name), l, 0);
     assert_int_equal(plan_build_staging(&p), TUTTI_OK);
     int steps = 0;
     for (int r = 0; r < p.size; r++) steps += p.ranks[r].step_count;

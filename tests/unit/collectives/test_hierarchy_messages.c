@@ -76,12 +76,12 @@ static void compare(const struct plan *wanted, uint64_t shared, uint64_t in_plac
 static void compare_masks(const struct algorithm *a, const struct layout *l, int root, int host, bool stage_inputs)
 {
     struct plan wanted = host_of_plan(a, l, root, host);
-    uint64_t masks = (uint64_t)1 << host_size(l, host);
+    uint64_t masks = (uint64_t)1 << layout_host_size(l, host);
     wanted.stage_inputs = stage_inputs;
-    wanted.in_place = a->family == ALL_TO_ALL ? NULL : mask_all;
+    wanted.in_place = a->collective == ALL_TO_ALL ? NULL : mask_all;
     assert_int_equal(plan_build_staging(&wanted), TUTTI_OK);
     for (uint64_t shared = 0; shared < masks; shared++)
-        for (uint64_t in_place = 0; in_place < (a->family == ALL_TO_ALL ? 1 : masks); in_place++)
+        for (uint64_t in_place = 0; in_place < (a->collective == ALL_TO_ALL ? 1 : masks); in_place++)
             compare(&wanted, shared, in_place);
     plan_finish(&wanted);
 }
@@ -90,8 +90,8 @@ static void compare_layout(const struct layout *l)
     if (l->hosts > MOST_HOSTS || l->ranks > MOST_RANKS) return;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int h = 0; a->hierarchical && h < l->hosts; h++)
-            for (int inputs = 0; inputs <= is_reducing(a->family); inputs++)
-                compare_masks(a, l, is_rooted(a->family) ? l->ranks - 1 : 0, h, inputs);
+            for (int inputs = 0; inputs <= is_reducing(a->collective); inputs++)
+                compare_masks(a, l, is_rooted(a->collective) ? l->ranks - 1 : 0, h, inputs);
 }
 static void messages_do_not_depend_on_masks(void **state)
 {
@@ -109,7 +109,7 @@ static struct moved count_moved(const struct algorithm *a, const struct layout *
     struct moved sum = { 0, 0 };
     struct plan p = host_of_plan(a, l, 0, 0);
     p.shared = shared;
-    p.in_place = a->family == ALL_TO_ALL ? NULL : mask_all;
+    p.in_place = a->collective == ALL_TO_ALL ? NULL : mask_all;
     assert_int_equal(plan_build_staging(&p), TUTTI_OK);
     for (int m = 0; m < p.count; m++)
         for (int j = 0; j < p.ranks[m].step_count; j++) {
@@ -135,10 +135,10 @@ static void what_is_shared_is_not_staged(void **state)
     const struct layout *l = hosts_of(&hosts, (int[]){ 4, 4 }, 2);
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
-        if (!a->hierarchical || a->family == BARRIER) continue;
+        if (!a->hierarchical || a->collective == BARRIER) continue;
         struct moved private = count_moved(a, l, NULL), mixed = count_moved(a, l, mask_of(5));
         struct moved shared = count_moved(a, l, mask_all);
-        print_message("%d %s: %% of a chunk written, all ranks: %d private, %d mixed, %d shared\n", (int)a->family,
+        print_message("%d %s: %% of a chunk written, all ranks: %d private, %d mixed, %d shared\n", (int)a->collective,
             a->name, private.written, mixed.written, shared.written);
         assert_true(shared.staged == 0 && mixed.staged <= private.staged);
         assert_true(shared.written <= mixed.written && mixed.written <= private.written);

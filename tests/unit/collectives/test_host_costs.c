@@ -13,7 +13,7 @@ static int others(int p) { return p - 1; }
 static int twice_others(int p) { return 2 * (p - 1); }
 
 static const struct cost {
-    enum family family;
+    enum collective collective;
     const char *name;
     formula *read, *written;
 } costs[] = {
@@ -41,8 +41,8 @@ static const struct cost {
 static const struct cost *cost_of(const struct algorithm *a)
 {
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
-        if (costs[i].family == a->family && strcmp(costs[i].name, a->name) == 0) return &costs[i];
-    fail_msg("%s %s: say here what it crosses", family_name(a->family), a->name);
+        if (costs[i].collective == a->collective && strcmp(costs[i].name, a->name) == 0) return &costs[i];
+    fail_msg("%s %s: say here what it crosses", collective_name(a->collective), a->name);
     return NULL;
 }
 static int peers_chunks(const struct schedule *s, const struct span *spans, int count)
@@ -68,7 +68,7 @@ static void count(const struct plan *plan, const struct cost *cost)
         if (written > most_written) most_written = written;
     }
     if (most_read != cost->read(plan->size) || most_written != cost->written(plan->size))
-        fail_msg("%s %s of %d ranks: reads %d, writes %d, not %d, %d", family_name(cost->family), cost->name,
+        fail_msg("%s %s of %d ranks: reads %d, writes %d, not %d, %d", collective_name(cost->collective), cost->name,
             plan->size, most_read, most_written, cost->read(plan->size), cost->written(plan->size));
 }
 static void costs_are_as_stated(void **state)
@@ -79,7 +79,7 @@ static void costs_are_as_stated(void **state)
             struct plan plan = plan_of(a, together(&hosts, size), size / 2);
             plan.shared = mask_all;
             if (plan_build(&plan) != TUTTI_OK)
-                fail_msg("%s %s of %d ranks: %s", family_name(a->family), a->name, size, plan.error);
+                fail_msg("%s %s of %d ranks: %s", collective_name(a->collective), a->name, size, plan.error);
             count(&plan, cost_of(a));
             plan_finish(&plan);
         }

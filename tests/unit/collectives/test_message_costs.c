@@ -19,7 +19,7 @@ static bool is_power(int p) { return (p & (p - 1)) == 0; }
 static int log_below(int p) { return is_power(p) ? log_above(p) : log_above(p) - 1; }
 static int one(int p) { return p > 1; }
 static int two(int p) { return p > 1 ? 2 : 0; }
-static int up_to_four(int p) { return p > 1 ? least(p, 4) : 0; }
+static int up_to_four(int p) { return p > 1 ? int_min(p, 4) : 0; }
 static int others(int p) { return p - 1; }
 static int twice_others(int p) { return 2 * (p - 1); }
 static int twice_log(int p) { return 2 * log_above(p); }
@@ -28,7 +28,10 @@ static int four_log_and_one(int p) { return 4 * log_above(p) + (p > 1); }
 static int folded_log(int p) { return log_below(p) + (is_power(p) ? 0 : 2); }
 static int folded_log_sent(int p) { return log_below(p) + (is_power(p) ? 0 : 1); }
 static int folded_twice_log(int p) { return 2 * log_below(p) + (is_power(p) ? 0 : 2); }
-static int rabenseifner_sent(int p) { return 2 * (power_below(p) - 1) + (is_power(p) ? 0 : power_below(p)); }
+static int rabenseifner_sent(int p)
+{
+    return 2 * (power_of_two_below(p) - 1) + (is_power(p) ? 0 : power_of_two_below(p));
+}
 static int halving_sent(int p) { return is_power(p) ? p - 1 : p; }
 static int all_bits(int p)                                             /* of the numbers below p */
 {
@@ -40,7 +43,7 @@ static int all_bits(int p)                                             /* of the
 static int largest_branch(int p)
 {
     int most = 0;
-    for (int v = 1; v < p; v++) most = least(v & -v, p - v) > most ? least(v & -v, p - v) : most;
+    for (int v = 1; v < p; v++) most = int_min(v & -v, p - v) > most ? int_min(v & -v, p - v) : most;
     return most;
 }
 static int uncut(int p) { (void)p; return 1; }
@@ -48,7 +51,7 @@ static int halves(int p) { (void)p; return 2; }
 static int all(int p) { return p; }
 
 static const struct cost {
-    enum family family;
+    enum collective collective;
     const char *name;
     formula *rounds, *sent, *cut;
     bool at_most;                                                      /* the rounds are a bound */
@@ -58,7 +61,7 @@ static const struct cost {
     { ALLREDUCE, "double_tree", four_log_and_one, up_to_four, halves, true },
     { ALLREDUCE, "ring", twice_others, twice_others, all, false },
     { ALLREDUCE, "doubling", folded_log, folded_log_sent, uncut, false },
-    { ALLREDUCE, "rabenseifner", folded_twice_log, rabenseifner_sent, power_below, false },
+    { ALLREDUCE, "rabenseifner", folded_twice_log, rabenseifner_sent, power_of_two_below, false },
     { ALLREDUCE, "circulant", twice_log, twice_others, all, false },
     { REDUCE, "naive", others, one, uncut, false },
     { REDUCE, "binomial", log_above, one, uncut, false },
@@ -86,8 +89,8 @@ static const struct cost {
 static const struct cost *cost_of(const struct algorithm *a)
 {
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
-        if (costs[i].family == a->family && strcmp(costs[i].name, a->name) == 0) return &costs[i];
-    fail_msg("%s %s: say here what it costs", family_name(a->family), a->name);
+        if (costs[i].collective == a->collective && strcmp(costs[i].name, a->name) == 0) return &costs[i];
+    fail_msg("%s %s: say here what it costs", collective_name(a->collective), a->name);
     return NULL;
 }
 
@@ -179,11 +182,11 @@ static void count(const struct plan *plan, const struct cost *cost)
         if (chunks_sent(s) > most) most = chunks_sent(s);
     }
     if (cost->at_most ? rounds > expected : rounds != expected)
-        fail_msg("%s %s of %d ranks: %d rounds, not %d", family_name(cost->family), cost->name, plan->size, rounds,
-            expected);
+        fail_msg("%s %s of %d ranks: %d rounds, not %d", collective_name(cost->collective), cost->name, plan->size,
+            rounds, expected);
     if (most != cost->sent(plan->size))
-        fail_msg("%s %s of %d ranks: a rank sends %d chunks, not %d", family_name(cost->family), cost->name, plan->size,
-            most, cost->sent(plan->size));
+        fail_msg("%s %s of %d ranks: a rank sends %d chunks, not %d", collective_name(cost->collective), cost->name,
+            plan->size, most, cost->sent(plan->size));
 }
 static void costs_are_as_stated(void **state)
 {
@@ -192,7 +195,7 @@ static void costs_are_as_stated(void **state)
         for (int size = 1; size <= MOST_RANKS && !a->host_memory && !a->hierarchical; size++) {
             struct plan plan = plan_of(a, apart(&hosts, size), size / 2);  /* every rank on a host of its own */
             if (plan_build(&plan) != TUTTI_OK)
-                fail_msg("%s %s of %d ranks: %s", family_name(a->family), a->name, size, plan.error);
+                fail_msg("%s %s of %d ranks: %s", collective_name(a->collective), a->name, size, plan.error);
             count(&plan, cost_of(a));
             plan_finish(&plan);
         }
@@ -201,7 +204,7 @@ static void every_cost_belongs_to_an_algorithm(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
-        assert_non_null(collectives_find(costs[i].family, costs[i].name));
+        assert_non_null(collectives_find_algorithm(costs[i].collective, costs[i].name));
 }
 
 int main(void)

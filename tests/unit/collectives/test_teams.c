@@ -12,7 +12,7 @@ static int (*pieces_of)(int hosts);
 static int slices(const struct schedule *s) { return s->layout->largest; }
 static struct team slice_team(const struct schedule *s, int slice, int pieces)
 {
-    struct team across = team_across(s, slice);
+    struct team across = team_across_hosts(s, slice);
     across.base = slice * pieces;
     across.pieces = pieces;
     across.source = OUTPUT;
@@ -35,7 +35,7 @@ static void collect_slices(struct schedule *s, const struct team *host, int coun
 }
 static void hierarchical_allreduce(struct schedule *s)
 {
-    struct team host = team_host(s);
+    struct team host = team_of_host(s);
     int count = slices(s), pieces = pieces_of(s->layout->hosts);
     schedule_cut(s, count * pieces);
     for (int k = host.me; k < count; k += host.size)
@@ -48,12 +48,12 @@ static void hierarchical_allreduce(struct schedule *s)
 }
 static void hierarchical_broadcast(struct schedule *s)
 {
-    struct team host = team_host(s);
-    int count = slices(s), from = host_of(s->layout, s->root);
+    struct team host = team_of_host(s);
+    int count = slices(s), from = layout_host(s->layout, s->root);
     schedule_cut(s, count);
     for (int k = host.me; k < count; k += host.size) {
         struct team across = slice_team(s, k, 1);
-        if (s->place.host == from) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(s->root, INPUT, k));
+        if (s->place.host == from) step_copy(s, span_of_chunk(s->rank, OUTPUT, k), span_of_chunk(s->root, INPUT, k));
         team_broadcast_binomial(s, &across, from);
     }
     collect_slices(s, &host, count, 1);
@@ -80,7 +80,7 @@ static void prove_everywhere(const struct algorithm *a)
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         int hosts = 0, ranks = 0;
         while (hosts < MOST_HOSTS && layouts[l][hosts]) ranks += layouts[l][hosts++];
-        for (int root = 0; root < (a->family == BROADCAST ? ranks : 1); root++)
+        for (int root = 0; root < (a->collective == BROADCAST ? ranks : 1); root++)
             for (unsigned mode = 0; mode < 8; mode++) prove(a, layouts[l], hosts, root, mode);
     }
 }
@@ -88,7 +88,9 @@ static int one_piece(int hosts) { (void)hosts; return 1; }
 static int piece_each(int hosts) { return hosts; }
 static void check_allreduce(const char *name, team_function *between, int (*pieces)(int))
 {
-    struct algorithm a = { .name = name, .family = ALLREDUCE, .record = hierarchical_allreduce, .host_memory = true };
+    struct algorithm a = {
+        .name = name, .collective = ALLREDUCE, .record = hierarchical_allreduce, .host_memory = true
+    };
     across_hosts = between;
     pieces_of = pieces;
     prove_everywhere(&a);
@@ -106,7 +108,7 @@ static void doubling_works_between_hosts(void **state)
 static void rabenseifner_works_between_hosts(void **state)
 {
     (void)state;
-    check_allreduce("rabenseifner", team_allreduce_rabenseifner, power_below);
+    check_allreduce("rabenseifner", team_allreduce_rabenseifner, power_of_two_below);
 }
 static void circulant_works_between_hosts(void **state)
 {
@@ -115,7 +117,7 @@ static void circulant_works_between_hosts(void **state)
 }
 static void reduce_to_the_first_host(struct schedule *s, const struct team *t)
 {
-    team_reduce_binomial(s, t, 0, team_part(s, t, OUTPUT));
+    team_reduce_binomial(s, t, 0, team_all_pieces(s, t, OUTPUT));
     team_broadcast_binomial(s, t, 0);
 }
 static void binomial_trees_work_between_hosts(void **state)
@@ -127,7 +129,7 @@ static void broadcast_works_between_hosts(void **state)
 {
     (void)state;
     prove_everywhere(&(struct algorithm){
-        .name = "broadcast", .family = BROADCAST, .record = hierarchical_broadcast, .host_memory = true });
+        .name = "broadcast", .collective = BROADCAST, .record = hierarchical_broadcast, .host_memory = true });
 }
 
 int main(void)

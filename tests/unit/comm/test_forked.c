@@ -120,8 +120,14 @@ static void make_its_own(tutti_queue *of_parent)
 }
 
 /* ---- the parent ---- */
-struct family { tutti_comm *comm, *part; tutti_request *over, *open; tutti_queue *queue; float *shared; bool grouped; };
-static void child_main(struct family *f)
+struct collective {
+    tutti_comm *comm, *part;
+    tutti_request *over, *open;
+    tutti_queue *queue;
+    float *shared;
+    bool grouped;
+};
+static void child_main(struct collective *f)
 {
     alarm(600);
     REQUIRE(shared_mappings() == 1);                    /* a private view of its parent's block */
@@ -145,7 +151,7 @@ static void forks(struct rank *me)
 {
     tutti_request over = TUTTI_REQUEST_INIT, open = TUTTI_REQUEST_INIT, *got;
     float data[4] = { 0 };
-    struct family f = { .comm = me->comm, .over = &over, .open = &open, .grouped = me->rank == 0 };
+    struct collective f = { .comm = me->comm, .over = &over, .open = &open, .grouped = me->rank == 0 };
     REQUIRE(tutti_comm_split(me->comm, 0, 0, &f.part) == TUTTI_OK);
     REQUIRE(tutti_mem_alloc((void **)&f.shared, COUNT * sizeof *f.shared) == TUTTI_OK);
     for (int i = 0; i < COUNT; i++) f.shared[i] = 1;

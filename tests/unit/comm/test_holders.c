@@ -73,8 +73,8 @@ static void test_the_last_release_leaves_the_group(void **state)
 
 /* ---- meanwhile ---- */
 enum { CALLERS = 3, KINDS = 4, ROUNDS = 40 };
-struct caller { pthread_t thread; tutti_comm *comm; int kind, rank; };
-static tutti_status call_once(struct caller *c, tutti_request *request)
+struct incoming_link { pthread_t thread; tutti_comm *comm; int kind, rank; };
+static tutti_status call_once(struct incoming_link *c, tutti_request *request)
 {
     float x = 0;
     tutti_comm *part = NULL;
@@ -97,7 +97,7 @@ static tutti_status call_once(struct caller *c, tutti_request *request)
 }
 static void *call_until_it_ends(void *argument)
 {
-    struct caller *c = argument;
+    struct incoming_link *c = argument;
     tutti_request request = TUTTI_REQUEST_INIT;
     tutti_status status;
     do status = call_once(c, &request);
@@ -112,10 +112,10 @@ static void destroy_under_callers(struct rank *me)
 {
     for (int round = 0; round < ROUNDS; round++) {
         tutti_comm *comm;
-        struct caller callers[CALLERS];
+        struct incoming_link callers[CALLERS];
         REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
         for (int i = 0; i < CALLERS; i++) {
-            callers[i] = (struct caller){ .comm = comm, .kind = (i + round) % KINDS, .rank = me->rank };
+            callers[i] = (struct incoming_link){ .comm = comm, .kind = (i + round) % KINDS, .rank = me->rank };
             REQUIRE(tutti_comm_retain(comm) == TUTTI_OK);
             REQUIRE(pthread_create(&callers[i].thread, NULL, call_until_it_ends, &callers[i]) == 0);
         }

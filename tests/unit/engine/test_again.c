@@ -20,11 +20,11 @@
 enum { COUNT = 2, MOST_RANKS = 4, SECONDS = 30 };
 struct tensors { int32_t in[COUNT * MOST_RANKS], out[COUNT * MOST_RANKS]; };
 
-static bool is_settled(const struct rank *me) { return atomic_load(&me->comm->gate.settled); }
-static tutti_status call(const struct rank *me, enum family family, size_t count, int root, struct tensors *t)
+static bool is_settled(const struct rank *me) { return atomic_load(&me->comm->submission.settled); }
+static tutti_status call(const struct rank *me, enum collective collective, size_t count, int root, struct tensors *t)
 {
     tutti_comm *c = me->comm;
-    switch (family) {
+    switch (collective) {
     case ALLREDUCE: return tutti_all_reduce(t->in, t->out, count, TUTTI_INT32, TUTTI_SUM, c, NULL);
     case REDUCE: return tutti_reduce(t->in, t->out, count, TUTTI_INT32, TUTTI_MAX, root, c, NULL);
     case BROADCAST: return tutti_broadcast(t->in, t->out, count, TUTTI_INT32, root, c, NULL);
@@ -38,12 +38,12 @@ static tutti_status call(const struct rank *me, enum family family, size_t count
 }
 /* Element i of what a rank sends in a call. */
 static int32_t sent(int call, int rank, int i) { return 1000 * call + 100 * rank + i; }
-static int32_t wanted(enum family family, const struct rank *me, int call, int root, int i)
+static int32_t wanted(enum collective collective, const struct rank *me, int call, int root, int i)
 {
     int mine = me->rank * COUNT + i, from = i / COUNT, sum = 0;
-    int at = family == REDUCE_SCATTER ? mine : i;
+    int at = collective == REDUCE_SCATTER ? mine : i;
     for (int r = 0; r < me->size; r++) sum += sent(call, r, at);
-    switch (family) {
+    switch (collective) {
     case ALLREDUCE:
     case REDUCE_SCATTER: return sum;
     case REDUCE: return sent(call, me->size - 1, i);
@@ -53,23 +53,23 @@ static int32_t wanted(enum family family, const struct rank *me, int call, int r
     default: return sent(call, from, i % COUNT);        /* of gathers */
     }
 }
-static void run(const struct rank *me, enum family family, int number, int root, struct tensors *t)
+static void run(const struct rank *me, enum collective collective, int number, int root, struct tensors *t)
 {
-    int parts = family_parts(family, OUTPUT, me->size);
+    int parts = collective_buffer_parts(collective, OUTPUT, me->size);
     for (int i = 0; i < COUNT * MOST_RANKS; i++) t->in[i] = sent(number, me->rank, i);
-    REQUIRE(call(me, family, COUNT, root, t) == TUTTI_OK);
-    if (family == BARRIER || !family_has(family, root, me->rank, OUTPUT)) return;
-    for (int i = 0; i < COUNT * parts; i++) REQUIRE(t->out[i] == wanted(family, me, number, root, i));
+    REQUIRE(call(me, collective, COUNT, root, t) == TUTTI_OK);
+    if (collective == BARRIER || !collective_has_buffer(collective, root, me->rank, OUTPUT)) return;
+    for (int i = 0; i < COUNT * parts; i++) REQUIRE(t->out[i] == wanted(collective, me, number, root, i));
 }
-static void settle_in(int calls, const struct rank *me, enum family family, struct tensors *t)
+static void settle_in(int calls, const struct rank *me, enum collective collective, struct tensors *t)
 {
-    for (int i = 0; i < calls; i++) run(me, family, i, 0, t);
+    for (int i = 0; i < calls; i++) run(me, collective, i, 0, t);
     REQUIRE(is_settled(me));
 }
 /* Until all declarations that a rank keeps say the same. */
-static void settle(const struct rank *me, enum family family, struct tensors *t)
+static void settle(const struct rank *me, enum collective collective, struct tensors *t)
 {
-    settle_in(DECLARATIONS + 8, me, family, t);
+    settle_in(DECLARATIONS + 8, me, collective, t);
 }
 
 /* ---- results ---- */
@@ -81,11 +81,11 @@ static void runs_all(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
     uint64_t mine = (uint64_t)me->rank + 1;
-    for (int family = ALLREDUCE; family <= BARRIER; family++)
+    for (int collective = ALLREDUCE; collective <= BARRIER; collective++)
         for (int root = 0; root < me->size; root += me->size > 1 ? me->size - 1 : 1) {
             for (int i = 0; i < 6 * DECLARATIONS; i++) {
                 come_late(&mine);
-                run(me, (enum family)family, i, root, &tensors);
+                run(me, (enum collective)collective, i, root, &tensors);
             }
             REQUIRE(is_settled(me));
         }

@@ -105,10 +105,10 @@ static void test_a_name_keeps_number_and_calls_apart(void **state)
 {
     struct executor x = { .operation = 5, .run.history = UINT64_MAX };
     (void)state;
-    assert_int_equal((uint32_t)executor_name(&x), 5);
-    assert_int_equal(executor_name(&x) >> 63, 0);
+    assert_int_equal((uint32_t)executor_message_name(&x), 5);
+    assert_int_equal(executor_message_name(&x) >> 63, 0);
     x.run.history = 1;
-    assert_int_not_equal(executor_fingerprint_of(executor_name(&x)), 0);
+    assert_int_not_equal(executor_fingerprint_of_name(executor_message_name(&x)), 0);
 }
 
 #ifndef NO_PROCESSES
@@ -125,14 +125,14 @@ static void fails_before_the_verdict(struct rank *me)
     sleep_us(100000);
     struct agree_cause cause = { .kind = AGREE_FAILED, .status = TUTTI_SYSTEM, .other = -1 };
     strcpy(cause.detail, "what the test says");
-    agreement_fail(me->comm->agreement, &cause);
+    agreement_propose_cause(me->comm->agreement, &cause);
     REQUIRE(agreement_is_failing(me->comm->agreement));
     REQUIRE(comm_fail(me->comm, TUTTI_TIMEOUT, "what comes %s", "second") == TUTTI_TIMEOUT);
     SAYS("what comes second");                          /* what returns an error tells it */
     /* it has all it needs */
     REQUIRE(tutti_broadcast(one, one, 8, TUTTI_FLOAT32, 0, me->comm, NULL) == TUTTI_SYSTEM);
     SAYS("what the test says");
-    REQUIRE(agreement_is_over(me->comm->agreement));
+    REQUIRE(agreement_has_decided(me->comm->agreement));
     REQUIRE(kill((pid_t)me->comm->group.members[1].identity.pid, SIGCONT) == 0);
 }
 static void test_what_fails_does_not_succeed_before_the_verdict(void **state)

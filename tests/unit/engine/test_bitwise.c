@@ -27,7 +27,7 @@ enum way { APART, IN_PLACE, SHARED, SHARED_IN_PLACE, WAYS };
 /* Around a line's payload, the switches of algorithm and of tiling, and more tiles than slots. */
 static const size_t sizes[] = { 8, 48, 56, 4104, 16384, 16392, 65528, 65544, 131080, MOST_BYTES };
 static const tutti_dtype types[] = { TUTTI_FLOAT32, TUTTI_FLOAT64, TUTTI_FLOAT16, TUTTI_BFLOAT16 };
-static const enum family families[] = { ALLREDUCE, REDUCE, REDUCE_SCATTER };
+static const enum collective collectives[] = { ALLREDUCE, REDUCE, REDUCE_SCATTER };
 enum { SIZES = sizeof sizes / sizeof *sizes, TYPES = sizeof types / sizeof *types };
 
 static uint64_t drawn(uint64_t a, uint64_t b) { return random_mixed(random_mixed(a * 0x9e3779b97f4a7c15u + 1) + b); }
@@ -92,7 +92,7 @@ static int numbers_free(void **state)
 /* ---- one call ---- */
 struct test {
     int type;                                           /* of `types`                              */
-    enum family family;
+    enum collective collective;
     const char *algorithm;
     size_t count, bytes;                                /* elements of all inputs of a rank; bytes */
     int root;
@@ -114,22 +114,22 @@ static void area_free(struct area *a)
 static tutti_status start(const struct test *t, const struct rank *me, const void *in, void *out, tutti_request *r)
 {
     tutti_dtype dtype = types[t->type];
-    if (t->family == ALLREDUCE) return tutti_all_reduce(in, out, t->count, dtype, TUTTI_SUM, me->comm, r);
-    if (t->family == REDUCE) return tutti_reduce(in, out, t->count, dtype, TUTTI_SUM, t->root, me->comm, r);
+    if (t->collective == ALLREDUCE) return tutti_all_reduce(in, out, t->count, dtype, TUTTI_SUM, me->comm, r);
+    if (t->collective == REDUCE) return tutti_reduce(in, out, t->count, dtype, TUTTI_SUM, t->root, me->comm, r);
     return tutti_reduce_scatter(in, out, t->count / (size_t)me->size, dtype, TUTTI_SUM, me->comm, r);
 }
 static void compare(const struct test *t, const struct rank *me, enum way way, const unsigned char *got)
 {
     size_t bytes = bytes_of(types[t->type]), count = t->count, first = 0;
-    if (t->family == REDUCE && me->rank != t->root) return;
-    if (t->family == REDUCE_SCATTER) { count /= (size_t)me->size; first = (size_t)me->rank * count; }
+    if (t->collective == REDUCE && me->rank != t->root) return;
+    if (t->collective == REDUCE_SCATTER) { count /= (size_t)me->size; first = (size_t)me->rank * count; }
     const unsigned char *wanted = numbers[t->type].sum[me->size] + first * bytes;
     if (memcmp(got, wanted, count * bytes) == 0) return;
     size_t i = 0;
     while (memcmp(got + i * bytes, wanted + i * bytes, bytes) == 0) i++;
     fprintf(stderr, "%s %s of %zu %s on %d ranks: element %zu of rank %d (way %d) is %llx, should be %llx\n",
-        family_name(t->family), t->algorithm ? t->algorithm : "by default", t->count, name_of(types[t->type]), me->size,
-        first + i, me->rank, (int)way, (unsigned long long)code_at(got, i, bytes),
+        collective_name(t->collective), t->algorithm ? t->algorithm : "by default", t->count, name_of(types[t->type]),
+        me->size, first + i, me->rank, (int)way, (unsigned long long)code_at(got, i, bytes),
         (unsigned long long)code_at(wanted, i, bytes));
     bool has_the_bits_of_the_reference = false;
     REQUIRE(has_the_bits_of_the_reference);
@@ -137,7 +137,7 @@ static void compare(const struct test *t, const struct rank *me, enum way way, c
 /* The edge puts tensors at places that are no multiple of more than their elements' size. */
 static void call(const struct test *t, const struct rank *me, enum way way, bool blocking)
 {
-    bool in_place = way == IN_PLACE || way == SHARED_IN_PLACE, scatters = t->family == REDUCE_SCATTER;
+    bool in_place = way == IN_PLACE || way == SHARED_IN_PLACE, scatters = t->collective == REDUCE_SCATTER;
     size_t odd = bytes_of(types[t->type]) * (size_t)(1 + (me->rank + t->type) % 4 * 2);
     size_t out = scatters ? t->bytes / (size_t)me->size : t->bytes;
     struct area from = area_make(way >= SHARED, t->bytes), to = from;
@@ -146,7 +146,7 @@ static void call(const struct test *t, const struct rank *me, enum way way, bool
     if (in_place && scatters) output += (size_t)me->rank * out;
     memcpy(input, numbers[t->type].input[me->rank], t->bytes);
     tutti_request r = { .struct_size = sizeof r, .blocking = blocking, .algorithm = t->algorithm };
-    bool takes = t->family != REDUCE || me->rank == t->root;
+    bool takes = t->collective != REDUCE || me->rank == t->root;
     tutti_status status = start(t, me, input, takes ? output : NULL, &r);
     if (status == TUTTI_OK && !blocking) status = tutti_wait(&r, 0);
     REQUIRE(status == TUTTI_OK);
@@ -157,11 +157,11 @@ static void call(const struct test *t, const struct rank *me, enum way way, bool
 
 /* ---- all of them ---- */
 /* NULL, then each that touches memory of peers; the others are free to add in trees. */
-static const char *algorithm_at(enum family family, int wanted)
+static const char *algorithm_at(enum collective collective, int wanted)
 {
     if (wanted == 0) return NULL;
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (a->family == family && a->host_memory && --wanted == 0) return a->name;
+        if (a->collective == collective && a->host_memory && --wanted == 0) return a->name;
     return "";
 }
 static void mixtures(struct test *t, const struct rank *me)
@@ -179,10 +179,10 @@ static void everything(struct rank *me)
     for (int type = 0; type < TYPES; type++)
         for (int size = 0; size < SIZES; size++)
             for (int f = 0; f < 3; f++)
-                for (int a = 0; !(algorithm = algorithm_at(families[f], a)) || *algorithm; a++) {
-                    size_t parts = families[f] == REDUCE_SCATTER ? (size_t)me->size : 1;
+                for (int a = 0; !(algorithm = algorithm_at(collectives[f], a)) || *algorithm; a++) {
+                    size_t parts = collectives[f] == REDUCE_SCATTER ? (size_t)me->size : 1;
                     size_t element = bytes_of(types[type]), count = sizes[size] / element / parts * parts;
-                    struct test t = { type, families[f], algorithm, count, count * element, 0 };
+                    struct test t = { type, collectives[f], algorithm, count, count * element, 0 };
                     if (count) mixtures(&t, me);
                 }
 }
@@ -240,7 +240,7 @@ static void believe_in_a_small_cache(void)
 {
     struct machine parameters = machine_typical();
     parameters.last = 256 << 10;
-    for (int distance = 0; distance < DISTANCES; distance++) machine_learn(distance, &parameters, false);
+    for (int distance = 0; distance < DISTANCES; distance++) machine_store_parameters(distance, &parameters, false);
 }
 
 int main(void)

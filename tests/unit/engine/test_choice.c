@@ -1,5 +1,5 @@
-/* What runs when nobody chose: an algorithm of the family that takes the counts, the one that was measured best, and
-   the same on all ranks even if each of them believes something else of the machine. */
+/* The algorithm that runs without a choice by the user takes the counts, was measured best, and is the same on all
+   ranks, even if their parameters of the machine differ. */
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include "backend/engine/comm.h"
@@ -23,30 +23,30 @@ static void machine_group_init(struct machine_group *g, const struct machine *ma
 {
     assert_int_equal(layout_create(NULL, size, &g->layout), TUTTI_OK);
     g->chooser = (struct chooser){
-        .layout = g->layout, .cache = cache_create(SIZE_MAX, NULL, NULL), .cores = cores, .machine = *machine
+        .layout = g->layout, .cache = plan_cache_create(SIZE_MAX, NULL, NULL), .cores = cores, .machine = *machine
     };
     assert_non_null(g->chooser.cache);
 }
 static void machine_group_finish(struct machine_group *g)
 {
     chooser_finish(&g->chooser);
-    cache_destroy(g->chooser.cache);
+    plan_cache_destroy(g->chooser.cache);
     layout_destroy(g->layout);
 }
 static void group_over(struct machine_group *g, const int *host_of_rank, int size, int cores)
 {
     assert_int_equal(layout_create(host_of_rank, size, &g->layout), TUTTI_OK);
     g->chooser = (struct chooser){
-        .layout = g->layout, .cache = cache_create(SIZE_MAX, NULL, NULL), .cores = cores, .machine = near_cores
+        .layout = g->layout, .cache = plan_cache_create(SIZE_MAX, NULL, NULL), .cores = cores, .machine = near_cores
     };
     assert_non_null(g->chooser.cache);
 }
-static struct choice ask(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement,
-    bool uneven)
+static struct choice ask(struct machine_group *g, enum collective collective, size_t bytes,
+    enum placement_kind placement, bool uneven)
 {
-    struct question q = { family, NULL, bytes, placement, uneven, false };
+    struct question q = { collective, NULL, bytes, placement, uneven, false };
     struct choice c;
-    assert_int_equal(choose(&g->chooser, &q, &c), TUTTI_OK);
+    assert_int_equal(chooser_make_choice(&g->chooser, &q, &c), TUTTI_OK);
     return c;
 }
 static void is_always_an_algorithm_for_one_host(void **state)
@@ -55,11 +55,11 @@ static void is_always_an_algorithm_for_one_host(void **state)
     for (int size = 1; size <= 20; size = 2 * size + 1) {
         struct machine_group g;
         machine_group_init(&g, &near_cores, size, 2);
-        for (int f = 0; f < FAMILY_COUNT; f++)
+        for (int f = 0; f < COLLECTIVE_COUNT; f++)
             for (size_t bytes = 0; bytes < SIZE_MAX / 64; bytes = 64 * bytes + 1)
                 for (int way = 0; way < 6; way++) {
-                    struct choice c = ask(&g, (enum family)f, bytes, (enum placement_kind)(way / 2), way % 2);
-                    assert_int_equal(c.algorithm->family, f);
+                    struct choice c = ask(&g, (enum collective)f, bytes, (enum placement_kind)(way / 2), way % 2);
+                    assert_int_equal(c.algorithm->collective, f);
                     assert_true(c.algorithm->host_memory);
                     assert_false(way % 2 && c.algorithm->equal_chunks);
                     assert_true(c.tile_bytes >= 4 * KIB && c.slots >= 2 && c.slots <= 8);
@@ -74,7 +74,7 @@ static void is_always_an_algorithm_for_one_host(void **state)
    nothing is read. */
 static void reading_is_chosen_as_figures_ask(void **state)
 {
-    static const enum family copying[] = { ALLGATHER, ALL_TO_ALL, SCATTER };
+    static const enum collective copying[] = { ALLGATHER, ALL_TO_ALL, SCATTER };
     static const int apart[] = { 0, 0, 1, 1 };
     struct machine_group g[4];
     (void)state;
@@ -92,9 +92,9 @@ static void reading_is_chosen_as_figures_ask(void **state)
             assert_false(ask(&g[2], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
             struct question told = { copying[f], NULL, bytes, TENSORS_OPEN_APART, false, true };
             struct choice c;
-            assert_int_equal(choose(&g[1].chooser, &told, &c), TUTTI_OK);
+            assert_int_equal(chooser_make_choice(&g[1].chooser, &told, &c), TUTTI_OK);
             assert_true(c.reads);
-            assert_int_equal(choose(&g[3].chooser, &told, &c), TUTTI_OK);
+            assert_int_equal(chooser_make_choice(&g[3].chooser, &told, &c), TUTTI_OK);
             assert_false(c.reads);
         }
     for (int i = 0; i < 4; i++) machine_group_finish(&g[i]);
@@ -123,13 +123,13 @@ static void is_hierarchical_over_several_hosts(void **state)
         int host[1024];
         for (int r = 0; r < size; r++) host[r] = r % (size < 20 ? 2 : size < 100 ? 10 : size / 4);
         group_over(&g, host, size, 2);
-        for (int f = 0; f < FAMILY_COUNT; f++)
+        for (int f = 0; f < COLLECTIVE_COUNT; f++)
             for (size_t bytes = 64; bytes <= 64 * MIB; bytes *= 64)
                 for (int uneven = 0; uneven <= (f == ALL_TO_ALL || f == ALLGATHER || f == REDUCE_SCATTER); uneven++) {
-                    struct choice c = ask(&g, (enum family)f, bytes, TENSORS_PRIVATE, uneven);
-                    struct choice shared = ask(&g, (enum family)f, bytes, TENSORS_SHARED_IN_PLACE, uneven);
+                    struct choice c = ask(&g, (enum collective)f, bytes, TENSORS_PRIVATE, uneven);
+                    struct choice shared = ask(&g, (enum collective)f, bytes, TENSORS_SHARED_IN_PLACE, uneven);
                     bool flat = uneven && f == ALL_TO_ALL;
-                    assert_true(c.algorithm->hierarchical == !flat && c.algorithm->family == (enum family)f);
+                    assert_true(c.algorithm->hierarchical == !flat && c.algorithm->collective == (enum collective)f);
                     assert_false(c.algorithm->host_memory);
                     assert_false(uneven && c.algorithm->equal_chunks);
                     assert_false(size > 500 && c.algorithm->few_hosts);
@@ -145,17 +145,19 @@ static void what_several_hosts_cannot_do_is_refused(void **state)
     struct machine_group g;
     (void)state;
     group_over(&g, (int[]){ 0, 1, 0, 1 }, 4, 2);
-    struct question q = { ALLREDUCE, collectives_find(ALLREDUCE, "two_shot"), MIB, TENSORS_PRIVATE, false, false };
+    struct question q = { ALLREDUCE, collectives_find_algorithm(ALLREDUCE, "two_shot"), MIB, TENSORS_PRIVATE, false,
+        false };
     struct choice c;
-    assert_int_equal(choose(&g.chooser, &q, &c), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(chooser_make_choice(&g.chooser, &q, &c), TUTTI_INVALID_ARGUMENT);
     assert_string_equal(status_detail(),
         "allreduce two_shot works on one host only, but the 4 ranks are on 2 "
         "hosts: choose another algorithm, or none");
     machine_group_finish(&g);
 }
-static const char *name(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement)
+static const char *name(struct machine_group *g, enum collective collective, size_t bytes,
+    enum placement_kind placement)
 {
-    return ask(g, family, bytes, placement, false).algorithm->name;
+    return ask(g, collective, bytes, placement, false).algorithm->name;
 }
 static void two_rounds(struct machine_group *g, size_t bytes, enum placement_kind placement)
 {
@@ -227,8 +229,8 @@ static void looking_first_is_for_messages_that_take_longer(void **state)
     machine_group_init(&g, &near_cores, 2, 2);
     struct choice small = ask(&g, ALLREDUCE, 512, TENSORS_PRIVATE, false);
     struct choice large = ask(&g, ALLREDUCE, MIB, TENSORS_PRIVATE, false);
-    assert_false(choice_looks_first(&g.chooser, &small));
-    assert_true(choice_looks_first(&g.chooser, &large));
+    assert_false(choice_selects_late(&g.chooser, &small));
+    assert_true(choice_selects_late(&g.chooser, &large));
     machine_group_finish(&g);
 }
 /* Not of what was asked before, so that ranks that were asked different things still choose alike. */
@@ -239,13 +241,13 @@ static void a_choice_is_a_function_of_the_question(void **state)
     machine_group_init(&once, &far_cores, 4, 4);
     machine_group_init(&often, &far_cores, 4, 4);
     for (size_t bytes = 16 * MIB; bytes; bytes /= 3)
-        for (int f = 0; f < FAMILY_COUNT; f++) ask(&often, (enum family)f, bytes, TENSORS_SHARED_APART, false);
+        for (int f = 0; f < COLLECTIVE_COUNT; f++) ask(&often, (enum collective)f, bytes, TENSORS_SHARED_APART, false);
     for (size_t bytes = 16 * MIB; bytes; bytes /= 2) {
         struct choice a = ask(&once, ALLREDUCE, bytes, TENSORS_PRIVATE, false);
         for (int again = 0; again < 2; again++) {
             struct choice b = ask(&often, ALLREDUCE, bytes, TENSORS_PRIVATE, false);
             assert_ptr_equal(a.algorithm, b.algorithm);
-            assert_true(a.tile_bytes == b.tile_bytes && a.slots == b.slots && a.price == b.price);
+            assert_true(a.tile_bytes == b.tile_bytes && a.slots == b.slots && a.cost == b.cost);
         }
     }
     machine_group_finish(&once);
@@ -340,10 +342,10 @@ static void join_believing(int rank, tutti_unique_id id, const char *folder)
     setenv("TUTTI_CACHE", mine, 1);
     settings_reload();
     for (int distance = 1; distance < DISTANCES; distance++) {         /* wherever the ranks stand */
-        machine_identity(distance, identity);
-        REQUIRE(kept_write(mine, identity, &believed[rank % 2]));
+        machine_format_identity(distance, identity);
+        REQUIRE(machine_file_write(mine, identity, &believed[rank % 2]));
     }
-    machine_learn(0, &believed[rank % 2], false);
+    machine_store_parameters(0, &believed[rank % 2], false);
     REQUIRE(tutti_comm_init_rank(&comm, RANKS, id, rank) == TUTTI_OK);
     REQUIRE(memcmp(&comm->launcher.chooser.machine, &believed[0], sizeof *believed) == 0);
     all_go_by_the_same(comm);

@@ -130,16 +130,16 @@ static void call(const struct test *t, struct rank *me, struct buffers *b)
     if (!strcmp(t->collective, "barrier")) status = tutti_barrier(me->comm, &r);
     REQUIRE(status == TUTTI_OK);
 }
-static enum family family_of(const struct test *t)
+static enum collective collective_of(const struct test *t)
 {
-    enum family f = ALLREDUCE;
-    while (strcmp(family_name(f), t->collective) != 0) f++;
+    enum collective f = ALLREDUCE;
+    while (strcmp(collective_name(f), t->collective) != 0) f++;
     return f;
 }
-static double expected(const struct test *t, enum family family, const struct rank *me, size_t i)
+static double expected(const struct test *t, enum collective collective, const struct rank *me, size_t i)
 {
     size_t part = t->count ? i / t->count : 0, within = t->count ? i % t->count : 0, mine = (size_t)me->rank * t->count;
-    switch (family) {
+    switch (collective) {
     case BROADCAST: return value(t->root, i);
     case ALLGATHER:
     case GATHER: return value((int)part, within);
@@ -152,17 +152,17 @@ static double expected(const struct test *t, enum family family, const struct ra
 /* Hosts are pretended, and this algorithm is for one. */
 static bool is_of_one_host(const struct test *t)
 {
-    return *settings_get()->hosts && collectives_find(family_of(t), t->algorithm)->host_memory;
+    return *settings_get()->hosts && collectives_find_algorithm(collective_of(t), t->algorithm)->host_memory;
 }
 static void run(const struct test *t, struct rank *me)
 {
     if (is_of_one_host(t)) return;
     struct buffers b = make(t, me);
     call(t, me, &b);
-    enum family family = family_of(t);
-    bool has_result = family != BARRIER && ((family != REDUCE && family != GATHER) || me->rank == t->root);
+    enum collective collective = collective_of(t);
+    bool has_result = collective != BARRIER && ((collective != REDUCE && collective != GATHER) || me->rank == t->root);
     for (size_t i = 0; i < b.out && has_result; i++) {
-        double got = get(b.output, t->dtype, i), want = expected(t, family, me, i);
+        double got = get(b.output, t->dtype, i), want = expected(t, collective, me, i);
         if (got == want) continue;
         fprintf(stderr, "%s %s: %d ranks, rank %d, count %zu, %s, %s, root %d%s: element %zu is %g, should be %g\n",
             t->collective, t->algorithm, me->size, me->rank, t->count, tutti_dtype_name(t->dtype), tutti_op_name(t->op),

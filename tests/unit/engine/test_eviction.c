@@ -19,7 +19,7 @@ enum { CALLS = 300 };
 enum { CALLS = 3000 };
 #endif
 struct limits { size_t most; bool hosts; };             /* of the caches; whether there are several hosts */
-struct call_kind { enum family family; int root; size_t count; bool shared, in_place; };
+struct call_kind { enum collective collective; int root; size_t count; bool shared, in_place; };
 struct memory { int32_t *in, *out; };
 
 static uint32_t next(uint32_t *state) { return (*state = *state * 1664525u + 1013904223u) >> 16; }
@@ -27,21 +27,22 @@ static int32_t value(int call, int rank, size_t i) { return (int32_t)((size_t)ca
 static int32_t sum(int call, size_t i) { return value(call, 0, i) * (RANKS * (RANKS + 1) / 2); }
 static struct call_kind draw(uint32_t *state)
 {
-    static const enum family families[] = { ALLREDUCE, BROADCAST, REDUCE, ALLGATHER };
+    static const enum collective collectives[] = { ALLREDUCE, BROADCAST, REDUCE, ALLGATHER };
     static const size_t counts[] = { 1, 2, 12, 700, 16000 };
-    struct call_kind k = { families[next(state) % 4], (int)(next(state) % RANKS), counts[next(state) % 5], false,
+    struct call_kind k = { collectives[next(state) % 4], (int)(next(state) % RANKS), counts[next(state) % 5], false,
         false };
     k.shared = next(state) % 2;
-    k.in_place = next(state) % 2 && k.family == ALLREDUCE;
+    k.in_place = next(state) % 2 && k.collective == ALLREDUCE;
     return k;
 }
 /* All ranks ask alike. */
-static const char *draw_algorithm(uint32_t *state, enum family family, bool hosts)
+static const char *draw_algorithm(uint32_t *state, enum collective collective, bool hosts)
 {
     const char *names[16] = { NULL };
     int count = 1;
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (a->family == family && (hosts ? !a->host_memory : !a->hierarchical) && count < 16) names[count++] = a->name;
+        if (a->collective == collective && (hosts ? !a->host_memory : !a->hierarchical) && count < 16)
+            names[count++] = a->name;
     return names[next(state) % (uint32_t)count];
 }
 static void begin(struct rank *me, const struct call_kind *k, int call, struct memory *b, tutti_request *request)
@@ -49,11 +50,11 @@ static void begin(struct rank *me, const struct call_kind *k, int call, struct m
     int32_t *out = k->in_place ? b->in : b->out;
     tutti_status status = TUTTI_INTERNAL;
     for (size_t i = 0; i < k->count; i++) b->in[i] = value(call, me->rank, i);
-    if (k->family == ALLREDUCE)
+    if (k->collective == ALLREDUCE)
         status = tutti_all_reduce(b->in, out, k->count, TUTTI_INT32, TUTTI_SUM, me->comm, request);
-    else if (k->family == BROADCAST)
+    else if (k->collective == BROADCAST)
         status = tutti_broadcast(b->in, out, k->count, TUTTI_INT32, k->root, me->comm, request);
-    else if (k->family == REDUCE)
+    else if (k->collective == REDUCE)
         status = tutti_reduce(b->in, out, k->count, TUTTI_INT32, TUTTI_SUM, k->root, me->comm, request);
     else status = tutti_all_gather(b->in, out, k->count, TUTTI_INT32, me->comm, request);
     REQUIRE(status == TUTTI_OK);
@@ -62,9 +63,10 @@ static void check(const struct rank *me, const struct call_kind *k, int call, co
 {
     const int32_t *out = k->in_place ? b->in : b->out;
     for (size_t i = 0; i < k->count; i++) {
-        if (k->family == ALLREDUCE || (k->family == REDUCE && me->rank == k->root)) REQUIRE(out[i] == sum(call, i));
-        if (k->family == BROADCAST) REQUIRE(out[i] == value(call, k->root, i));
-        for (int r = 0; k->family == ALLGATHER && r < RANKS; r++)
+        if (k->collective == ALLREDUCE || (k->collective == REDUCE && me->rank == k->root))
+            REQUIRE(out[i] == sum(call, i));
+        if (k->collective == BROADCAST) REQUIRE(out[i] == value(call, k->root, i));
+        for (int r = 0; k->collective == ALLGATHER && r < RANKS; r++)
             REQUIRE(out[(size_t)r * k->count + i] == value(call, r, i));
     }
 }
@@ -92,22 +94,22 @@ static void unmake(struct memory b, bool shared)
         free(b.out);
     }
 }
-/* No more than the last of each family, whose plans and programs are small here, is beyond the bound. */
+/* No more than the last of each collective, whose plans and programs are small here, is beyond the bound. */
 static void check_bound(const struct rank *me, size_t most)
 {
     enum { EACH = 128 << 10 };
-    REQUIRE(cache_held(me->comm->launcher.cache) <= most + FAMILY_COUNT * EACH);
+    REQUIRE(plan_cache_held_bytes(me->comm->launcher.cache) <= most + COLLECTIVE_COUNT * EACH);
 }
 static void limit(const struct rank *me, size_t most)
 {
-    cache_limit(me->comm->launcher.cache, most);
-    cache_limit(me->comm->launcher.priced, most);
+    plan_cache_set_limit(me->comm->launcher.cache, most);
+    plan_cache_set_limit(me->comm->launcher.predicted, most);
 }
 static void ask(const struct rank *me, uint32_t *state, const struct call_kind *k)
 {
     const struct limits *limits = me->context;
-    const char *name = draw_algorithm(state, k->family, limits->hosts);
-    REQUIRE(tutti_comm_set_algorithm(me->comm, family_name(k->family), name) == TUTTI_OK);
+    const char *name = draw_algorithm(state, k->collective, limits->hosts);
+    REQUIRE(tutti_comm_set_algorithm(me->comm, collective_name(k->collective), name) == TUTTI_OK);
 }
 static void blocking(struct rank *me)
 {

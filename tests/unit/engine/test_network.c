@@ -17,11 +17,11 @@
 
 enum { SECONDS = 600, LARGE = 300000, ROUNDS = 3 };
 static struct inproc_options options;
-static tutti_status join_inproc(struct router *router) { return inproc_join(&options, router); }
+static tutti_status join_inproc(struct router *router) { return inproc_world_join(&options, router); }
 static void go_over(const struct inproc_options *wanted)
 {
     options = *wanted;
-    messages_use_network(join_inproc);
+    messages_override_network(join_inproc);
     alarm(SECONDS);
 }
 
@@ -105,7 +105,7 @@ static void test_over_inproc_nothing_waits_for_the_look(void **state)
 static void test_over_shared_memory_nothing_waits_for_the_look(void **state)
 {
     (void)state;
-    messages_use_network(NULL);
+    messages_override_network(NULL);
     over_hosts_without_looks();
 }
 
@@ -140,11 +140,11 @@ static bool reads(const tutti_comm *comm)
 static void stand_still(struct rank *me, struct held *held)
 {
     struct wait_set unused = { .count = 0 };
-    driver_acquire(me->comm);
-    for (; !reads(me->comm); unused.count = 0) driver_progress(me->comm, &unused);
+    driver_acquire_role(me->comm);
+    for (; !reads(me->comm); unused.count = 0) driver_make_progress(me->comm, &unused);
     atomic_store(&held->step, MET);
     await_step(held, ENDED);
-    driver_release(me->comm);
+    driver_hand_over_role(me->comm);
 }
 static void give_up(struct rank *me)
 {
@@ -154,12 +154,12 @@ static void give_up(struct rank *me)
     start_one(me, held->collective, &r);
     if (me->rank == 1) {
         stand_still(me, held);
-        if (held->lost) failure_record_lost(me->comm, 0); /* a link breaks for both ends */
+        if (held->lost) failure_record_lost_rank(me->comm, 0); /* a link breaks for both ends */
         REQUIRE(tutti_wait(&r, 0) == expected);
         return;
     }
     await_step(held, MET);
-    if (held->lost) failure_record_lost(me->comm, 1);
+    if (held->lost) failure_record_lost_rank(me->comm, 1);
     REQUIRE(tutti_wait(&r, held->lost ? 0 : 1) == expected);
     REQUIRE(strstr(me->comm->router->reason, held->lost ? "died" : "rank 1 has not released a message") != NULL);
     atomic_store(&held->step, ENDED);

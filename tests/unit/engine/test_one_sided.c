@@ -74,12 +74,12 @@ static void test_what_was_sent_can_be_read_when_its_sender_has_left(void **state
 /* ---- without a fence ---- */
 static bool root_is_bare(const struct rank *me)
 {
-    return atomic_load(&segment_control(me->comm->executor.site.segment, 0)->waiters) == WAITERS_BARE;
+    return atomic_load(&segment_control(me->comm->executor.site.segment, 0)->waiters) == WAITERS_UNFENCED;
 }
 /* Until the root publishes without a fence, if that is possible here. */
 static void send_until_bare(struct rank *me)
 {
-    bool may_be = me->comm->executor.publisher.may_be_bare;
+    bool may_be = me->comm->executor.publisher.may_be_unfenced;
     int32_t more = true;
     for (int calls = 0; more; calls++) {
         if (!me->rank) more = may_be && !root_is_bare(me);
@@ -112,7 +112,7 @@ static int32_t summed(int call, int ranks, size_t i)
     for (int r = 0; r < ranks; r++) sum += element(call, r, i);
     return sum;
 }
-struct move { int family, root; size_t n; };
+struct move { int collective, root; size_t n; };
 static struct move draw(uint64_t *random, int size)
 {
     static const size_t sizes[] = { 0, 1, 2, 12, 13, 100, 255, 256, 511, 1023, 1024, 1025, 2000, MOST };
@@ -124,7 +124,7 @@ static struct move draw(uint64_t *random, int size)
 static tutti_status play_move(const struct move *m, int32_t *a, int32_t *b, const struct rank *me)
 {
     size_t n = m->n, counts[MOST_RANKS], at[MOST_RANKS];
-    switch (m->family) {
+    switch (m->collective) {
     case 0:
     case 1:
     case 2: return tutti_broadcast(a, b, n, TUTTI_INT32, m->root, me->comm, NULL);
@@ -148,15 +148,15 @@ static bool is_right(const struct move *m, int call, const struct rank *me, cons
     bool root = me->rank == m->root;
     for (size_t i = 0; i < m->n; i++) {
         size_t mine = (size_t)me->rank * m->n + i;
-        if (m->family <= 2 && b[i] != element(call, m->root, i)) return false;
-        if ((m->family == 3 || m->family == 4) && b[i] != element(call, m->root, mine)) return false;
-        if ((m->family == 7 || m->family == 8) && root && b[i] != summed(call, me->size, i)) return false;
-        if (m->family == 9 && b[i] != summed(call, me->size, i)) return false;
-        if (m->family == 11 && b[i] != summed(call, me->size, mine)) return false;
-        bool gathers = m->family == 10 || ((m->family == 5 || m->family == 6) && root);
+        if (m->collective <= 2 && b[i] != element(call, m->root, i)) return false;
+        if ((m->collective == 3 || m->collective == 4) && b[i] != element(call, m->root, mine)) return false;
+        if ((m->collective == 7 || m->collective == 8) && root && b[i] != summed(call, me->size, i)) return false;
+        if (m->collective == 9 && b[i] != summed(call, me->size, i)) return false;
+        if (m->collective == 11 && b[i] != summed(call, me->size, mine)) return false;
+        bool gathers = m->collective == 10 || ((m->collective == 5 || m->collective == 6) && root);
         for (int q = 0; q < me->size; q++) {
             if (gathers && b[(size_t)q * m->n + i] != element(call, q, i)) return false;
-            if (m->family == 12 && b[(size_t)q * m->n + i] != element(call, q, mine)) return false;
+            if (m->collective == 12 && b[(size_t)q * m->n + i] != element(call, q, mine)) return false;
         }
     }
     return true;
@@ -174,7 +174,7 @@ static void plays(struct rank *me)
         REQUIRE(play_move(&m, a, b, me) == TUTTI_OK);
         memset(a, 0xee, (size_t)me->size * m.n * sizeof *a);           /* it is mine again */
         if (!is_right(&m, call, me, b)) {
-            printf("rank %d of %d, call %d: family %d root %d %zu elements\n", me->rank, me->size, call, m.family,
+            printf("rank %d of %d, call %d: family %d root %d %zu elements\n", me->rank, me->size, call, m.collective,
                 m.root, m.n);
             fflush(stdout);
             REQUIRE(!"the result is right");

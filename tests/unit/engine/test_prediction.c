@@ -25,16 +25,16 @@ static tutti_prediction predict(tutti_comm *comm, const char *collective, const 
 static void is_the_same_everywhere(struct rank *me)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++) {
-        if (comm_allows(me->comm, a) != TUTTI_OK) continue;
+        if (comm_check_algorithm(me->comm, a) != TUTTI_OK) continue;
         for (size_t bytes = 0; bytes <= MOST; bytes = 64 * bytes + 8) {
-            tutti_prediction all[RANKS], mine = predict(me->comm, family_name(a->family), a->name, bytes);
+            tutti_prediction all[RANKS], mine = predict(me->comm, collective_name(a->collective), a->name, bytes);
             REQUIRE(tutti_all_gather(&mine, all, sizeof mine, TUTTI_UINT8, me->comm, NULL) == TUTTI_OK);
             for (int r = 0; r < RANKS; r++) REQUIRE(memcmp(&all[r], &mine, offsetof(tutti_prediction, candidate)) == 0);
             REQUIRE(strcmp(mine.algorithm, a->name) == 0 && mine.ns >= 0);
         }
     }
 }
-/* Nobody asked: the least price among the candidates, or hardly more; and it is what runs. */
+/* Nobody asked: the least cost among the candidates, or hardly more; and it is what runs. */
 static void what_is_predicted_runs(struct rank *me)
 {
     float *data = calloc(1, MOST);
@@ -43,8 +43,8 @@ static void what_is_predicted_runs(struct rank *me)
         tutti_prediction chosen = predict(me->comm, "allreduce", NULL, bytes);
         REQUIRE(chosen.candidate && chosen.ns > 0);
         for (int i = 0; tutti_algorithm_name("allreduce", i); i++) {
-            const struct algorithm *a = collectives_find(ALLREDUCE, tutti_algorithm_name("allreduce", i));
-            if (comm_allows(me->comm, a) != TUTTI_OK) continue;
+            const struct algorithm *a = collectives_find_algorithm(ALLREDUCE, tutti_algorithm_name("allreduce", i));
+            if (comm_check_algorithm(me->comm, a) != TUTTI_OK) continue;
             tutti_prediction other = predict(me->comm, "allreduce", a->name, bytes);
             REQUIRE(!other.candidate || other.ns > 0.9 * chosen.ns);
         }
@@ -89,7 +89,7 @@ static void what_needs_one_host_is_refused_on_two(struct rank *me)
     REQUIRE(predict(me->comm, "allreduce", "ring", 1 << 20).ns > 0);
     REQUIRE(predict(me->comm, "allreduce", "leaders", 1 << 20).candidate);
 }
-static void messages_of_one_host_have_no_price(struct rank *me)
+static void messages_of_one_host_have_no_cost(struct rank *me)
 {
     REQUIRE(predict(me->comm, "allreduce", "ring", 1 << 20).ns <= 0);
     REQUIRE(predict(me->comm, "barrier", NULL, 0).ns <= 0);
@@ -120,7 +120,7 @@ static void on_one_host(void **state)
     (void)state;
     const tutti_config options = TUTTI_CONFIG_INIT;
     static rank_function *const bodies[] = { is_the_same_everywhere, what_is_predicted_runs,
-        what_the_user_chose_is_predicted, what_does_not_exist_is_refused, messages_of_one_host_have_no_price,
+        what_the_user_chose_is_predicted, what_does_not_exist_is_refused, messages_of_one_host_have_no_cost,
         nothing_is_disturbed, the_group_tells_what_it_goes_by };
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) world_threads_on("", RANKS, &options, bodies[i], NULL);
 }

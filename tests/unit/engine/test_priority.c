@@ -43,8 +43,8 @@ static void give_back(struct flight *f)
 static void drive_until_still(tutti_comm *comm)
 {
     struct wait_set unused;
-    do wait_clear(&unused);
-    while (driver_progress(comm, &unused));
+    do wait_set_clear(&unused);
+    while (driver_make_progress(comm, &unused));
 }
 static int tiles_on_their_way(const tutti_comm *comm)
 {
@@ -64,17 +64,17 @@ static void while_another_moves(struct rank *me)
     struct flight f;
     for (int priority = ANOTHER - 1; priority <= ANOTHER; priority++) {
         prepare(&f, me, LARGE, priority);
-        precedence_record(ANOTHER, false);
+        precedence_record_progress(ANOTHER, false);
         if (me->rank == 0) {
-            driver_acquire(f.comm);
+            driver_acquire_role(f.comm);
             start(&f, me);
             drive_until_still(f.comm);
             REQUIRE((tiles_on_their_way(f.comm) == 1) == (priority < ANOTHER));
             REQUIRE(f.comm->executor.blocked.soon == (priority < ANOTHER));
-            precedence_record(ANOTHER, true);
+            precedence_record_progress(ANOTHER, true);
             drive_until_still(f.comm);
             REQUIRE(tiles_on_their_way(f.comm) > 1);
-            driver_release(f.comm);
+            driver_hand_over_role(f.comm);
         }
         world_meet(me);
         if (me->rank != 0) start(&f, me);
@@ -138,11 +138,11 @@ static void test_priorities_change_no_results(void **state)
     (void)state;
     for (int64_t moment_ms = 0; moment_ms <= 100000; moment_ms += 100000) {
         with_tiles("65536", moment_ms * MILLISECOND);
-        precedence_record(7, false);
+        precedence_record_progress(7, false);
         world_threads_on("2", 2, NULL, small_ones, NULL);
         world_threads_on("2", 4, NULL, each_wants_another, NULL);
         world_threads_on("", 2, NULL, each_wants_another, NULL);
-        precedence_record(7, true);
+        precedence_record_progress(7, true);
     }
 }
 
@@ -182,19 +182,19 @@ static void test_precedence(void **state)
 {
     (void)state;
     atomic_store(&precedence_moment_ns, INT64_C(100000) * MILLISECOND);
-    assert_false(precedence_is_deferred(0));
-    precedence_record(2, false);
-    assert_true(precedence_is_deferred(0) && precedence_is_deferred(1));
-    assert_false(precedence_is_deferred(2) || precedence_is_deferred(3));
-    precedence_record(5, false);
-    precedence_record(2, true);
-    assert_true(precedence_is_deferred(0) && precedence_is_deferred(4));
-    precedence_record(5, true);
-    assert_false(precedence_is_deferred(0));
-    precedence_record(1, false);
+    assert_false(precedence_must_defer(0));
+    precedence_record_progress(2, false);
+    assert_true(precedence_must_defer(0) && precedence_must_defer(1));
+    assert_false(precedence_must_defer(2) || precedence_must_defer(3));
+    precedence_record_progress(5, false);
+    precedence_record_progress(2, true);
+    assert_true(precedence_must_defer(0) && precedence_must_defer(4));
+    precedence_record_progress(5, true);
+    assert_false(precedence_must_defer(0));
+    precedence_record_progress(1, false);
     atomic_store(&precedence_moment_ns, 0);             /* it is over in no time */
-    assert_false(precedence_is_deferred(0));
-    precedence_record(1, true);
+    assert_false(precedence_must_defer(0));
+    precedence_record_progress(1, true);
 }
 int main(void)
 {

@@ -1,7 +1,7 @@
-/* Collectives drawn at random, over hosts that are pretended: family, algorithm, type, operation, counts even or not,
- * root, tensors shared, private, in place, at any alignment, asynchronous or not, tiles of any size. Every rank
- * compares what it gets with the definition, worked out from what each rank brings by the arithmetic of
- * tests/unit/kernels/reference.h, bit by bit; and looks that nothing else was written.
+/* Random calls over simulated hosts: collective, algorithm, type, operation, even or uneven counts, root, tensors that
+ * are shared, private or in place, any alignment, blocking or asynchronous, tiles of any size. Every rank computes the
+ * expected result from the inputs of all ranks with the arithmetic of tests/unit/kernels/reference.h, compares it bit
+ * by bit with what it received, and checks that nothing else was written.
  *   test_properties [--cases N] [--seed S] [--first K] [--hosts LIST] [--processes 1]
  * Case k of a seed is the same whatever was run before; its failure says how to run it again. */
 #include "backend/base/settings.h"
@@ -38,7 +38,7 @@ static uint64_t draw(uint64_t *state, uint64_t below)
 enum exactness { EXACT, ANY };                          /* values whose sums are exact in any order; all there are */
 struct test {
     uint64_t number, seed;
-    enum family family;
+    enum collective collective;
     const struct algorithm *algorithm;
     tutti_dtype dtype;
     tutti_op op;
@@ -49,7 +49,7 @@ struct test {
 };
 static uint64_t first_seed = 1;
 static const char *only_hosts;
-static _Atomic uint64_t seen[FAMILY_COUNT][TUTTI_DTYPE_COUNT], seen_ops[TUTTI_DTYPE_COUNT];
+static _Atomic uint64_t seen[COLLECTIVE_COUNT][TUTTI_DTYPE_COUNT], seen_ops[TUTTI_DTYPE_COUNT];
 
 static const struct placement_of *placement_of(uint64_t world)
 {
@@ -62,7 +62,7 @@ static const struct placement_of *placement_of(uint64_t world)
             return &placements[(world + (uint64_t)i) % PLACEMENTS];
     return p;
 }
-static bool is_summing(enum family f) { return f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER; }
+static bool is_summing(enum collective f) { return f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER; }
 static size_t draw_count(uint64_t *state, size_t most)
 {
     static const size_t below[] = { 4, 4, 70, 70, 70, 70, 1500, 1500, 1500, 6000, 6000, LARGEST };
@@ -71,23 +71,24 @@ static size_t draw_count(uint64_t *state, size_t most)
 }
 static void draw_counts(struct test *t, int size, uint64_t *state)
 {
-    bool many = family_parts(t->family, INPUT, size) > 1 || family_parts(t->family, OUTPUT, size) > 1;
+    bool many = collective_buffer_parts(t->collective, INPUT, size) > 1
+        || collective_buffer_parts(t->collective, OUTPUT, size) > 1;
     size_t most = many ? LARGEST / (size_t)size : LARGEST, count = draw_count(state, most), column[MOST];
     for (int q = 0; q < size; q++) column[q] = draw(state, 3) ? draw_count(state, most) : 0;
     for (int a = 0; a < size; a++)
         for (int q = 0; q < size; q++) {
-            size_t own =
-                t->family == ALL_TO_ALL ? draw_count(state, most / 4 + 1) : column[t->family == ALLGATHER ? a : q];
+            size_t own = t->collective == ALL_TO_ALL ? draw_count(state, most / 4 + 1)
+                                                     : column[t->collective == ALLGATHER ? a : q];
             t->counts[a][q] = t->uneven ? own : count;
         }
 }
-static const struct algorithm *draw_algorithm(enum family family, const struct layout *l, uint64_t *state)
+static const struct algorithm *draw_algorithm(enum collective collective, const struct layout *l, uint64_t *state)
 {
-    const struct algorithm *of_family[32];
+    const struct algorithm *of_collective[32];
     int count = 0;
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (a->family == family && (l->hosts == 1 || !a->host_memory)) of_family[count++] = a;
-    return draw(state, 2) ? NULL : of_family[draw(state, (uint64_t)count)];
+        if (a->collective == collective && (l->hosts == 1 || !a->host_memory)) of_collective[count++] = a;
+    return draw(state, 2) ? NULL : of_collective[draw(state, (uint64_t)count)];
 }
 static bool is_defined(tutti_dtype dtype, tutti_op op)
 {
@@ -99,16 +100,17 @@ static enum exactness draw_values(const struct test *t, const struct layout *l, 
 {
     bool ordered = is_floating(t->dtype) && (t->op == TUTTI_SUM || t->op == TUTTI_PROD || t->op == TUTTI_AVG);
     bool known = l->hosts <= 2 && (!t->algorithm || t->algorithm->hierarchical || t->algorithm->host_memory);
-    if (is_summing(t->family) && (t->op == TUTTI_PREMUL_SUM || (ordered && !known))) return EXACT;
+    if (is_summing(t->collective) && (t->op == TUTTI_PREMUL_SUM || (ordered && !known))) return EXACT;
     return draw(state, 4) ? ANY : EXACT;
 }
 static struct test test_nth(uint64_t number, const struct layout *l)
 {
     struct test t = { .number = number, .seed = mix(mix(first_seed) ^ number) };
     uint64_t state = t.seed;
-    t.family = (enum family)draw(&state, FAMILY_COUNT);
-    t.uneven = draw(&state, 2) && (t.family == REDUCE_SCATTER || t.family == ALLGATHER || t.family == ALL_TO_ALL);
-    t.algorithm = draw_algorithm(t.family, l, &state);
+    t.collective = (enum collective)draw(&state, COLLECTIVE_COUNT);
+    t.uneven =
+        draw(&state, 2) && (t.collective == REDUCE_SCATTER || t.collective == ALLGATHER || t.collective == ALL_TO_ALL);
+    t.algorithm = draw_algorithm(t.collective, l, &state);
     do {
         t.dtype = (tutti_dtype)draw(&state, TUTTI_DTYPE_COUNT);
         t.op = (tutti_op)draw(&state, TUTTI_OP_COUNT);
@@ -150,19 +152,19 @@ static uint64_t total(const struct test *t, const struct layout *l, int part, si
     int divisor = t->op == TUTTI_AVG ? l->ranks : 1;
     tutti_op op = t->op == TUTTI_AVG || t->op == TUTTI_PREMUL_SUM ? TUTTI_SUM : t->op;
     for (int h = 0; h < l->hosts; h++) {
-        for (int k = 0; k < host_size(l, h); k++) {
-            codes[k] = code_of(t, rank_at(l, h, k), part, i);
+        for (int k = 0; k < layout_host_size(l, h); k++) {
+            codes[k] = code_of(t, layout_rank(l, h, k), part, i);
             if (t->op == TUTTI_PREMUL_SUM)
                 codes[k] = encode(format_of(t->dtype), 0.5 * decode(format_of(t->dtype), codes[k]));
         }
-        of_host[h] = reference(t->dtype, op, codes, host_size(l, h), l->hosts == 1 ? divisor : 1);
+        of_host[h] = reference(t->dtype, op, codes, layout_host_size(l, h), l->hosts == 1 ? divisor : 1);
     }
     return reference(t->dtype, op, of_host, l->hosts, l->hosts == 1 ? 1 : divisor);
 }
 /* Element i of part q of what this rank gets. */
 static uint64_t wanted(const struct test *t, const struct layout *l, int rank, int q, size_t i)
 {
-    switch (t->family) {
+    switch (t->collective) {
     case ALLREDUCE:
     case REDUCE: return total(t, l, 0, i);
     case REDUCE_SCATTER: return total(t, l, rank, i);
@@ -175,7 +177,7 @@ static uint64_t wanted(const struct test *t, const struct layout *l, int rank, i
 static size_t count_of(const struct test *t, enum buffer buffer, int rank, int q)
 {
     if (!t->uneven || buffer == INPUT) return t->counts[rank][q];
-    return t->family == REDUCE_SCATTER ? t->counts[rank][rank] : t->counts[q][rank];
+    return t->collective == REDUCE_SCATTER ? t->counts[rank][rank] : t->counts[q][rank];
 }
 
 /* ---- tensors ---- */
@@ -188,7 +190,7 @@ struct job {
     int parts[2];                                       /* 0: this rank has no such buffer */
     tutti_request request;
 };
-static size_t element_bytes(const struct test *t) { return t->family == BARRIER ? 1 : bytes_of(t->dtype); }
+static size_t element_bytes(const struct test *t) { return t->collective == BARRIER ? 1 : bytes_of(t->dtype); }
 static unsigned char *part_in(const struct job *j, enum buffer buffer, int q, bool image)
 {
     const struct side *s = &j->side[j->home[buffer]];
@@ -226,12 +228,12 @@ static void job_make(struct job *j, const struct rank *me, uint64_t *own)
     const struct test *t = &j->test;
     int way = (int)draw(own, 4);
     for (int b = INPUT; b <= OUTPUT; b++) {
-        bool has = t->family != BARRIER && family_has(t->family, t->root, me->rank, (enum buffer)b);
-        j->parts[b] = has ? family_parts(t->family, (enum buffer)b, me->size) : 0;
+        bool has = t->collective != BARRIER && collective_has_buffer(t->collective, t->root, me->rank, (enum buffer)b);
+        j->parts[b] = has ? collective_buffer_parts(t->collective, (enum buffer)b, me->size) : 0;
         j->home[b] = (enum buffer)b;
         j->side[b] = (struct side){ .shared = way >= 2 || (way == 1 && b == INPUT) };
     }
-    bool in_place = t->family != ALL_TO_ALL && j->parts[INPUT] && j->parts[OUTPUT] && draw(own, 2);
+    bool in_place = t->collective != ALL_TO_ALL && j->parts[INPUT] && j->parts[OUTPUT] && draw(own, 2);
     enum buffer host = in_place && j->parts[OUTPUT] > j->parts[INPUT] ? OUTPUT : INPUT, guest = 1 - host;
     if (in_place) j->home[guest] = host;
     for (int b = INPUT; b <= OUTPUT; b++)
@@ -250,8 +252,9 @@ static tutti_status call_uneven(struct job *j, const struct rank *me, const void
     tutti_request *r = &j->request;
     for (int b = INPUT; b <= OUTPUT; b++)
         for (int q = 0; q < me->size; q++) count[b][q] = count_of(t, (enum buffer)b, me->rank, q);
-    if (t->family == ALLGATHER) return tutti_all_gather_v(in, out, count[OUTPUT], at[OUTPUT], t->dtype, me->comm, r);
-    if (t->family == REDUCE_SCATTER)
+    if (t->collective == ALLGATHER)
+        return tutti_all_gather_v(in, out, count[OUTPUT], at[OUTPUT], t->dtype, me->comm, r);
+    if (t->collective == REDUCE_SCATTER)
         return tutti_reduce_scatter_v(in, count[INPUT], at[INPUT], out, t->dtype, t->op, me->comm, r);
     return tutti_all_to_all_v(in, count[INPUT], at[INPUT], out, count[OUTPUT], at[OUTPUT], t->dtype, me->comm, r);
 }
@@ -260,7 +263,7 @@ static tutti_status call_even(struct job *j, const struct rank *me, const void *
     const struct test *t = &j->test;
     size_t count = t->counts[0][0];
     tutti_request *r = &j->request;
-    switch (t->family) {
+    switch (t->collective) {
     case ALLREDUCE: return tutti_all_reduce(in, out, count, t->dtype, t->op, me->comm, r);
     case REDUCE: return tutti_reduce(in, out, count, t->dtype, t->op, t->root, me->comm, r);
     case BROADCAST: return tutti_broadcast(in, out, count, t->dtype, t->root, me->comm, r);
@@ -282,8 +285,8 @@ static void complain(const struct job *j, const struct rank *me, const char *wha
 {
     const struct test *t = &j->test;
     fprintf(stderr, "rank %d of %d on hosts %s: %s, algorithm %s, %s, %s, root %d, %s counts", me->rank, me->size,
-        settings_get()->hosts, family_name(t->family), t->algorithm ? t->algorithm->name : "chosen", name_of(t->dtype),
-        tutti_op_name(t->op), t->root, t->uneven ? "uneven" : "even");
+        settings_get()->hosts, collective_name(t->collective), t->algorithm ? t->algorithm->name : "chosen",
+        name_of(t->dtype), tutti_op_name(t->op), t->root, t->uneven ? "uneven" : "even");
     for (int q = 0; q < me->size; q++) fprintf(stderr, " %zu", t->counts[me->rank][q]);
     fprintf(stderr,
         ", %s%s%s: %s\nto run it again: test_properties --seed %llu --first %llu --cases 1, or, with what "
@@ -346,8 +349,8 @@ static void body(struct rank *me)
         struct job *j = &jobs[started % OPEN];
         j->test = test_nth(cases->first + started, me->comm->group.layout);
         uint64_t own = mix(j->test.seed + (uint64_t)me->rank + 1);
-        atomic_fetch_add(&seen[j->test.family][j->test.dtype], 1);
-        if (is_summing(j->test.family)) atomic_fetch_or(&seen_ops[j->test.dtype], (uint64_t)1 << j->test.op);
+        atomic_fetch_add(&seen[j->test.collective][j->test.dtype], 1);
+        if (is_summing(j->test.collective)) atomic_fetch_or(&seen_ops[j->test.dtype], (uint64_t)1 << j->test.op);
         start(j, me, &own);
         for (uint64_t open = draw(&own, OPEN); started + 1 - finished > open; finished++)
             finish(&jobs[finished % OPEN], me);
@@ -367,7 +370,7 @@ static int count_left_out(void)
 {
     int left_out = 0;
     for (int d = 0; d < TUTTI_DTYPE_COUNT; d++) {
-        for (int f = 0; f < FAMILY_COUNT; f++) left_out += !seen[f][d];
+        for (int f = 0; f < COLLECTIVE_COUNT; f++) left_out += !seen[f][d];
         for (int o = 0; o < TUTTI_OP_COUNT; o++)
             left_out += is_defined((tutti_dtype)d, (tutti_op)o) && !(seen_ops[d] >> o & 1);
     }

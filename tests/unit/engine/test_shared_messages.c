@@ -123,9 +123,9 @@ static void reach_step(_Atomic int *step, int wanted)
 static void drive_alone(tutti_comm *comm)               /* as soon as its message has been posted */
 {
     for (int n = 0;; n++) {
-        driver_acquire(comm);
+        driver_acquire_role(comm);
         if (comm->messages.open) return;
-        driver_release(comm);
+        driver_hand_over_role(comm);
         REQUIRE(n < SECONDS * 1000);
         sleep_us(1000);
     }
@@ -133,7 +133,7 @@ static void drive_alone(tutti_comm *comm)               /* as soon as its messag
 static bool turn(tutti_comm *comm)
 {
     struct wait_set blocked = { .count = 0 };
-    return messages_progress(comm, &blocked);
+    return messages_make_progress(comm, &blocked);
 }
 /* Rank 0 drives alone, and its receive into a shared tensor has failed: rank 1 has freed what it sends. Rank 1 looks as
    if it were copying. */
@@ -142,7 +142,7 @@ static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request 
 {
     enum { BYTES = 16384 };                             /* so few that the sender need not help */
     _Atomic int *step = me->context;
-    atomic_uint *copying = &group_control(&me->comm->group, 1)->copying;
+    atomic_uint *copying = &group_control_at_index(&me->comm->group, 1)->copying;
     if (me->rank == 0) {
         REQUIRE(start(me, false, in, BYTES, 1, request) == TUTTI_OK);
         drive_alone(me->comm);
@@ -157,7 +157,7 @@ static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request 
         unsigned char *at = shared(LARGE);
         REQUIRE(start(me, true, at, BYTES, 0, request) == TUTTI_OK);
         drive_alone(me->comm);
-        driver_release(me->comm);
+        driver_hand_over_role(me->comm);
         REQUIRE(tutti_mem_free(at) == TUTTI_OK);
         atomic_store(copying, 1);
         atomic_store(step, 2);
@@ -178,10 +178,10 @@ static void failed_while_a_peer_copies(struct rank *me)
         REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
         for (int n = 0; turn(me->comm); n++) REQUIRE(n < 10); /* rank 1 may say that it gives up, but then */
         REQUIRE(!turn(me->comm));                       /* there is nothing to be busy with, while it waits */
-        atomic_store(&group_control(&me->comm->group, 1)->copying, 0);
+        atomic_store(&group_control_at_index(&me->comm->group, 1)->copying, 0);
         messages_fail(me->comm, me->comm->outcome.status);
         REQUIRE(tutti_test(&request) == TUTTI_INVALID_ARGUMENT);
-        driver_release(me->comm);
+        driver_hand_over_role(me->comm);
     }
     REQUIRE(tutti_mem_free(in) == TUTTI_OK);
 }
@@ -198,9 +198,9 @@ static void told_by_another(struct rank *me)
     unsigned char *in = shared(MOST);
     meet_freed_tensor(me, in, &request);
     if (me->rank == 0) {
-        atomic_store(&group_control(&me->comm->group, 1)->copying, 0);
+        atomic_store(&group_control_at_index(&me->comm->group, 1)->copying, 0);
         status_fail(TUTTI_TIMEOUT, "something else");
-        driver_release(me->comm);
+        driver_hand_over_role(me->comm);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT);
         REQUIRE(strstr(tutti_get_last_error(), "has freed a shared tensor") != NULL);
         REQUIRE(strstr(tutti_get_last_error(), "from rank 1 with tag 1") != NULL);
@@ -233,7 +233,7 @@ static void listen_soon(struct rank *me)
         for (int n = 0; n < 1000; n++) REQUIRE(!turn(me->comm));
         REQUIRE(me->comm->messages.idle_polls == counted);
         me->comm->group.backoff = backoff;
-        driver_release(me->comm);
+        driver_hand_over_role(me->comm);
         atomic_store((_Atomic int *)me->context, 1);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_OK);
     } else {

@@ -179,9 +179,9 @@ static void every_mixture(struct rank *me)
 /* Hosts are pretended, and this algorithm is for one. */
 static bool is_of_one_host(const char *collective, const char *algorithm)
 {
-    enum family f = ALLREDUCE;
-    while (strcmp(family_name(f), collective) != 0) f++;
-    return *settings_get()->hosts && collectives_find(f, algorithm)->host_memory;
+    enum collective f = ALLREDUCE;
+    while (strcmp(collective_name(f), collective) != 0) f++;
+    return *settings_get()->hosts && collectives_find_algorithm(f, algorithm)->host_memory;
 }
 static void every_algorithm(struct rank *me)
 {
@@ -278,10 +278,10 @@ static void interleaved(struct rank *me)
 }
 
 /* ---- over hosts: what is shared is not staged there ---- */
-/* Copies from tensors into slots in what this rank ran last of that family. */
-static int staged_copies(const struct rank *me, enum family family)
+/* Copies from tensors into slots in what this rank ran last of that collective. */
+static int staged_copies(const struct rank *me, enum collective collective)
 {
-    const struct schedule *s = me->comm->launcher.recent[family].program->schedule;
+    const struct schedule *s = me->comm->launcher.recent[collective].program->schedule;
     int copies = 0;
     for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
         for (int d = 0; t->kind == WORK && t->from_count == 1 && d < t->to_count; d++)
@@ -291,15 +291,15 @@ static int staged_copies(const struct rank *me, enum family family)
 /* Of the tensors of host 0 all are shared, of those of host 1 one. */
 static void stages_what_is_private(struct rank *me)
 {
-    static const enum family families[] = { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
+    static const enum collective which[] = { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
     enum way mine = me->rank == 3 ? APART : SHARED;
     for (int k = 0; k < 4; k++) {
-        const struct recent *r = &me->comm->launcher.recent[families[k]];
-        struct test t = test_of((int)families[k], NULL, LARGEST, me);
+        const struct recent *r = &me->comm->launcher.recent[which[k]];
+        struct test t = test_of((int)which[k], NULL, LARGEST, me);
         float *wanted = run(&t, me, APART, NULL);
-        REQUIRE(r->looks && staged_copies(me, families[k]) > 0 && !r->program->touch_count);
+        REQUIRE(r->selects_late && staged_copies(me, which[k]) > 0 && !r->program->touch_count);
         run(&t, me, mine, wanted);
-        REQUIRE((staged_copies(me, families[k]) == 0) == (mine == SHARED));
+        REQUIRE((staged_copies(me, which[k]) == 0) == (mine == SHARED));
         REQUIRE((r->program->touch_count > 0) == (me->rank != 2));     /* that one's only peer is private */
         free(wanted);
     }

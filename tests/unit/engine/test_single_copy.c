@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 /* Of a machine with near cores, whose kernel reads for as much as slots take. Where it takes thrice as much, all that
-   reads is priced so high that plans win in which not every rank reads. */
+   reads is predicted so high that plans win in which not every rank reads. */
 static const char plain[] = "line=20,hand_over=20,near=0.01,far=0.02,one_copy=1,lost_one_copy=1";
 enum { COUNT = 600000, SECONDS = 60 };
 /* With a setting of this rank; and by parameters that let all look where tensors lie, whatever this machine does. */
@@ -30,15 +30,15 @@ static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, 
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
     return comm;
 }
-/* Whether the last collective of that family read what others have, and from other processes. */
-static bool has_read(const tutti_comm *comm, enum family family)
+/* Whether the last collective of that collective read what others have, and from other processes. */
+static bool has_read(const tutti_comm *comm, enum collective collective)
 {
-    const struct program *p = comm->launcher.recent[family].program;
-    return comm->launcher.recent[family].looks && p->plan->reads;
+    const struct program *p = comm->launcher.recent[collective].program;
+    return comm->launcher.recent[collective].selects_late && p->plan->reads;
 }
-static bool all_are_sources(const tutti_comm *comm, enum family family)
+static bool all_are_sources(const tutti_comm *comm, enum collective collective)
 {
-    const struct program *p = comm->launcher.recent[family].program;
+    const struct program *p = comm->launcher.recent[collective].program;
     bool all = p->touch_count > 0;
     for (int i = 0; i < p->touch_count; i++)
         all &= comm->executor.theirs[p->touches[i].rank][p->touches[i].buffer].source != NULL;
@@ -52,11 +52,11 @@ static float *numbers(size_t count, int rank)
 }
 
 /* ---- the same bits ---- */
-static tutti_status call(tutti_comm *comm, enum family family, bool in_place, float *in, float *out)
+static tutti_status call(tutti_comm *comm, enum collective collective, bool in_place, float *in, float *out)
 {
     size_t p = (size_t)comm->group.size, part = COUNT / p;
     void *to = in_place ? in : out;
-    switch (family) {
+    switch (collective) {
     case ALLREDUCE: return tutti_all_reduce(in, to, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL);
     case REDUCE: return tutti_reduce(in, to, COUNT, TUTTI_FLOAT32, TUTTI_AVG, 1, comm, NULL);
     case BROADCAST: return tutti_broadcast(in, to, COUNT, TUTTI_FLOAT32, 1, comm, NULL);
@@ -67,10 +67,10 @@ static tutti_status call(tutti_comm *comm, enum family family, bool in_place, fl
     default: return tutti_scatter(in, out, part, TUTTI_FLOAT32, 1, comm, NULL);
     }
 }
-static float *result(tutti_comm *comm, enum family family, bool in_place, int rank)
+static float *result(tutti_comm *comm, enum collective collective, bool in_place, int rank)
 {
     float *in = numbers(COUNT, rank), *out = calloc(COUNT, sizeof *out);
-    REQUIRE(call(comm, family, in_place, in, out) == TUTTI_OK);
+    REQUIRE(call(comm, collective, in_place, in, out) == TUTTI_OK);
     if (in_place) memcpy(out, in, COUNT * sizeof *out);
     memset(in, 0xff, COUNT * sizeof *in);               /* whoever still reads it reads nonsense */
     free(in);
@@ -79,16 +79,16 @@ static float *result(tutti_comm *comm, enum family family, bool in_place, int ra
 static void same_bits(struct rank *me)
 {
     tutti_comm *staged = group_of_way(me, "0", plain), *read = group_of_way(me, "1", plain);
-    for (int family = ALLREDUCE; family < BARRIER; family++)
-        for (int in_place = 0; in_place <= (family <= BROADCAST); in_place++) {
-            float *wanted = result(staged, (enum family)family, in_place, me->rank);
-            float *got = result(read, (enum family)family, in_place, me->rank);
-            REQUIRE(!has_read(staged, (enum family)family) && has_read(read, (enum family)family));
-            bool takes = family == ALLREDUCE || family == ALLGATHER || family == ALL_TO_ALL;
-            REQUIRE(!takes || all_are_sources(read, (enum family)family));
-            bool has = family_has((enum family)family, 1, me->rank, OUTPUT);
+    for (int collective = ALLREDUCE; collective < BARRIER; collective++)
+        for (int in_place = 0; in_place <= (collective <= BROADCAST); in_place++) {
+            float *wanted = result(staged, (enum collective)collective, in_place, me->rank);
+            float *got = result(read, (enum collective)collective, in_place, me->rank);
+            REQUIRE(!has_read(staged, (enum collective)collective) && has_read(read, (enum collective)collective));
+            bool takes = collective == ALLREDUCE || collective == ALLGATHER || collective == ALL_TO_ALL;
+            REQUIRE(!takes || all_are_sources(read, (enum collective)collective));
+            bool has = collective_has_buffer((enum collective)collective, 1, me->rank, OUTPUT);
             REQUIRE(!has || memcmp(wanted, got, COUNT / (size_t)me->size * sizeof *got) == 0);
-            REQUIRE(!has || family > BROADCAST || memcmp(wanted, got, COUNT * sizeof *got) == 0);
+            REQUIRE(!has || collective > BROADCAST || memcmp(wanted, got, COUNT * sizeof *got) == 0);
             free(wanted);
             free(got);
         }
@@ -103,9 +103,9 @@ static void test_same_bits(void **state)
 /* ---- one that does not ---- */
 static void nobody_reads(tutti_comm *comm, int rank)
 {
-    for (int family = ALLREDUCE; family < BARRIER; family++) {
-        free(result(comm, (enum family)family, false, rank));
-        REQUIRE(!has_read(comm, (enum family)family));
+    for (int collective = ALLREDUCE; collective < BARRIER; collective++) {
+        free(result(comm, (enum collective)collective, false, rank));
+        REQUIRE(!has_read(comm, (enum collective)collective));
     }
 }
 static void one_will_not(struct rank *me)

@@ -24,7 +24,7 @@ struct bench {                                          /* a decider, and what i
     struct layout *layout;
     struct chooser chooser;
     struct tuning tuning;
-    struct trials trials;
+    struct tuners trials;
     struct variety variety;
 };
 static struct bench *bench_create(enum trying trying)
@@ -33,7 +33,7 @@ static struct bench *bench_create(enum trying trying)
     assert_non_null(b);
     assert_int_equal(layout_create(NULL, RANKS, &b->layout), TUTTI_OK);
     b->chooser = (struct chooser){
-        .layout = b->layout, .cache = cache_create(SIZE_MAX, NULL, NULL), .cores = RANKS, .machine = near_cores
+        .layout = b->layout, .cache = plan_cache_create(SIZE_MAX, NULL, NULL), .cores = RANKS, .machine = near_cores
     };
     assert_non_null(b->chooser.cache);
     b->trials.tuning = &b->tuning;
@@ -43,28 +43,28 @@ static struct bench *bench_create(enum trying trying)
 }
 static void bench_destroy(struct bench *b)
 {
-    trials_finish(&b->trials);
+    tuners_finish(&b->trials);
     chooser_finish(&b->chooser);
-    cache_destroy(b->chooser.cache);
+    plan_cache_destroy(b->chooser.cache);
     layout_destroy(b->layout);
     free(b);
 }
-static struct trial *add(struct bench *b, const struct question *q, int root)
+static struct tuner *add(struct bench *b, const struct question *q, int root)
 {
-    struct trial_key key = { q->family, root, false, q->message_bytes };
-    struct trial *t, *again;
-    struct choice priced;
-    assert_int_equal(trials_find(&b->trials, &key, &t), TUTTI_OK);
-    assert_int_equal(trials_find(&b->trials, &key, &again), TUTTI_OK);
+    struct tuner_key key = { q->collective, root, false, q->message_bytes };
+    struct tuner *t, *again;
+    struct choice predicted;
+    assert_int_equal(tuners_find_or_create(&b->trials, &key, &t), TUTTI_OK);
+    assert_int_equal(tuners_find_or_create(&b->trials, &key, &again), TUTTI_OK);
     assert_non_null(t);
     assert_ptr_equal(t, again);
-    assert_int_equal(choose(&b->chooser, q, &priced), TUTTI_OK);
-    trial_is_of(t, q, &priced);
+    assert_int_equal(chooser_make_choice(&b->chooser, q, &predicted), TUTTI_OK);
+    tuner_set_placement(t, q, &predicted);
     return t;
 }
-static uint32_t code_at(const struct trial *t, uint64_t operation)
+static uint32_t code_at(const struct tuner *t, uint64_t operation)
 {
-    return trial_code_at(atomic_load(t->word), operation);
+    return tuner_code_at(atomic_load(t->word), operation);
 }
 
 /* ---- words ---- */
@@ -75,12 +75,12 @@ static void a_word_says_what_runs_before_and_after(void **state)
     (void)state;
     for (uint64_t from = 5; from < turn; from = 3 * from + 1)
         for (int times = 0; times < 3; times++) {
-            uint64_t base = (uint64_t)times * turn, word = trial_word(base + from, 7, most);
-            assert_int_equal(trial_code_at(word, base + from - 1), 7);
-            assert_int_equal(trial_code_at(word, base + from), most);
-            assert_int_equal(trial_code_at(word, base + from + TRACKS), most);
+            uint64_t base = (uint64_t)times * turn, word = tuner_pack_word(base + from, 7, most);
+            assert_int_equal(tuner_code_at(word, base + from - 1), 7);
+            assert_int_equal(tuner_code_at(word, base + from), most);
+            assert_int_equal(tuner_code_at(word, base + from + TRACKS), most);
         }
-    assert_int_equal(trial_code_at(0, 12345), 0);       /* nothing has been written: as priced */
+    assert_int_equal(tuner_code_at(0, 12345), 0);       /* nothing has been written: as predicted */
 }
 static void a_choice_is_a_number_and_nonsense_is_none(void **state)
 {
@@ -92,15 +92,15 @@ static void a_choice_is_a_number_and_nonsense_is_none(void **state)
         bool is_sound = choice_decode(code, ALLREDUCE, &c);
         if (!is_sound) continue;
         sound++;
-        assert_int_equal(c.algorithm->family, ALLREDUCE);
+        assert_int_equal(c.algorithm->collective, ALLREDUCE);
         assert_true(c.algorithm->host_memory && c.slots >= 1 && c.slots <= MAX_SLOTS);
-        if (random_next(&seed) % 16 == 0) assert_int_equal(choice_code(&c), code);
+        if (random_next(&seed) % 16 == 0) assert_int_equal(choice_encode(&c), code);
     }
     for (const struct algorithm *a = collectives_table; a->name; a++) {
-        struct choice same, c = { .algorithm = a, .tile_bytes = MIB, .slots = MAX_SLOTS, .looks = true };
+        struct choice same, c = { .algorithm = a, .tile_bytes = MIB, .slots = MAX_SLOTS, .selects_late = true };
         if (!a->host_memory) continue;
-        assert_true(choice_code(&c) < 1u << CHOICE_BITS && choice_decode(choice_code(&c), a->family, &same));
-        assert_true(same.algorithm == a && choice_code_looks(choice_code(&c)));
+        assert_true(choice_encode(&c) < 1u << CHOICE_BITS && choice_decode(choice_encode(&c), a->collective, &same));
+        assert_true(same.algorithm == a && choice_code_selects_late(choice_encode(&c)));
     }
     assert_int_equal(sound, 3 * 32 * MAX_SLOTS * 16);   /* algorithms, tiles, slots, four answers of yes or no */
 }
@@ -132,27 +132,27 @@ static struct history *history_create(uint64_t apart, uint64_t *seed)
     return h;
 }
 /* One operation of one rank: who decides goes first, and learns how long it took. */
-static void step(struct bench *b, struct trial *kinds[KINDS], int rank, int index, struct history *h, uint64_t *seed)
+static void step(struct bench *b, struct tuner *kinds[KINDS], int rank, int index, struct history *h, uint64_t *seed)
 {
-    struct trial *t = kinds[h->at[index].kind];
+    struct tuner *t = kinds[h->at[index].kind];
     uint64_t operation = h->at[index].number;
-    bool decides = rank == trial_decider(&t->key, RANKS);
-    if (decides) trial_begin(&b->trials, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
+    bool decides = rank == tuner_get_decider(&t->key, RANKS);
+    if (decides) tuner_begin_call(&b->trials, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
     uint32_t code = code_at(t, operation);
     if (h->at[index].code == UINT32_MAX) h->at[index].code = code;
     assert_int_equal(h->at[index].code, code);
-    if (decides && code & TRIAL_TIMED) trial_took(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
+    if (decides && code & TRIAL_TIMED) tuner_add_time(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
 }
 /* 0: all begin an operation before one begins the next. */
 static void run_apart(enum trying trying, uint64_t apart, uint64_t seed)
 {
-    static const enum family families[KINDS] = { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER };
+    static const enum collective collectives[KINDS] = { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER };
     struct bench *b = bench_create(trying);
-    struct trial *kinds[KINDS];
+    struct tuner *kinds[KINDS];
     struct history *h = history_create(apart, &seed);
     int at[RANKS] = { 0 }, least = 0, changes = 0;
     for (int k = 0; k < KINDS; k++)
-        kinds[k] = add(b, &(struct question){ .family = families[k], .message_bytes = MIB }, k % RANKS);
+        kinds[k] = add(b, &(struct question){ .collective = collectives[k], .message_bytes = MIB }, k % RANKS);
     while (least < OPERATIONS) {
         int rank = (int)(random_next(&seed) % RANKS), most = 1 + 8 * (int)(random_next(&seed) % 3);
         for (int n = 0; n < most && at[rank] < OPERATIONS; n++) {
@@ -196,21 +196,21 @@ static double then_ns(const struct choice *c)
 typedef double cost(const struct choice *c);
 static enum placement_kind lies;                        /* what who looks sees */
 /* So many calls with so much noise, and sometimes an interruption; returns what they took beyond the best. */
-static double call(struct bench *b, struct trial *t, uint64_t *operation, int calls, cost *ns_of, uint64_t *seed)
+static double call(struct bench *b, struct tuner *t, uint64_t *operation, int calls, cost *ns_of, uint64_t *seed)
 {
     double spent = 0;
     for (int i = 0; i < calls; i++, ++*operation) {
-        trial_begin(&b->trials, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
+        tuner_begin_call(&b->trials, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
         uint32_t code = code_at(t, *operation);
         struct choice runs = t->this.choice;
         uint32_t chosen = code & ~(uint32_t)TRIAL_TIMED;
         if (chosen) assert_true(choice_decode(chosen, ALLREDUCE, &runs));
-        else assert_int_equal(choose(&b->chooser, &t->question, &runs), TUTTI_OK);
-        if (choice_code_looks(chosen) || choice_code_reads(chosen)) trial_has_seen(t, lies);
+        else assert_int_equal(chooser_make_choice(&b->chooser, &t->question, &runs), TUTTI_OK);
+        if (choice_code_selects_late(chosen) || choice_code_reads(chosen)) tuner_report_placement(t, lies);
         double ns = ns_of(&runs) * (0.98 + (double)(random_next(seed) % 40) / 1000);
         if (random_next(seed) % 50 == 0) ns *= 20;
         else spent += ns;
-        if (code & TRIAL_TIMED) trial_took(t, *operation, UNIT * ns);
+        if (code & TRIAL_TIMED) tuner_add_time(t, *operation, UNIT * ns);
     }
     return spent;
 }
@@ -219,8 +219,8 @@ static void what_takes_less_is_found_and_found_again(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++) {
         struct bench *b = bench_create(TRIES);
-        struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
-        struct trial *t = add(b, &q, 0);
+        struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
+        struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = seed;
         call(b, t, &operation, 6000, first_ns, &noise);
         assert_true(first_ns(&t->this.choice) <= 1.05 * 1000);
@@ -229,17 +229,20 @@ static void what_takes_less_is_found_and_found_again(void **state)
         bench_destroy(b);
     }
 }
-/* What is done in spite of the price takes a tenth less, and with small tiles another fifth. */
-static double looked_ns(const struct choice *c) { return !c->looks ? 1000 : c->tile_bytes <= 32 << 10 ? 700 : 900; }
+/* What is done in spite of the cost takes a tenth less, and with small tiles another fifth. */
+static double looked_ns(const struct choice *c)
+{
+    return !c->selects_late ? 1000 : c->tile_bytes <= 32 << 10 ? 700 : 900;
+}
 static double read_ns(const struct choice *c) { return !c->reads ? 1000 : c->tile_bytes <= 128 << 10 ? 700 : 900; }
 struct venture { cost *ns; bool (*is_of)(uint32_t code); enum placement_kind could_be, are; };
-static void lasts_as_long_as_tensors_allow(struct bench *b, struct trial *t, const struct venture *venture)
+static void lasts_as_long_as_tensors_allow(struct bench *b, struct tuner *t, const struct venture *venture)
 {
     uint64_t operation = 0, noise = 3;
     call(b, t, &operation, 6000, venture->ns, &noise);
     assert_false(venture->is_of(t->this.code));         /* this rank's tensors do not allow it */
     b->variety.could_be = venture->could_be;
-    lies = venture->are;                                /* as the others' are; a choice of another price */
+    lies = venture->are;                                /* as the others' are; a choice of another cost */
     call(b, t, &operation, 6000, venture->ns, &noise);
     assert_true(venture->is_of(t->this.code) && t->look.seen == venture->are);
     call(b, t, &operation, 20000, venture->ns, &noise);
@@ -260,13 +263,14 @@ static void lasts_as_long_as_tensors_allow(struct bench *b, struct trial *t, con
 }
 static void shared_tensors_are_looked_at_as_long_as_that_takes_less(void **state)
 {
-    static const struct venture look = { looked_ns, choice_code_looks, TENSORS_SHARED_IN_PLACE, TENSORS_SHARED_APART };
+    static const struct venture look = { looked_ns, choice_code_selects_late, TENSORS_SHARED_IN_PLACE,
+        TENSORS_SHARED_APART };
     struct bench *b = bench_create(TRIES);
-    struct question q = { .family = ALLREDUCE, .message_bytes = 64 << 10 };
+    struct question q = { .collective = ALLREDUCE, .message_bytes = 64 << 10 };
     (void)state;
-    b->chooser.machine.line = 3000;                     /* so it does not look by price */
-    struct trial *t = add(b, &q, 0);
-    assert_false(choice_looks_first(&b->chooser, &t->priced));
+    b->chooser.machine.line = 3000;                     /* so it does not look by cost */
+    struct tuner *t = add(b, &q, 0);
+    assert_false(choice_selects_late(&b->chooser, &t->predicted));
     lasts_as_long_as_tensors_allow(b, t, &look);
     bench_destroy(b);
 }
@@ -274,38 +278,38 @@ static void private_tensors_are_read_as_long_as_that_takes_less(void **state)
 {
     static const struct venture reading = { read_ns, choice_code_reads, TENSORS_OPEN_IN_PLACE, TENSORS_OPEN_APART };
     struct bench *b = bench_create(TRIES);
-    struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+    struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
     (void)state;
-    struct trial *t = add(b, &q, 0);
+    struct tuner *t = add(b, &q, 0);
     struct choice open;
     q.placement = TENSORS_OPEN_IN_PLACE;
-    assert_int_equal(choose(&b->chooser, &q, &open), TUTTI_OK);
-    assert_false(open.reads);                           /* by price */
+    assert_int_equal(chooser_make_choice(&b->chooser, &q, &open), TUTTI_OK);
+    assert_false(open.reads);                           /* by cost */
     lasts_as_long_as_tensors_allow(b, t, &reading);
     bench_destroy(b);
 }
 static void of_long_calls_few_are_enough(void **state)
 {
     struct bench *b = bench_create(TRIES);
-    struct question q = { .family = ALLREDUCE, .message_bytes = 64 * MIB };
-    struct trial *t = add(b, &q, 0);
+    struct question q = { .collective = ALLREDUCE, .message_bytes = 64 * MIB };
+    struct tuner *t = add(b, &q, 0);
     uint64_t operation = 0, noise = 3;
     (void)state;
     call(b, t, &operation, 100, first_ns, &noise);
-    assert_true(first_ns(&t->this.choice) < 0.95 * first_ns(&t->priced));
+    assert_true(first_ns(&t->this.choice) < 0.95 * first_ns(&t->predicted));
     bench_destroy(b);
 }
-/* What is priced is the best, and all else takes four times as long. */
+/* What is predicted is the best, and all else takes four times as long. */
 static double nothing_else_ns(const struct choice *c)
 {
-    bool priced = !c->ordinary && !c->short_laps && c->slots == 2 && c->tile_bytes == 512 << 10;
-    return strcmp(c->algorithm->name, "two_shot") == 0 && priced ? 1000 : 4000;
+    bool predicted = !c->ordinary && !c->short_laps && c->slots == 2 && c->tile_bytes == 512 << 10;
+    return strcmp(c->algorithm->name, "two_shot") == 0 && predicted ? 1000 : 4000;
 }
 static void trying_costs_little(void **state)
 {
     struct bench *b = bench_create(TRIES);
-    struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
-    struct trial *t = add(b, &q, 0);
+    struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
+    struct tuner *t = add(b, &q, 0);
     uint64_t operation = 0, noise = 3;
     (void)state;
     assert_true(nothing_else_ns(&t->this.choice) == 1000);
@@ -321,12 +325,12 @@ static void trying_costs_little(void **state)
 static void what_nobody_times_is_seldom_asked_for(void **state)
 {
     struct bench *b = bench_create(TRIES);
-    struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
-    struct trial *t = add(b, &q, 0);
+    struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
+    struct tuner *t = add(b, &q, 0);
     int timed = 0, calls = 20000;
     (void)state;
     for (int operation = 0; operation < calls; operation++) {
-        trial_begin(&b->trials, t, &(struct moment){ (uint64_t)operation, 0, 0 }, &b->variety);
+        tuner_begin_call(&b->trials, t, &(struct moment){ (uint64_t)operation, 0, 0 }, &b->variety);
         timed += (code_at(t, (uint64_t)operation) & TRIAL_TIMED) != 0;
     }
     assert_true(timed > 0 && timed < calls / 20);
@@ -337,10 +341,10 @@ static void nothing_is_tried_where_somebody_asks_or_it_is_off(void **state)
     (void)state;
     for (int off = 0; off < 2; off++) {
         struct bench *b = bench_create(off ? TRIES_NOTHING : TRIES);
-        struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
-        struct trial *t = add(b, &q, 0);
+        struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
+        struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = 5;
-        if (!off) trials_stop(&b->trials, ALLREDUCE);
+        if (!off) tuners_stop_collective(&b->trials, ALLREDUCE);
         call(b, t, &operation, 2000, first_ns, &noise);
         assert_int_equal(atomic_load(t->word), 0);
         bench_destroy(b);
@@ -351,11 +355,11 @@ static void what_was_tried_ends_when_somebody_asks(void **state)
     (void)state;
     for (int calls = 0; calls < 400; calls += 7) {
         struct bench *b = bench_create(TRIES);
-        struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
-        struct trial *t = add(b, &q, 0);
+        struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
+        struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = 5;
         call(b, t, &operation, calls, first_ns, &noise);
-        trials_stop(&b->trials, ALLREDUCE);
+        tuners_stop_collective(&b->trials, ALLREDUCE);
         call(b, t, &operation, 3 * TRACKS, first_ns, &noise);
         for (int i = 0; i < 100; i++) {
             call(b, t, &operation, 1, first_ns, &noise);
@@ -369,9 +373,9 @@ static void there_are_so_many_kinds_and_no_more(void **state)
     struct bench *b = bench_create(TRIES);
     (void)state;
     for (size_t i = 0; i <= TRIALS + 1; i++) {          /* the last is the first again */
-        struct trial_key key = { ALLREDUCE, 0, false, i <= TRIALS ? 1000 + i : 1000 };
-        struct trial *found;
-        assert_int_equal(trials_find(&b->trials, &key, &found), TUTTI_OK);
+        struct tuner_key key = { ALLREDUCE, 0, false, i <= TRIALS ? 1000 + i : 1000 };
+        struct tuner *found;
+        assert_int_equal(tuners_find_or_create(&b->trials, &key, &found), TUTTI_OK);
         assert_true((found != NULL) == (i != TRIALS));
     }
     bench_destroy(b);

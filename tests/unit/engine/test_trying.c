@@ -93,7 +93,7 @@ static void note_looked(struct seen *s, const struct rank *me, bool shared)
 {
     const struct launcher *l = &me->comm->launcher;
     s->looked[shared]++;
-    REQUIRE(l->recent[l->last.family].shared[0] == (shared ? (1u << me->size) - 1 : 0));
+    REQUIRE(l->recent[l->last.collective].shared[0] == (shared ? (1u << me->size) - 1 : 0));
 }
 /* Large ones with two kinds of tensors in turns: a few hundred calls each. */
 static void calls_main(struct rank *me)
@@ -111,7 +111,7 @@ static void calls_main(struct rank *me)
         if (k->root >= me->size) continue;
         for (int i = 0; i < rows; i++) call(me, number, k, tensors[shared], tensors[shared + 1]);
         note(&seen, me->comm->launcher.code);
-        if (choice_code_looks(me->comm->launcher.code)) note_looked(&seen, me, shared);
+        if (choice_code_selects_late(me->comm->launcher.code)) note_looked(&seen, me, shared);
     }
     const struct expected_calls *expected_calls = me->context;
     REQUIRE(seen.count == expected_calls->different);
@@ -127,7 +127,7 @@ static void results_are_those_of_always(void **state)
     (void)state;
     world_set("TUTTI_TRIALS", "2");
     for (int size = 2; size <= MOST_RANKS; size++) world_threads(size, NULL, calls_main, &some);
-    world_set("TUTTI_FIGURES", "line=300");             /* as of cores so far apart that few calls look by price */
+    world_set("TUTTI_FIGURES", "line=300");             /* as of cores so far apart that few calls look by cost */
     world_threads(2, NULL, calls_main, &look);
     world_set("TUTTI_FIGURES", NULL);
     world_set("TUTTI_TRIALS", NULL);
@@ -147,7 +147,7 @@ static void timed_main(struct rank *me)
     static const struct kind four[] = { { SUM, 4000, 0 }, { GATHERED, 4000, 0 }, { EXCHANGED, 4000, 0 },
         { SCATTERED_SUM, 4000, 0 } },
                              to_root = { TO_ROOT, 1024, 0 };
-    static const enum family families[] = { ALLREDUCE, ALLGATHER, ALL_TO_ALL, REDUCE_SCATTER };
+    static const enum collective collectives[] = { ALLREDUCE, ALLGATHER, ALL_TO_ALL, REDUCE_SCATTER };
     const struct launcher *l = &me->comm->launcher;
     float *in = malloc(64000), *out = malloc(64000);
     REQUIRE(in && out);
@@ -155,8 +155,8 @@ static void timed_main(struct rank *me)
         for (int k = 0; k < 4; k++) call(me, number, &four[k], in, out);
     for (int number = 0; number < 4000; number++) call(me, number, &to_root, in, out);
     for (int k = 0; k < 5 && me->rank == 0 && l->trials.trying == TRIES; k++) {
-        const struct trial *t = l->recent[k < 4 ? families[k] : REDUCE].trial;
-        REQUIRE(trial_decider(&t->key, me->size) == 0 && t->lost > 0);
+        const struct tuner *t = l->recent[k < 4 ? collectives[k] : REDUCE].trial;
+        REQUIRE(tuner_get_decider(&t->key, me->size) == 0 && t->lost > 0);
     }
     free(in);
     free(out);
@@ -168,21 +168,21 @@ static void what_is_tried_is_timed_by_all(void **state)
     world_threads(2, NULL, timed_main, NULL);
     world_set("TUTTI_TRIALS", NULL);
 }
-static const char *priced_for(struct rank *me, const struct kind *sum)
+static const char *predicted_for(struct rank *me, const struct kind *sum)
 {
-    struct question q = { .family = ALLREDUCE, .message_bytes = sum->floats * sizeof(float) };
-    struct choice priced;
-    REQUIRE(launch_predict(me->comm, &q, false, &priced) == TUTTI_OK);
-    return priced.algorithm->name;
+    struct question q = { .collective = ALLREDUCE, .message_bytes = sum->floats * sizeof(float) };
+    struct choice predicted;
+    REQUIRE(launch_predict_cost(me->comm, &q, false, &predicted) == TUTTI_OK);
+    return predicted.algorithm->name;
 }
 /* One rank asks for what all would have taken: the others try nothing in its place. */
 static void asker_main(struct rank *me)
 {
     const struct kind sum = { SUM, 50000, 0 };
     float *in = malloc(sum.floats * sizeof *in), *out = malloc(sum.floats * sizeof *out);
-    const char *priced = priced_for(me, &sum);
+    const char *predicted = predicted_for(me, &sum);
     REQUIRE(in && out);
-    if (me->rank == 1) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced) == TUTTI_OK);
+    if (me->rank == 1) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", predicted) == TUTTI_OK);
     for (int number = 0; number < 300; number++) {
         call(me, number, &sum, in, out);
         REQUIRE(me->comm->launcher.code == 0);
@@ -202,12 +202,12 @@ static void late_asker_main(struct rank *me)
 {
     const struct kind sum = { SUM, 50000, 0 };
     float *in = calloc(sum.floats, sizeof *in), *out = calloc(sum.floats, sizeof *out);
-    const char *priced = priced_for(me, &sum);
+    const char *predicted = predicted_for(me, &sum);
     tutti_status status = TUTTI_OK;
     REQUIRE(in && out);
     for (int number = 0; number < 300 && status == TUTTI_OK; number++) {
         bool asks = me->rank == 1 && number == 60;
-        if (asks) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced) == TUTTI_OK);
+        if (asks) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", predicted) == TUTTI_OK);
         status = run(&sum, me, in, out);
         REQUIRE(status == TUTTI_OK || number >= 60);
     }

@@ -107,30 +107,30 @@ static void scatter(const struct test *t, tutti_op op)
             REQUIRE(b.all[offsets[q] + i] == value(me->rank, q, i));
     unmake(t->way, b);
 }
-static void every_case(struct rank *me, const char *family, const char *algorithm)
+static void every_case(struct rank *me, const char *collective, const char *algorithm)
 {
     for (int c = 0; c < CASES; c++)
         for (int way = 0; way < WAYS; way++) {
             /* ranks need not agree about where their tensors lie, nor how they wait */
             struct test t = { me, algorithm, cases[c], (enum way)((way + me->rank * (c % 2)) % WAYS),
                 (c + way + me->rank) % 3 == 0 };
-            if (family[0] == 'a') gather(&t);
+            if (collective[0] == 'a') gather(&t);
             else scatter(&t, (tutti_op[]){ TUTTI_SUM, TUTTI_MAX, TUTTI_AVG }[(c + way) % 3]);
         }
 }
 /* Hosts are pretended, and this algorithm is for one. */
-static bool is_of_one_host(const char *family, const char *name)
+static bool is_of_one_host(const char *collective, const char *name)
 {
-    enum family f = family[0] == 'a' ? ALLGATHER : REDUCE_SCATTER;
-    return *settings_get()->hosts && collectives_find(f, name)->host_memory;
+    enum collective f = collective[0] == 'a' ? ALLGATHER : REDUCE_SCATTER;
+    return *settings_get()->hosts && collectives_find_algorithm(f, name)->host_memory;
 }
 static void all_algorithms(struct rank *me)
 {
-    const char *families[] = { "allgather", "reduce_scatter" }, *name;
+    const char *collectives[] = { "allgather", "reduce_scatter" }, *name;
     for (int f = 0; f < 2; f++) {
-        every_case(me, families[f], NULL);
-        for (int a = 0; (name = tutti_algorithm_name(families[f], a)) != NULL; a++)
-            if (!is_of_one_host(families[f], name)) every_case(me, families[f], name);
+        every_case(me, collectives[f], NULL);
+        for (int a = 0; (name = tutti_algorithm_name(collectives[f], a)) != NULL; a++)
+            if (!is_of_one_host(collectives[f], name)) every_case(me, collectives[f], name);
     }
 }
 

@@ -20,7 +20,7 @@ static struct piece locate(size_t length, size_t offset, int tile)
     struct executor x = {
         .launch.uneven = &uneven, .site.rank = 1, .site.places = places, .theirs = theirs, .run.cut = &cut
     };
-    return bind_locate(&x, &(struct span){ .rank = 0, .buffer = INPUT, .count = 1 }, 0, tile);
+    return bind_locate_chunk(&x, &(struct span){ .rank = 0, .buffer = INPUT, .count = 1 }, 0, tile);
 }
 static void expect_inside(size_t length, size_t offset, int tile)
 {

@@ -10,7 +10,7 @@
 
 static void note(struct pace *p, int times, double line_ns)
 {
-    for (int i = 0; i < times; i++) pace_record(p, line_ns);
+    for (int i = 0; i < times; i++) pace_record_measurement(p, line_ns);
 }
 static void test_accidents_change_nothing(void **state)
 {
@@ -54,7 +54,7 @@ static void test_it_goes_on_measuring(void **state)
     for (int ordinary = 0; ordinary < 2; ordinary++) {
         struct pace p = { .ordinary = ordinary };
         int measured = 0;
-        for (int call = 0; call < 1000; call++) measured += pace_is_due(&p);
+        for (int call = 0; call < 1000; call++) measured += pace_measurement_is_due(&p);
         assert_in_range(measured, 5, 50);
     }
 }

@@ -1,5 +1,5 @@
 /* Not a test: measures a barrier of 8-byte flags between processes for given rungs of the backoff, to choose the
-   constants of backoff_for. Usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
+   constants of backoff_for_thread. Usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
    COMPUTE_US, the last rank computes for so long before each barrier. Ranks leave the core to those who are missing
    there, as the executor does, unless they are blind. Prints microseconds per barrier, how often a core went from rank
    to rank, and the processor time of all. */
@@ -35,7 +35,7 @@ static void flag_await(struct backoff backoff, struct flag *flag, int rank, int 
         struct wait_set set = { .count = 0 };
         uint64_t now = atomic_load_explicit(&flag->counter, memory_order_acquire);
         if (now >= target) return;
-        wait_add(&set, (_Atomic uint32_t *)(void *)&flag->counter, (uint32_t)now, &flag->waiters, true);
+        wait_set_add(&set, (_Atomic uint32_t *)(void *)&flag->counter, (uint32_t)now, &flag->waiters, true);
         set.core_is_wanted = is_in_the_way(rank, ranks, target);
         backoff_wait(&backoff, n, &set, 100);
     }
@@ -54,7 +54,7 @@ static uint64_t rounds_run(struct backoff backoff, int rank, int ranks, int64_t 
             last = rounds;
             atomic_store(&flags[MOST_RANKS].counter, last);
         }
-        counter_publish(NULL, &flags[rank].counter, rounds, &flags[rank].waiters);
+        counter_publish_and_wake(NULL, &flags[rank].counter, rounds, &flags[rank].waiters);
         for (int peer = 0; peer < ranks; peer++) flag_await(backoff, &flags[peer], rank, ranks, rounds);
         uint64_t said = atomic_load(&flags[MOST_RANKS].counter);
         if (said) last = said;

@@ -36,9 +36,9 @@ static pid_t other_process(void)
     if (write(ready[1], "r", 1) != 1) _exit(1);
     for (;;) pause();
 }
-static struct source source_of(pid_t process)
+static struct read_source source_of(pid_t process)
 {
-    struct source source = { .process = process, .nonce_at = (uintptr_t)nonce };
+    struct read_source source = { .process = process, .nonce_at = (uintptr_t)nonce };
     memcpy(source.nonce, nonce, sizeof nonce);
     source.nonce[0] = '!';
     return source;
@@ -53,8 +53,8 @@ static void what_it_has_comes(void **state)
     static unsigned char got[BYTES];
     (void)state;
     pid_t process = other_process();
-    struct source source = source_of(process);
-    assert_int_equal(reading_try(&source), 0);
+    struct read_source source = source_of(process);
+    assert_int_equal(reading_test_source(&source), 0);
     assert_int_equal(reading_copy(&source, got, (uintptr_t)memory, BYTES), 0);
     for (size_t i = 0; i < BYTES; i++) assert_int_equal(got[i], (unsigned char)(i * 7 + i / 256));
     end(process);
@@ -65,13 +65,13 @@ static void nobody_else_is_read(void **state)
     unsigned char got[64];
     (void)state;
     pid_t process = other_process();
-    struct source source = source_of(process), itself = source_of(getpid()), nobody = source_of(0);
+    struct read_source source = source_of(process), itself = source_of(getpid()), nobody = source_of(0);
     assert_int_equal(reading_copy(&itself, got, (uintptr_t)memory, sizeof got), -ESRCH);
     assert_int_equal(reading_copy(&nobody, got, (uintptr_t)memory, sizeof got), -ESRCH);
     end(process);
     assert_int_equal(reading_copy(&source, got, (uintptr_t)memory, sizeof got), -ESRCH);
-    assert_int_equal(reading_try(&source), -ESRCH);
-    assert_int_equal(reading_failed(&source, -EFAULT, 0, 1), TUTTI_IN_PROGRESS);        /* others tell of its end */
+    assert_int_equal(reading_test_source(&source), -ESRCH);
+    assert_int_equal(reading_failure_status(&source, -EFAULT, 0, 1), TUTTI_IN_PROGRESS); /* others tell of its end */
     assert_non_null(strstr(reading_reason(-ESRCH), "namespace"));
 }
 static void what_cannot_be_read_is_an_error(void **state)
@@ -82,9 +82,9 @@ static void what_cannot_be_read_is_an_error(void **state)
     unsigned char *hole = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_int_equal(munmap(hole + page, page), 0);
     pid_t process = other_process();
-    struct source source = source_of(process);
+    struct read_source source = source_of(process);
     assert_int_equal(reading_copy(&source, got, (uintptr_t)hole + page - 32, sizeof got), -EFAULT);
-    assert_int_equal(reading_failed(&source, -EFAULT, 2, 1), TUTTI_SYSTEM);
+    assert_int_equal(reading_failure_status(&source, -EFAULT, 2, 1), TUTTI_SYSTEM);
     assert_non_null(strstr(status_detail(), "rank 2 cannot read the tensor of rank 1"));
     assert_non_null(strstr(status_detail(), "TUTTI_SINGLE_COPY=0"));
     assert_true(reading_is_possible(memory, BYTES) && reading_is_possible(NULL, 0));
@@ -108,10 +108,10 @@ static void a_kernel_that_refuses(void **state)
     (void)state;
     pid_t process = other_process(), reader = fork();
     if (!reader) {
-        struct source source = source_of(process);
+        struct read_source source = source_of(process);
         if (!forbid_reading()) _exit(77);
-        bool right = reading_try(&source) == -EPERM && !reading_is_possible(memory, 1);
-        right = right && reading_failed(&source, -EPERM, 2, 1) == TUTTI_SYSTEM;
+        bool right = reading_test_source(&source) == -EPERM && !reading_is_possible(memory, 1);
+        right = right && reading_failure_status(&source, -EPERM, 2, 1) == TUTTI_SYSTEM;
         _exit(right && strstr(status_detail(), "it could when the group was formed") ? 0 : 1);
     }
     int how;

@@ -174,9 +174,7 @@ static void test_slots_take_memory_only_when_reserved(void **state)
 static void test_what_is_there_from_the_start_grows_with_the_ranks(void **state)
 {
     enum { MANY = 128, ACCOUNT = 2048, SAID = DECLARATIONS * sizeof(struct declaration) };
-    enum {
-        EACH = TRACKS * sizeof(struct line) + sizeof(struct control) + SAID + sizeof(struct introduction) + ACCOUNT
-    };
+    enum { EACH = TRACKS * sizeof(struct line) + sizeof(struct control) + SAID + sizeof(struct join_info) + ACCOUNT };
     static const struct segment_shape many = { MANY, MANY, SLOT_BYTES, PAIR_BYTES, ACCOUNT };
     struct segment s;
     int descriptor = -1;

@@ -26,7 +26,7 @@ struct side { struct table *table; unsigned which, handovers, decoys; bool lost;
 /* ---- the game ---- */
 static void add(struct wait_set *set, struct word *word, uint64_t seen)
 {
-    wait_add(set, (_Atomic uint32_t *)(void *)&word->counter, (uint32_t)seen, &word->waiters, true);
+    wait_set_add(set, (_Atomic uint32_t *)(void *)&word->counter, (uint32_t)seen, &word->waiters, true);
 }
 static bool sleep_once(const struct side *me, uint64_t seen)     /* false: it lasted as long as it may */
 {
@@ -44,7 +44,7 @@ static void *play(void *context)
     struct word *turn = &me->table->turn;
     for (uint64_t now = 0; now < me->handovers && !me->lost;) {
         now = atomic_load_explicit(&turn->counter, memory_order_acquire);
-        if (now % 2 == me->which) counter_publish(NULL, &turn->counter, now + 1, &turn->waiters);
+        if (now % 2 == me->which) counter_publish_and_wake(NULL, &turn->counter, now + 1, &turn->waiters);
         else if (now < me->handovers) me->lost = !sleep_once(me, now);
     }
     return NULL;
@@ -108,7 +108,7 @@ static bool await_other(const struct player *me, uint64_t now)
     for (unsigned n = 1; (seen = atomic_load(&other->counter)) < now; n++) {
         struct wait_set set = { .count = 0 };
         add(&set, other, seen);
-        if (sleeps) wait_sleep(&set, LOST_MS);
+        if (sleeps) wait_set_sleep(&set, LOST_MS);
         else if (n % LOOKS == 0) sched_yield();                        /* the two may have one core */
         if ((sleeps || n % LOOKS == 0) && clock_ms() - begin >= LOST_MS) return false;
     }
@@ -124,13 +124,13 @@ static bool is_over(const struct hasty *both, uint64_t now, bool bare, int64_t b
 static void hurry(struct player *me)
 {
     struct hasty *own = &me->both[me->which];
-    struct publisher publisher = { .may_be_bare = fence_admit() != me->refused };
+    struct publisher publisher = { .may_be_unfenced = fence_register_process() != me->refused };
     int64_t begin = clock_ms();
     for (uint64_t now = 1; now <= atomic_load(&me->both[0].last) && !me->lost; now++) {
         for (volatile uint64_t i = 0; i < now * (7 + 4 * me->which) % 64; i++) {}
-        if (me->which == 0 && is_over(me->both, now, publisher.may_be_bare, begin)) atomic_store(&own->last, now);
-        counter_publish(&publisher, &own->word.counter, now, &own->word.waiters);
-        if (atomic_load(&own->word.waiters) & WAITERS_BARE) atomic_fetch_add(&own->bare, 1);
+        if (me->which == 0 && is_over(me->both, now, publisher.may_be_unfenced, begin)) atomic_store(&own->last, now);
+        counter_publish_and_wake(&publisher, &own->word.counter, now, &own->word.waiters);
+        if (atomic_load(&own->word.waiters) & WAITERS_UNFENCED) atomic_fetch_add(&own->bare, 1);
         me->lost = !await_other(me, now);
     }
 }
@@ -141,7 +141,7 @@ static void hurry_together(bool refused)
     struct hasty *both = mmap(NULL, 2 * sizeof *both, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t sides[2];
     assert_true(both != MAP_FAILED);
-    bool can = fence_admit();
+    bool can = fence_register_process();
     if (refused && !can) skip();                                       /* here both are */
     atomic_store(&both[0].last, UINT64_MAX);
     for (unsigned side = 0; side < 2; side++)
@@ -230,11 +230,11 @@ int sched_yield(void)                                   /* in place of libc's */
 static uint64_t was[WAITING_COUNTERS];
 static void remember(void)
 {
-    for (int i = 0; i < WAITING_COUNTERS; i++) was[i] = waiting_count(i);
+    for (int i = 0; i < WAITING_COUNTERS; i++) was[i] = waiting_counter_value(i);
 }
 static void assert_more(enum waiting_counter which, uint64_t more)
 {
-    assert_int_equal(waiting_count(which) - was[which], more);
+    assert_int_equal(waiting_counter_value(which) - was[which], more);
 }
 static void test_sleep_that_nobody_ends_times_out(void **state)
 {
@@ -242,11 +242,11 @@ static void test_sleep_that_nobody_ends_times_out(void **state)
     struct wait_set set = { .count = 0 };
     add(&set, &word, 7);
     remember();
-    wait_sleep(&set, 2);
+    wait_set_sleep(&set, 2);
     assert_more(WAITING_SLEEPS, 1);
     assert_more(WAITING_TIMED_OUT, 1);
     assert_more(WAITING_LATE, 0);
-    assert_true(waiting_count(WAITING_ASLEEP_NS) - was[WAITING_ASLEEP_NS] >= 2000000);
+    assert_true(waiting_counter_value(WAITING_ASLEEP_NS) - was[WAITING_ASLEEP_NS] >= 2000000);
     (void)state;
 }
 static void test_sleep_on_what_has_changed_does_not_time_out(void **state)
@@ -255,7 +255,7 @@ static void test_sleep_on_what_has_changed_does_not_time_out(void **state)
     struct wait_set set = { .count = 0 };
     add(&set, &word, 7);
     remember();
-    wait_sleep(&set, 2);
+    wait_set_sleep(&set, 2);
     assert_more(WAITING_SLEEPS, 1);
     assert_more(WAITING_TIMED_OUT, 0);
     (void)state;
@@ -268,8 +268,9 @@ static int end_late(void)
     if (!forbid_futex_waitv()) return 77;
     for (int i = 0; i < 2; i++) add(&set, &words[i], 7);
     remember();
-    wait_sleep(&set, 2);
-    return waiting_count(WAITING_LATE) - was[WAITING_LATE] != 1 || waiting_count(WAITING_TIMED_OUT) == 0;
+    wait_set_sleep(&set, 2);
+    return waiting_counter_value(WAITING_LATE) - was[WAITING_LATE] != 1
+        || waiting_counter_value(WAITING_TIMED_OUT) == 0;
 }
 static void test_change_that_ended_no_sleep_counts_as_late(void **state)
 {
@@ -287,7 +288,7 @@ static void test_idle_thread_does_not_wait(void **state)
     struct wait_set set = { .idle = true };
     add(&set, &word, 7);
     remember();
-    wait_sleep(&set, 2);
+    wait_set_sleep(&set, 2);
     assert_more(WAITING_SLEEPS, 0);
     assert_more(WAITING_ASLEEP_NS, 0);
     assert_more(WAITING_TIMED_OUT, 0);
@@ -300,7 +301,7 @@ static void test_each_yield_nap_and_wake_up_counts(void **state)
     static struct word word = { 7, 0 };
     remember();
     for (int n = 0; n < 9; n++) backoff_wait(&backoff, n, &none, 1);
-    counter_publish(NULL, &word.counter, 8, &word.waiters);
+    counter_publish_and_wake(NULL, &word.counter, 8, &word.waiters);
     word_wake(&word.waiters, false);
     assert_more(WAITING_YIELDS, 2);
     assert_more(WAITING_NAPS, 4);
@@ -310,10 +311,10 @@ static void test_each_yield_nap_and_wake_up_counts(void **state)
 }
 static void test_counters_have_names(void **state)
 {
-    for (int i = 0; i < WAITING_COUNTERS; i++) assert_true(waiting_name(i) && *waiting_name(i));
-    assert_null(waiting_name(-1));
-    assert_null(waiting_name(WAITING_COUNTERS));
-    assert_int_equal(waiting_count(WAITING_COUNTERS), 0);
+    for (int i = 0; i < WAITING_COUNTERS; i++) assert_true(waiting_counter_name(i) && *waiting_counter_name(i));
+    assert_null(waiting_counter_name(-1));
+    assert_null(waiting_counter_name(WAITING_COUNTERS));
+    assert_int_equal(waiting_counter_value(WAITING_COUNTERS), 0);
     (void)state;
 }
 
@@ -373,7 +374,7 @@ static void test_settings_decide(void **state)
     setenv("TUTTI_YIELDS", "0", 1);
     settings_get();
     settings_reload();
-    struct backoff backoff = backoff_for(true);
+    struct backoff backoff = backoff_for_thread(true);
     unsetenv("TUTTI_PAUSES");
     unsetenv("TUTTI_YIELDS");
     settings_reload();

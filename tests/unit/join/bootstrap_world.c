@@ -103,16 +103,17 @@ struct member member_of(const struct way *way, int rank)
     memset(mine.identity.nonce, rank + 1 + 10 * way->attempt, sizeof mine.identity.nonce);
     memset(mine.token, rank + 101 + 10 * way->attempt, sizeof mine.token);
     mine.identity.pid = (uint64_t)getpid();
-    if (way->has_contacts != (odd && way->odd_contact)) mine.contact = (struct contact){ 2, 4711, 0, { 10, 0, 0, 1 } };
+    if (way->has_contacts != (odd && way->odd_contact))
+        mine.contact = (struct sock_address){ 2, 4711, 0, { 10, 0, 0, 1 } };
     snprintf(mine.identity.host, sizeof mine.identity.host, "host of %d", rank);
     return mine;
 }
 static void terms_of(const struct way *way, int rank, struct terms *out)
 {
-    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT] = { NULL };
+    _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT] = { NULL };
     tutti_config config = { .rank = rank, .size = way->size, .members = way->members, .name = way->name };
     atomic_store(&chosen[ALLREDUCE], way->all_reduce);
-    terms_state(&config, chosen, out);
+    terms_init(&config, chosen, out);
 }
 struct statement statement_of(const struct way *way, int rank)
 {

@@ -110,7 +110,7 @@ static void test_id_taken_twice_is_noticed(void **state)
     unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
     tutti_unique_id id;
     assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
-    id_derive(&id, name, drawn);
+    unique_id_derive(&id, name, drawn);
     int taken = socket_listen("id", name);
     assert_true(taken >= 0);
     assert_int_equal(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table, &key), TUTTI_INVALID_ARGUMENT);
@@ -143,7 +143,7 @@ static void disturb(const tutti_unique_id *id)
     char nonsense[144];
     unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
     int sockets[60];
-    id_derive(id, name, drawn);
+    unique_id_derive(id, name, drawn);
     memset(nonsense, 'x', sizeof nonsense);
     for (int i = 0; i < 60; i++) {
         for (int tries = 0; (sockets[i] = socket_connect("id", name)) < 0 && tries < 1000; tries++) sleep_ms(1);
@@ -203,7 +203,7 @@ static int connect_to(const tutti_unique_id *id)
 {
     unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
     int socket = -1;
-    id_derive(id, name, drawn);
+    unique_id_derive(id, name, drawn);
     for (int tries = 0; (socket = socket_connect("id", name)) < 0 && tries < JOIN_MS; tries++) sleep_ms(1);
     assert_true(socket >= 0);
     return socket;
@@ -219,18 +219,18 @@ static struct handshake say_hello(int socket, const tutti_unique_id *id, const s
     struct key_id key;
     struct member me = member_of(way, rank);
     unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
-    id_derive(id, name, drawn);
-    assert_int_equal(key_add(drawn, &key), TUTTI_OK);
+    unique_id_derive(id, name, drawn);
+    assert_int_equal(group_key_add(drawn, &key), TUTTI_OK);
     handshake_begin(&h, "tutti-i");
     await_input(socket);
-    assert_int_equal(handshake_await_opening(&h, socket), 1);
-    assert_int_equal(handshake_say_hello(&h, &me.identity, name, &key, 0, socket), 0);
+    assert_int_equal(handshake_receive_opening(&h, socket), 1);
+    assert_int_equal(handshake_send_hello(&h, &me.identity, name, &key, 0, socket), 0);
     return h;
 }
 static void introduce(int socket, struct handshake h, const struct way *way, int rank)
 {
     await_input(socket);
-    assert_int_equal(handshake_await_answer(&h, socket), 1);
+    assert_int_equal(handshake_receive_answer(&h, socket), 1);
     struct {
         char magic[8];
         int32_t rank;

@@ -51,7 +51,7 @@ static void test_one_that_answered_when_the_group_had_formed(void **state)
     store_put_first(s, &way);
     late_start(&twin, &way, 1, s, &outcomes[1]);
     while (store_keys(s) < 2) sleep_ms(1);              /* it has answered */
-    bootstrap_shorten(&config, &first.member);
+    bootstrap_shorten_result(&config, &first.member);
     pthread_join(twin.thread, NULL);
     assert_int_equal(outcomes[1].status, TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(outcomes[1].detail, "two processes have joined test group as rank 1: this process ("));
@@ -65,14 +65,14 @@ static void test_one_that_cannot_join_tells_all_why(void **state)
     struct outcome *outcomes = outcomes_create();
     for (int odd = 0; odd < 3; odd++) {
         struct way way = { .size = 3, .odd_rank = odd, .odd_status = TUTTI_INVALID_ARGUMENT, .timeout_ms = JOIN_MS };
-        char own[64], told[64];
+        char own[64], calibration_record[64];
         struct store *s = store_create();
         snprintf(own, sizeof own, "there is no eth9 on the host of %d", odd);
-        snprintf(told, sizeof told, "on host of %d) cannot join test group: there is", odd);
+        snprintf(calibration_record, sizeof calibration_record, "on host of %d) cannot join test group: there is", odd);
         run_store(&way, s, outcomes);
         for (int r = 0; r < way.size; r++) {
             assert_int_equal(outcomes[r].status, TUTTI_INVALID_ARGUMENT);
-            assert_non_null(strstr(outcomes[r].detail, r == odd ? own : told));
+            assert_non_null(strstr(outcomes[r].detail, r == odd ? own : calibration_record));
         }
         assert_string_equal(outcomes[odd].detail, own);
         free(s);
@@ -240,7 +240,7 @@ static void test_rank_that_comes_after_the_end_is_told(void **state)
     other.attempt = 1;
     run_store(&way, s, outcomes);
     expect_tables(&way, outcomes);
-    bootstrap_shorten(&config, &outcomes[0].table[0]);
+    bootstrap_shorten_result(&config, &outcomes[0].table[0]);
     struct late late = { .after_ms = 0 };
     late_start(&late, &other, 1, s, second);
     pthread_join(late.thread, NULL);
@@ -320,8 +320,8 @@ static void expect_nothing_claimed(struct store *s)
     struct key_id key;
     unsigned char name[KEY_BYTES];
     assert_int_equal(store_get(s, "r0", &said, sizeof said, &bytes, 0), TUTTI_OK);
-    assert_int_equal(key_add(said.member.key, &key), TUTTI_OK);
-    assert_true(key_derive(&key, "tutti host", said.member.token, sizeof said.member.token, name));
+    assert_int_equal(group_key_add(said.member.key, &key), TUTTI_OK);
+    assert_true(group_key_derive(&key, "tutti host", said.member.token, sizeof said.member.token, name));
     int free_again = socket_listen("host", name);
     assert_true(free_again >= 0);
     close(free_again);

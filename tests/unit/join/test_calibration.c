@@ -19,7 +19,7 @@ static int set_up(void **state)                         /* parameters that say o
     for (int distance = 0; distance < DISTANCES; distance++) {
         struct machine parameters = machine_typical();
         parameters.line = marked(distance);
-        machine_learn(distance, &parameters, false);
+        machine_store_parameters(distance, &parameters, false);
     }
     return 0;
 }
@@ -49,7 +49,7 @@ static void split_there(struct rank *me)
     tutti_comm *comm;
     stand_on(stage->core[me->rank]);
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
-    int32_t distance = comm->group.segment->told->distance;
+    int32_t distance = comm->group.segment->calibration_record->distance;
     REQUIRE(distance == 0 || comm->launcher.chooser.machine.line == marked(distance));
     if (me->rank == 0) stage->distance = distance;
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
@@ -79,10 +79,10 @@ static void ranks_of_two_cores_have_one(void **state)
 /* ---- what rank 0 says ---- */
 static void listen_to_nobody(struct rank *me)
 {
-    struct told *told = me->comm->group.segment->told;
+    struct calibration_record *calibration_record = me->comm->group.segment->calibration_record;
     if (me->rank == 0) return;
-    atomic_store(&told->ready, 0);
-    REQUIRE(parameters_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_TIMEOUT);
+    atomic_store(&calibration_record->ready, 0);
+    REQUIRE(calibration_agree_parameters(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_TIMEOUT);
     REQUIRE(strstr(tutti_get_last_error(),
                 "rank 0 of choir has joined but did not publish the machine parameters in time")
         != NULL);
@@ -95,16 +95,16 @@ static void a_silent_rank_0_is_an_error(void **state)
 }
 static void listen_to_nonsense(struct rank *me)
 {
-    struct told *told = me->comm->group.segment->told;
+    struct calibration_record *calibration_record = me->comm->group.segment->calibration_record;
     struct machine typical = machine_typical(), known;
     if (me->rank == 0) return;
-    memset(told->parameters, 0xff, sizeof told->parameters);  /* not even numbers */
-    REQUIRE(parameters_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
+    memset(calibration_record->parameters, 0xff, sizeof calibration_record->parameters);  /* not even numbers */
+    REQUIRE(calibration_agree_parameters(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
     REQUIRE(memcmp(&me->comm->launcher.chooser.machine, &typical, sizeof typical) == 0);
-    memcpy(told->parameters, &typical, sizeof typical);
-    told->distance = 1 << 30;                           /* fine parameters, but of nowhere */
-    REQUIRE(parameters_agree(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
-    REQUIRE(machine_recall(1, &known) && known.line == marked(1));
+    memcpy(calibration_record->parameters, &typical, sizeof typical);
+    calibration_record->distance = 1 << 30;                           /* fine parameters, but of nowhere */
+    REQUIRE(calibration_agree_parameters(me->comm, &(struct link_costs){ 0 }, clock_ms() + 20) == TUTTI_OK);
+    REQUIRE(machine_find_parameters(1, &known) && known.line == marked(1));
 }
 static void nonsense_is_not_believed(void **state)
 {

@@ -17,18 +17,18 @@
 
 enum { LATE_MS = 300, MOST_RANKS = 8 };
 static struct inproc_options options = { .seed = 1, .delay = 200, .in_time = true, .budget = 4 };
-static tutti_status join_inproc(struct router *router) { return inproc_join(&options, router); }
+static tutti_status join_inproc(struct router *router) { return inproc_world_join(&options, router); }
 static void go_over_links(network_connect *connect)
 {
     struct identity mine;
-    const struct contact here = { .family = 2, .address = { 127, 0, 0, 1 } };
-    struct contact found;
+    const struct sock_address here = { .family = 2, .address = { 127, 0, 0, 1 } };
+    struct sock_address found;
     assert_int_equal(peers_acquire(&mine), TUTTI_OK);
     tutti_status status = links_listen(&here, &found);
     peers_release();
     if (status == TUTTI_UNSUPPORTED) { print_message("skipped: %s\n", tutti_get_last_error()); skip(); }
     setenv("TUTTI_TRANSPORT", "ucx", 1);
-    messages_use_network(connect);
+    messages_override_network(connect);
 }
 
 /* ---- all come ---- */
@@ -36,8 +36,8 @@ static void add_up(struct rank *me)
 {
     int32_t mine = me->rank + 1, sum = 0;
     const struct group *g = &me->comm->group;
-    REQUIRE(!g->network && group_is_linked(g) && strcmp(g->interface, "lo") == 0);
-    REQUIRE(g->segment->ranks == host_size(g->layout, g->host));
+    REQUIRE(!g->network && group_uses_links(g) && strcmp(g->interface, "lo") == 0);
+    REQUIRE(g->segment->ranks == layout_host_size(g->layout, g->host));
     REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
     REQUIRE(sum == me->size * (me->size + 1) / 2);
     struct machine theirs[MOST_RANKS], *ours = &me->comm->launcher.chooser.machine;
@@ -58,7 +58,7 @@ static void split_twice(struct rank *me)                /* 0,1,0,1,2 */
     tutti_comm *half;
     int32_t mine = me->rank, sum = 0;
     REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
-    REQUIRE(group_is_linked(&half->group) == (me->rank % 2 == 0));     /* the odd ones are on one host */
+    REQUIRE(group_uses_links(&half->group) == (me->rank % 2 == 0));     /* the odd ones are on one host */
     REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, half, NULL) == TUTTI_OK);
     REQUIRE(sum == (me->rank % 2 ? 4 : 6));
     REQUIRE(tutti_comm_destroy(half) == TUTTI_OK);
@@ -72,7 +72,7 @@ static void test_a_split_group_inherits_hosts_and_contacts(void **state)
 static tutti_status join_late(struct router *router)    /* rank 3 has not joined before */
 {
     if (router->rank == 3) sleep_us(LATE_MS * 1000);
-    return inproc_join(&options, router);
+    return inproc_world_join(&options, router);
 }
 static void note_time(struct rank *me)
 {
@@ -109,7 +109,7 @@ static tutti_status join_silence(struct router *router)
     struct transport *t = calloc(1, sizeof *t);
     t->operations = &silent;
     t->router = router;
-    router_add(router, t, NULL, router->size);
+    router_add_transport(router, t, NULL, router->size);
     return TUTTI_OK;
 }
 struct attempt { tutti_config config; pthread_t thread; char text[1024]; tutti_status status; };
@@ -153,7 +153,7 @@ static void test_two_ranks_between_which_nothing_passes_are_named(void **state)
 static tutti_status refuse_rank_3(struct router *router)
 {
     if (router->rank == 3) return status_fail(TUTTI_UNSUPPORTED, "there is no network on this floor");
-    return inproc_join(&options, router);
+    return inproc_world_join(&options, router);
 }
 static void test_who_has_no_network_fails_all(void **state)
 {
@@ -189,7 +189,7 @@ static int leave_links(void **state)
 {
     (void)state;
     unsetenv("TUTTI_TRANSPORT");
-    messages_use_network(NULL);
+    messages_override_network(NULL);
     settings_reload();
     return 0;
 }

@@ -20,7 +20,7 @@ enum { MOST = 8 };
 static void expect(const char *text, int size, const int *hosts)
 {
     int found[MOST];
-    assert_int_equal(hosts_parse(text, size, found), TUTTI_OK);
+    assert_int_equal(hosts_parse_setting(text, size, found), TUTTI_OK);
     assert_memory_equal(found, hosts, (size_t)size * sizeof *hosts);
 }
 static void test_blocks_and_lists(void **state)
@@ -38,7 +38,7 @@ static void test_blocks_and_lists(void **state)
 static void refuse(const char *text, int size, const char *why)
 {
     int found[MOST];
-    assert_int_equal(hosts_parse(text, size, found), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(hosts_parse_setting(text, size, found), TUTTI_INVALID_ARGUMENT);
     if (!strstr(tutti_get_last_error(), why)) fail_msg("%s: %s", text, tutti_get_last_error());
 }
 static void test_what_does_not_fit_is_refused(void **state)
@@ -79,8 +79,8 @@ static void expect_layout(const struct said *said, const int *hosts)
     struct group g;
     struct layout *layout;
     make_group(said, members, &g);
-    assert_int_equal(hosts_layout(&g, &layout), TUTTI_OK);
-    for (int r = 0; r < g.size; r++) assert_int_equal(host_of(layout, r), hosts[r]);
+    assert_int_equal(hosts_create_layout(&g, &layout), TUTTI_OK);
+    for (int r = 0; r < g.size; r++) assert_int_equal(layout_host(layout, r), hosts[r]);
     layout_destroy(layout);
 }
 static void test_hosts_by_what_members_have_shown(void **state)
@@ -99,30 +99,30 @@ static void test_pretending_on_several_hosts_is_refused(void **state)
     struct layout *layout;
     (void)state;
     make_group(&(struct said){ "aab", (int[]){ 0, 1, 1 } }, members, &g);
-    assert_int_equal(hosts_layout(&g, &layout), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(hosts_create_layout(&g, &layout), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(),
         "TUTTI_HOSTS simulates hosts for choir, but rank 0 (process 101 on node) and rank 2 (process 103 on node) are "
         "on different hosts: unset it"));
 }
-static void refuse_contact(const struct contact *contact, const char *why)
+static void refuse_contact(const struct sock_address *contact, const char *why)
 {
     struct member members[MOST];
     struct group g;
     make_group(&(struct said){ "aab", NULL }, members, &g);
-    assert_int_equal(hosts_layout(&g, &g.layout), TUTTI_OK);
-    assert_int_equal(contacts_check(&g), TUTTI_OK);
+    assert_int_equal(hosts_create_layout(&g, &g.layout), TUTTI_OK);
+    assert_int_equal(members_check_addresses(&g), TUTTI_OK);
     members[1].contact = *contact;
-    assert_int_equal(contacts_check(&g), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(members_check_addresses(&g), TUTTI_INVALID_ARGUMENT);
     if (!strstr(tutti_get_last_error(), why)) fail_msg("%s", tutti_get_last_error());
     layout_destroy(g.layout);
 }
 static void test_who_cannot_be_reached_is_refused(void **state)
 {
     (void)state;
-    refuse_contact(&(struct contact){ .family = 0 },
+    refuse_contact(&(struct sock_address){ .family = 0 },
         "cannot be reached from other hosts, but rank 2 (process 103 on node, 10.0.0.3:4711) of choir is on another "
         "one: it offers no address");
-    refuse_contact(&(struct contact){ 2, 4711, 0, { 127, 0, 1, 1 } },
+    refuse_contact(&(struct sock_address){ 2, 4711, 0, { 127, 0, 1, 1 } },
         "rank 1 (process 102 on node, 127.0.1.1:4711) cannot be reached from other hosts, but rank 2 (process 103 on "
         "node, 10.0.0.3:4711) of choir is on another one: it offers a loopback address");
 }
@@ -191,7 +191,7 @@ static void test_one_that_pretends_otherwise_is_told_on_every_rank(void **state)
 /* ---- where they are ---- */
 static void expect_place(const tutti_comm *comm, int rank, int hosts, int host, int index)
 {
-    struct place p = place_of(comm->group.layout, rank);
+    struct place p = layout_place(comm->group.layout, rank);
     REQUIRE(comm->group.layout->hosts == hosts && p.host == host && p.index == index);
 }
 static void split_evens(struct rank *me)                /* 0,1,0,1,2 */
@@ -203,7 +203,7 @@ static void split_evens(struct rank *me)                /* 0,1,0,1,2 */
     REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
     if (me->rank % 2) expect_place(half, 1, 1, 0, 1);   /* both on host 1: one host */
     else expect_place(half, 2, 2, 1, 0);                /* ranks 0, 2 and 4 */
-    REQUIRE(group_is_spread(&half->group) == (me->rank % 2 == 0));
+    REQUIRE(group_has_several_hosts(&half->group) == (me->rank % 2 == 0));
     int32_t mine = me->rank, sum = 0;
     REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, half, NULL) == TUTTI_OK);
     REQUIRE(sum == (me->rank % 2 ? 4 : 6));

@@ -71,47 +71,47 @@ static void test_nothing_is_said(void **state)
 /* ---- of this machine ---- */
 static void test_a_name_that_nobody_has_is_refused(void **state)
 {
-    struct contact found = { .family = 0 };
+    struct sock_address found = { .family = 0 };
     (void)state;
-    assert_int_equal(interface_find("=no such", NULL, &found), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(interface_find_address("=no such", NULL, &found), TUTTI_INVALID_ARGUMENT);
     const char *text = status_detail();
     assert_non_null(strstr(text, "TUTTI_SOCKET_IFNAME==no such: no such network interface is up and has an address"));
     assert_int_equal(found.family, 0);
-    if (interface_find("lo", NULL, &found) != TUTTI_OK) skip();
-    assert_int_equal(interface_find("=no such", NULL, &found), TUTTI_INVALID_ARGUMENT);
+    if (interface_find_address("lo", NULL, &found) != TUTTI_OK) skip();
+    assert_int_equal(interface_find_address("=no such", NULL, &found), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(status_detail(), "lo (127.0.0.1)"));
 }
 static void test_loopback_only_when_asked_for(void **state)
 {
-    struct contact found;
+    struct sock_address found;
     char name[INTERFACE_NAME_BYTES];
     const char *hosts[] = { NULL, "127.0.0.1", "::1", "localhost", "no.such.host.invalid" };
     (void)state;
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
-        assert_int_equal(interface_find("", hosts[i], &found), TUTTI_OK);
-        assert_true(!found.family || !contact_is_loopback(&found));
+        assert_int_equal(interface_find_address("", hosts[i], &found), TUTTI_OK);
+        assert_true(!found.family || !sock_address_is_loopback(&found));
         assert_int_equal(found.port, 0);
     }
-    if (interface_find("lo", NULL, &found) != TUTTI_OK) skip();
-    assert_true(contact_is_loopback(&found));
-    interface_name(&found, name);
+    if (interface_find_address("lo", NULL, &found) != TUTTI_OK) skip();
+    assert_true(sock_address_is_loopback(&found));
+    interface_find_name(&found, name);
     assert_string_equal(name, "lo");
 }
 /* An address of this machine is reached by itself. */
 static void test_the_way_to_the_store(void **state)
 {
-    struct contact here, found;
+    struct sock_address here, found;
     char text[INET6_ADDRSTRLEN], name[INTERFACE_NAME_BYTES];
     (void)state;
-    assert_int_equal(interface_find("", NULL, &here), TUTTI_OK);
+    assert_int_equal(interface_find_address("", NULL, &here), TUTTI_OK);
     if (!here.family) { print_message("skipped: no interface but loopback is up\n"); skip(); }
     inet_ntop(here.family, here.address, text, sizeof text);
-    assert_int_equal(interface_find("", text, &found), TUTTI_OK);
+    assert_int_equal(interface_find_address("", text, &found), TUTTI_OK);
     assert_memory_equal(found.address, here.address, sizeof here.address);
-    interface_name(&found, name);
+    interface_find_name(&found, name);
     assert_true(name[0] != 0);
-    assert_int_equal(interface_find(name, "127.0.0.1", &found), TUTTI_OK);
-    assert_false(contact_is_loopback(&found));
+    assert_int_equal(interface_find_address(name, "127.0.0.1", &found), TUTTI_OK);
+    assert_false(sock_address_is_loopback(&found));
 }
 
 int main(void)

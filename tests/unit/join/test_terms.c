@@ -230,7 +230,7 @@ static void test_options_that_disagree_are_shown_to_all(void **state)
 {
     struct dispute d;
     dispute_init(&d, JOB);
-    d.a.way.all_reduce = collectives_find(ALLREDUCE, "ring");
+    d.a.way.all_reduce = collectives_find_algorithm(ALLREDUCE, "ring");
     assert_non_null(d.a.way.all_reduce);
     expect_both(&d, "asks for algorithms allreduce=ring for the group", "for none: a group's options must be the same");
     (void)state;

@@ -64,7 +64,7 @@ static void compare(tutti_dtype dtype, size_t columns, int form)
     for (int k = 0; k < ROWS; k++) from[k] = form >> k & 1 ? row[k] : NULL;
     expect(dtype, from, form >> ROWS, columns);
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         check(dtype, from, form >> ROWS, columns);
     }
 }

@@ -57,7 +57,7 @@ static void stays_inside(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
             for (tutti_op op = 0; op < TUTTI_OP_COUNT; op++) {
                 for (size_t bytes = 0; reduce_find(dtype, op) && bytes <= 600; bytes += bytes_of(dtype)) {
@@ -84,7 +84,7 @@ static void packs_inside(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (enum packing_form form = 0; form < PACKING_FORMS; form++) {
             struct packing how = { .form = form, .kept = 30, .stochastic = true };
             for (size_t count = 1; count <= page_bytes / sizeof(float); count += count < 300 ? 1 : 31) {
@@ -114,7 +114,7 @@ static void normalises_inside(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
             for (size_t columns = 1; norm_find(dtype) && columns <= 600; columns++) {
                 normalise(dtype, columns, true);
@@ -135,7 +135,7 @@ static void blends_inside(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
             for (size_t columns = 1; blend_find(dtype) && columns <= 300; columns++) {
                 blend(dtype, columns, true);

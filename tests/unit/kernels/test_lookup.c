@@ -29,7 +29,7 @@ static void each_pair_that_makes_sense_has_a_function(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
             for (tutti_op op = 0; op < TUTTI_OP_COUNT; op++)
                 assert_int_equal(reduce_find(dtype, op) != NULL, makes_sense(dtype, op));
@@ -42,7 +42,7 @@ static void sums_of_the_usual_types_can_go_around_the_caches(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
             bool usual = dtype == TUTTI_FLOAT32 || dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16;
             assert_int_equal(reduce_streamed_find(dtype, TUTTI_SUM) != NULL, usual);
@@ -87,15 +87,15 @@ static void the_choice_takes_effect(void **state)
     assert_string_equal(kernels_isa_name(0), "scalar");
     assert_null(kernels_isa_name(-1));
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         assert_string_equal(kernels_isa(), kernels_isa_name(i));
     }
-    assert_true(kernels_use("scalar"));
+    assert_true(kernels_select_isa("scalar"));
     reduce_function *scalar = reduce_find(TUTTI_FLOAT32, TUTTI_SUM);
-    assert_false(kernels_use("abacus"));
+    assert_false(kernels_select_isa("abacus"));
     assert_string_equal(kernels_isa(), "scalar");
     if (!kernels_isa_name(1)) return;
-    assert_true(kernels_use(kernels_isa_name(1)));
+    assert_true(kernels_select_isa(kernels_isa_name(1)));
     assert_ptr_not_equal(reduce_find(TUTTI_FLOAT32, TUTTI_SUM), scalar);
 }
 

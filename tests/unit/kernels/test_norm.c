@@ -83,7 +83,7 @@ static void compare(const struct norm *n, tutti_dtype dtype, bool has_residual)
 {
     expect(n, dtype, has_residual);
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         check(n, dtype, has_residual);
     }
 }

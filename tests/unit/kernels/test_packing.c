@@ -82,7 +82,7 @@ static void test_all_sets_give_the_same_bits(void **state)
             if (c % 2) fill_ordinary();
             else fill(from, COUNT_MAX, TUTTI_FLOAT32);
             for (int i = 0; kernels_isa_name(i); i++) {
-                assert_true(kernels_use(kernels_isa_name(i)));
+                assert_true(kernels_select_isa(kernels_isa_name(i)));
                 carry(&forms[f], counts[c], true);
                 if (i == 0) {
                     memcpy(first_lost, lost, sizeof lost);
@@ -188,7 +188,7 @@ static void test_the_largest_are_kept(void **state)
             /* equal ones, too */
             for (size_t i = 0; c % 3 == 0 && i < COUNT_MAX; i++) from[i] = (float)(random_bits() % 5) - 2;
             carry(&forms[f], counts[c], false);
-            check_largest(packing_kept(&forms[f], counts[c]), counts[c]);
+            check_largest(packing_count_kept(&forms[f], counts[c]), counts[c]);
         }
 }
 /* All that reach the threshold, and no others, if there is room; else the largest. */
@@ -202,7 +202,7 @@ static void test_what_reaches_the_threshold(void **state)
             fill_ordinary();
             carry(&forms[f], count, false);
             for (size_t i = 0; i < count; i++) reach += fabsf(from[i]) >= forms[f].threshold;
-            kept = packing_kept(&forms[f], count);
+            kept = packing_count_kept(&forms[f], count);
             assert_int_equal(packing_length(&forms[f], packed, count), 4 + 8 * (reach < kept ? reach : kept));
             if (reach > kept) check_largest(kept, count);
             for (size_t i = 0; i < count && reach <= kept; i++)
@@ -328,10 +328,10 @@ static void test_whole_ones_are_sound(void **state)
             fill_ordinary();
             carry(&forms[f], counts[c], false);
             size_t bytes = packing_length(&forms[f], packed, counts[c]);
-            assert_true(packing_is_sound(&forms[f], packed, bytes, counts[c]));
-            assert_false(packing_is_sound(&forms[f], packed, bytes - 1, counts[c]));
-            assert_false(packing_is_sound(&forms[f], packed, 0, counts[c]));
-            assert_true(packing_is_sound(&forms[f], packed, 0, 0));
+            assert_true(packing_is_valid(&forms[f], packed, bytes, counts[c]));
+            assert_false(packing_is_valid(&forms[f], packed, bytes - 1, counts[c]));
+            assert_false(packing_is_valid(&forms[f], packed, 0, counts[c]));
+            assert_true(packing_is_valid(&forms[f], packed, 0, 0));
         }
 }
 /* One bit of a place, or of how many there are: nothing but the numbers is touched. */
@@ -352,7 +352,7 @@ static void test_changed_ones_touch_nothing_else(void **state)
             memcpy(&was, at, sizeof was);
             is = was ^ 1u << random_bits() % 32;
             memcpy(at, &is, sizeof is);
-            bool sound = packing_is_sound(&forms[f], packed, bytes, COUNT_MAX);
+            bool sound = packing_is_valid(&forms[f], packed, bytes, COUNT_MAX);
             if (counts_wrong || is >= COUNT_MAX) assert_false(sound);
             if (!counts_wrong && is < COUNT_MAX && is / PACKING_STRIP == was / PACKING_STRIP) assert_true(sound);
             unpack_find(TUTTI_FLOAT32)(arrived, sources, 1, COUNT_MAX, &forms[f], 1000, 1.0f);
@@ -373,7 +373,7 @@ static void test_places_out_of_order_are_not_sound(void **state)
         memcpy(&last, place_at(&forms[f], kept, kept - 1), sizeof last);
         memcpy(place_at(&forms[f], kept, 0), &last, sizeof last);
         memcpy(place_at(&forms[f], kept, kept - 1), &first, sizeof first);
-        assert_false(packing_is_sound(&forms[f], packed, packing_length(&forms[f], packed, COUNT_MAX), COUNT_MAX));
+        assert_false(packing_is_valid(&forms[f], packed, packing_length(&forms[f], packed, COUNT_MAX), COUNT_MAX));
     }
 }
 int main(void)

@@ -97,7 +97,7 @@ static void check_function(const struct shape *shape, reduce_function *reduce, c
 static void check_shape(const struct shape *shape)
 {
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         check_function(shape, reduce_find(shape->dtype, shape->op), "out of place");
         reduce_streamed_function *streamed = reduce_streamed_find(shape->dtype, shape->op);
         struct shape other = *shape;
@@ -143,7 +143,7 @@ static void check_in_place(struct shape *shape, int place)
     memcpy(kept, sources[place], ARRAY_BYTES);
     for (int k = 0; k < shape->from_count; k++) from[k] = source_at(shape, k);
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (shape->to_count = 1; shape->to_count <= 2; shape->to_count++) {
             reduce_find(shape->dtype, shape->op)(to, shape->to_count, from, shape->from_count, shape->count,
                 shape->divisor);

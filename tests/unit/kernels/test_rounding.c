@@ -32,7 +32,7 @@ static void every_code_comes_back(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (int d = 0; d < SMALL; d++) {
             struct format format = format_of(small[d]);
             all_codes(small[d]);
@@ -52,7 +52,7 @@ static void every_code_is_read(void **state)
     static const double factors[] = { -1.0, 0.5, 1.5, 0x1p-20, 0x1p+20, 0x1.5555p-3, 3.3e38, 1e-40, -0.0, INFINITY,
         NAN };
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         for (int d = 0; d < SMALL; d++) {
             all_codes(small[d]);
             for (size_t f = 0; f < sizeof factors / sizeof factors[0]; f++) {
@@ -73,7 +73,7 @@ static void check_rounding(tutti_dtype dtype, float number)
     uint64_t one = encode(format, 1.0), should = encode(format, number);
     for (size_t i = 0; i < 64 / bytes_of(dtype); i++) write_code(codes, i, dtype, one);
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         scale_find(dtype)(results, codes, 64 / bytes_of(dtype), number);
         for (size_t k = 0; k < 64 / bytes_of(dtype); k++)
             check(dtype, one, number, read_code(results, k, dtype), should);
@@ -126,7 +126,7 @@ static void the_edges_are_where_torch_has_them(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         assert_int_equal(rounded(TUTTI_FLOAT16, 65519.0f), 0x7bff);
         assert_int_equal(rounded(TUTTI_FLOAT16, 65520.0f), 0x7c00);
         assert_int_equal(rounded(TUTTI_FLOAT16, 0x1p-24f), 0x0001);

@@ -45,7 +45,7 @@ static void matches_the_reference(void **state)
                     write_code(expected, i, dtype, reference_scale(dtype, read_code(source, i, dtype), factors[f]));
                 }
                 for (int i = 0; kernels_isa_name(i); i++) {
-                    assert_true(kernels_use(kernels_isa_name(i)));
+                    assert_true(kernels_select_isa(kernels_isa_name(i)));
                     check_scale(dtype, counts[c], factors[f]);
                 }
             }

@@ -81,7 +81,7 @@ static void check(enum update_rule rule, tutti_dtype dtype, bool moves, size_t c
     if (dtype == TUTTI_BFLOAT16) a.narrow = narrow + GUARD;
     expect(rule, dtype, moves, count, f);
     for (int i = 0; kernels_isa_name(i); i++) {
-        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_true(kernels_select_isa(kernels_isa_name(i)));
         after = before;
         memset(narrow, 0x5a, sizeof narrow);
         update_find(rule, dtype)(&a, count, f);
@@ -130,7 +130,7 @@ static void test_sums_of_squares(void **state)
                 sum += (double)number_at(dtype, i) * (double)number_at(dtype, i);
             }
             for (int i = 0; kernels_isa_name(i); i++) {
-                assert_true(kernels_use(kernels_isa_name(i)));
+                assert_true(kernels_select_isa(kernels_isa_name(i)));
                 double found = squares_find(dtype)(gradient, counts[c]);
                 if (i == 0) first = found;
                 assert_true(found == first && fabs(found - sum) <= 1e-12 * sum);

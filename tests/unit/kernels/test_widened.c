@@ -42,7 +42,7 @@ static void check_all(tutti_dtype dtype, size_t count)
     for (int sources = 2; sources <= SOURCES; sources++) {
         expect(dtype, sources, count);
         for (int i = 0; kernels_isa_name(i); i++) {
-            assert_true(kernels_use(kernels_isa_name(i)));
+            assert_true(kernels_select_isa(kernels_isa_name(i)));
             for (int results = 1; results <= 2; results++) check(dtype, sources, results, count);
         }
     }

@@ -65,15 +65,15 @@ static void test_places_are_found_again(void **state)
     unsigned char *all[] = { small, large + 12345, huge + 40 * MIB - 1 };
     for (int i = 0; i < 3; i++) {
         assert_true(arena_find(all[i], 1, &location));
-        assert_ptr_equal(arena_at(location, 1), all[i]);
+        assert_ptr_equal(arena_location_address(location, 1), all[i]);
     }
     assert_false(arena_find(huge, 1000 * (size_t)MIB, &location));       /* begins there, but does not end there */
     assert_false(arena_find(&outside, 1, &location));
     assert_true(arena_find(huge, 1, &location));
-    assert_null(arena_at((struct location){ location.block, 0 }, 1000 * (uint64_t)MIB));
-    assert_null(arena_at((struct location){ location.block, UINT64_MAX }, 1));
-    assert_null(arena_at((struct location){ location.block + 100, 0 }, 1));
-    assert_null(arena_at((struct location){ 0, 0 }, 0));
+    assert_null(arena_location_address((struct location){ location.block, 0 }, 1000 * (uint64_t)MIB));
+    assert_null(arena_location_address((struct location){ location.block, UINT64_MAX }, 1));
+    assert_null(arena_location_address((struct location){ location.block + 100, 0 }, 1));
+    assert_null(arena_location_address((struct location){ 0, 0 }, 0));
     arena_free(small);
     arena_free(large);
     arena_free(huge);
@@ -110,8 +110,8 @@ static void test_a_block_is_found_whole(void **state)
     struct arena_block whole = arena_block(at.block);
     assert_ptr_equal((unsigned char *)whole.base + at.offset, tensor);
     assert_true(at.offset + 3 * MIB <= whole.bytes);
-    assert_ptr_equal(arena_at((struct location){ at.block, 0 }, whole.bytes), whole.base);
-    assert_null(arena_at((struct location){ at.block, 0 }, whole.bytes + 1));
+    assert_ptr_equal(arena_location_address((struct location){ at.block, 0 }, whole.bytes), whole.base);
+    assert_null(arena_location_address((struct location){ at.block, 0 }, whole.bytes + 1));
     assert_null(arena_block(0).base);
     assert_null(arena_block(at.block + 1000000).base);
     assert_int_equal(arena_free(tensor), TUTTI_OK);
@@ -198,17 +198,18 @@ static void test_memory_returns_although_it_is_mapped(void **state)
     void *theirs, *mine = allocate(100 * MIB);
     (void)state;
     assert_true(arena_find(mine, 100 * MIB, &location));
-    int descriptor = arena_descriptor(location.block, &bytes), second = arena_descriptor(location.block, &bytes);
+    int descriptor = arena_copy_descriptor(location.block, &bytes),
+        second = arena_copy_descriptor(location.block, &bytes);
     assert_true(descriptor >= 0 && second >= 0 && bytes >= 100 * MIB);
     assert_int_equal(arena_attach(descriptor, location.block, bytes, "process 7's", &theirs), TUTTI_OK);
     memcpy(mine, "hello", 6);
     assert_string_equal((char *)theirs + location.offset, "hello");
-    assert_false(arena_is_retired(theirs));
+    assert_false(arena_block_is_retired(theirs));
     arena_free(mine);
-    assert_true(arena_is_retired(theirs));
+    assert_true(arena_block_is_retired(theirs));
     assert_int_equal(fstat(second, &file), 0);
     assert_true((size_t)file.st_blocks * 512 <= page_bytes());
-    assert_int_equal(arena_descriptor(location.block, &bytes), -1);
+    assert_int_equal(arena_copy_descriptor(location.block, &bytes), -1);
     close(second);
     arena_detach(theirs, 100 * MIB + page_bytes());
 }
@@ -273,7 +274,7 @@ static void test_what_is_kept_is_given_up_before_a_peers_block_is_refused(void *
     (void)state;
     assert_true(arena_find(mine, 20 * MIB, &location));
     arena_free(other);
-    int before = arena_extent().blocks, descriptor = arena_descriptor(location.block, &bytes);
+    int before = arena_extent().blocks, descriptor = arena_copy_descriptor(location.block, &bytes);
     no_addresses = true;
     assert_int_equal(arena_attach(descriptor, location.block, bytes, "process 7's", &theirs), TUTTI_OK);
     assert_int_equal(arena_extent().blocks, before - 1);
@@ -292,7 +293,7 @@ static void test_signals_do_not_keep_a_block_from_being_made(void **state)
         struct stat file;
         size_t bytes;
         assert_true(arena_find(at, 150 * MIB, &location));
-        int descriptor = arena_descriptor(location.block, &bytes);
+        int descriptor = arena_copy_descriptor(location.block, &bytes);
         assert_int_equal(fstat(descriptor, &file), 0);
         assert_true((size_t)file.st_blocks * 512 >= bytes);            /* all of it is there */
         close(descriptor);
@@ -369,7 +370,7 @@ static void *look_up(void *always)
 {
     struct location location;
     for (int i = 0; !atomic_load(&stop) || i < 1000; i++)
-        if (!arena_find(always, 5000, &location) || arena_at(location, 5000) != always) return (void *)1;
+        if (!arena_find(always, 5000, &location) || arena_location_address(location, 5000) != always) return (void *)1;
     return NULL;
 }
 static void test_threads_find_what_does_not_change(void **state)

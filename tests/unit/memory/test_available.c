@@ -33,7 +33,7 @@ static uint64_t available(void)
     char proc[64], cgroups[64];
     snprintf(proc, sizeof proc, "%s/proc", root);
     snprintf(cgroups, sizeof cgroups, "%s/groups", root);
-    return memory_available(proc, cgroups);
+    return memory_available_bytes(proc, cgroups);
 }
 static int setup(void **state)
 {
@@ -99,7 +99,7 @@ static void test_the_real_one(void **state)
 {
     (void)state;
     if (access("/proc/meminfo", R_OK) != 0) skip();
-    uint64_t bytes = memory_available("/proc", "/sys/fs/cgroup");
+    uint64_t bytes = memory_available_bytes("/proc", "/sys/fs/cgroup");
     assert_true(bytes > 0 && bytes < (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
 }
 

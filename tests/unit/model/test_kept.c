@@ -37,8 +37,8 @@ static void save(const char *bytes, size_t count)
 static bool reads(void)
 {
     struct machine found = { 0 };
-    bool read = kept_read(folder, identity, &found);
-    assert_true(read ? machine_is_sane(&found) : found.l2 == 0);       /* untouched when it fails */
+    bool read = machine_file_read(folder, identity, &found);
+    assert_true(read ? machine_is_within_bounds(&found) : found.l2 == 0);       /* untouched when it fails */
     return read;
 }
 static int set_up(void **state)
@@ -47,7 +47,7 @@ static int set_up(void **state)
     snprintf(root, sizeof root, "%s", "kept-XXXXXX");
     if (!mkdtemp(root)) return 1;
     snprintf(folder, sizeof folder, "%s/one/two", root);
-    if (!kept_write(folder, identity, &near_cores) || names(file) != 1) return 1;
+    if (!machine_file_write(folder, identity, &near_cores) || names(file) != 1) return 1;
     FILE *f = fopen(file, "r");
     length = fread(text, 1, sizeof text, f);
     fclose(f);
@@ -67,21 +67,21 @@ static void what_was_written_is_read(void **state)
 {
     (void)state;
     struct machine found;
-    assert_true(kept_read(folder, identity, &found));
+    assert_true(machine_file_read(folder, identity, &found));
     assert_memory_equal(&found, &near_cores, sizeof found);
-    assert_true(kept_write(folder, identity, &far_cores));             /* replaces it, and leaves nothing beside */
+    assert_true(machine_file_write(folder, identity, &far_cores)); /* replaces it, and leaves nothing beside */
     assert_int_equal(names(file), 1);
-    assert_true(kept_read(folder, identity, &found));
+    assert_true(machine_file_read(folder, identity, &found));
     assert_memory_equal(&found, &far_cores, sizeof found);
 }
 static void other_machines_have_files_of_their_own(void **state)
 {
     (void)state;
     struct machine found;
-    assert_false(kept_read(folder, "tutti 2, a processor, 2 cores, Linux 6", &found));
-    assert_true(kept_write(folder, "another", &far_cores));
+    assert_false(machine_file_read(folder, "tutti 2, a processor, 2 cores, Linux 6", &found));
+    assert_true(machine_file_write(folder, "another", &far_cores));
     assert_int_equal(names(file), 2);
-    assert_true(kept_read(folder, identity, &found));
+    assert_true(machine_file_read(folder, identity, &found));
     assert_memory_equal(&found, &near_cores, sizeof found);
 }
 static void a_file_of_another_identity_is_not_believed(void **state)
@@ -90,7 +90,7 @@ static void a_file_of_another_identity_is_not_believed(void **state)
     char other[sizeof file], mine[sizeof file];
     snprintf(mine, sizeof mine, "%s", file);
     assert_int_equal(unlink(mine), 0);
-    assert_true(kept_write(folder, "another", &near_cores));
+    assert_true(machine_file_write(folder, "another", &near_cores));
     assert_int_equal(names(other), 1);
     assert_int_equal(rename(other, mine), 0);           /* whole, but of another machine */
     assert_false(reads());
@@ -125,11 +125,11 @@ static void figures_out_of_bounds_are_not_believed(void **state)
 {
     (void)state;
     const struct machine_row *rows;
-    for (int i = 0; i < machine_table(&rows); i++)
+    for (int i = 0; i < machine_get_rows(&rows); i++)
         for (int way = 0; way < 2; way++) {
             struct machine m = near_cores;
-            machine_set(&m, i, way ? rows[i].most * 2 : -1);
-            assert_true(kept_write(folder, identity, &m));             /* with a hash that is right */
+            machine_set_parameter(&m, i, way ? rows[i].most * 2 : -1);
+            assert_true(machine_file_write(folder, identity, &m));             /* with a hash that is right */
             assert_false(reads());
         }
 }
@@ -143,7 +143,7 @@ static void what_is_no_file_is_not_read(void **state)
     unlink(file);
     assert_int_equal(mkdir(file, 0700), 0);
     assert_false(reads());
-    assert_false(kept_write(folder, identity, &near_cores));
+    assert_false(machine_file_write(folder, identity, &near_cores));
     rmdir(file);
 }
 static void a_folder_that_cannot_be_had_is_no_error(void **state)
@@ -152,12 +152,12 @@ static void a_folder_that_cannot_be_had_is_no_error(void **state)
     struct machine found;
     char inside[sizeof file + 8];
     snprintf(inside, sizeof inside, "%s/no", file);     /* in a file, so that not even root may */
-    assert_false(kept_write(inside, identity, &near_cores));
-    assert_false(kept_read(inside, identity, &found));
-    assert_false(kept_write("", identity, &near_cores));
-    assert_false(kept_write("kept-a/b/c/d", identity, &near_cores));   /* at most the last two are made */
+    assert_false(machine_file_write(inside, identity, &near_cores));
+    assert_false(machine_file_read(inside, identity, &found));
+    assert_false(machine_file_write("", identity, &near_cores));
+    assert_false(machine_file_write("kept-a/b/c/d", identity, &near_cores));   /* at most the last two are made */
 }
-static void write_nowhere(void) { kept_write("/dev/null/tutti", identity, &near_cores); }
+static void write_nowhere(void) { machine_file_write("/dev/null/tutti", identity, &near_cores); }
 static void a_folder_that_was_asked_for_is_missed(void **state)
 {
     (void)state;
@@ -178,22 +178,22 @@ static void the_setting_says_where(void **state)
     setenv("HOME", "/h", 1);
     unsetenv("TUTTI_CACHE");
     settings_reload();
-    assert_true(kept_folder(out, sizeof out));
+    assert_true(machine_file_folder(out, sizeof out));
     assert_string_equal(out, "/x/tutti");
     setenv("XDG_CACHE_HOME", "relative", 1);            /* which the standard says to ignore */
-    assert_true(kept_folder(out, sizeof out));
+    assert_true(machine_file_folder(out, sizeof out));
     assert_string_equal(out, "/h/.cache/tutti");
     unsetenv("XDG_CACHE_HOME");
     unsetenv("HOME");
-    assert_false(kept_folder(out, sizeof out));
+    assert_false(machine_file_folder(out, sizeof out));
     setenv("TUTTI_CACHE", "/elsewhere", 1);
     settings_reload();
-    assert_true(kept_folder(out, sizeof out));
+    assert_true(machine_file_folder(out, sizeof out));
     assert_string_equal(out, "/elsewhere");
-    assert_false(kept_folder(out, 5));
+    assert_false(machine_file_folder(out, 5));
     setenv("TUTTI_CACHE", "none", 1);
     settings_reload();
-    assert_false(kept_folder(out, sizeof out));
+    assert_false(machine_file_folder(out, sizeof out));
 }
 
 int main(void)

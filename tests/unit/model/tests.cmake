@@ -1,3 +1,3 @@
-foreach(name kept price probe)
+foreach(name kept cost probe)
   tutti_unit(model/test_${name} model)
 endforeach()

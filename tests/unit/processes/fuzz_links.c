@@ -25,14 +25,14 @@ static void fail(const char *text, int line)
 /* ---- a stream ---- */
 static size_t add_frame(unsigned char *stream)
 {
-    static const enum kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, GIVEN_UP, GOODBYE };
+    static const enum kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, JOIN_ABORTED, GOODBYE };
     union link_message m;
     memset(&m, (int)draw(256), sizeof m);
-    m.packet = registry_packet(registry.self.nonce, kinds[draw(7)]);
+    m.packet = registry_make_packet(registry.self.nonce, kinds[draw(7)]);
     size_t bytes = sizeof m.packet;
     if (m.packet.kind == ADDRESS) bytes += draw(PROCESS_ADDRESS_BYTES + 1);
     if (m.packet.kind == CTRL_MSG) {
-        m.entry.msg.word = (uint16_t)draw(CHANNEL_WORDS);
+        m.entry.msg.type = (uint16_t)draw(CHANNEL_TYPES);
         m.entry.msg.hops = (uint8_t)draw(256);
         m.entry.msg.flags = (uint8_t)draw(CTRL_MSG_FLAGS + 1);
         m.entry.msg.length = draw(CHANNEL_BYTES + 1);
@@ -68,11 +68,11 @@ static int hear(struct wire *w)                         /* frames, or -EPROTO */
 {
     union link_message *m = malloc(sizeof *m); /* of its very size, so the sanitizer sees one byte too many */
     int count = 0, bytes;
-    while ((bytes = wire_next(w, m)) > 0) {
+    while ((bytes = wire_next_message(w, m)) > 0) {
         REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);
         REQUIRE(m->packet.kind != ADDRESS || bytes - (int)sizeof m->packet <= PROCESS_ADDRESS_BYTES);
         if (m->packet.kind == CTRL_MSG)
-            REQUIRE(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.word < CHANNEL_WORDS
+            REQUIRE(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.type < CHANNEL_TYPES
                 && m->entry.msg.flags <= CTRL_MSG_FLAGS);
         count++;
     }
@@ -102,7 +102,7 @@ static void execute(unsigned char *stream)
     if (!mistakes) REQUIRE(heard == frames && w->got == (uint32_t)bytes && !w->in_bytes);
     if (draw(4) == 0)                                   /* however much is said, it has a bound */
         for (int i = 0; i < 100; i++) {
-            struct packet packet = registry_packet(registry.self.nonce, HEARTBEAT);
+            struct packet packet = registry_make_packet(registry.self.nonce, HEARTBEAT);
             wire_put(w, &packet, sizeof packet, WIRE_WINDOW);
             REQUIRE(w->out_bytes <= sizeof w->out && w->put - w->taken <= WIRE_WINDOW);
         }

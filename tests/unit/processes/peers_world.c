@@ -93,7 +93,7 @@ void world_run(int count, void (*body)(void), unsigned victims)
 tutti_status world_acquire(struct identity *out)
 {
     TRY(peers_acquire(out));
-    return key_add(world->key, &world_key);
+    return group_key_add(world->key, &world_key);
 }
 void world_join(void)                                 /* everybody knows everybody, nobody is connected */
 {
@@ -117,15 +117,15 @@ void world_release_all(struct peer *peers[])
         if (peer != rank) peer_release(peers[peer]);
 }
 
-struct contact world_contact(const char *address, unsigned port)
+struct sock_address world_contact(const char *address, unsigned port)
 {
-    struct contact c = { .family = strchr(address, ':') ? AF_INET6 : AF_INET, .port = (uint16_t)port };
+    struct sock_address c = { .family = strchr(address, ':') ? AF_INET6 : AF_INET, .port = (uint16_t)port };
     REQUIRE(inet_pton(c.family, address, c.address) == 1);
     return c;
 }
 void world_listen(const char *address)
 {
-    struct contact at = world_contact(address, 0);
+    struct sock_address at = world_contact(address, 0);
     REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     REQUIRE(links_listen(&at, &world->contact[rank]) == TUTTI_OK && world->contact[rank].port);
     world_barrier(size);
@@ -133,7 +133,7 @@ void world_listen(const char *address)
 struct peer *world_hold(int peer)
 {
     struct peer *held;
-    REQUIRE(link_hold(&world->identity[peer], &world_key, &world->contact[peer], &held) == TUTTI_OK);
+    REQUIRE(link_acquire(&world->identity[peer], &world_key, &world->contact[peer], &held) == TUTTI_OK);
     return held;
 }
 struct peer *world_link(int peer)

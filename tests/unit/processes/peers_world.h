@@ -11,7 +11,7 @@ enum { MOST = 16, GENEROUS_MS = 30000, JOIN_MS = 60000, SKIPPED = 77 };
 struct world {                                          /* shared by the processes of a test */
     unsigned char key[KEY_BYTES];                       /* of the group that they are */
     struct identity identity[MOST];
-    struct contact contact[MOST];
+    struct sock_address contact[MOST];
     _Atomic int arrived[256], skip;
     pid_t orphans[2];
 };
@@ -30,7 +30,7 @@ void world_join(void);                                  /* everybody knows every
 tutti_status world_call(int peer, struct peer **out);
 void world_connect_all(struct peer *peers[]);
 void world_release_all(struct peer *peers[]);
-struct contact world_contact(const char *address, unsigned port);
+struct sock_address world_contact(const char *address, unsigned port);
 void world_listen(const char *address);                 /* joins, and all listen there; nobody is connected */
 struct peer *world_hold(int peer);
 struct peer *world_link(int peer);                      /* that is open */

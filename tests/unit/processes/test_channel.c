@@ -16,7 +16,7 @@
 enum { MANY = 5000, WORDS = 4, END = -1 };
 static const unsigned char token[16] = "one token";
 struct note { int from, word, value; };
-struct box {                                            /* what one rank has received */
+struct eager_ring {                                            /* what one rank has received */
     _Atomic int count, ticks, lost;
     struct note first, last[WORDS];
     _Atomic bool ended;
@@ -25,7 +25,7 @@ struct box {                                            /* what one rank has rec
 };
 static void receive(void *context, int from, const void *bytes, size_t length)
 {
-    struct box *box = context;
+    struct eager_ring *box = context;
     struct note note;
     REQUIRE(length == sizeof note && !atomic_load(&box->lost));
     memcpy(&note, bytes, sizeof note);
@@ -38,8 +38,9 @@ static void receive(void *context, int from, const void *bytes, size_t length)
     if (note.value == END) atomic_store(&box->ended, true);
     atomic_fetch_add(&box->count, 1);
 }
-static void tick(void *context) { atomic_fetch_add(&((struct box *)context)->ticks, 1); }
-static struct channel *open_channel(const unsigned char name[16], int me, struct peer *const *peers, struct box *box)
+static void tick(void *context) { atomic_fetch_add(&((struct eager_ring *)context)->ticks, 1); }
+static struct channel *open_channel(const unsigned char name[16], int me, struct peer *const *peers,
+    struct eager_ring *box)
 {
     struct channel *c;
     REQUIRE(channel_open(name, me, peers, size < 2 ? 2 : size, NULL, &(struct channel_user){ receive, tick, box }, &c)
@@ -55,7 +56,7 @@ static void await(const _Atomic int *count, int least)
 {
     for (int64_t until = clock_ms() + JOIN_MS; atomic_load(count) < least; sleep_ms(1)) REQUIRE(clock_ms() < until);
 }
-static void await_end(const struct box *box)
+static void await_end(const struct eager_ring *box)
 {
     for (int64_t until = clock_ms() + JOIN_MS; !atomic_load(&box->ended); sleep_ms(1)) REQUIRE(clock_ms() < until);
 }
@@ -72,7 +73,7 @@ static void post_many(struct channel *c, int from, int to)
     for (int i = 0; i < MANY; i++) REQUIRE(post(c, from, to, i % 3, i));
     REQUIRE(post(c, from, to, 3, END));
 }
-static void expect_many(const struct box *box, int from)
+static void expect_many(const struct eager_ring *box, int from)
 {
     await_end(box);
     REQUIRE(box->ordered && box->first.from == from && !pthread_equal(box->thread, pthread_self()));
@@ -81,7 +82,7 @@ static void expect_many(const struct box *box, int from)
 static void order_of_processes(void)
 {
     struct peer *peers[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     world_join();
     REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
     struct channel *c = open_channel(token, rank, peers, &box);
@@ -93,7 +94,7 @@ static void order_of_processes(void)
 static void order_of_threads(void)
 {
     struct peer *nobody[2] = { NULL };
-    struct box box[2] = { 0 };
+    struct eager_ring box[2] = { 0 };
     struct channel *c[2];
     world_join();
     for (int r = 0; r < 2; r++) c[r] = open_channel(token, r, nobody, &box[r]);
@@ -113,7 +114,7 @@ static void test_messages_keep_their_order(void **state)
 static void one_is_stopped(void)
 {
     struct peer *peers[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     world_join();
     REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
     struct channel *c = open_channel(token, rank, peers, &box);
@@ -122,7 +123,7 @@ static void one_is_stopped(void)
         pid_t other = (pid_t)world->identity[1].pid;
         int stopped = kill(other, SIGSTOP);
         post_many(c, 0, 1);
-        peers_give_up(token);                           /* said once, and its socket is full */
+        peers_abort_join(token);                           /* said once, and its socket is full */
         pthread_mutex_lock(&registry.lock);
         int kept = peers[1]->unsent.count;
         pthread_mutex_unlock(&registry.lock);
@@ -131,7 +132,7 @@ static void one_is_stopped(void)
     } else {
         struct identity by;
         expect_many(&box, 0);
-        for (int64_t until = clock_ms() + JOIN_MS; !peers_have_given_up(token, &by); sleep_ms(1))
+        for (int64_t until = clock_ms() + JOIN_MS; !peers_join_is_aborted(token, &by); sleep_ms(1))
             REQUIRE(clock_ms() < until);
     }
     world_barrier(2);
@@ -143,11 +144,11 @@ static void test_what_a_stopped_peer_is_owed_has_a_bound(void **state)
     world_run(2, one_is_stopped, 0);
 }
 /* It leaves at once: what it has said still arrives, and before its end. */
-static void lost(void *context) { atomic_fetch_add(&((struct box *)context)->lost, 1); }
+static void lost(void *context) { atomic_fetch_add(&((struct eager_ring *)context)->lost, 1); }
 static void one_says_something_and_goes(void)
 {
     struct peer *peers[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     world_join();
     REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
     struct channel *c = open_channel(token, rank, peers, &box);
@@ -174,7 +175,7 @@ static void test_what_the_dead_have_said_comes_before_their_end(void **state)
 static void early_and_late(void)
 {
     struct peer *peers[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     world_join();
     REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
     struct channel *c = rank == 0 ? open_channel(token, 0, peers, &box) : NULL;
@@ -209,7 +210,7 @@ static void test_what_comes_early_is_kept_and_what_comes_late_is_not(void **stat
 static void for_nobody(void)
 {
     struct peer *nobody[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     unsigned char other[16] = { 0 };
     world_join();
     for (int i = 0; i < 300; i++) {
@@ -221,7 +222,7 @@ static void for_nobody(void)
         atomic_store(&box.ended, false);
         channel_close(c);
     }
-    box = (struct box){ 0 };
+    box = (struct eager_ring){ 0 };
     struct channel *old = open_channel(memset(other, 0, sizeof other), 1, nobody, &box);
     struct channel *new = open_channel(memcpy(other, &(int){ 299 }, sizeof(int)), 1, nobody, &box);
     await(&box.count, 1);
@@ -239,13 +240,13 @@ static void test_what_is_kept_for_nobody_has_a_bound(void **state)
 static void time_passes(void)
 {
     struct peer *nobody[1] = { NULL };
-    struct box box[2] = { 0 };
+    struct eager_ring box[2] = { 0 };
     world_join();
     struct channel *quiet = open_channel(token, 0, nobody, &box[0]);
     struct channel *c = open_channel(token, 1, nobody, &box[1]);
-    channel_tick(c, true);
+    channel_set_tick(c, true);
     await(&box[1].ticks, 5);
-    channel_tick(c, false);
+    channel_set_tick(c, false);
     REQUIRE(!atomic_load(&box[0].ticks));
     channel_close(quiet);
     finish(c, NULL);
@@ -258,7 +259,7 @@ static void test_a_channel_ticks_when_asked_to(void **state)
 static void close_while_called(void)
 {
     struct peer *nobody[2] = { NULL };
-    struct box box = { .slow = true };
+    struct eager_ring box = { .slow = true };
     world_join();
     struct channel *c = open_channel(token, 0, nobody, &box);
     REQUIRE(post(c, 0, 0, 0, 1));
@@ -289,7 +290,7 @@ static void receive_and_send(void *context, int from, const void *bytes, size_t 
 static void closes_while_it_sends(void)
 {
     struct peer *nobody[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     const struct channel_user user = { receive_and_send, NULL, NULL };
     world_join();
     REQUIRE(channel_open(token, 0, nobody, 2, NULL, &user, &sender.channel) == TUTTI_OK);
@@ -309,7 +310,7 @@ static void test_who_is_called_may_send_while_it_closes(void **state)
 static void forks(void)
 {
     struct peer *nobody[2] = { NULL };
-    struct box box = { 0 }, own = { 0 };
+    struct eager_ring box = { 0 }, own = { 0 };
     struct identity identity;
     world_join();
     struct channel *c = open_channel(token, 0, nobody, &box);
@@ -351,7 +352,7 @@ static bool early;
 static void send_as_another(void)
 {
     struct peer *peers[3] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     struct loss loss = { 0 };
     world_join();
     if (rank != 0) REQUIRE(world_call(0, &peers[0]) == TUTTI_OK);

@@ -27,7 +27,7 @@ static void begin_test(unsigned char which)
 static bool is_of_process(const unsigned char owner[16], const struct identity *process)
 {
     unsigned char derived[KEY_BYTES];
-    REQUIRE(key_derive(&world_key, "tutti owner", process->nonce, sizeof process->nonce, derived));
+    REQUIRE(group_key_derive(&world_key, "tutti owner", process->nonce, sizeof process->nonce, derived));
     return nonce_equal(owner, derived);
 }
 static bool is_of(const unsigned char owner[16], int process)
@@ -36,15 +36,15 @@ static bool is_of(const unsigned char owner[16], int process)
 }
 static void name_host(unsigned char out[KEY_BYTES])     /* of the socket; 16 bytes count */
 {
-    REQUIRE(key_derive(&world_key, "tutti host", token, sizeof token, out));
+    REQUIRE(group_key_derive(&world_key, "tutti host", token, sizeof token, out));
 }
 static void claim(unsigned char out[16])
 {
-    REQUIRE(host_claim(token, &world_key, clock_ms() + JOIN_MS, out) == TUTTI_OK);
+    REQUIRE(host_election_join(token, &world_key, clock_ms() + JOIN_MS, out) == TUTTI_OK);
 }
 static void release(int descriptors)
 {
-    host_unclaim(token);
+    host_election_leave(token);
     REQUIRE(descriptors_settle_at(descriptors));
     peers_release();
 }
@@ -80,7 +80,7 @@ static void claim_at_once(void)
     atomic_fetch_add(&world->skip, first);              /* all say the same */
     world_barrier(size);
     REQUIRE(atomic_load(&world->skip) == first * size);
-    host_unclaim(token);
+    host_election_leave(token);
     peers_release();
 }
 static void test_at_once_there_is_one_first(void **state)
@@ -106,7 +106,7 @@ static void claim_after_a_death(void)
     if (rank == 2) claim(owner);
     REQUIRE(is_of(owner, 1));
     world_barrier(size - 1);
-    host_unclaim(token);
+    host_election_leave(token);
     peers_release();
 }
 static void test_after_the_first_has_died_there_is_another(void **state)
@@ -133,11 +133,11 @@ static void claim_by_threads(void)
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < THREADS; i++) REQUIRE(nonce_equal(owners[i], owners[0]));
     world_barrier(size);
-    for (int i = 1; i < THREADS; i++) host_unclaim(token);
+    for (int i = 1; i < THREADS; i++) host_election_leave(token);
     unsigned char again[16];
     claim(again);                                       /* one thread holds it still */
     REQUIRE(nonce_equal(again, owners[0]));
-    host_unclaim(token);
+    host_election_leave(token);
     release(before);
 }
 static void test_threads_of_a_process_claim_together(void **state)
@@ -169,7 +169,7 @@ static void claim_beside_strangers(void)                /* the last process has 
 {
     unsigned char owner[16], name[KEY_BYTES];
     if (rank == size - 1) {                             /* it has been told the name, as others may read it in /proc */
-        REQUIRE(key_add(world->key, &world_key) == TUTTI_OK);
+        REQUIRE(group_key_add(world->key, &world_key) == TUTTI_OK);
         name_host(name);
         int listener = socket_listen("host", name);
         REQUIRE(listener >= 0);
@@ -185,7 +185,7 @@ static void claim_beside_strangers(void)                /* the last process has 
     world_barrier(size - 1);
     REQUIRE(atomic_load(&world->skip) == (is_of(owner, 1) ? 2 : 0));
     world_barrier(size - 1);
-    host_unclaim(token);
+    host_election_leave(token);
     peers_release();
 }
 static void test_a_name_of_strangers_is_passed_by(void **state)
@@ -203,7 +203,7 @@ static void claim_as_two_users(void)                    /* processes 0 and 1 as 
     claim(owner);
     REQUIRE(is_of(owner, rank / 2 * 2) || is_of(owner, rank / 2 * 2 + 1));
     world_barrier(size);
-    host_unclaim(token);
+    host_election_leave(token);
     peers_release();
 }
 static void test_another_user_is_another_host(void **state)
@@ -220,7 +220,7 @@ static void claim_in_two_namespaces(void)               /* of the network, as co
     claim(owner);
     REQUIRE(rank == 2 ? is_of(owner, 2) : is_of(owner, 0) || is_of(owner, 1));
     world_barrier(size);
-    host_unclaim(token);
+    host_election_leave(token);
     peers_release();
 }
 static void test_another_network_namespace_is_another_host(void **state)
@@ -242,7 +242,7 @@ static void claim_from_one_who_is_stopped(void)
     name_host(name);
     int listener = socket_listen("host", name);
     REQUIRE(listener >= 0);
-    REQUIRE(host_claim(token, &world_key, clock_ms() + 100, owner) == TUTTI_TIMEOUT);
+    REQUIRE(host_election_join(token, &world_key, clock_ms() + 100, owner) == TUTTI_TIMEOUT);
     REQUIRE(strstr(status_detail(), "it is stopped or too busy") != NULL);
     close(listener);
     claim(owner);

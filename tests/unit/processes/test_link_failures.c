@@ -21,17 +21,17 @@
 #include <cmocka.h>
 
 static const unsigned char token[16] = "one token";
-struct box { _Atomic int count, last; };
+struct eager_ring { _Atomic int count, last; };
 static void receive(void *context, int from, const void *bytes, size_t length)
 {
-    struct box *box = context;
+    struct eager_ring *box = context;
     int value;
     (void)from, (void)length;
     memcpy(&value, bytes, sizeof value);
     atomic_store(&box->last, value);
     atomic_fetch_add(&box->count, 1);
 }
-static struct channel *open_channel(struct peer *const *peers, struct box *box)
+static struct channel *open_channel(struct peer *const *peers, struct eager_ring *box)
 {
     struct channel *c;
     REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
@@ -43,7 +43,7 @@ static bool post(struct channel *c, int value)
     memcpy(bytes, &value, sizeof value);
     return channel_send(c, 1 - rank, 0, bytes, sizeof bytes);
 }
-static void await_value(const struct box *box, int value)
+static void await_value(const struct eager_ring *box, int value)
 {
     for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&box->last) != value; sleep_ms(1))
         REQUIRE(clock_ms() < until);
@@ -92,7 +92,7 @@ static void test_death_is_told_to_all(void **state)
 static void stop_one(void)                              /* for three times what counts as silence */
 {
     struct peer *peers[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     be_silent_for("1000");
     world_listen("127.0.0.1");
     peers[1 - rank] = world_link(1 - rank);
@@ -143,11 +143,11 @@ __attribute__((format(printf, 1, 2))) static bool run(const char *format, ...)
 static void say_more_than_once(struct peer *peer)
 {
     pthread_mutex_lock(&registry.lock);
-    struct packet packet = registry_packet(peer->identity.nonce, HEARTBEAT);
-    if (link_say(peer, &packet, sizeof packet) == 0) {
+    struct packet packet = registry_make_packet(peer->identity.nonce, HEARTBEAT);
+    if (link_send_packet(peer, &packet, sizeof packet) == 0) {
         struct pollfd end = { .fd = peer->descriptor };
         REQUIRE(poll(&end, 1, GENEROUS_MS) == 1);
-        for (int i = 0; i < 2; i++) link_say(peer, &packet, sizeof packet);
+        for (int i = 0; i < 2; i++) link_send_packet(peer, &packet, sizeof packet);
         REQUIRE(peer->state == OPEN);
     }
     pthread_mutex_unlock(&registry.lock);
@@ -206,9 +206,9 @@ static void call_nobody(void)
 {
     char here[CONTACT_TEXT_BYTES], there[CONTACT_TEXT_BYTES];
     struct peer *peers[2] = { NULL };
-    struct box box = { 0 };
+    struct eager_ring box = { 0 };
     struct loss loss = { 0 };
-    struct contact at = world_contact("127.0.0.1", 0), nobody;
+    struct sock_address at = world_contact("127.0.0.1", 0), nobody;
     world_listen("127.0.0.1");
     int port = socket(AF_INET, SOCK_STREAM, 0);         /* has the port, and does not listen */
     struct {
@@ -222,12 +222,12 @@ static void call_nobody(void)
     REQUIRE(getsockname(port, (struct sockaddr *)&name, &bytes) == 0);
     nobody = world_contact("127.0.0.1", (unsigned)(name.port >> 8 | (name.port & 255) << 8));
     struct identity other = { .nonce = { 7 }, .pid = 4711, .host = "elsewhere" };
-    REQUIRE(link_hold(&other, &world_key, &nobody, &peers[1]) == TUTTI_OK);
+    REQUIRE(link_acquire(&other, &world_key, &nobody, &peers[1]) == TUTTI_OK);
     REQUIRE(link_await(peers[1], clock_ms() + JOIN_MS) == TUTTI_SYSTEM);       /* before that: it is gone */
     REQUIRE(strstr(status_detail(), "process 4711 on elsewhere") && strstr(status_detail(), "nobody listens"));
-    REQUIRE(strstr(status_detail(), contact_print(&nobody, there)) && strstr(status_detail(), "from 127.0.0.1:"));
+    REQUIRE(strstr(status_detail(), sock_address_print(&nobody, there)) && strstr(status_detail(), "from 127.0.0.1:"));
     peer_release(peers[1]);
-    REQUIRE(link_hold(&other, &world_key, &nobody, &peers[1]) == TUTTI_OK && !peer_is_gone(peers[1]));
+    REQUIRE(link_acquire(&other, &world_key, &nobody, &peers[1]) == TUTTI_OK && !peer_is_gone(peers[1]));
     struct channel *c = open_channel(peers, &box);      /* nobody waits, but something is to be sent */
     struct peer_watch watch = { .peer = peers[1], .lost = loss_note, .context = &loss };
     peer_watch(&watch);
@@ -238,7 +238,7 @@ static void call_nobody(void)
     REQUIRE(!post(c, 2) && link_await(peers[1], clock_ms()) == TUTTI_SYSTEM);
     REQUIRE(strstr(status_detail(), "nobody listens"));
     REQUIRE(links_listen(&nobody, &at) == TUTTI_OK);    /* it is what the first call said */
-    contact_print(&at, here);
+    sock_address_print(&at, here);
     REQUIRE(strcmp(here, there) != 0 && at.port == world->contact[0].port);
     channel_close(c);
     peer_release(peers[1]);
@@ -257,7 +257,7 @@ static void listen_where_somebody_does(void)
     else {
         REQUIRE(world_acquire(&mine) == TUTTI_OK);
         world_barrier(2);
-        struct contact taken = world->contact[0], at = taken;
+        struct sock_address taken = world->contact[0], at = taken;
         REQUIRE(links_listen(&taken, &at) == TUTTI_SYSTEM);
         REQUIRE(strstr(status_detail(), "127.0.0.1:") && strstr(status_detail(), "in use"));
         taken = world_contact("192.0.2.1", 0);
@@ -275,7 +275,7 @@ static void test_port_is_taken(void **state)
 }
 static void come_late(void)                             /* 1 listens after 0 has begun to wait */
 {
-    struct contact at = world_contact("127.0.0.1", 0);
+    struct sock_address at = world_contact("127.0.0.1", 0);
     struct identity *mine = &world->identity[rank];
     REQUIRE(world_acquire(mine) == TUTTI_OK);
     if (rank == 0) REQUIRE(links_listen(&at, &world->contact[0]) == TUTTI_OK);
@@ -298,11 +298,11 @@ static void come_late(void)                             /* 1 listens after 0 has
 /* 0 has an address of 1 at which nobody ever answers; the other way leads there, whoever has the smaller nonce. */
 static void call_one_way(void)
 {
-    struct contact any = world_contact("127.0.0.1", 0);
+    struct sock_address any = world_contact("127.0.0.1", 0);
     world_listen("127.0.0.1");
     int deaf = tcp_listen(&any);
     REQUIRE(deaf >= 0);
-    if (rank == 0) world->contact[1] = tcp_here(deaf);
+    if (rank == 0) world->contact[1] = tcp_local_address(deaf);
     if (rank == 1) sleep_ms(100);                       /* so 0 has called by now, most of the time */
     struct peer *peer = world_link(1 - rank);
     world_barrier(2);

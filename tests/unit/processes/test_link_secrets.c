@@ -36,7 +36,7 @@ static void meet(void)
     bool same = secrets[0] && secrets[1] && !strcmp(secrets[0], secrets[1]);
     if (secrets[rank]) give(secrets[rank], strlen(secrets[rank]), 0600);
     REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
-    struct contact any = world_contact("127.0.0.1", 0);
+    struct sock_address any = world_contact("127.0.0.1", 0);
     REQUIRE(links_listen(&any, &world->contact[rank]) == TUTTI_OK);
     world_barrier(2);
     if (same) {
@@ -77,7 +77,7 @@ static void test_who_knows_none_does_not(void **state)
 static void expect(const char *text)
 {
     struct key_id id;
-    REQUIRE(key_add(world->key, &id) == TUTTI_SYSTEM);
+    REQUIRE(group_key_add(world->key, &id) == TUTTI_SYSTEM);
     if (!strstr(status_detail(), text) || !strstr(status_detail(), "TUTTI_SECRET_FILE"))
         world_fail(text, __FILE__, __LINE__);
 }
@@ -107,7 +107,7 @@ static void choose_badly(void)
         expect("another user");
     }
     give(large, sizeof large - 1, 0600);
-    REQUIRE(key_add(world->key, &id) == TUTTI_OK && secret_is_set());
+    REQUIRE(group_key_add(world->key, &id) == TUTTI_OK && secret_is_set());
     peers_release();
     REQUIRE(!secret_is_set());
 }

@@ -23,7 +23,7 @@ enum { FLOOD = 10000 };
 enum { SILENT = 300 };
 static int connect_raw(int process)
 {
-    int out = tcp_call(&world->contact[process], &(struct contact){ 0 });
+    int out = tcp_start_connect(&world->contact[process], &(struct sock_address){ 0 });
     struct pollfd one = { .fd = out, .events = POLLOUT };
     if (out >= 0) poll(&one, 1, 1000);
     return out;
@@ -56,7 +56,7 @@ static void flood(void)                                 /* 2 is no process of ou
 {
     int silent[SILENT];
     if (rank < 2) {
-        struct contact at = world_contact("127.0.0.1", 0);
+        struct sock_address at = world_contact("127.0.0.1", 0);
         REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
         REQUIRE(links_listen(&at, &world->contact[rank]) == TUTTI_OK);
     }
@@ -92,7 +92,7 @@ static void test_strangers_disturb_nobody(void **state)
 }
 static void await_dismissal(void)
 {
-    struct contact at = world_contact("127.0.0.1", 0);
+    struct sock_address at = world_contact("127.0.0.1", 0);
     struct identity mine;
     REQUIRE(world_acquire(&mine) == TUTTI_OK && links_listen(&at, &world->contact[0]) == TUTTI_OK);
     int before = count_descriptors();
@@ -118,7 +118,7 @@ static void test_strangers_are_dismissed(void **state)
 enum { WAYS = 6 };
 static void try_to_get_in(void)
 {
-    struct contact at = world_contact("127.0.0.1", 0);
+    struct sock_address at = world_contact("127.0.0.1", 0);
     struct identity mine;
     REQUIRE(world_acquire(&mine) == TUTTI_OK && links_listen(&at, &world->contact[0]) == TUTTI_OK);
     int before = count_descriptors();
@@ -128,9 +128,9 @@ static void try_to_get_in(void)
         int one = connect_raw(0);
         handshake_begin(&h, handshake_of_links);
         await_input(one);
-        REQUIRE(handshake_await_opening(&h, one) == 1);
+        REQUIRE(handshake_receive_opening(&h, one) == 1);
         if (way == 1) h.opening.challenge[0] ^= 1;      /* so it proves what it has proved on another connection */
-        REQUIRE(handshake_say_hello(&h, &elsewhere, mine.nonce, &world_key, 0, -1) < 0);
+        REQUIRE(handshake_send_hello(&h, &elsewhere, mine.nonce, &world_key, 0, -1) < 0);
         if (way == 0) h.hello.head.version++;
         if (way == 2) h.hello.key.bytes[0] ^= 1;
         if (way == 3) memset(h.hello.proof, 0, sizeof h.hello.proof);
@@ -161,7 +161,7 @@ static void test_strangers_who_know_all_but_the_key_are_refused(void **state)
 static void occupy(void)                                /* 2 is no process of ours */
 {
     if (rank < 2) {
-        struct contact at = world_contact("127.0.0.1", 0);
+        struct sock_address at = world_contact("127.0.0.1", 0);
         REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
         REQUIRE(links_listen(&at, &world->contact[rank]) == TUTTI_OK);
     }
@@ -211,21 +211,21 @@ static void answer_with(int listener, const void *bytes, size_t count, bool once
 static void expect(const struct identity *other, const char *text)
 {
     struct peer *peer;
-    REQUIRE(link_hold(other, &world_key, &world->contact[1], &peer) == TUTTI_OK);
+    REQUIRE(link_acquire(other, &world_key, &world->contact[1], &peer) == TUTTI_OK);
     REQUIRE(link_await(peer, clock_ms() + 2000) == TUTTI_SYSTEM);
     if (!strstr(status_detail(), text)) world_fail(text, __FILE__, __LINE__);
     peer_release(peer);
 }
 static void call_a_stranger(void)                       /* 1 is no process of ours */
 {
-    struct contact at = world_contact("127.0.0.1", 0);
+    struct sock_address at = world_contact("127.0.0.1", 0);
     struct identity *mine = &world->identity[0], other = { .nonce = { 9 }, .pid = 1, .host = "elsewhere" };
     int listener = -1;
     if (rank == 0) REQUIRE(world_acquire(mine) == TUTTI_OK && links_listen(&at, &world->contact[0]) == TUTTI_OK);
     else {
         listener = tcp_listen(&at);
         REQUIRE(listener >= 0);
-        world->contact[1] = tcp_here(listener);
+        world->contact[1] = tcp_local_address(listener);
     }
     world_barrier(2);
     for (int round = 0; round < 5; round++) {

@@ -37,7 +37,7 @@ static void call_each_other(void)
     REQUIRE(descriptors_settle_at(before + 4 + size - 1));             /* one for each, both ways */
     REQUIRE(world_link((rank + 1) % size) == peers[(rank + 1) % size]);
     for (int peer = 0; peer < size; peer++) REQUIRE(peer == rank || !peer_is_gone(peers[peer]));
-    REQUIRE(link_way_ns(peers[(rank + 1) % size]) < JOIN_MS * 1e6 && link_way_ns(NULL) == 0);
+    REQUIRE(link_one_way_ns(peers[(rank + 1) % size]) < JOIN_MS * 1e6 && link_one_way_ns(NULL) == 0);
     world_barrier(size);
     peer_release(peers[(rank + 1) % size]);
     world_release_all(peers);
@@ -63,10 +63,10 @@ static void be_on_one_host_and_on_two(void)             /* the same two processe
     world_listen(address);
     far = world_link(1 - rank);
     REQUIRE(world_call(1 - rank, &near) == TUTTI_OK && near != far);
-    struct contact again;
-    REQUIRE(links_listen(&(struct contact){ 0 }, &again) == TUTTI_OK);
+    struct sock_address again;
+    REQUIRE(links_listen(&(struct sock_address){ 0 }, &again) == TUTTI_OK);
     REQUIRE(memcmp(&again, &world->contact[rank], sizeof again) == 0);
-    REQUIRE(link_hold(&world->identity[rank], &world_key, &again, &far) == TUTTI_INTERNAL);
+    REQUIRE(link_acquire(&world->identity[rank], &world_key, &again, &far) == TUTTI_INTERNAL);
     world_barrier(2);
     peer_release(near);
     peer_release(far);
@@ -79,10 +79,10 @@ static void test_a_connection_and_a_link_are_two(void **state)
 }
 
 /* ---- channels ---- */
-struct box { _Atomic int count, last[3]; bool ordered; };              /* by word */
+struct eager_ring { _Atomic int count, last[3]; bool ordered; };              /* by word */
 static void receive(void *context, int from, const void *bytes, size_t length)
 {
-    struct box *box = context;
+    struct eager_ring *box = context;
     int value;
     REQUIRE(from == 1 - rank && length == 1024);
     memcpy(&value, bytes, sizeof value);
@@ -92,16 +92,16 @@ static void receive(void *context, int from, const void *bytes, size_t length)
 }
 static bool has_all(const void *what)
 {
-    const struct box *box = what;
+    const struct eager_ring *box = what;
     bool all = true;
     for (int word = 0; word < 3; word++) all &= atomic_load(&box->last[word]) > MANY - 3;
     return all;
 }
-static bool has_some(const void *box) { return atomic_load(&((const struct box *)box)->count) > 0; }
-static struct channel *open_channel(struct peer *const *peers, struct box *box)
+static bool has_some(const void *box) { return atomic_load(&((const struct eager_ring *)box)->count) > 0; }
+static struct channel *open_channel(struct peer *const *peers, struct eager_ring *box)
 {
     struct channel *c;
-    *box = (struct box){ .ordered = true };
+    *box = (struct eager_ring){ .ordered = true };
     REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
     return c;
 }
@@ -114,7 +114,7 @@ static void post(struct channel *c, int value)          /* large ones: most are 
 static void post_without_waiting(void)
 {
     struct peer *peers[2] = { NULL };
-    struct box box;
+    struct eager_ring box;
     world_listen(address);
     peers[1 - rank] = world_hold(1 - rank);
     struct channel *c = open_channel(peers, &box);
@@ -133,7 +133,7 @@ static void test_messages_keep_their_order(void **state)
 static void say_and_leave(void) /* what was said last arrives, also over a link that is not open */
 {
     struct peer *peers[2] = { NULL };
-    struct box box;
+    struct eager_ring box;
     struct loss loss = { 0 };
     world_listen(address);
     peers[1 - rank] = rank == 0 ? world_hold(1) : world_link(0);
@@ -161,7 +161,7 @@ static void test_what_was_said_comes_before_the_goodbye(void **state)
 static void release_before_it_is_open(void)
 {
     struct peer *peers[2] = { NULL };
-    struct box box;
+    struct eager_ring box;
     world_listen(address);
     peers[1 - rank] = world_hold(1 - rank);
     struct channel *c = open_channel(peers, &box);
@@ -183,7 +183,7 @@ static void test_what_was_said_is_delivered_although_nobody_holds_the_link(void 
 static bool is_given_up_by_first(const void *name)
 {
     struct identity by;
-    return peers_have_given_up(name, &by) && nonce_equal(by.nonce, world->identity[0].nonce) && by.pid;
+    return peers_join_is_aborted(name, &by) && nonce_equal(by.nonce, world->identity[0].nonce) && by.pid;
 }
 static void pass_on(void)                               /* 0 and 2 know 1 only; then 3 comes */
 {
@@ -194,7 +194,7 @@ static void pass_on(void)                               /* 0 and 2 know 1 only; 
     if (rank == 2 && near) REQUIRE(world_call(1, &peer) == TUTTI_OK);
     if (rank == 2 && !near) peer = world_link(1);
     world_barrier(size);
-    if (rank == 0) peers_give_up(token);
+    if (rank == 0) peers_abort_join(token);
     if (rank < 3) REQUIRE(await(is_given_up_by_first, token));
     world_barrier(size);
     if (rank == 3) {
@@ -218,7 +218,7 @@ static void pass_on_from_the_host(void)                 /* 0 tells 1, on its hos
     if (rank == 0) REQUIRE(world_call(1, &peer) == TUTTI_OK);
     if (rank == 2) peer = world_link(1);
     world_barrier(size);
-    if (rank == 0) peers_give_up(other_token);
+    if (rank == 0) peers_abort_join(other_token);
     REQUIRE(await(is_given_up_by_first, other_token));
     world_barrier(size);
     peer_release(peer);
@@ -237,7 +237,7 @@ static void expect_address(struct peer *peer, const char *text)
     size_t bytes = 0;
     int64_t until = clock_ms() + JOIN_MS;
     for (tutti_status status = TUTTI_IN_PROGRESS; clock_ms() < until; sleep_ms(1)) {
-        REQUIRE((status = link_process_address(peer, process_address, &bytes)) >= 0);
+        REQUIRE((status = link_get_process_address(peer, process_address, &bytes)) >= 0);
         if (status == TUTTI_OK && bytes == strlen(text) && !memcmp(process_address, text, bytes)) return;
     }
     REQUIRE(false);                                     /* the process address has not come */
@@ -248,19 +248,19 @@ static void show_addresses(void)
     size_t bytes;
     world_listen(address);
     struct peer *peer = world_hold(1 - rank);
-    REQUIRE(link_process_address(NULL, process_address, &bytes) == TUTTI_IN_PROGRESS);
+    REQUIRE(link_get_process_address(NULL, process_address, &bytes) == TUTTI_IN_PROGRESS);
     memset(large, 'x', sizeof large);
-    REQUIRE(links_publish(large, sizeof large) == TUTTI_INTERNAL);
-    if (rank == 0) REQUIRE(links_publish("first", 5) == TUTTI_OK);
+    REQUIRE(links_publish_address(large, sizeof large) == TUTTI_INTERNAL);
+    if (rank == 0) REQUIRE(links_publish_address("first", 5) == TUTTI_OK);
     world_barrier(2);
     if (rank == 1) expect_address(peer, "first");          /* makes the link, too */
     /* The other rank asks before the address is there. */
-    else REQUIRE(link_process_address(peer, process_address, &bytes) == TUTTI_IN_PROGRESS);
+    else REQUIRE(link_get_process_address(peer, process_address, &bytes) == TUTTI_IN_PROGRESS);
     world_barrier(2);
-    if (rank == 1) REQUIRE(links_publish(large, PROCESS_ADDRESS_BYTES) == TUTTI_OK);
+    if (rank == 1) REQUIRE(links_publish_address(large, PROCESS_ADDRESS_BYTES) == TUTTI_OK);
     large[PROCESS_ADDRESS_BYTES] = 0;
     if (rank == 0) expect_address(peer, large);
-    if (rank == 0) REQUIRE(links_publish("last", 4) == TUTTI_OK);
+    if (rank == 0) REQUIRE(links_publish_address("last", 4) == TUTTI_OK);
     expect_address(rank == 0 ? NULL : peer, "last");
     world_barrier(2);
     if (rank == 1) {
@@ -285,8 +285,8 @@ static void fork_and_start_anew(void)
 {
     struct peer *peers[2] = { NULL };
     struct identity anew;
-    struct contact at;
-    struct box box;
+    struct sock_address at;
+    struct eager_ring box;
     struct loss loss = { 0 };
     int before = count_descriptors();
     world_listen(address);

@@ -150,14 +150,14 @@ static struct handshake say_hello(int socket, const struct identity *to)
     const struct identity elsewhere = { { 1 }, 1, "elsewhere" };
     handshake_begin(&h, handshake_of_peers);
     await_input(socket);
-    REQUIRE(handshake_await_opening(&h, socket) == 1);
-    REQUIRE(handshake_say_hello(&h, &elsewhere, to->nonce, &world_key, 0, socket) == 0);
+    REQUIRE(handshake_receive_opening(&h, socket) == 1);
+    REQUIRE(handshake_send_hello(&h, &elsewhere, to->nonce, &world_key, 0, socket) == 0);
     return h;
 }
 static void expect_welcome(struct handshake h, int socket)
 {
     await_input(socket);
-    REQUIRE(handshake_await_answer(&h, socket) == 1 && h.answer.head.kind == HANDSHAKE_WELCOME);
+    REQUIRE(handshake_receive_answer(&h, socket) == 1 && h.answer.head.kind == HANDSHAKE_WELCOME);
     close(socket);
 }
 /* A process of this user that has read the name of the socket in /proc, with a key that it has invented, with a proof
@@ -174,9 +174,9 @@ static void prove_wrongly(void)
         REQUIRE(socket >= 0);
         handshake_begin(&h, handshake_of_peers);
         await_input(socket);
-        REQUIRE(handshake_await_opening(&h, socket) == 1);
+        REQUIRE(handshake_receive_opening(&h, socket) == 1);
         if (way == 1) h.opening.challenge[3] ^= 1;
-        REQUIRE(handshake_say_hello(&h, &elsewhere, mine.nonce, &world_key, 0, -1) == -EBADF);
+        REQUIRE(handshake_send_hello(&h, &elsewhere, mine.nonce, &world_key, 0, -1) == -EBADF);
         if (way == 0) h.hello.key.bytes[0] ^= 1;
         if (way == 2) h.hello.from.nonce[0] = 2;
         if (way == 3) h.hello.proof[31] ^= 128;

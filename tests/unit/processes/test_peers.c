@@ -300,13 +300,13 @@ static void give_up_and_meet(void)
     make_token(mine, rank, rank, 7);
     make_token(theirs, 1 - rank, 1 - rank, 7);
     world_join();
-    peers_give_up(mine);
+    peers_abort_join(mine);
     world_barrier(2);
     REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
-    for (int64_t until = clock_ms() + JOIN_MS; !peers_have_given_up(theirs, &by); usleep(1000))
+    for (int64_t until = clock_ms() + JOIN_MS; !peers_join_is_aborted(theirs, &by); usleep(1000))
         REQUIRE(clock_ms() < until);
     REQUIRE(by.pid != (uint64_t)getpid());
-    REQUIRE(peers_have_given_up(mine, &by) && by.pid == (uint64_t)getpid());
+    REQUIRE(peers_join_is_aborted(mine, &by) && by.pid == (uint64_t)getpid());
     REQUIRE(!peer_is_gone(peer));
     world_barrier(2);
     peer_release(peer);

@@ -22,7 +22,7 @@ static int walk(int hosts, int from, int to, const bool *missing)      /* steps,
 {
     int steps = 0;
     for (; from != to; steps++) {
-        int next = route_step(hosts, from, to, is_there, missing);
+        int next = route_next_host(hosts, from, to, is_there, missing);
         if (next < 0) return -1;
         assert_true(next < hosts && !missing[next]);
         assert_true(is_power((next - from + hosts) % hosts) || is_power((from - next + hosts) % hosts));
@@ -39,7 +39,8 @@ static void test_every_route_ends_soon(void **state)
         for (int from = 0; from < (hosts <= ALL_PAIRS || hosts == HOSTS ? hosts : 1); from++)
             for (int to = 0; to < hosts; to++) {
                 int steps = walk(hosts, from, to, missing);
-                assert_true(steps >= 0 && steps <= route_longest(hosts) && steps <= route_distance(hosts, from, to));
+                assert_true(steps >= 0 && steps <= route_longest_distance(hosts)
+                    && steps <= route_distance(hosts, from, to));
                 assert_true(hosts > 3 || steps <= 1);
             }
 }
@@ -68,7 +69,7 @@ static void test_a_route_ends_whoever_is_missing(void **state)
         int hosts = 2 + rand() % (HOSTS - 1), from = rand() % hosts, to = rand() % hosts;
         for (int h = 0; h < hosts; h++) missing[h] = h != to && rand() % 4 == 0;
         int steps = walk(hosts, from, to, missing);
-        assert_true(steps <= route_longest(hosts));
+        assert_true(steps <= route_longest_distance(hosts));
         if (steps < 0) none++;
         else found++;
     }
@@ -224,7 +225,7 @@ static void leave_early(void)
     world_barrier(size);
     if (is_first(rank)) {
         for (int r = 0; r < size; r++)
-            if (r != rank && is_first(r)) channel_send_last(channel, r, 7, &bye, sizeof bye);
+            if (r != rank && is_first(r)) channel_send_final(channel, r, 7, &bye, sizeof bye);
         channel_close(channel);
     }
     world_barrier(size);

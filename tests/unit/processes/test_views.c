@@ -20,7 +20,7 @@
 #include <cmocka.h>
 
 enum { BYTES = 20 << 20 };
-static struct told { struct location place[2]; } *told;   /* rank 1 tells where its tensors are */
+static struct calibration_record { struct location place[2]; } *told;   /* rank 1 tells where its tensors are */
 static int views_mapped(void)                           /* memfds of ours in this process, its own blocks excluded */
 {
     int count = 0;
@@ -36,11 +36,11 @@ static tutti_status acquire(struct peer *peer, uint64_t block, struct view **hel
     tutti_status status;
     for (int64_t until = clock_ms() + JOIN_MS;;) {
         struct wait_set set = { .count = 0 };
-        views_await(&set);
+        views_add_to_wait(&set);
         status = view_acquire(peer, block, held);
         if (status != TUTTI_IN_PROGRESS) return status;
         REQUIRE(clock_ms() < until);
-        wait_sleep(&set, 20);
+        wait_set_sleep(&set, 20);
     }
 }
 static struct rlimit limit_descriptors(rlim_t most)    /* returns what was the limit before */
@@ -73,9 +73,9 @@ static void a_view_is_shared_and_goes(void)
     for (int i = 0; rank == 0 && i < 2; i++) {
         struct location p = told->place[i];
         REQUIRE(acquire(peer, p.block, &view[i]) == TUTTI_OK);
-        REQUIRE(!strcmp((char *)view_at(view[i], p.offset, BYTES), i ? "second" : "first"));
-        REQUIRE(!view_at(view[i], p.offset, 2 * (uint64_t)BYTES) && !view_at(view[i], UINT64_MAX, 1));
-        memcpy(view_at(view[i], p.offset, 8), "written", 8);
+        REQUIRE(!strcmp((char *)view_address_at(view[i], p.offset, BYTES), i ? "second" : "first"));
+        REQUIRE(!view_address_at(view[i], p.offset, 2 * (uint64_t)BYTES) && !view_address_at(view[i], UINT64_MAX, 1));
+        memcpy(view_address_at(view[i], p.offset, 8), "written", 8);
     }
     if (rank == 0) {
         int mapped = views_mapped();
@@ -138,7 +138,7 @@ static void a_dead_peer_leaves_nothing(void)
     world_barrier(2);
     if (rank == 1) raise(SIGKILL);
     for (int64_t until = clock_ms() + GENEROUS_MS; !peer_is_gone(peer); sleep_ms(1)) REQUIRE(clock_ms() < until);
-    REQUIRE(!strcmp((char *)view_at(view, told->place[0].offset, 8), "first"));        /* as long as it is held */
+    REQUIRE(!strcmp((char *)view_address_at(view, told->place[0].offset, 8), "first")); /* as long as it is held */
     REQUIRE(view_acquire(peer, told->place[1].block, &late) == TUTTI_IN_PROGRESS);     /* the watch tells why */
     view_release(late);
     view_release(view);
@@ -159,7 +159,7 @@ static void a_refusal_is_for_those_who_waited(void)
     world_barrier(2);
     if (rank == 0) {
         struct rlimit before = limit_descriptors(3);
-        views_await(&answer);
+        views_add_to_wait(&answer);
         REQUIRE(view_acquire(peer, told->place[0].block, &waited) == TUTTI_IN_PROGRESS && waited);
         for (int64_t until = clock_ms() + JOIN_MS; atomic_load(answer.item[0].word) == answer.item[0].seen; sleep_ms(1))
             REQUIRE(clock_ms() < until);
@@ -177,7 +177,7 @@ static void hear(struct peer *peer, uint64_t number)    /* an answer without a d
 {
     uint64_t token[2] = { number, BYTES };
     pthread_mutex_lock(&registry.lock);
-    views_receive(peer, (const unsigned char *)token, -1);
+    views_receive_block(peer, (const unsigned char *)token, -1);
     pthread_mutex_unlock(&registry.lock);
 }
 /* What was given up may still be refused, after it has been asked for again. */

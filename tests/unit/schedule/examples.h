@@ -10,26 +10,28 @@ static inline void sum_of_all(struct schedule *s, struct span into, int first)
         else step_reduce(s, into, from);
     }
 }
-static inline void record_one_shot(struct schedule *s) { sum_of_all(s, whole(s, s->rank, OUTPUT), 0); }
+static inline void record_one_shot(struct schedule *s) { sum_of_all(s, span_of_buffer(s, s->rank, OUTPUT), 0); }
 static inline void record_two_shot(struct schedule *s)
 {
     schedule_cut(s, s->size);
-    sum_of_all(s, chunk(s->rank, OUTPUT, s->rank), s->rank);
+    sum_of_all(s, span_of_chunk(s->rank, OUTPUT, s->rank), s->rank);
     for (int hop = 1; hop < s->size; hop++)
-        step_copy(s, chunk((s->rank + hop) % s->size, OUTPUT, s->rank), chunk(s->rank, OUTPUT, s->rank));
+        step_copy(s, span_of_chunk((s->rank + hop) % s->size, OUTPUT, s->rank),
+            span_of_chunk(s->rank, OUTPUT, s->rank));
 }
 static inline void record_ring(struct schedule *s)
 {
     int p = s->size, next = (s->rank + 1) % p, before = (s->rank + p - 1) % p;
     schedule_cut(s, p);
-    struct span landing = fresh(s, 2), have = chunk(s->rank, INPUT, before);
+    struct span landing = span_new_scratch(s, 2), have = span_of_chunk(s->rank, INPUT, before);
     for (int k = 0; k < 2 * p - 2; k++) {
         int got = (s->rank + 2 * p - k - 2) % p;
-        struct span out = chunk(s->rank, OUTPUT, got), landed = chunk(s->rank, SCRATCH, landing.first + k % 2);
+        struct span out = span_of_chunk(s->rank, OUTPUT, got),
+                    landed = span_of_chunk(s->rank, SCRATCH, landing.first + k % 2);
         step_send(s, have, next);
         step_recv(s, k < p - 1 ? landed : out, before);
         if (k < p - 1) {
-            step_copy(s, out, chunk(s->rank, INPUT, got));
+            step_copy(s, out, span_of_chunk(s->rank, INPUT, got));
             step_reduce(s, out, landed);
         }
         have = out;
@@ -38,14 +40,14 @@ static inline void record_ring(struct schedule *s)
 static inline void record_binomial(struct schedule *s)
 {
     int v = (s->rank - s->root + s->size) % s->size, bit = 1;
-    struct span out = whole(s, s->rank, OUTPUT);
-    if (v == 0) step_copy(s, out, whole(s, s->rank, INPUT));
+    struct span out = span_of_buffer(s, s->rank, OUTPUT);
+    if (v == 0) step_copy(s, out, span_of_buffer(s, s->rank, INPUT));
     while (bit < s->size && !(v & bit)) bit *= 2;
     if (v) step_recv(s, out, (s->rank - bit + s->size) % s->size);
     for (bit /= 2; bit; bit /= 2)
         if (v + bit < s->size) step_send(s, out, (s->rank + bit) % s->size);
 }
-static const struct algorithm one_shot = { .name = "one_shot", .family = ALLREDUCE, .record = record_one_shot },
-                              two_shot = { .name = "two_shot", .family = ALLREDUCE, .record = record_two_shot },
-                              ring = { .name = "ring", .family = ALLREDUCE, .record = record_ring },
-                              binomial = { .name = "binomial", .family = BROADCAST, .record = record_binomial };
+static const struct algorithm one_shot = { .name = "one_shot", .collective = ALLREDUCE, .record = record_one_shot },
+                              two_shot = { .name = "two_shot", .collective = ALLREDUCE, .record = record_two_shot },
+                              ring = { .name = "ring", .collective = ALLREDUCE, .record = record_ring },
+                              binomial = { .name = "binomial", .collective = BROADCAST, .record = record_binomial };

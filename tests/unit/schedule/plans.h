@@ -48,8 +48,8 @@ static inline const uint64_t *mask_of(uint64_t bits)
     words[next] = bits;
     return &words[next];
 }
-static inline bool is_rooted(enum family f) { return f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER; }
-static inline bool is_reducing(enum family f) { return f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER; }
+static inline bool is_rooted(enum collective f) { return f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER; }
+static inline bool is_reducing(enum collective f) { return f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER; }
 static inline uint64_t draw(uint64_t *state)                            /* xorshift (Marsaglia 2003); state is not 0 */
 {
     *state ^= *state << 13;
@@ -59,7 +59,7 @@ static inline uint64_t draw(uint64_t *state)                            /* xorsh
 static inline void describe(const struct plan *p, char *out, size_t bytes)
 {
     snprintf(out, bytes, "%s (family %d) of %d ranks on %d hosts, root %d, slots %d, in place %llx, shared %llx%s%s",
-        p->algorithm->name, (int)p->algorithm->family, p->layout->ranks, p->layout->hosts, p->root, p->slots,
+        p->algorithm->name, (int)p->algorithm->collective, p->layout->ranks, p->layout->hosts, p->root, p->slots,
         (unsigned long long)mask_word(p->in_place, 0, p->layout->ranks),
         (unsigned long long)mask_word(p->shared, 0, p->layout->ranks), p->hoist ? ", hoisted" : "",
         p->stage_inputs ? ", inputs staged" : "");

@@ -11,16 +11,16 @@ static void expect_places(const int *host_of_rank, int ranks, const struct place
     int counted = 0, largest = 0;
     assert_int_equal(l->ranks, ranks);
     for (int r = 0; r < ranks; r++) {
-        struct place at = place_of(l, r);
+        struct place at = layout_place(l, r);
         assert_int_equal(at.host, expected[r].host);
         assert_int_equal(at.index, expected[r].index);
-        assert_int_equal(host_of(l, r), at.host);
-        assert_int_equal(rank_at(l, at.host, at.index), r);
+        assert_int_equal(layout_host(l, r), at.host);
+        assert_int_equal(layout_rank(l, at.host, at.index), r);
     }
     for (int h = 0; h < l->hosts; h++) {
-        counted += host_size(l, h);
-        largest = host_size(l, h) > largest ? host_size(l, h) : largest;
-        for (int i = 1; i < host_size(l, h); i++) assert_true(rank_at(l, h, i - 1) < rank_at(l, h, i));
+        counted += layout_host_size(l, h);
+        largest = layout_host_size(l, h) > largest ? layout_host_size(l, h) : largest;
+        for (int i = 1; i < layout_host_size(l, h); i++) assert_true(layout_rank(l, h, i - 1) < layout_rank(l, h, i));
     }
     assert_int_equal(counted, ranks);
     assert_int_equal(l->largest, largest);
@@ -65,13 +65,13 @@ static void masks_of_many_members(void **state)
         assert_int_equal(mask_has(some, m), m == 0 || m == 64 || m == 129);
         assert_true(mask_has(mask_all, m) && !mask_has(NULL, m));
     }
-    assert_true(mask_any(some, MEMBERS) && !mask_full(some, MEMBERS) && mask_full(some, 1));
+    assert_true(mask_any(some, MEMBERS) && !mask_is_full(some, MEMBERS) && mask_is_full(some, 1));
     assert_false(mask_equal(some, mask_all, MEMBERS) || mask_equal(some, NULL, MEMBERS));
     assert_true(mask_equal(NULL, copy, MEMBERS));
     mask_copy(copy, mask_all, MEMBERS);
     assert_true(mask_equal(mask_all, copy, MEMBERS) && copy[2] == 3);
     copy[2] = UINT64_MAX;                                   /* what lies beyond the last member does not count */
-    assert_true(mask_full(copy, MEMBERS));
+    assert_true(mask_is_full(copy, MEMBERS));
 }
 /* Of 70 ranks the last is private, the sixth, whose bit it would share, is not. */
 static void a_private_rank_stages_alone(void **state)

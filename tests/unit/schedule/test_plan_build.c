@@ -118,15 +118,15 @@ static void exactly_the_awaited_steps_are_published(void **state)
 /* Rank 0 of the second host receives what its neighbour reads: somebody has to await the message. */
 static void record_relay(struct schedule *s)
 {
-    if (s->rank == 0) step_copy(s, chunk(0, OUTPUT, 0), chunk(0, INPUT, 0));
-    if (s->rank == 0) step_send(s, chunk(0, OUTPUT, 0), 1);
-    if (s->rank == 1) step_recv(s, chunk(1, OUTPUT, 0), 0);
-    if (s->rank == 2) step_copy(s, chunk(2, OUTPUT, 0), chunk(1, OUTPUT, 0));
+    if (s->rank == 0) step_copy(s, span_of_chunk(0, OUTPUT, 0), span_of_chunk(0, INPUT, 0));
+    if (s->rank == 0) step_send(s, span_of_chunk(0, OUTPUT, 0), 1);
+    if (s->rank == 1) step_recv(s, span_of_chunk(1, OUTPUT, 0), 0);
+    if (s->rank == 2) step_copy(s, span_of_chunk(2, OUTPUT, 0), span_of_chunk(1, OUTPUT, 0));
 }
 static void a_message_for_a_peer_is_awaited(void **state)
 {
     static const int sizes[] = { 1, 2 };
-    const struct algorithm relay = { .name = "relay", .family = BROADCAST, .record = record_relay };
+    const struct algorithm relay = { .name = "relay", .collective = BROADCAST, .record = record_relay };
     struct plan p = built(&relay, hosts_of(&hosts, sizes, 2), 0, UINT64_MAX);
     char why[200];
     (void)state;
@@ -191,20 +191,20 @@ static void a_cycle_is_found_and_cured(void **state)
     assert_non_null(strstr(p.error, "waits for itself"));
     plan_finish(&p);
     assert_int_equal(plan_build_staging(&p), TUTTI_OK);
-    assert_true(mask_any(p.unshared, 3) && !mask_full(p.unshared, 3));
+    assert_true(mask_any(p.unshared, 3) && !mask_is_full(p.unshared, 3));
     if (!plan_check(&p, 5, 3, 0, why, sizeof why)) fail_msg("%s", why);
     plan_finish(&p);
 }
 static void record_swap(struct schedule *s)
 {
     int peer = 1 - s->rank;
-    step_copy(s, chunk(s->rank, OUTPUT, s->rank), chunk(s->rank, INPUT, s->rank));
-    step_send(s, chunk(s->rank, INPUT, peer), peer);
-    step_recv(s, chunk(s->rank, OUTPUT, peer), peer);
+    step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_chunk(s->rank, INPUT, s->rank));
+    step_send(s, span_of_chunk(s->rank, INPUT, peer), peer);
+    step_recv(s, span_of_chunk(s->rank, OUTPUT, peer), peer);
 }
 static void sent_chunks_are_staged_first(void **state)
 {
-    const struct algorithm swap = { .name = "swap", .family = ALL_TO_ALL, .record = record_swap };
+    const struct algorithm swap = { .name = "swap", .collective = ALL_TO_ALL, .record = record_swap };
     struct plan p = plan_of(&swap, apart(&hosts, 2), 0);
     char why[200];
     (void)state;
@@ -218,15 +218,17 @@ static void sent_chunks_are_staged_first(void **state)
 /* What a peer writes into a private tensor is there when its owner sends it on. */
 static void record_handed_over(struct schedule *s)
 {
-    if (s->rank == 0) step_copy(s, chunk(1, OUTPUT, 0), chunk(0, INPUT, 0));
-    if (s->rank == 0) step_copy(s, chunk(0, OUTPUT, 0), chunk(0, INPUT, 0));
-    if (s->rank == 1) step_send(s, chunk(1, OUTPUT, 0), 2);
-    if (s->rank == 2) step_recv(s, chunk(2, OUTPUT, 0), 1);
+    if (s->rank == 0) step_copy(s, span_of_chunk(1, OUTPUT, 0), span_of_chunk(0, INPUT, 0));
+    if (s->rank == 0) step_copy(s, span_of_chunk(0, OUTPUT, 0), span_of_chunk(0, INPUT, 0));
+    if (s->rank == 1) step_send(s, span_of_chunk(1, OUTPUT, 0), 2);
+    if (s->rank == 2) step_recv(s, span_of_chunk(2, OUTPUT, 0), 1);
 }
 static void pulled_in_time(void **state)
 {
     static const int sizes[] = { 2, 1 };
-    const struct algorithm handed_over = { .name = "handed_over", .family = BROADCAST, .record = record_handed_over };
+    const struct algorithm handed_over = {
+        .name = "handed_over", .collective = BROADCAST, .record = record_handed_over
+    };
     char why[200];
     (void)state;
     for (uint64_t shared = 0; shared < 4; shared++) {

@@ -5,26 +5,26 @@
 
 static struct hosts hosts;
 
-static const struct plan *found(struct cache *c, struct plan key)
+static const struct plan *found(struct plan_cache *c, struct plan key)
 {
     const struct plan *plan = NULL;
-    assert_int_equal(cache_plan(c, &key, &plan), TUTTI_OK);
+    assert_int_equal(plan_cache_get(c, &key, &plan), TUTTI_OK);
     return plan;
 }
 static void the_same_key_finds_the_same_plan(void **state)
 {
-    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&ring, apart(&hosts, 3), 0);
     const struct plan *plan = found(c, key);
     (void)state;
     assert_ptr_equal(found(c, key), plan);
     assert_int_equal(plan->count, 3);
     assert_true(plan->ranks[2].step_count > 0);
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 static void every_part_of_the_key_counts(void **state)
 {
-    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&one_shot, together(&hosts, 3), 0), keys[9];
     (void)state;
     for (int i = 0; i < 9; i++) keys[i] = key;
@@ -38,11 +38,11 @@ static void every_part_of_the_key_counts(void **state)
     keys[8].in_place = keys[8].shared = mask_of(7);
     for (int i = 0; i < 9; i++)
         for (int j = 0; j < i; j++) assert_ptr_not_equal(found(c, keys[i]), found(c, keys[j]));
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 static void members_are_a_part_of_the_key(void **state)
 {
-    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
     struct plan all = plan_of(&ring, apart(&hosts, 3), 0), mine = all, other = all;
     (void)state;
     mine.one_host = other.one_host = true;
@@ -50,22 +50,22 @@ static void members_are_a_part_of_the_key(void **state)
     assert_ptr_not_equal(found(c, all), found(c, mine));
     assert_ptr_not_equal(found(c, mine), found(c, other));
     assert_int_equal(found(c, other)->ranks[0].rank, 1);
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 static void a_plan_cured_by_staging_is_found_again(void **state)
 {
-    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&one_shot, together(&hosts, 3), 0);
     (void)state;
     key.in_place = key.shared = mask_of(7);
     const struct plan *plan = found(c, key);
     assert_non_null(plan->unshared);
     assert_ptr_equal(found(c, key), plan);
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 static void plans_stay_where_they_are(void **state)
 {
-    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&binomial, apart(&hosts, 100), 0);
     const struct plan *plans[100];
     (void)state;
@@ -79,7 +79,7 @@ static void plans_stay_where_they_are(void **state)
         assert_ptr_equal(found(c, key), plans[root]);
         assert_int_equal(plans[root]->root, root);
     }
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 
 /* ---- the bound ---- */
@@ -91,22 +91,22 @@ static bool release(void *context, const struct plan *plan, void *of_it)
     struct user *u = context;
     u->asked++;
     assert_ptr_equal(of_it, &made);
-    assert_ptr_equal(cache_made(plan), &made);
+    assert_ptr_equal(plan_cache_get_made(plan), &made);
     if (plan == u->keeps) return false;
     if (!u->gone++) u->first_gone = plan;
     return true;
 }
-static const struct plan *asked_for(struct cache *c, struct plan *key, int root)
+static const struct plan *asked_for(struct plan_cache *c, struct plan *key, int root)
 {
     key->root = root;
     const struct plan *plan = found(c, *key);
-    if (!cache_made(plan)) cache_attach(c, plan, &made, MADE_BYTES);
+    if (!plan_cache_get_made(plan)) plan_cache_attach_made(c, plan, &made, MADE_BYTES);
     return plan;
 }
 static void what_is_held_stays_within_the_bound(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(BOUND, release, &user);
+    struct plan_cache *c = plan_cache_create(BOUND, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 100), 0);
     (void)state;
     for (int n = 0; n < 3000; n++) {
@@ -114,33 +114,33 @@ static void what_is_held_stays_within_the_bound(void **state)
         key.slots = 1 + n % 3;
         assert_int_equal(plan->root, n * 37 % 100);
         assert_int_equal(plan->count, 100);
-        assert_true(cache_held(c) <= BOUND || cache_held(c) <= plan_bytes(plan) + 1024);
+        assert_true(plan_cache_held_bytes(c) <= BOUND || plan_cache_held_bytes(c) <= plan_held_bytes(plan) + 1024);
     }
     assert_true(user.gone > 100);
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 static void what_was_not_asked_for_longest_goes_first(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(SIZE_MAX, release, &user);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
     const struct plan *plans[5];
     (void)state;
     for (int root = 0; root < 4; root++) plans[root] = asked_for(c, &key, root);
     assert_ptr_equal(asked_for(c, &key, 0), plans[0]);                 /* so plan 1 is the oldest */
-    cache_limit(c, cache_held(c));
+    plan_cache_set_limit(c, plan_cache_held_bytes(c));
     asked_for(c, &key, 4);
     assert_ptr_equal(user.first_gone, plans[1]);
     assert_int_equal(user.gone, 1);
     assert_ptr_equal(asked_for(c, &key, 0), plans[0]);
     assert_ptr_equal(asked_for(c, &key, 2), plans[2]);
-    cache_destroy(c);
+    plan_cache_destroy(c);
     assert_int_equal(user.gone, 5);                                    /* all of them, once */
 }
 static void what_is_in_use_stays(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(1, release, &user);
+    struct plan_cache *c = plan_cache_create(1, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
     (void)state;
     user.keeps = asked_for(c, &key, 3);
@@ -148,39 +148,42 @@ static void what_is_in_use_stays(void **state)
     assert_int_equal(user.gone, 49);                                   /* but for the newest */
     assert_int_equal(user.keeps->root, 3);
     assert_ptr_equal(asked_for(c, &key, 3), user.keeps);
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 static void what_is_made_of_a_plan_counts(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(SIZE_MAX, release, &user);
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
     const struct plan *plan = found(c, key);
-    size_t before = cache_held(c);
+    size_t before = plan_cache_held_bytes(c);
     (void)state;
-    assert_true(before >= plan_bytes(plan));
-    assert_null(cache_made(plan));
-    cache_attach(c, plan, &made, MADE_BYTES);
-    assert_int_equal(cache_held(c), before + MADE_BYTES);
-    cache_destroy(c);
+    assert_true(before >= plan_held_bytes(plan));
+    assert_null(plan_cache_get_made(plan));
+    plan_cache_attach_made(c, plan, &made, MADE_BYTES);
+    assert_int_equal(plan_cache_held_bytes(c), before + MADE_BYTES);
+    plan_cache_destroy(c);
 }
-static void record_wrong(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, 1), chunk(s->rank, INPUT, 0)); }
+static void record_wrong(struct schedule *s)
+{
+    step_copy(s, span_of_chunk(s->rank, OUTPUT, 1), span_of_chunk(s->rank, INPUT, 0));
+}
 static void an_error_is_said(void **state)
 {
-    const struct algorithm wrong = { .name = "wrong", .family = ALLREDUCE, .record = record_wrong };
-    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
+    const struct algorithm wrong = { .name = "wrong", .collective = ALLREDUCE, .record = record_wrong };
+    struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&wrong, together(&hosts, 2), 0);
     const struct plan *plan = NULL;
     (void)state;
-    assert_int_equal(cache_plan(c, &key, &plan), TUTTI_INTERNAL);
+    assert_int_equal(plan_cache_get(c, &key, &plan), TUTTI_INTERNAL);
     assert_null(plan);
     assert_string_equal(status_detail(), "cannot plan wrong for 2 ranks: rank 0: span out of range");
-    cache_destroy(c);
+    plan_cache_destroy(c);
 }
 static void nothing_can_be_destroyed(void **state)
 {
     (void)state;
-    cache_destroy(NULL);
+    plan_cache_destroy(NULL);
 }
 int main(void)
 {

@@ -24,11 +24,12 @@ static void compare_kept(const struct plan *all, int rank)
     assert_int_equal(p.period, all->period);
     assert_int_equal(p.slot_writers, all->slot_writers);
     assert_int_equal(p.any_message, all->any_message);
-    compare_rank(plan_member(&p, rank), plan_member(all, rank), p.algorithm->name);
-    assert_int_equal(plan_member(&p, rank)->chunks[SCRATCH], plan_member(all, rank)->chunks[SCRATCH]);
+    compare_rank(plan_schedule_of_rank(&p, rank), plan_schedule_of_rank(all, rank), p.algorithm->name);
+    assert_int_equal(plan_schedule_of_rank(&p, rank)->chunks[SCRATCH],
+        plan_schedule_of_rank(all, rank)->chunks[SCRATCH]);
     for (int m = 0; m < p.count; m++)
-        if (plan_rank(&p, m) != rank) assert_null(plan_member(&p, plan_rank(&p, m)));
-    assert_true(plan_bytes(&p) <= plan_bytes(all));
+        if (plan_rank_of_member(&p, m) != rank) assert_null(plan_schedule_of_rank(&p, plan_rank_of_member(&p, m)));
+    assert_true(plan_held_bytes(&p) <= plan_held_bytes(all));
     plan_finish(&p);
 }
 static void compare_all(const struct layout *l, int host, bool hierarchical)
@@ -41,10 +42,10 @@ static void compare_all(const struct layout *l, int host, bool hierarchical)
             p.host = host;
             p.slots = 3;
             p.hoist = hierarchical;
-            p.in_place = way & 1 && a->family != ALL_TO_ALL ? mask_all : NULL;
+            p.in_place = way & 1 && a->collective != ALL_TO_ALL ? mask_all : NULL;
             p.shared = way & 2 ? mask_of(5) : NULL;
             if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", a->name, p.error);
-            for (int m = 0; m < p.count; m++) compare_kept(&p, plan_rank(&p, m));
+            for (int m = 0; m < p.count; m++) compare_kept(&p, plan_rank_of_member(&p, m));
             plan_finish(&p);
         }
 }
@@ -61,8 +62,8 @@ enum { BYTES = 1024, BYTES_PER_RANK = 160, BYTES_PER_PAIR = 104 };
 /* The root, or the owner of a slice, takes a part of each rank from each. */
 static bool is_by_pairs(const struct algorithm *a)
 {
-    return (a->family == GATHER && !strcmp(a->name, "read_write"))
-        || (a->family == REDUCE && !strcmp(a->name, "two_shot"));
+    return (a->collective == GATHER && !strcmp(a->name, "read_write"))
+        || (a->collective == REDUCE && !strcmp(a->name, "two_shot"));
 }
 static void what_is_kept_grows_with_the_ranks(void **state)
 {
@@ -73,12 +74,13 @@ static void what_is_kept_grows_with_the_ranks(void **state)
             struct plan all = plan_of(a, together(&hosts, size), 0);
             all.one_host = true;
             all.slots = 3;
-            all.in_place = a->family == ALL_TO_ALL ? NULL : mask_all;
+            all.in_place = a->collective == ALL_TO_ALL ? NULL : mask_all;
             struct plan root = kept_plan(&all, 0), other = kept_plan(&all, size - 1);
             size_t n = (size_t)size, most = BYTES + BYTES_PER_RANK * n;
-            if (plan_bytes(&other) > most) fail_msg("%s of %d: %zu bytes", a->name, size, plan_bytes(&other));
+            if (plan_held_bytes(&other) > most) fail_msg("%s of %d: %zu bytes", a->name, size, plan_held_bytes(&other));
             if (is_by_pairs(a)) most += BYTES_PER_PAIR * n * n;
-            if (plan_bytes(&root) > most) fail_msg("%s of %d, root: %zu bytes", a->name, size, plan_bytes(&root));
+            if (plan_held_bytes(&root) > most)
+                fail_msg("%s of %d, root: %zu bytes", a->name, size, plan_held_bytes(&root));
             plan_finish(&root);
             plan_finish(&other);
         }
@@ -94,16 +96,17 @@ static void among_4096_hosts_it_is_in_bounds(void **state)
     assert_int_equal(layout_create(host, HOSTS * PER_HOST, &l), TUTTI_OK);
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         if (!a->hierarchical) continue;
-        bool one_part = family_parts(a->family, INPUT, 2) == 1 && family_parts(a->family, OUTPUT, 2) == 1;
+        bool one_part = collective_buffer_parts(a->collective, INPUT, 2) == 1
+            && collective_buffer_parts(a->collective, OUTPUT, 2) == 1;
         size_t most = one_part && !a->few_hosts ? 8 << 10 : 256 * HOSTS * PER_HOST;
         struct plan all = plan_of(a, l, 0);
         all.one_host = true;
         all.host = HOSTS / 3;
         all.slots = 4;
         all.hoist = true;
-        all.in_place = a->family == ALL_TO_ALL ? NULL : mask_all;
+        all.in_place = a->collective == ALL_TO_ALL ? NULL : mask_all;
         struct plan p = kept_plan(&all, HOSTS / 3 * PER_HOST);
-        if (plan_bytes(&p) > most) fail_msg("%s: %zu bytes", a->name, plan_bytes(&p));
+        if (plan_held_bytes(&p) > most) fail_msg("%s: %zu bytes", a->name, plan_held_bytes(&p));
         plan_finish(&p);
     }
     layout_destroy(l);

@@ -20,16 +20,16 @@ struct events {
     int scratch[MOST_RANKS];
 };
 static int pick(struct events *e, int n) { return (int)(draw(&e->random) >> 20 & 0xffff) % n; }
-static struct span scratch(struct events *e, int rank) { return chunk(rank, SCRATCH, e->scratch[rank]++); }
+static struct span scratch(struct events *e, int rank) { return span_of_chunk(rank, SCRATCH, e->scratch[rank]++); }
 static bool neighbours(const struct events *e, int a, int b)
 {
-    return host_of(e->s->layout, a) == host_of(e->s->layout, b);
+    return layout_host(e->s->layout, a) == layout_host(e->s->layout, b);
 }
 /* A rank of the host of `rank`: mostly itself. */
 static int near(struct events *e, int rank)
 {
-    int host = host_of(e->s->layout, rank);
-    return pick(e, 3) ? rank : rank_at(e->s->layout, host, pick(e, host_size(e->s->layout, host)));
+    int host = layout_host(e->s->layout, rank);
+    return pick(e, 3) ? rank : layout_rank(e->s->layout, host, pick(e, layout_host_size(e->s->layout, host)));
 }
 static void message(struct events *e, int sender, struct span from, struct span into)
 {
@@ -47,7 +47,8 @@ static struct span bring(struct events *e, struct span from, int rank)
 static struct span merge(struct events *e, struct span a, struct span b, int piece, bool last)
 {
     int rank = a.rank;
-    struct span other = bring(e, b, rank), into = last && pick(e, 2) ? chunk(rank, OUTPUT, piece) : scratch(e, rank);
+    struct span other = bring(e, b, rank),
+                into = last && pick(e, 2) ? span_of_chunk(rank, OUTPUT, piece) : scratch(e, rank);
     if (e->s->rank != rank) return into;
     step_copy(e->s, into, a);
     step_reduce(e->s, into, other);
@@ -66,11 +67,11 @@ static void pass_on(struct events *e, struct span from, struct span to)
 static void spread(struct events *e, struct span total, int piece)
 {
     int holders[MOST_RANKS] = { total.rank }, have = 1, size = e->s->size;
-    struct span out = chunk(total.rank, OUTPUT, piece);
+    struct span out = span_of_chunk(total.rank, OUTPUT, piece);
     if (total.buffer != OUTPUT && e->s->rank == total.rank) step_copy(e->s, out, total);
     for (int hop = 1, way = pick(e, 2) ? 1 : size - 1; hop < size; hop++) {
         int to = (total.rank + hop * way) % size, from = holders[pick(e, have)];
-        pass_on(e, chunk(from, OUTPUT, piece), chunk(to, OUTPUT, piece));
+        pass_on(e, span_of_chunk(from, OUTPUT, piece), span_of_chunk(to, OUTPUT, piece));
         holders[have++] = to;
     }
 }
@@ -81,7 +82,7 @@ static void allreduce_random(struct schedule *s)
     schedule_cut(s, pieces);
     for (int piece = 0; piece < pieces; piece++) {
         struct span parts[MOST_RANKS];
-        for (int r = 0; r < s->size; r++) parts[r] = chunk(r, INPUT, piece);
+        for (int r = 0; r < s->size; r++) parts[r] = span_of_chunk(r, INPUT, piece);
         for (int left = s->size; left > 1; left--) {
             int a = pick(&e, left), b = (a + 1 + pick(&e, left - 1)) % left;
             parts[a] = merge(&e, parts[a], parts[b], piece, left == 2);
@@ -91,7 +92,9 @@ static void allreduce_random(struct schedule *s)
         spread(&e, parts[0], piece);
     }
 }
-static const struct algorithm random_algorithm = { .name = "random", .family = ALLREDUCE, .record = allreduce_random };
+static const struct algorithm random_algorithm = {
+    .name = "random", .collective = ALLREDUCE, .record = allreduce_random
+};
 
 static struct plan random_plan(struct hosts *hosts, uint64_t *random)
 {

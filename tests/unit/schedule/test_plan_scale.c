@@ -27,8 +27,8 @@ static void build_one(const struct algorithm *a, const struct layout *l, int siz
     int64_t start = clock_ns();
     if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s of %d ranks: %s", a->name, size, p.error);
     int64_t spent = clock_ns() - start;
-    print_message("%-16s %-13s %6d ranks: %6d steps, %6d spans, %6d waits, %9.2f ms\n", family_name(a->family), a->name,
-        size, p.ranks[0].step_count, p.ranks[0].span_count, p.ranks[0].wait_count, (double)spent * 1e-6);
+    print_message("%-16s %-13s %6d ranks: %6d steps, %6d spans, %6d waits, %9.2f ms\n", collective_name(a->collective),
+        a->name, size, p.ranks[0].step_count, p.ranks[0].span_count, p.ranks[0].wait_count, (double)spent * 1e-6);
     plan_finish(&p);
 }
 static void every_algorithm_at_4096_ranks(void **state)
@@ -43,10 +43,10 @@ static void short_messages_at_65536_ranks(void **state)
 {
     struct layout *l = layout_apart(LARGEST);
     (void)state;
-    build_one(collectives_find(ALLREDUCE, "doubling"), l, LARGEST);
-    build_one(collectives_find(ALLREDUCE, "double_tree"), l, LARGEST);
-    build_one(collectives_find(BROADCAST, "binomial"), l, LARGEST);
-    build_one(collectives_find(BARRIER, "dissemination"), l, LARGEST);
+    build_one(collectives_find_algorithm(ALLREDUCE, "doubling"), l, LARGEST);
+    build_one(collectives_find_algorithm(ALLREDUCE, "double_tree"), l, LARGEST);
+    build_one(collectives_find_algorithm(BROADCAST, "binomial"), l, LARGEST);
+    build_one(collectives_find_algorithm(BARRIER, "dissemination"), l, LARGEST);
     layout_destroy(l);
 }
 int main(void)

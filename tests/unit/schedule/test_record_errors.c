@@ -4,11 +4,11 @@
 static record_function *recorded;
 static void record(struct schedule *s) { recorded(s); }
 /* Four ranks on two hosts, rank 1 is the root. */
-static void expect(enum family family, record_function *function, const char *error)
+static void expect(enum collective collective, record_function *function, const char *error)
 {
     static const int sizes[] = { 2, 2 };
     static struct hosts hosts;
-    struct algorithm algorithm = { .name = "wrong", .family = family, .record = record };
+    struct algorithm algorithm = { .name = "wrong", .collective = collective, .record = record };
     struct plan p = plan_of(&algorithm, hosts_of(&hosts, sizes, 2), 1);
     recorded = function;
     p.shared = mask_all;
@@ -17,19 +17,19 @@ static void expect(enum family family, record_function *function, const char *er
     assert_true(p.cycle_rank < 0);
     plan_finish(&p);
 }
-static struct span out(const struct schedule *s) { return whole(s, s->rank, OUTPUT); }
-static struct span in(const struct schedule *s) { return whole(s, s->rank, INPUT); }
+static struct span out(const struct schedule *s) { return span_of_buffer(s, s->rank, OUTPUT); }
+static struct span in(const struct schedule *s) { return span_of_buffer(s, s->rank, INPUT); }
 static int peer(const struct schedule *s) { return s->rank ^ 1; }
 static int far(const struct schedule *s) { return s->rank ^ 2; }
 
-static void record_far(struct schedule *s) { step_copy(s, out(s), chunk(far(s), INPUT, 0)); }
+static void record_far(struct schedule *s) { step_copy(s, out(s), span_of_chunk(far(s), INPUT, 0)); }
 static void other_host(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_far, "rank 0: touches the memory of another host");
 }
-static void record_beyond(struct schedule *s) { step_copy(s, out(s), chunk(s->rank, INPUT, 1)); }
-static void record_below(struct schedule *s) { step_copy(s, out(s), chunk(s->rank, SCRATCH, -1)); }
+static void record_beyond(struct schedule *s) { step_copy(s, out(s), span_of_chunk(s->rank, INPUT, 1)); }
+static void record_below(struct schedule *s) { step_copy(s, out(s), span_of_chunk(s->rank, SCRATCH, -1)); }
 static void record_empty(struct schedule *s) { step_copy(s, out(s), (struct span){ s->rank, INPUT, 0, 0 }); }
 static void out_of_range(void **state)
 {
@@ -41,7 +41,7 @@ static void out_of_range(void **state)
 static void record_lengths(struct schedule *s)
 {
     schedule_cut(s, 2);
-    step_copy(s, out(s), chunk(s->rank, INPUT, 0));
+    step_copy(s, out(s), span_of_chunk(s->rank, INPUT, 0));
 }
 static void lengths_differ(void **state)
 {
@@ -68,7 +68,7 @@ static void into_itself(void **state)
     (void)state;
     expect(ALLREDUCE, record_itself, "rank 0: reduces a span into itself");
 }
-static void record_input(struct schedule *s) { step_copy(s, in(s), chunk(peer(s), INPUT, 0)); }
+static void record_input(struct schedule *s) { step_copy(s, in(s), span_of_chunk(peer(s), INPUT, 0)); }
 static void record_input_recv(struct schedule *s) { step_recv(s, in(s), peer(s)); }
 static void input_is_the_callers(void **state)
 {
@@ -84,7 +84,7 @@ static void message_to_nobody(void **state)
     expect(ALLREDUCE, record_self, "rank 0: message without a receiver");
     expect(ALLREDUCE, record_nobody, "rank 0: message without a receiver");
 }
-static void record_landing(struct schedule *s) { step_recv(s, chunk(peer(s), OUTPUT, 0), peer(s)); }
+static void record_landing(struct schedule *s) { step_recv(s, span_of_chunk(peer(s), OUTPUT, 0), peer(s)); }
 static void landing_at_a_peer(void **state)
 {
     (void)state;
@@ -93,7 +93,7 @@ static void landing_at_a_peer(void **state)
 static void record_also(struct schedule *s)
 {
     step_copy(s, out(s), in(s));
-    step_also(s, in(s));
+    step_add_span(s, in(s));
 }
 static void nothing_to_continue(void **state)
 {
@@ -116,12 +116,12 @@ static void cuts(void **state)
 }
 static void record_root_output(struct schedule *s)
 {
-    if (s->rank == 0) step_copy(s, chunk(1, OUTPUT, 0), in(s));
+    if (s->rank == 0) step_copy(s, span_of_chunk(1, OUTPUT, 0), in(s));
     else step_copy(s, out(s), in(s));
 }
 static void record_peer_input(struct schedule *s)
 {
-    if (s->rank == 1) step_copy(s, out(s), chunk(0, INPUT, 0));
+    if (s->rank == 1) step_copy(s, out(s), span_of_chunk(0, INPUT, 0));
 }
 static void absent_buffers(void **state)
 {
@@ -133,14 +133,14 @@ static void absent_buffers(void **state)
 }
 static void record_two_writers(struct schedule *s)
 {
-    step_copy(s, chunk(rank_at(s->layout, s->place.host, 0), OUTPUT, 0), in(s));
+    step_copy(s, span_of_chunk(layout_rank(s->layout, s->place.host, 0), OUTPUT, 0), in(s));
 }
 static void two_writers(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_two_writers, "rank 1: two ranks write one chunk");
 }
-static void record_unwritten(struct schedule *s) { step_copy(s, out(s), chunk(peer(s), SCRATCH, 3)); }
+static void record_unwritten(struct schedule *s) { step_copy(s, out(s), span_of_chunk(peer(s), SCRATCH, 3)); }
 static void nobody_writes(void **state)
 {
     (void)state;
@@ -150,7 +150,7 @@ static void record_partly(struct schedule *s)
 {
     schedule_cut(s, 2);
     step_copy(s, out(s), in(s));
-    step_copy(s, chunk(s->rank, OUTPUT, 0), chunk(s->rank, INPUT, 0));
+    step_copy(s, span_of_chunk(s->rank, OUTPUT, 0), span_of_chunk(s->rank, INPUT, 0));
 }
 static void partly_finished(void **state)
 {
@@ -164,7 +164,7 @@ static void record_unanswered(struct schedule *s)
 static void record_unequal(struct schedule *s)
 {
     if (s->rank == 0) step_send(s, in(s), 2);
-    if (s->rank == 2) step_recv(s, fresh(s, 2), 0);
+    if (s->rank == 2) step_recv(s, span_new_scratch(s, 2), 0);
 }
 static void messages_without_an_end(void **state)
 {
@@ -174,8 +174,8 @@ static void messages_without_an_end(void **state)
 }
 static void record_after(struct schedule *s)
 {
-    step_copy(s, out(s), chunk(s->rank, INPUT, 7));
-    step_copy(s, out(s), chunk(far(s), INPUT, 0));
+    step_copy(s, out(s), span_of_chunk(s->rank, INPUT, 7));
+    step_copy(s, out(s), span_of_chunk(far(s), INPUT, 0));
 }
 static void the_first_error_sticks(void **state)
 {

@@ -410,7 +410,7 @@ void the_last_rank_goes(struct rank *me)
     }
     rank_meet(me);
     if (me->rank == 0) {
-        router_lose(me->router, gone, status_fail(TUTTI_PEER_LOST, "rank %d has left", gone));
+        router_lose_peer(me->router, gone, status_fail(TUTTI_PEER_LOST, "rank %d has left", gone));
         rank_send(me, &x[4], gone, 1, &pieces[4], data, 8);
         rank_recv(me, &x[5], gone, 6, &pieces[5], data, LARGE);
         for (int k = 0; k < 6; k++) {
@@ -423,7 +423,7 @@ void the_last_rank_goes(struct rank *me)
         REQUIRE(strstr(me->router->reason, "has left"));
     } else if (me->rank == gone)
         for (int k = 0; k < 3; k++)
-            if (x[k].state == TRANSFER_POSTED) router_lose(me->router, 0, TUTTI_PEER_LOST);
+            if (x[k].state == TRANSFER_POSTED) router_lose_peer(me->router, 0, TUTTI_PEER_LOST);
     rank_meet(me);
     if (me->rank == 1) rank_send(me, &other, 0, 5, &of_other, &last, 1);
     if (me->rank < 2) rank_await(me, &other, 1);

@@ -115,7 +115,7 @@ struct shm_callbacks table_callbacks(struct table *t)
 static void ring(void *context)
 {
     struct alarm_bell *bell = context;
-    word_ring(&bell->rung, &bell->waiters, false);
+    word_ring_bell(&bell->rung, &bell->waiters, false);
 }
 struct router *new_router(int rank, int size, struct alarm_bell *bell)
 {
@@ -172,39 +172,39 @@ static void open_host(struct mixed *m, int host, const int *host_of)
 }
 void mixed_open(struct mixed *m, int size, const int *host_of, const struct inproc_options *options)
 {
-    *m = (struct mixed){ .size = size, .world = inproc_create(size, options) };
+    *m = (struct mixed){ .size = size, .world = inproc_world_create(size, options) };
     for (int host = 0; host < size; host++) open_host(m, host, host_of);
     if (!m->world) ranks_stop(-1, __FILE__, __LINE__, "inproc_create");
-    for (int r = 0; r < size; r++) inproc_connect(m->world, m->routers[r]);
+    for (int r = 0; r < size; r++) inproc_world_connect(m->world, m->routers[r]);
 }
 void mixed_close(struct mixed *m)
 {
     for (int r = 0; r < m->size; r++) router_destroy(m->routers[r]);
     for (int host = 0; host < m->size; host++)
         if (m->hosts[host].size) clear_away(&m->hosts[host]);
-    inproc_destroy(m->world);
+    inproc_world_destroy(m->world);
 }
 
 /* ---- ranks ---- */
-struct seat {
+struct rank_host {
     struct rank rank;
     body *each;
     pthread_t thread;
 };
 static void *sit(void *context)
 {
-    struct seat *seat = context;
+    struct rank_host *seat = context;
     seat->each(&seat->rank);
     rank_meet(&seat->rank);
     return NULL;
 }
 void run_threads(int size, struct router **routers, enum waiting waiting, struct alarm_bell *bells, body *each)
 {
-    struct seat seats[MAX_RANKS];
+    struct rank_host seats[MAX_RANKS];
     struct hall hall = { 0 };
     alarm(RANKS_SECONDS);
     for (int r = 0; r < size; r++) {
-        seats[r] = (struct seat){ { r, size, routers[r], &hall, waiting, bells ? &bells[r] : NULL }, each, 0 };
+        seats[r] = (struct rank_host){ { r, size, routers[r], &hall, waiting, bells ? &bells[r] : NULL }, each, 0 };
         if (pthread_create(&seats[r].thread, NULL, sit, &seats[r])) ranks_stop(r, __FILE__, __LINE__, "pthread_create");
     }
     for (int r = 0; r < size; r++) pthread_join(seats[r].thread, NULL);
@@ -221,15 +221,15 @@ void ranks_inproc(int size, unsigned seed, enum waiting waiting, body *each)
     struct alarm_bell bells[MAX_RANKS] = { 0 };
     struct inproc_options options = options_of(seed);
     options.in_time = waiting == SLEEPS_IN_TIME;
-    struct inproc_world *world = inproc_create(size, &options);
+    struct inproc_world *world = inproc_world_create(size, &options);
     if (!world) ranks_stop(-1, __FILE__, __LINE__, "inproc_create");
     for (int r = 0; r < size; r++) {
         routers[r] = new_router(r, size, &bells[r]);
-        inproc_connect(world, routers[r]);
+        inproc_world_connect(world, routers[r]);
     }
     run_threads(size, routers, waiting, bells, each);
     for (int r = 0; r < size; r++) router_destroy(routers[r]);
-    inproc_destroy(world);
+    inproc_world_destroy(world);
 }
 void ranks_mixed(int size, const int *host_of, unsigned seed, body *each)
 {
@@ -289,8 +289,8 @@ struct message_name name_of(uint64_t name) { return (struct message_name){ name 
 static void sleep_until_rung(struct rank *me, uint32_t seen)
 {
     struct wait_set set = { .count = 0 };
-    wait_add(&set, &me->bell->rung, seen, &me->bell->waiters, false);
-    wait_sleep(&set, RANKS_SECONDS * 1000 / 2);
+    wait_set_add(&set, &me->bell->rung, seen, &me->bell->waiters, false);
+    wait_set_sleep(&set, RANKS_SECONDS * 1000 / 2);
     if (atomic_load(&me->bell->rung) == seen) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
 }
 bool rank_poll(struct rank *me)
@@ -310,12 +310,12 @@ struct wanted { int source; struct message_name name; bool found; };
 static void look_for(void *context, const struct arrival *arrival)
 {
     struct wanted *w = context;
-    w->found |= arrival->source == w->source && name_is(arrival->name, w->name);
+    w->found |= arrival->source == w->source && message_names_equal(arrival->name, w->name);
 }
 bool rank_keeps(const struct rank *me, int source, uint64_t name)
 {
     struct wanted w = { source, name_of(name), false };
-    matching_each(&me->router->matching, look_for, &w);
+    matching_visit_arrivals(&me->router->matching, look_for, &w);
     return w.found;
 }
 void rank_meet(struct rank *me)

@@ -33,7 +33,7 @@ void ranks_threads(int size, body *each);
 void ranks_processes(int size, body *each);
 /* shm, threads: and peers may touch the memory of the ranks whose bits are set in `reachable` */
 void ranks_sharing(int size, unsigned reachable, body *each);
-/* shm between the ranks of a host, inproc between hosts, both threads; host_of[size] */
+/* shm between the ranks of a host, inproc between hosts, both threads; layout_host[size] */
 void ranks_mixed(int size, const int *host_of, unsigned seed, body *each);
 /* All ranks in this thread: connects `size` routers over shared memory that cannot be touched before it is
    reserved. `reserves`: how many reservations succeed before one is refused (-1: all). bells[rank] counts the

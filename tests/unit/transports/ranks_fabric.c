@@ -47,7 +47,7 @@ struct key_id ranks_key(void)
 {
     static const unsigned char key[KEY_BYTES] = "the key of the group of a test";
     struct key_id id;
-    if (key_add(key, &id) != TUTTI_OK) ranks_stop(0, __FILE__, __LINE__, status_detail());
+    if (group_key_add(key, &id) != TUTTI_OK) ranks_stop(0, __FILE__, __LINE__, status_detail());
     return id;
 }
 static void open_rank(const struct ways *w, struct table_of_addresses *t, int rank, int process)
@@ -74,7 +74,7 @@ static void connect_rank(const struct ways *w, struct table_of_addresses *t, str
     for (int k = 0; k < w->count; k++)
         if (fabric_connect(fabric_of(w, k, router->rank), router, &callbacks) != TUTTI_OK)
             ranks_stop(router->rank, __FILE__, __LINE__, status_detail());
-    router_take_link_costs(router, link_costs);
+    router_set_link_costs(router, link_costs);
 }
 static void close_rank(const struct ways *w, int rank)
 {

@@ -232,7 +232,7 @@ static void one_breaks(struct rank *me)
     if (me->rank == 1) {
         rank_settle(me);
         REQUIRE(x[0].state == TRANSFER_POSTED || x[0].status == TUTTI_PEER_LOST);
-        router_lose(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
     }
     rank_meet(me);
 }

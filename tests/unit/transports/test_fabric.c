@@ -32,7 +32,7 @@ static tutti_status fabric_begin(struct fabric *f, const struct fabric_place *pl
 {
     (void)place;
     f->address_bytes = 1;
-    f->event = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    f->event = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return TUTTI_OK;
 }
 static void part(struct fabric *f) { (void)f; }
@@ -45,7 +45,7 @@ static tutti_status connect_to(struct fabric *f, const unsigned char process[16]
     const unsigned char *address, size_t bytes, struct endpoint **out)
 {
     (void)key, (void)address, (void)bytes;
-    struct endpoint *e = memory_zeroed(1, sizeof *e);
+    struct endpoint *e = memory_alloc_zeroed(1, sizeof *e);
     memcpy(e->process, process, sizeof e->process);
     e->open = true;
     e->next = f->endpoints;
@@ -72,7 +72,7 @@ static bool progress(struct fabric *f)
 {
     struct delivery *d = due;
     due = NULL;
-    if (d) d->kept = fabric_hear(f, d->from, d->header, d->data, d->bytes, d->announced);
+    if (d) d->kept = fabric_handle_message(f, d->from, d->header, d->data, d->bytes, d->announced);
     return d != NULL;
 }
 static bool arm(struct fabric *f)
@@ -142,7 +142,7 @@ static int open_all(void **state)
     for (int i = 0; i < PROCESSES; i++) connect_to(&fabric, processes[i], NULL, NULL, 0, &ends[i]);
     pthread_mutex_unlock(&fabric.lock);
     released = fetched = ended = 0;
-    memset(&fabric.past, 0, sizeof fabric.past);
+    memset(&fabric.recently_closed, 0, sizeof fabric.recently_closed);
     return 0;
 }
 static int open_and_join(void **state)
@@ -167,7 +167,7 @@ static bool say(int process, struct header h, const void *data, size_t bytes)
     if (d.announced) d.data = descriptors;
     h.comm = COMM;
     pthread_mutex_lock(&fabric.lock);
-    if (!polls) d.kept = fabric_hear(&fabric, d.from, d.header, d.data, d.bytes, d.announced);
+    if (!polls) d.kept = fabric_handle_message(&fabric, d.from, d.header, d.data, d.bytes, d.announced);
     else due = &d;
     pthread_mutex_unlock(&fabric.lock);
     if (polls) router_poll(me.router);
@@ -386,7 +386,7 @@ static void says_what_cannot_be(void)
     struct delivery d = { ends[2], &h, which->announced ? descriptors : (void *)noise, which->bytes, which->announced,
         false };
     pthread_mutex_lock(&fabric.lock);
-    if (!polls) fabric_hear(&fabric, d.from, d.header, d.data, d.bytes, d.announced);
+    if (!polls) fabric_handle_message(&fabric, d.from, d.header, d.data, d.bytes, d.announced);
     else due = &d;
     pthread_mutex_unlock(&fabric.lock);
     assert_refused(2, which->why);
@@ -434,7 +434,7 @@ static void announces_without_end(void)
     assert_false(announce(2, 0, 100, PENDING_RNDV_MOST + 1));
     assert_refused(2, too_many);
     assert_heard(1, 3);
-    router_lose(me.router, 2, status_fail(TUTTI_PEER_LOST, "it is gone"));
+    router_lose_peer(me.router, 2, status_fail(TUTTI_PEER_LOST, "it is gone"));
     assert_int_equal(released, PENDING_RNDV_MOST);
 }
 static void test_announced_messages_are_bounded(void **state)

@@ -28,7 +28,7 @@ static void add_port(const char *folder, const char *device, int port, const cha
     fputs(state, file);
     fclose(file);
 }
-static const char *default_in(const char *folder) { return fabric_name(fabric_default(folder)); }
+static const char *default_in(const char *folder) { return fabric_name(fabric_find_default(folder)); }
 static void test_default(void **state)
 {
     (void)state;
@@ -48,32 +48,33 @@ static void test_numbers(void **state)
     (void)state;
     int count = 0;
     for (; fabric_name(count); count++) {
-        assert_int_equal(fabric_number(fabric_name(count)), count);
-        assert_string_equal(fabric_at(count)->operations->name, fabric_name(count));
+        assert_int_equal(fabric_number_by_name(fabric_name(count)), count);
+        assert_string_equal(fabric_by_number(count)->operations->name, fabric_name(count));
     }
     assert_int_equal(count, 3);
-    assert_null(fabric_at(count));
-    assert_null(fabric_at(-1));
-    assert_int_equal(fabric_number("carrier pigeon"), FABRIC_UNKNOWN);
-    assert_int_equal(fabric_number(""), fabric_default("/sys/class/infiniband"));
+    assert_null(fabric_by_number(count));
+    assert_null(fabric_by_number(-1));
+    assert_int_equal(fabric_number_by_name("carrier pigeon"), FABRIC_UNKNOWN);
+    assert_int_equal(fabric_number_by_name(""), fabric_find_default("/sys/class/infiniband"));
 }
 static void test_sets(void **state)
 {
     (void)state;
     char text[FABRIC_TEXT_BYTES];
-    unsigned tcp = 1u << fabric_number("tcp"), ucx = 1u << fabric_number("ucx"), verbs = 1u << fabric_number("verbs");
-    assert_int_equal(fabrics_parse("tcp", text), tcp);
-    assert_int_equal(fabrics_parse("verbs,ucx", text), verbs | ucx);
-    assert_int_equal(fabrics_parse("ucx,verbs,ucx", NULL), verbs | ucx);
-    assert_int_equal(fabrics_parse("", NULL), 1u << fabric_number(""));
-    assert_int_equal(fabrics_parse("tcp,pigeon,ucx", text), 0);
+    unsigned tcp = 1u << fabric_number_by_name("tcp"), ucx = 1u << fabric_number_by_name("ucx"),
+             verbs = 1u << fabric_number_by_name("verbs");
+    assert_int_equal(fabrics_parse_names("tcp", text), tcp);
+    assert_int_equal(fabrics_parse_names("verbs,ucx", text), verbs | ucx);
+    assert_int_equal(fabrics_parse_names("ucx,verbs,ucx", NULL), verbs | ucx);
+    assert_int_equal(fabrics_parse_names("", NULL), 1u << fabric_number_by_name(""));
+    assert_int_equal(fabrics_parse_names("tcp,pigeon,ucx", text), 0);
     assert_string_equal(text, "pigeon");
-    assert_int_equal(fabrics_parse("tcp,,ucx", text), 0);
+    assert_int_equal(fabrics_parse_names("tcp,,ucx", text), 0);
     assert_string_equal(text, "");
-    assert_int_equal(fabrics_parse("tcp, ucx", NULL), 0);
-    fabrics_print(verbs | ucx | tcp, text);
+    assert_int_equal(fabrics_parse_names("tcp, ucx", NULL), 0);
+    fabrics_print_names(verbs | ucx | tcp, text);
     assert_string_equal(text, "ucx and verbs and tcp");
-    fabrics_print(0, text);
+    fabrics_print_names(0, text);
     assert_string_equal(text, "");
 }
 int main(void)

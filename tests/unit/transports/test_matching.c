@@ -14,13 +14,13 @@ static struct transfer receive(int peer, uint64_t name)
 }
 static struct arrival *arrive(struct matching *m, int source, uint64_t name, uint64_t id)
 {
-    struct arrival *a = matching_arrival(m, 100);
+    struct arrival *a = matching_arrival_new(m, 100);
     assert_non_null(a);
     a->source = source;
     a->name = named(name);
     a->id = id;
     a->announced = id != 0;
-    matching_keep(m, a);
+    matching_keep_arrival(m, a);
     return a;
 }
 static void test_receives_are_taken_in_order_of_posting(void **state)
@@ -29,17 +29,17 @@ static void test_receives_are_taken_in_order_of_posting(void **state)
     struct matching m = { 0 };
     struct transfer first = receive(1, 7), any = receive(TRANSFER_ANY_PEER, 7), last = receive(1, 7),
                     other = receive(1, 8);
-    assert_null(matching_post(&m, &other));
-    assert_null(matching_post(&m, &first));
-    assert_null(matching_post(&m, &any));
-    assert_null(matching_post(&m, &last));
-    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &first);
-    assert_ptr_equal(matching_arrive(&m, 2, named(7)), &any);
-    assert_null(matching_arrive(&m, 2, named(7)));
-    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &last);
-    assert_null(matching_pop(&m, 2));
-    assert_ptr_equal(matching_pop(&m, 1), &other);
-    assert_null(matching_pop(&m, TRANSFER_ANY_PEER));
+    assert_null(matching_post_receive(&m, &other));
+    assert_null(matching_post_receive(&m, &first));
+    assert_null(matching_post_receive(&m, &any));
+    assert_null(matching_post_receive(&m, &last));
+    assert_ptr_equal(matching_take_receive(&m, 1, named(7)), &first);
+    assert_ptr_equal(matching_take_receive(&m, 2, named(7)), &any);
+    assert_null(matching_take_receive(&m, 2, named(7)));
+    assert_ptr_equal(matching_take_receive(&m, 1, named(7)), &last);
+    assert_null(matching_pop_receive(&m, 2));
+    assert_ptr_equal(matching_pop_receive(&m, 1), &other);
+    assert_null(matching_pop_receive(&m, TRANSFER_ANY_PEER));
     matching_finish(&m);
 }
 static void test_arrivals_are_taken_in_order_of_arrival(void **state)
@@ -48,13 +48,13 @@ static void test_arrivals_are_taken_in_order_of_arrival(void **state)
     struct matching m = { 0 };
     struct transfer from_two = receive(2, 7), any = receive(TRANSFER_ANY_PEER, 7), from_one = receive(1, 7);
     struct arrival *a = arrive(&m, 1, 7, 0), *b = arrive(&m, 2, 7, 0), *c = arrive(&m, 1, 7, 0);
-    assert_ptr_equal(matching_post(&m, &from_two), b);
-    assert_ptr_equal(matching_post(&m, &any), a);
-    assert_ptr_equal(matching_post(&m, &from_one), c);
-    assert_null(matching_post(&m, &from_two));
-    matching_free(&m, a);
-    matching_free(&m, b);
-    matching_free(&m, c);
+    assert_ptr_equal(matching_post_receive(&m, &from_two), b);
+    assert_ptr_equal(matching_post_receive(&m, &any), a);
+    assert_ptr_equal(matching_post_receive(&m, &from_one), c);
+    assert_null(matching_post_receive(&m, &from_two));
+    matching_arrival_free(&m, a);
+    matching_arrival_free(&m, b);
+    matching_arrival_free(&m, c);
     matching_finish(&m);
 }
 /* Of one peer only those that nobody else could answer; of any peer all. */
@@ -64,13 +64,13 @@ static void test_receives_of_a_peer_are_taken_out(void **state)
     struct matching m = { 0 };
     struct transfer any = receive(TRANSFER_ANY_PEER, 7), two = receive(2, 7), one = receive(1, 7), last = receive(2, 9);
     struct transfer *all[] = { &any, &two, &one, &last };
-    for (int i = 0; i < 4; i++) assert_null(matching_post(&m, all[i]));
-    struct transfer *first = matching_pop(&m, 2), *second = matching_pop(&m, 2);
+    for (int i = 0; i < 4; i++) assert_null(matching_post_receive(&m, all[i]));
+    struct transfer *first = matching_pop_receive(&m, 2), *second = matching_pop_receive(&m, 2);
     assert_true((first == &two && second == &last) || (first == &last && second == &two));
-    assert_null(matching_pop(&m, 2));
-    assert_ptr_equal(matching_pop(&m, TRANSFER_ANY_PEER), &any);
-    assert_ptr_equal(matching_pop(&m, TRANSFER_ANY_PEER), &one);
-    assert_null(matching_pop(&m, TRANSFER_ANY_PEER));
+    assert_null(matching_pop_receive(&m, 2));
+    assert_ptr_equal(matching_pop_receive(&m, TRANSFER_ANY_PEER), &any);
+    assert_ptr_equal(matching_pop_receive(&m, TRANSFER_ANY_PEER), &one);
+    assert_null(matching_pop_receive(&m, TRANSFER_ANY_PEER));
     matching_finish(&m);
 }
 /* Operations 2^22 apart once shared a name, as did tile 2^20 and the next operation. */
@@ -84,9 +84,9 @@ static void test_names_have_room(void **state)
     struct matching m = { 0 };
     for (int i = 0; i < NAMES; i++) {
         x[i] = (struct transfer){ .name = names[i] };
-        assert_null(matching_post(&m, &x[i]));
+        assert_null(matching_post_receive(&m, &x[i]));
     }
-    for (int i = NAMES - 1; i >= 0; i--) assert_ptr_equal(matching_arrive(&m, 0, names[i]), &x[i]);
+    for (int i = NAMES - 1; i >= 0; i--) assert_ptr_equal(matching_take_receive(&m, 0, names[i]), &x[i]);
     matching_finish(&m);
 }
 static void test_a_cancelled_receive_is_passed_over(void **state)
@@ -94,13 +94,13 @@ static void test_a_cancelled_receive_is_passed_over(void **state)
     (void)state;
     struct matching m = { 0 };
     struct transfer first = receive(1, 7), second = receive(1, 7), third = receive(1, 7);
-    matching_post(&m, &first);
-    matching_post(&m, &second);
-    assert_true(matching_cancel(&m, &second));
-    assert_false(matching_cancel(&m, &second));
-    matching_post(&m, &third); /* the end of the list was taken away */
-    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &first);
-    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &third);
+    matching_post_receive(&m, &first);
+    matching_post_receive(&m, &second);
+    assert_true(matching_cancel_receive(&m, &second));
+    assert_false(matching_cancel_receive(&m, &second));
+    matching_post_receive(&m, &third); /* the end of the list was taken away */
+    assert_ptr_equal(matching_take_receive(&m, 1, named(7)), &first);
+    assert_ptr_equal(matching_take_receive(&m, 1, named(7)), &third);
     matching_finish(&m);
 }
 static void test_only_announcements_are_withdrawn(void **state)
@@ -113,31 +113,31 @@ static void test_only_announcements_are_withdrawn(void **state)
     struct arrival *announced = arrive(&m, 1, 7, 5);
     arrive(&m, 2, 7, 5);
     arrive(&m, 1, 9, 6);
-    assert_null(matching_withdraw(&m, NULL, 1, named(7), 6));
-    assert_null(matching_withdraw(&m, NULL, 1, named(7), 0));
-    assert_null(matching_withdraw(&m, another, 1, named(7), 5)); /* of the same id, by another way */
-    assert_ptr_equal(matching_withdraw(&m, NULL, 1, named(7), 5), announced);
-    matching_free(&m, announced);
+    assert_null(matching_withdraw_arrival(&m, NULL, 1, named(7), 6));
+    assert_null(matching_withdraw_arrival(&m, NULL, 1, named(7), 0));
+    assert_null(matching_withdraw_arrival(&m, another, 1, named(7), 5)); /* of the same id, by another way */
+    assert_ptr_equal(matching_withdraw_arrival(&m, NULL, 1, named(7), 5), announced);
+    matching_arrival_free(&m, announced);
     matching_withdraw_all(&m, 1);
     struct transfer x = receive(1, 9), y = receive(1, 7), z = receive(2, 7);
-    assert_null(matching_post(&m, &x));
-    matching_free(&m, matching_post(&m, &y));
-    matching_free(&m, matching_post(&m, &z));
+    assert_null(matching_post_receive(&m, &x));
+    matching_arrival_free(&m, matching_post_receive(&m, &y));
+    matching_arrival_free(&m, matching_post_receive(&m, &z));
     matching_finish(&m);
 }
 static void test_memory_is_used_again(void **state)
 {
     (void)state;
     struct matching m = { 0 };
-    struct arrival *large = matching_arrival(&m, 4096), *small = matching_arrival(&m, 64);
-    matching_free(&m, large);
-    matching_free(&m, small);
+    struct arrival *large = matching_arrival_new(&m, 4096), *small = matching_arrival_new(&m, 64);
+    matching_arrival_free(&m, large);
+    matching_arrival_free(&m, small);
     memory_fail_after(1);
-    assert_ptr_equal(matching_arrival(&m, 1), small);
-    assert_ptr_equal(matching_arrival(&m, 2049), large);
-    assert_null(matching_arrival(&m, 64));
-    matching_free(&m, large);
-    matching_free(&m, small);
+    assert_ptr_equal(matching_arrival_new(&m, 1), small);
+    assert_ptr_equal(matching_arrival_new(&m, 2049), large);
+    assert_null(matching_arrival_new(&m, 64));
+    matching_arrival_free(&m, large);
+    matching_arrival_free(&m, small);
     matching_finish(&m);
 }
 /* Hundreds of names, each with its own receive, answered backwards. */
@@ -149,9 +149,10 @@ static void test_many_names(void **state)
     struct matching m = { 0 };
     for (int i = 0; i < MANY; i++) {
         x[i] = receive(i % 5, (uint64_t)i << 20);
-        assert_null(matching_post(&m, &x[i]));
+        assert_null(matching_post_receive(&m, &x[i]));
     }
-    for (int i = MANY - 1; i >= 0; i--) assert_ptr_equal(matching_arrive(&m, i % 5, named((uint64_t)i << 20)), &x[i]);
+    for (int i = MANY - 1; i >= 0; i--)
+        assert_ptr_equal(matching_take_receive(&m, i % 5, named((uint64_t)i << 20)), &x[i]);
     matching_finish(&m);
 }
 int main(void)

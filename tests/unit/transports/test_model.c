@@ -203,7 +203,8 @@ static void over_shm(unsigned long seed)
     run(seed);
     table_close(&table);
 }
-/* Rank r is on host_of[r]: each on a host of its own, so only what a rank sends itself goes by shm; or two together. */
+/* Rank r is on layout_host[r]: each on a host of its own, so only what a rank sends itself goes by shm; or two
+   together. */
 static void over_hosts(unsigned long seed, const int *host_of)
 {
     struct mixed mixed;

@@ -45,12 +45,12 @@ static void test_the_first_transport_that_leads_there(void **state)
     post(m.routers[0], &x[1], true, 1, &large_out);
     poll_all(&m);
     assert_int_equal(x[0].state, TRANSFER_DONE);
-    assert_int_equal(inproc_bytes_sent(m.world, 0), 0);
+    assert_int_equal(inproc_world_bytes_sent(m.world, 0), 0);
     post(m.routers[2], &x[2], false, 0, &large_in);
     post(m.routers[0], &x[3], true, 2, &large_out);
     poll_all(&m);
     assert_int_equal(x[2].state, TRANSFER_DONE);
-    assert_int_equal(inproc_bytes_sent(m.world, 0), LARGE);
+    assert_int_equal(inproc_world_bytes_sent(m.world, 0), LARGE);
     mixed_close(&m);
 }
 static void test_no_transport_leads_there(void **state)
@@ -113,8 +113,8 @@ static void test_what_a_lost_peer_has_left(void **state)
     post(m.routers[0], &small, true, 1, &byte_out);
     post(m.routers[0], &large, true, 1, &large_out);
     poll_all(&m);
-    router_lose(m.routers[1], 0, status_fail(TUTTI_PEER_LOST, "rank 0 has left"));
-    router_lose(m.routers[1], 0, status_fail(TUTTI_TIMEOUT, "and again"));
+    router_lose_peer(m.routers[1], 0, status_fail(TUTTI_PEER_LOST, "rank 0 has left"));
+    router_lose_peer(m.routers[1], 0, status_fail(TUTTI_TIMEOUT, "and again"));
     assert_int_equal(post(m.routers[1], &in[0], false, 0, &byte_in)->state, TRANSFER_DONE);
     expect_failed(post(m.routers[1], &in[1], false, 0, &large_in), TUTTI_PEER_LOST);
     expect_failed(post(m.routers[1], &in[1], true, 0, &large_out), TUTTI_PEER_LOST);
@@ -128,14 +128,14 @@ static void count(void *context) { ++*(int *)context; }
 static void test_a_message_rings_the_bell(void **state)
 {
     (void)state;
-    struct inproc_world *world = inproc_create(2, &(struct inproc_options){ .seed = 1 });
+    struct inproc_world *world = inproc_world_create(2, &(struct inproc_options){ .seed = 1 });
     assert_non_null(world);
     struct router *routers[2];
     struct transfer x, more;
     int rung[2] = { 0, 0 };
     for (int r = 0; r < 2; r++) {
         assert_int_equal(router_create(r, 2, 1, (struct bell){ count, &rung[r] }, &routers[r]), TUTTI_OK);
-        inproc_connect(world, routers[r]);
+        inproc_world_connect(world, routers[r]);
         assert_true(router_arm(routers[r]));
     }
     post(routers[0], &x, true, 1, &byte_out);
@@ -144,7 +144,7 @@ static void test_a_message_rings_the_bell(void **state)
     post(routers[0], &more, true, 1, &byte_out);
     assert_int_equal(rung[1], 1); /* it has not armed again */
     for (int r = 0; r < 2; r++) router_destroy(routers[r]);
-    inproc_destroy(world);
+    inproc_world_destroy(world);
 }
 static void test_only_when_nothing_is_there_may_one_sleep(void **state)
 {

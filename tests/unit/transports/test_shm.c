@@ -210,7 +210,7 @@ static void test_expected_messages_allocate_nothing(void **state)
         assert_int_equal(in_x.state, TRANSFER_DONE);
         assert_int_equal(out_x.state, TRANSFER_DONE);
     }
-    assert_null(memory_zeroed(1, 1)); /* the failure is still to come */
+    assert_null(memory_alloc_zeroed(1, 1)); /* the failure is still to come */
     table_close(&t);
 }
 

@@ -35,7 +35,7 @@ static int set_up(void **state)
 {
     static const unsigned char drawn[KEY_BYTES] = "the key of a group";
     (void)state;
-    assert_int_equal(key_add(drawn, &key), TUTTI_OK);
+    assert_int_equal(group_key_add(drawn, &key), TUTTI_OK);
     fabric_run(&ours, 1, &address);
     fabric_run(&other, 2, &address_of_other);
     return 0;
@@ -68,7 +68,7 @@ static struct handshake prepare(int s, unsigned char nonce, uint64_t number)
     const struct identity from = { .nonce = { nonce, 7 } };
     handshake_begin(&h, "tutti-t");
     hear(s, &h.opening, sizeof h.opening);
-    assert_int_equal(handshake_say_hello(&h, &from, (unsigned char[16]){ 1 }, &key, number, -1), -EBADF);
+    assert_int_equal(handshake_send_hello(&h, &from, (unsigned char[16]){ 1 }, &key, number, -1), -EBADF);
     return h;
 }
 static void assert_closed(int s) /* without a word */
@@ -81,7 +81,7 @@ static void assert_closed(int s) /* without a word */
 static void await_welcome(int s, struct handshake *h)
 {
     int got;
-    while ((got = handshake_await_answer(h, s)) == 0) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+    while ((got = handshake_receive_answer(h, s)) == 0) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
     assert_int_equal(got, 1);
 }
 static int call_numbered(unsigned char nonce, uint64_t number)

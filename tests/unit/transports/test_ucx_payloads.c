@@ -92,7 +92,7 @@ static struct other other_new(const unsigned char process[16])
     memcpy(o.fabric.process, process, sizeof o.fabric.process);
     memcpy(o.fabric.address, address, address_bytes);
     o.fabric.address_bytes = address_bytes;
-    assert_int_equal(endpoint_introduce(&o.fabric, &o.end.base, mine, ucx_fabric.life, &key), TUTTI_OK);
+    assert_int_equal(endpoint_init_identity(&o.fabric, &o.end.base, mine, ucx_fabric.life, &key), TUTTI_OK);
     return o;
 }
 static void hear_notice(const struct notice *said, size_t bytes)
@@ -101,7 +101,7 @@ static void hear_notice(const struct notice *said, size_t bytes)
     const ucp_am_recv_param_t how = { .recv_attr = 0 };
     pthread_mutex_lock(&ucx_fabric.lock);
     assert_int_equal(ucx_on_message(NULL, &copy.header, sizeof copy.header, copy.data, bytes, &how), UCS_OK);
-    ucx_greet(&ucx_fabric);
+    ucx_advance_handshakes(&ucx_fabric);
     pthread_mutex_unlock(&ucx_fabric.lock);
 }
 static struct ucx_endpoint *endpoint_with(const unsigned char process[16]) /* NULL: there is none */
@@ -159,7 +159,7 @@ static void test_a_greeting_that_is_repeated(void **state)
     }
     assert_ptr_equal(endpoint_with(others), e);
     assert_int_equal(count_endpoints(), 2);
-    assert_int_equal(endpoint_introduce(&third.fabric, &third.end.base, others, ucx_fabric.life, &key), TUTTI_OK);
+    assert_int_equal(endpoint_init_identity(&third.fabric, &third.end.base, others, ucx_fabric.life, &key), TUTTI_OK);
     notice_make(&third.fabric, &third.end, HELLO, &elsewhere); /* to others */
     hear_notice(&elsewhere, bytes);
     pthread_mutex_lock(&ucx_fabric.lock);

@@ -41,7 +41,7 @@ static void test_greetings_that_are_lost_hold_up_nothing(void **state)
 static __typeof__(verbs.ibv_modify_qp) modify;
 static int refuse_to_connect(struct ibv_qp *pair, struct ibv_qp_attr *how, int mask)
 {
-    bool of_rank_1 = verbs_fabrics[1].own && pair->pd == nic_of(&verbs_fabrics[1])->adapters[0].domain;
+    bool of_rank_1 = verbs_fabrics[1].own && pair->pd == nic_of_fabric(&verbs_fabrics[1])->adapters[0].domain;
     return of_rank_1 && pair->qp_type == IBV_QPT_RC && how->qp_state == IBV_QPS_RTR ? EINVAL : modify(pair, how, mask);
 }
 static int count_endpoints(struct fabric *fabric, bool broken_too)
@@ -100,7 +100,7 @@ static void is_refused(struct rank *me)
     if (me->rank == 1) {
         rank_settle(me);
         REQUIRE(x[1].state == TRANSFER_POSTED && me->router->failure == TUTTI_OK);
-        router_lose(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
     }
     rank_meet(me);
 }
@@ -189,7 +189,7 @@ static void begins_again(struct rank *me)
     REQUIRE(x.state == TRANSFER_DONE && router->routes[1 - me->rank].status == TUTTI_OK);
     rank_meet(me);
     router_destroy(router);
-    if (me->rank == 1) router_lose(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
+    if (me->rank == 1) router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
     rank_meet(me);
 }
 static void test_a_connection_that_was_given_up_begins_again(void **state)

@@ -341,13 +341,13 @@ static void test_family_and_interface_choose_the_address(void **state)
     const struct gid_table table = { sizeof rows / sizeof *rows, rows };
     const struct gid_interface first = { .name = "eth0" }, lane = { .name = "eth0.7" }, second = { .name = "eth1" };
     const struct gid_interface none = { .name = "eth2" };
-    assert_int_equal(gid_choose(&table, &first, AF_INET)->index, 2);
-    assert_int_equal(gid_choose(&table, &first, AF_INET6)->index, 3);
-    assert_int_equal(gid_choose(&table, &first, 0)->index, 2);
-    assert_int_equal(gid_choose(&table, &lane, AF_INET6)->index, 4); /* the family is a preference */
-    assert_int_equal(gid_choose(&table, &second, AF_INET)->index, 5); /* of a link, where there is no other */
-    assert_int_equal(gid_choose(&table, NULL, AF_INET6)->index, 3);
-    assert_null(gid_choose(&table, &none, AF_INET));
+    assert_int_equal(gid_table_choose(&table, &first, AF_INET)->index, 2);
+    assert_int_equal(gid_table_choose(&table, &first, AF_INET6)->index, 3);
+    assert_int_equal(gid_table_choose(&table, &first, 0)->index, 2);
+    assert_int_equal(gid_table_choose(&table, &lane, AF_INET6)->index, 4); /* the family is a preference */
+    assert_int_equal(gid_table_choose(&table, &second, AF_INET)->index, 5); /* of a link, where there is no other */
+    assert_int_equal(gid_table_choose(&table, NULL, AF_INET6)->index, 3);
+    assert_null(gid_table_choose(&table, &none, AF_INET));
 }
 /* As in a container, where the interface has another name, or none, for the device. */
 static void test_an_address_of_the_interface_is_enough(void **state)
@@ -359,10 +359,10 @@ static void test_an_address_of_the_interface_is_enough(void **state)
         { raw_of("127.0.0.1"), 2, IBV_GID_TYPE_ROCE_V2, "" },
     };
     const struct gid_table table = { sizeof rows / sizeof *rows, rows };
-    const struct gid_interface loopback = gid_interface_of("lo"), nothing = gid_interface_of("nothing");
+    const struct gid_interface loopback = gid_interface_read("lo"), nothing = gid_interface_read("nothing");
     assert_true(loopback.count > 0 && nothing.count == 0);
-    assert_int_equal(gid_choose(&table, &loopback, AF_INET)->index, 2);
-    assert_null(gid_choose(&table, &nothing, AF_INET));
+    assert_int_equal(gid_table_choose(&table, &loopback, AF_INET)->index, 2);
+    assert_null(gid_table_choose(&table, &nothing, AF_INET));
 }
 static void test_an_older_library_needs_the_kernels_files(void **state)
 {
@@ -415,11 +415,11 @@ static void test_near_devices_come_first(void **state)
     write_file("1", "class/infiniband/rdma2/device/numa_node"); /* of rdma1 nothing is known: it is last */
     struct devices *d = found(NULL, 0);
     assert_int_equal(d->count, 3);
-    devices_order(d, 3, root, order);
+    verbs_devices_order_by_distance(d, 3, root, order);
     assert_true(order[0] == 2 && order[1] == 0 && order[2] == 1);
-    devices_order(d, 0, root, order);
+    verbs_devices_order_by_distance(d, 0, root, order);
     assert_true(order[0] == 0 && order[1] == 2 && order[2] == 1);
-    devices_order(d, -1, "/nowhere", order); /* equally near, as far as one knows */
+    verbs_devices_order_by_distance(d, -1, "/nowhere", order); /* equally near, as far as one knows */
     assert_true(order[0] == 0 && order[1] == 1 && order[2] == 2);
     devices_destroy(d);
 }

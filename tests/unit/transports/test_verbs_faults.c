@@ -44,7 +44,7 @@ static void one_request_fails(struct rank *me)
     if (me->rank == mine) rank_await(me, &x, 1);
     rank_meet(me);
     if (me->rank != mine && x.state == TRANSFER_POSTED)
-        router_lose(me->router, mine, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, mine, status_fail(TUTTI_PEER_LOST, "the link says so"));
     REQUIRE(x.state == TRANSFER_FAILED && x.status == TUTTI_PEER_LOST);
     if (me->rank == mine) REQUIRE(strstr(me->router->reason, "the connection of rank"));
     if (me->rank == 1)
@@ -183,7 +183,7 @@ static void test_completions_have_room_whatever_fails(void **state)
         for (; pairs < MANY; pairs++) {
             process[1] = (unsigned char)(pairs + 1);
             if (fabric->operations->connect(fabric, process, &key, address, bytes, &made) != TUTTI_OK) break;
-            assert_true(nic_of(fabric)->adapters[0].completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
+            assert_true(nic_of_fabric(fabric)->adapters[0].completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
         }
         pthread_mutex_unlock(&fabric->lock);
         assert_int_equal(pairs, most ? (10000 - RECEIVES - 4 * GREETING_SLOTS) / SENDS : MANY);
@@ -281,7 +281,7 @@ static bool say_by_hand(const struct rank *me, struct verbs_xfer *xfer)
     struct fabric *fabric = &verbs_fabrics[0];
     xfer->op = &op;
     pthread_mutex_lock(&fabric->lock);
-    bool sent = box_send(fabric, verbs_of(fabric->endpoints), xfer);
+    bool sent = eager_ring_send_xfer(fabric, verbs_endpoint_of(fabric->endpoints), xfer);
     pthread_mutex_unlock(&fabric->lock);
     return sent;
 }

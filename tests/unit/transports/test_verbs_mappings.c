@@ -46,12 +46,12 @@ static void in_a_process(void (*each)(void))
     if (child == 0) {
         alarm(SECONDS);
         ear.listener.gone = hear;
-        if (mappings_join(&ear.listener) != TUTTI_OK) {
+        if (mappings_add_listener(&ear.listener) != TUTTI_OK) {
             fprintf(stderr, "SKIPPED: %s\n", status_detail());
             _exit(SKIPPED);
         }
         each();
-        mappings_leave(&ear.listener);
+        mappings_remove_listener(&ear.listener);
         _exit(0);
     }
     assert_int_equal(waitpid(child, &how, 0), child);
@@ -72,7 +72,7 @@ static unsigned char *map_at(void *at, int flags)
 static void watch(const void *at, size_t length)
 {
     mappings_lock();
-    bool watched = mappings_watch((uintptr_t)at, (uintptr_t)at + length);
+    bool watched = mappings_watch_range((uintptr_t)at, (uintptr_t)at + length);
     mappings_unlock();
     need(watched, "it can be watched");
 }
@@ -85,7 +85,7 @@ static int told_so_far(const struct ear *e)
 }
 static int told(void)                                   /* and forgets it */
 {
-    while (!mappings_settle()) mappings_unlock();
+    while (!mappings_lock_settled()) mappings_unlock();
     int count = ear.told;
     ear.told = 0;
     mappings_unlock();
@@ -205,8 +205,8 @@ static void cannot_watch(void)
     int file = mkstemp(path);
     need(file >= 0 && unlink(path) == 0 && ftruncate(file, (off_t)bytes) == 0, "there is a file");
     unsigned char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-    mappings_settle();
-    bool watched = mappings_watch((uintptr_t)at, (uintptr_t)at + bytes);
+    mappings_lock_settled();
+    bool watched = mappings_watch_range((uintptr_t)at, (uintptr_t)at + bytes);
     mappings_unlock();
     if (watched) printf("this folder is in memory, so its files can be watched\n");
     watch(map_at(NULL, 0), bytes);
@@ -262,12 +262,12 @@ static void forks(void)
         alarm(SECONDS);
         munmap(at, page);
         need(told_so_far(&ear) == 0, "the child's memory is not watched");
-        mappings_leave(&ear.listener);
-        need(mappings_join(&mine.listener) == TUTTI_OK, "the child can listen, too");
+        mappings_remove_listener(&ear.listener);
+        need(mappings_add_listener(&mine.listener) == TUTTI_OK, "the child can listen, too");
         watch(at + page, page);
         munmap(at + page, page);
         need(told_so_far(&mine) == 1, "and is told");
-        mappings_leave(&mine.listener);
+        mappings_remove_listener(&mine.listener);
         _exit(0);
     }
     need(waitpid(child, &how, 0) == child && how == 0, "the child ended well");
@@ -294,28 +294,28 @@ static void ends(void)
 {
     struct ear second = { .listener = { .gone = hear } };
     unsigned char *at = map_and_watch();
-    need(mappings_join(&second.listener) == TUTTI_OK, "there may be several");
+    need(mappings_add_listener(&second.listener) == TUTTI_OK, "there may be several");
     munmap(at, page);
     need(told_so_far(&ear) == 1 && told_so_far(&second) == 1, "all are told");
-    mappings_leave(&ear.listener);
+    mappings_remove_listener(&ear.listener);
     munmap(at + page, page);
     need(told_so_far(&ear) == 1 && told_so_far(&second) == 2, "who has left is not");
-    mappings_leave(&second.listener);
+    mappings_remove_listener(&second.listener);
     need(descriptor_of_ours() < 0, "nothing is left");
     munmap(at, bytes); /* nobody reads, nobody waits */
-    need(mappings_join(&ear.listener) == TUTTI_OK, "and it can begin anew");
+    need(mappings_add_listener(&ear.listener) == TUTTI_OK, "and it can begin anew");
 }
 IN_A_PROCESS(test_the_last_leaves_nothing, ends)
 static void loses(void)
 {
     map_and_watch();
     need(close(descriptor_of_ours()) == 0, "a program closes what it does not know");
-    mappings_settle();
+    mappings_lock_settled();
     need(ear.told >= 1 && ear.begin == 0 && ear.end == UINTPTR_MAX, "all is told to be gone");
-    need(!mappings_watch(page, 2 * page), "and nothing is watched");
+    need(!mappings_watch_range(page, 2 * page), "and nothing is watched");
     mappings_unlock();
-    mappings_leave(&ear.listener);
-    need(mappings_join(&ear.listener) == TUTTI_OK, "until it begins anew");
+    mappings_remove_listener(&ear.listener);
+    need(mappings_add_listener(&ear.listener) == TUTTI_OK, "until it begins anew");
     watch(map_at(NULL, 0), bytes);
 }
 IN_A_PROCESS(test_a_lost_descriptor_is_noticed, loses)
@@ -345,7 +345,7 @@ static void churns(void)
         pid_t child = fork();
         if (child == 0) _exit(0);
         need(waitpid(child, &how, 0) == child && how == 0, "children end");
-        mappings_settle(); /* or not: they never pause */
+        mappings_lock_settled(); /* or not: they never pause */
         mappings_unlock();
     }
     stop = true;

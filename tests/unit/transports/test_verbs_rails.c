@@ -152,7 +152,7 @@ static void lane_fails(struct rank *me)
     if (me->rank == 1) rank_await(me, &x, 1);
     rank_meet(me);
     if (me->rank == 0 && x.state == TRANSFER_POSTED)
-        router_lose(me->router, 1, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, 1, status_fail(TUTTI_PEER_LOST, "the link says so"));
     REQUIRE(x.state == TRANSFER_FAILED && x.status == TUTTI_PEER_LOST);
     if (me->rank == 1) REQUIRE(strstr(me->router->reason, "the connection of rank"));
     rank_meet(me);

@@ -95,7 +95,7 @@ static void make(size_t bytes, int entries)
 }
 static void need_watching(void)
 {
-    if (registration_keeps(r)) return;
+    if (registration_can_keep(r)) return;
     fprintf(stderr, "SKIPPED: %s\n", status_detail());
     _exit(SKIPPED);
 }
@@ -160,7 +160,7 @@ static void keeps(void)
     need(regions == 2, "and stays when it is given back");
     give(take(at, 2 * page));
     need(asked_since() == 0, "until it is wanted again");
-    struct registration_counts counts = registration_count(r);
+    struct registration_counts counts = registration_get_counts(r);
     need(counts.hits == 2 && counts.misses == 2 && counts.entries == 2 && counts.bytes == 3 * page, "that is counted");
 }
 static void keeps_bounded(void)
@@ -183,7 +183,7 @@ static void keeps_bounded(void)
     give(take(at + 16 * page, 7 * page));
     need(regions == 2 && registered_bytes == 8 * page, "bytes are bounded, and what is in use stays");
     give(take(at + 32 * page, 9 * page));
-    need(regions == 2 && registration_count(r).once == 1, "what is larger than all that is registered once");
+    need(regions == 2 && registration_get_counts(r).once == 1, "what is larger than all that is registered once");
     give(used);
 }
 static void reads_only(void)
@@ -217,7 +217,7 @@ static void maps_anew(void)
         pages_at(at, 4, word + 1);
     }
     registration_sweep(r);
-    need(regions == 0 && registration_count(r).entries == 0, "of what is gone nothing stays registered");
+    need(regions == 0 && registration_get_counts(r).entries == 0, "of what is gone nothing stays registered");
 }
 static void drops_pages(void)
 {
@@ -293,7 +293,7 @@ static void forks(void)
         make(0, 0);
         at = pages_at(at, 2, 5);
         struct registered t = take(at, page);
-        need(registration_keeps(r) && seen(&t, at) == 5, "and may have a device of its own");
+        need(registration_can_keep(r) && seen(&t, at) == 5, "and may have a device of its own");
         give(t);
         registration_destroy(r);
         need(regions == 1, "which it leaves as it should");
@@ -376,13 +376,14 @@ static void once_each(void)
 {
     forbid_watching();
     make(0, 0);
-    need(!registration_keeps(r) && strstr(status_detail(), "seccomp"), "where nothing can be watched it is said why");
+    need(!registration_can_keep(r) && strstr(status_detail(), "seccomp"),
+        "where nothing can be watched it is said why");
     unsigned char *at = pages_at(NULL, 2, 1);
     struct registered t = take(at, page), again = take(at, page);
     need(asked_since() == 2 && regions == 2, "each use registers");
     give(t);
     give(again);
-    need(regions == 0 && registration_count(r).once == 2, "and nothing is kept");
+    need(regions == 0 && registration_get_counts(r).once == 2, "and nothing is kept");
     munmap(at, page);
     pages_at(at, 1, 2);
     t = take(at, page);
@@ -428,13 +429,13 @@ static void of_a_device(void)
 {
     struct registered t;
     make(0, 0);
-    need(registration_of_dmabuf(r, 7, 4096, 100, 0x1000, &t) == TUTTI_OK, "memory of a device is registered");
+    need(registration_take_dmabuf(r, 7, 4096, 100, 0x1000, &t) == TUTTI_OK, "memory of a device is registered");
     need(last_descriptor == 7 && last_access == TENSOR_ACCESS && t.region->length == 100, "as it was exported");
     give(t);
-    need(registration_of_dmabuf(r, -1, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "dmabuf"),
+    need(registration_take_dmabuf(r, -1, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "dmabuf"),
         "a device may refuse");
     verbs.ibv_reg_dmabuf_mr = NULL;
-    need(registration_of_dmabuf(r, 7, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "rdma-core 34"),
+    need(registration_take_dmabuf(r, 7, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "rdma-core 34"),
         "an old library cannot");
 }
 
@@ -475,7 +476,8 @@ static void many(void)
         need(pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)(i + 1)) == 0, "there is a thread");
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     registration_sweep(r);
-    need(regions == 0 && registration_count(r).entries == 0 && registration_count(r).bytes == 0, "all is gone");
+    need(regions == 0 && registration_get_counts(r).entries == 0 && registration_get_counts(r).bytes == 0,
+        "all is gone");
 }
 
 static void run(void **state) { in_a_process((void (*)(void))*state); }

@@ -16,21 +16,21 @@ static struct hello hello_of(const struct endpoint *e, enum handshake_stage stag
 {
     struct hello h = { .magic = HELLO_MAGIC, .address = nic_address(there), .stage = stage, .lane_count = 1 };
     h.lanes[0] = h.address;
-    greeting_begin(there, e, &h.greeting);
+    fabric_handshake_init(there, e, &h.greeting);
     return h;
 }
 static void hello_prove(struct hello *h) { proof_make(&end_there->pair, h, PROVED_BYTES, h->proof); }
 /* Whether the connection is as it was. */
 static bool changes_nothing(const struct hello *h)
 {
-    uint64_t theirs = verbs_of(end_here)->theirs, least = end_here->least_turn;
-    hello_hear(here, h);
+    uint64_t theirs = verbs_endpoint_of(end_here)->theirs, least = end_here->least_turn;
+    verbs_handle_hello(here, h);
     return here->endpoints == end_here && !end_here->next && !endpoint_is_broken(end_here) && end_here->open
-        && verbs_of(end_here)->theirs == theirs && end_here->least_turn == least;
+        && verbs_endpoint_of(end_here)->theirs == theirs && end_here->least_turn == least;
 }
 static void of_every_byte(const struct rank *me)
 {
-    struct hello right = hello_of(end_there, GIVEN_UP);
+    struct hello right = hello_of(end_there, ENDPOINT_CLOSED);
     hello_prove(&right);
     for (size_t at = 0; at < sizeof right; at++) {
         struct hello h = right;
@@ -42,7 +42,7 @@ static void of_earlier_endpoints(const struct rank *me)
 {
     struct endpoint earlier = *end_there;
     earlier.turn--;
-    for (enum handshake_stage stage = GREETS; stage <= GIVEN_UP; stage++) {
+    for (enum handshake_stage stage = GREETS; stage <= ENDPOINT_CLOSED; stage++) {
         struct hello h = hello_of(&earlier, stage);
         hello_prove(&h);
         REQUIRE(changes_nothing(&h));
@@ -50,19 +50,19 @@ static void of_earlier_endpoints(const struct rank *me)
 }
 static void of_others(const struct rank *me)
 {
-    struct hello h = hello_of(end_there, GIVEN_UP);
+    struct hello h = hello_of(end_there, ENDPOINT_CLOSED);
     h.greeting.to[0] ^= 8;
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
-    h = hello_of(end_there, GIVEN_UP);
+    h = hello_of(end_there, ENDPOINT_CLOSED);
     h.greeting.key.bytes[0] ^= 1;
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
-    h = hello_of(end_there, GIVEN_UP);
+    h = hello_of(end_there, ENDPOINT_CLOSED);
     h.greeting.life++; /* to a fabric of this process that has ended */
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
-    h = hello_of(end_there, GIVEN_UP);
+    h = hello_of(end_there, ENDPOINT_CLOSED);
     memcpy(h.greeting.from, here->process, sizeof h.greeting.from); /* by the key of the pair, as its own */
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
@@ -80,7 +80,7 @@ static void strangers_speak(struct rank *me)
         of_every_byte(me);
         of_earlier_endpoints(me);
         of_others(me);
-        struct hello right = hello_of(end_there, GIVEN_UP);
+        struct hello right = hello_of(end_there, ENDPOINT_CLOSED);
         hello_prove(&right);
         REQUIRE(!changes_nothing(&right) && endpoint_is_broken(end_here));
         pthread_mutex_unlock(&there->lock);

@@ -11,8 +11,8 @@
 
 enum { BYTES = 16384 };
 static struct ends {
-    struct ways ways;
-    struct judge judge;
+    struct store_modes ways;
+    struct store_judge judge;
     uint64_t said;                                      /* what the writer sees of the reader's word */
     unsigned around, timed;                             /* fillings of the last call of fill() */
 } ends;
@@ -28,12 +28,12 @@ static void fill(int count, enum filling filling, struct costs costs)
 {
     ends.around = ends.timed = 0;
     for (int i = 0; i < count; i++) {
-        struct way way = ways_next(&ends.ways, filling, ends.said);
+        struct store_mode way = store_modes_next(&ends.ways, filling, ends.said);
         int64_t ns = (way.around ? costs.around : costs.stored) + (costs.noise ? rand() % costs.noise : 0);
         ends.around += way.around;
         ends.timed += way.number != 0;
-        uint64_t word = way.number ? way_word(way.number, ns / 3) : 0;
-        if (word && judge_hear(&ends.judge, filling, word, ns - ns / 3, BYTES)) ends.said = ends.judge.says;
+        uint64_t word = way.number ? store_mode_timing_word(way.number, ns / 3) : 0;
+        if (word && store_judge_add_sample(&ends.judge, filling, word, ns - ns / 3, BYTES)) ends.said = ends.judge.says;
     }
 }
 static bool goes_around(enum filling filling)
@@ -84,9 +84,9 @@ static void test_who_never_answers_is_not_waited_for(void **state)
 {
     (void)state;
     unsigned ordinary = 0;
-    for (int i = 0; i < 5 * 8192; i++) ordinary += !ways_next(&ends.ways, FILLS_64K, 0).around;
+    for (int i = 0; i < 5 * 8192; i++) ordinary += !store_modes_next(&ends.ways, FILLS_64K, 0).around;
     assert_in_range(ordinary, 6 * 2 * 16, 7 * 2 * 32);  /* seven duels, half of each */
-    assert_true(ways_next(&ends.ways, FILLS_64K, 0).around);
+    assert_true(store_modes_next(&ends.ways, FILLS_64K, 0).around);
 }
 /* Fillings that were dropped, or read where no time is taken: as long as some of each block come it is judged. */
 static void test_some_may_be_missing(void **state)
@@ -95,9 +95,10 @@ static void test_some_may_be_missing(void **state)
     for (int missing = 2; missing < 5; missing++) {
         setup(NULL);
         for (int i = 0; i < 2000; i++) {
-            struct way way = ways_next(&ends.ways, FILLS_4K, ends.said);
+            struct store_mode way = store_modes_next(&ends.ways, FILLS_4K, ends.said);
             if (i % missing == 0 || !way.number) continue;
-            if (judge_hear(&ends.judge, FILLS_4K, way_word(way.number, way.around ? 500 : 300), 100, BYTES))
+            if (store_judge_add_sample(&ends.judge, FILLS_4K,
+                    store_mode_timing_word(way.number, way.around ? 500 : 300), 100, BYTES))
                 ends.said = ends.judge.says;
         }
         assert_false(goes_around(FILLS_4K));
@@ -113,7 +114,8 @@ static void test_a_duel_of_which_blocks_are_missing_changes_nothing(void **state
             unsigned block = (number - 1) / 32;
             bool absent = number - 1 >= from && number - 1 < from + 32, that = block == 1 || block == 2;
             if (absent) continue;
-            judged |= judge_hear(&ends.judge, FILLS_4K, way_word(number, that ? 300 : 500), 100, BYTES);
+            judged |= store_judge_add_sample(&ends.judge, FILLS_4K, store_mode_timing_word(number, that ? 300 : 500),
+                100, BYTES);
         }
         assert_int_equal(judged, from < 96);
         assert_int_equal(ends.judge.says & 1, 0);
@@ -140,8 +142,8 @@ static void test_any_word_is_survived(void **state)
     for (int i = 0; i < 2000000; i++) {
         word = word * 6364136223846793005u + 1442695040888963407u;
         enum filling f = (enum filling)((word >> 40) % FILLINGS);
-        judge_hear(&ends.judge, f, i % 2 ? word : word >> 48, i % 3 ? 100 : -1, word >> 50);
-        ways_next(&ends.ways, f, word);
+        store_judge_add_sample(&ends.judge, f, i % 2 ? word : word >> 48, i % 3 ? 100 : -1, word >> 50);
+        store_modes_next(&ends.ways, f, word);
     }
     fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
     fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });

@@ -11,23 +11,23 @@ tutti_status pages_init(struct pages *p, size_t largest)
     return TUTTI_OK;
 }
 void pages_finish(struct pages *p) { (void)p; }
-tutti_status pages_close(const struct pages *p, void *at, size_t bytes)
+tutti_status pages_decommit_range(const struct pages *p, void *at, size_t bytes)
 {
     (void)p;
     memset(at, 0xff, bytes);
     return TUTTI_OK;
 }
-tutti_status pages_open(void *at, size_t bytes)
+tutti_status pages_commit_range(void *at, size_t bytes)
 {
     memset(at, 0, bytes);
     return TUTTI_OK;
 }
-tutti_status pages_reserve(const struct pages *p, size_t bytes, void **out)
+tutti_status pages_reserve_range(const struct pages *p, size_t bytes, void **out)
 {
     *out = aligned_alloc(4096, bytes);
-    return *out ? pages_close(p, *out, bytes) : TUTTI_NO_MEMORY;
+    return *out ? pages_decommit_range(p, *out, bytes) : TUTTI_NO_MEMORY;
 }
-void pages_release(void *at, size_t bytes)
+void pages_release_range(void *at, size_t bytes)
 {
     (void)bytes;
     free(at);

@@ -106,7 +106,7 @@ static bool meet(struct rank *me)
     return did(me, tutti_barrier(verbs_comm(me->number), NULL));
 }
 /* Of the n-th gradient of a step: the n-th in the order, or of another pass. */
-static bool ask(struct rank *me, const struct order *o, int n)
+static bool ask(struct rank *me, const struct sum_order *o, int n)
 {
     int count = gradients_of(me->number), parameter = o->gradient[n % count];
     if (plan->holds && n % count == 0 && !did(me, tutti_zero_hold(me->zero, n / count < plan_passes(plan) - 1)))
@@ -117,7 +117,7 @@ static bool ask(struct rank *me, const struct order *o, int n)
     if (!use_backward(me, shapes[parameter].unit)) return false;
     return did(me, tutti_zero_gradient(me->zero, parameter, (void **)&me->place[parameter], &me->adds[parameter]));
 }
-static bool bring(struct rank *me, const struct order *o, int n)
+static bool bring(struct rank *me, const struct sum_order *o, int n)
 {
     int count = gradients_of(me->number), p = o->gradient[n % count];
     float *at = me->place[p];
@@ -127,7 +127,7 @@ static bool bring(struct rank *me, const struct order *o, int n)
     for (size_t i = 0; i < shapes[p].count; i++) at[i] = (me->adds[p] ? at[i] : 0) + fresh[i % PERIOD];
     return did(me, tutti_zero_ready(me->zero, p));
 }
-static bool bring_all(struct rank *me, const struct order *o)
+static bool bring_all(struct rank *me, const struct sum_order *o)
 {
     int count = gradients_of(me->number) * plan_passes(plan);
     me->backward = 0;
@@ -158,7 +158,7 @@ static bool end_step(struct rank *me)
 static bool take_steps(struct rank *me)
 {
     for (; me->step < STEPS; me->step++) {
-        const struct order *o = &orders->of[me->number][me->step];
+        const struct sum_order *o = &orders->of[me->number][me->step];
         strand_hears(varies(me->step) && (me->number == 0 || !plan->one_asks) ? AS_CHOSEN : NOT_YET);
         if (o->meets == BEFORE_USES && !meet(me)) return false;
         if (!bring_all(me, o) || !end_step(me)) return false;
@@ -215,15 +215,15 @@ static void find_shapes(void)
         shapes[p] = (tutti_zero_parameter){ count, p < shared ? 0 : p - shared + 1, 0 };
     }
 }
-void __wrap_optimizer_update(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
+void __wrap_optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale);
-void __real_optimizer_update(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
+void __real_optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale);
-void __wrap_optimizer_update(struct optimizer *optimizer, int unit, const void *from, const uint8_t *used,
+void __wrap_optimizer_update_unit(struct optimizer *optimizer, int unit, const void *from, const uint8_t *used,
     const tutti_zero_rates *rates, double scale)
 {
     strand_lags(adversary.writers_lag);
-    __real_optimizer_update(optimizer, unit, from, used, rates, scale);
+    __real_optimizer_update_unit(optimizer, unit, from, used, rates, scale);
 }
 const char *program_run(const struct plan *p, const struct orders *o, struct choices *choices, struct adversary a,
     bool *feasible)

@@ -27,8 +27,9 @@ struct plan {
     bool one_asks;                                      /* rank 0 has choices; others hear "not yet" */
     int every;                                          /* of its orders, one of so many is tried; 0: all are */
 };
-struct order { int gradient[MOST_PARAMETERS], meets; }; /* meets: before that gradient, from 0; or NEVER, BEFORE_USES */
-struct orders { struct order of[MOST_RANKS][STEPS]; };
+/* `meets` is the gradient before which the ranks meet, from 0; or NEVER, or BEFORE_USES. */
+struct sum_order { int gradient[MOST_PARAMETERS], meets; };
+struct orders { struct sum_order of[MOST_RANKS][STEPS]; };
 
 static inline int plan_passes(const struct plan *plan) { return plan->passes ? plan->passes : 1; }
 /* Runs it to its end, however it ends; NULL, or what is wrong, which is told by then. */

@@ -29,7 +29,7 @@ static tutti_status go_there(struct packed_slices *p, const struct compressed_ex
 {
     tutti_request request = { .struct_size = sizeof request, .blocking = true };
     for (int side = 0; side < x->sides; side++) {
-        packed_write(p, x, side, n, (struct kept_numbers){ NULL, NULL });
+        packed_write_slice(p, x, side, n, (struct kept_numbers){ NULL, NULL });
         if (spoilt == PLACES_THERE)
             spoil(p->out + p->slot * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
         if (spoilt == LENGTH_THERE && side == 0) p->given[side] = p->slot + 1;
@@ -41,11 +41,11 @@ static tutti_status go_there(struct packed_slices *p, const struct compressed_ex
 static tutti_status go_back(struct packed_slices *p, const struct compressed_exchange *x, struct numbers n,
     enum change spoilt)
 {
-    packed_write_back(p, x, n, NULL);
+    packed_write_average(p, x, n, NULL);
     if (spoilt == PLACES_BACK) spoil(p->out, length_of(p, x, x->side, 150 * COUNT / 1024 * 8));
     if (spoilt == LENGTH_BACK) p->given[x->side] = p->back + 1;
-    TRY(packed_share(p, x));
-    for (int side = 0; side < x->sides; side++) TRY(packed_read(p, x, side, n));
+    TRY(packed_send_average(p, x));
+    for (int side = 0; side < x->sides; side++) TRY(packed_read_average(p, x, side, n));
     return TUTTI_OK;
 }
 static void gets_what_cannot_be(struct rank *me)
@@ -58,16 +58,16 @@ static void gets_what_cannot_be(struct rank *me)
     struct compressed_exchange x;
     for (int i = 0; i < COUNT; i++) data[me->rank][i] = (float)((i * 7919 + me->rank) % 1000) / 500;
     REQUIRE(exchange_init(&x, &plan->how, me->comm) == TUTTI_OK && !x.here);
-    REQUIRE(packed_fit(&p, &x, COUNT) == TUTTI_OK);
+    REQUIRE(packed_resize(&p, &x, COUNT) == TUTTI_OK);
     tutti_status status = go_there(&p, &x, n, spoilt);
-    if (status == TUTTI_OK) status = packed_average(&p, &x, n);
+    if (status == TUTTI_OK) status = packed_average_slices(&p, &x, n);
     if (status == TUTTI_OK) status = go_back(&p, &x, n, spoilt);
     REQUIRE(status == TUTTI_INTERNAL || status == TUTTI_ABORTED);
     bool found = strstr(tutti_get_last_error(), "the packed gradients of rank 1 are invalid") != NULL;
     REQUIRE(found == (status == TUTTI_INTERNAL));
     REQUIRE(status == TUTTI_INTERNAL || plan->change == LENGTH_THERE || plan->change == PLACES_THERE);
     REQUIRE(me->rank != 0 || found);
-    exchange_abandon(&x);
+    exchange_abort_comms(&x);
     exchange_finish(&x);
     packed_finish(&p);
 }

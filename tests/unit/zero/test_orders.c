@@ -66,7 +66,7 @@ static long count_orders(const struct plan *p)
     return steps;
 }
 /* In the step that does not vary all have one order: the first step's is one that is not learned by chance. */
-static void find_order(const struct plan *p, int step, int rank, long *number, struct order *out)
+static void find_order(const struct plan *p, int step, int rank, long *number, struct sum_order *out)
 {
     int ways = permutations(p->parameters), count = places(p, rank);
     bool varies = p->varies >> step & 1;

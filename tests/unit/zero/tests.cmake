@@ -16,7 +16,7 @@ function(zero_orders name replaced source)
   add_executable(${name} ${source} $<TARGET_OBJECTS:zero_strands> $<TARGET_OBJECTS:floor_base>
     $<TARGET_OBJECTS:floor_kernels> "$<FILTER:$<TARGET_OBJECTS:floor_zero>,EXCLUDE,/(${replaced}|pages).c.o$>")
   target_link_libraries(${name} PRIVATE tutti_flags)
-  foreach(wrapped clock_gettime nanosleep sched_yield getpid optimizer_update pthread_create pthread_join
+  foreach(wrapped clock_gettime nanosleep sched_yield getpid optimizer_update_unit pthread_create pthread_join
       pthread_setname_np pthread_sigmask pthread_mutex_lock pthread_cond_broadcast pthread_cond_wait
       pthread_cond_timedwait)
     target_link_options(${name} PRIVATE -Wl,--wrap=${wrapped})

@@ -21,19 +21,19 @@ struct cutting {
    have the same cut. */
 enum { TILES_WITH_MESSAGES = 4, BYTES_WITH_MESSAGES = 8 << 20, STAGED_AT_MOST = 6 };
 /* Prices a plan of all ranks, or of the ranks of one host. NO_MEMORY; *out is then untouched. */
-tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *cutting,
+tutti_status plan_compute_cost(const struct plan *plan, const struct machine *machine, const struct cutting *cutting,
     double *out);
-/* Finds the tile size with the least price for a message, and its number of slots. */
-tutti_status price_tile(const struct plan *plan, const struct machine *machine, size_t message_bytes, int cores,
+/* Finds the tile size with the least cost for a message, and its number of slots. */
+tutti_status plan_choose_tile(const struct plan *plan, const struct machine *machine, size_t message_bytes, int cores,
     struct cutting *best, double *out);
 /* Prices one more round, for example the roll call before a late selection. */
-double price_round(const struct machine *machine, int ranks, int cores);
+double machine_cost_of_round(const struct machine *machine, int ranks, int cores);
 /* Returns how many tiles of this size may be in flight: those that fit in the cache, but at least two. With more ranks
    than cores (oversubscribed) it is three, because with two a rank often can only give its core away. */
-int price_slots(const struct machine *machine, size_t tile_bytes, bool oversubscribed);
-size_t price_largest_tile(const struct machine *machine);
+int machine_tiles_in_flight(const struct machine *machine, size_t tile_bytes, bool oversubscribed);
+size_t machine_largest_tile(const struct machine *machine);
 
 /* How long a thread polls before it sleeps: first pauses, then yields. */
 struct spin_budget { int pauses, yields; };
 /* `look`: ns that a poll takes beside the pause, for example a system call for a network. */
-struct spin_budget price_spin_budget(const struct machine *machine, double look);
+struct spin_budget machine_spin_budget(const struct machine *machine, double look);

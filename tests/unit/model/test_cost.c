@@ -1,7 +1,7 @@
 /* Prices of the plans that really run, on machines that were measured once. */
 #include "backend/base/memory.h"
 #include "backend/collectives/collectives.h"
-#include "backend/model/price.h"
+#include "backend/model/cost.h"
 #include "tests/unit/model/machines.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,16 +22,16 @@ static struct plan plan_of(const struct algorithm *a, int size, bool shared)
     struct plan plan = { .algorithm = a,
         .layout = host_of_ranks(size),
         .slots = 3,
-        .in_place = shared || a->family == ALL_TO_ALL ? NULL : mask_all,
+        .in_place = shared || a->collective == ALL_TO_ALL ? NULL : mask_all,
         .shared = shared ? mask_all : NULL };
     assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
     return plan;
 }
-static double price(const struct plan *plan, const struct machine *m, size_t bytes, int cores)
+static double cost(const struct plan *plan, const struct machine *m, size_t bytes, int cores)
 {
     struct cutting cutting;
     double out = -1;
-    assert_int_equal(price_tile(plan, m, bytes, cores, &cutting, &out), TUTTI_OK);
+    assert_int_equal(plan_choose_tile(plan, m, bytes, cores, &cutting, &out), TUTTI_OK);
     assert_true(out > 0);
     return out;
 }
@@ -45,7 +45,7 @@ static void more_bytes_cost_more(void **state)
                 struct plan plan = plan_of(a, size, way & 2);
                 double before = 0;
                 for (size_t bytes = 1; bytes <= (size_t)1 << 30; bytes *= 2) {
-                    double now = price(&plan, &near_cores, bytes, cores);
+                    double now = cost(&plan, &near_cores, bytes, cores);
                     assert_true(now > before);
                     before = now;
                 }
@@ -58,11 +58,11 @@ static void two_rounds_pay_from_one_size_on(void **state)
     (void)state;
     for (int size = 4; size <= 16; size *= 2) {
         int changes = 0;
-        struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), size, false);
-        struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), size, false);
+        struct plan one = plan_of(collectives_find_algorithm(ALLREDUCE, "one_shot"), size, false);
+        struct plan two = plan_of(collectives_find_algorithm(ALLREDUCE, "two_shot"), size, false);
         bool is_better = false;
         for (size_t bytes = 8; bytes <= (size_t)1 << 28; bytes *= 2) {
-            bool now = price(&two, &near_cores, bytes, size) < price(&one, &near_cores, bytes, size);
+            bool now = cost(&two, &near_cores, bytes, size) < cost(&one, &near_cores, bytes, size);
             changes += now != is_better;
             is_better = now;
         }
@@ -75,10 +75,10 @@ static void two_rounds_pay_from_one_size_on(void **state)
 /* A wrong figure by a quarter moves the switch by a factor of two at most. */
 static size_t switch_bytes(const struct machine *m)
 {
-    struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), 8, false);
-    struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), 8, false);
+    struct plan one = plan_of(collectives_find_algorithm(ALLREDUCE, "one_shot"), 8, false);
+    struct plan two = plan_of(collectives_find_algorithm(ALLREDUCE, "two_shot"), 8, false);
     size_t bytes = 8;
-    while (price(&two, m, bytes, 8) >= price(&one, m, bytes, 8)) bytes *= 2;
+    while (cost(&two, m, bytes, 8) >= cost(&one, m, bytes, 8)) bytes *= 2;
     plan_finish(&one);
     plan_finish(&two);
     return bytes;
@@ -88,10 +88,10 @@ static void the_switch_is_stable(void **state)
     (void)state;
     const struct machine_row *rows;
     size_t usual = switch_bytes(&near_cores);
-    for (int i = 0; i < machine_table(&rows); i++)
+    for (int i = 0; i < machine_get_rows(&rows); i++)
         for (int way = 0; way < 2; way++) {
             struct machine m = near_cores;
-            machine_set(&m, i, machine_figure(&m, i) * (way ? 1.25 : 0.75));
+            machine_set_parameter(&m, i, machine_get_parameter(&m, i) * (way ? 1.25 : 0.75));
             size_t now = switch_bytes(&m);
             assert_true(now <= 2 * usual && usual <= 2 * now);
         }
@@ -99,9 +99,9 @@ static void the_switch_is_stable(void **state)
 static void one_round_more_costs_a_hand_over_where_cores_are_short(void **state)
 {
     (void)state;
-    assert_true(price_round(&near_cores, 2, 2) == near_cores.line);
-    assert_true(price_round(&near_cores, 3, 2) > near_cores.line);
-    assert_true(price_round(&near_cores, 8, 2) > price_round(&near_cores, 4, 2));
+    assert_true(machine_cost_of_round(&near_cores, 2, 2) == near_cores.line);
+    assert_true(machine_cost_of_round(&near_cores, 3, 2) > near_cores.line);
+    assert_true(machine_cost_of_round(&near_cores, 8, 2) > machine_cost_of_round(&near_cores, 4, 2));
 }
 
 /* ---- several hosts ---- */
@@ -115,15 +115,16 @@ static const struct layout *hosts_of_ranks(int hosts, int each)
     assert_int_equal(layout_create(host, hosts * each, &made), TUTTI_OK);
     return made;
 }
-static double price_between(enum family family, const char *name, const struct layout *l, bool one_host, size_t bytes)
+static double cost_between(enum collective collective, const char *name, const struct layout *l, bool one_host,
+    size_t bytes)
 {
-    struct plan plan = { .algorithm = collectives_find(family, name),
+    struct plan plan = { .algorithm = collectives_find_algorithm(collective, name),
         .layout = l,
         .slots = 3,
         .one_host = one_host,
-        .in_place = family == ALL_TO_ALL ? NULL : mask_all };
+        .in_place = collective == ALL_TO_ALL ? NULL : mask_all };
     assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
-    double ns = price(&plan, &near_cores, bytes, l->largest);
+    double ns = cost(&plan, &near_cores, bytes, l->largest);
     plan_finish(&plan);
     return ns;
 }
@@ -134,7 +135,7 @@ static void more_bytes_between_hosts_cost_more(void **state)
         for (int one_host = 0; one_host < 2; one_host++) {
             double before = 0;
             for (size_t bytes = 64; bytes <= (size_t)1 << 28 && !a->host_memory; bytes *= 4) {
-                double now = price_between(a->family, a->name, hosts_of_ranks(3, 2), one_host, bytes);
+                double now = cost_between(a->collective, a->name, hosts_of_ranks(3, 2), one_host, bytes);
                 assert_true(now > before);
                 before = now;
             }
@@ -150,7 +151,7 @@ static void long_messages_cost_what_the_link_carries(void **state)
     for (int each = 1; each <= 4; each++)
         for (int i = 0; i < 3; i++)
             for (int one_host = 0; one_host < 2; one_host++) {
-                double ns = price_between(ALLREDUCE, names[i], hosts_of_ranks(4, each), one_host, bytes);
+                double ns = cost_between(ALLREDUCE, names[i], hosts_of_ranks(4, each), one_host, bytes);
                 assert_true(ns >= link_ns && ns < 1.5 * link_ns);  /* and what the cores do besides */
             }
 }
@@ -158,24 +159,24 @@ static void short_messages_cost_rounds(void **state)
 {
     (void)state;
     const struct layout *l = hosts_of_ranks(8, 2);
-    double ring = price_between(ALLREDUCE, "hierarchy_ring", l, false, 1024);
-    double doubling = price_between(ALLREDUCE, "hierarchy_doubling", l, false, 1024);
-    double chain = price_between(BROADCAST, "hierarchy_chain", l, false, 1024);
-    double binomial = price_between(BROADCAST, "hierarchy_binomial", l, false, 1024);
+    double ring = cost_between(ALLREDUCE, "hierarchy_ring", l, false, 1024);
+    double doubling = cost_between(ALLREDUCE, "hierarchy_doubling", l, false, 1024);
+    double chain = cost_between(BROADCAST, "hierarchy_chain", l, false, 1024);
+    double binomial = cost_between(BROADCAST, "hierarchy_binomial", l, false, 1024);
     assert_true(ring > 13 * 15000 && ring < 16 * 15000);               /* 14 rounds, and 3 */
     assert_true(doubling > 3 * 15000 && doubling < 4 * 15000);
     assert_true(chain > 7 * 15000 && binomial < 4 * 15000);
-    assert_true(price_between(ALLREDUCE, "hierarchy_doubling", l, false, 64 << 20)
-        > price_between(ALLREDUCE, "hierarchy_ring", l, false, 64 << 20));
+    assert_true(cost_between(ALLREDUCE, "hierarchy_doubling", l, false, 64 << 20)
+        > cost_between(ALLREDUCE, "hierarchy_ring", l, false, 64 << 20));
     /* one way only */
-    assert_true(price_between(BROADCAST, "hierarchy_chain", l, false, 64 << 20) > 0.32 * (64 << 20));
+    assert_true(cost_between(BROADCAST, "hierarchy_chain", l, false, 64 << 20) > 0.32 * (64 << 20));
 }
 /* Whatever the algorithm, and however it overlaps. */
-static void no_price_is_below_what_the_link_carries(void **state)
+static void no_cost_is_below_what_the_link_carries(void **state)
 {
     static const struct {
         const char *name;
-        enum family family;
+        enum collective collective;
         int hosts, each;
         double crosses;
     } some[] = { { "hierarchy", GATHER, 8, 1, 7.0 / 8 }, { "hierarchy_direct", ALL_TO_ALL, 4, 4, 3 },
@@ -184,7 +185,7 @@ static void no_price_is_below_what_the_link_carries(void **state)
     for (size_t i = 0; i < sizeof some / sizeof *some; i++)
         for (size_t bytes = 1 << 20; bytes <= 1 << 26; bytes *= 2) {
             const struct layout *l = hosts_of_ranks(some[i].hosts, some[i].each);
-            double ns = price_between(some[i].family, some[i].name, l, false, bytes);
+            double ns = cost_between(some[i].collective, some[i].name, l, false, bytes);
             assert_true(ns >= some[i].crosses * near_cores.wire * (double)bytes);
         }
 }
@@ -195,7 +196,7 @@ static void messages_are_long_beside_what_announces_them(void **state)
     size_t tile[2][2];
     (void)state;
     for (int i = 0; i < 4; i++) {
-        struct plan plan = { .algorithm = collectives_find(ALLREDUCE, "hierarchy_ring"),
+        struct plan plan = { .algorithm = collectives_find_algorithm(ALLREDUCE, "hierarchy_ring"),
             .layout = hosts_of_ranks(2, 2),
             .slots = 4,
             .in_place = mask_all };
@@ -205,7 +206,7 @@ static void messages_are_long_beside_what_announces_them(void **state)
         m.announced = announced[i % 2];
         m.message = announced[i % 2] / 3;
         assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
-        assert_int_equal(price_tile(&plan, &m, i < 2 ? 1 << 20 : 64 << 20, 2, &cutting, &ns), TUTTI_OK);
+        assert_int_equal(plan_choose_tile(&plan, &m, i < 2 ? 1 << 20 : 64 << 20, 2, &cutting, &ns), TUTTI_OK);
         plan_finish(&plan);
         tile[i / 2][i % 2] = cutting.tile_bytes;
         assert_int_equal(cutting.slots, TILES_WITH_MESSAGES);
@@ -217,12 +218,12 @@ static void messages_are_long_beside_what_announces_them(void **state)
 /* ---- tiles ---- */
 static size_t tile_for(const struct machine *m, size_t bytes)
 {
-    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, false);
+    struct plan plan = plan_of(collectives_find_algorithm(ALLREDUCE, "one_shot"), 2, false);
     struct cutting cutting;
     double ns = 0;
-    assert_int_equal(price_tile(&plan, m, bytes, 2, &cutting, &ns), TUTTI_OK);
+    assert_int_equal(plan_choose_tile(&plan, m, bytes, 2, &cutting, &ns), TUTTI_OK);
     assert_true(cutting.message_bytes == bytes);
-    assert_int_equal(cutting.slots, price_slots(m, cutting.tile_bytes, false));
+    assert_int_equal(cutting.slots, machine_tiles_in_flight(m, cutting.tile_bytes, false));
     plan_finish(&plan);
     return cutting.tile_bytes;
 }
@@ -245,16 +246,16 @@ static void tiles_in_flight_fit_in_the_cache(void **state)
         struct machine m = near_cores;
         size_t before = 0;
         m.l2 = caches[c];
-        assert_true(price_slots(&m, 32 << 10, false) == 3);
-        assert_true(price_slots(&m, price_largest_tile(&m), false) == 2);
-        assert_true(price_slots(&m, price_largest_tile(&m), true) == 3);
+        assert_true(machine_tiles_in_flight(&m, 32 << 10, false) == 3);
+        assert_true(machine_tiles_in_flight(&m, machine_largest_tile(&m), false) == 2);
+        assert_true(machine_tiles_in_flight(&m, machine_largest_tile(&m), true) == 3);
         for (size_t bytes = 4 << 20; bytes <= (size_t)1 << 30; bytes *= 2) {
             size_t tile = tile_for(&m, bytes);
             assert_true(tile >= 32 << 10 && tile >= before);
-            assert_true((double)tile * price_slots(&m, tile, false) <= m.l2);
+            assert_true((double)tile * machine_tiles_in_flight(&m, tile, false) <= m.l2);
             before = tile;
         }
-        assert_true(before >= price_largest_tile(&m) / 2);             /* it is used by somebody */
+        assert_true(before >= machine_largest_tile(&m) / 2);             /* it is used by somebody */
     }
 }
 static void caches_of_no_size_are_survived(void **state)
@@ -262,8 +263,8 @@ static void caches_of_no_size_are_survived(void **state)
     (void)state;
     struct machine m = near_cores;
     m.l2 = 32 << 10;
-    assert_int_equal(price_largest_tile(&m), 32 << 10);
-    assert_int_equal(price_slots(&m, 32 << 10, false), 2);
+    assert_int_equal(machine_largest_tile(&m), 32 << 10);
+    assert_int_equal(machine_tiles_in_flight(&m, 32 << 10, false), 2);
     assert_int_equal(tile_for(&m, 1 << 30), 32 << 10);
 }
 
@@ -271,24 +272,24 @@ static void caches_of_no_size_are_survived(void **state)
 static void patience_is_about_what_a_sleep_costs(void **state)
 {
     (void)state;
-    struct spin_budget p = price_spin_budget(&near_cores, 0);
+    struct spin_budget p = machine_spin_budget(&near_cores, 0);
     double awake = p.pauses * near_cores.pause;
     assert_true(awake > near_cores.sleep / 8 && awake < near_cores.sleep);
     assert_true(p.yields * near_cores.yield > near_cores.sleep);
     struct machine slow = near_cores;
     slow.sleep *= 10;
-    assert_true(price_spin_budget(&slow, 0).pauses > p.pauses && price_spin_budget(&slow, 0).yields > p.yields);
+    assert_true(machine_spin_budget(&slow, 0).pauses > p.pauses && machine_spin_budget(&slow, 0).yields > p.yields);
 }
 
 /* ---- no memory ---- */
 static void too_little_memory_is_an_error(void **state)
 {
     (void)state;
-    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, false);
+    struct plan plan = plan_of(collectives_find_algorithm(ALLREDUCE, "one_shot"), 2, false);
     struct cutting cutting;
     double ns = 7;
     memory_fail_after(1);
-    assert_int_equal(price_tile(&plan, &near_cores, 4096, 2, &cutting, &ns), TUTTI_NO_MEMORY);
+    assert_int_equal(plan_choose_tile(&plan, &near_cores, 4096, 2, &cutting, &ns), TUTTI_NO_MEMORY);
     memory_fail_after(0);
     assert_true(ns == 7);
     plan_finish(&plan);
@@ -304,7 +305,7 @@ int main(void)
         cmocka_unit_test(more_bytes_between_hosts_cost_more),
         cmocka_unit_test(long_messages_cost_what_the_link_carries),
         cmocka_unit_test(short_messages_cost_rounds),
-        cmocka_unit_test(no_price_is_below_what_the_link_carries),
+        cmocka_unit_test(no_cost_is_below_what_the_link_carries),
         cmocka_unit_test(messages_are_long_beside_what_announces_them),
         cmocka_unit_test(tiles_are_what_was_measured_best),
         cmocka_unit_test(tiles_in_flight_fit_in_the_cache),
