@@ -108,10 +108,10 @@ struct OptionsBlock {
     /* A thread finds its entry of this block by the number. */
     uint64_t number = tutti::call_options_next_block();
 
-    void enter() const { tutti::call_options_open(number, options); }
+    void enter() const { tutti::call_options_open_block(number, options); }
     void exit() const
     {
-        if (!tutti::call_options_close(number))
+        if (!tutti::call_options_close_block(number))
             throw std::runtime_error("options: this block was not entered on this thread; a block that a generator "
                                      "or a coroutine entered must be left on the same thread");
     }

@@ -22,7 +22,7 @@ struct WithoutObservers {
         c10::DispatchKeySet({ c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot })
     };
 };
-static c10::Stream device_current_stream(c10::Device device)
+static c10::Stream device_get_current_stream(c10::Device device)
 {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
@@ -74,7 +74,7 @@ void Footprint::fetch()
     std::vector<c10::Device> involved = devices();
     for (const Copy &copy : fetches_) copy.to.copy_(copy.from, /*non_blocking=*/true);
     /* This includes the devices of pure outputs: the result may arrive on another stream than their last user's. */
-    for (c10::Device device : involved) device_current_stream(device).synchronize();
+    for (c10::Device device : involved) device_get_current_stream(device).synchronize();
 }
 void Footprint::unpack() const
 {
@@ -85,7 +85,7 @@ void Footprint::deliver(std::vector<c10::Event> &events) const
     WithoutObservers unobserved;
     std::vector<c10::Device> written;
     for (const Copy &copy : returns_) {
-        c10::Stream stream = device_current_stream(copy.to.device());
+        c10::Stream stream = device_get_current_stream(copy.to.device());
         /* The copy blocks if the buffer is unpinned, because the buffer may be freed right after this call. */
         copy.to.copy_(copy.from, /*non_blocking=*/device_can_pin_memory(stream.device()));
         /* The tensor may belong to another stream, so its memory must stay until this stream's copy ends. */
@@ -94,7 +94,7 @@ void Footprint::deliver(std::vector<c10::Event> &events) const
     }
     for (c10::Device device : written) {
         events.emplace_back(device.type());
-        events.back().record(device_current_stream(device));
+        events.back().record(device_get_current_stream(device));
     }
 }
 std::vector<c10::Device> Footprint::devices() const

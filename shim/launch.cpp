@@ -21,8 +21,11 @@ uint64_t call_options_next_block()
     static std::atomic<uint64_t> last{ 0 };
     return ++last;
 }
-void call_options_open(uint64_t block, CallOptions options) { open_options.push_back({ block, std::move(options) }); }
-bool call_options_close(uint64_t block)
+void call_options_open_block(uint64_t block, CallOptions options)
+{
+    open_options.push_back({ block, std::move(options) });
+}
+bool call_options_close_block(uint64_t block)
 {
     auto found = std::find_if(open_options.rbegin(), open_options.rend(),
         [block](const auto &open) { return open.block == block; });

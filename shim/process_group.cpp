@@ -32,7 +32,7 @@ template <typename Use> static tutti_status store_call_catching(void *context, U
         return late ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
     }
 }
-static tutti_status store_put(void *context, const char *key, const void *value, size_t bytes)
+static tutti_status store_bridge_put(void *context, const char *key, const void *value, size_t bytes)
 {
     return store_call_catching(context, [&](c10d::Store &store) {
         auto *begin = static_cast<const uint8_t *>(value);
@@ -40,7 +40,7 @@ static tutti_status store_put(void *context, const char *key, const void *value,
         return TUTTI_OK;
     });
 }
-static tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+static tutti_status store_bridge_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
     int64_t timeout_ms)
 {
     return store_call_catching(context, [&](c10d::Store &store) {
@@ -53,7 +53,7 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
         return TUTTI_OK;
     });
 }
-static tutti_status store_remove(void *context, const char *key)
+static tutti_status store_bridge_remove(void *context, const char *key)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
     /* Some stores cannot delete keys, which is no problem to report. */
@@ -87,8 +87,8 @@ static tutti_comm *group_join_through_store(const c10::intrusive_ptr<c10d::Store
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
     config.size = size;
-    config.store = { &bridge, store_put, store_get };
-    config.store_remove = store_remove;
+    config.store = { &bridge, store_bridge_put, store_bridge_get };
+    config.store_remove = store_bridge_remove;
     std::string name = "group " + group;
     config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
@@ -129,11 +129,11 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
     /* If this throws, the other ranks, which have joined by now, see this rank leave. */
     futures_start_thread(c10::str("rank ", rank, " of group ", group));
     init();
-    if (recorder::recording_is_on()) recorded_as_ = recorder::group_add(this, group, members());
+    if (recorder::recording_is_on()) recorded_as_ = recorder::recorded_group_add(this, group, members());
 }
 ProcessGroupTutti::~ProcessGroupTutti()
 {
-    if (recorded_as_) recorder::group_mark_gone(*recorded_as_);
+    if (recorded_as_) recorder::recorded_group_mark_gone(*recorded_as_);
     communicator_->close();
     /* This may be the last call of the program, so it drops the finished Works. */
     Work::reap_unless_ending();

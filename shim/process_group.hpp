@@ -50,9 +50,9 @@ struct CallOptions {
 };
 /* Returns the number of a new block. */
 uint64_t call_options_next_block();
-void call_options_open(uint64_t block, CallOptions options);
+void call_options_open_block(uint64_t block, CallOptions options);
 /* Closes this thread's last entry of the block. Returns false if the thread has no open entry of it. */
-bool call_options_close(uint64_t block);
+bool call_options_close_block(uint64_t block);
 
 class ProcessGroupTutti final : public c10d::Backend {
   public:

@@ -51,7 +51,7 @@ struct Ring {
     }
 };
 /* The ring is never destroyed, because threads may outlive main(). */
-static Ring &ring_get()
+static Ring &recorder_ring_get()
 {
     static auto *the_ring = new Ring;
     return *the_ring;
@@ -62,54 +62,54 @@ static int64_t clock_now_ns()
 }
 void recording_start(size_t capacity, bool stacks, Report report)
 {
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
-    if (ring_get().capacity) return;
-    ring_get().capacity = capacity;
-    ring_get().stacks = stacks;
-    ring_get().report = report;
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+    if (recorder_ring_get().capacity) return;
+    recorder_ring_get().capacity = capacity;
+    recorder_ring_get().stacks = stacks;
+    recorder_ring_get().report = report;
     /* The lock is held during a fork, so that no thread that the child lacks can hold it. */
-    pthread_atfork([] { ring_get().mutex.lock(); }, [] { ring_get().mutex.unlock(); },
-        [] { ring_get().mutex.unlock(); });
+    pthread_atfork([] { recorder_ring_get().mutex.lock(); }, [] { recorder_ring_get().mutex.unlock(); },
+        [] { recorder_ring_get().mutex.unlock(); });
 }
 bool recording_is_on()
 {
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
-    return ring_get().capacity > 0;
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+    return recorder_ring_get().capacity > 0;
 }
 
 /* ---- groups ---- */
-size_t group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members)
+size_t recorded_group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members)
 {
     RecordedGroup made;
     made.live = group;
     made.name = std::move(name);
     made.members = std::move(members);
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
-    ring_get().groups.emplace(ring_get().groups_made, std::move(made));
-    return ring_get().groups_made++;
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+    recorder_ring_get().groups.emplace(recorder_ring_get().groups_made, std::move(made));
+    return recorder_ring_get().groups_made++;
 }
-void group_mark_gone(size_t group)
+void recorded_group_mark_gone(size_t group)
 {
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
-    RecordedGroup &left = ring_get().groups.at(group);
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+    RecordedGroup &left = recorder_ring_get().groups.at(group);
     left.description = left.live->getGroupDesc();
     left.live = nullptr;
-    ring_get().groups_gone.push_back(group);
-    ring_get().drop_groups();
+    recorder_ring_get().groups_gone.push_back(group);
+    recorder_ring_get().drop_groups();
 }
 
 /* ---- operations ---- */
 std::shared_ptr<torch::CapturedTraceback> python_stack_capture()
 {
-    return ring_get().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
+    return recorder_ring_get().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
 }
 uint64_t record_add_operation(Record record, RecordedNumbers &numbers)
 {
     record.began_ns = clock_now_ns();
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
-    auto known = ring_get().groups.find(record.group);
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+    auto known = recorder_ring_get().groups.find(record.group);
     /* A coalesced call may end long after its group. */
-    if (known == ring_get().groups.end()) return 0;
+    if (known == recorder_ring_get().groups.end()) return 0;
     RecordedGroup &group = known->second;
     record.counted = !numbers.taken;
     if (record.counted) {
@@ -118,11 +118,11 @@ uint64_t record_add_operation(Record record, RecordedNumbers &numbers)
     }
     record.numbers = numbers;
     record.operation = ++group.operations;
-    record.id = group.newest = ++ring_get().last;
-    if (ring_get().records.size() < ring_get().capacity) ring_get().records.emplace_back();
+    record.id = group.newest = ++recorder_ring_get().last;
+    if (recorder_ring_get().records.size() < recorder_ring_get().capacity) recorder_ring_get().records.emplace_back();
     /* The old record moves to the parameter, which is destroyed after the lock is released. */
-    std::swap(*ring_get().find(record.id), record);
-    return ring_get().last;
+    std::swap(*recorder_ring_get().find(record.id), record);
+    return recorder_ring_get().last;
 }
 uint64_t record_add_coalesced_end(RecordedNumbers &numbers)
 {
@@ -134,21 +134,21 @@ uint64_t record_add_coalesced_end(RecordedNumbers &numbers)
 }
 void record_mark_refused(uint64_t id, RecordedNumbers &numbers)
 {
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
-    Record *record = ring_get().find(id);
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+    Record *record = recorder_ring_get().find(id);
     if (!record) return;
     record->refused = true;
     if (!record->counted) return;
-    RecordedGroup &group = ring_get().groups.at(record->group);
+    RecordedGroup &group = recorder_ring_get().groups.at(record->group);
     --(record->message ? group.messages : group.collectives);
     numbers.taken = false;
 }
 void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source)
 {
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
-    Record *record = ring_get().find(id);
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+    Record *record = recorder_ring_get().find(id);
     if (!record || record->ended_ns) return;
-    RecordedGroup &group = ring_get().groups.at(record->group);
+    RecordedGroup &group = recorder_ring_get().groups.at(record->group);
     record->outcome = outcome;
     record->text = text;
     record->ended_ns = clock_now_ns();
@@ -162,27 +162,28 @@ void record_report_failure(uint64_t id)
 {
     std::string text;
     {
-        std::lock_guard<std::mutex> lock(ring_get().mutex);
-        Record *record = ring_get().find(id);
+        std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+        Record *record = recorder_ring_get().find(id);
         if (!record || !record->fatal) return;
-        if (std::exchange(ring_get().groups.at(record->group).failed, true)) return;
+        if (std::exchange(recorder_ring_get().groups.at(record->group).failed, true)) return;
         text = record->text;
     }
-    ring_get().report(text);
+    recorder_ring_get().report(text);
 }
 Recording recording_copy_newest(size_t most)
 {
-    std::lock_guard<std::mutex> lock(ring_get().mutex);
+    std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
     Recording all;
     std::map<size_t, size_t> place;
-    for (const auto &[number, group] : ring_get().groups) {
+    for (const auto &[number, group] : recorder_ring_get().groups) {
         place[number] = all.groups.size();
         all.groups.push_back(group);
         if (group.live) all.groups.back().description = group.live->getGroupDesc();
     }
-    for (uint64_t id = ring_get().last - std::min(most, ring_get().records.size()) + 1; id <= ring_get().last; id++) {
-        if (ring_get().find(id)->refused) continue;
-        all.records.push_back(*ring_get().find(id));
+    for (uint64_t id = recorder_ring_get().last - std::min(most, recorder_ring_get().records.size()) + 1;
+        id <= recorder_ring_get().last; id++) {
+        if (recorder_ring_get().find(id)->refused) continue;
+        all.records.push_back(*recorder_ring_get().find(id));
         all.records.back().group = place.at(all.records.back().group);
     }
     return all;

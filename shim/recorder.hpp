@@ -89,8 +89,8 @@ bool recording_is_on();
 
 /* Adds a group and returns its number. The recorder keeps at most `capacity` destroyed groups, including all that still
  * have records. */
-size_t group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members);
-void group_mark_gone(size_t group);
+size_t recorded_group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members);
+void recorded_group_mark_gone(size_t group);
 
 /* Returns the Python stack of this thread, or null if stacks are switched off. It takes the GIL, so the caller must not
  * hold a lock. */
