@@ -42,12 +42,12 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
     Footprint checked(call.name());
     for (size_t i = 0; i < tensors.size(); i++)
         reduction_from_torch(call.name(), options.reduceOp, checked.check(tensors[i], { "input", i }));
-    Batch batch(*this, call, tensors);
-    for (const at::Tensor &tensor : tensors) {
-        Tensors one{ tensor };
-        allreduce(one, options);
-    }
-    return batch.finish();
+    return coalesce(call, tensors, [&] {
+        for (const at::Tensor &tensor : tensors) {
+            Tensors one{ tensor };
+            allreduce(one, options);
+        }
+    });
 }
 int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
 {
@@ -154,9 +154,9 @@ WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(Tensors &outputs,
     coalesced_check_pairs(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
         buffers_check_parts(call.name(), out, "output", in, "input", getRank(), size());
     });
-    Batch batch(*this, call, inputs);
-    for (size_t i = 0; i < inputs.size(); i++) _allgather_base(outputs[i], inputs[i], options);
-    return batch.finish();
+    return coalesce(call, inputs, [&] {
+        for (size_t i = 0; i < inputs.size(); i++) _allgather_base(outputs[i], inputs[i], options);
+    });
 }
 WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
     const c10d::ReduceScatterOptions &options)
@@ -166,9 +166,9 @@ WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(Tensors &outputs,
         buffers_check_parts(call.name(), in, "input", out, "output", getRank(), size());
         reduction_from_torch(call.name(), options.reduceOp, in);
     });
-    Batch batch(*this, call, inputs);
-    for (size_t i = 0; i < inputs.size(); i++) _reduce_scatter_base(outputs[i], inputs[i], options);
-    return batch.finish();
+    return coalesce(call, inputs, [&] {
+        for (size_t i = 0; i < inputs.size(); i++) _reduce_scatter_base(outputs[i], inputs[i], options);
+    });
 }
 WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
     std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &options)

@@ -89,21 +89,21 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::take_work()
 {
     return open_works.take([this](const Communicator &one) { return &one == communicator_.get(); });
 }
-ProcessGroupTutti::Batch::Batch(ProcessGroupTutti &group, const Call &call, const Tensors &inputs)
-    : group_(group), call_(call), outer_(group.open_work())
+WorkPointer ProcessGroupTutti::coalesce(const Call &call, const Tensors &inputs, c10::function_ref<void()> calls)
 {
-    if (!outer_) open_works.add(group.make_work(call, inputs));
-}
-ProcessGroupTutti::Batch::~Batch()
-{
-    if (!outer_ && !over_) group_.take_work();
-}
-WorkPointer ProcessGroupTutti::Batch::finish()
-{
-    if (outer_) return WorkPointer::reclaim_copy(outer_);
-    over_ = true;
-    auto work = group_.take_work();
-    if (!call_.async) work->wait(kNoTimeout);
+    if (Work *outer = open_work()) {
+        calls();
+        return WorkPointer::reclaim_copy(outer);
+    }
+    open_works.add(make_work(call, inputs));
+    try {
+        calls();
+    } catch (...) {
+        take_work();
+        throw;
+    }
+    auto work = take_work();
+    if (!call.async) work->wait(kNoTimeout);
     return work;
 }
 void ProcessGroupTutti::startCoalescing()

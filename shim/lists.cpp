@@ -55,14 +55,14 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
                 there);
         }
     }
-    Batch batch(*this, call, inputs);
-    for (size_t i = 0; i < inputs.size(); i++) {
-        TensorLists out(1);
-        for (const Tensors &of_rank : outputs) out[0].push_back(of_rank[i]);
-        Tensors in{ inputs[i] };
-        allgather(out, in, options);
-    }
-    return batch.finish();
+    return coalesce(call, inputs, [&] {
+        for (size_t i = 0; i < inputs.size(); i++) {
+            TensorLists out(1);
+            for (const Tensors &of_rank : outputs) out[0].push_back(of_rank[i]);
+            Tensors in{ inputs[i] };
+            allgather(out, in, options);
+        }
+    });
 }
 WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options)
 {

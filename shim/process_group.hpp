@@ -140,20 +140,9 @@ class ProcessGroupTutti final : public c10d::Backend {
 
   private:
     using Start = c10::function_ref<tutti_status(tutti_comm *, tutti_request *)>;
-    /* Collects several operations under one Work, which is an outer one if this thread already coalesces. */
-    class Batch {
-      public:
-        Batch(ProcessGroupTutti &group, const Call &call, const Tensors &inputs);
-        ~Batch();
-        Batch(const Batch &) = delete;
-        Batch &operator=(const Batch &) = delete;
-        WorkPointer finish();
-      private:
-        ProcessGroupTutti &group_;
-        Call call_;
-        Work *outer_;
-        bool over_ = false;
-    };
+    /* Collects the operations that `calls` starts under one Work, which is an outer one if this thread already
+     * coalesces. */
+    WorkPointer coalesce(const Call &call, const Tensors &inputs, c10::function_ref<void()> calls);
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
