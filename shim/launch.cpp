@@ -180,26 +180,20 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     Operation &operation = work->add(std::move(footprint));
     operation_apply_options(operation, call);
     if (recorded_as_) record(operation, call, *work, std::move(stack));
-    if (!call.async && !batch) {
-        operation.request.blocking = true;
-        tutti_status status = begin(communicator_->get(), &operation.request);
-        if (status != TUTTI_OK) {
-            if (operation.request.refused) take_back_number(call, *work, operation);
-            operation.store_outcome(status, tutti_get_last_error());
-            recorder::record_report_failure(operation.record);
-            error_throw(status, operation.text);
-        }
-        work->finish_blocking(operation);
+    bool blocking = !call.async && !batch;
+    operation.request.blocking = blocking;
+    /* Timing, profilers and the recorder need the time of the end, so the operation must not be deferred for them. */
+    operation.request.on_demand = !blocking && !timing_ && !at::hasCallbacks() && !recorded_as_;
+    if (!blocking) work->arm(operation);
+    tutti_status status = begin(communicator_->get(), &operation.request);
+    if (status == TUTTI_OK) {
+        if (blocking) work->finish_blocking(operation);
         return work;
     }
-    /* Timing, profilers and the recorder need the time of the end, so the operation must not be deferred for them. */
-    operation.request.on_demand = !timing_ && !at::hasCallbacks() && !recorded_as_;
-    work->arm(operation);
-    tutti_status status = begin(communicator_->get(), &operation.request);
-    if (status == TUTTI_OK) return work;
     std::string text = tutti_get_last_error();
     if (operation.request.refused) take_back_number(call, *work, operation);
-    if (batch && operation.request.refused) work->withdraw(operation);
+    if (blocking) operation.store_outcome(status, text);
+    else if (batch && operation.request.refused) work->withdraw(operation);
     else work->finish(operation, status);
     recorder::record_report_failure(operation.record);
     error_throw(status, text);
