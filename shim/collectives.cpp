@@ -25,15 +25,10 @@ bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d:
     Footprint footprint("all_reduce");
     Buffer b = footprint.check(tensor, { "input" });
     Reduction r = reduction_from_torch(footprint.call(), op, b);
-    Work::reap();
-    if (communicator_->closed()) return false;
-    tutti_request request = TUTTI_REQUEST_INIT;
-    request.blocking = true;
-    request.factor = r.factor;
-    tutti_status status = tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, communicator_->get(), &request);
-    if (status != TUTTI_OK) error_throw_last(status);
-    ++sequence_;
-    return true;
+    return run_directly([&](tutti_comm *comm, tutti_request *request) {
+        request->factor = r.factor;
+        return tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, comm, request);
+    });
 }
 WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options)
 {

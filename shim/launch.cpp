@@ -164,6 +164,17 @@ void ProcessGroupTutti::take_back_number(const Call &call, Work &work, const Ope
     if (operation.record) recorder::record_mark_refused(operation.record, work.numbers);
     if (!c10d::isP2POp(call.type) && open_work() != &work) --sequence_;
 }
+bool ProcessGroupTutti::run_directly(Start begin)
+{
+    Work::reap();
+    if (communicator_->closed()) return false;
+    tutti_request request = TUTTI_REQUEST_INIT;
+    request.blocking = true;
+    tutti_status status = begin(communicator_->get(), &request);
+    if (status != TUTTI_OK) error_throw_last(status);
+    ++sequence_;
+    return true;
+}
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
     Work::reap();

@@ -57,7 +57,7 @@ void ProcessGroupTutti::allreduce_norm(const at::Tensor &tensor, const Norm &nor
 {
     Footprint footprint(kTitle + sizeof("tutti:") - 1);
     tutti_norm form = TUTTI_NORM_INIT;
-    bool directly = tensor.device().is_cpu() && !needs_work() && !communicator_->closed();
+    bool directly = tensor.device().is_cpu() && !needs_work();
     Take read = directly ? &Footprint::check : &Footprint::input;
     Take change = directly ? &Footprint::check : &Footprint::update;
     Rows rows = norm_fill_arguments(footprint, tensor, norm, getRank(), getSize(), read, change, form);
@@ -65,16 +65,8 @@ void ProcessGroupTutti::allreduce_norm(const at::Tensor &tensor, const Norm &nor
         char *data = rows.buffer.data;
         return tutti_all_reduce_norm(data, data, rows.count, rows.columns, rows.buffer.dtype, &form, comm, request);
     };
-    if (!directly) {
-        launch({ kTitle, c10d::OpType::ALLREDUCE, false, c10d::kUnsetTimeout }, std::move(footprint), begin);
-        return;
-    }
-    Work::reap();
-    tutti_request request = TUTTI_REQUEST_INIT;
-    request.blocking = true;
-    tutti_status status = begin(communicator_->get(), &request);
-    if (status != TUTTI_OK) error_throw_last(status);
-    ++sequence_;
+    if (directly && run_directly(begin)) return;
+    launch({ kTitle, c10d::OpType::ALLREDUCE, false, c10d::kUnsetTimeout }, std::move(footprint), begin);
 }
 
 } // namespace tutti

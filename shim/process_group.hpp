@@ -145,6 +145,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer coalesce(const Call &call, const Tensors &inputs, c10::function_ref<void()> calls);
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
+    /* Makes a blocking call without a Work. Returns false, without any effect, if the group is closed. */
+    bool run_directly(Start begin);
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
     void take_back_number(const Call &call, Work &work, const Operation &operation);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
