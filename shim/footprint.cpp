@@ -91,31 +91,15 @@ Buffer Footprint::check(const at::Tensor &tensor, Role role)
     return { here ? tensor_get_memory(call_, role, tensor) : nullptr, count * element.factor, element.dtype,
         tensor.scalar_type() };
 }
-Buffer Footprint::input(const at::Tensor &tensor, Role role)
+Buffer Footprint::add(const at::Tensor &tensor, Role role, bool is_read, bool is_written)
 {
     Buffer buffer = check(tensor, role);
-    inputs.push_back(tensor);
-    if (buffer.count && !buffer.data) {
-        fetches_.push_back({ make_staging_buffer(tensor, tensor.sizes(), tensor.scalar_type()), tensor });
-        buffer.data = static_cast<char *>(fetches_.back().to.data_ptr());
-    }
-    return buffer;
-}
-Buffer Footprint::output(const at::Tensor &tensor, Role role)
-{
-    Buffer buffer = check(tensor, role);
-    outputs.push_back(tensor);
-    if (buffer.count && !buffer.data) {
-        returns_.push_back({ tensor, make_staging_buffer(tensor, tensor.sizes(), tensor.scalar_type()) });
-        buffer.data = static_cast<char *>(returns_.back().from.data_ptr());
-    }
-    return buffer;
-}
-Buffer Footprint::update(const at::Tensor &tensor, Role role)
-{
-    Buffer buffer = output(tensor, role);
-    if (tensor.device().is_cpu() || !buffer.count) return buffer;
-    fetches_.push_back({ returns_.back().from, tensor });
+    (is_written ? outputs : inputs).push_back(tensor);
+    if (!buffer.count || buffer.data) return buffer;
+    at::Tensor staging = make_staging_buffer(tensor, tensor.sizes(), tensor.scalar_type());
+    if (is_read) fetches_.push_back({ staging, tensor });
+    if (is_written) returns_.push_back({ tensor, staging });
+    buffer.data = static_cast<char *>(staging.data_ptr());
     return buffer;
 }
 const at::Tensor &tensors_get_single(const char *call, const std::vector<at::Tensor> &tensors)

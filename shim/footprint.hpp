@@ -56,9 +56,9 @@ class Footprint {
     /* Messages begin with the name `call`. */
     explicit Footprint(const char *call) : call_(call) {}
     /* Each of the three adds a tensor that the operation reads (input), writes (output), or both (update). */
-    Buffer input(const at::Tensor &tensor, Role role = { "input" });
-    Buffer output(const at::Tensor &tensor, Role role = { "output" });
-    Buffer update(const at::Tensor &tensor, Role role = { "input" });
+    Buffer input(const at::Tensor &tensor, Role role = { "input" }) { return add(tensor, role, true, false); }
+    Buffer output(const at::Tensor &tensor, Role role = { "output" }) { return add(tensor, role, false, true); }
+    Buffer update(const at::Tensor &tensor, Role role = { "input" }) { return add(tensor, role, true, true); }
     /* Refuses an unsuitable tensor without adding any. The buffer of a tensor on another device has data = NULL. */
     Buffer check(const at::Tensor &tensor, Role role);
     const char *call() const { return call_; }
@@ -82,6 +82,7 @@ class Footprint {
 
   private:
     friend class PartList;
+    Buffer add(const at::Tensor &tensor, Role role, bool is_read, bool is_written);
     at::Tensor make_staging_buffer(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type);
 
     const char *call_ = "";
