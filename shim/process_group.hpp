@@ -3,7 +3,6 @@
  * unless its comment says otherwise. */
 #pragma once
 #include "shim/work.hpp"
-#include <c10/util/FunctionRef.h>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>

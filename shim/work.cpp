@@ -484,35 +484,33 @@ void Work::prepare_future()
     communicator_->check_process();
     blocking_futures_ || !Futures::has_thread() ? wait_without_gil() : hasten();
 }
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
+FuturePointer Work::find_or_make(FuturePointer &future, c10::function_ref<FuturePointer()> make)
 {
     prepare_future();
     std::unique_lock<std::mutex> lock(state_mutex());
-    if (future_) return future_;
-    std::vector<c10::Device> devices;
-    for_each_operation([&](const Operation &operation) {
-        for (c10::Device device : operation.footprint.devices())
-            if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
-    });
-    if (!devices.empty()) device_ = c10::impl::VirtualGuardImpl(devices[0].type()).getDevice();
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+    if (future) return future;
+    future = make();
     if (settled_) {
         lock.unlock();
         complete_futures();
     }
-    return future_;
+    return future;
 }
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
+FuturePointer Work::getFuture()
 {
-    prepare_future();
-    std::unique_lock<std::mutex> lock(state_mutex());
-    if (outcome_) return outcome_;
-    outcome_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-    if (settled_) {
-        lock.unlock();
-        complete_futures();
-    }
-    return outcome_;
+    return find_or_make(future_, [&] {
+        std::vector<c10::Device> devices;
+        for_each_operation([&](const Operation &operation) {
+            for (c10::Device device : operation.footprint.devices())
+                if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+        });
+        if (!devices.empty()) device_ = c10::impl::VirtualGuardImpl(devices[0].type()).getDevice();
+        return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+    });
+}
+FuturePointer Work::getFutureResult()
+{
+    return find_or_make(outcome_, [] { return c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get()); });
 }
 static c10d::WorkResult work_result_from_error(const Operation *failed, const std::exception_ptr &problem)
 {
@@ -534,7 +532,7 @@ template <typename Complete> static void complete(Complete complete_future)
 /* A thread takes the futures under the lock, but completes them without it, because callbacks run meanwhile. */
 void Work::complete_futures()
 {
-    c10::intrusive_ptr<c10::ivalue::Future> future, outcome;
+    FuturePointer future, outcome;
     /* Callbacks run on this thread and expect the device of the getFuture call. */
     c10::OptionalDeviceGuard device;
     {

@@ -5,6 +5,7 @@
 #pragma once
 #include "shim/footprint.hpp"
 #include "shim/recorder.hpp"
+#include <c10/util/FunctionRef.h>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -12,6 +13,7 @@ namespace tutti {
 
 class Work;
 class PendingCopy;
+using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
 
 struct Operation {
     mutable tutti_request request = TUTTI_REQUEST_INIT;
@@ -72,8 +74,8 @@ class Work final : public c10d::Work {
     /* The calling thread waits for the operations. The stream only waits for the copies to its device. */
     void blockCurrentStream() override { wait(kNoTimeout); }
     void abort() override { communicator_->abort(); }
-    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-    c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+    FuturePointer getFuture() override;
+    FuturePointer getFutureResult() override;
     float getDuration() const override;
     uint64_t getSequencenumber() const override { return sequence_; }
 
@@ -94,6 +96,8 @@ class Work final : public c10d::Work {
     bool asked() const { return future_ || outcome_; }
     void complete_futures();
     void prepare_future();
+    /* Returns the future, and makes it if it is null. A new future of a settled Work is complete. */
+    FuturePointer find_or_make(FuturePointer &future, c10::function_ref<FuturePointer()> make);
     void wait_without_gil();
     std::mutex &state_mutex();
     void deliver();
@@ -111,8 +115,8 @@ class Work final : public c10d::Work {
     std::atomic<bool> settled_{ false };
     /* The first operation that has failed. */
     std::atomic<const Operation *> failed_{ nullptr };
-    c10::intrusive_ptr<c10::ivalue::Future> future_, outcome_; /* under mutex_ */
-    bool future_taken_ = false, outcome_taken_ = false;        /* under mutex_ */
+    FuturePointer future_, outcome_;                    /* under mutex_ */
+    bool future_taken_ = false, outcome_taken_ = false; /* under mutex_ */
     std::chrono::steady_clock::time_point begun_, ended_;
     bool staged_ = false, blocking_futures_ = false;
     /* The device that was current on the thread that called getFuture. */
