@@ -2,7 +2,7 @@
  * torch before it imports this module. */
 #include "shim/memory.hpp"
 #include "shim/process_group.hpp"
-#include <map>
+#include <c10/util/ScopeExit.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -195,112 +195,57 @@ static void failure_report_to_python(const std::string &text)
         /* The caller raises the original error next, which matters more. */
     }
 }
-static py::list types_get_names(const std::vector<at::ScalarType> &types)
-{
-    py::list names;
-    for (at::ScalarType type : types) names.append(c10::toString(type));
-    return names;
-}
-/* Hides torch._inductor for as long as the caller holds the GIL. To name frames, torch looks for compiled code in
- * torch._inductor, and imports it if necessary. The import takes seconds, and a failed rank may be killed at any
- * moment. */
-class InductorHidden {
-  public:
-    InductorHidden() : torch_(py::module_::import("torch").attr("__dict__")), absent_(!torch_.contains("_inductor"))
-    {
-        if (absent_) torch_["_inductor"] = py::none();
-    }
-    ~InductorHidden()
-    {
-        if (absent_ && PyDict_DelItemString(torch_.ptr(), "_inductor") != 0) PyErr_Clear();
-    }
-    InductorHidden(const InductorHidden &) = delete;
-    InductorHidden &operator=(const InductorHidden &) = delete;
-  private:
-    py::dict torch_;
-    bool absent_;
-};
-/* Returns the frames of each record. One call of torch symbolizes all stacks, because they share most frames. */
+/* Returns the frames of each record. One call of torch symbolizes all stacks, because they share most frames. To name
+ * frames, torch looks for compiled code in torch._inductor, and imports it if necessary. The import takes seconds, and
+ * a failed rank may be killed at any moment, so a placeholder hides the module. The GIL is held meanwhile. */
 static std::vector<py::list> records_symbolize_frames(const std::vector<tutti::Record> &records)
 {
     std::vector<py::list> all(records.size());
     std::vector<torch::CapturedTraceback *> stacks;
-    std::vector<py::list *> lists;
-    for (size_t i = 0; i < records.size(); i++) {
-        if (!records[i].stack) continue;
-        stacks.push_back(records[i].stack.get());
-        lists.push_back(&all[i]);
-    }
+    for (const auto &record : records)
+        if (record.stack) stacks.push_back(record.stack.get());
     if (stacks.empty()) return all;
-    InductorHidden quickly;
+    py::dict modules = py::module_::import("torch").attr("__dict__");
+    bool absent = !modules.contains("_inductor");
+    if (absent) modules["_inductor"] = py::none();
+    auto restore = c10::make_scope_exit([&] {
+        if (absent) modules.attr("pop")("_inductor", py::none());
+    });
     auto symbolized = torch::symbolize(stacks);
     std::vector<py::dict> frames;
     for (const auto &of : symbolized.all_frames)
         frames.emplace_back("name"_a = of.funcname, "filename"_a = of.filename, "line"_a = of.lineno);
-    for (size_t i = 0; i < lists.size(); i++)
-        for (uint64_t frame : symbolized.tracebacks.at(i)) lists[i]->append(frames.at(frame));
+    auto stack = symbolized.tracebacks.begin();
+    for (size_t i = 0; i < records.size(); i++) {
+        if (!records[i].stack) continue;
+        for (uint64_t frame : *stack++) all[i].append(frames.at(frame));
+    }
     return all;
 }
-static py::object status_get_class_name(tutti_status status)
-{
-    if (status >= TUTTI_OK) return py::str("");
-    return py::handle(tutti::error_class_get(status)).attr("__name__");
-}
-/* Returns an entry in torch's format, extended by `failure` and `failure_class`. The core does not report when an
- * operation starts to run, so every operation that has not succeeded is "started". */
-static py::dict record_to_trace_entry(const tutti::Record &record, const py::list &frames, const std::string &group,
-    const std::string &description)
-{
-    bool over = record.outcome == TUTTI_OK;
-    py::dict entry("record_id"_a = record.id - 1, "pg_id"_a = record.group,
-        "process_group"_a = py::make_tuple(group, description), "collective_seq_id"_a = record.numbers.collective,
-        "p2p_seq_id"_a = record.numbers.message, "op_id"_a = record.operation, "profiling_name"_a = record.name,
-        "time_created_ns"_a = record.began_ns, "time_discovered_started_ns"_a = record.began_ns,
-        "input_sizes"_a = record.inputs.sizes, "input_dtypes"_a = types_get_names(record.inputs.types),
-        "output_sizes"_a = record.outputs.sizes, "output_dtypes"_a = types_get_names(record.outputs.types),
-        "state"_a = over ? "completed" : "started", "timeout_ms"_a = record.timeout_ms, "is_p2p"_a = record.message,
-        "retired"_a = record.ended_ns != 0, "failure"_a = record.text,
-        "failure_class"_a = status_get_class_name(record.outcome), "frames"_a = frames);
-    entry["time_discovered_completed_ns"] = over ? py::cast(record.ended_ns) : py::none();
-    if (over) entry["duration_ms"] = static_cast<double>(record.ended_ns - record.began_ns) / 1e6;
-    return entry;
-}
-/* Returns a unique name for each group. A later group with the same name gets a suffix such as "#2". */
-static std::vector<std::string> groups_name_uniquely(const std::vector<tutti::RecordedGroup> &groups)
-{
-    std::map<std::string, int> seen;
-    std::vector<std::string> names;
-    for (const auto &group : groups) {
-        int times = ++seen[group.name];
-        names.push_back(times == 1 ? group.name : c10::str(group.name, "#", times));
-    }
-    return names;
-}
-static py::dict recording_to_dict(size_t most)
+/* Returns the groups and the operations. A fact that torch's format has, too, is under the name it has there. */
+static py::tuple recording_to_python(size_t most)
 {
     tutti::Recording recording;
     {
         py::gil_scoped_release released;
         recording = tutti::recorder::recording_copy_newest(most);
     }
-    std::vector<std::string> names = groups_name_uniquely(recording.groups);
-    py::dict config, status;
-    for (size_t i = 0; i < names.size(); i++) {
-        const tutti::RecordedGroup &group = recording.groups[i];
-        config[names[i].c_str()] = py::dict("name"_a = names[i], "desc"_a = group.description,
-            "ranks"_a = py::str(py::cast(group.members)), "pg_id"_a = i);
-        status[std::to_string(i).c_str()] = py::dict("last_enqueued_collective"_a = group.collectives,
-            "last_started_collective"_a = group.collectives, "last_completed_collective"_a = group.completed);
-    }
-    py::list entries;
+    py::list groups, operations;
+    for (const tutti::RecordedGroup &group : recording.groups)
+        groups.append(py::dict("name"_a = group.name, "desc"_a = group.description, "ranks"_a = group.members,
+            "collectives"_a = group.collectives, "completed"_a = group.completed));
     std::vector<py::list> frames = records_symbolize_frames(recording.records);
     for (size_t i = 0; i < frames.size(); i++) {
         const tutti::Record &record = recording.records[i];
-        entries.append(record_to_trace_entry(record, frames[i], names[record.group],
-            recording.groups[record.group].description));
+        operations.append(py::dict("record_id"_a = record.id - 1, "pg_id"_a = record.group,
+            "collective_seq_id"_a = record.numbers.collective, "p2p_seq_id"_a = record.numbers.message,
+            "op_id"_a = record.operation, "profiling_name"_a = record.name, "time_created_ns"_a = record.began_ns,
+            "ended_ns"_a = record.ended_ns, "input_sizes"_a = record.inputs.sizes,
+            "input_dtypes"_a = record.inputs.types, "output_sizes"_a = record.outputs.sizes,
+            "output_dtypes"_a = record.outputs.types, "timeout_ms"_a = record.timeout_ms, "is_p2p"_a = record.message,
+            "status"_a = static_cast<int>(record.outcome), "failure"_a = record.text, "frames"_a = frames[i]));
     }
-    return py::dict("version"_a = "2.10", "comm_lib_version"_a = c10::str("tutti ", tutti_get_version()),
-        "pg_config"_a = config, "pg_status"_a = status, "entries"_a = entries);
+    return py::make_tuple(groups, operations);
 }
 static void recorder_functions_bind(py::module_ &module)
 {
@@ -311,8 +256,9 @@ static void recorder_functions_bind(py::module_ &module)
         },
         py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
         "Switches the flight recorder on for groups that are made later. A second call has no effect.");
-    module.def("_recorded", &recording_to_dict, py::arg("most"),
-        "Returns at most this many of the recorded operations, in the format that torch's reader expects.");
+    module.def("_recorded", &recording_to_python, py::arg("most"),
+        "Returns the groups and at most this many of the recorded operations; _recorder.py brings them into torch's "
+        "format.");
 }
 
 static void memory_functions_bind(py::module_ &module)

@@ -13,12 +13,11 @@ static std::map<int, PyObject *> &error_classes()
     return *classes;
 }
 void error_class_set(tutti_status status, PyObject *type) { error_classes()[status] = type; }
-PyObject *error_class_get(tutti_status status)
+PyObject *Error::python_type()
 {
     auto found = error_classes().find(status);
     return found == error_classes().end() ? PyExc_RuntimeError : found->second;
 }
-PyObject *Error::python_type() { return error_class_get(status); }
 void error_throw(tutti_status status, const std::string &text) { throw Error(status, text); }
 void error_throw_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
 

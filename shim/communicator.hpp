@@ -18,8 +18,6 @@ struct Error : torch::PyTorchError {
 };
 /* Registers the class of a status and takes over the reference. The module's import calls it once for each status. */
 void error_class_set(tutti_status status, PyObject *type);
-/* Returns a borrowed reference to the class of a status, or to RuntimeError. */
-PyObject *error_class_get(tutti_status status);
 [[noreturn]] void error_throw(tutti_status status, const std::string &text);
 /* Throws with the text of this thread's last error in the core. */
 [[noreturn]] void error_throw_last(tutti_status status);

@@ -15,7 +15,7 @@ RecordedTensors::RecordedTensors(const std::vector<at::Tensor> &tensors)
 {
     for (const at::Tensor &tensor : tensors) {
         sizes.push_back(tensor.sizes().vec());
-        types.push_back(tensor.scalar_type());
+        types.push_back(c10::toString(tensor.scalar_type()));
     }
 }
 

@@ -26,10 +26,10 @@ struct RecordedNumbers {
     bool message_first = false;
     size_t group = 0;
 };
-/* The sizes and types of the input tensors, or of the output tensors, of one operation. */
+/* The sizes and torch's type names of the input tensors, or of the output tensors, of one operation. */
 struct RecordedTensors {
     std::vector<std::vector<int64_t>> sizes;
-    std::vector<at::ScalarType> types;
+    std::vector<const char *> types;
     RecordedTensors() = default;
     explicit RecordedTensors(const std::vector<at::Tensor> &tensors);
 };

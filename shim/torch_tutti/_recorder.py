@@ -13,6 +13,7 @@ import pickle
 import sys
 import tempfile
 import threading
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -103,11 +104,46 @@ def rank() -> int:
 
 def _write(path: str, most: int) -> int:
     """The last operations, at most so many; how many there were."""
-    from torch_tutti._extension import load
     with _writing:
-        trace = {"rank": rank(), **load()._recorded(most)}
+        trace = {"rank": rank(), **recorded(most)}
         put(trace, path)
     return len(trace["entries"])
+
+
+def recorded(most: int) -> dict[str, Any]:
+    """Returns at most `most` of the last operations, and all known groups, in torch's format. A later group of the same
+    name gets a suffix such as "#2"."""
+    from torch_tutti._extension import load
+    from torch_tutti._library import _library
+    groups, operations = load()._recorded(most)
+    seen: Counter[str] = Counter()
+    config, status = {}, {}
+    for index, group in enumerate(groups):
+        seen[group["name"]] += 1
+        if seen[group["name"]] > 1:
+            group["name"] += f"#{seen[group['name']]}"
+        config[group["name"]] = {"name": group["name"], "desc": group["desc"], "ranks": str(group["ranks"]),
+                                 "pg_id": index}
+        status[str(index)] = {"last_enqueued_collective": group["collectives"],
+                              "last_started_collective": group["collectives"],
+                              "last_completed_collective": group["completed"]}
+    version = _library().tutti_get_version().decode()
+    return {"version": "2.10", "comm_lib_version": f"tutti {version}", "pg_config": config, "pg_status": status,
+            "entries": [_entry(one, groups[one["pg_id"]]) for one in operations]}
+
+
+def _entry(operation: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """Returns one operation in torch's format, extended by `failure` and `failure_class`. The core does not report when
+    an operation starts to run, so every operation that has not succeeded is "started"."""
+    from torch_tutti.exceptions import _BY_STATUS
+    status, ended = operation.pop("status"), operation.pop("ended_ns")
+    began, over = operation["time_created_ns"], status == 0
+    entry = {**operation, "process_group": (group["name"], group["desc"]), "state": "completed" if over else "started",
+             "retired": ended != 0, "failure_class": _BY_STATUS[status].__name__ if status < 0 else "",
+             "time_discovered_started_ns": began, "time_discovered_completed_ns": ended if over else None}
+    if over:
+        entry["duration_ms"] = (ended - began) / 1e6
+    return entry
 
 
 def put(trace: dict[str, Any], path: str) -> None:

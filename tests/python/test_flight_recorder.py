@@ -154,7 +154,7 @@ def many_groups(world):
     groups = [dist.new_group() for _ in range(3)]
     for _ in range(6):                                      # pushes out what was kept of others
         dist.all_reduce(torch.ones(2), group=groups[0])
-    dump = tutti._extension.load()._recorded(9)
+    dump = _recorder.recorded(9)
     names = {entry["process_group"][0] for entry in dump["entries"]}
     assert names == {groups[0].group_name} and names < dump["pg_config"].keys()
     assert {str(group["pg_id"]) for group in dump["pg_config"].values()} == dump["pg_status"].keys()
@@ -395,7 +395,7 @@ def runs_out_of_addresses(world):
     with pytest.raises(MemoryError):
         dist.all_reduce(x)
     resource.setrlimit(resource.RLIMIT_AS, limits)
-    entries = tutti._extension.load()._recorded(100)["entries"]
+    entries = _recorder.recorded(100)["entries"]
     return [(e["profiling_name"], e["collective_seq_id"]) for e in entries], entries[-1]["failure"]
 
 
@@ -419,7 +419,7 @@ def refuses_the_first(world):
         rest([x])
         dist.group.WORLD._end_coalescing(cpu).wait()
     dist.all_reduce(x)
-    return [(e["profiling_name"], e["collective_seq_id"]) for e in tutti._extension.load()._recorded(100)["entries"]]
+    return [(e["profiling_name"], e["collective_seq_id"]) for e in _recorder.recorded(100)["entries"]]
 
 
 def test_what_was_refused_has_no_number(recorded):
@@ -487,7 +487,7 @@ def test_trace_that_cannot_be_written_hides_no_error(recorded):
 def is_off(world):
     with pytest.raises(RuntimeError, match="the flight recorder is off; set TORCH_FR_BUFFER_SIZE"):
         tutti.dump_trace()
-    assert tutti._extension.load()._recorded(9)["entries"] == []
+    assert _recorder.recorded(9)["entries"] == []
 
 
 def test_it_is_off_unless_asked_for(shared):
