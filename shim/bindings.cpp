@@ -69,17 +69,6 @@ static void options_class_bind(py::module_ &module)
                 ", blocking_futures=", o.blocking_futures ? "True" : "False", ")");
         });
 }
-static py::dict prediction_to_dict(const ProcessGroupTutti &group, const std::string &collective,
-    const std::string &algorithm, size_t bytes)
-{
-    tutti_prediction made;
-    {
-        py::gil_scoped_release released;
-        made = group.predict(collective, algorithm, bytes);
-    }
-    return py::dict("algorithm"_a = made.algorithm, "ns"_a = made.ns, "tile_bytes"_a = made.tile_bytes,
-        "slots"_a = made.slots, "candidate"_a = made.candidate);
-}
 static void group_class_bind(py::module_ &module)
 {
     using released = py::call_guard<py::gil_scoped_release>;
@@ -94,8 +83,6 @@ static void group_class_bind(py::module_ &module)
         .def_property_readonly("options", &ProcessGroupTutti::options)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
         .def("_drop_coalescing", &ProcessGroupTutti::drop_coalescing)
-        .def("_predict", &prediction_to_dict, py::arg("collective"), py::arg("algorithm"), py::arg("bytes"))
-        .def("_figures", &ProcessGroupTutti::parameters, released())
         .def_property_readonly("_communicator", &ProcessGroupTutti::address)
         /* Torch calls this when a group is split, on the ranks that stay outside the new group. */
         .def("perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));

@@ -154,31 +154,10 @@ void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
     if (status != TUTTI_OK) error_throw_last(status);
     options_->timeout = timeout;
 }
-tutti_prediction ProcessGroupTutti::predict(const std::string &collective, const std::string &algorithm,
-    size_t bytes) const
-{
-    communicator_->check_process();
-    tutti_prediction made = TUTTI_PREDICTION_INIT;
-    const char *asked = algorithm.empty() ? nullptr : algorithm.c_str();
-    tutti_status status = tutti_comm_predict(communicator_->get(), collective.c_str(), asked, bytes, &made);
-    if (status != TUTTI_OK) error_throw_last(status);
-    return made;
-}
 uintptr_t ProcessGroupTutti::address() const
 {
     communicator_->check_process();
     return reinterpret_cast<uintptr_t>(communicator_->get());
-}
-std::string ProcessGroupTutti::parameters() const
-{
-    communicator_->check_process();
-    size_t needed = 0;
-    tutti_status status = tutti_comm_info(communicator_->get(), nullptr, 0, &needed);
-    std::string text(needed + 1, '\0');
-    if (status == TUTTI_OK) status = tutti_comm_info(communicator_->get(), text.data(), text.size(), &needed);
-    if (status != TUTTI_OK) error_throw_last(status);
-    text.resize(needed);
-    return text;
 }
 /* Torch splits and merges once for each device type with the same store, and all calls return the same group. */
 BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,

@@ -118,12 +118,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Sequence numbers begin at 0 on every rank, so the ranks need no agreement. */
     void setSequenceNumberForGroup() override {}
     uint64_t getSequenceNumberForGroup() override { return sequence_; }
-    /* Predicts the algorithm and the time of a collective. An empty algorithm stands for the core's choice. Local. */
-    tutti_prediction predict(const std::string &collective, const std::string &algorithm, size_t bytes) const;
     /* Returns the core's communicator for other users of tutti.h. It is valid as long as the group. Local. */
     uintptr_t address() const;
-    /* Returns the machine parameters of the group as JSON. Local. */
-    std::string parameters() const;
     void setTimeout(std::chrono::milliseconds timeout) override;
     void enableCollectivesTiming() override { timing_ = true; }
     BackendPointer split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,

@@ -1,7 +1,6 @@
 """What fails over several hosts, or seems to: processes, hosts, cables, firewalls, settings. Every survivor gets an
 error that names who it was, within what backend/processes/links.h promises (TUTTI_SILENCE_MS for a host that says
 nothing), and what only seems to be one goes on. The limits that are checked here are long enough for a busy machine."""
-import json
 import re
 import signal
 import time
@@ -171,8 +170,9 @@ def test_loss_and_delay_are_no_failures(fresh, lab):
 
 
 def message_ns(world):
+    from torch_tutti._model._core import figures
     core = dist.group.WORLD._get_backend(torch.device("cpu"))
-    return json.loads(core._figures())["figures"]["message"]["value"]
+    return figures(core)["figures"]["message"]["value"]
 
 
 def test_a_far_host_is_known_as_far(fresh, lab):

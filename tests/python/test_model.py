@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from torch_tutti import algorithms, cli
 from torch_tutti._bench.measure import Ranks
-from torch_tutti._model import command, picture, report
+from torch_tutti._model import _core, command, picture, report
 from torch_tutti._model.options import FAMILIES
 
 TUTTI = [sys.executable, "-m", "torch_tutti"]
@@ -103,9 +103,9 @@ def ask(world):
     texts = []
     for collective, algorithm in (("allreduec", ""), ("allreduce", "rign")):
         with pytest.raises(ValueError) as raised:
-            core._predict(collective, algorithm, 8)
+            _core.predict(core, collective, algorithm, 8)
         texts.append(str(raised.value))
-    return texts, json.loads(core._figures())
+    return texts, _core.figures(core)
 
 
 def test_unknown_names_are_refused_with_the_nearest(shared):

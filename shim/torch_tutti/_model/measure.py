@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from torch_tutti._bench.collectives import TABLE, Shape, buffers
 from torch_tutti._bench.measure import Ranks, _of_all_ranks, total_bytes, turn, turns
 from torch_tutti._bench.options import sizes
 from torch_tutti._extension import backend_of, load
+from torch_tutti._model import _core
 from torch_tutti._model.options import ALL, CANDIDATES, FAMILIES
 
 GREATEST = 3                    # of all ranks' times, as `tutti bench -a` has it
@@ -37,11 +37,11 @@ class Model:
 
     def figures(self) -> dict[str, Any]:
         """What the group goes by, of this rank."""
-        return json.loads(self.core._figures())
+        return _core.figures(self.core)
 
     def predict(self, algorithm: str, size: int) -> dict[str, Any]:
         """algorithm: of the family, or empty: what the core chooses. size: bytes of a rank's larger buffer."""
-        return self.core._predict(self.family, algorithm, size)
+        return _core.predict(self.core, self.family, algorithm, size)
 
     def _chosen(self, asked: list[str]) -> list[str]:
         """Raises ValueError for what does not exist, or not on this group's hosts."""
