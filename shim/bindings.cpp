@@ -89,55 +89,15 @@ static void group_class_bind(py::module_ &module)
 }
 
 /* ---- calls ---- */
-/* One `with options(...)` block. Its options apply to the calls that a thread makes inside the block. */
-struct OptionsBlock {
-    tutti::CallOptions options;
-    /* A thread finds its entry of this block by the number. */
-    uint64_t number = tutti::call_options_next_block();
-
-    void enter() const { tutti::call_options_open_block(number, options); }
-    void exit() const
-    {
-        if (!tutti::call_options_close_block(number))
-            throw std::runtime_error("options: this block was not entered on this thread; a block that a generator "
-                                     "or a coroutine entered must be left on the same thread");
-    }
-};
-/* Turns the name of an algorithm into a choice for every collective that has an algorithm of this name. A list of
- * choices stays as it is. */
-static std::string algorithm_choices_expand(const std::string &text)
-{
-    if (text.empty() || text.find('=') != std::string::npos) return text;
-    std::string all;
-    for (int c = 0; const char *collective = tutti_collective_name(c); c++)
-        for (int a = 0; const char *name = tutti_algorithm_name(collective, a); a++)
-            if (text == name) all += std::string(all.empty() ? "" : ",") + collective + "=" + name;
-    if (all.empty())
-        throw py::value_error("options: no collective has an algorithm \"" + text
-            + "\"; torch_tutti.algorithms() lists them");
-    return all;
-}
 static void call_functions_bind(py::module_ &module)
 {
-    py::class_<OptionsBlock>(module, "options",
-        "Context manager: options of the operations that this thread starts in the block.\n\n"
-        "algorithm: a name, for every collective that has an algorithm of that name (an unknown name raises "
-        "ValueError), or\nchoices such as \"allreduce=ring,broadcast=chain\"; the same on all ranks.\n"
-        "timeout: timedelta for each operation; a timeout of the call itself has precedence.\n"
-        "Blocks may be nested; the innermost choice counts. Other threads are not affected. A block must be left on "
-        "the thread\nthat entered it (RuntimeError).")
-        .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
-            return OptionsBlock{ { algorithm_choices_expand(algorithm), timeout_from_python(timeout) } };
-        }),
-            py::kw_only(), py::arg("algorithm") = "", py::arg("timeout") = py::none())
-        .def(
-            "__enter__",
-            [](OptionsBlock &block) -> OptionsBlock & {
-                block.enter();
-                return block;
-            },
-            py::return_value_policy::reference)
-        .def("__exit__", [](OptionsBlock &block, const py::args &) { block.exit(); });
+    module.def(
+        "_options_open",
+        [](uint64_t block, std::string algorithm, const std::optional<std::chrono::milliseconds> &timeout) {
+            tutti::call_options_open_block(block, { std::move(algorithm), timeout.value_or(c10d::kUnsetTimeout) });
+        },
+        py::arg("block"), py::arg("algorithm"), py::arg("timeout"));
+    module.def("_options_close", &tutti::call_options_close_block, py::arg("block"));
     module.def(
         "_all_reduce",
         [](const at::Tensor &tensor, const c10d::ReduceOp &op, const c10::intrusive_ptr<c10d::ProcessGroup> &group) {

@@ -16,11 +16,6 @@ struct OpenOptions {
 /* The blocks that this thread has entered, in order. The last one is the innermost. */
 static thread_local std::vector<OpenOptions> open_options;
 
-uint64_t call_options_next_block()
-{
-    static std::atomic<uint64_t> last{ 0 };
-    return ++last;
-}
 void call_options_open_block(uint64_t block, CallOptions options)
 {
     open_options.push_back({ block, std::move(options) });

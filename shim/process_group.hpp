@@ -47,8 +47,7 @@ struct CallOptions {
     std::string algorithm;
     std::chrono::milliseconds timeout; /* or kUnsetTimeout */
 };
-/* Returns the number of a new block. */
-uint64_t call_options_next_block();
+/* Applies the options to the calls of this thread until the block is closed. The caller numbers the blocks. */
 void call_options_open_block(uint64_t block, CallOptions options);
 /* Closes this thread's last entry of the block. Returns false if the thread has no open entry of it. */
 bool call_options_close_block(uint64_t block);

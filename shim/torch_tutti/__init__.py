@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_tutti import compression, experts, parallel, ps, zero
-    from torch_tutti._C import Options, ProcessGroupTutti, options
+    from torch_tutti._C import Options, ProcessGroupTutti
     from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
     from torch_tutti._grid import Grid, grid
     from torch_tutti._library import algorithms, get_include, info, schedule, waiting
     from torch_tutti._norm import all_reduce_norm, norm_rows
     from torch_tutti._memory import empty, share_buckets, shared_tensors
+    from torch_tutti._options import options
     from torch_tutti._pipeline import Pipeline
     from torch_tutti._recorder import dump_trace
     from torch_tutti._takeover import TakeOver, take_over
@@ -42,9 +43,10 @@ _HOMES = {
     "torch_tutti._calls": ("all_reduce",),
     "torch_tutti._grid": ("grid", "Grid"),
     "torch_tutti._norm": ("all_reduce_norm", "norm_rows"),
+    "torch_tutti._options": ("options",),
     "torch_tutti._pipeline": ("Pipeline",),
     "torch_tutti._memory": ("empty", "share_buckets", "shared_tensors"),
-    "torch_tutti._C": ("Options", "ProcessGroupTutti", "options"),
+    "torch_tutti._C": ("Options", "ProcessGroupTutti"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _PARTS = ("compression", "experts", "parallel", "ps", "zero")

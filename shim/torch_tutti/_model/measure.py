@@ -12,11 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_tutti import _library
+from torch_tutti import _library, _options
 from torch_tutti._bench.collectives import TABLE, Shape, buffers
 from torch_tutti._bench.measure import Ranks, _of_all_ranks, total_bytes, turn, turns
 from torch_tutti._bench.options import sizes
-from torch_tutti._extension import backend_of, load
+from torch_tutti._extension import backend_of
 from torch_tutti._model import _core
 from torch_tutti._model.options import ALL, CANDIDATES, FAMILIES
 
@@ -79,7 +79,7 @@ class Model:
             for index, iterations in enumerate([0, *turns(self.iterations)]):      # the first makes the plans
                 first = index % len(self.names)
                 for name in self.names[first:] + self.names[:first]:
-                    with load().options(algorithm=f"{self.family}={name}"):
+                    with _options.options(algorithm=f"{self.family}={name}"):
                         times[name] += turn(call, dirty, partial(dist.barrier, group=self.group), iterations, 1, None)
         finally:
             gc.enable()

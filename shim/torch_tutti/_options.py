@@ -1,0 +1,52 @@
+"""Options for a stretch of calls. The extension keeps the open blocks of each thread. Needs torch.distributed to be
+there."""
+from __future__ import annotations
+
+import functools
+import itertools
+from datetime import timedelta
+from types import TracebackType
+
+from torch_tutti._extension import load
+from torch_tutti._library import algorithms
+
+_open, _close = load()._options_open, load()._options_close
+_numbers = itertools.count(1)
+
+
+class options:
+    """Context manager: options of the operations that this thread starts in the block.
+
+    algorithm: a name, for every collective that has an algorithm of that name, or choices such as
+    "allreduce=ring,broadcast=chain"; the same on all ranks. timeout: for each operation; a timeout of the call itself
+    has precedence. Blocks may be nested; the innermost choice counts. Other threads are not affected.
+    Raises ValueError for an unknown name and for a timeout below a millisecond, and RuntimeError if a block is left on
+    another thread than the one that entered it.
+    """
+
+    def __init__(self, *, algorithm: str = "", timeout: timedelta | None = None) -> None:
+        if timeout is not None and timeout < timedelta(milliseconds=1):
+            raise ValueError("options: the timeout must be at least a millisecond")
+        self._choices, self._timeout, self._number = _choices(algorithm), timeout, next(_numbers)
+
+    def __enter__(self) -> options:
+        _open(self._number, self._choices, self._timeout)
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if not _close(self._number):
+            raise RuntimeError("options: this block was not entered on this thread; a block that a generator or a "
+                               "coroutine entered must be left on the same thread")
+
+
+@functools.cache
+def _choices(algorithm: str) -> str:
+    """Turns the name of an algorithm into a choice for every collective that has an algorithm of this name. A list of
+    choices stays as it is. Raises ValueError for an unknown name."""
+    if "=" in algorithm or not algorithm:
+        return algorithm
+    found = [f"{collective}={algorithm}" for collective, names in algorithms().items() if algorithm in names]
+    if not found:
+        raise ValueError(f'options: no collective has an algorithm "{algorithm}"; torch_tutti.algorithms() lists them')
+    return ",".join(found)
