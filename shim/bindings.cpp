@@ -1,5 +1,4 @@
-/* The module torch_tutti._C, with the classes for Python and the exception of each status. Python must have imported
- * torch before it imports this module. */
+/* The module torch_tutti._C. Python must have imported torch before it imports this module. */
 #include "shim/memory.hpp"
 #include "shim/process_group.hpp"
 #include <c10/util/ScopeExit.h>
@@ -13,15 +12,6 @@ using namespace py::literals;
 using tutti::Options;
 using tutti::ProcessGroupTutti;
 
-/* Registers the Python class of every error status. A status without a class makes the import fail. */
-static void error_classes_register()
-{
-    py::dict classes = py::module_::import("torch_tutti.exceptions").attr("_BY_STATUS");
-#define X(name, value, message) \
-    if (value < 0) tutti::error_class_set(TUTTI_##name, py::object(classes[py::int_(value)]).release().ptr());
-    TUTTI_STATUS_MAP(X)
-#undef X
-}
 static c10::intrusive_ptr<Options> options_copy(const Options &options)
 {
     return c10::make_intrusive<Options>(options);
@@ -237,7 +227,8 @@ PYBIND11_MODULE(_C, module)
     module.doc() = "The part of torch_tutti that talks to torch's C++ side.";
     module.attr("torch_version") = TORCH_VERSION;
     py::module_::import("torch.distributed");
-    error_classes_register();
+    /* An error finds the module loaded even if the process has run out of memory or file descriptors. */
+    py::module_::import("torch_tutti.exceptions");
     options_class_bind(module);
     group_class_bind(module);
     call_functions_bind(module);

@@ -1,22 +1,21 @@
 /* Maps statuses to Python's exceptions, counts forks, and closes communicators. */
 #include "shim/communicator.hpp"
 #include <c10/util/Exception.h>
-#include <map>
 #include <pthread.h>
+#include <pybind11/pybind11.h>
 
 namespace tutti {
 
-static std::map<int, PyObject *> &error_classes()
-{
-    /* The map is never destroyed, because threads may raise errors while the interpreter shuts down. */
-    static auto *classes = new std::map<int, PyObject *>;
-    return *classes;
-}
-void error_class_set(tutti_status status, PyObject *type) { error_classes()[status] = type; }
 PyObject *Error::python_type()
 {
-    auto found = error_classes().find(status);
-    return found == error_classes().end() ? PyExc_RuntimeError : found->second;
+    try {
+        pybind11::dict classes = pybind11::module_::import("torch_tutti.exceptions").attr("_BY_STATUS");
+        /* The dictionary keeps the class alive. */
+        return pybind11::object(classes[pybind11::int_(static_cast<int>(status))]).ptr();
+    } catch (const std::exception &) {
+        /* A thread may raise an error while the interpreter shuts down, after the module has been cleared. */
+        return PyExc_RuntimeError;
+    }
 }
 void error_throw(tutti_status status, const std::string &text) { throw Error(status, text); }
 void error_throw_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }

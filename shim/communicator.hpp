@@ -13,11 +13,10 @@ namespace tutti {
 /* Python sees this error as the class that torch_tutti.exceptions has for the status. */
 struct Error : torch::PyTorchError {
     Error(tutti_status why, std::string text) : torch::PyTorchError(std::move(text)), status(why) {}
+    /* Returns a borrowed reference to the class. The caller holds the GIL. */
     PyObject *python_type() override;
     tutti_status status;
 };
-/* Registers the class of a status and takes over the reference. The module's import calls it once for each status. */
-void error_class_set(tutti_status status, PyObject *type);
 [[noreturn]] void error_throw(tutti_status status, const std::string &text);
 /* Throws with the text of this thread's last error in the core. */
 [[noreturn]] void error_throw_last(tutti_status status);
