@@ -118,9 +118,8 @@ bool Footprint::touches(const std::vector<Extent> &written) const
 {
     auto among = [&](const at::Tensor &tensor) {
         Extent mine = tensor_get_extent(tensor);
-        return std::any_of(written.begin(), written.end(), [&](const Extent &theirs) {
-            return mine.device == theirs.device && ranges_overlap(mine.data, mine.bytes, theirs.data, theirs.bytes);
-        });
+        return std::any_of(written.begin(), written.end(),
+            [&](const Extent &theirs) { return extents_overlap(mine, theirs); });
     };
     return std::any_of(inputs.begin(), inputs.end(), among) || std::any_of(outputs.begin(), outputs.end(), among);
 }

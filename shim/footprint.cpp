@@ -117,6 +117,10 @@ bool ranges_overlap(const char *one, size_t one_bytes, const char *other, size_t
 {
     return one_bytes && other_bytes && one < other + other_bytes && other < one + one_bytes;
 }
+bool extents_overlap(const Extent &one, const Extent &other)
+{
+    return one.device == other.device && ranges_overlap(one.data, one.bytes, other.data, other.bytes);
+}
 static bool ranges_overlap(const Buffer &one, const Buffer &other)
 {
     return ranges_overlap(one.data, one.bytes(), other.data, other.bytes());
@@ -226,24 +230,18 @@ void PartList::check_even() const
             call_refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ",
                 counts[0]);
 }
-/* Compares neighbours in the order of addresses: a tensor that overlaps any later tensor overlaps the next one. */
+/* A list in the order of addresses needs no comparison of pairs. */
 void PartList::check_disjoint() const
 {
-    std::vector<std::pair<Extent, size_t>> extents;
-    extents.reserve(parts.size());
-    for (size_t q = 0; q < parts.size(); q++)
-        if (parts[q].count) extents.emplace_back(tensor_get_extent(tensors_[q]), q);
-    std::sort(extents.begin(), extents.end(), [](const auto &one, const auto &other) {
-        return std::make_pair(one.first.device.index(), one.first.data)
-            < std::make_pair(other.first.device.index(), other.first.data);
-    });
-    for (size_t i = 1; i < extents.size(); i++) {
-        const auto &[one, q] = extents[i - 1];
-        const auto &[next, r] = extents[i];
-        if (one.device == next.device && ranges_overlap(one.data, one.bytes, next.data, next.bytes))
-            call_refuse(of_.call(), Role{ role_, std::min(q, r) }, " and ", Role{ role_, std::max(q, r) },
-                " overlap in memory, so what one rank sends would overwrite what another sends; give each rank a "
-                "tensor of its own");
+    const char *end = nullptr;
+    for (size_t q = 0; q < parts.size(); q++) {
+        Extent part = tensor_get_extent(tensors_[q]);
+        for (size_t earlier = 0; part.data < end && earlier < q; earlier++)
+            if (extents_overlap(part, tensor_get_extent(tensors_[earlier])))
+                call_refuse(of_.call(), Role{ role_, earlier }, " and ", Role{ role_, q },
+                    " overlap in memory, so what one rank sends would overwrite what another sends; give each rank a "
+                    "tensor of its own");
+        end = std::max(end, part.data + part.bytes);
     }
 }
 at::Tensor PartList::part_view(size_t part) const

@@ -146,6 +146,7 @@ std::string type_get_name(at::ScalarType type);
 /* Refuses buffers of different types. */
 void buffers_check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role);
 bool ranges_overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes);
+bool extents_overlap(const Extent &one, const Extent &other);
 /* Divides the rows of a tensor's first dimension among the ranks. `splits` gives the rows of each rank; if it is empty,
  * all ranks get equally many. Appends the count and the offset of each rank, in elements. */
 void rows_split_among_ranks(const char *call, const char *role, const at::Tensor &tensor, const Buffer &buffer,
