@@ -34,12 +34,6 @@ WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
 }
 
 /* ---- the monitored barrier ---- */
-static std::string ranks_format_list(const std::vector<int> &ranks)
-{
-    std::string text = ranks.size() == 1 ? "Rank " : "Ranks ";
-    for (size_t i = 0; i < ranks.size(); i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
-    return text;
-}
 /* The texts begin like gloo's, because programs and tests look for these words. */
 void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks)
 {
@@ -62,7 +56,8 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     for (int rank = 1; rank < getSize() && (wait_all_ranks || missing.empty()); rank++)
         if (is_missing[static_cast<size_t>(rank)]) missing.push_back(rank);
     if (missing.empty()) error_throw(status, text);
-    std::string who = ranks_format_list(missing) + " failed to pass monitoredBarrier";
+    std::string who = c10::str(missing.size() == 1 ? "Rank " : "Ranks ", c10::Join(", ", missing),
+        " failed to pass monitoredBarrier");
     if (status != TUTTI_TIMEOUT) error_throw(status, who + ": " + text);
     error_throw(status,
         c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(),
