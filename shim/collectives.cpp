@@ -1,7 +1,6 @@
 /* The collectives on one tensor in place, and from one tensor to another. A method checks its tensors, records which
  * memory the operation touches, and calls the core once. */
 #include "shim/process_group.hpp"
-#include <c10/util/Exception.h>
 
 namespace tutti {
 
@@ -47,8 +46,7 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
 int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
 {
     if (root >= 0 && root < getSize()) return static_cast<int>(root);
-    error_throw(TUTTI_INVALID_ARGUMENT,
-        c10::str(call.name(), ": root ", root, " is not a rank of this group, which has ranks 0 to ", getSize() - 1));
+    call_refuse(call.name(), "root ", root, " is not a rank of this group, which has ranks 0 to ", getSize() - 1);
 }
 WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options)
 {
@@ -93,14 +91,12 @@ static void buffers_check_parts(const char *call, const Buffer &whole, const cha
 {
     buffers_check_same_type(call, part, { part_role }, whole, { role });
     if (whole.count != part.count * ranks)
-        error_throw(TUTTI_INVALID_ARGUMENT,
-            c10::str(call, ": the ", role, " has ", whole.count, " elements; it must have ", part.count * ranks,
-                ", those of the ", part_role, " (", part.count, ") times the ranks (", ranks, ")"));
+        call_refuse(call, "the ", role, " has ", whole.count, " elements; it must have ", part.count * ranks,
+            ", those of the ", part_role, " (", part.count, ") times the ranks (", ranks, ")");
     if (part.data && ranges_overlap(whole.data, whole.bytes(), part.data, part.bytes())
         && part.data != whole.data + static_cast<size_t>(rank) * part.bytes())
-        error_throw(TUTTI_INVALID_ARGUMENT,
-            c10::str(call, ": the ", part_role, " overlaps the ", role, " in memory, but is not its part ", rank,
-                ", this rank's place in it; use exactly that part, or a tensor of its own"));
+        call_refuse(call, "the ", part_role, " overlaps the ", role, " in memory, but is not its part ", rank,
+            ", this rank's place in it; use exactly that part, or a tensor of its own");
 }
 WorkPointer ProcessGroupTutti::_allgather_base(at::Tensor &output, at::Tensor &input,
     const c10d::AllgatherOptions &options)
@@ -128,8 +124,7 @@ WorkPointer ProcessGroupTutti::_reduce_scatter_base(at::Tensor &output, at::Tens
 }
 static void lists_check_equal_lengths(const char *call, size_t outputs, size_t inputs)
 {
-    if (outputs != inputs)
-        error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", outputs, " outputs for ", inputs, " inputs"));
+    if (outputs != inputs) call_refuse(call, outputs, " outputs for ", inputs, " inputs");
 }
 /* Checks every pair of an output and an input before the first operation starts. */
 template <typename Check>
@@ -176,9 +171,8 @@ WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &inp
     rows_split_among_ranks(call.name(), "input", input, in, input_splits, size(), sent, sent_at);
     rows_split_among_ranks(call.name(), "output", output, out, output_splits, size(), received, received_at);
     if (input_splits.empty() && output_splits.empty() && in.count != out.count)
-        error_throw(TUTTI_INVALID_ARGUMENT,
-            c10::str(call.name(), ": the input has ", in.count, " elements and the output ", out.count,
-                "; without split sizes they must be equal"));
+        call_refuse(call.name(), "the input has ", in.count, " elements and the output ", out.count,
+            "; without split sizes they must be equal");
     /* All ranks call the uneven variant, because one rank may give split sizes while another omits them. */
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         return tutti_all_to_all_v(in.data, sent.data(), sent_at.data(), out.data, received.data(), received_at.data(),

@@ -42,10 +42,6 @@ static bool type_travels_as_bytes(at::ScalarType type)
     return type_get_element(type).dtype == TUTTI_UINT8 && type != at::kByte;
 }
 
-template <typename... Pieces> [[noreturn]] static void call_refuse(const char *call, const Pieces &...pieces)
-{
-    error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", pieces...));
-}
 std::ostream &operator<<(std::ostream &to, const Role &role)
 {
     to << role.name;

@@ -5,12 +5,19 @@
 #include "shim/communicator.hpp"
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
+#include <c10/util/StringUtil.h>
 #include <memory>
 #include <ostream>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
 namespace tutti {
+
+/* Throws the error of a wrong argument. Its text begins with the name of the call. */
+template <typename... Pieces> [[noreturn]] void call_refuse(const char *call, const Pieces &...pieces)
+{
+    error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", pieces...));
+}
 
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;

@@ -2,27 +2,22 @@
  * address. The addresses differ between ranks, so all ranks make the same call with counts and offsets, even if all
  * counts are equal. gather and scatter take no offsets: the root packs its list unless the tensors are adjacent. */
 #include "shim/process_group.hpp"
-#include <c10/util/Exception.h>
 
 namespace tutti {
 
 static void list_check_one_per_rank(const char *call, const char *role, const Tensors &list, size_t ranks)
 {
-    if (list.size() != ranks)
-        error_throw(TUTTI_INVALID_ARGUMENT,
-            c10::str(call, ": ", list.size(), " ", role, "s are given for ", ranks, " ranks"));
+    if (list.size() != ranks) call_refuse(call, list.size(), " ", role, "s are given for ", ranks, " ranks");
 }
 static const Tensors &lists_get_single(const char *call, const char *role, const TensorLists &lists, size_t ranks)
 {
-    if (lists.size() != 1)
-        error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": takes one list of ", role, "s, not ", lists.size()));
+    if (lists.size() != 1) call_refuse(call, "takes one list of ", role, "s, not ", lists.size());
     list_check_one_per_rank(call, role, lists[0], ranks);
     return lists[0];
 }
 static void lists_check_absent(const char *call, const char *role, const TensorLists &lists)
 {
-    if (!lists.empty())
-        error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", role, "s are given on a rank that is not the root"));
+    if (!lists.empty()) call_refuse(call, role, "s are given on a rank that is not the root");
 }
 
 /* ---- gathering ---- */
@@ -43,8 +38,7 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
 {
     Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER_COALESCED, options.asyncOp, options.timeout };
     if (outputs.size() != size())
-        error_throw(TUTTI_INVALID_ARGUMENT,
-            c10::str("all_gather_coalesced: ", outputs.size(), " output lists are given for ", size(), " ranks"));
+        call_refuse("all_gather_coalesced", outputs.size(), " output lists are given for ", size(), " ranks");
     /* All tensors are checked before the first operation starts. */
     Footprint checked(call.name());
     for (const Tensors &of_rank : outputs) {

@@ -8,7 +8,7 @@ namespace tutti {
 WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int tag)
 {
     bool sends = call.type == c10d::OpType::SEND;
-    if (tag < 0) error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": tag ", tag, " is negative"));
+    if (tag < 0) call_refuse(call.name(), "tag ", tag, " is negative");
     Footprint footprint(call.name());
     const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
     Buffer b = sends ? footprint.input(tensor) : footprint.output(tensor);
@@ -24,7 +24,7 @@ WorkPointer ProcessGroupTutti::send(Tensors &tensors, int destination, int tag)
 }
 WorkPointer ProcessGroupTutti::recv(Tensors &tensors, int source, int tag)
 {
-    if (source < 0) error_throw(TUTTI_INVALID_ARGUMENT, c10::str("recv: source ", source, " is not a rank"));
+    if (source < 0) call_refuse("recv", "source ", source, " is not a rank");
     return message({ "tutti:recv", c10d::OpType::RECV, true, c10d::kUnsetTimeout, source }, tensors, tag);
 }
 WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
@@ -38,9 +38,7 @@ WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
 void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks)
 {
     auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
-    if (timeout.count() < 0)
-        error_throw(TUTTI_INVALID_ARGUMENT,
-            c10::str("monitoredBarrier: a timeout of ", timeout.count(), " ms is negative"));
+    if (timeout.count() < 0) call_refuse("monitoredBarrier", "a timeout of ", timeout.count(), " ms is negative");
     if (communicator_->closed())
         error_throw(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
     auto is_missing = std::make_unique<bool[]>(size());

@@ -9,17 +9,14 @@ using Take = Buffer (Footprint::*)(const at::Tensor &tensor, Role role);
 struct Rows { Buffer buffer; size_t count, columns; };
 } // namespace
 
-template <typename... Pieces> [[noreturn]] static void norm_refuse(const Pieces &...pieces)
-{
-    error_throw(TUTTI_INVALID_ARGUMENT, c10::str("all_reduce_norm: ", pieces...));
-}
 static Rows norm_rows_from_tensor(Footprint &footprint, const at::Tensor &tensor, Take take)
 {
     Buffer b = (footprint.*take)(tensor, { "input" });
     if (b.type != at::kFloat && b.type != at::kBFloat16 && b.type != at::kHalf)
-        norm_refuse("the input is ", type_get_name(b.type),
+        call_refuse(footprint.call(), "the input is ", type_get_name(b.type),
             "; only rows of float32, bfloat16 and float16 can be normalised");
-    if (tensor.dim() == 0) norm_refuse("the input has no rows: give a tensor of one dimension or more");
+    if (tensor.dim() == 0)
+        call_refuse(footprint.call(), "the input has no rows: give a tensor of one dimension or more");
     auto columns = static_cast<size_t>(tensor.size(-1));
     return { b, columns ? b.count / columns : 0, columns };
 }
@@ -31,8 +28,8 @@ static void *norm_add_operand(Footprint &footprint, const at::Tensor &tensor, co
     Buffer b = (footprint.*take)(tensor, { role });
     buffers_check_same_type(footprint.call(), b, { role }, rows.buffer, { "input" });
     if (b.count != count)
-        norm_refuse("the ", role, " has sizes ", tensor.sizes(), ": it must have ", count, " elements, for ",
-            count / rows.columns, " rows of ", rows.columns);
+        call_refuse(footprint.call(), "the ", role, " has sizes ", tensor.sizes(), ": it must have ", count,
+            " elements, for ", count / rows.columns, " rows of ", rows.columns);
     /* A rank without own rows still passes a residual, so its empty tensor needs an address. */
     static char nothing;
     return b.data ? b.data : &nothing;
