@@ -10,7 +10,12 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { RANKS = 2, MOST_FLOATS = 1 << 18, MIXED = 100 };
+#if defined(__SANITIZE_THREAD__)
+enum { MIXED = 25 };
+#else
+enum { MIXED = 100 };
+#endif
+enum { RANKS = 2, MOST_FLOATS = 1 << 18 };
 static const size_t KIB = 1024;
 
 static float *floats(void)

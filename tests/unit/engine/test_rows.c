@@ -76,8 +76,11 @@ static void compare(struct rank *me, const struct shape *s, tutti_comm *alone, u
     free(residual);
     free(with);
 }
+/* Under sanitizers one form in three or five runs with each shape, because they take up to twenty times as long. */
 #if defined(__SANITIZE_THREAD__)
-enum { FORMS_APART = 5 };                               /* a fifth of them: it takes twenty times as long */
+enum { FORMS_APART = 5 };
+#elif defined(FEW)
+enum { FORMS_APART = 3 };
 #else
 enum { FORMS_APART = 1 };
 #endif
