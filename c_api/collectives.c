@@ -1,5 +1,5 @@
 /* The public collectives with equal parts, and messages. */
-#include "backend/engine/again.h"
+#include "backend/engine/fast_path.h"
 #include "c_api/call.h"
 
 /* ---- collectives ---- */

@@ -4,7 +4,7 @@
 #pragma once
 #include "include/tutti_zero.h"
 #include "kernels/compress.h"
-#include "zero/places.h"
+#include "zero/topology.h"
 
 struct compressed_exchange {
     tutti_compression how;

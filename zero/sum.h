@@ -1,7 +1,7 @@
 /* A sum leads from the gradients of a unit to the average of this rank's slice, uncompressed or packed. */
 #pragma once
 #include "zero/compressed_exchange.h"
-#include "zero/lanes.h"
+#include "zero/priority_comms.h"
 #include "zero/trace.h"
 
 /* All sums share this state. */

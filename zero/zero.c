@@ -5,7 +5,7 @@
 #include "backend/base/status.h"
 #include "include/tutti_zero.h"
 #include "zero/async_step.h"
-#include "zero/home.h"
+#include "zero/placement.h"
 #include "zero/reduce.h"
 #include "zero/update.h"
 #include <math.h>

@@ -3,6 +3,7 @@
  * gate.driver, owns all other parts. */
 #pragma once
 #include "backend/engine/agreement.h"
+#include "backend/engine/deferral.h"
 #include "backend/engine/driver.h"
 #include "backend/engine/failure.h"
 #include "backend/engine/group.h"
@@ -11,7 +12,6 @@
 #include "backend/engine/names.h"
 #include "backend/engine/progress.h"
 #include "backend/engine/queue.h"
-#include "backend/engine/rest.h"
 #include "backend/engine/tensors.h"
 
 struct tutti_comm {

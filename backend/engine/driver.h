@@ -2,7 +2,7 @@
  * the role if it is free, so that on an idle group the caller works directly on shared memory. Otherwise, and for
  * asynchronous operations, the progress thread of the process drives (progress.h). A driver does all the work of the
  * communicator, its own and that of other threads. If operations are left when it leaves, it hands the communicator to
- * the progress thread. It wakes that thread unless the operations can be deferred (rest.h). */
+ * the progress thread. It wakes that thread unless the operations can be deferred (deferral.h). */
 #pragma once
 #include "backend/engine/operation.h"
 
@@ -21,9 +21,9 @@ struct submission {
     _Atomic bool closed;
     /* Wakes a sleeping driver. */
     _Atomic uint32_t bell, bell_waiters;
-    /* The open operations are deferred; see rest.h. */
+    /* The open operations are deferred; see deferral.h. */
     _Atomic bool resting;
-    /* Calls equal to the last one may take the fast path; see again.h. */
+    /* Calls equal to the last one may take the fast path; see fast_path.h. */
     _Atomic bool settled;
 };
 /* The driver owns these fields. */

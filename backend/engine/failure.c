@@ -2,7 +2,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/engine/comm.h"
-#include "backend/engine/words.h"
+#include "backend/engine/error_text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
-#include "backend/engine/trying.h"
+#include "backend/engine/tuner_run.h"
 #include "backend/execute/slots.h"
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #pragma once
 #include "backend/engine/choice.h"
 #include "backend/engine/operation.h"
-#include "backend/engine/trials.h"
+#include "backend/engine/tuner.h"
 
 /* The last choice of a collective, because most calls repeat it. */
 struct recent {

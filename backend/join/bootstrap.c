@@ -34,7 +34,7 @@
 #include "backend/host/socket.h"
 #include "backend/join/join_result.h"
 #include "backend/join/records.h"
-#include "backend/processes/claims.h"
+#include "backend/processes/host_election.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

@@ -1,5 +1,5 @@
-/* Which ranks are on which hosts. Ranks of one host have proved it to each other (processes/claims.h). TUTTI_HOSTS
- * simulates several hosts on one machine, so that ordinary tests run everything between hosts. */
+/* Which ranks are on which hosts. Ranks of one host have proved it to each other (processes/host_election.h).
+ * TUTTI_HOSTS simulates several hosts on one machine, so that ordinary tests run everything between hosts. */
 #pragma once
 #include "backend/engine/group.h"
 

@@ -1,5 +1,5 @@
-/* The state of processes on other hosts. links.c, which other folders call, shares it with link.c, calls.c and
- * callers.c, which run on the watch thread. registry.lock protects everything here, and no function waits. A function
+/* The state of processes on other hosts. links.c, which other folders call, shares it with link.c, connect.c and
+ * accept.c, which run on the watch thread. registry.lock protects everything here, and no function waits. A function
  * that may end a link is marked, because a peer without users is freed when its link ends. */
 #pragma once
 #include "backend/processes/handshake.h"
@@ -70,12 +70,12 @@ void link_end(struct peer *peer, int error);
 /* Sends what an OPEN link still owes, as far as the window has room. */
 void link_send_owed(struct peer *peer);
 
-/* ---- calls.c: outgoing connections ---- */
+/* ---- connect.c: outgoing connections ---- */
 /* Handles a ready socket. The link may end. */
 void link_connect_on_ready(struct peer *peer);
 /* Starts, retries or gives up a connection attempt. The link may end. */
 void link_connect_tick(struct peer *peer, int64_t now_ms);
-/* ---- callers.c: incoming connections ---- */
+/* ---- accept.c: incoming connections ---- */
 void incoming_links_tick(int64_t now_ms);
 /* Returns true if that process was welcomed and its link is about to open. */
 bool incoming_links_include(const unsigned char nonce[16]);

@@ -183,7 +183,7 @@ void channels_free_all(void);
 /* Forgets the parent's channels in the child. */
 void channels_after_fork(void);
 
-/* ---- claims.c, for the watch thread ---- */
+/* ---- host_election.c, for the watch thread ---- */
 /* Answers a process that asks who claimed a token first. Returns false if the descriptor is not a claim's listener. */
 bool host_elections_answer(int descriptor);
 /* Frees all claims when this process has no users left. */
@@ -191,7 +191,7 @@ void host_elections_free_all(void);
 /* Forgets the parent's claims in the child. */
 void host_elections_after_fork(void);
 
-/* ---- link.c and callers.c, for the watch thread and peers.c ---- */
+/* ---- link.c and accept.c, for the watch thread and peers.c ---- */
 /* Handles a link whose socket is ready. The link may end. */
 void link_on_ready(struct peer *peer);
 /* Handles a ready descriptor of an incoming connection. Returns false if the descriptor is not one of these. */

@@ -1,6 +1,6 @@
 /* Agreement messages of other ranks, as bytes, to a rank that begins, waits, fails and leaves meanwhile; and the
    words that are made of what they say. */
-#include "backend/engine/words.h"
+#include "backend/engine/error_text.h"
 #include "tests/fuzz/input.h"
 
 enum { RANKS = 5, HOSTS = 3, STEPS = 64 };

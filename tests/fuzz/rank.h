@@ -2,7 +2,7 @@
    are posted, and headers of messages from others. What is posted has memory of its own, so that a byte beyond it is
    found. */
 #pragma once
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "tests/fuzz/input.h"
 #include <stdlib.h>
 

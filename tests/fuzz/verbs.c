@@ -3,7 +3,7 @@
    nothing leaves. */
 #include "backend/transports/verbs/verbs.h"
 #include "backend/base/memory.h"
-#include "backend/transports/verbs/greeting.h"
+#include "backend/transports/verbs/handshake.h"
 #include "tests/fuzz/pretended_clock.h"
 #include "tests/fuzz/rank.h"
 #include <endian.h>

@@ -4,7 +4,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/random.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

@@ -1,8 +1,8 @@
 /* The common part of all networks between processes, and the contract of a fabric.
  *
  * A fabric (TCP, UCX, verbs) carries messages of a fixed header and some bytes from process to process, for all groups.
- * Each fabric fills the table below. The rest is common (port.h): links, credit, saved messages, the contract of a
- * transport, and the thread that makes progress while no rank polls.
+ * Each fabric fills the table below. The rest is common (fabric_transport.h): links, credit, saved messages, the
+ * contract of a transport, and the thread that makes progress while no rank polls.
  *
  * Callers hold the lock of a fabric for all its state and all functions below. A fabric reports arrivals and
  * completions within `progress`, on any thread. The port that polls (fabric->polling) handles them at once. Other ports

@@ -1,7 +1,7 @@
 /* Fabric ops and their memory. Freed ops are kept by the power of two of their room, so that a steady load needs no
    allocation. */
 #include "backend/base/memory.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include <stdlib.h>
 
 enum { SMALLEST_ROOM = 256 };

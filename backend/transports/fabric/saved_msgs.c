@@ -1,6 +1,6 @@
 /* Messages that arrived while their port did not poll, or before this process joined their communicator. */
 #include "backend/base/memory.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include <stdlib.h>
 #include <string.h>
 

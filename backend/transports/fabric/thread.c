@@ -3,7 +3,7 @@
    the fabric's file descriptor. It then passes arrivals to the ports and rings the bells of ports that sleep. So sends
    leave and peers get answers while a rank only computes. */
 #include "backend/base/descriptor.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>

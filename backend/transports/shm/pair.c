@@ -54,7 +54,7 @@ bool part_claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *
     return true;
 }
 
-/* ---- long runs are written in the cheaper store mode (ways.h) ---- */
+/* ---- long runs are written in the cheaper store mode (store_modes.h) ---- */
 static enum filling eager_filling(uint64_t bytes)
 {
     return bytes < 2048 ? FILLS_1K : bytes < 4096 ? FILLS_2K : FILLS_4K;

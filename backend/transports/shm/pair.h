@@ -6,13 +6,13 @@
    and one word, `claims`, for a message that both ranks copy together from tensor to tensor.
    A cell or slot becomes visible by its sequence number, which is stored last, so an envelope and its payload travel
    in one line. Shared memory may contain any values: each word is read once, and the ends reject impossible ones
-   (`corrupt`, which stays). Words about store modes (ways.h) may also have any value; they affect only speed.
+   (`corrupt`, which stays). Words about store modes (store_modes.h) may also have any value; they affect only speed.
 
    Credit: the eager messages of a rank that are under way or unexpected at the receiver take at most EAGER_CREDIT
    bytes. The eager part has that size, so it cannot overflow. */
 #pragma once
 #include "backend/transports/pieces.h"
-#include "backend/transports/shm/ways.h"
+#include "backend/transports/shm/store_modes.h"
 
 enum {
     RING_CELLS = 64,
@@ -69,7 +69,7 @@ struct cell {
     union {
         /* The fields of an envelope that is not eager. */
         struct { _Atomic uint64_t id, bytes, block, offset; } about;
-        /* The timing of an eager payload of 1 KiB and more (ways.h), or 0. */
+        /* The timing of an eager payload of 1 KiB and more (store_modes.h), or 0. */
         _Atomic uint64_t timed;
         unsigned char payload[INLINE_BYTES];
     } body;
@@ -92,7 +92,7 @@ struct pair {
     _Alignas(128) _Atomic uint64_t emptied;
     /* The id of a message, and the number of its parts that are taken. */
     _Alignas(128) _Atomic uint64_t claims;
-    /* The reader's choice of store modes (ways.h). */
+    /* The reader's choice of store modes (store_modes.h). */
     _Alignas(128) _Atomic uint64_t ways;
     struct slot slots[PIPE_SLOTS];
     _Alignas(PAIR_PAGE) struct cell cells[RING_CELLS];

@@ -8,7 +8,7 @@
 #pragma once
 #include "backend/processes/handshake.h"
 #include "backend/processes/tls.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include <sys/epoll.h>
 
 enum {

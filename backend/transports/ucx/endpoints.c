@@ -13,7 +13,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/ucx/worker.h"
 #include <stdlib.h>
 #include <string.h>

@@ -221,7 +221,7 @@ int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch
 /* Accounts for the completion of a signalled work request. Returns the fetch that is complete with it, or NULL. */
 struct verbs_xfer *lane_complete_request(struct lane *lane, unsigned request);
 
-/* ---- greeting.c ---- */
+/* ---- handshake.c ---- */
 tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic);
 void datagram_queue_finish(struct nic *nic);
 /* Sends the peer a HELLO which reports that this endpoint is closed. */
@@ -242,7 +242,7 @@ bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint 
 void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch);
 /* Completes every xfer of the endpoint with this reason. */
 void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
-/* ---- box.c ---- */
+/* ---- eager_ring.c ---- */
 /* Builds a message and writes it to the peer's box; returns false if the box or the send queue has no room now. */
 bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
 bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);

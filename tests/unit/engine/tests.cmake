@@ -1,4 +1,4 @@
-foreach(name agreement again choice trials trying collectives messages monitored errors async shared_tensors shared_failures shared_messages crowd
+foreach(name agreement fast_path choice tuner tuner_run collectives messages monitored errors async shared_tensors shared_failures shared_messages crowd
     repeats ring late_reasons one_sided stopped versions prediction uneven queue properties network eviction priority)
   tutti_world(engine/test_${name})
 endforeach()

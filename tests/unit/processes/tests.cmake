@@ -1,4 +1,4 @@
-foreach(name peers peer_deaths peer_strangers views channel claims routes links link_failures link_strangers link_secrets)
+foreach(name peers peer_deaths peer_strangers views channel host_election routes links link_failures link_strangers link_secrets)
   tutti_unit(processes/test_${name} processes)
   target_sources(test_${name} PRIVATE unit/processes/peers_world.c)
 endforeach()

@@ -5,7 +5,7 @@
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #ifdef FAKE_VERBS
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/verbs/verbs.h"
 #include "tests/support/said.h"
 #include "tests/unit/transports/ranks_verbs.h"

@@ -4,7 +4,7 @@
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "tests/unit/transports/ranks.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,7 +3,7 @@
    was closed, touches nothing that is no more. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/ucx/worker.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* Connections that begin, break and begin again: what is lost on the way, and what is left of those that were. */
 #include "backend/base/clock.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/verbs/nic.h"
 #include "backend/transports/verbs/verbs.h"

@@ -1,6 +1,6 @@
 /* Greetings that are none of the process that they name: changed on the way, without its key, of an endpoint that is no
    more, for another process. They change nothing; the one that is right does. */
-#include "backend/transports/verbs/greeting.h"
+#include "backend/transports/verbs/handshake.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 tutti_unit(transports/test_matching transports)
 tutti_unit(transports/test_fabrics transports)
-tutti_unit(transports/test_ways transports)
+tutti_unit(transports/test_store_modes transports)
 set(worlds shm router share transports fabric ucx tcp tcp_strangers storm beside)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
   list(APPEND worlds model)

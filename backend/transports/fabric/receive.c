@@ -2,7 +2,7 @@
    matching. Otherwise it becomes a saved message, which the next poll handles in order. A message that is early because
    others come by another network is saved, too. */
 #include "backend/base/memory.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/pieces.h"
 #include <stdlib.h>
 #include <string.h>

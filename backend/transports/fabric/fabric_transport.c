@@ -1,5 +1,5 @@
 /* The contract of a transport (transport.h), and the polls of a port. */
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"

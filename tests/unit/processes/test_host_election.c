@@ -3,7 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
-#include "backend/processes/claims.h"
+#include "backend/processes/host_election.h"
 #include "backend/processes/registry.h"
 #include "tests/unit/processes/peers_world.h"
 #include <sched.h>

@@ -1,6 +1,6 @@
 /* Formats calls and causes of failure. The text is the same on every rank, because it depends only on the
    declarations. */
-#include "backend/engine/words.h"
+#include "backend/engine/error_text.h"
 #include "backend/base/dtype.h"
 #include "backend/collectives/collectives.h"
 #include "backend/engine/launch.h"

@@ -9,7 +9,7 @@ struct priority_comms {
     int count;
     /* `all` connects all ranks. Its first communicator also serves all other purposes. */
     tutti_comm *all[MOST_LANES];
-    /* `across` connects the ranks with this rank's index on each host; home.c makes it. */
+    /* `across` connects the ranks with this rank's index on each host; placement.c makes it. */
     tutti_comm *across[MOST_LANES];
     /* `of_unit` has the lane of each unit. */
     int *of_unit;                                       /* [units], owned */

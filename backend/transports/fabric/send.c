@@ -4,7 +4,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
-#include "backend/transports/fabric/port.h"
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/pieces.h"
 #include <stdio.h>
 #include <stdlib.h>

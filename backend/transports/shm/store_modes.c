@@ -1,4 +1,4 @@
-#include "backend/transports/shm/ways.h"
+#include "backend/transports/shm/store_modes.h"
 #include "backend/base/ab_test.h"
 #include "backend/base/sorted.h"
 #include <math.h>

@@ -1,7 +1,7 @@
 /* The launcher's interface to trials: which trial a call belongs to, which candidate it runs, and how long it took. */
 #pragma once
 #include "backend/engine/operation.h"
-#include "backend/engine/trials.h"
+#include "backend/engine/tuner.h"
 
 /* Follows TUTTI_TRIALS. `crowded`: ranks share cores, so a time depends more on the other ranks than on the choice. */
 void tuners_init(struct tuners *trials, struct tuning *tuning, bool crowded);

@@ -1,6 +1,6 @@
 /* Each lane has twice the bytes of the more urgent lane before it. So urgent units wait for few bytes. The last units
    wait for many bytes, but those are needed earlier anyway. */
-#include "zero/lanes.h"
+#include "zero/priority_comms.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include <stdlib.h>

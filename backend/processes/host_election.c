@@ -7,7 +7,7 @@
  * still belong to another user: two containers that share a network may both run as "root" and be different users to
  * the kernel. Then a process tries the next name, which differs in a number. A process of the group releases its name
  * only when all have claimed. So processes that can reach each other skip the same names and end at the same one. */
-#include "backend/processes/claims.h"
+#include "backend/processes/host_election.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

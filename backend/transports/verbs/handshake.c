@@ -3,7 +3,7 @@
  * endpoint has a turn, and a HELLO names the known turns of both ends; the receiver recognizes a HELLO of an endpoint
  * that has broken since. A proof covers the whole message (fabric/proofs.c). A process ignores a HELLO with a wrong
  * proof, or for another process. */
-#include "backend/transports/verbs/greeting.h"
+#include "backend/transports/verbs/handshake.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"

@@ -1,4 +1,4 @@
-#include "backend/engine/again.h"
+#include "backend/engine/fast_path.h"
 #include "backend/engine/comm.h"
 
 static bool fast_path_applies(const tutti_comm *comm, const struct call *call, const void *input, const void *output)

@@ -109,7 +109,7 @@ static inline void fabric_link_owe_credit(struct fabric_transport *p, struct fab
     p->owes |= fabric_link_owes_much(link);
 }
 
-/* ---- departure.c: the sending side ---- */
+/* ---- send.c: the sending side ---- */
 enum readiness fabric_link_readiness(struct fabric_transport *p, struct fabric_link *link);
 void fabric_link_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x);
 /* Sends the waiting messages of each link that now has an endpoint. true: the queue of some link is now empty. */
@@ -126,7 +126,7 @@ void fabric_link_mark_broken(struct fabric_transport *p, struct fabric_link *lin
 bool fabric_link_connect(struct fabric_transport *p, struct fabric_link *link);
 /* Records and logs that this network has refused the connection, while another network may carry the messages. */
 void fabric_link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why);
-/* ---- arrival.c: the receiving side ---- */
+/* ---- receive.c: the receiving side ---- */
 /* Handles or saves a message. `data` of an announced message is the descriptor. true: the port keeps it. */
 bool fabric_transport_handle_message(struct fabric_transport *p, struct endpoint *from, const struct header *header,
     void *data, size_t bytes, bool announced);
@@ -143,7 +143,7 @@ void fabric_transport_free_rndvs(struct fabric_transport *p, const struct fabric
 /* Drops the pending rendezvous that this receive has met. true: there was one. */
 bool fabric_link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x);
 
-/* ---- port.c, for reports of a fabric ---- */
+/* ---- fabric_transport.c, for reports of a fabric ---- */
 struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank);
 bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
 /* Saves a message that the port handles in its next poll. */

@@ -5,7 +5,7 @@
 
    A rank may overwrite a slice only when no rank reads it. Each step begins with a message from all ranks that they
    have reached it. Their earlier reads are then over, and later reads wait for the new version. */
-#include "zero/home.h"
+#include "zero/placement.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/pause.h"

@@ -1,4 +1,4 @@
-#include "zero/places.h"
+#include "zero/topology.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include <stdlib.h>

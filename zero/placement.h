@@ -2,8 +2,8 @@
  * updated it. Each rank publishes the version of its slice in memory that the ranks of its host share. */
 #pragma once
 #include "zero/gather.h"
-#include "zero/lanes.h"
-#include "zero/places.h"
+#include "zero/priority_comms.h"
+#include "zero/topology.h"
 #include <stdatomic.h>
 
 struct version { _Alignas(64) _Atomic uint64_t steps; };

@@ -45,7 +45,7 @@ static struct peer *link_find_alive(const unsigned char nonce[16])
     if (peer && peer->state == OPEN) link_on_ready(peer);
     return link_find(nonce);
 }
-/* Decides between a caller and this process's own attempt (calls.c). */
+/* Decides between a caller and this process's own attempt (connect.c). */
 static bool incoming_link_is_superfluous(const unsigned char nonce[16])
 {
     struct peer *peer = link_find_alive(nonce);

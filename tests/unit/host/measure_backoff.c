@@ -1,5 +1,5 @@
 /* Not a test: measures a barrier of 8-byte flags between processes for given rungs of the backoff, to choose the
-   constants of backoff_for_thread. Usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
+   constants of backoff_for_thread. Usage: measure_backoff [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
    COMPUTE_US, the last rank computes for so long before each barrier. Ranks leave the core to those who are missing
    there, as the executor does, unless they are blind. Prints microseconds per barrier, how often a core went from rank
    to rank, and the processor time of all. */
@@ -79,7 +79,7 @@ int main(int count, char **arguments)
     if (blind) { count--; arguments++; }
     int ranks = count > 3 ? atoi(arguments[1]) : 0;
     if (ranks < 1 || ranks > MOST_RANKS) {
-        fprintf(stderr, "usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]\n");
+        fprintf(stderr, "usage: measure_backoff [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]\n");
         return 2;
     }
     struct backoff backoff = { atoi(arguments[2]), atoi(arguments[3]) };

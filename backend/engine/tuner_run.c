@@ -1,4 +1,4 @@
-#include "backend/engine/trying.h"
+#include "backend/engine/tuner_run.h"
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "backend/transports/shm/ways.h"
+#include "backend/transports/shm/store_modes.h"
 #include <stdlib.h>
 
 enum { BYTES = 16384 };
