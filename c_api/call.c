@@ -237,9 +237,9 @@ tutti_status tutti_test(tutti_request *request)
     TRY(request_check_used(request));
     return operation_test(request_get_operation(request));
 }
-tutti_status tutti_hasten(tutti_request *request)
+tutti_status tutti_detach(tutti_request *request)
 {
     TRY(request_check_used(request));
-    operation_hasten(request_get_operation(request));
+    operation_detach(request_get_operation(request));
     return TUTTI_OK;
 }

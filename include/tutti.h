@@ -128,7 +128,7 @@ struct tutti_request {
     void *context;
     /* True: the call returns when the operation is over, although it has a request. */
     bool blocking;
-    /* True: `done` may wait until the program calls wait, test or hasten, or 20 ms. The library then does not hand a
+    /* True: `done` may wait until the program calls wait, test or detach, or 20 ms. The library then does not hand a
        small operation to a thread. */
     bool on_demand;
     /* The library sets this if it refuses the call, see tutti_last_error_is_refusal. */
@@ -148,8 +148,9 @@ struct tutti_request {
 #define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL, 0 }
 /* Returns TUTTI_IN_PROGRESS or the operation's result. Progresses a small operation, without waiting. */
 TUTTI_API tutti_status tutti_test(tutti_request *request);
-/* Undoes on_demand: the operation proceeds although no thread waits for it or tests it. */
-TUTTI_API tutti_status tutti_hasten(tutti_request *request);
+/* Undoes on_demand: the operation proceeds although no thread waits for it or tests it. Its former name still works. */
+TUTTI_API tutti_status tutti_detach(tutti_request *request);
+static inline tutti_status tutti_hasten(tutti_request *request) { return tutti_detach(request); }
 /* Waits for the end and returns the result. A wait longer than timeout_ms > 0 fails the communicator (TIMEOUT). */
 TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);
 
@@ -161,7 +162,7 @@ TUTTI_API tutti_status tutti_queue_create(tutti_queue **out);
 TUTTI_API tutti_status tutti_queue_destroy(tutti_queue *queue);
 /* Takes the request that ended first into *out; tutti_test returns its result. Waits up to timeout_ms. 0 does not wait.
    A negative value waits without limit; the operations' own timeouts apply. Returns IN_PROGRESS and *out NULL if no
-   request ends in time, OK and *out NULL if the queue is empty. Waiting hastens all requests (tutti_hasten). */
+   request ends in time, OK and *out NULL if the queue is empty. Waiting detaches all requests (tutti_detach). */
 TUTTI_API tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_request **out);
 
 /* ---- communicators ---- */
@@ -240,7 +241,7 @@ enum { TUTTI_PRIORITIES = 8 };
 TUTTI_API tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority);
 /* Sets the algorithm of a collective (tutti_collective_name, tutti_algorithm_name) from the next operation on. NULL
    restores the default. All ranks must set the same, and ideally before the first operation: later the ranks may be
-   trying another algorithm (TUTTI_TRIALS), and a difference is a mismatch. */
+   trying another algorithm (TUTTI_TUNER), and a difference is a mismatch. */
 TUTTI_API tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, const char *algorithm);
 
 /* ---- collectives (count: elements of one rank's part, as in NCCL; p: ranks) ---- */
@@ -489,7 +490,7 @@ typedef struct tutti_prediction {
 /* Predicts the algorithm and the time of a collective with even counts, on tensors outside tutti_mem_alloc. It runs
    nothing, and any rank may call it alone; all ranks get the same. bytes: the size of a rank's larger buffer
    (allreduce: count elements; allgather: p * count). The result is the cost model's choice; operations on one host may
-   try others (TUTTI_TRIALS). collective, algorithm: as in tutti_comm_set_algorithm; algorithm NULL predicts the
+   try others (TUTTI_TUNER). collective, algorithm: as in tutti_comm_set_algorithm; algorithm NULL predicts the
    communicator's choice. Waits while another thread is in a blocking call of the group. INVALID_ARGUMENT, with the
    nearest name, for an unknown name, and for an algorithm that the group's hosts exclude. */
 TUTTI_API tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const char *algorithm, size_t bytes,

@@ -3,7 +3,7 @@
  * A model is a list of *units*, for example its layers. The parameters of a unit have one element type and lie one
  * after another in the unit's *flat* array. The array is cut into one *slice* for each rank. The library sums the
  * gradients of a slice to its rank. That rank keeps the optimizer's moments of its slice alone, updates the slice, and
- * distributes it. The unit's *placement* (tutti_zero_home) selects where the arrays live:
+ * distributes it. The unit's *placement* (tutti_zero_placement) selects where the arrays live:
  *     SHARED       Each host has one copy, in pages that all its ranks map. A rank that updates its slice updates it
  *                  for the whole host; bytes move only between hosts. (ZeRO stage 3 without its gathers.)
  *     REPLICATED   Each rank has a whole copy; all ranks gather updated slices (stages 1 and 2).
@@ -34,13 +34,13 @@
 extern "C" {
 #endif
 typedef struct tutti_zero tutti_zero;
-typedef enum tutti_zero_home {
+typedef enum tutti_zero_placement {
     TUTTI_ZERO_SHARED,
     TUTTI_ZERO_REPLICATED,
     TUTTI_ZERO_SHARDED,
     TUTTI_ZERO_WHOLE,
-    TUTTI_ZERO_HOMES
-} tutti_zero_home;
+    TUTTI_ZERO_PLACEMENTS
+} tutti_zero_placement;
 /* The rule by which `step` updates a slice. MOMENTUM is SGD with momentum, without dampening. With NONE the caller
    updates the pieces between tutti_zero_claim and tutti_zero_publish. */
 typedef enum tutti_zero_rule {
@@ -111,7 +111,7 @@ typedef struct tutti_zero_config {
     const tutti_zero_parameter *parameter;              /* [parameters], copied */
     /* The type is FLOAT32, or BFLOAT16 with updates in float32. */
     const tutti_dtype *dtype;                           /* [units], copied */
-    tutti_zero_home home;
+    tutti_zero_placement placement;
     tutti_zero_rule rule;
     /* The number of gradient buffers for units of one length. 0 selects two. WHOLE has as many as units. */
     int buffers;

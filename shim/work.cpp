@@ -348,7 +348,7 @@ void PendingCopy::settle()
         if (!brought_ && !alive) return;
     }
     if (alive) {
-        alive->hasten();
+        alive->detach();
         operation_->over.wait(false);
     }
     enqueue();
@@ -462,11 +462,11 @@ bool Work::wait(std::chrono::milliseconds timeout)
 }
 
 /* ---- futures ---- */
-void Work::hasten() const
+void Work::detach() const
 {
     if (!settled_)
         for_each_operation([](const Operation &operation) {
-            if (!operation.over) tutti_hasten(&operation.request);
+            if (!operation.over) tutti_detach(&operation.request);
         });
 }
 /* Other ranks may be threads of this process and need the GIL before they make their call. */
@@ -474,7 +474,7 @@ void Work::wait_without_gil()
 {
     std::optional<pybind11::gil_scoped_release> released;
     if (PyGILState_Check()) released.emplace();
-    hasten();
+    detach();
     for_each_operation([](const Operation &operation) { operation.over.wait(false); });
 }
 /* Ensures that the Work ends without a waiter, and that a thread can complete its future. */
@@ -482,7 +482,7 @@ void Work::prepare_future()
 {
     if (settled_) return;
     communicator_->check_process();
-    blocking_futures_ || !Futures::has_thread() ? wait_without_gil() : hasten();
+    blocking_futures_ || !Futures::has_thread() ? wait_without_gil() : detach();
 }
 FuturePointer Work::find_or_make(FuturePointer &future, c10::function_ref<FuturePointer()> make)
 {

@@ -63,7 +63,7 @@ class Work final : public c10d::Work {
     void start_clock() { begun_ = std::chrono::steady_clock::now(); }
 
     /* Hands the operations to the core's progress thread, so that they end without a waiting caller. */
-    void hasten() const;
+    void detach() const;
     bool isCompleted() override;
     bool isSuccess() const override;
     std::exception_ptr exception() const override;

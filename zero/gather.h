@@ -11,7 +11,7 @@ enum wholeness { CLOSED, GATHERING, WHOLE };
 struct gathered_unit {
     /* `flat` is the whole array, which has pages only at times. `slice` is this rank's part. */
     void *flat, *slice;                                 /* owned */
-    /* The gather uses this request while the unit is COMING. */
+    /* The gather uses this request while the unit is GATHERING. */
     tutti_request request;
     struct trace_span span;
     enum wholeness state;

@@ -88,7 +88,8 @@ static void partition_find_pieces(struct partition *partition)
 tutti_status partition_init(struct partition *partition, const tutti_zero_config *c, int rank, int ranks)
 {
     int next = 0;
-    *partition = (struct partition){ .rank = rank, .ranks = ranks, .slices = c->home == TUTTI_ZERO_WHOLE ? 1 : ranks };
+    *partition =
+        (struct partition){ .rank = rank, .ranks = ranks, .slices = c->placement == TUTTI_ZERO_WHOLE ? 1 : ranks };
     TRY(config_check_model(c));
     partition->parameters = c->parameters;
     partition->units = c->units;
@@ -117,10 +118,10 @@ static uint64_t digest_mix_number(uint64_t digest, uint64_t number)
 }
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *c)
 {
-    uint64_t digest =
-        digest_mix_number(digest_mix_number(digest_mix_number(0, (uint64_t)partition->parameters), (uint64_t)c->home),
-            (uint64_t)c->rule);
-    digest = digest_mix_number(digest, c->home == TUTTI_ZERO_SHARDED ? (uint64_t)c->prefetch : (uint64_t)c->ahead);
+    uint64_t digest = digest_mix_number(digest_mix_number(digest_mix_number(0, (uint64_t)partition->parameters),
+                                            (uint64_t)c->placement),
+        (uint64_t)c->rule);
+    digest = digest_mix_number(digest, c->placement == TUTTI_ZERO_SHARDED ? (uint64_t)c->prefetch : (uint64_t)c->ahead);
     for (int i = 0; i < partition->parameters; i++) {
         const struct place_of_parameter *p = &partition->parameter[i];
         digest = digest_mix_number(digest_mix_number(digest_mix_number(digest_mix_number(digest, p->count), p->offset),

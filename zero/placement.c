@@ -46,7 +46,7 @@ static tutti_status placement_allocate_unit(struct zero_placement *h, int unit)
 {
     struct placed_unit *placed = &h->placed[unit];
     size_t bytes = partition_bytes(h->partition, unit);
-    placed->home = h;
+    placed->placement = h;
     if (h->kind == TUTTI_ZERO_SHARED) {
         placed->versions_here = h->versions + (size_t)unit * (size_t)h->places.here;
         return tutti_mem_alloc_common(&placed->flat, bytes, h->lanes->all[0]);
@@ -58,7 +58,7 @@ tutti_status placement_init(struct zero_placement *h, const struct partition *pa
 {
     tutti_comm *all = lanes->all[0];
     *h = (struct zero_placement){
-        .kind = c->home, .partition = partition, .lanes = lanes, .control_comm = control_comm, .trace = trace
+        .kind = c->placement, .partition = partition, .lanes = lanes, .control_comm = control_comm, .trace = trace
     };
     h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
     if (h->kind == TUTTI_ZERO_SHARDED)
@@ -140,7 +140,7 @@ void *placement_flat(const struct zero_placement *h, int unit)
 /* ---- publishing ---- */
 static void placed_unit_publish_version(struct placed_unit *placed)
 {
-    atomic_store_explicit(&placed->versions_here[placed->home->places.index].steps, placed->steps,
+    atomic_store_explicit(&placed->versions_here[placed->placement->places.index].steps, placed->steps,
         memory_order_release);
 }
 /* Runs on the thread that finishes the gather. */

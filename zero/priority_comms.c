@@ -14,7 +14,7 @@ static tutti_status priority_comms_open(struct priority_comms *l, tutti_comm *fr
 tutti_status priority_comms_init(struct priority_comms *l, const struct partition *partition,
     const tutti_zero_config *c)
 {
-    *l = (struct priority_comms){ .count = c->ahead && c->home != TUTTI_ZERO_SHARDED ? MOST_LANES : 1 };
+    *l = (struct priority_comms){ .count = c->ahead && c->placement != TUTTI_ZERO_SHARDED ? MOST_LANES : 1 };
     l->of_unit = memory_alloc_zeroed((size_t)partition->units, sizeof *l->of_unit);
     if (!l->of_unit) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
     for (int i = 0; i < l->count; i++) TRY(priority_comms_open(l, c->comm, 0, partition->rank, &l->all[i], i));

@@ -15,7 +15,8 @@ struct sums {
     /* `lost` has the residual of each side's slice, or is NULL. */
     float **lost;                                       /* [units], owned */
 };
-/* A sum first waits for `here` (ADDING), then for the exchange of lengths (TELLING), then for `request` (MOVING). */
+/* A sum first waits for `here` (STAGE_HOST_SUM), then for the exchange of lengths, then for `request`
+   (STAGE_SENDING). */
 enum stage { STAGE_SENDING, STAGE_HOST_SUM, STAGE_LENGTHS };
 struct gradient_sum {
     int unit;

@@ -17,7 +17,7 @@
 enum { DRAIN_MS = 2000, MOST_PREFETCH = 1000, LOOK_NS = 10000, ALL_UNITS = -1 };
 struct tutti_zero {
     struct partition partition;
-    struct zero_placement home;
+    struct zero_placement placement;
     struct reducer reducer;
     struct optimizer optimizer;
     /* `lanes` carry large messages, `word` small ones that ranks wait for. `async` is NULL without async steps. */
@@ -43,7 +43,7 @@ static void zero_abort_comms(tutti_zero *z)
 {
     priority_comms_abort(&z->lanes);
     if (z->control_comm) tutti_comm_abort(z->control_comm);
-    placement_abort_comms(&z->home);
+    placement_abort_comms(&z->placement);
     exchange_abort_comms(&z->reducer.sums.exchange);
 }
 static tutti_status zero_keep_failure(tutti_zero *z, tutti_status status)
@@ -90,7 +90,7 @@ static tutti_status zero_check_unit(const tutti_zero *z, int unit)
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d does not exist; there are %d", unit,
         z->partition.units);
 }
-static bool zero_is_sharded(const tutti_zero *z) { return z->home.kind == TUTTI_ZERO_SHARDED; }
+static bool zero_is_sharded(const tutti_zero *z) { return z->placement.kind == TUTTI_ZERO_SHARDED; }
 static tutti_status config_check_struct(const tutti_zero_config *c)
 {
     if (c->struct_size != sizeof *c)
@@ -102,12 +102,12 @@ static tutti_status config_check_struct(const tutti_zero_config *c)
 }
 static tutti_status config_check_choices(const tutti_zero_config *c)
 {
-    if ((unsigned)c->home >= TUTTI_ZERO_HOMES || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0
+    if ((unsigned)c->placement >= TUTTI_ZERO_PLACEMENTS || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0
         || c->prefetch < 0 || c->prefetch > MOST_PREFETCH)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: home %d, rule %d, %d buffers, %d units gathered ahead: one of these is out of range", (int)c->home,
-            (int)c->rule, c->buffers, c->prefetch);
-    if (c->home == TUTTI_ZERO_WHOLE && c->compression.form != TUTTI_COMPRESS_NONE)
+            "zero: placement %d, rule %d, %d buffers, %d units gathered ahead: one of these is out of range",
+            (int)c->placement, (int)c->rule, c->buffers, c->prefetch);
+    if (c->placement == TUTTI_ZERO_WHOLE && c->compression.form != TUTTI_COMPRESS_NONE)
         return status_refuse(TUTTI_UNSUPPORTED,
             "zero: gradients that are summed on all ranks are not packed here; use a tutti_compressor, or divide "
             "the optimizer state (REPLICATED)");
@@ -135,13 +135,13 @@ static tutti_status zero_update_unit(tutti_zero *z, int unit)
     struct reducer *r = &z->reducer;
     TRY(reducer_complete_unit(r, unit));
     /* A unit that was not used since the last step may still be gathering. */
-    TRY(placement_await(&z->home, unit, z->steps - 1));
+    TRY(placement_await(&z->placement, unit, z->steps - 1));
     int64_t began_ns = trace_now(&z->trace);
     if (!z->updates) optimizer_copy_to_slice(&z->optimizer, unit);
     else if (r->unit[unit].rounds)
         optimizer_update_unit(&z->optimizer, unit, r->unit[unit].sum, r->used, z->rates, z->scale);
     trace_record(&z->trace, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
-    return placement_publish(&z->home, unit, z->steps);
+    return placement_publish(&z->placement, unit, z->steps);
 }
 /* Updates units in the order of their sums; async steps use the order of next use. Each is the same on all ranks. */
 static tutti_status zero_update_units(tutti_zero *z)
@@ -153,7 +153,7 @@ static tutti_status zero_update_units(tutti_zero *z)
         if (z->async) async_step_complete_unit(z->async, unit, z->steps);
     }
     TRY(reducer_begin_step(&z->reducer));
-    return placement_end_update(&z->home);
+    return placement_end_update(&z->placement);
 }
 static tutti_status zero_run_async_step(void *zero)
 {
@@ -169,7 +169,7 @@ static tutti_status zero_take_step(tutti_zero *z, const tutti_zero_rates *rates,
 {
     int64_t began_ns = trace_now(&z->trace);
     if (!z->claimed) TRY(zero_await_ranks(z));
-    TRY(placement_begin_update(&z->home));
+    TRY(placement_begin_update(&z->placement));
     z->updates = rates;
     z->scale = scale;
     for (int g = 0; rates && g < z->partition.groups; g++) z->rates[g] = rates[g];
@@ -196,7 +196,7 @@ static tutti_status zero_compare_models(const tutti_zero *z, const tutti_zero_co
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
         "zero: rank %d has another model than another rank: parameters must have the same shapes and types, and be "
-        "in the same units and groups, and the home, the optimizer and the compression be the same, on all ranks",
+        "in the same units and groups, and the placement, the optimizer and the compression be the same, on all ranks",
         z->partition.rank);
 }
 static tutti_status zero_init_parts(tutti_zero *z, const tutti_zero_config *c)
@@ -206,12 +206,12 @@ static tutti_status zero_init_parts(tutti_zero *z, const tutti_zero_config *c)
     TRY(zero_compare_models(z, c, mine));
     TRY(priority_comms_init(&z->lanes, &z->partition, c));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->control_comm));
-    TRY(placement_init(&z->home, &z->partition, c, &z->lanes, z->control_comm, &z->trace));
+    TRY(placement_init(&z->placement, &z->partition, c, &z->lanes, z->control_comm, &z->trace));
     TRY(reducer_init(&z->reducer, &z->partition, c, &z->lanes, z->control_comm, &z->trace));
     TRY(optimizer_init(&z->optimizer, &z->partition, c->rule));
     z->rates = memory_alloc_zeroed((size_t)z->partition.groups, sizeof *z->rates);
     if (!z->rates) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d groups", z->partition.groups);
-    bool ahead = c->ahead && c->rule != TUTTI_ZERO_NONE && c->home != TUTTI_ZERO_SHARDED;
+    bool ahead = c->ahead && c->rule != TUTTI_ZERO_NONE && c->placement != TUTTI_ZERO_SHARDED;
     return ahead ? async_step_create(z->partition.units, zero_run_async_step, z, &z->async) : TUTTI_OK;
 }
 tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
@@ -243,7 +243,7 @@ static void zero_drain_and_stop(tutti_zero *z)
     bool over = !z->async || async_step_await_until(z->async, until_ms);
     bool midway = !over || (z->reducer.partition && !reducer_is_at_rest(&z->reducer));
     if (midway && !z->failure) zero_abort_comms(z);
-    else if (!z->failure && z->home.partition) placement_await_until(&z->home, until_ms);
+    else if (!z->failure && z->placement.partition) placement_await_until(&z->placement, until_ms);
     async_step_destroy(z->async);
 }
 tutti_status tutti_zero_destroy(tutti_zero *z)
@@ -253,7 +253,7 @@ tutti_status tutti_zero_destroy(tutti_zero *z)
     /* Operations use the memory below until this has ended them. */
     priority_comms_finish(&z->lanes);
     tutti_comm_destroy(z->control_comm);
-    if (z->home.partition) placement_finish(&z->home);
+    if (z->placement.partition) placement_finish(&z->placement);
     if (z->reducer.partition) reducer_finish(&z->reducer);
     if (z->optimizer.partition) optimizer_finish(&z->optimizer);
     partition_finish(&z->partition);
@@ -266,13 +266,13 @@ void *tutti_zero_parameter_at(const tutti_zero *z, int parameter)
 {
     if (!z || parameter < 0 || parameter >= z->partition.parameters) return NULL;
     const struct place_of_parameter *p = &z->partition.parameter[parameter];
-    return (char *)placement_flat(&z->home, p->unit) + p->offset * z->partition.unit[p->unit].element;
+    return (char *)placement_flat(&z->placement, p->unit) + p->offset * z->partition.unit[p->unit].element;
 }
 static tutti_status zero_set_first_values(tutti_zero *z)
 {
-    TRY(placement_broadcast_values(&z->home));
+    TRY(placement_broadcast_values(&z->placement));
     for (int u = 0; u < z->partition.units; u++)
-        TRY(optimizer_set_slice(&z->optimizer, u, placement_slice(&z->home, u)));
+        TRY(optimizer_set_slice(&z->optimizer, u, placement_slice(&z->placement, u)));
     /* All ranks have read before any rank writes. */
     return tutti_barrier(z->control_comm, NULL);
 }
@@ -283,7 +283,7 @@ tutti_status tutti_zero_begin(tutti_zero *z)
     TRY(async_step_await_end(z->async));
     z->begun = true;
     z->claimed = false;
-    tutti_status status = placement_claim_units(&z->home, z->steps);
+    tutti_status status = placement_claim_units(&z->placement, z->steps);
     return zero_keep_failure(z, status == TUTTI_OK ? zero_set_first_values(z) : status);
 }
 
@@ -293,7 +293,7 @@ static tutti_status zero_use_unit(tutti_zero *z, int unit, bool backward)
     TRY(zero_check_unit(z, unit));
     int64_t began_ns = trace_now(&z->trace);
     TRY(async_step_await_unit(z->async, unit, z->steps));
-    TRY(zero_keep_failure(z, placement_use(&z->home, unit, z->steps, backward)));
+    TRY(zero_keep_failure(z, placement_use(&z->placement, unit, z->steps, backward)));
     trace_record(&z->trace, TUTTI_ZERO_USED, unit, began_ns, 0);
     return TUTTI_OK;
 }
@@ -302,20 +302,20 @@ tutti_status tutti_zero_use_backward(tutti_zero *z, int unit) { return zero_use_
 tutti_status tutti_zero_release(tutti_zero *z, int unit)
 {
     TRY(zero_check_unit(z, unit));
-    if (zero_is_sharded(z)) gatherer_release(&z->home.gatherer, unit);
+    if (zero_is_sharded(z)) gatherer_release(&z->placement.gatherer, unit);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_keep(tutti_zero *z, bool kept)
 {
     TRY(zero_check_and_await(z));
-    return zero_keep_failure(z, placement_keep_units(&z->home, z->steps, kept));
+    return zero_keep_failure(z, placement_keep_units(&z->placement, z->steps, kept));
 }
 tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
 {
     int64_t began_ns = z ? trace_now(&z->trace) : 0;
     TRY(zero_check_parameter(z, parameter));
     int unit = z->partition.parameter[parameter].unit;
-    if (zero_is_sharded(z)) TRY(gatherer_check_unit_whole(&z->home.gatherer, unit));
+    if (zero_is_sharded(z)) TRY(gatherer_check_unit_whole(&z->placement.gatherer, unit));
     TRY(zero_keep_failure(z, reducer_get_gradient_address(&z->reducer, parameter, out, adds)));
     if (trace_now(&z->trace) > began_ns + LOOK_NS) trace_record(&z->trace, TUTTI_ZERO_ASKED, unit, began_ns, 0);
     return TUTTI_OK;
@@ -324,7 +324,7 @@ tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
 {
     TRY(zero_check_parameter(z, parameter));
     TRY(zero_keep_failure(z, reducer_mark_ready(&z->reducer, parameter)));
-    if (zero_is_sharded(z)) gatherer_count_gradient(&z->home.gatherer, z->partition.parameter[parameter].unit);
+    if (zero_is_sharded(z)) gatherer_count_gradient(&z->placement.gatherer, z->partition.parameter[parameter].unit);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_hold(tutti_zero *z, bool held)
@@ -371,7 +371,7 @@ tutti_status tutti_zero_claim(tutti_zero *z)
 {
     TRY(zero_check_and_await(z));
     if (!reducer_is_at_rest(&z->reducer)) return zero_keep_failure(z, zero_settle_and_claim(z));
-    return zero_keep_failure(z, placement_claim_units(&z->home, z->steps));
+    return zero_keep_failure(z, placement_claim_units(&z->placement, z->steps));
 }
 tutti_status tutti_zero_publish(tutti_zero *z)
 {
@@ -421,17 +421,17 @@ tutti_status tutti_zero_get_piece(const tutti_zero *z, int parameter, tutti_zero
 tutti_status tutti_zero_claim_pieces(tutti_zero *z)
 {
     TRY(zero_check_and_await(z));
-    return zero_keep_failure(z, placement_claim_pieces(&z->home, z->steps));
+    return zero_keep_failure(z, placement_claim_pieces(&z->placement, z->steps));
 }
 static tutti_status zero_begin_pieces(tutti_zero *z)
 {
-    TRY(placement_begin_update(&z->home));
+    TRY(placement_begin_update(&z->placement));
     z->claimed = false;
     z->steps++;
     z->writes++;
     for (int u = 0; u < z->partition.units; u++) {
         optimizer_copy_to_slice(&z->optimizer, u);
-        TRY(placement_publish(&z->home, u, z->steps));
+        TRY(placement_publish(&z->placement, u, z->steps));
     }
     return TUTTI_OK;
 }
@@ -483,17 +483,18 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     if (!out || out->struct_size != sizeof *out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
     *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps - z->writes };
-    out->waited_use_ns = z->home.waited_ns + z->home.gatherer.waited_ns + (z->async ? z->async->waited_ns : 0);
-    out->unforeseen = z->home.gatherer.unforeseen;
+    out->waited_use_ns =
+        z->placement.waited_ns + z->placement.gatherer.waited_ns + (z->async ? z->async->waited_ns : 0);
+    out->unforeseen = z->placement.gatherer.unforeseen;
     out->waited_sums_ns = z->reducer.waited_ns;
     out->late_units = z->reducer.late_units;
     out->sum_bytes = z->reducer.sum_bytes;
-    out->moved_bytes = z->home.moved_bytes + z->home.gatherer.moved_bytes;
+    out->moved_bytes = z->placement.moved_bytes + z->placement.gatherer.moved_bytes;
     out->gradient_bytes = z->reducer.gradient_bytes + z->reducer.sums.lost_bytes;
     out->packed_bytes = z->reducer.sums.packed_bytes;
     out->state_bytes = z->optimizer.state_bytes;
-    out->parameter_bytes = z->home.gatherer.most_bytes;
+    out->parameter_bytes = z->placement.gatherer.most_bytes;
     for (int u = 0; u < z->partition.units; u++)
-        out->parameter_bytes += partition_bytes(&z->partition, u) / placement_count_copy_ranks(&z->home);
+        out->parameter_bytes += partition_bytes(&z->partition, u) / placement_count_copy_ranks(&z->placement);
     return TUTTI_OK;
 }

@@ -22,7 +22,26 @@ int settings_table(const struct settings_row **out)
     return ROWS;
 }
 
-const char *settings_read_variable(const char *variable) { return getenv(variable); }
+/* Former names of settings. They are read for one release, with a warning. */
+static const struct former_name {
+    const char *before, *now;
+} former_names[] = {
+    { "TUTTI_PAUSES", "TUTTI_SPINS" },
+    { "TUTTI_VERBS_SERVICE_LEVEL", "TUTTI_VERBS_SL" },
+    { "TUTTI_VERBS_TRAFFIC_CLASS", "TUTTI_VERBS_TC" },
+    { "TUTTI_VERBS_RETRIES", "TUTTI_VERBS_RETRY_CNT" },
+    { "TUTTI_SILENCE_MS", "TUTTI_PEER_TIMEOUT_MS" },
+    { "TUTTI_TRIALS", "TUTTI_TUNER" },
+    { "TUTTI_FIGURES", "TUTTI_MACHINE" },
+};
+enum { FORMER_NAMES = sizeof former_names / sizeof *former_names };
+const char *settings_read_variable(const char *variable)
+{
+    const char *given = getenv(variable);
+    for (int i = 0; !given && i < FORMER_NAMES; i++)
+        if (strcmp(former_names[i].now, variable) == 0) given = getenv(former_names[i].before);
+    return given;
+}
 
 /* ---- nearest name ---- */
 static int int_smallest_of_three(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
@@ -65,6 +84,17 @@ static bool settings_name_is_known(const char *name, size_t length)
         if (strlen(rows[i].variable) == length && strncmp(rows[i].variable, name, length) == 0) return true;
     return false;
 }
+/* Returns false if `name` is no former name. */
+static bool settings_warn_former(const char *name)
+{
+    int i = 0;
+    while (i < FORMER_NAMES && strcmp(former_names[i].before, name) != 0) i++;
+    if (i == FORMER_NAMES) return false;
+    const char *now = former_names[i].now;
+    if (getenv(now)) LOG(WARN, "%s is ignored, because %s, its new name, is set", name, now);
+    else LOG(WARN, "%s is now called %s; the next version will not read the old name", name, now);
+    return true;
+}
 static void settings_warn_unknown(void)
 {
     for (char **entry = environ; entry && *entry; entry++) {
@@ -73,6 +103,7 @@ static void settings_warn_unknown(void)
             continue;
         char name[NAME_BYTES] = "";
         memcpy(name, *entry, (size_t)(end - *entry) < NAME_BYTES - 1 ? (size_t)(end - *entry) : NAME_BYTES - 1);
+        if (settings_warn_former(name)) continue;
         const char *near = settings_find_nearest(name, settings_row_name, NULL);
         LOG(WARN, "unknown setting %s%s%s%s", name, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
     }
@@ -80,7 +111,7 @@ static void settings_warn_unknown(void)
 static void read_TEXT(const char **field, const char *variable, const char *value, const char *range)
 {
     (void)range;
-    const char *given = getenv(variable);
+    const char *given = settings_read_variable(variable);
     /* A test may have read the settings before. */
     if (*field && strcmp(*field, value) != 0) free((void *)(uintptr_t)*field);
     *field = given && strcmp(given, value) != 0 ? strdup(given) : value;
@@ -95,7 +126,7 @@ static bool settings_number_is_within(int64_t number, const char *range)
 }
 static void read_NUMBER(int64_t *field, const char *variable, const char *value, const char *range)
 {
-    const char *given = getenv(variable);
+    const char *given = settings_read_variable(variable);
     char *end = NULL;
     errno = 0;
     *field = strtoll(given ? given : value, &end, 10);

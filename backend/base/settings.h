@@ -19,7 +19,7 @@
       "below 4096 count as 4096; between hosts at most 8 MiB are in flight)") \
     X(slots, "TUTTI_SLOTS", NUMBER, "0", "0 to 8", \
       "tiles in flight (0: 2 or 3 on one host, as many as the cache holds; 4 with messages)") \
-    X(pauses, "TUTTI_PAUSES", NUMBER, "-1", "-1 or more", \
+    X(spins, "TUTTI_SPINS", NUMBER, "-1", "-1 or more", \
       "polls before a waiting thread yields (-1: derived from the cost of a sleep)") \
     X(yields, "TUTTI_YIELDS", NUMBER, "-1", "-1 or more", \
       "yields before a waiting thread sleeps (-1: derived from the cost of a sleep)") \
@@ -43,19 +43,19 @@
       "index of the address in the port's GID table (-1: the RoCE v2 address on the interface between hosts)") \
     X(verbs_mtu, "TUTTI_VERBS_MTU", NUMBER, "0", "0 to 4096", \
       "path MTU between RDMA ports: 256, 512, 1024, 2048 or 4096 bytes (0: the MTU of the port)") \
-    X(verbs_service_level, "TUTTI_VERBS_SERVICE_LEVEL", NUMBER, "0", "0 to 15", \
+    X(verbs_sl, "TUTTI_VERBS_SL", NUMBER, "0", "0 to 15", \
       "service level of RDMA packets (InfiniBand: selects the virtual lane; RoCE: the priority)") \
-    X(verbs_traffic_class, "TUTTI_VERBS_TRAFFIC_CLASS", NUMBER, "0", "0 to 255", \
+    X(verbs_tc, "TUTTI_VERBS_TC", NUMBER, "0", "0 to 255", \
       "traffic class of RDMA packets (RoCE v2: its upper six bits are the DSCP)") \
     X(verbs_timeout, "TUTTI_VERBS_TIMEOUT", NUMBER, "17", "1 to 31", \
       "time an RDMA device waits for an acknowledgement before it sends again: n is 4.096 microseconds times 2^n") \
-    X(verbs_retries, "TUTTI_VERBS_RETRIES", NUMBER, "6", "0 to 7", \
+    X(verbs_retry_cnt, "TUTTI_VERBS_RETRY_CNT", NUMBER, "6", "0 to 7", \
       "retransmissions of an RDMA device before a connection counts as broken (7: without limit where RoCE is " \
       "emulated)") \
     X(verbs_rails, "TUTTI_VERBS_RAILS", NUMBER, "1", "1 to 4", \
       "queue pairs between two processes that share large messages, on the nearest ports in turn; the smaller " \
       "number of the two processes is used") \
-    X(peer_timeout_ms, "TUTTI_SILENCE_MS", NUMBER, "5000", "1000 to 60000", \
+    X(peer_timeout_ms, "TUTTI_PEER_TIMEOUT_MS", NUMBER, "5000", "1000 to 60000", \
       "time without a message from another host after which its ranks count as lost, in milliseconds") \
     X(secret_file, "TUTTI_SECRET_FILE", TEXT, "", "", \
       "file with a secret that processes must know in addition to the key from the store: the same on all hosts, " \
@@ -72,10 +72,10 @@
     X(single_copy, "TUTTI_SINGLE_COPY", NUMBER, "-1", "-1 to 1", \
       "reads tensors of other processes directly through the kernel (single copy) instead of through shared " \
       "memory: 0 no, 1 in all operations that look where tensors lie, -1 where it is faster") \
-    X(trials, "TUTTI_TRIALS", NUMBER, "1", "0 to 2", \
+    X(tuner, "TUTTI_TUNER", NUMBER, "1", "0 to 2", \
       "now and then runs an operation on one host in another way than the one predicted to be fastest, and " \
       "measures it: 0 no, 1 yes, 2 all the time, whatever it costs (for tests)") \
-    X(parameters, "TUTTI_FIGURES", TEXT, "", "", \
+    X(parameters, "TUTTI_MACHINE", TEXT, "", "", \
       "machine parameters that replace the measured ones, as in line=300,fetch=0.05 (tutti model lists their " \
       "names)")
 

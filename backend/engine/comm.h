@@ -1,6 +1,6 @@
 /* A communicator: one rank's membership of a group. The type of each part tells who may use it. The group is constant
- * once joined. Any thread may use the gate. The progress thread owns the listing. The driver, the thread that holds
- * gate.driver, owns all other parts. */
+ * once joined. Any thread may use `submission`. The progress thread owns `progress_entry`. The driver, the thread that
+ * holds submission.driver, owns all other parts. */
 #pragma once
 #include "backend/engine/agreement.h"
 #include "backend/engine/deferral.h"

@@ -12,7 +12,7 @@ static bool operation_is_urgent(const struct operation *op)
 {
     const tutti_request *request = op->request;
     return !request || (request->done && !request->on_demand)
-        || atomic_load_explicit(&op->hastened, memory_order_relaxed);
+        || atomic_load_explicit(&op->detached, memory_order_relaxed);
 }
 static bool operations_are_deferrable(const tutti_comm *comm, const struct operation *op)
 {

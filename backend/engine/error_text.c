@@ -51,7 +51,7 @@ static void error_text_add_details(const struct declaration *d, char *out, size_
     if (d->counts && used < bytes)
         used +=
             (size_t)snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
-    if (d->trial && used < bytes) snprintf(out + used, bytes - used, ", trying another way (TUTTI_TRIALS)");
+    if (d->tuner && used < bytes) snprintf(out + used, bytes - used, ", trying another way (TUTTI_TUNER)");
 }
 void error_text_of_disagreement(const struct group *g, int rank, const struct declaration *call, int other,
     const struct declaration *its_call, char *out, size_t bytes)

@@ -1,5 +1,5 @@
 /* The fast path of repeated calls. Programs repeat small operations with the same buffers. Once a kind of call has
- * settled, it needs no more choices, trials or look-ups. The next equal call reuses the checks and the bindings of the
+ * settled, it needs no more choices, tuner or look-ups. The next equal call reuses the checks and the bindings of the
  * last one. It becomes an operation only if a peer is late. */
 #pragma once
 #include "backend/engine/launch.h"

@@ -49,14 +49,14 @@ static void choice_limit_cutting(const tutti_comm *comm, const struct uneven *un
     if (uneven && !uneven_is_equal_on_ranks(uneven)) c->tile_bytes = SIZE_MAX;
     else if (c->tile_bytes > most) c->tile_bytes = most;
 }
-/* Informs the trial about the placement. If this call looked first, or was to read, only because of the trial, the
+/* Informs the tuner about the placement. If this call looked first, or was to read, only because of the tuner, the
    candidate lasts as long as tensors keep that placement. */
 static void tuner_update_placement(const struct launcher *l, const struct question *question, const struct recent *r,
     const struct choice *predicted)
 {
     bool tries_to_look = l->plans_late && !r->selects_late, tries_to_read = choice_code_reads(l->code) && !r->may_read;
-    if (r->trial && (tries_to_look || tries_to_read)) tuner_report_placement(r->trial, question->placement);
-    else if (r->trial) tuner_set_placement(r->trial, question, predicted);
+    if (r->tuner && (tries_to_look || tries_to_read)) tuner_report_placement(r->tuner, question->placement);
+    else if (r->tuner) tuner_set_placement(r->tuner, question, predicted);
 }
 /* Chooses the algorithm, unless the call asks for one, and how the message is cut. */
 static tutti_status launch_choose_algorithm(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
@@ -186,8 +186,8 @@ static tutti_status launch_choose_early(tutti_comm *comm, const struct operation
     bool stage_inputs, struct recent *out)
 {
     size_t bytes = operation_early_bytes(comm, op);
-    struct tuner *trial;
-    TRY(tuners_find_for_call(comm, op, asked, stage_inputs, message_bytes(comm, op), &trial));
+    struct tuner *tuner;
+    TRY(tuners_find_for_call(comm, op, asked, stage_inputs, message_bytes(comm, op), &tuner));
     struct recent r = { .bytes = operation_choice_bytes(comm, op),
         .uneven = op->uneven != NULL,
         .root = op->root,
@@ -201,8 +201,8 @@ static tutti_status launch_choose_early(tutti_comm *comm, const struct operation
     r.algorithm = choice.algorithm;
     r.selects_late = op->uneven || (bytes && choice_selects_late(&comm->launcher.chooser, &choice));
     TRY(launch_find_may_read(comm, op, bytes, &r));
-    /* The trial is set last, because the questions above do not have its placement yet. */
-    r.trial = trial;
+    /* The tuner is set last, because the questions above do not have its placement yet. */
+    r.tuner = tuner;
     *out = r;
     return TUTTI_OK;
 }
@@ -212,7 +212,7 @@ static struct placement launch_get_placement(tutti_comm *comm, const struct oper
     if (comm->launcher.plans_late) return tensors_get_placement(comm, op, reads);
     return (struct placement){ .in_place = op->collective == ALL_TO_ALL ? NULL : mask_all };
 }
-/* Plans the candidate of the trial, if there is one. If it does not fit into the slots, which all ranks find equally,
+/* Plans the candidate of the tuner, if there is one. If it does not fit into the slots, which all ranks find equally,
    it plans the predicted choice. */
 static tutti_status launch_plan_candidate(tutti_comm *comm, const struct operation *op, const struct choice *predicted,
     bool open, struct recent *r)
@@ -250,7 +250,7 @@ static void launch_fill_declaration(tutti_comm *comm)
     out->tile_bytes = (uint64_t)l->tile_setting;
     out->slots = (uint64_t)l->slots_setting;
     out->algorithm = (uint64_t)(l->recent[call->collective].algorithm - collectives_table);
-    out->trial = l->code;
+    out->tuner = l->code;
     out->extent = out->counts = 0;
     executor_hash_declaration(&comm->executor);
 }
@@ -304,7 +304,7 @@ static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
         TRY(launch_prepare_call(comm, op, asked));
         comm->launcher.last = call;
     }
-    uint32_t code = tuner_run_begin(comm, op, r->trial);
+    uint32_t code = tuner_run_begin(comm, op, r->tuner);
     /* The declaration must contain the new code. */
     if (code != comm->launcher.code) comm->launcher.repeats = 0;
     comm->launcher.code = code;
@@ -370,13 +370,13 @@ static tutti_status launch_finish_late(tutti_comm *comm, const struct operation 
 }
 
 /* ---- start, step, cancel ---- */
-/* True if later calls of this kind need no choice, no trial, no look-up and no new binding. */
+/* True if later calls of this kind need no choice, no tuner, no look-up and no new binding. */
 static bool launch_is_repeatable(const tutti_comm *comm)
 {
     const struct launcher *l = &comm->launcher;
     const struct recent *r = &l->recent[l->last.collective];
     bool plain =
-        !l->last.rows && !l->last.uneven && !l->plans_late && !r->trial && !group_has_several_hosts(&comm->group);
+        !l->last.rows && !l->last.uneven && !l->plans_late && !r->tuner && !group_has_several_hosts(&comm->group);
     return plain && r->program->is_fixed && r->program->schedule->first_message < 0;
 }
 tutti_status launch_start(tutti_comm *comm, struct operation *op)
@@ -395,7 +395,7 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
     }
     tutti_status status = executor_run_steps(&comm->executor);
     bool ends = status == TUTTI_OK && (comm->launcher.timed || comm->launcher.pending.count);
-    if (ends) tuner_run_end(comm, comm->launcher.recent[op->collective].trial);
+    if (ends) tuner_run_end(comm, comm->launcher.recent[op->collective].tuner);
     return status;
 }
 bool launch_cancel(tutti_comm *comm) { return executor_cancel(&comm->executor); }
@@ -423,14 +423,14 @@ tutti_status launcher_init(struct launcher *l, int ranks)
 void launcher_set_machine(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine,
     struct tuning *tuning)
 {
-    tuners_init(&l->trials, tuning, layout->largest > cores);
+    tuners_init(&l->tuners, tuning, layout->largest > cores);
     l->chooser = (struct chooser){ .layout = layout, .cache = l->predicted, .cores = cores, .machine = *machine };
 }
 void launcher_finish(struct launcher *l)
 {
     for (int f = 0; f < COLLECTIVE_COUNT; f++) l->recent[f].program = NULL;
     chooser_finish(&l->chooser);
-    tuners_finish(&l->trials);
+    tuners_finish(&l->tuners);
     plan_cache_destroy(l->cache);
     plan_cache_destroy(l->predicted);
     free(l->masks);

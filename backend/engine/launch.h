@@ -13,7 +13,7 @@ struct recent {
     const struct algorithm *asked;
     /* The choice for private tensors. */
     const struct algorithm *algorithm;
-    /* Late selection: the call looks first where tensors lie, whatever trial runs. */
+    /* Late selection: the call looks first where tensors lie, whatever tuner runs. */
     bool selects_late;
     /* If the call looks first, private tensors may be read in place. */
     bool may_read;
@@ -27,8 +27,8 @@ struct recent {
     struct choice runs;
     /* The code of the candidate that the program implements; 0: it is as predicted. */
     uint32_t code;
-    /* The trial of calls of this kind. NULL: they run as predicted. */
-    struct tuner *trial;
+    /* The tuner of calls of this kind. NULL: they run as predicted. */
+    struct tuner *tuner;
 };
 /* The properties that two calls of the same kind share. Such calls differ only in buffers and sequence. */
 struct call {
@@ -52,7 +52,7 @@ enum { KEPT_BYTES = 4 << 20, PREDICTED_BYTES = 4 << 20 };
 enum { PENDING = 8 };
 struct pending_launch {
     struct {
-        struct tuner *trial;
+        struct tuner *tuner;
         uint64_t number;
     } of[PENDING];
     int count;
@@ -77,7 +77,7 @@ struct launcher {
     struct call last;
     /* The number of declarations that describe `last`. 0: `last` is invalid. */
     int repeats;
-    struct tuners trials;
+    struct tuners tuners;
     /* The code of the candidate that the running operation uses, or 0. */
     uint32_t code;
     /* The running operation chooses its plan after the roll call. */

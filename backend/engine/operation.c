@@ -32,7 +32,7 @@ void operation_init(struct operation *out, tutti_comm *comm, int collective, uin
     atomic_init(&out->limit.deadline_ms, 0);
     out->limit.checked_ms = out->limit.alone_ms = 0;
     out->limit.was_stopped = false;
-    atomic_init(&out->hastened, false);
+    atomic_init(&out->detached, false);
     out->refused = false;
 }
 static void operation_submit(tutti_comm *comm, struct operation *op)
@@ -179,11 +179,11 @@ tutti_status operation_test(struct operation *op)
     if (!operation_is_over(op)) operation_drive_briefly(op, 1);
     return operation_is_over(op) ? operation_get_result(op) : TUTTI_IN_PROGRESS;
 }
-void operation_hasten(struct operation *op)
+void operation_detach(struct operation *op)
 {
     if (!operation_is_over(op)) operation_drive_briefly(op, POLLS_BEFORE_WAKING);
     if (!operation_enter_comm(op)) return;
-    atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
+    atomic_store_explicit(&op->detached, true, memory_order_relaxed);
     progress_thread_schedule(op->comm);
     atomic_fetch_sub(&op->comm->submission.inside, 1);
 }

@@ -48,7 +48,7 @@ struct operation {
     unsigned generation;
     struct limit limit;
     /* The operation must not be deferred any more. */
-    _Atomic bool hastened;
+    _Atomic bool detached;
     /* The operation failed alone and left the communicator unchanged. */
     bool refused;
     struct uneven *uneven;                              /* owned */
@@ -72,7 +72,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
 /* Returns IN_PROGRESS or the result. */
 tutti_status operation_test(struct operation *op);
 /* Makes sure that the operation ends although its caller does other work: the progress thread takes it over. */
-void operation_hasten(struct operation *op);
+void operation_detach(struct operation *op);
 /* Closes a communicator that has failed. Returns when no thread is inside one of its operations, and keeps the driver
    role for good. Operations that start later end at once with the failure. */
 void operations_close_comm(tutti_comm *comm);

@@ -1,5 +1,5 @@
 /* A prediction is the choice that the launcher would make for a call, with its cost. It comes from the same chooser.
-   So the call runs as predicted unless a trial changes it, and the first call of that size finds the choice already
+   So the call runs as predicted unless a tuner changes it, and the first call of that size finds the choice already
    made. The chooser belongs to the driver, so the caller takes the role while a few plans are predicted. A prediction
    sends no messages. */
 #include "backend/engine/prediction.h"

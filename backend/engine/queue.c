@@ -1,5 +1,5 @@
-/* A queue is a lock and two lists. A waiter hastens each deferred operation of the queue once; operations that are
-   added while it sleeps are hastened from their start. A state becomes OVER only under the lock, so every finished
+/* A queue is a lock and two lists. A waiter detaches each deferred operation of the queue once; operations that are
+   added while it sleeps are detached from their start. A state becomes OVER only under the lock, so every finished
    operation is in the list. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -59,7 +59,7 @@ void queue_add_operation(struct operation *op)
     queue->open++;
     op->queued.inside = true;
     op->queued.may_defer = op->queued.held = false;
-    if (queue->waiting) atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
+    if (queue->waiting) atomic_store_explicit(&op->detached, true, memory_order_relaxed);
     else queue_link_deferrable(queue, op);
     pthread_mutex_unlock(&queue->lock);
 }
@@ -115,13 +115,13 @@ tutti_status queue_destroy(tutti_queue *queue)
     free(queue);
     return TUTTI_OK;
 }
-/* Releases the lock meanwhile, because hastening an operation may end it on this thread. */
-static void queue_hasten_operation(tutti_queue *queue, struct operation *op)
+/* Releases the lock meanwhile, because detaching an operation may end it on this thread. */
+static void queue_detach_operation(tutti_queue *queue, struct operation *op)
 {
     queue_unlink_deferrable(op);
     op->queued.held = true;
     pthread_mutex_unlock(&queue->lock);
-    operation_hasten(op);
+    operation_detach(op);
     pthread_mutex_lock(&queue->lock);
     op->queued.held = false;
     /* Another waiter may have skipped the operation while it was held. */
@@ -143,7 +143,7 @@ tutti_status queue_wait_finished(tutti_queue *queue, int64_t timeout_ms, struct 
     bool in_time = timeout_ms != 0;
     pthread_mutex_lock(&queue->lock);
     while ((*out = queue_take_finished(queue)) == NULL && (queue->open || queue->ended)) {
-        if (queue->resting) queue_hasten_operation(queue, queue->resting);
+        if (queue->resting) queue_detach_operation(queue, queue->resting);
         else if (!in_time) break;
         else in_time = queue_sleep_until(queue, deadline_ms);
     }

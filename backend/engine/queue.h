@@ -13,9 +13,9 @@ struct queued {
     struct operation *next, **at;
     /* True until the operation is taken. */
     bool inside;
-    /* True while no thread has hastened the operation. */
+    /* True while no thread has detached the operation. */
     bool may_defer;
-    /* A thread is hastening the operation, so it cannot be taken now. */
+    /* A thread is detaching the operation, so it cannot be taken now. */
     bool held;
 };
 tutti_status queue_create(tutti_queue **out);

@@ -15,7 +15,7 @@ enum { MOST_SILENT = 64 };
 /* If two choices are equally fast, all blocks of one are better than all of the other by chance once in 20 times. */
 enum { BLOCKS = 6, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MOST_SILENT };
 /* A program makes few long calls; between short ones some ns decide. Apart from `below` (bytes), the unit is calls:
-   `first` before the first trial, `pause` between searches, `warm` unmeasured and `enough` measured ones of a block,
+   `first` before the first test, `pause` between searches, `warm` unmeasured and `enough` measured ones of a block,
    and `batch` whose times are read together. */
 static const struct measure {
     size_t below;
@@ -74,30 +74,30 @@ static bool tuner_key_is_same(const struct tuner_key *a, const struct tuner_key 
     return a->collective == b->collective && a->root == b->root && a->stage_inputs == b->stage_inputs
         && a->message_bytes == b->message_bytes;
 }
-tutti_status tuners_find_or_create(struct tuners *trials, const struct tuner_key *key, struct tuner **out)
+tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key *key, struct tuner **out)
 {
     int i = 0;
-    while (i < trials->count && !tuner_key_is_same(&trials->of[i]->key, key)) i++;
-    *out = i < trials->count ? trials->of[i] : NULL;
-    if (i < trials->count || i == TRIALS) return TUTTI_OK;
+    while (i < tuners->count && !tuner_key_is_same(&tuners->of[i]->key, key)) i++;
+    *out = i < tuners->count ? tuners->of[i] : NULL;
+    if (i < tuners->count || i == MOST_TUNERS) return TUTTI_OK;
     struct tuner *made = memory_alloc_zeroed(1, sizeof *made);
-    if (!made) return status_fail(TUTTI_NO_MEMORY, "no memory for the candidates of a trial");
-    *made = (struct tuner){ .key = *key, .word = &trials->tuning->word[i], .block = -1 };
-    *out = trials->of[trials->count++] = made;
+    if (!made) return status_fail(TUTTI_NO_MEMORY, "no memory for a tuner");
+    *made = (struct tuner){ .key = *key, .word = &tuners->tuning->word[i], .block = -1 };
+    *out = tuners->of[tuners->count++] = made;
     return TUTTI_OK;
 }
-void tuners_finish(struct tuners *trials)
+void tuners_finish(struct tuners *tuners)
 {
-    for (int i = 0; i < trials->count; i++) free(trials->of[i]);
-    trials->count = 0;
+    for (int i = 0; i < tuners->count; i++) free(tuners->of[i]);
+    tuners->count = 0;
 }
-static bool tuners_are_stopped(const struct tuners *trials, enum collective collective)
+static bool tuners_are_stopped(const struct tuners *tuners, enum collective collective)
 {
-    return atomic_load_explicit(&trials->tuning->asked, memory_order_relaxed) >> collective & 1;
+    return atomic_load_explicit(&tuners->tuning->asked, memory_order_relaxed) >> collective & 1;
 }
-void tuners_stop_collective(struct tuners *trials, enum collective collective)
+void tuners_stop_collective(struct tuners *tuners, enum collective collective)
 {
-    if (!tuners_are_stopped(trials, collective)) atomic_fetch_or(&trials->tuning->asked, 1u << collective);
+    if (!tuners_are_stopped(tuners, collective)) atomic_fetch_or(&tuners->tuning->asked, 1u << collective);
 }
 /* Returns a rank that has the result last. If all ranks have it, that is rank 0. */
 int tuner_get_decider(const struct tuner_key *key, int ranks)
@@ -161,7 +161,7 @@ uint64_t tuner_get_batch(const struct tuner *t) { return (uint64_t)tuner_get_mea
 static struct candidate *tuner_block_candidate(struct tuner *t, int block) { return block % 2 ? &t->that : &t->this; }
 static uint32_t tuner_timed_code(struct tuner *t, int block)
 {
-    return tuner_block_candidate(t, block)->code | TRIAL_TIMED;
+    return tuner_block_candidate(t, block)->code | TUNER_TIMED;
 }
 static void tuner_begin_block(struct tuner *t, int block, uint64_t start)
 {
@@ -284,9 +284,9 @@ static bool tuner_find_candidate(struct tuner *t, const struct variety *v)
     return false;
 }
 static bool tuner_search_is_due(const struct tuner *t, uint64_t call) { return t->block < 0 && call >= t->next; }
-bool tuner_may_search(const struct tuners *trials, const struct tuner *t)
+bool tuner_may_search(const struct tuners *tuners, const struct tuner *t)
 {
-    return tuner_search_is_due(t, t->calls + 1) && !tuners_are_stopped(trials, t->key.collective);
+    return tuner_search_is_due(t, t->calls + 1) && !tuners_are_stopped(tuners, t->key.collective);
 }
 /* For tests: runs the next variant of the last choice, at any cost. */
 static void tuner_run_next_variant(struct tuner *t, const struct moment *now, const struct variety *v)
@@ -314,18 +314,18 @@ static void tuner_start_test(struct tuner *t, const struct moment *now, const st
     if (!found) return;
     tuner_begin_block(t, 0, tuner_schedule_code(t, now, tuner_timed_code(t, 0)));
 }
-void tuner_begin_call(struct tuners *trials, struct tuner *t, const struct moment *now, const struct variety *v)
+void tuner_begin_call(struct tuners *tuners, struct tuner *t, const struct moment *now, const struct variety *v)
 {
     /* Without a predicted choice there is no incumbent yet. */
-    if (!t->predicted.algorithm || trials->trying == TRIES_NOTHING) return;
+    if (!t->predicted.algorithm || tuners->trying == TRIES_NOTHING) return;
     t->calls++;
-    if (tuners_are_stopped(trials, t->key.collective)) {
+    if (tuners_are_stopped(tuners, t->key.collective)) {
         t->this = (struct candidate){ .choice = t->predicted };
         tuner_abort_test(t);
         tuner_restores_incumbent(t, now);
         return;
     }
-    if (trials->trying == TRIES_ANYTHING) { tuner_run_next_variant(t, now, v); return; }
+    if (tuners->trying == TRIES_ANYTHING) { tuner_run_next_variant(t, now, v); return; }
     if (t->block >= 0) tuner_continue_test(t, now);
     if (t->block < 0) tuner_start_test(t, now, v);
 }
@@ -335,5 +335,5 @@ void tuner_add_time(struct tuner *t, uint64_t operation, double ns)
     t->silent = 0;
     if (t->count == -tuner_get_measure(t)->warm) t->first_ns = ns;
     if (t->count < 0) t->count++;
-    else if (t->count < TRIAL_SAMPLES) t->sample[t->count++] = ns;
+    else if (t->count < TUNER_SAMPLES) t->sample[t->count++] = ns;
 }

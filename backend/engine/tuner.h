@@ -20,15 +20,15 @@
 #include "backend/host/segment.h"
 
 /* ---- the shared word ---- */
-enum { TRIAL_TIMED = 1 << CHOICE_BITS, CODE_BITS = CHOICE_BITS + 1, FROM_BITS = 64 - 2 * CODE_BITS };
+enum { TUNER_TIMED = 1 << CHOICE_BITS, CODE_BITS = CHOICE_BITS + 1, FROM_BITS = 64 - 2 * CODE_BITS };
 /* Packs a word: code `before` runs until operation `from`, `after` from then on. */
 uint64_t tuner_pack_word(uint64_t from, uint32_t before, uint32_t after);
-/* Returns the code of the choice that an operation runs; 0: as predicted. With TRIAL_TIMED all ranks record when they
+/* Returns the code of the choice that an operation runs; 0: as predicted. With TUNER_TIMED all ranks record when they
    begin and end the operation. */
 uint32_t tuner_code_at(uint64_t word, uint64_t operation);
 
 /* ---- one kind of call ---- */
-enum { TRIAL_SAMPLES = 24 };
+enum { TUNER_SAMPLES = 24 };
 /* A kind of call. The message size is rounded down to a half octave. */
 struct tuner_key { enum collective collective; int root; bool stage_inputs; size_t message_bytes; };
 /* A choice with the least and the largest median of its blocks. */
@@ -56,42 +56,42 @@ struct tuner {
     /* Calls since the last time that was read, and times read in this block; below 0: warm-up calls. */
     int silent, count;
     /* The times of this block's calls. first_ns is that of its first warm-up call. */
-    double sample[TRIAL_SAMPLES], first_ns;
+    double sample[TUNER_SAMPLES], first_ns;
     /* Calls so far, the call that may look for the next candidate, and the call that set up this block. */
     uint64_t calls, next, begun;
-    /* The time spent on finding candidates, and the total loss by trials, in calls of the incumbent. */
+    /* The time spent on finding candidates, and the total loss by tests, in calls of the incumbent. */
     double searched_ns, lost;
 };
-/* The values of TUTTI_TRIALS. */
+/* The values of TUTTI_TUNER. */
 enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };
-/* The trials of one communicator. */
+/* The tuners of one communicator. */
 struct tuners {
     struct tuning *tuning;
     enum trying trying;
     int count;
-    struct tuner *of[TRIALS];                           /* owned */
+    struct tuner *of[MOST_TUNERS];                           /* owned */
 };
-/* Finds the trial of a kind of call. The first call of a kind gets a new word. *out is NULL if there are too many
+/* Finds the tuner of a kind of call. The first call of a kind gets a new word. *out is NULL if there are too many
    kinds; then the call runs as predicted. NO_MEMORY. */
-tutti_status tuners_find_or_create(struct tuners *trials, const struct tuner_key *key, struct tuner **out);
-void tuners_finish(struct tuners *trials);
-/* Call it when this rank asks for an algorithm: the other ranks then stop trials of that collective. */
-void tuners_stop_collective(struct tuners *trials, enum collective collective);
+tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key *key, struct tuner **out);
+void tuners_finish(struct tuners *tuners);
+/* Call it when this rank asks for an algorithm: the other ranks then stop tuners of that collective. */
+void tuners_stop_collective(struct tuners *tuners, enum collective collective);
 int tuner_get_decider(const struct tuner_key *key, int ranks);
 
 /* ---- decider only ---- */
 /* The operation that begins, and how many operations other ranks may be behind and ahead of it. */
 struct moment { uint64_t operation, behind, ahead; };
-void tuner_begin_call(struct tuners *trials, struct tuner *trial, const struct moment *now,
+void tuner_begin_call(struct tuners *tuners, struct tuner *tuner, const struct moment *now,
     const struct variety *variety);
 /* Returns the number of calls whose times are read together. */
-uint64_t tuner_get_batch(const struct tuner *trial);
+uint64_t tuner_get_batch(const struct tuner *tuner);
 /* Adds the time of a timed call. */
-void tuner_add_time(struct tuner *trial, uint64_t operation, double ns);
+void tuner_add_time(struct tuner *tuner, uint64_t operation, double ns);
 /* True if the call that begins may look for a candidate. */
-bool tuner_may_search(const struct tuners *trials, const struct tuner *trial);
-/* Sets what is predicted for the tensors' present placement. If they were placed differently before, the trial starts
+bool tuner_may_search(const struct tuners *tuners, const struct tuner *tuner);
+/* Sets what is predicted for the tensors' present placement. If they were placed differently before, the tuner starts
    again. */
-void tuner_set_placement(struct tuner *trial, const struct question *question, const struct choice *predicted);
+void tuner_set_placement(struct tuner *tuner, const struct question *question, const struct choice *predicted);
 /* Reports where tensors lay in a call that looked first, or was to read them, against the cost. */
-void tuner_report_placement(struct tuner *trial, enum placement_kind placement);
+void tuner_report_placement(struct tuner *tuner, enum placement_kind placement);

@@ -9,11 +9,11 @@
 enum { TRIED_AT_LEAST = 4096 };                         /* bytes */
 static const double TRIED_AT_MOST = 1.6;
 
-void tuners_init(struct tuners *trials, struct tuning *tuning, bool crowded)
+void tuners_init(struct tuners *tuners, struct tuning *tuning, bool crowded)
 {
-    int64_t setting = settings_get()->trials;
-    trials->tuning = tuning;
-    trials->trying = crowded && setting == TRIES ? TRIES_NOTHING : (enum trying)setting;
+    int64_t setting = settings_get()->tuner;
+    tuners->tuning = tuning;
+    tuners->trying = crowded && setting == TRIES ? TRIES_NOTHING : (enum trying)setting;
 }
 tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, size_t bytes, struct tuner **out)
@@ -23,8 +23,8 @@ tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, 
     bool alone = !group_has_several_hosts(&comm->group) && l->ranks > 1, cut = l->tile_setting || l->slots_setting;
     bool can = alone && !cut && !op->uneven && op->collective != BARRIER && bytes >= TRIED_AT_LEAST;
     *out = NULL;
-    if (can) TRY(tuners_find_or_create(&l->trials, &key, out));
-    if (alone && asked) tuners_stop_collective(&l->trials, key.collective);
+    if (can) TRY(tuners_find_or_create(&l->tuners, &key, out));
+    if (alone && asked) tuners_stop_collective(&l->tuners, key.collective);
     if (asked) *out = NULL;
     return TUTTI_OK;
 }
@@ -58,16 +58,16 @@ uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tu
     l->timed = false;
     if (!t || op->sum.rows.function) return 0;
     if (tuner_is_decider(comm, t)) {
-        bool anything = l->trials.trying == TRIES_ANYTHING;
+        bool anything = l->tuners.trying == TRIES_ANYTHING;
         struct variety variety = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
-            tuner_may_search(&l->trials, t) ? tuner_guess_placement(comm, op) : TENSORS_PRIVATE };
+            tuner_may_search(&l->tuners, t) ? tuner_guess_placement(comm, op) : TENSORS_PRIVATE };
         struct moment moment = tuner_get_moment(comm, op);
-        tuner_begin_call(&l->trials, t, &moment, &variety);
+        tuner_begin_call(&l->tuners, t, &moment, &variety);
     }
     uint32_t code = tuner_code_at(atomic_load_explicit(t->word, memory_order_acquire), x->operation);
-    l->timed = code & TRIAL_TIMED;
+    l->timed = code & TUNER_TIMED;
     if (l->timed) l->begun_ns = clock_ns();
-    return code & ~(uint32_t)TRIAL_TIMED;
+    return code & ~(uint32_t)TUNER_TIMED;
 }
 static struct stamp *call_get_stamp(const tutti_comm *comm, int index, uint64_t number)
 {
@@ -107,7 +107,7 @@ static void tuner_read_pending_times(tutti_comm *comm)
     for (int i = 0; i < p->count; i++) {
         uint64_t number = p->of[i].number;
         int64_t ns = call_read_duration(comm, number);
-        if (ns) tuner_add_time(p->of[i].trial, number - 1, (double)ns);
+        if (ns) tuner_add_time(p->of[i].tuner, number - 1, (double)ns);
         else if (comm->executor.operation - number < TRACKS) p->of[kept++] = p->of[i];
     }
     p->count = kept;
@@ -120,10 +120,10 @@ void tuner_run_end(tutti_comm *comm, struct tuner *t)
     /* The number of this operation from 1 is that of the next one from 0. */
     uint64_t number = comm->executor.operation;
     if (l->timed) call_write_stamp(comm, number);
-    bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= tuner_get_batch(p->of[0].trial));
+    bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= tuner_get_batch(p->of[0].tuner));
     if (is_due) tuner_read_pending_times(comm);
     if (!l->timed || !tuner_is_decider(comm, t) || p->count == PENDING) return;
-    p->of[p->count].trial = t;
+    p->of[p->count].tuner = t;
     p->of[p->count++].number = number;
 }
 bool choice_take_candidate(uint32_t code, bool open, struct choice *choice)

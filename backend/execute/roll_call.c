@@ -38,7 +38,7 @@ void executor_hash_declaration(struct executor *x)
     const struct declaration *d = x->run.declaration;
     uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
     x->run.kind = d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu + d->bits * 0xd6e8feb86659fd93u
-        + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu + d->trial * 0xc4ceb9fe1a85ec53u;
+        + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu + d->tuner * 0xc4ceb9fe1a85ec53u;
 }
 void executor_make_fingerprint(struct executor *x)
 {

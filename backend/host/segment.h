@@ -51,8 +51,8 @@ struct declaration {
     /* These locate INPUT and OUTPUT in the arena, for operations that access shared tensors (engine/tensors.h). */
     struct location tensor[2];
     uint64_t flags;
-    /* `trial` is the code of the tested candidate, or 0 for the choice by cost. */
-    uint64_t trial;
+    /* `tuner` is the code of the tested candidate, or 0 for the choice by cost. */
+    uint64_t tuner;
     /* `fingerprint` is that of the line for a one-sided operation, which stays here for longer. */
     uint64_t fingerprint;
     struct stamp stamp;
@@ -122,10 +122,10 @@ struct calibration_record {
     int32_t distance;
     unsigned char parameters[PARAMETERS_BYTES];
 };
-enum { TRIALS = 64 };
+enum { MOST_TUNERS = 64 };
 /* The state of the tuner (engine/tuner.h). */
 struct tuning {
-    _Alignas(128) _Atomic uint64_t word[TRIALS];
+    _Alignas(128) _Atomic uint64_t word[MOST_TUNERS];
     /* A bit is set for each collective for which a rank asks for an algorithm. */
     _Atomic uint32_t asked;
 };

@@ -64,14 +64,14 @@ static void backoff_override_phase(int *phase, int64_t setting)
 struct backoff backoff_for_thread(bool driver)
 {
     struct backoff backoff = driver ? (struct backoff){ 100, 200 } : (struct backoff){ 100, 10 };
-    backoff_override_phase(&backoff.pauses, settings_get()->pauses);
+    backoff_override_phase(&backoff.pauses, settings_get()->spins);
     backoff_override_phase(&backoff.yields, settings_get()->yields);
     return backoff;
 }
 struct backoff backoff_of_budget(int pauses, int yields)
 {
     struct backoff backoff = { pauses, yields };
-    backoff_override_phase(&backoff.pauses, settings_get()->pauses);
+    backoff_override_phase(&backoff.pauses, settings_get()->spins);
     backoff_override_phase(&backoff.yields, settings_get()->yields);
     return backoff;
 }

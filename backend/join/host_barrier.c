@@ -11,8 +11,8 @@
 
 enum { CHECK_EVERY = 64 };
 struct host_exchange {
-    struct transfer told, heard;
-    struct piece says, hears;
+    struct transfer sent, received;
+    struct piece sent_piece, received_piece;
 };
 static int host_first_rank_ahead(const struct group *g, int64_t ahead)
 {
@@ -22,10 +22,11 @@ static int host_first_rank_ahead(const struct group *g, int64_t ahead)
 static void host_exchange_begin(tutti_comm *comm, uint64_t number, struct host_exchange *s, int to, int from)
 {
     const struct message_name name = { OPERATION_OF_JOIN, number };
-    s->heard = (struct transfer){ .name = name, .peer = from, .pieces = &s->hears, .piece_count = 1 };
-    s->told = (struct transfer){ .name = name, .peer = to, .is_send = true, .pieces = &s->says, .piece_count = 1 };
-    router_post(comm->router, &s->heard);
-    router_post(comm->router, &s->told);
+    s->received = (struct transfer){ .name = name, .peer = from, .pieces = &s->received_piece, .piece_count = 1 };
+    s->sent =
+        (struct transfer){ .name = name, .peer = to, .is_send = true, .pieces = &s->sent_piece, .piece_count = 1 };
+    router_post(comm->router, &s->received);
+    router_post(comm->router, &s->sent);
 }
 /* Returns when the router no longer uses the transfer's memory. */
 static void host_exchange_end_transfer(struct router *router, struct transfer *x)
@@ -72,16 +73,16 @@ static tutti_status host_barrier_await_transfer(tutti_comm *comm, const struct t
 }
 static tutti_status host_exchange_finish(tutti_comm *comm, struct host_exchange *s, int64_t deadline_ms)
 {
-    tutti_status status = host_barrier_await_transfer(comm, &s->heard, deadline_ms);
-    if (status == TUTTI_OK) status = host_barrier_await_transfer(comm, &s->told, deadline_ms);
-    host_exchange_end_transfer(comm->router, &s->heard);
-    host_exchange_end_transfer(comm->router, &s->told);
+    tutti_status status = host_barrier_await_transfer(comm, &s->received, deadline_ms);
+    if (status == TUTTI_OK) status = host_barrier_await_transfer(comm, &s->sent, deadline_ms);
+    host_exchange_end_transfer(comm->router, &s->received);
+    host_exchange_end_transfer(comm->router, &s->sent);
     return status;
 }
-tutti_status host_barrier_exchange(tutti_comm *comm, uint64_t number, int peer, void *says, void *hears, size_t bytes,
-    int64_t deadline_ms)
+tutti_status host_barrier_exchange(tutti_comm *comm, uint64_t number, int peer, void *sent, void *received,
+    size_t bytes, int64_t deadline_ms)
 {
-    struct host_exchange s = { .says = { says, bytes, bytes }, .hears = { hears, bytes, bytes } };
+    struct host_exchange s = { .sent_piece = { sent, bytes, bytes }, .received_piece = { received, bytes, bytes } };
     host_exchange_begin(comm, number, &s, peer, peer);
     return host_exchange_finish(comm, &s, deadline_ms);
 }
@@ -100,8 +101,8 @@ static tutti_status link_costs_disseminate(tutti_comm *comm, uint64_t number, st
     const struct group *g = &comm->group;
     for (int64_t ahead = 1; ahead < g->layout->hosts; ahead *= 2, number++) {
         struct link_costs mine = *parameters, theirs;
-        struct host_exchange s = { .says = { (void *)&mine, sizeof mine, sizeof mine },
-            .hears = { (void *)&theirs, sizeof theirs, sizeof theirs } };
+        struct host_exchange s = { .sent_piece = { (void *)&mine, sizeof mine, sizeof mine },
+            .received_piece = { (void *)&theirs, sizeof theirs, sizeof theirs } };
         host_exchange_begin(comm, number, &s, host_first_rank_ahead(g, ahead), host_first_rank_ahead(g, -ahead));
         TRY(host_exchange_finish(comm, &s, deadline_ms));
         for (int k = 0; k < NETWORKS_AT_MOST; k++) link_cost_keep_larger(&parameters->by[k], &theirs.by[k]);

@@ -17,5 +17,5 @@ enum {
     HOST_BARRIER_MEASURES = 1024
 };
 /* Sends `bytes` bytes to rank `peer`, and receives as many from it, under that number. */
-tutti_status host_barrier_exchange(tutti_comm *comm, uint64_t number, int peer, void *says, void *hears, size_t bytes,
-    int64_t deadline_ms);
+tutti_status host_barrier_exchange(tutti_comm *comm, uint64_t number, int peer, void *sent, void *received,
+    size_t bytes, int64_t deadline_ms);

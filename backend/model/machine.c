@@ -62,7 +62,7 @@ void machine_override_parameters(struct machine *machine, const char *parameters
             machine_set_parameter(machine, row, figure);
         else
             LOG(WARN,
-                "TUTTI_FIGURES has %.*s; allowed is name=value, with a name that tutti model lists and a value "
+                "TUTTI_MACHINE has %.*s; allowed is name=value, with a name that tutti model lists and a value "
                 "within its bounds",
                 (int)(end - at), at);
     }

@@ -5,7 +5,7 @@
  *
  * Handshake: both ends prove that they know the key of a shared group (handshake.h). A process without the key is
  * dropped, and the first one is logged. Death: the connection ends without a goodbye, or the other host is silent for
- * TUTTI_SILENCE_MS. A stopped process is alive, because its kernel answers. */
+ * TUTTI_PEER_TIMEOUT_MS. A stopped process is alive, because its kernel answers. */
 #pragma once
 #include "backend/processes/peers.h"
 

@@ -1,5 +1,5 @@
 /* Sockets between hosts. They never block and are closed on exec. An error is a negative errno. The kernel detects that
- * the other host is gone: it must acknowledge data and answer probes within TUTTI_SILENCE_MS. */
+ * the other host is gone: it must acknowledge data and answer probes within TUTTI_PEER_TIMEOUT_MS. */
 #pragma once
 #include "backend/processes/links.h"
 

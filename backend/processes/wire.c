@@ -85,7 +85,7 @@ int wire_next_message(struct wire *w, union link_message *out)
     uint32_t sent = w->put - (uint32_t)w->out_bytes;
     if (frame.length < sizeof(struct packet) || frame.length > sizeof *out) return -EPROTO;
     /* A peer cannot acknowledge bytes that were not sent. */
-    if (frame.heard - w->taken > sent - w->taken) return -EPROTO;
+    if (frame.received - w->taken > sent - w->taken) return -EPROTO;
     size_t whole = sizeof frame + frame.length;
     if (w->in_bytes < whole) return 0;
     memcpy(out, w->in + sizeof frame, frame.length);
@@ -93,6 +93,6 @@ int wire_next_message(struct wire *w, union link_message *out)
     w->in_bytes -= whole;
     memmove(w->in, w->in + whole, w->in_bytes);
     w->got += (uint32_t)whole;
-    w->taken = frame.heard;
+    w->taken = frame.received;
     return (int)frame.length;
 }

@@ -12,8 +12,9 @@
 /* Limits of bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and acknowledgements
    WIRE_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room make progress. */
 enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, ACK_BYTES = 2048, WIRE_IN_BYTES = 4096 };
-/* `length` counts the bytes that follow. `heard` is the number of bytes read from the other end so far, modulo 2^32. */
-struct frame { uint32_t length, heard; };
+/* `length` counts the bytes that follow. `received` is the number of bytes read from the other end so far, modulo
+   2^32. */
+struct frame { uint32_t length, received; };
 struct packet_and_address { struct packet packet; unsigned char process_address[PROCESS_ADDRESS_BYTES]; };
 union link_message {
     struct packet packet;

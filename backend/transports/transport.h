@@ -26,7 +26,7 @@
  * A transport that notices a loss itself (a broken connection) calls router_lose_peer as the last action of a poll or
  * cancel. The control connection detects members that are stopped or unplugged. Several networks. Networks that lead to
  * the same members (router_add_network) each report in `readiness` how they would handle a send. The router numbers
- * messages as they leave (route->sent). A network passes arrivals to the matching in that order (route->heard) and
+ * messages as they leave (route->sent). A network passes arrivals to the matching in that order (route->handled) and
  * saves those that are early. Each arrival names its transport. Sleeping. poll returns true while something moves, is
  * about to move or has failed. After false a rank may arm, and if arm returns true, sleep: router->bell then rings for
  * later events. So a rank sleeps only on words in shared memory, its bell among them. A network with a file descriptor

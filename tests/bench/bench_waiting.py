@@ -3,7 +3,7 @@ quiet, beside another program on each core, which wants 12 % of it, beside one t
 whatever runs there, and beside one that wants all of it (busy.py).
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_waiting.py
-    TUTTI_PAUSES=100 TUTTI_YIELDS=10 torchrun --standalone --nproc-per-node 2 tests/bench/bench_waiting.py
+    TUTTI_SPINS=100 TUTTI_YIELDS=10 torchrun --standalone --nproc-per-node 2 tests/bench/bench_waiting.py
 
 Beside each call stands what no way of waiting could save: a bare exchange of flags between the same two ranks, which
 never give up their cores, and before it, for 1 MiB, a copy of as many bytes. `apart`: before each meeting the ranks, by

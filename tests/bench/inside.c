@@ -24,6 +24,6 @@ void inside_choice(const tutti_comm *comm, const char *collective, char *out, si
 }
 void inside_hold(tutti_comm *comm, bool holds)
 {
-    struct tuners *t = &comm->launcher.trials;
+    struct tuners *t = &comm->launcher.tuners;
     for (int i = 0; i < t->count; i++) t->of[i]->lost = holds ? HUGE_VAL : 0;
 }

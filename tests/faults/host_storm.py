@@ -129,7 +129,7 @@ class Storm:
 
     def cycle(self, plan):
         """What went wrong in it."""
-        ranks = Across(self.lab, plan.placement, environment={"TUTTI_SILENCE_MS": str(SILENCE_MS)})
+        ranks = Across(self.lab, plan.placement, environment={"TUTTI_PEER_TIMEOUT_MS": str(SILENCE_MS)})
         survivors = [rank for rank in range(ranks.size) if rank not in plan.victims]
         try:
             ranks.begin(host_storm.compute, plan.what)  # by a name that the ranks can import

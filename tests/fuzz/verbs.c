@@ -1,6 +1,6 @@
-/* Datagrams by which two processes find each other over RDMA, and what the other has written into the box of a
-   connection when a completion tells of it. The device is the fuzzer's: it takes requests or refuses them, and
-   nothing leaves. */
+/* Datagrams by which two processes find each other over RDMA, and what the other has written into the eager ring of a
+   connection when a completion tells of it. The device is the fuzzer's: it takes requests or refuses them, and nothing
+   leaves. */
 #include "backend/transports/verbs/verbs.h"
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/handshake.h"
@@ -158,17 +158,17 @@ static void hello_comes(void)
     push((struct ibv_wc){
         .wr_id = slot, .byte_len = bytes, .qp_num = nic.datagram_queue.pair->qp_num, .opcode = IBV_WC_RECV });
 }
-/* Near to what is written behind what was heard last. */
+/* Near to what is written behind what was consumed last. */
 static void written_comes(struct fuzz_rank *r)
 {
     struct verbs_endpoint *e = some_endpoint();
     if (!e || !e->lanes[0].pair) return;
     unsigned char message[WRITTEN_MOST];
     struct header header = rank_header(r, &in);
-    struct prefix prefix = { .heard = e->ring.written, .what = input_byte(&in) % 8 };
+    struct prefix prefix = { .consumed = e->ring.written, .what = input_byte(&in) % 8 };
     if (prefix.what > GOODBYE + 1) prefix.what = header.id ? OFFER : EAGER;
     size_t bytes = sizeof prefix;
-    uint64_t begin = e->ring.heard;
+    uint64_t begin = e->ring.consumed;
     if (input_byte(&in) % 16 == 0) begin = input_byte(&in) << 10;
     struct offer offer = { .at = 64, .bytes = header.bytes, .id = input_byte(&in) % 4 };
     memcpy(message + bytes, &header, sizeof header);

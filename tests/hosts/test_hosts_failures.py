@@ -1,5 +1,5 @@
 """What fails over several hosts, or seems to: processes, hosts, cables, firewalls, settings. Every survivor gets an
-error that names who it was, within what backend/processes/links.h promises (TUTTI_SILENCE_MS for a host that says
+error that names who it was, within what backend/processes/links.h promises (TUTTI_PEER_TIMEOUT_MS for a host that says
 nothing), and what only seems to be one goes on. The limits that are checked here are long enough for a busy machine."""
 import re
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="these are promises o
 SILENCE_MS = 3000
 SOON_S, AFTER_SILENCE_S = 10, 20                        # a death is told; silence lasts SILENCE_MS before it counts
 BLOCKS = (0, 0, 1, 1)
-QUICK = {"environment": {"TUTTI_SILENCE_MS": str(SILENCE_MS)}}
+QUICK = {"environment": {"TUTTI_PEER_TIMEOUT_MS": str(SILENCE_MS)}}
 
 
 def until_it_fails(world, what="all_reduce"):
@@ -85,7 +85,7 @@ def test_all_ranks_of_a_host_are_killed(fresh, host):
 
 def test_a_stopped_rank_is_no_dead_rank(fresh):
     """It is stopped for longer than another host may be silent: its kernel answers."""
-    some = fresh(*BLOCKS, environment={"TUTTI_SILENCE_MS": "1000"})
+    some = fresh(*BLOCKS, environment={"TUTTI_PEER_TIMEOUT_MS": "1000"})
     some.begin(sums_for, 12)
     time.sleep(1)
     some.signal(3, signal.SIGSTOP)

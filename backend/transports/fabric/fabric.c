@@ -27,7 +27,7 @@ void endpoint_mark_broken(struct fabric *fabric, struct endpoint *e, const char 
 static void endpoint_print_process(const struct fabric *fabric, const struct endpoint *e, char *out, size_t bytes)
 {
     char host[256];
-    for (const struct fabric_transport *p = fabric->ports; p; p = p->next)
+    for (const struct fabric_transport *p = fabric->transports; p; p = p->next)
         for (int r = 0; r < p->size; r++) {
             if (memcmp(p->callbacks.process(p->callbacks.context, r), e->process, sizeof e->process) != 0) continue;
             p->callbacks.name(p->callbacks.context, r, host, sizeof host);

@@ -5,8 +5,8 @@
  * contract of a transport, and the thread that makes progress while no rank polls.
  *
  * Callers hold the lock of a fabric for all its state and all functions below. A fabric reports arrivals and
- * completions within `progress`, on any thread. The port that polls (fabric->polling) handles them at once. Other ports
- * get them in their lists `saved_msgs` and `completed`, and the bells of those that sleep ring.
+ * completions within `progress`, on any thread. The transport that polls (fabric->polling) handles them at once. Other
+ * transports get them in their lists `saved_msgs` and `completed`, and the bells of those that sleep ring.
  *
  * A process may send only for its own ranks. A message is accepted if it is valid and its sending rank belongs to the
  * process at the other end of the connection. The waiting messages of that process must stay within its budget. A
@@ -89,7 +89,7 @@ struct fabric_op {
     struct header header;
     /* A number that some fabrics send behind the header. */
     uint64_t connection;
-    /* NULL: the port was closed. */
+    /* NULL: the transport was closed. */
     struct fabric_transport *owner;
     struct fabric_link *link;
     struct endpoint *endpoint;
@@ -111,13 +111,13 @@ struct fabric_op {
     struct fabric_op *next, **at;
     unsigned char *room;
 };
-/* A message that arrived while its port did not poll, or before its port existed. */
+/* A message that arrived while its transport did not poll, or before its transport existed. */
 struct saved_msg {
     struct saved_msg *next;
     struct endpoint *from;
     struct header header;
     bool announced;
-    /* The fabric's descriptor of an announced message that no port has taken yet. */
+    /* The fabric's descriptor of an announced message that no transport has taken yet. */
     void *pending;
     size_t bytes;
     unsigned char data[];
@@ -161,7 +161,7 @@ struct fabric_operations {
     void (*address)(const struct endpoint *endpoint, char *out, size_t bytes);
 };
 enum { RECENTLY_CLOSED_MOST = 256 };
-/* The ports that were closed last. */
+/* The transports that were closed last. */
 struct recently_closed {
     struct { uint64_t comm; int rank; } closed[RECENTLY_CLOSED_MOST];
     unsigned count;
@@ -194,17 +194,17 @@ struct fabric {
     /* Some faulty endpoints are still connected. */
     bool faults;
     /* The common code owns the fields from here on. */
-    struct fabric_transport *ports, *polling;
+    struct fabric_transport *transports, *polling;
     struct recently_closed recently_closed;
     /* Messages to groups that this process has not joined. */
     struct saved_msgs early;
-    /* Ops in flight of closed ports. */
+    /* Ops in flight of closed transports. */
     struct fabric_op *orphans;
     struct fabric_op *spare[FABRIC_OP_CLASSES];
     struct fabric_thread thread;
-    /* The number of ports that sleep. */
+    /* The number of transports that sleep. */
     int armed;
-    /* Counts the polls of all ports. */
+    /* Counts the polls of all transports. */
     unsigned touched;
     struct fabric *next;
 };
@@ -235,8 +235,8 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
 
 /* ---- for fabrics ---- */
 /* Handles a message that arrived by this endpoint, and copies data that is needed later. For an announced message
-   `data` is the fabric's descriptor; true: the port keeps it until fetch or release. An invalid message is ignored, and
-   the endpoint is disconnected after the current progress. */
+   `data` is the fabric's descriptor; true: the transport keeps it until fetch or release. An invalid message is
+   ignored, and the endpoint is disconnected after the current progress. */
 bool fabric_handle_message(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
     size_t bytes, bool announced);
 /* Completes an op in flight; why NULL: with success. An op for which `send` or `fetch` returned false has already

@@ -1,4 +1,4 @@
-/* The contract of a transport (transport.h), and the polls of a port. */
+/* The contract of a transport (transport.h), and the polls of a transport. */
 #include "backend/transports/fabric/fabric_transport.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -17,7 +17,7 @@ static void fabric_transport_unlock(struct fabric_transport *p) { pthread_mutex_
 /* ---- reports of a fabric ---- */
 struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank)
 {
-    struct fabric_transport *p = fabric->ports;
+    struct fabric_transport *p = fabric->transports;
     while (p && (p->comm != comm || p->rank != rank)) p = p->next;
     return p;
 }
@@ -51,7 +51,7 @@ void fabric_transport_mark_out_of_memory(struct fabric_transport *p)
 }
 void fabric_wake_transports(const struct fabric *fabric)
 {
-    for (struct fabric_transport *p = fabric->ports; p; p = p->next) fabric_transport_wake(p);
+    for (struct fabric_transport *p = fabric->transports; p; p = p->next) fabric_transport_wake(p);
 }
 void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *f)
 {
@@ -291,7 +291,7 @@ static void fabric_transport_record_closed(const struct fabric_transport *p)
 static void fabric_destroy(struct transport *t)
 {
     struct fabric_transport *p = fabric_transport_lock(t);
-    struct fabric_transport **at = &p->fabric->ports;
+    struct fabric_transport **at = &p->fabric->transports;
     while (*at && *at != p) at = &(*at)->next;
     if (*at) *at = p->next;
     fabric_transport_record_closed(p);
@@ -356,8 +356,8 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
     pthread_mutex_lock(&fabric->lock);
     /* Earlier breaks do not concern this group. */
     p->breaks = fabric->breaks;
-    p->next = fabric->ports;
-    fabric->ports = p;
+    p->next = fabric->transports;
+    fabric->transports = p;
     fabric_transport_take_early(p);
     fabric_transport_unlock(p);
     router_add_network(router, &p->base);

@@ -1,4 +1,4 @@
-/* A port is one rank's end of a fabric in one communicator: its links to other ranks, its ops in flight, and its
+/* A transport is one rank's end of a fabric in one communicator: its links to other ranks, its ops in flight, and its
  * arrivals. Callers hold the fabric's lock. Only the rank's own thread touches the router and its matching, within a
  * call of the contract. */
 #pragma once
@@ -54,7 +54,7 @@ struct fabric_link {
 struct pending_rndv {
     /* Its bucket. */
     struct pending_rndv *next, **at;
-    /* Links it in the port's `met` or `refusing`; `due` says whether it is in one of them. */
+    /* Links it in the transport's `met` or `refusing`; `due` says whether it is in one of them. */
     struct pending_rndv *next_due;
     bool due;
     struct fabric_link *link;
@@ -127,7 +127,7 @@ bool fabric_link_connect(struct fabric_transport *p, struct fabric_link *link);
 /* Records and logs that this network has refused the connection, while another network may carry the messages. */
 void fabric_link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why);
 /* ---- receive.c: the receiving side ---- */
-/* Handles or saves a message. `data` of an announced message is the descriptor. true: the port keeps it. */
+/* Handles or saves a message. `data` of an announced message is the descriptor. true: the transport keeps it. */
 bool fabric_transport_handle_message(struct fabric_transport *p, struct endpoint *from, const struct header *header,
     void *data, size_t bytes, bool announced);
 void fabric_transport_handle_saved_msgs(struct fabric_transport *p);
@@ -146,12 +146,12 @@ bool fabric_link_forget_receive(struct fabric_transport *p, struct fabric_link *
 /* ---- fabric_transport.c, for reports of a fabric ---- */
 struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank);
 bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
-/* Saves a message that the port handles in its next poll. */
+/* Saves a message that the transport handles in its next poll. */
 void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg);
 void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *op);
-/* Records that memory for a saved message was missing: the next poll of the port fails its router. */
+/* Records that memory for a saved message was missing: the next poll of the transport fails its router. */
 void fabric_transport_mark_out_of_memory(struct fabric_transport *p);
-/* Rings the bells of all ports that sleep. */
+/* Rings the bells of all transports that sleep. */
 void fabric_wake_transports(const struct fabric *fabric);
 
 /* ---- ops.c, thread.c ---- */

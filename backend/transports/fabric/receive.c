@@ -325,7 +325,7 @@ static bool fabric_link_owns_endpoint(const struct fabric_transport *p, struct f
     link->by = from;
     return true;
 }
-/* Returns the fault of a message to this port, or NULL if it is valid. */
+/* Returns the fault of a message to this transport, or NULL if it is valid. */
 static const char *fabric_transport_find_fault(const struct fabric_transport *p, const struct endpoint *from,
     const struct header *h, bool announced)
 {

@@ -1,4 +1,4 @@
-/* Messages that arrived while their port did not poll, or before this process joined their communicator. */
+/* Messages that arrived while their transport did not poll, or before this process joined their communicator. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include <stdlib.h>
@@ -98,7 +98,7 @@ bool fabric_handle_message(struct fabric *fabric, struct endpoint *from, const s
     const char *fault = from->faulty ? NULL : header_find_fault(header, bytes, announced);
     if (fault) endpoint_mark_faulty(fabric, from, fault);
     if (from->faulty) return false;
-    struct fabric_transport *port = fabric_transport_find(fabric, header->comm, header->to);
-    return port ? fabric_transport_handle_message(port, from, header, data, bytes, announced)
-                : early_msgs_keep(fabric, from, header, data, bytes, announced);
+    struct fabric_transport *transport = fabric_transport_find(fabric, header->comm, header->to);
+    return transport ? fabric_transport_handle_message(transport, from, header, data, bytes, announced)
+                     : early_msgs_keep(fabric, from, header, data, bytes, announced);
 }

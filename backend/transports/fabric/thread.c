@@ -1,7 +1,7 @@
 /* The progress thread of a fabric, which makes progress while no rank polls. While ranks poll, it only checks every few
    milliseconds that they still do. When a rank sleeps, or no rank has polled since the last check, the thread waits for
-   the fabric's file descriptor. It then passes arrivals to the ports and rings the bells of ports that sleep. So sends
-   leave and peers get answers while a rank only computes. */
+   the fabric's file descriptor. It then passes arrivals to the transports and rings the bells of transports that sleep.
+   So sends leave and peers get answers while a rank only computes. */
 #include "backend/base/descriptor.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include <errno.h>

@@ -201,8 +201,8 @@ static void ucx_handle_bye(struct fabric *fabric, const struct notice *said)
 static void ucx_handle_bye_answer(const struct notice *said)
 {
     struct ucx_endpoint *e = ucx_notice_find_endpoint(said);
-    if (!e || e->heard || endpoint_is_broken(&e->base)) return;
-    e->heard = true;
+    if (!e || e->bye_acked || endpoint_is_broken(&e->base)) return;
+    e->bye_acked = true;
     worker.byes_open--;
 }
 /* Saves a greeting for ucx_advance_handshakes, because a callback must not open endpoints. */

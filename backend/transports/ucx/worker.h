@@ -35,9 +35,10 @@ struct ucx_endpoint {
     ucp_ep_h ep;
     /* `theirs` is the number of the other process's endpoint to this one, or 0 while it is unknown. */
     uint64_t number, theirs;
-    /* `said` is set when HELLO is sent, `opens` when OPENED is sent, and `heard` when the peer has acknowledged BYE. */
+    /* `said` is set when HELLO is sent, `opens` when OPENED is sent, and `bye_acked` when the peer has acknowledged
+       BYE. */
     bool said, opens;
-    bool heard;
+    bool bye_acked;
 };
 struct worker {
     ucp_context_h context;

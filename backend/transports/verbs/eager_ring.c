@@ -1,10 +1,10 @@
-/* A box is an eager ring. The sender builds messages in its own copy, writes them into the peer's box by RDMA, and the
- * peer reads them there.
+/* An eager ring has one sender and one receiver. The sender builds messages in its own copy, writes them into the
+ * peer's eager ring by RDMA, and the peer reads them there.
  *
- * A message never wraps around the end of the box: the sender skips the remaining bytes, which count as written.
+ * A message never wraps around the end of the eager ring: the sender skips the remaining bytes, which count as written.
  * Positions count from the start of the connection; each message carries its end, so the receiver knows what was
  * skipped. A message has room when the peer has read, and the device has sent, the bytes that it would replace. Part of
- * the box is reserved for HEARD and GOODBYE, so that two processes with full boxes can still acknowledge. */
+ * the eager ring is reserved for ACK and GOODBYE, so that two processes with full eager rings can still acknowledge. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <endian.h>
@@ -45,13 +45,13 @@ static bool eager_ring_write_message(struct fabric *fabric, struct verbs_endpoin
     uint64_t oldest = ring->left < ring->sent ? ring->left : ring->sent, end = begin + taken;
     if (end + reserve - oldest > RING_BYTES || !lane_has_room(&e->lanes[0])) return false;
     const struct prefix prefix = {
-        .position = end, .heard = ring->heard, .what = xfer->what, .bytes = (uint32_t)(bytes - sizeof prefix)
+        .position = end, .consumed = ring->consumed, .what = xfer->what, .bytes = (uint32_t)(bytes - sizeof prefix)
     };
     unsigned char *at = ring->out + begin % RING_BYTES;
     memcpy(at, &prefix, sizeof prefix);
     xfer_fill_payload(at + sizeof prefix, xfer);
     ring->written = end;
-    ring->acked = ring->heard;
+    ring->acked = ring->consumed;
     int error = verbs_endpoint_post_write(e, begin, bytes, signalled);
     if (error) verbs_endpoint_fail(fabric, e, strerror(error));
     return true;
@@ -64,7 +64,7 @@ bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, en
 {
     return eager_ring_write_message(fabric, e, &(struct verbs_xfer){ .what = what }, signalled);
 }
-bool eager_ring_owes_ack(const struct eager_ring *ring) { return ring->heard - ring->acked >= RING_BYTES / 4; }
+bool eager_ring_owes_ack(const struct eager_ring *ring) { return ring->consumed - ring->acked >= RING_BYTES / 4; }
 
 /* ---- receiving ---- */
 static const char cannot_be[] = "its process has sent an invalid message";
@@ -108,10 +108,10 @@ static bool prefix_is_valid(const struct eager_ring *ring, const struct prefix *
     uint64_t taken = size_round_up(bytes, RING_GRAIN);
     bool fits = bytes == sizeof *prefix + prefix->bytes && offset + taken <= RING_BYTES;
     /* The step includes the bytes that the sender skipped. */
-    uint64_t step = prefix->position - ring->heard;
+    uint64_t step = prefix->position - ring->consumed;
     bool follows = step >= taken && step <= RING_BYTES && (prefix->position - taken) % RING_BYTES == offset;
-    return fits && follows && prefix_length_is_valid(prefix) && prefix->heard <= ring->written
-        && prefix->heard >= ring->left;
+    return fits && follows && prefix_length_is_valid(prefix) && prefix->consumed <= ring->written
+        && prefix->consumed >= ring->left;
 }
 void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
 {
@@ -127,7 +127,7 @@ void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, cons
         return;
     }
     unsigned char *at = ring->in + offset + sizeof prefix;
-    ring->left = prefix.heard;
+    ring->left = prefix.consumed;
     switch ((enum verbs_what)prefix.what) {
     case EAGER:
     case OFFER: eager_ring_handle_message(fabric, e, &prefix, at); break;
@@ -135,6 +135,6 @@ void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, cons
     case GOODBYE: e->base.left = true; break;
     case ACK: break;
     }
-    ring->heard = prefix.position;
+    ring->consumed = prefix.position;
     nic_of_fabric(fabric)->stalled |= eager_ring_owes_ack(ring) || e->waiting;
 }

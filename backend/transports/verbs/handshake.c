@@ -1,8 +1,8 @@
-/* The handshake of two processes. Both send HELLO by datagram with their queue pairs and their box, and repeat it until
- * the peer's HELLO shows that it has received theirs. Datagrams may get lost, arrive late or arrive twice. So each
- * endpoint has a turn, and a HELLO names the known turns of both ends; the receiver recognizes a HELLO of an endpoint
- * that has broken since. A proof covers the whole message (fabric/proofs.c). A process ignores a HELLO with a wrong
- * proof, or for another process. */
+/* The handshake of two processes. Both send HELLO by datagram with their queue pairs and their eager ring, and repeat
+ * it until the peer's HELLO shows that it has received theirs. Datagrams may get lost, arrive late or arrive twice. So
+ * each endpoint has a turn, and a HELLO names the known turns of both ends; the receiver recognizes a HELLO of an
+ * endpoint that has broken since. A proof covers the whole message (fabric/proofs.c). A process ignores a HELLO with a
+ * wrong proof, or for another process. */
 #include "backend/transports/verbs/handshake.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -229,7 +229,7 @@ void verbs_handle_hello(struct fabric *fabric, const struct hello *h)
     /* A HELLO that names this endpoint's turn shows that the peer is ready to receive. */
     if (!e->base.open && h->theirs == e->base.turn) {
         e->base.open = true;
-        /* Messages that came before the endpoint was open may fill its box and need an acknowledgement. */
+        /* Messages that came before the endpoint was open may fill its eager ring and need an acknowledgement. */
         nic_of_fabric(fabric)->stalled = true;
     }
     e->owes_answer |= h->stage != OPEN;

@@ -1,4 +1,5 @@
-/* Creates, connects and destroys the queue pairs of an endpoint, one on each rail. Its boxes belong to the first. */
+/* Creates, connects and destroys the queue pairs of an endpoint, one on each rail. Its eager rings belong to the
+   first. */
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/transports/verbs/nic.h"
@@ -81,13 +82,13 @@ void lanes_destroy(struct nic *nic, struct verbs_endpoint *e)
 static struct ibv_ah_attr device_port_path_to(const struct device_port *port, const struct verbs_address *address)
 {
     struct ibv_ah_attr way = { .dlid = address->lid,
-        .sl = (uint8_t)settings_get()->verbs_service_level,
+        .sl = (uint8_t)settings_get()->verbs_sl,
         .port_num = port->number,
         .is_global = address->ethernet };
     if (!address->ethernet) return way;
     way.grh.sgid_index = (uint8_t)port->gid.index;
     way.grh.hop_limit = 64;
-    way.grh.traffic_class = (uint8_t)settings_get()->verbs_traffic_class;
+    way.grh.traffic_class = (uint8_t)settings_get()->verbs_tc;
     memcpy(&way.grh.dgid, address->gid, sizeof way.grh.dgid);
     return way;
 }
@@ -117,7 +118,7 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
     if (errno) return device_port_fail_call(port, "queue pair in state RTR");
     struct ibv_qp_attr speaks = { .qp_state = IBV_QPS_RTS,
         .timeout = (uint8_t)settings_get()->verbs_timeout,
-        .retry_cnt = (uint8_t)settings_get()->verbs_retries,
+        .retry_cnt = (uint8_t)settings_get()->verbs_retry_cnt,
         /* 7 retries without limit: a slow peer is alive, and the link between the processes reports a dead one. */
         .rnr_retry = 7,
         .sq_psn = nic->psn & 0xffffff,

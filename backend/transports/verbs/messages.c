@@ -1,6 +1,6 @@
 /* The state of each op of an endpoint is an xfer in one of the endpoint's lists. An eager message waits for room in the
- * peer's box and completes when it is built there. An announced message is offered, and completes when the peer sends
- * DONE. The device of the receiver reads a fetched message from the address in the offer. */
+ * peer's eager ring and completes when it is built there. An announced message is offered, and completes when the peer
+ * sends DONE. The device of the receiver reads a fetched message from the address in the offer. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Creates and destroys the rails, and the shared receive queue on the first adapter, which serves all endpoints. A
-   receive has no buffer, because messages are written into a box; it only delivers the immediate value. */
+   receive has no buffer, because messages are written into an eager ring; it only delivers the immediate value. */
 #include "backend/transports/verbs/nic.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"

@@ -1,21 +1,21 @@
-/* The network of this process consists of *rails*; each is a port of a device, or one more queue pair on a port.
- * Every access holds the lock of the fabric.
+/* The network of this process consists of *rails*; each is a port of a device, or one more queue pair on a port. Every
+ * access holds the lock of the fabric.
  *
- * For each peer the process has one *lane* on each rail, which is a queue pair (RC). Messages use the first lane.
- * Each side has a *box*, an eager ring into which the peer writes its messages one after another by RDMA write; the
- * immediate value is the position. Each message also carries how far its sender has read its own box, so the peer
- * knows how much room is left. The sender first builds a message in its own memory, which has the layout of the
- * peer's box. The receiver reads large messages by RDMA read over all lanes that both processes have. Handshakes use
- * datagrams (UD), which need no connected pair and may get lost. */
+ * For each peer the process has one *lane* on each rail, which is a queue pair (RC). Messages use the first lane. Each
+ * side has an *eager ring* into which the peer writes its messages one after another by RDMA write; the immediate value
+ * is the position. Each message also carries how far its sender has read its own eager ring, so the peer knows how much
+ * room is left. The sender first builds a message in its own memory, which has the layout of the peer's eager ring. The
+ * receiver reads large messages by RDMA read over all lanes that both processes have. Handshakes use datagrams (UD),
+ * which need no connected pair and may get lost. */
 #pragma once
 #include "backend/transports/fabric/fabric.h"
 #include "backend/transports/verbs/device.h"
 #include "backend/transports/verbs/registration.h"
 
 enum {
-    /* Each pair of processes has a box of this size in each direction. */
+    /* Each pair of processes has an eager ring of this size in each direction. */
     RING_BYTES = 1 << 18,
-    /* The reserve of a box is left for HEARD and GOODBYE; HEARD makes room again. */
+    /* The reserve of an eager ring is left for ACK and GOODBYE; ACK makes room again. */
     RING_RESERVE = 4096,
     /* Messages begin at multiples of the grain. */
     RING_GRAIN = 128,         /* bytes */
@@ -47,14 +47,14 @@ struct verbs_address {
     uint8_t ethernet : 1, mtu : 7, reads;
     uint64_t life;
 };
-/* The types of messages in a box. EAGER consists of header and data, OFFER of header and struct offer. DONE has the
-   id of an offer that its receiver has finished with. HEARD and GOODBYE have no data; HEARD only acknowledges. */
+/* The types of messages in an eager ring. EAGER consists of header and data, OFFER of header and struct offer. DONE has
+   the id of an offer that its receiver has finished with. ACK and GOODBYE have no data; ACK only acknowledges. */
 enum verbs_what { EAGER, OFFER, DONE, ACK, GOODBYE };
 /* The prefix precedes each message. `position` is where the message ends, counted from the start of the connection.
-   `heard` is the position up to which the sender has read its own box. */
+   `consumed` is the position up to which the sender has read its own eager ring. */
 struct prefix {
     uint64_t position;
-    uint64_t heard;
+    uint64_t consumed;
     uint32_t what, bytes;
 };
 /* An offer announces a large message. `keys` are indexed by the rails of the process that offers. */
@@ -100,8 +100,8 @@ struct lane {
     struct posted posted[SENDS];
     unsigned begun, ended, last_signalled;
 };
-/* The boxes of a pair of processes. The peer writes `in`. `out` has the layout of the peer's box, which lies at
-   `there`. All positions count from the start of the connection. */
+/* The eager rings of a pair of processes. The peer writes `in`. `out` has the layout of the peer's eager ring, which
+   lies at `there`. All positions count from the start of the connection. */
 struct eager_ring {
     unsigned char *in, *out;
     struct ibv_mr *in_region, *out_region;
@@ -111,8 +111,8 @@ struct eager_ring {
        The next signalled completion reports the position `signalled`. */
     uint64_t written, sent, left;
     uint64_t signalled;
-    /* Messages from the peer are read up to `heard`; the peer knows that up to `told`. */
-    uint64_t heard, acked;
+    /* Messages from the peer are read up to `consumed`; the peer knows that up to `told`. */
+    uint64_t consumed, acked;
 };
 struct verbs_endpoint {
     struct endpoint base;
@@ -129,7 +129,7 @@ struct verbs_endpoint {
     struct lane lanes[RAILS_MOST];
     /* `lane_count` is the number of lanes that both processes have, and 0 until they are connected. */
     int lane_count, next_lane;
-    /* `waiting` messages wait for room in the box, `reading` fetches for room in the send queues. The oldest is
+    /* `waiting` messages wait for room in the eager ring, `reading` fetches for room in the send queues. The oldest is
        first. */
     struct verbs_xfer *waiting, *reading, *offered, *fetching;
 };
@@ -214,7 +214,7 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
 
 /* ---- requests.c: the work requests of the lanes ---- */
 bool lane_has_room(const struct lane *lane);
-/* Writes the built message at position `begin` to the peer's box. Returns 0, or the errno of the device. */
+/* Writes the built message at position `begin` to the peer's eager ring. Returns 0, or the errno of the device. */
 int verbs_endpoint_post_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
 /* Posts as many reads of a fetch as have room, in one doorbell of each lane. Returns 0, or the errno of the device. */
 int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch);
@@ -243,10 +243,11 @@ void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint 
 /* Completes every xfer of the endpoint with this reason. */
 void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
 /* ---- eager_ring.c ---- */
-/* Builds a message and writes it to the peer's box; returns false if the box or the send queue has no room now. */
+/* Builds a message and writes it to the peer's eager ring; returns false if the eager ring or the send queue has no
+   room now. */
 bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
 bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);
-/* Returns true if a quarter of the box or more is read and not acknowledged. */
+/* Returns true if a quarter of the eager ring or more is read and not acknowledged. */
 bool eager_ring_owes_ack(const struct eager_ring *ring);
 void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
 /* ---- endpoints.c ---- */

@@ -42,15 +42,15 @@ static bool verbs_poll_completions(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
     struct ibv_wc found[COMPLETIONS_AT_ONCE];
-    bool heard = false;
+    bool consumed = false;
     for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++) {
         int count = ibv_poll_cq(a->completions, COMPLETIONS_AT_ONCE, found);
         for (int i = 0; i < count; i++) verbs_handle_completion(fabric, a, &found[i]);
-        heard |= count > 0;
+        consumed |= count > 0;
     }
     if (nic->used_receives >= RECEIVES_AT_ONCE && !verbs_nic_post_receives(nic))
         LOG(ERROR, "%s accepts no more receives: %s", nic_message_port(nic)->name, strerror(errno));
-    return heard;
+    return consumed;
 }
 /* Returns the name of the port if a rail uses it, otherwise NULL. */
 static const char *nic_port_name(const struct nic *nic, const struct adapter *adapter, int number)

@@ -148,7 +148,7 @@ class Checkpoint:
     # ---- whole ----
     def _whole(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
         """Made of the parts of all ranks."""
-        if self.core.home == "whole":
+        if self.core.placement == "whole":
             return part.clone().view(shape)
         whole = torch.empty(shape.numel(), dtype=part.dtype)
         parts = list(whole.split(self.core.counts(number, self.ranks)))
@@ -279,7 +279,7 @@ class ShardedState:
 
     def _parts(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
         """A tensor of that shape, of which this rank has a part; whole where nothing is divided."""
-        if self._checkpoint.core.home == "whole":
+        if self._checkpoint.core.placement == "whole":
             return part.view(shape)
         at = self._checkpoint.core.piece(number).at
         found = list(boxes(tuple(shape), at, at + part.numel()))

@@ -10,7 +10,7 @@ import torch
 from torch_tutti._library import _check, _library, dtype_numbers
 from torch_tutti.compression import DTYPES, Compression, _Compression, described
 
-HOMES = {"shared": 0, "replicated": 1, "sharded": 2, "whole": 3}
+PLACEMENTS = {"shared": 0, "replicated": 1, "sharded": 2, "whole": 3}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
 
 
@@ -20,7 +20,7 @@ class _Parameter(ctypes.Structure):
 
 class _Config(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("comm", c_void_p), ("parameters", c_int), ("units", c_int),
-                ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("home", c_int),
+                ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("placement", c_int),
                 ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int),
                 ("ahead", c_bool), ("compression", _Compression)]
 
@@ -65,15 +65,16 @@ class Core:
     """One tutti_zero. It lives as long as a tensor that lies in its memory, or this object."""
 
     def __init__(self, communicator: int, parameters: Sequence[Described], dtypes: Sequence[torch.dtype], groups: int,
-                 home: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
+                 placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
                  compression: str | Compression | None) -> None:
         numbers = dtype_numbers()
         model = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
         types = (c_int * len(dtypes))(*(numbers[DTYPES[d]] for d in dtypes))
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, model, types,
-                         HOMES[home], RULES[rule], buffers, timeout_ms, prefetch, ahead, described(compression))
+                         PLACEMENTS[placement], RULES[rule], buffers, timeout_ms, prefetch, ahead,
+                         described(compression))
         self._zero = c_void_p()
-        self.home, self.feeds_back = home, bool(config.compression.form and config.compression.feedback)
+        self.placement, self.feeds_back = placement, bool(config.compression.form and config.compression.feedback)
         self._counts = [p.count for p in parameters]
         self._dtypes = [dtypes[p.unit] for p in parameters]
         self._gradients: dict[tuple[int, int], torch.Tensor] = {}

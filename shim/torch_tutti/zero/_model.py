@@ -39,8 +39,8 @@ class Owned(NamedTuple):
 
 class Settings(NamedTuple):
     """What `shard` was asked for."""
-    home: str
-    yields: bool                        # to another home where this one cannot be
+    placement: str
+    yields: bool                        # to another placement where this one cannot be
     buffers: int
     ahead: bool
     prefetch: int
@@ -96,19 +96,19 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
                          "module, or use zero.wrap_ddp")
-    home = _home_of(stage, hosts)
-    if home == "whole" and compression is not None:
+    placement = _placement_of(stage, hosts)
+    if placement == "whole" and compression is not None:
         raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
-    settings = Settings(home, stage == 3 and hosts is None, MANY if stage == 1 else buffers, ahead, prefetch, reshard,
-                        init, _PRECISIONS[precision], compression)
+    settings = Settings(placement, stage == 3 and hosts is None, MANY if stage == 1 else buffers, ahead, prefetch,
+                        reshard, init, _PRECISIONS[precision], compression)
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), settings)
     return model, manager.optimizer
 
 
-def _home_of(stage: int, hosts: str | None) -> str:
+def _placement_of(stage: int, hosts: str | None) -> str:
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"zero.shard: stage {stage!r}; it must be 0, 1, 2 or 3")
     possible = ("shared", "sharded") if stage == 3 else ("replicated",) if stage else ("whole",)
@@ -216,7 +216,7 @@ class Manager:
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
         self.core = self._core(described, len(optimizer.param_groups), settings)
         self._move(model, unborn, settings.init)
-        self.uses = Uses(self, settings.reshard) if self.core.home == "sharded" else None
+        self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
         self._watch(model)
         write_directly(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
@@ -230,12 +230,12 @@ class Manager:
                                  ahead=settings.ahead, compression=settings.compression,
                                  timeout_ms=math.ceil(limit.total_seconds() * 1000) if limit else 0)
         try:
-            return make(home=settings.home)
+            return make(placement=settings.placement)
         except NotImplementedError as reason:
             if not settings.yields:
                 raise
             warnings.warn(f"zero.shard: parameters are sharded, not shared, on each host: {reason}", stacklevel=4)
-        return make(home="sharded")
+        return make(placement="sharded")
 
     def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
         unit_of = self._innermost()
@@ -483,4 +483,4 @@ class Manager:
         return [name_of.get(module, type(module).__name__) for module in self.modules]
 
     def report(self) -> dict[str, Any]:
-        return {**self.core.report(), "hosts": self.core.home}
+        return {**self.core.report(), "hosts": self.core.placement}

@@ -30,7 +30,7 @@ static void out_of_range(void **state)
     says("TUTTI_TIMEOUT_MS", "-1", "TUTTI_TIMEOUT_MS=-1 is out of range (allowed: 1 or more); using 1800000\n");
     assert_int_equal(settings_get()->timeout_ms, 1800000);
     says("TUTTI_TILE_BYTES", "-4096", "TUTTI_TILE_BYTES=-4096 is out of range (allowed: 0 to 1073741824); using 0\n");
-    says("TUTTI_PAUSES", "-2", "TUTTI_PAUSES=-2 is out of range (allowed: -1 or more); using -1\n");
+    says("TUTTI_SPINS", "-2", "TUTTI_SPINS=-2 is out of range (allowed: -1 or more); using -1\n");
     says("TUTTI_STREAMING", "2", "TUTTI_STREAMING=2 is out of range (allowed: -1 to 1); using -1\n");
     says("TUTTI_YIELDS", "99999999999999999999", "TUTTI_YIELDS=99999999999999999999 is out of range (allowed: -1 ");
 }
@@ -62,6 +62,20 @@ static void unknown_names(void **state)
     (void)state;
     says("TUTTI_SLOT", "1", "unknown setting TUTTI_SLOT, did you mean TUTTI_SLOTS?\n");
 }
+static void a_former_name_is_read_with_a_warning(void **state)
+{
+    (void)state;
+    says("TUTTI_SILENCE_MS", "7000",
+        "warn: TUTTI_SILENCE_MS is now called TUTTI_PEER_TIMEOUT_MS; the next version will not read the old name\n");
+    assert_int_equal(settings_get()->peer_timeout_ms, 7000);
+    setenv("TUTTI_PEER_TIMEOUT_MS", "8000", 1);
+    says("TUTTI_SILENCE_MS", "7000",
+        "TUTTI_SILENCE_MS is ignored, because TUTTI_PEER_TIMEOUT_MS, its new name, is set\n");
+    assert_int_equal(settings_get()->peer_timeout_ms, 8000);
+    unsetenv("TUTTI_PEER_TIMEOUT_MS");
+    says("TUTTI_FIGURES", "line=300", "TUTTI_FIGURES is now called TUTTI_MACHINE;");
+    assert_string_equal(settings_get()->parameters, "line=300");
+}
 
 int main(void)
 {
@@ -71,6 +85,7 @@ int main(void)
         cmocka_unit_test(the_ends_of_a_range_are_in_it),
         cmocka_unit_test(every_default_is_in_its_range),
         cmocka_unit_test(unknown_names),
+        cmocka_unit_test(a_former_name_is_read_with_a_warning),
     };
     unsetenv("TUTTI_CACHE");
     return cmocka_run_group_tests(tests, NULL, NULL);

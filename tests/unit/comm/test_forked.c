@@ -80,7 +80,7 @@ static void call_all_of_a_communicator(tutti_comm *comm)
 static void call_all_of_a_request(tutti_request *request)
 {
     TOLD(tutti_test(request));
-    TOLD(tutti_hasten(request));
+    TOLD(tutti_detach(request));
     TOLD(tutti_wait(request, 0));
     TOLD(tutti_wait(request, 10));
 }

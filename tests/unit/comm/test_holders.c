@@ -83,7 +83,7 @@ static tutti_status call_once(struct incoming_link *c, tutti_request *request)
     case 0: return tutti_barrier(c->comm, NULL);
     case 1:
         status = tutti_barrier(c->comm, request);
-        if (status == TUTTI_OK) tutti_hasten(request);
+        if (status == TUTTI_OK) tutti_detach(request);
         return status == TUTTI_OK ? tutti_wait(request, 0) : status;
     case 2:
         status = tutti_recv(&x, 1, TUTTI_FLOAT32, TUTTI_ANY_SOURCE, 3, c->comm, request);

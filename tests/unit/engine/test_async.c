@@ -71,7 +71,7 @@ static void check_rested(struct rank *me, const int32_t *data, tutti_request *r)
 }
 static void ended_on_demand(struct rank *me)
 {
-    enum { NOBODY, TEST, HASTEN, WAIT, WAYS };
+    enum { NOBODY, TEST, DETACH, WAIT, WAYS };
     int32_t data[RESTING];
     tutti_request r[RESTING];
     for (int round = 0; round < 3 * WAYS; round++) {
@@ -80,7 +80,7 @@ static void ended_on_demand(struct rank *me)
         start_resting(me, data, &ended, r);
         for (int k = RESTING - 1; way == TEST && k >= 0; k--)
             while (tutti_test(&r[k]) == TUTTI_IN_PROGRESS) usleep(10);
-        for (int k = 0; way == HASTEN && k < RESTING; k++) REQUIRE(tutti_hasten(&r[k]) == TUTTI_OK);
+        for (int k = 0; way == DETACH && k < RESTING; k++) REQUIRE(tutti_detach(&r[k]) == TUTTI_OK);
         for (int k = 0; way == WAIT && k < RESTING; k++) REQUIRE(tutti_wait(&r[k], 0) == TUTTI_OK);
         while (atomic_load(&ended) < RESTING) usleep(100);
         check_rested(me, data, r);

@@ -85,7 +85,7 @@ static void messages(struct rank *me)                   /* one goes round */
 static int pauses_are(const char *number)
 {
     yielded = 0;
-    setenv("TUTTI_PAUSES", number, 1);
+    setenv("TUTTI_SPINS", number, 1);
     settings_reload();
     return 0;
 }
@@ -102,7 +102,7 @@ static int endless_pauses(void **state)
 static int settings_again(void **state)
 {
     (void)state;
-    unsetenv("TUTTI_PAUSES");
+    unsetenv("TUTTI_SPINS");
     settings_reload();
     return 0;
 }

@@ -279,7 +279,7 @@ static void test_a_child_cannot(void **state)
 static int choose_figures(void **state)
 {
     (void)state;
-    world_set("TUTTI_FIGURES",
+    world_set("TUTTI_MACHINE",
         "line=20,hand_over=20,near=0.01,far=0.02,add=0.001,slot_write=0.01,slot_read=0.01,"
         "lost_write=0.01,lost_read=0.01");
     return 0;

@@ -86,7 +86,7 @@ static void over_hosts_without_looks(void)
     atomic_store(&most_sleep_ms, INT_MAX);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         alarm(SECONDS);                                 /* what waits for a look that never comes hangs */
-        setenv("TUTTI_PAUSES", ways[i].pauses, 1);
+        setenv("TUTTI_SPINS", ways[i].pauses, 1);
         setenv("TUTTI_YIELDS", ways[i].yields, 1);
         setenv("TUTTI_TILE_BYTES", ways[i].tile_bytes, 1);
         setenv("TUTTI_SLOTS", ways[i].slots, 1);

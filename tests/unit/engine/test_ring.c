@@ -117,10 +117,10 @@ static void no_operation_meets_the_slots_of_the_last(void **state)
         for (int size = 2; size <= 3; size++)
             for (int tries = 0; tries < 2; tries++) {
                 struct shared shared = { .ring_bytes = rings[i] };
-                world_set("TUTTI_TRIALS", tries ? "2" : "0");
+                world_set("TUTTI_TUNER", tries ? "2" : "0");
                 world_threads(size, NULL, mix, &shared);
             }
-    world_set("TUTTI_TRIALS", "0");
+    world_set("TUTTI_TUNER", "0");
 }
 
 /* As if there were so many ranks that a cache line of staging for each chunk is too much. */
@@ -156,6 +156,6 @@ int main(void)
         cmocka_unit_test(staging_that_does_not_fit_is_refused),
     };
     setenv("TUTTI_SINGLE_COPY", "0", 1);                /* by the parameters of a slow build tensors are read instead */
-    setenv("TUTTI_TRIALS", "0", 1);
+    setenv("TUTTI_TUNER", "0", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,7 +25,7 @@ static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, 
 {
     tutti_comm *comm;
     setenv("TUTTI_SINGLE_COPY", single_copy, 1);
-    setenv("TUTTI_FIGURES", parameters, 1);
+    setenv("TUTTI_MACHINE", parameters, 1);
     settings_reload();
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
     return comm;

@@ -24,7 +24,7 @@ struct bench {                                          /* a decider, and what i
     struct layout *layout;
     struct chooser chooser;
     struct tuning tuning;
-    struct tuners trials;
+    struct tuners tuners;
     struct variety variety;
 };
 static struct bench *bench_create(enum trying trying)
@@ -36,14 +36,14 @@ static struct bench *bench_create(enum trying trying)
         .layout = b->layout, .cache = plan_cache_create(SIZE_MAX, NULL, NULL), .cores = RANKS, .machine = near_cores
     };
     assert_non_null(b->chooser.cache);
-    b->trials.tuning = &b->tuning;
-    b->trials.trying = trying;
+    b->tuners.tuning = &b->tuning;
+    b->tuners.trying = trying;
     b->variety = (struct variety){ &b->chooser, true, HUGE_VAL, TENSORS_PRIVATE };
     return b;
 }
 static void bench_destroy(struct bench *b)
 {
-    tuners_finish(&b->trials);
+    tuners_finish(&b->tuners);
     chooser_finish(&b->chooser);
     plan_cache_destroy(b->chooser.cache);
     layout_destroy(b->layout);
@@ -54,8 +54,8 @@ static struct tuner *add(struct bench *b, const struct question *q, int root)
     struct tuner_key key = { q->collective, root, false, q->message_bytes };
     struct tuner *t, *again;
     struct choice predicted;
-    assert_int_equal(tuners_find_or_create(&b->trials, &key, &t), TUTTI_OK);
-    assert_int_equal(tuners_find_or_create(&b->trials, &key, &again), TUTTI_OK);
+    assert_int_equal(tuners_find_or_create(&b->tuners, &key, &t), TUTTI_OK);
+    assert_int_equal(tuners_find_or_create(&b->tuners, &key, &again), TUTTI_OK);
     assert_non_null(t);
     assert_ptr_equal(t, again);
     assert_int_equal(chooser_make_choice(&b->chooser, q, &predicted), TUTTI_OK);
@@ -137,11 +137,11 @@ static void step(struct bench *b, struct tuner *kinds[KINDS], int rank, int inde
     struct tuner *t = kinds[h->at[index].kind];
     uint64_t operation = h->at[index].number;
     bool decides = rank == tuner_get_decider(&t->key, RANKS);
-    if (decides) tuner_begin_call(&b->trials, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
+    if (decides) tuner_begin_call(&b->tuners, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
     uint32_t code = code_at(t, operation);
     if (h->at[index].code == UINT32_MAX) h->at[index].code = code;
     assert_int_equal(h->at[index].code, code);
-    if (decides && code & TRIAL_TIMED) tuner_add_time(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
+    if (decides && code & TUNER_TIMED) tuner_add_time(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
 }
 /* 0: all begin an operation before one begins the next. */
 static void run_apart(enum trying trying, uint64_t apart, uint64_t seed)
@@ -200,17 +200,17 @@ static double call(struct bench *b, struct tuner *t, uint64_t *operation, int ca
 {
     double spent = 0;
     for (int i = 0; i < calls; i++, ++*operation) {
-        tuner_begin_call(&b->trials, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
+        tuner_begin_call(&b->tuners, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
         uint32_t code = code_at(t, *operation);
         struct choice runs = t->this.choice;
-        uint32_t chosen = code & ~(uint32_t)TRIAL_TIMED;
+        uint32_t chosen = code & ~(uint32_t)TUNER_TIMED;
         if (chosen) assert_true(choice_decode(chosen, ALLREDUCE, &runs));
         else assert_int_equal(chooser_make_choice(&b->chooser, &t->question, &runs), TUTTI_OK);
         if (choice_code_selects_late(chosen) || choice_code_reads(chosen)) tuner_report_placement(t, lies);
         double ns = ns_of(&runs) * (0.98 + (double)(random_next(seed) % 40) / 1000);
         if (random_next(seed) % 50 == 0) ns *= 20;
         else spent += ns;
-        if (code & TRIAL_TIMED) tuner_add_time(t, *operation, UNIT * ns);
+        if (code & TUNER_TIMED) tuner_add_time(t, *operation, UNIT * ns);
     }
     return spent;
 }
@@ -330,8 +330,8 @@ static void what_nobody_times_is_seldom_asked_for(void **state)
     int timed = 0, calls = 20000;
     (void)state;
     for (int operation = 0; operation < calls; operation++) {
-        tuner_begin_call(&b->trials, t, &(struct moment){ (uint64_t)operation, 0, 0 }, &b->variety);
-        timed += (code_at(t, (uint64_t)operation) & TRIAL_TIMED) != 0;
+        tuner_begin_call(&b->tuners, t, &(struct moment){ (uint64_t)operation, 0, 0 }, &b->variety);
+        timed += (code_at(t, (uint64_t)operation) & TUNER_TIMED) != 0;
     }
     assert_true(timed > 0 && timed < calls / 20);
     bench_destroy(b);
@@ -344,7 +344,7 @@ static void nothing_is_tried_where_somebody_asks_or_it_is_off(void **state)
         struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
         struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = 5;
-        if (!off) tuners_stop_collective(&b->trials, ALLREDUCE);
+        if (!off) tuners_stop_collective(&b->tuners, ALLREDUCE);
         call(b, t, &operation, 2000, first_ns, &noise);
         assert_int_equal(atomic_load(t->word), 0);
         bench_destroy(b);
@@ -359,7 +359,7 @@ static void what_was_tried_ends_when_somebody_asks(void **state)
         struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = 5;
         call(b, t, &operation, calls, first_ns, &noise);
-        tuners_stop_collective(&b->trials, ALLREDUCE);
+        tuners_stop_collective(&b->tuners, ALLREDUCE);
         call(b, t, &operation, 3 * TRACKS, first_ns, &noise);
         for (int i = 0; i < 100; i++) {
             call(b, t, &operation, 1, first_ns, &noise);
@@ -372,11 +372,11 @@ static void there_are_so_many_kinds_and_no_more(void **state)
 {
     struct bench *b = bench_create(TRIES);
     (void)state;
-    for (size_t i = 0; i <= TRIALS + 1; i++) {          /* the last is the first again */
-        struct tuner_key key = { ALLREDUCE, 0, false, i <= TRIALS ? 1000 + i : 1000 };
+    for (size_t i = 0; i <= MOST_TUNERS + 1; i++) {          /* the last is the first again */
+        struct tuner_key key = { ALLREDUCE, 0, false, i <= MOST_TUNERS ? 1000 + i : 1000 };
         struct tuner *found;
-        assert_int_equal(tuners_find_or_create(&b->trials, &key, &found), TUTTI_OK);
-        assert_true((found != NULL) == (i != TRIALS));
+        assert_int_equal(tuners_find_or_create(&b->tuners, &key, &found), TUTTI_OK);
+        assert_true((found != NULL) == (i != MOST_TUNERS));
     }
     bench_destroy(b);
 }

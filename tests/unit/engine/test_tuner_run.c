@@ -1,4 +1,4 @@
-/* Operations of which another choice runs every few calls, whatever it costs (TUTTI_TRIALS=2): results are those of
+/* Operations of which another choice runs every few calls, whatever it costs (TUTTI_TUNER=2): results are those of
    always, on private and on shared tensors, among small one-sided operations in which ranks are apart. Who asks for an
    algorithm alone has it, and is told if it comes too late for that. */
 #include "backend/engine/comm.h"
@@ -125,20 +125,20 @@ static void results_are_those_of_always(void **state)
 {
     struct expected_calls some = { DIFFERENT, false }, look = { DIFFERENT, true };
     (void)state;
-    world_set("TUTTI_TRIALS", "2");
+    world_set("TUTTI_TUNER", "2");
     for (int size = 2; size <= MOST_RANKS; size++) world_threads(size, NULL, calls_main, &some);
-    world_set("TUTTI_FIGURES", "line=300");             /* as of cores so far apart that few calls look by cost */
+    world_set("TUTTI_MACHINE", "line=300");             /* as of cores so far apart that few calls look by cost */
     world_threads(2, NULL, calls_main, &look);
-    world_set("TUTTI_FIGURES", NULL);
-    world_set("TUTTI_TRIALS", NULL);
+    world_set("TUTTI_MACHINE", NULL);
+    world_set("TUTTI_TUNER", NULL);
 }
 static void nothing_is_tried_if_it_is_off(void **state)
 {
     struct expected_calls nothing = { 1, false };
     (void)state;
-    world_set("TUTTI_TRIALS", "0");
+    world_set("TUTTI_TUNER", "0");
     world_threads(2, NULL, calls_main, &nothing);
-    world_set("TUTTI_TRIALS", NULL);
+    world_set("TUTTI_TUNER", NULL);
 }
 /* All say when they begin and end, and so blocks come to an end: of four kinds in turns; of calls in which who only
    sends is ahead (4 KiB to the root, which decides). */
@@ -154,8 +154,8 @@ static void timed_main(struct rank *me)
     for (int number = 0; number < 4000; number++)
         for (int k = 0; k < 4; k++) call(me, number, &four[k], in, out);
     for (int number = 0; number < 4000; number++) call(me, number, &to_root, in, out);
-    for (int k = 0; k < 5 && me->rank == 0 && l->trials.trying == TRIES; k++) {
-        const struct tuner *t = l->recent[k < 4 ? collectives[k] : REDUCE].trial;
+    for (int k = 0; k < 5 && me->rank == 0 && l->tuners.trying == TRIES; k++) {
+        const struct tuner *t = l->recent[k < 4 ? collectives[k] : REDUCE].tuner;
         REQUIRE(tuner_get_decider(&t->key, me->size) == 0 && t->lost > 0);
     }
     free(in);
@@ -164,9 +164,9 @@ static void timed_main(struct rank *me)
 static void what_is_tried_is_timed_by_all(void **state)
 {
     (void)state;
-    world_set("TUTTI_TRIALS", "1");
+    world_set("TUTTI_TUNER", "1");
     world_threads(2, NULL, timed_main, NULL);
-    world_set("TUTTI_TRIALS", NULL);
+    world_set("TUTTI_TUNER", NULL);
 }
 static const char *predicted_for(struct rank *me, const struct kind *sum)
 {
@@ -193,9 +193,9 @@ static void asker_main(struct rank *me)
 static void who_asks_alone_is_left_alone(void **state)
 {
     (void)state;
-    world_set("TUTTI_TRIALS", "2");
+    world_set("TUTTI_TUNER", "2");
     world_threads(3, NULL, asker_main, NULL);
-    world_set("TUTTI_TRIALS", NULL);
+    world_set("TUTTI_TUNER", NULL);
 }
 /* When others already try something else, it is a disagreement, and the words say about what. */
 static void late_asker_main(struct rank *me)
@@ -213,16 +213,16 @@ static void late_asker_main(struct rank *me)
     }
     REQUIRE(status == TUTTI_MISMATCH);
     REQUIRE(strstr(tutti_get_last_error(), "ranks disagree about operation 61"));
-    REQUIRE(strstr(tutti_get_last_error(), "trying another way (TUTTI_TRIALS)"));
+    REQUIRE(strstr(tutti_get_last_error(), "trying another way (TUTTI_TUNER)"));
     free(in);
     free(out);
 }
 static void who_asks_late_is_told(void **state)
 {
     (void)state;
-    world_set("TUTTI_TRIALS", "2");
+    world_set("TUTTI_TUNER", "2");
     world_threads(2, NULL, late_asker_main, NULL);
-    world_set("TUTTI_TRIALS", NULL);
+    world_set("TUTTI_TUNER", NULL);
 }
 int main(void)
 {

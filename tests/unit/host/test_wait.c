@@ -370,12 +370,12 @@ static void test_cores_have_numbers(void **state)
 }
 static void test_settings_decide(void **state)
 {
-    setenv("TUTTI_PAUSES", "7", 1);
+    setenv("TUTTI_SPINS", "7", 1);
     setenv("TUTTI_YIELDS", "0", 1);
     settings_get();
     settings_reload();
     struct backoff backoff = backoff_for_thread(true);
-    unsetenv("TUTTI_PAUSES");
+    unsetenv("TUTTI_SPINS");
     unsetenv("TUTTI_YIELDS");
     settings_reload();
     assert_int_equal(backoff.pauses, 7);

@@ -50,7 +50,7 @@ static void await_value(const struct eager_ring *box, int value)
 }
 static void be_silent_for(const char *ms)
 {
-    setenv("TUTTI_SILENCE_MS", ms, 1);
+    setenv("TUTTI_PEER_TIMEOUT_MS", ms, 1);
     settings_reload();
 }
 

@@ -1,5 +1,5 @@
-/* The contract over verbs, on the device that is none (tests/verbs): between ranks that are like processes, each with
-   a device opened for itself, and between threads that share one; and what a message costs. */
+/* The contract over verbs, on the device that is none (tests/verbs): between ranks that are like processes, each with a
+   device opened for itself, and between threads that share one; and what a message costs. */
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #include <setjmp.h>
@@ -54,7 +54,7 @@ static void test_a_small_message_is_one_request(void **state)
     ranks_verbs_apart(2, POLLS, small_messages);
 }
 static unsigned char from[LARGE], to[LARGE];
-/* An offer, reads of a MiB in one doorbell, and DONE: nothing but the offer and DONE goes through a box. */
+/* An offer, reads of a MiB in one doorbell, and DONE: nothing but the offer and DONE goes through an eager ring. */
 static void large_message(struct rank *me)
 {
     struct transfer x;

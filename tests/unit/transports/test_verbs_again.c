@@ -17,7 +17,7 @@ enum { MANY = 8, LARGE = 1 << 20 };
 static unsigned char out[MANY][EAGER_BYTES], in[MANY][EAGER_BYTES], large[2][LARGE];
 
 /* ---- greetings ---- */
-/* More than a box has room for, one way: it is only told of room by who has nothing to send. */
+/* More than an eager ring has room for, one way: it is only told of room by who has nothing to send. */
 static void one_way(struct rank *me)
 {
     struct transfer x[MANY];
@@ -179,7 +179,7 @@ static void begins_again(struct rank *me)
     become_known(me);
     if (me->rank == 0) give_up(&verbs_fabrics[0], 1);
     rank_meet(me);
-    while (me->rank == 1 && is_connected(&verbs_fabrics[1], 0)) rank_poll(me); /* until it has heard so */
+    while (me->rank == 1 && is_connected(&verbs_fabrics[1], 0)) rank_poll(me); /* until it has consumed so */
     rank_meet(me);
     struct router *router = another_group(me);
     rank_meet(me);

@@ -97,7 +97,7 @@ static void test_a_small_device(void **state)
     struct fake_limits limits = fake.fake_limits();
     (void)state;
     limits.max_inline = 0;
-    limits.max_message = 1 << 17; /* a box takes one of 64 KiB whole */
+    limits.max_message = 1 << 17; /* an eager ring takes one of 64 KiB whole */
     limits.max_cqe = 8500; /* what is asked for: one less would be refused */
     limits.max_rd_atomic = 1;
     fake.fake_set_limits(&limits);
@@ -242,7 +242,7 @@ static void a_broken_device(struct rank *me)
 static void test_a_device_that_breaks(void **state)
 {
     (void)state;
-    ranks_verbs_apart(2, SLEEPS, a_broken_device);      /* its event is heard by who waits for events */
+    ranks_verbs_apart(2, SLEEPS, a_broken_device);      /* its event is consumed by who waits for events */
 }
 static void an_unplugged_pair(struct rank *me)
 {

@@ -51,7 +51,7 @@ static uint32_t sender(void)                             /* who posts first */
 }
 static void print_events(void)
 {
-    static const char *const moments[] = { "posted", "carried", "polled", "heard" };
+    static const char *const moments[] = { "posted", "carried", "polled", "consumed" };
     for (int i = 0; i < MESSAGES; i++)
         for (size_t n = 0; n < seen_count[i]; n++) {
             const struct fake_event *e = &seen[i][n];

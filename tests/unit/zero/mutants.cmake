@@ -6,7 +6,7 @@ endfunction()
 # who waits for whom
 zero_mutant(reduce waits_without_patience "&& reducer_oldest_ends_soon(r)" "")
 zero_mutant(reduce waits_and_naps_for_ever "&& clock_ns() < began_ns + SPIN_NS" "")
-zero_mutant(zero steps_wait_for_all_updates "TRY(reducer_begin_step(&z->reducer));\n    return" "TRY(reducer_begin_step(&z->reducer));\n    for (int u = 0; u < units; u++) TRY(placement_await(&z->home, u, z->steps + 1));\n    return")
+zero_mutant(zero steps_wait_for_all_updates "TRY(reducer_begin_step(&z->reducer));\n    return" "TRY(reducer_begin_step(&z->reducer));\n    for (int u = 0; u < units; u++) TRY(placement_await(&z->placement, u, z->steps + 1));\n    return")
 zero_mutant(placement says_nothing_on_one_host "        placed_unit_publish_version(placed);\n        return TUTTI_OK;" "        return TUTTI_OK;")
 zero_mutant(async_step ends_without_a_word "    t->busy = false;\n    pthread_cond_broadcast(&t->changed);" "    t->busy = false;")
 # all start the same sums in the same order
@@ -25,7 +25,7 @@ zero_mutant(reduce lands_the_oldest_for_another "if (r->flying[n] == unit) retur
 zero_mutant(zero updates_before_it_lands "    TRY(reducer_complete_unit(r, unit));\n" "")
 # who reads what
 zero_mutant(zero steps_over_readers "return closed ? tutti_barrier(z->control_comm, NULL) : TUTTI_OK;" "return TUTTI_OK;")
-zero_mutant(zero overwrites_what_is_gathered "    TRY(placement_await(&z->home, unit, z->steps - 1));" "")
+zero_mutant(zero overwrites_what_is_gathered "    TRY(placement_await(&z->placement, unit, z->steps - 1));" "")
 zero_mutant(zero uses_before_the_async_step "    TRY(async_step_await_unit(z->async, unit, z->steps));\n" "")
 zero_mutant(async_step says_before_it_is_done "    pthread_mutex_lock(&t->lock);\n    t->busy = true;" "    pthread_mutex_lock(&t->lock);\n    for (int i = 0; i < 2; i++) t->steps[i]++;\n    t->busy = true;")
 zero_mutant(placement says_before_it_arrives "    placed->gathers = true;" "    placed->gathers = true;\n    if (placed->versions_here) placed_unit_publish_version(placed);")
@@ -33,5 +33,5 @@ zero_mutant(placement one_slice_is_enough "for (int i = 0; i < h->places.here; i
 zero_mutant(placement uses_before_it_arrives "placed->gathers ? placement_await_gather(h, unit) : TUTTI_OK;" "TUTTI_OK;\n    placed->gathers = false;")
 zero_mutant(gather closes_what_waits "if (!w->here && !w->waits) TRY" "if (!w->here) TRY")
 zero_mutant(gather uses_before_it_is_whole "    w->done = backward;\n    return gatherer_await_unit(g, unit);" "    w->done = backward;\n    return TUTTI_OK;")
-zero_mutant(zero starts_without_what_was_foreseen "    TRY(placement_begin_update(&z->home));\n" "")
-zero_mutant(zero leaves_before_it_is_sent "    else if (!z->failure && z->home.partition) placement_await_until(&z->home, until_ms);\n" "")
+zero_mutant(zero starts_without_what_was_foreseen "    TRY(placement_begin_update(&z->placement));\n" "")
+zero_mutant(zero leaves_before_it_is_sent "    else if (!z->failure && z->placement.partition) placement_await_until(&z->placement, until_ms);\n" "")

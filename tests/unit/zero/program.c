@@ -102,7 +102,7 @@ static bool skips(const struct rank *me) { return plan->skips_uses && me->step >
 /* SHARED: uses are collective, so all ranks have made all of them by then. */
 static bool meet(struct rank *me)
 {
-    if (plan->home == TUTTI_ZERO_SHARDED && !use_backward(me, 0)) return false;
+    if (plan->placement == TUTTI_ZERO_SHARDED && !use_backward(me, 0)) return false;
     return did(me, tutti_barrier(verbs_comm(me->number), NULL));
 }
 /* Of the n-th gradient of a step: the n-th in the order, or of another pass. */
@@ -151,7 +151,7 @@ static bool end_step(struct rank *me)
                 find_norm(me->step));
     }
     bool reads = plan->closing == SETTLES || plan->closing == TAKES_NORM;
-    bool whole = plan->home != TUTTI_ZERO_SHARDED && !skips(me);
+    bool whole = plan->placement != TUTTI_ZERO_SHARDED && !skips(me);
     if (reads && whole) read_all(me, -1);
     return did(me, tutti_zero_step(me->zero, &(tutti_zero_rates){ .rate = 1 }, 1));
 }
@@ -177,7 +177,7 @@ static tutti_zero_config make_config(int rank)
     c.groups = 1;
     c.parameter = shapes;
     c.dtype = types;
-    c.home = plan->home;
+    c.placement = plan->placement;
     c.rule = TUTTI_ZERO_SGD;
     c.timeout_ms = INT64_MAX;                           /* naps are long here */
     c.buffers = plan->buffers;

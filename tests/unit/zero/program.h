@@ -10,7 +10,7 @@ enum closing { STEPS_AT_ONCE, SETTLES, TAKES_NORM, CLAIMS, DROPS }; /* before th
 struct plan {
     const char *name;
     int ranks, hosts, units, parameters;                /* parameters beyond one for each unit are the first unit's */
-    tutti_zero_home home;
+    tutti_zero_placement placement;
     int buffers, prefetch;
     bool ahead;
     tutti_compression_form packs;

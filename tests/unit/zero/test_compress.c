@@ -190,7 +190,7 @@ static void test_bfloat16(void **state)
 /* ---- in training ---- */
 enum { PARAMETERS = 3, STEPS = 5 };
 static const tutti_zero_parameter parameters[PARAMETERS] = { { 3000, 0, 0 }, { 7, 1, 0 }, { 2000, 1, 0 } };
-static tutti_zero *trainer(struct rank *me, tutti_zero_home home, const tutti_compression *how)
+static tutti_zero *trainer(struct rank *me, tutti_zero_placement placement, const tutti_compression *how)
 {
     static const tutti_dtype dtypes[2] = { TUTTI_FLOAT32, TUTTI_FLOAT32 };
     tutti_zero *zero;
@@ -201,7 +201,7 @@ static tutti_zero *trainer(struct rank *me, tutti_zero_home home, const tutti_co
     c.groups = 1;
     c.parameter = parameters;
     c.dtype = dtypes;
-    c.home = home;
+    c.placement = placement;
     c.rule = TUTTI_ZERO_SGD;
     c.compression = *how;
     c.compression.feedback = true;
@@ -242,10 +242,10 @@ static void counts_up(struct rank *me, tutti_zero *zero, int p)
 }
 static void trains(struct rank *me)
 {
-    for (tutti_zero_home home = TUTTI_ZERO_REPLICATED; home < TUTTI_ZERO_WHOLE; home++)
+    for (tutti_zero_placement placement = TUTTI_ZERO_REPLICATED; placement < TUTTI_ZERO_WHOLE; placement++)
         for (int f = 0; f < FORMS; f++) {
             tutti_zero_report report = { .struct_size = sizeof report };
-            tutti_zero *zero = trainer(me, home, &forms[f]);
+            tutti_zero *zero = trainer(me, placement, &forms[f]);
             for (int turn = 0; turn < STEPS; turn++) takes_a_step(me, zero, turn);
             REQUIRE(tutti_zero_keep(zero, true) == TUTTI_OK);
             for (int p = 0; p < PARAMETERS; p++) counts_up(me, zero, p);

@@ -30,7 +30,7 @@ static tutti_zero *make(struct rank *me, int prefetch)
     c.groups = 1;
     c.parameter = parameters;
     c.dtype = types;
-    c.home = TUTTI_ZERO_SHARDED;
+    c.placement = TUTTI_ZERO_SHARDED;
     c.rule = TUTTI_ZERO_SGD;
     c.prefetch = prefetch;
     c.timeout_ms = 20000;

@@ -51,7 +51,7 @@ static void find_permutation(int n, int number, int *out)
     }
 }
 /* SHARDED: uses are collective, so a rank that met others before them would wait for those that meet it later. */
-static int first_place(const struct plan *p) { return p->home == TUTTI_ZERO_SHARDED ? 0 : BEFORE_USES; }
+static int first_place(const struct plan *p) { return p->placement == TUTTI_ZERO_SHARDED ? 0 : BEFORE_USES; }
 static int places(const struct plan *p, int rank)
 {
     int gradients = p->parameters - (p->leaves_out && rank == p->ranks - 1);
@@ -132,10 +132,10 @@ static bool try_order(const struct plan *p, long number, long whose, struct tall
 /* ---- what is tried ---- */
 /* ranks, hosts, units, parameters */
 #define OF(r, h, u, p) .ranks = (r), .hosts = (h), .units = (u), .parameters = (p)
-#define SHARED .home = TUTTI_ZERO_SHARED
-#define REPLICATED .home = TUTTI_ZERO_REPLICATED
-#define SHARDED .home = TUTTI_ZERO_SHARDED
-#define WHOLE .home = TUTTI_ZERO_WHOLE
+#define SHARED .placement = TUTTI_ZERO_SHARED
+#define REPLICATED .placement = TUTTI_ZERO_REPLICATED
+#define SHARDED .placement = TUTTI_ZERO_SHARDED
+#define WHOLE .placement = TUTTI_ZERO_WHOLE
 #define PACKED .packs = TUTTI_COMPRESS_FLOAT16
 #define TOLD .packs = TUTTI_COMPRESS_THRESHOLD          /* sides tell each other first how much comes */
 static const struct plan plans[] = {

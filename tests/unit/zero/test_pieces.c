@@ -1,5 +1,5 @@
 /* What each rank writes to its own pieces, as from a checkpoint in parts, is what all go on with: values, moments and
-   numbers of steps, in each home. */
+   numbers of steps, in each placement. */
 #include "include/tutti_zero.h"
 #include "tests/support/world.h"
 #include <setjmp.h>
@@ -12,12 +12,12 @@
 enum { PARAMETERS = 3, MOST = 5000 };
 static const tutti_zero_parameter three[PARAMETERS] = { { 5000, 0, 0 }, { 77, 1, 0 }, { 3000, 1, 0 } };
 static const tutti_zero_rates gentle = { .rate = 0.5, .momentum = 0.5 };
-static tutti_zero_config config_of(struct rank *me, tutti_zero_home home, const tutti_dtype *types)
+static tutti_zero_config config_of(struct rank *me, tutti_zero_placement placement, const tutti_dtype *types)
 {
     tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
     c.comm = me->comm;
     c.groups = 1;
-    c.home = home;
+    c.placement = placement;
     c.parameters = PARAMETERS;
     c.units = 2;
     c.parameter = three;
@@ -25,11 +25,11 @@ static tutti_zero_config config_of(struct rank *me, tutti_zero_home home, const 
     c.rule = TUTTI_ZERO_MOMENTUM;
     return c;
 }
-static tutti_zero *make(struct rank *me, tutti_zero_home home, tutti_dtype dtype)
+static tutti_zero *make(struct rank *me, tutti_zero_placement placement, tutti_dtype dtype)
 {
     tutti_zero *zero;
     const tutti_dtype types[2] = { dtype, dtype };
-    tutti_zero_config c = config_of(me, home, types);
+    tutti_zero_config c = config_of(me, placement, types);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK && tutti_zero_begin(zero) == TUTTI_OK);
     return zero;
 }
@@ -81,9 +81,9 @@ static void goes_on(struct rank *me)
 {
     tutti_zero_report report = { .struct_size = sizeof report };
     tutti_zero_piece piece;
-    for (int n = 0; n < 2 * TUTTI_ZERO_HOMES; n++) {
-        tutti_dtype dtype = n < TUTTI_ZERO_HOMES ? TUTTI_FLOAT32 : TUTTI_BFLOAT16;
-        tutti_zero *zero = make(me, n % TUTTI_ZERO_HOMES, dtype);
+    for (int n = 0; n < 2 * TUTTI_ZERO_PLACEMENTS; n++) {
+        tutti_dtype dtype = n < TUTTI_ZERO_PLACEMENTS ? TUTTI_FLOAT32 : TUTTI_BFLOAT16;
+        tutti_zero *zero = make(me, n % TUTTI_ZERO_PLACEMENTS, dtype);
         brings_ones(zero, dtype);
         REQUIRE(tutti_zero_step(zero, &gentle, 1) == TUTTI_OK);
         for (int turn = 0; turn < 2; turn++) {          /* the second time with gradients, which stay */
@@ -112,13 +112,13 @@ static void test_pieces_are_what_all_go_on_with(void **state)
 static void reads_only(struct rank *me)
 {
     tutti_zero_piece piece;
-    for (tutti_zero_home home = 0; home < TUTTI_ZERO_HOMES; home++) {
-        tutti_zero *zero = make(me, home, TUTTI_FLOAT32);
+    for (tutti_zero_placement placement = 0; placement < TUTTI_ZERO_PLACEMENTS; placement++) {
+        tutti_zero *zero = make(me, placement, TUTTI_FLOAT32);
         REQUIRE(tutti_zero_claim_pieces(zero) == TUTTI_OK);
         writes_pieces(zero);
         REQUIRE(tutti_zero_begin_pieces(zero) == TUTTI_OK && tutti_zero_claim_pieces(zero) == TUTTI_OK);
         REQUIRE(tutti_zero_get_piece(zero, 2, &piece) == TUTTI_OK);
-        REQUIRE(home != TUTTI_ZERO_WHOLE || piece.count == three[2].count);
+        REQUIRE(placement != TUTTI_ZERO_WHOLE || piece.count == three[2].count);
         for (size_t i = 0; i < piece.count; i++) REQUIRE(piece.value[i] == number(2, piece.at + i));
         brings_ones(zero, TUTTI_FLOAT32);
         REQUIRE(tutti_zero_step(zero, &gentle, 1) == TUTTI_OK);

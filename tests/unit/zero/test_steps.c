@@ -14,7 +14,7 @@
 
 static tutti_zero_parameter four[4] = { { 5000, 0, 0 }, { 5000, 1, 0 }, { 5000, 2, 0 }, { 5000, 3, 0 } };
 static const tutti_zero_rates descent = { .rate = 1 };
-struct way { tutti_zero_home home; bool ahead; };
+struct way { tutti_zero_placement placement; bool ahead; };
 static tutti_zero *make_four(struct rank *me, struct way way, int buffers)
 {
     static const tutti_dtype types[4] = { TUTTI_FLOAT32, TUTTI_FLOAT32, TUTTI_FLOAT32, TUTTI_FLOAT32 };
@@ -22,7 +22,7 @@ static tutti_zero *make_four(struct rank *me, struct way way, int buffers)
     tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
     c.comm = me->comm;
     c.groups = 1;
-    c.home = way.home;
+    c.placement = way.placement;
     c.ahead = way.ahead;
     c.parameters = c.units = 4;
     c.parameter = four;
@@ -108,7 +108,7 @@ static void begins_anew(struct rank *me)
 static void leaves_after_its_step(struct rank *me)
 {
     tutti_zero *zero = make_four(me, way_of(me), 0);
-    bool alone = way_of(me).home != TUTTI_ZERO_SHARDED;                 /* a rank can use a unit without the others */
+    bool alone = way_of(me).placement != TUTTI_ZERO_SHARDED; /* a rank can use a unit without the others */
     uses_four(zero);
     for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
     REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
@@ -122,8 +122,8 @@ static void test_beside_training(void **state)
     (void)state;
     rank_function *all[] = { reads_before_it_steps, meets_before_it_steps, begins_anew, leaves_after_its_step };
     for (int i = 0; i < 4; i++)
-        for (int n = 0; n < 2 * TUTTI_ZERO_HOMES; n++) {
-            struct way way = { n % TUTTI_ZERO_HOMES, n >= TUTTI_ZERO_HOMES };
+        for (int n = 0; n < 2 * TUTTI_ZERO_PLACEMENTS; n++) {
+            struct way way = { n % TUTTI_ZERO_PLACEMENTS, n >= TUTTI_ZERO_PLACEMENTS };
             world_threads(2, NULL, all[i], &way);
             world_threads_on("0,1,0,1", 4, NULL, all[i], &way);
         }
@@ -204,8 +204,8 @@ static void test_a_rank_dies_behind_its_step(void **state)
 {
     (void)state;
     if (getenv("WORLD_NETWORK")) skip();                /* which is one of threads */
-    for (tutti_zero_home home = 0; home < TUTTI_ZERO_SHARDED; home++)
-        assert_int_equal(world_processes(2, 60, dies_behind_its_step, &(struct way){ home, true }), 1);
+    for (tutti_zero_placement placement = 0; placement < TUTTI_ZERO_SHARDED; placement++)
+        assert_int_equal(world_processes(2, 60, dies_behind_its_step, &(struct way){ placement, true }), 1);
 }
 #endif
 int main(void)

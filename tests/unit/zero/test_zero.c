@@ -34,7 +34,7 @@ struct model {
     uint64_t seed;
 };
 static int below(uint64_t *seed, int n) { return (int)(random_next(seed) % (uint64_t)n); }
-static struct model draw(uint64_t seed, tutti_zero_home home)
+static struct model draw(uint64_t seed, tutti_zero_placement placement)
 {
     struct model m = { .seed = seed };
     int unit = 0;
@@ -46,7 +46,7 @@ static struct model draw(uint64_t seed, tutti_zero_home home)
         m.parameter[i] = (tutti_zero_parameter){ 1 + (size_t)below(&seed, MOST_ELEMENTS), unit, below(&seed, 2) };
     }
     m.config.units = unit + 1;
-    m.config.home = home;
+    m.config.placement = placement;
     m.config.rule = (tutti_zero_rule)(1 + below(&seed, TUTTI_ZERO_RULES - 1));
     m.config.buffers = below(&seed, 3);
     m.config.ahead = below(&seed, 2);
@@ -55,7 +55,7 @@ static struct model draw(uint64_t seed, tutti_zero_home home)
     m.passes = 1 + below(&seed, 3);
     m.holds = below(&seed, 2);
     m.leaves_out = below(&seed, 2);
-    bool packs = below(&seed, 3) == 0 && home != TUTTI_ZERO_WHOLE;
+    bool packs = below(&seed, 3) == 0 && placement != TUTTI_ZERO_WHOLE;
     if (packs)                                          /* all are kept: nothing is lost */
         m.config.compression.form = below(&seed, 2) ? TUTTI_COMPRESS_TOPK : TUTTI_COMPRESS_THRESHOLD;
     m.config.compression.threshold = 1e-3;
@@ -187,7 +187,7 @@ static double norm_of(const struct model *m, int ranks, int step)
 static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, int ranks)
 {
     tutti_zero_report report = { .struct_size = sizeof report };
-    size_t unit[MOST_UNITS] = { 0 }, most = 0, slices = m->config.home == TUTTI_ZERO_WHOLE ? 1 : (size_t)ranks;
+    size_t unit[MOST_UNITS] = { 0 }, most = 0, slices = m->config.placement == TUTTI_ZERO_WHOLE ? 1 : (size_t)ranks;
     REQUIRE(tutti_zero_get_report(zero, &report) == TUTTI_OK && report.steps == STEPS);
     for (int p = 0; p < m->config.parameters; p++) unit[m->parameter[p].unit] += (m->parameter[p].count + 15) / 16 * 64;
     for (int u = 0; u < m->config.units; u++) {
@@ -218,7 +218,7 @@ static void has_told_all(const struct model *m, tutti_zero *zero)
     REQUIRE(of_kind[TUTTI_ZERO_STEPPED] == STEPS && of_kind[TUTTI_ZERO_SETTLED] == 1);
     REQUIRE(of_kind[TUTTI_ZERO_UPDATED] == STEPS * units && of_kind[TUTTI_ZERO_SUMMED] >= STEPS * units);
     REQUIRE(of_kind[TUTTI_ZERO_USED] >= (STEPS + 1) * units);
-    if (m->config.home == TUTTI_ZERO_REPLICATED) REQUIRE(of_kind[TUTTI_ZERO_GATHERED] == STEPS * units);
+    if (m->config.placement == TUTTI_ZERO_REPLICATED) REQUIRE(of_kind[TUTTI_ZERO_GATHERED] == STEPS * units);
     REQUIRE(tutti_zero_watch(zero, 1) == TUTTI_OK && tutti_zero_use(zero, 0) == TUTTI_OK
         && tutti_zero_use(zero, 0) == TUTTI_OK);
     REQUIRE(tutti_zero_get_events(zero, event, ROOM, &count, &missed) == TUTTI_OK && count == 1 && missed >= 1);
@@ -261,8 +261,8 @@ static void trains_models(struct rank *me)
 {
     const uint64_t *seed = me->context;
     for (uint64_t turn = 0; turn < (uint64_t)turns; turn++)
-        for (tutti_zero_home home = 0; home < TUTTI_ZERO_HOMES; home++) {
-            struct model m = draw(*seed + 101 * turn, home);
+        for (tutti_zero_placement placement = 0; placement < TUTTI_ZERO_PLACEMENTS; placement++) {
+            struct model m = draw(*seed + 101 * turn, placement);
             trains(me, &m);
         }
 }
@@ -283,7 +283,7 @@ static void test_over_hosts(void **state)
 /* ---- what is refused, and what fails ---- */
 static tutti_zero_parameter two[2] = { { 100, 0, 0 }, { 200, 1, 0 } };
 static const tutti_dtype floats[2] = { TUTTI_FLOAT32, TUTTI_FLOAT32 };
-static tutti_zero_config config_of(struct rank *me, tutti_zero_home home)
+static tutti_zero_config config_of(struct rank *me, tutti_zero_placement placement)
 {
     tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
     c.comm = me->comm;
@@ -291,7 +291,7 @@ static tutti_zero_config config_of(struct rank *me, tutti_zero_home home)
     c.groups = 1;
     c.parameter = two;
     c.dtype = floats;
-    c.home = home;
+    c.placement = placement;
     c.rule = TUTTI_ZERO_ADAMW;
     return c;
 }
@@ -324,7 +324,7 @@ static void calls_wrongly(struct rank *me)
     c.struct_size = 8;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
     SAYS("TUTTI_ZERO_CONFIG_INIT");
-    c = config_of(me, TUTTI_ZERO_HOMES);
+    c = config_of(me, TUTTI_ZERO_PLACEMENTS);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
     c = config_of(me, TUTTI_ZERO_SHARED);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
@@ -382,7 +382,7 @@ static void has_uneven_hosts(struct rank *me)
     tutti_zero_config c = config_of(me, TUTTI_ZERO_SHARED);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_UNSUPPORTED && !zero);
     SAYS("3 ranks are on 2 hosts, and 2 on the largest");
-    c.home = TUTTI_ZERO_REPLICATED;
+    c.placement = TUTTI_ZERO_REPLICATED;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
