@@ -1,8 +1,9 @@
-/* The checks of rank 0 and their error texts. Texts of other processes are terminated before use. */
+/* The checks of rank 0 and their error texts. Texts of other processes are made printable before use. */
 #include "backend/join/join_result.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/base/text.h"
 #include "backend/transports/fabrics.h"
 #include <assert.h>
 #include <stdio.h>
@@ -17,7 +18,8 @@ bool member_has_come(const struct member *member) { return member->build != 0; }
 void member_copy_record(struct member *out, const struct member *member)
 {
     *out = *member;
-    out->group[sizeof out->group - 1] = out->identity.host[sizeof out->identity.host - 1] = 0;
+    text_make_printable(out->group, sizeof out->group);
+    text_make_printable(out->identity.host, sizeof out->identity.host);
 }
 static const char *member_fabrics_text(const struct member *m, char out[FABRIC_TEXT_BYTES])
 {
@@ -130,7 +132,7 @@ void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t s
 /* ---- the other ranks accept ---- */
 tutti_status join_result_apply(struct join_result *result, const struct member *mine)
 {
-    result->detail[sizeof result->detail - 1] = 0;
+    text_make_printable(result->detail, sizeof result->detail);
     bool known = result->status == TUTTI_OK || (result->status < 0 && result->status >= TUTTI_INTERNAL);
     if (memcmp(result->magic, magic, sizeof magic) != 0 || !known)
         return status_fail(TUTTI_MISMATCH, "rank 0 of %s runs another version of tutti", mine->group);

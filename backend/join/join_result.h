@@ -16,7 +16,7 @@ struct join_reply { struct join_result result; struct member table[]; };
 
 /* ---- rank 0 collects records; a table begins zeroed ---- */
 bool member_has_come(const struct member *member);
-/* Copies a received record, and terminates its texts. */
+/* Copies a received record, and makes its texts printable. */
 void member_copy_record(struct member *out, const struct member *member);
 /* Checks that another rank agrees with rank 0, whose record is `mine`. MISMATCH shows both sides. */
 tutti_status member_check_match(const struct member *mine, int rank, const struct member *theirs);

@@ -63,7 +63,7 @@ tutti_status store_get_statement(const tutti_store *store, const char *key, int6
     if (status != TUTTI_OK) return status;
     member_copy_record(&out->member, &found.member);
     out->terms = found.terms;
-    terms_terminate_texts(&out->terms);
+    terms_make_printable(&out->terms);
     return status;
 }
 tutti_status store_put_other_statement(const tutti_store *store, const struct member *first,

@@ -1,5 +1,5 @@
 /* Keys and records in the store while the ranks of a group join through it. Other processes wrote the records that are
- * read here, so the length is checked and texts are terminated. */
+ * read here, so the length is checked and texts are made printable. */
 #pragma once
 #include "backend/join/terms.h"
 

@@ -1,6 +1,7 @@
 /* The texts of terms, their digest, and the error that shows where two terms differ. */
 #include "backend/join/terms.h"
 #include "backend/base/status.h"
+#include "backend/base/text.h"
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -76,11 +77,14 @@ void terms_init(const tutti_config *config, _Atomic(const struct algorithm *) ch
         digest = digest_add(digest, &out->members_digest, sizeof out->members_digest);
     }
     out->digest = terms_add_algorithms(chosen, digest, out);
+    /* The digest is of the name itself; the texts are for errors. */
+    terms_make_printable(out);
 }
-void terms_terminate_texts(struct terms *terms)
+void terms_make_printable(struct terms *terms)
 {
-    terms->name[sizeof terms->name - 1] = terms->members[sizeof terms->members - 1] = 0;
-    terms->algorithms[sizeof terms->algorithms - 1] = 0;
+    text_make_printable(terms->name, sizeof terms->name);
+    text_make_printable(terms->members, sizeof terms->members);
+    text_make_printable(terms->algorithms, sizeof terms->algorithms);
 }
 
 /* ---- the error ---- */

@@ -26,8 +26,8 @@ void terms_init(const tutti_config *config, _Atomic(const struct algorithm *) ch
     struct terms *out);
 /* Prints the ranks of a group, with ascending runs as "0-3", and counts those that do not fit. */
 void terms_print_members(const int *members, int count, char *out, size_t bytes);
-/* Terminates the texts of terms that were read from a store. */
-void terms_terminate_texts(struct terms *terms);
+/* Terminates the texts of terms and makes them printable, because they may come from another process. */
+void terms_make_printable(struct terms *terms);
 /* MISMATCH: shows where the two terms differ and what to do. */
 tutti_status terms_fail_mismatch(const struct statement *first, const struct statement *second);
 

@@ -1,6 +1,7 @@
 /* The registry's data, and the functions on it that several files use. */
 #include "backend/processes/registry.h"
 #include "backend/base/memory.h"
+#include "backend/base/text.h"
 #include "backend/host/socket.h"
 #include <assert.h>
 #include <errno.h>
@@ -113,7 +114,7 @@ struct peer *registry_add_peer(const struct identity *identity, const struct key
     if (!peer) return NULL;
     peer->identity = *identity;
     peer->key = *key;
-    peer->identity.host[sizeof peer->identity.host - 1] = 0;
+    text_make_printable(peer->identity.host, sizeof peer->identity.host);
     peer->descriptor = -1;
     peer->next = registry.peers;
     return registry.peers = peer;
@@ -162,7 +163,7 @@ bool registry_record_join_abort(const unsigned char token[16], const struct iden
     struct join_abort *g = &registry.given_up[registry.given_up_count++ % MOST_JOIN_ABORTS];
     memcpy(g->token, token, sizeof g->token);
     g->by = *by;
-    g->by.host[sizeof g->by.host - 1] = 0;
+    text_make_printable(g->by.host, sizeof g->by.host);
     if (registry_take_early_descriptor(token, &kept)) descriptor_close(&kept);
     return true;
 }

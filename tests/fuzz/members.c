@@ -24,6 +24,8 @@ static void tell_of(struct member *m, int rank)
     struct member seat;
     member_copy_record(&seat, m);
     FUZZ_CHECK(strnlen(seat.group, sizeof seat.group) < sizeof seat.group);
+    for (const char *c = seat.group; *c; c++) FUZZ_CHECK((unsigned char)*c >= ' ' && *c != 0x7f);
+    for (const char *c = seat.identity.host; *c; c++) FUZZ_CHECK((unsigned char)*c >= ' ' && *c != 0x7f);
     member_fail_unable(&seat, rank, "why");
 }
 static void place(struct member *table)

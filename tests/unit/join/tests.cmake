@@ -8,7 +8,7 @@ endif()
 tutti_unit(join/test_interface processes)
 target_sources(test_interface PRIVATE ${CMAKE_SOURCE_DIR}/backend/join/interface.c)
 # The bootstrap needs no more of join/ than a few files.
-foreach(name bootstrap bootstrap_store terms)
+foreach(name bootstrap bootstrap_store received_texts terms)
   tutti_unit(join/test_${name} transports)
   target_sources(test_${name} PRIVATE unit/join/bootstrap_world.c ${CMAKE_SOURCE_DIR}/backend/join/bootstrap.c
     ${CMAKE_SOURCE_DIR}/backend/join/bootstrap_id.c ${CMAKE_SOURCE_DIR}/backend/join/records.c
