@@ -20,7 +20,7 @@ struct tutti_zero {
     struct zero_placement placement;
     struct reducer reducer;
     struct optimizer optimizer;
-    /* `lanes` carry large messages, `word` small ones that ranks wait for. `async` is NULL without async steps. */
+    /* `lanes` carry large messages, `control_comm` small ones. `async` is NULL without async steps. */
     struct priority_comms lanes;
     tutti_comm *control_comm;
     struct async_step *async;
