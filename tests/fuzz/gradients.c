@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool sound = packing_is_valid(&how, packed[0], bytes, count);
     if (how.form != PACKING_TOPK && how.form != PACKING_THRESHOLD) FUZZ_CHECK(sound);
     packing_is_valid(&how, packed[1], bytes - bytes / 2 * (size % 2), count);
-    unpack_all(to, (const void *const *)packed, SOURCES, count, &how, 0, 1.0f, wide);
+    array_unpack_groups(to, (const void *const *)packed, SOURCES, count, &how, 0, 1.0f, wide);
     for (int s = 0; s < SOURCES; s++) free(packed[s]);
     return 0;
 }

@@ -65,7 +65,7 @@ static void take_parcel(struct input *in)
     m.msg.to.token[0] = input_byte(in) % (CHANNELS + 1);
     m.msg.to.rank = (int8_t)input_byte(in);
     m.msg.from = (int8_t)input_byte(in);
-    m.msg.word = input_byte(in);
+    m.msg.type = input_byte(in);
     m.msg.hops = input_byte(in);
     m.msg.flags = input_byte(in);
     m.msg.length = input_byte(in) << 3 | input_byte(in);

@@ -10,7 +10,7 @@ static void message_check(const union link_message *m, int bytes)
 {
     FUZZ_CHECK((size_t)bytes >= sizeof m->packet && (size_t)bytes <= sizeof *m);
     if (m->packet.kind == CTRL_MSG)
-        FUZZ_CHECK(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.word < CHANNEL_TYPES
+        FUZZ_CHECK(m->entry.msg.length <= CHANNEL_BYTES && m->entry.msg.type < CHANNEL_TYPES
             && (size_t)bytes == offsetof(struct packet_and_ctrl_msg, msg.bytes) + m->entry.msg.length);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
