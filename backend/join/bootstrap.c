@@ -10,7 +10,7 @@
  * found.
  *
  * Rank 0's record also has the group's key (keys.h) and the token by which the processes of one host find each other
- * (claims.h). Each rank adds the key and claims the token before it answers. It releases the claim when the result has
+ * (host_election.h). Each rank adds the key and claims the token before it answers. It releases the claim when the result has
  * come, because all have claimed by then. A count of restarts would not identify attempts. Each agent of torchrun
  * counts only the restarts that it began, so ranks of one attempt may have different counts.
  *

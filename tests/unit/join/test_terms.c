@@ -41,11 +41,28 @@ static void *bring_one(void *context)
     bring(context, false);
     return NULL;
 }
-static void start(struct dispute *d, struct side *side, int rank)
+typedef tutti_status get_function(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+    int64_t timeout_ms);
+static void start_reading(struct dispute *d, struct side *side, int rank, get_function *get)
 {
     side->ranks[rank] = (struct rank){ .way = &side->way, .rank = rank, .outcome = &side->outcomes[rank] };
-    side->ranks[rank].store = (tutti_store){ d->store, store_put, store_get };
+    side->ranks[rank].store = (tutti_store){ d->store, store_put, get };
     assert_int_equal(pthread_create(&side->threads[rank], NULL, bring_one, &side->ranks[rank]), 0);
+}
+static void start(struct dispute *d, struct side *side, int rank) { start_reading(d, side, rank, store_get); }
+/* Two followers meet when both have seen that the attempt has no result yet. Without this, one of them may answer and
+   end the attempt before the other reads, and that one cannot tell it from an attempt of an earlier job. */
+static pthread_barrier_t both_have_read;
+static _Thread_local bool has_met;
+static tutti_status store_get_and_meet(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+    int64_t timeout_ms)
+{
+    tutti_status status = store_get(context, key, value, capacity, bytes, timeout_ms);
+    if (!has_met && strstr(key, "table")) {
+        has_met = true;
+        pthread_barrier_wait(&both_have_read);
+    }
+    return status;
 }
 static void end(struct side *side, int rank) { pthread_join(side->threads[rank], NULL); }
 static void bring_now(struct dispute *d, struct side *side, int rank)
@@ -115,12 +132,14 @@ static void test_members_that_disagree_without_a_job(void **state)
     await_keys(d.store, 1);
     start(&d, &d.b, 0);
     await_keys(d.store, 3); /* each rank 0 has found the other, and has told it */
-    start(&d, &d.a, 1);
-    start(&d, &d.b, 1);
+    pthread_barrier_init(&both_have_read, NULL, 2);
+    start_reading(&d, &d.a, 1, store_get_and_meet);
+    start_reading(&d, &d.b, 1, store_get_and_meet);
     for (int r = 0; r < 2; r++) {
         end(&d.a, r);
         end(&d.b, r);
     }
+    pthread_barrier_destroy(&both_have_read);
     expect_lists_on_all(&d);
     dispute_finish(&d);
     (void)state;
