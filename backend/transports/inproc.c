@@ -246,12 +246,6 @@ static bool inproc_cancel(struct transport *t, int member, struct transfer *x)
                 t->router->rank, (long long)limit));
     return forgotten;
 }
-static void queue_fail_all_with_rank(struct queue *q, int rank, tutti_status status)
-{
-    for (struct transfer *before = NULL, *x = q->first; x; x = before ? before->next : q->first)
-        if ((x->is_send ? x->peer : x->source) == rank) transfer_fail(queue_take(q, before), status, 0);
-        else before = x;
-}
 static void inproc_lose(struct transport *t, int member, tutti_status status)
 {
     struct inproc_port *p = inproc_port_lock(t);

@@ -22,6 +22,16 @@ static inline struct transfer *queue_take(struct queue *q, struct transfer *befo
     x->next = NULL;
     return x;
 }
+static inline void queue_fail_all(struct queue *q, tutti_status status)
+{
+    while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
+}
+static inline void queue_fail_all_with_rank(struct queue *q, int rank, tutti_status status)
+{
+    for (struct transfer *before = NULL, *x = q->first; x; x = before ? before->next : q->first)
+        if (transfer_peer_rank(x) == rank) transfer_fail(queue_take(q, before), status, 0);
+        else before = x;
+}
 static inline bool queue_remove(struct queue *q, const struct transfer *x)
 {
     struct transfer *before = NULL, *at = q->first;

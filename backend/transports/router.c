@@ -168,7 +168,7 @@ void router_post(struct router *r, struct transfer *x)
 }
 bool router_cancel(struct router *r, struct transfer *x)
 {
-    int rank = x->is_send ? x->peer : x->source;
+    int rank = transfer_peer_rank(x);
     const struct route *route = rank >= 0 ? &r->routes[rank] : NULL;
     bool forgotten = !route;
     if (!route) matching_cancel_receive(&r->matching, x);

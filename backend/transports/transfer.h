@@ -62,6 +62,8 @@ struct transfer {
     uint64_t others;
 };
 
+/* The receiver of a send, or the sender of a receive. */
+static inline int transfer_peer_rank(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
 /* A transfer ends with a call of one of these two functions. */
 static inline void transfer_complete(struct transfer *x) { x->state = TRANSFER_DONE; }
 static inline void transfer_fail(struct transfer *x, tutti_status status, uint64_t theirs)

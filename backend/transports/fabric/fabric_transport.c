@@ -219,10 +219,6 @@ static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
 }
 
 /* ---- losing and ending ---- */
-static void queue_fail_all(struct queue *q, tutti_status status)
-{
-    while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
-}
 /* Returns whether an op of the link may still use memory of its caller. */
 static bool fabric_link_uses_caller_memory(const struct fabric_transport *p, const struct fabric_link *link)
 {

@@ -13,7 +13,6 @@
 
 /* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
 static struct queue *open_transfers_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
-static int transfer_peer_rank(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
 void open_transfers_add(struct shm *shm, struct transfer *x) { queue_push(open_transfers_bucket(shm, x->key), x); }
 bool open_transfers_remove(struct shm *shm, const struct transfer *x)
 {
@@ -392,16 +391,6 @@ void shm_link_cancel_transfer(struct shm *shm, struct shm_link *l, struct transf
 }
 
 /* ---- a lost peer ---- */
-static void queue_fail_all(struct queue *q, tutti_status status)
-{
-    while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
-}
-static void queue_fail_all_with_rank(struct queue *q, int rank, tutti_status status)
-{
-    for (struct transfer *before = NULL, *x = q->first; x; x = before ? before->next : q->first)
-        if (transfer_peer_rank(x) == rank) transfer_fail(queue_take(q, before), status, 0);
-        else before = x;
-}
 static void shm_link_deactivate(struct shm *shm, struct shm_link *l)
 {
     for (int i = 0; i < shm->active_count; i++)
