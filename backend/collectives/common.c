@@ -14,15 +14,11 @@ struct span span_part(struct span a, int first, int count)
 {
     return (struct span){ a.rank, a.buffer, a.first + first, count };
 }
-bool span_same(struct span a, struct span b)
-{
-    return a.rank == b.rank && a.buffer == b.buffer && a.first == b.first && a.count == b.count;
-}
 
 /* ---- sums ---- */
 struct span step_accumulate(struct schedule *s, struct span sum, struct span have, struct span received)
 {
-    if (!span_same(sum, have)) step_copy(s, sum, have);
+    if (!spans_are_equal(sum, have)) step_copy(s, sum, have);
     step_reduce(s, sum, received);
     return sum;
 }
@@ -63,7 +59,7 @@ bool team_is_alone(struct schedule *s, const struct team *t)
 bool team_is_alone_with_sum(struct schedule *s, const struct team *t, struct span sum)
 {
     struct span have = team_all_pieces(s, t, t->source);
-    if (t->size == 1 && !span_same(sum, have)) step_copy(s, sum, have);
+    if (t->size == 1 && !spans_are_equal(sum, have)) step_copy(s, sum, have);
     return t->size == 1;
 }
 void piece_run_send(struct schedule *s, struct piece_run from, int peer)

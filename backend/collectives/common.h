@@ -11,7 +11,6 @@ int int_min(int a, int b);
 /* Returns the largest power of two that is at most n. */
 int power_of_two_below(int n);
 struct span span_part(struct span a, int first, int count);
-bool span_same(struct span a, struct span b);
 
 /* Records sum = have + received; returns `sum`, which holds the rank's sum from then on. `have` may be `sum` itself. */
 struct span step_accumulate(struct schedule *s, struct span sum, struct span have, struct span received);

@@ -54,36 +54,36 @@ static void plan_check_cuts(struct plan *p)
 }
 
 /* ---- building ---- */
+static tutti_status build_update_writers(struct build *b)
+{
+    build_find_writers(b);
+    return plan_get_build_status(b->plan);
+}
 static tutti_status build_prepare_schedules(struct build *b)
 {
     struct plan *p = b->plan;
     for (int m = 0; m < p->count; m++) plan_record_schedule(p, plan_rank_of_member(p, m), &p->ranks[m]);
     plan_check_cuts(p);
     TRY(plan_get_build_status(p));
-    build_find_writers(b);
-    TRY(plan_get_build_status(p));
+    TRY(build_update_writers(b));
     plan_mark_finishing_steps(b);
     plan_pull_private_writes(p);
     TRY(plan_get_build_status(p));
-    build_find_writers(b);
-    TRY(plan_get_build_status(p));
+    TRY(build_update_writers(b));
     build_stage_private(b);
     TRY(plan_get_build_status(p));
     if (!p->hoist) return TUTTI_OK;
-    build_find_writers(b);
-    TRY(plan_get_build_status(p));
+    TRY(build_update_writers(b));
     plan_hoist_receives(b);
     return plan_get_build_status(p);
 }
 static tutti_status build_infer_and_verify(struct build *b)
 {
     struct plan *p = b->plan;
-    build_find_writers(b);
-    TRY(plan_get_build_status(p));
+    TRY(build_update_writers(b));
     for (int m = 0; m < p->count; m++) schedule_insert_awaits(b, &p->ranks[m]);
     TRY(plan_get_build_status(p));
-    build_find_writers(b);
-    TRY(plan_get_build_status(p));
+    TRY(build_update_writers(b));
     plan_number_messages(p);
     build_infer_waits(b);
     TRY(plan_get_build_status(p));

@@ -26,7 +26,6 @@ void schedule_set_error(struct schedule *s, const char *error);
 void schedule_free_arrays(struct schedule *s);
 /* Empties s, and returns its old steps so that the caller can record them again. The caller releases them. */
 struct schedule schedule_restart_recording(struct schedule *s);
-bool spans_are_equal(struct span a, struct span b);
 bool spans_overlap(struct span a, struct span b);
 /* Returns NULL if s has failed; the functions below accept that. Only the last step may get more spans. */
 struct step *schedule_add_step(struct schedule *s, enum step_kind kind);

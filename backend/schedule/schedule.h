@@ -96,6 +96,7 @@ void step_recv(struct schedule *s, struct span into, int peer);
 void step_add_span(struct schedule *s, struct span more);
 /* Cuts the message; an algorithm that does so must call this first. */
 void schedule_cut(struct schedule *s, int pieces);
+bool spans_are_equal(struct span a, struct span b);
 struct span span_of_chunk(int rank, enum buffer buffer, int index);
 struct span span_of_buffer(const struct schedule *s, int rank, enum buffer buffer);
 /* Returns new SCRATCH chunks of this rank. */
