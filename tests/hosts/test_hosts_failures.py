@@ -170,9 +170,9 @@ def test_loss_and_delay_are_no_failures(fresh, lab):
 
 
 def message_ns(world):
-    from torch_tutti._model._core import figures
+    from torch_tutti._model._core import machine_parameters
     core = dist.group.WORLD._get_backend(torch.device("cpu"))
-    return figures(core)["figures"]["message"]["value"]
+    return machine_parameters(core)["figures"]["message"]["value"]
 
 
 def test_a_far_host_is_known_as_far(fresh, lab):

@@ -105,7 +105,7 @@ def ask(world):
         with pytest.raises(ValueError) as raised:
             _core.predict(core, collective, algorithm, 8)
         texts.append(str(raised.value))
-    return texts, _core.figures(core)
+    return texts, _core.machine_parameters(core)
 
 
 def test_unknown_names_are_refused_with_the_nearest(shared):

@@ -27,6 +27,6 @@ def predict(backend: Any, collective: str, algorithm: str, size: int) -> dict[st
             "candidate": made.candidate}
 
 
-def figures(backend: Any) -> dict[str, Any]:
+def machine_parameters(backend: Any) -> dict[str, Any]:
     """Returns the machine parameters of a group, by which the core chooses algorithms."""
     return json.loads(_text(_library().tutti_comm_info, ctypes.c_void_p(backend._communicator)))

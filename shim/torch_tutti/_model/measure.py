@@ -37,7 +37,7 @@ class Model:
 
     def figures(self) -> dict[str, Any]:
         """What the group goes by, of this rank."""
-        return _core.figures(self.core)
+        return _core.machine_parameters(self.core)
 
     def predict(self, algorithm: str, size: int) -> dict[str, Any]:
         """algorithm: of the family, or empty: what the core chooses. size: bytes of a rank's larger buffer."""
