@@ -197,12 +197,12 @@ static void dual_add_weight(struct dual *d)
     tutti_action a = l->action[d->due++];
     pipeline_add_action(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
 }
-/* Adds the last backwards of both halves; the second half of the turns leaves the weights for later. */
-static void dual_add_last_backwards(struct dual *d, int turns)
+/* Adds the last backwards of both halves; the second half of the pairs leaves the weights for later. */
+static void dual_add_last_backwards(struct dual *d, int pairs)
 {
-    for (int i = 0; i < turns; i++) {
-        dual_add_backward(d, 1, i > turns / 2 || (i == turns / 2 && d->rank % 2));
-        dual_add_backward(d, 0, i >= turns / 2);
+    for (int i = 0; i < pairs; i++) {
+        dual_add_backward(d, 1, i > pairs / 2 || (i == pairs / 2 && d->rank % 2));
+        dual_add_backward(d, 0, i >= pairs / 2);
     }
 }
 static void pipeline_make_dualpipe_v(struct tutti_pipeline *p)
@@ -233,7 +233,7 @@ static const struct pipeline_rule {
     void (*write)(struct tutti_pipeline *);
     /* `chunks` is the number of stages of a rank; 0 allows any. */
     int chunks;
-    bool splits, turns;
+    bool splits, v_shaped;
     /* A schedule needs `least` microbatches for each rank; 0 also allows fewer microbatches than ranks. */
     int least;
     /* `even` requires a multiple of the ranks as the number of microbatches. */
@@ -244,8 +244,8 @@ static const struct pipeline_rule {
     { "1f1b", .choose = rule_one_forward_one_backward, .chunks = 1, .least = 1 },
     { "interleaved", .write = pipeline_make_interleaved, .least = 1, .even = true },
     { "zb-h1", .choose = rule_zero_bubble_h1, .chunks = 1, .splits = true, .least = 1 },
-    { "zb-v", .choose = rule_zero_bubble_v, .chunks = 2, .splits = true, .turns = true, .least = 1 },
-    { "dualpipe-v", .write = pipeline_make_dualpipe_v, .chunks = 2, .turns = true, .least = 2 },
+    { "zb-v", .choose = rule_zero_bubble_v, .chunks = 2, .splits = true, .v_shaped = true, .least = 1 },
+    { "dualpipe-v", .write = pipeline_make_dualpipe_v, .chunks = 2, .v_shaped = true, .least = 2 },
 };
 enum { SCHEDULES = sizeof schedules / sizeof schedules[0] };
 enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 65536, MOST_CHUNKS = 64, MOST_WORK = 1 << 24 };
@@ -303,7 +303,7 @@ tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, in
     TRY(pipeline_check_sizes(s, schedule, ranks, chunks, microbatches));
     struct tutti_pipeline *p = memory_alloc_zeroed(1, sizeof *p);
     if (!p) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
-    *p = (struct tutti_pipeline){ ranks, chunks, ranks * chunks, microbatches, s->turns, s->splits, NULL };
+    *p = (struct tutti_pipeline){ ranks, chunks, ranks * chunks, microbatches, s->v_shaped, s->splits, NULL };
     tutti_status status = pipeline_fill_lists(p, s);
     if (status == TUTTI_OK) *out = p;
     else pipeline_destroy(p);

@@ -7,8 +7,8 @@
 struct pipeline_list { tutti_action *action; int count; };
 struct tutti_pipeline {
     int ranks, chunks, stages, microbatches;
-    /* With `turns` the stages go up the ranks and down again, otherwise they start again at rank 0. */
-    bool turns;
+    /* With `v_shaped` the stages go up the ranks and down again, otherwise they start again at rank 0. */
+    bool v_shaped;
     /* With `splits` every backward pass is split into inputs and weights. */
     bool splits;
     struct pipeline_list *list;                         /* [ranks] */
@@ -16,7 +16,7 @@ struct tutti_pipeline {
 static inline int pipeline_stage_rank(const struct tutti_pipeline *p, int stage)
 {
     int round = stage / p->ranks, place = stage % p->ranks;
-    return p->turns && round % 2 ? p->ranks - 1 - place : place;
+    return p->v_shaped && round % 2 ? p->ranks - 1 - place : place;
 }
 /* Returns the index of a stage's microbatch in an array of stages * microbatches elements. */
 static inline size_t pipeline_cell(const struct tutti_pipeline *p, int stage, int microbatch)
