@@ -204,7 +204,7 @@ TUTTI_API tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uin
 
 /* Collective, between steps. The array has the residual of a parameter: `count` elements in the scale of an average,
    the same on all ranks, zeros without compression. tutti_zero_set_lost divides it among the ranks. */
-TUTTI_API tutti_status tutti_zero_get_lost(const tutti_zero *zero, int parameter, float *out);
+TUTTI_API tutti_status tutti_zero_get_lost(tutti_zero *zero, int parameter, float *out);
 TUTTI_API tutti_status tutti_zero_set_lost(tutti_zero *zero, int parameter, const float *in);
 
 /* The caller sets struct_size. All numbers count from tutti_zero_create. */

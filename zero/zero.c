@@ -453,10 +453,10 @@ static tutti_status zero_check_residual(const tutti_zero *z, int parameter, cons
     return status_refuse(TUTTI_INVALID_ARGUMENT,
         "zero: the residual of compression can be read and written only between steps, and the array must not be NULL");
 }
-tutti_status tutti_zero_get_lost(const tutti_zero *z, int parameter, float *out)
+tutti_status tutti_zero_get_lost(tutti_zero *z, int parameter, float *out)
 {
     TRY(zero_check_residual(z, parameter, out));
-    return sums_get_residual(&z->reducer.sums, parameter, out, z->control_comm);
+    return zero_keep_failure(z, sums_get_residual(&z->reducer.sums, parameter, out, z->control_comm));
 }
 tutti_status tutti_zero_set_lost(tutti_zero *z, int parameter, const float *in)
 {

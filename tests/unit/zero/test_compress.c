@@ -304,6 +304,28 @@ static void test_what_is_refused(void **state)
     (void)state;
     world_threads(2, NULL, asks_wrongly, NULL);
 }
+/* A collective of a tutti_zero that fails ends the tutti_zero, also one that only reads. */
+static void lost_is_read_by_one_rank(struct rank *me)
+{
+    const tutti_compression how = { .form = TUTTI_COMPRESS_INT8 };
+    tutti_zero *zero = trainer(me, TUTTI_ZERO_REPLICATED, &how);
+    tutti_zero_report report = { .struct_size = sizeof report };
+    takes_a_step(me, zero, 0);
+    if (me->rank == 0) {
+        REQUIRE(tutti_zero_get_report(zero, &report) == TUTTI_OK);
+        tutti_status status = tutti_zero_get_lost(zero, 0, all[0].lost);
+        REQUIRE(status != TUTTI_OK && status != TUTTI_INVALID_ARGUMENT);
+        SAYS("rank 1");
+        REQUIRE(tutti_zero_get_report(zero, &report) == status);
+        SAYS("rank 1");
+    }
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_lost_read_by_one_rank(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, lost_is_read_by_one_rank, NULL);
+}
 #ifndef NO_PROCESSES
 static void loses_a_rank(struct rank *me)
 {
@@ -334,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_bfloat16),
         cmocka_unit_test(test_training),
         cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_lost_read_by_one_rank),
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_a_rank_dies),
 #endif
