@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void plan_fail_out_of_memory(struct plan *p) { schedule_set_error(&p->ranks[0], schedule_no_memory); }
 /* Formats the first sticky error into p->error. */
 static tutti_status plan_get_build_status(struct plan *p)
 {

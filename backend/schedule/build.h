@@ -23,6 +23,8 @@ struct edges { struct edge *list; int count, room; bool failed; };
 
 /* record.c */
 void schedule_set_error(struct schedule *s, const char *error);
+/* Records lack of memory as the error of the first member. */
+void plan_fail_out_of_memory(struct plan *p);
 void schedule_free_arrays(struct schedule *s);
 /* Empties s, and returns its old steps so that the caller can record them again. The caller releases them. */
 struct schedule schedule_restart_recording(struct schedule *s);
@@ -40,6 +42,10 @@ static inline int plan_cell_of_chunk(const struct plan *p, struct span a, int in
 {
     return plan_cell_index(p, a.rank, a.buffer, a.first + index);
 }
+/* edges.c: edges_add_edge adds an edge, unless it equals the last one. plan_attach_waits gives every step the waits of
+   its edges. */
+void edges_add_edge(struct edges *e, struct edge edge);
+void plan_attach_waits(struct plan *p, const struct edges *e);
 /* finish.c: marks the steps that leave a full sum in OUTPUT. */
 void plan_mark_finishing_steps(const struct build *b);
 /* pull.c: turns writes into private tensors of peers into reads by their owners. */
@@ -55,10 +61,7 @@ void schedule_insert_awaits(const struct build *b, struct schedule *s);
 void schedule_find_message_waits(const struct build *b, struct schedule *s, struct edges *edges, int *completed);
 /* infer.c: infers all waits, the publishing steps and the preludes. */
 void build_infer_waits(struct build *b);
-void edges_add_edge(struct edges *e, struct edge edge);
 /* match.c: numbers the messages of each member. */
 void plan_number_messages(struct plan *p);
 /* deadlock.c: runs one tile. False: a member stops at a step, or a message lacks its other end; p->error has it. */
 bool plan_is_deadlock_free(const struct build *b);
-/* build.c: records lack of memory as the error of the first member. */
-void plan_fail_out_of_memory(struct plan *p);

@@ -14,21 +14,6 @@ struct inference {
     int **completed;
 };
 
-static bool waits_are_equal(struct wait a, struct wait b)
-{
-    return a.rank == b.rank && a.step == b.step && a.lag == b.lag;
-}
-void edges_add_edge(struct edges *e, struct edge edge)
-{
-    const struct edge *last = e->count ? &e->list[e->count - 1] : NULL;
-    if (last && last->member == edge.member && last->step == edge.step && waits_are_equal(last->wait, edge.wait))
-        return;
-    struct edge *list = memory_grow(e->list, e->count, &e->room, sizeof *list);
-    if (list) {
-        e->list = list;
-        list[e->count++] = edge;
-    } else e->failed = true;
-}
 /* Makes `rank` wait before its step for the position of `other`. */
 static void inference_add_wait(struct inference *x, int rank, int step, int other, int position, enum lag lag)
 {
@@ -84,71 +69,7 @@ static void inference_infer_step(struct inference *x, const struct schedule *s, 
     }
 }
 
-/* ---- waits ---- */
-static int int_compare(int a, int b) { return (a > b) - (a < b); }
-/* Compares two waits of one step for qsort, so that a wait stands before the weaker ones that it implies. */
-static int edge_compare_strength(const void *a, const void *b)
-{
-    const struct edge *x = a, *y = b;
-    if (x->wait.rank != y->wait.rank) return int_compare(x->wait.rank, y->wait.rank);
-    if (x->wait.lag != y->wait.lag) return int_compare((int)x->wait.lag, (int)y->wait.lag);
-    return int_compare(y->wait.step, x->wait.step);
-}
-/* A peer's step of this tile implies its earlier steps, and all steps of the tile that had the slot before. The rank's
-   own messages complete independently of each other. */
-static bool wait_is_implied(struct wait a, struct wait by, int own)
-{
-    if (a.rank != by.rank || a.rank == own) return waits_are_equal(a, by);
-    return (by.lag == SAME_TILE && a.lag == SLOT_REUSE) || (a.lag == by.lag && a.step <= by.step);
-}
-static void schedule_attach_wait(struct schedule *s, struct edge edge)
-{
-    struct step *t = &s->steps[edge.step];
-    if (t->wait_count && wait_is_implied(edge.wait, s->waits[t->wait + t->wait_count - 1], s->rank)) return;
-    struct wait *waits = memory_grow(s->waits, s->wait_count, &s->wait_room, sizeof *waits);
-    if (!waits) {
-        schedule_set_error(s, schedule_no_memory);
-        return;
-    }
-    s->waits = waits;
-    if (!t->wait_count) t->wait = s->wait_count;
-    waits[s->wait_count++] = edge.wait;
-    t->wait_count++;
-}
-/* Returns first[member], the number of steps of all members before it. NULL: out of memory. */
-static int *plan_count_steps_before(const struct plan *p)
-{
-    int *first = memory_alloc_zeroed((size_t)p->count + 1, sizeof *first);
-    for (int m = 0; first && m < p->count; m++) first[m + 1] = first[m] + p->ranks[m].step_count;
-    return first;
-}
-/* Attaches edges in the order of members and steps, and for each step strongest first, so that implied waits follow at
-   once. There are many edges but few per step, so they are first sorted by step. end[] is where each step's edges end,
-   and finally where they begin. */
-static void plan_attach_sorted_edges(struct plan *p, const struct edges *e, const int *first, int *end,
-    struct edge *sorted)
-{
-    for (int i = 0; i < e->count; i++) end[first[e->list[i].member] + e->list[i].step]++;
-    for (int j = 1; j < first[p->count]; j++) end[j] += end[j - 1];
-    for (int i = e->count - 1; i >= 0; i--) sorted[--end[first[e->list[i].member] + e->list[i].step]] = e->list[i];
-    for (int from = 0, to; from < e->count; from = to) {
-        const struct edge *a = &sorted[from];
-        for (to = from + 1; to < e->count && sorted[to].member == a->member && sorted[to].step == a->step;) to++;
-        qsort(sorted + from, (size_t)(to - from), sizeof *sorted, edge_compare_strength);
-        for (int i = from; i < to; i++) schedule_attach_wait(&p->ranks[sorted[i].member], sorted[i]);
-    }
-}
-static void plan_attach_waits(struct plan *p, const struct edges *e)
-{
-    int *first = plan_count_steps_before(p),
-        *end = first ? memory_alloc_zeroed((size_t)first[p->count], sizeof *end) : NULL;
-    struct edge *sorted = memory_alloc_zeroed((size_t)e->count, sizeof *sorted);
-    if (end && sorted) plan_attach_sorted_edges(p, e, first, end, sorted);
-    else plan_fail_out_of_memory(p);
-    free(first);
-    free(end);
-    free(sorted);
-}
+/* ---- publishing steps ---- */
 static void plan_mark_publisher(struct plan *p, const struct wait *w)
 {
     struct step *t = &plan_schedule_of_rank(p, w->rank)->steps[w->step];

@@ -14,6 +14,7 @@ void schedule_set_error(struct schedule *s, const char *error)
     s->error = error;
     s->error_rank = -1;
 }
+void plan_fail_out_of_memory(struct plan *p) { schedule_set_error(&p->ranks[0], schedule_no_memory); }
 void schedule_free_arrays(struct schedule *s)
 {
     free(s->steps);
