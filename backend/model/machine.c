@@ -1,72 +1,7 @@
-/* The table of parameters, and the values that this process has, by distance of the cores. */
+/* The parameters that this process has, by distance of the cores. */
 #include "backend/model/machine.h"
-#include "backend/base/log.h"
 #include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const struct machine_row rows[] = {
-#define X(name, unit, typical, least, most, help) { #name, unit, help, typical, least, most },
-    MACHINE_PARAMETERS(X)
-#undef X
-};
-enum { ROWS = sizeof rows / sizeof *rows };
-_Static_assert(sizeof(struct machine) == ROWS * sizeof(double), "every member is a parameter");
-
-int machine_get_rows(const struct machine_row **out)
-{
-    *out = rows;
-    return ROWS;
-}
-double machine_get_parameter(const struct machine *machine, int row) { return (&machine->l2)[row]; }
-void machine_set_parameter(struct machine *machine, int row, double figure) { (&machine->l2)[row] = figure; }
-struct machine machine_typical(void)
-{
-    struct machine m;
-    for (int i = 0; i < ROWS; i++) machine_set_parameter(&m, i, rows[i].typical);
-    return m;
-}
-void machine_copy_network_costs(struct machine *machine, const struct machine *from)
-{
-    machine->message = from->message;
-    machine->announced = from->announced;
-    machine->wire = from->wire;
-}
-bool machine_is_within_bounds(const struct machine *machine)
-{
-    for (int i = 0; i < ROWS; i++) {
-        double figure = machine_get_parameter(machine, i);
-        /* NaN is outside the bounds, too. */
-        if (!(figure >= rows[i].least && figure <= rows[i].most)) return false;
-    }
-    return true;
-}
-
-/* Returns ROWS if there is no such parameter. */
-static int machine_find_row(const char *name, size_t length)
-{
-    int i = 0;
-    while (i < ROWS && (strlen(rows[i].name) != length || strncmp(rows[i].name, name, length))) i++;
-    return i;
-}
-void machine_override_parameters(struct machine *machine, const char *parameters)
-{
-    for (const char *at = parameters, *end; *at; at = *end ? end + 1 : end) {
-        end = at + strcspn(at, ",");
-        size_t length = strcspn(at, "=,");
-        int row = machine_find_row(at, length);
-        char *rest = NULL;
-        double figure = at[length] == '=' ? strtod(at + length + 1, &rest) : 0;
-        if (row < ROWS && rest == end && figure >= rows[row].least && figure <= rows[row].most)
-            machine_set_parameter(machine, row, figure);
-        else
-            LOG(WARN,
-                "TUTTI_MACHINE has %.*s; allowed is name=value, with a name that tutti model lists and a value "
-                "within its bounds",
-                (int)(end - at), at);
-    }
-}
 
 int distance_of_line_time(double line_ns)
 {
@@ -75,7 +10,6 @@ int distance_of_line_time(double line_ns)
     return halves < 1 ? 1 : halves < DISTANCES ? (int)halves : DISTANCES - 1;
 }
 
-/* ---- values of this process ---- */
 enum { FOLDER_BYTES = 1024 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct machine known[DISTANCES];

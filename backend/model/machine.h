@@ -42,6 +42,8 @@ struct machine {
 #undef X
 };
 struct machine_row { const char *name, *unit, *help; double typical, least, most; };
+
+/* ---- parameters.c ---- */
 /* Sets *out to the rows, in the order of struct machine; returns their number. */
 int machine_get_rows(const struct machine_row **out);
 double machine_get_parameter(const struct machine *machine, int row);
@@ -55,11 +57,10 @@ void machine_copy_network_costs(struct machine *machine, const struct machine *f
 /* True if every parameter is within its bounds. */
 bool machine_is_within_bounds(const struct machine *machine);
 
+/* ---- machine.c: the values of this process; safe for several threads ---- */
 /* The distance of two cores: half octaves of the time that a line takes from one to the other, from 1; 0: unknown. */
 enum { DISTANCES = 36 };
 int distance_of_line_time(double line_ns);
-
-/* ---- values of this process; safe for several threads ---- */
 /* Returns the parameters of ranks at that distance, from this process or from an earlier job. For an unknown distance
    it returns the latest of this process, or any. False: not available. */
 bool machine_find_parameters(int distance, struct machine *out);
