@@ -113,7 +113,7 @@ struct tracks {
     /* Hash of all one-sided operations so far. */
     uint64_t one_sided_hash;
 };
-/* When a tiny operation first polls its peer: `after` is a delay in fractions of a step (executor_poll_roll_call.c).
+/* When a tiny operation first polls its peer: `after` is a delay in fractions of a step (roll_call.c).
    The next `at_once` operations poll without a delay. */
 struct first_poll { unsigned after, at_once; };
 /* The state of the operation that runs. */

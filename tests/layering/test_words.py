@@ -29,7 +29,7 @@ CIRCLES_OF_OBJECTS = {"backend/engine": 9, "backend/execute": 2, "backend/join":
                       "backend/processes": 10, "backend/transports": 2,
                       "backend/transports/fabric": 7, "backend/transports/shm": 2, "backend/transports/tcp": 6,
                       "backend/transports/ucx": 3, "backend/transports/verbs": 6, "c_api": 2}
-MORE_THAN_ONE = {"backend/execute": [2, 2]}             # circles of one folder
+MORE_THAN_ONE = {}                                      # circles of one folder
 
 
 @pytest.fixture(scope="module")
