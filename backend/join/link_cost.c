@@ -9,7 +9,7 @@
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"
-#include "backend/join/host_barrier.h"
+#include "backend/join/host_exchange.h"
 #include "backend/processes/links.h"
 #include <float.h>
 #include <pthread.h>
@@ -63,8 +63,15 @@ struct link_measurement {
 static tutti_status link_measure_exchange(struct link_measurement *m, size_t bytes, double *ns)
 {
     int64_t began_ns = clock_ns();
-    TRY(host_barrier_exchange(m->comm, HOST_BARRIER_MEASURES + m->turn++, m->peer, m->sent, m->got, bytes,
-        m->deadline_ms));
+    const struct host_exchange exchange = {
+        .number = HOST_EXCHANGE_MEASURES + m->turn++,
+        .to = m->peer,
+        .from = m->peer,
+        .sent = m->sent,
+        .received = m->got,
+        .bytes = bytes,
+    };
+    TRY(host_exchange_run(m->comm, &exchange, m->deadline_ms));
     *ns = (double)(clock_ns() - began_ns);
     return TUTTI_OK;
 }
@@ -114,7 +121,7 @@ static tutti_status link_measure_networks(struct link_measurement *m, struct lin
 {
     struct router *router = m->comm->router;
     tutti_status status = TUTTI_OK;
-    for (int k = 0; k < host_barrier_count_networks(m->comm) && status == TUTTI_OK; k++) {
+    for (int k = 0; k < host_exchange_count_networks(m->comm) && status == TUTTI_OK; k++) {
         router_use_network(router, k);
         status = link_measure_network(m, &out->by[k]);
         LOG(DEBUG, "%s: by %s a message to rank %d takes %.0f ns, one with rendezvous %.0f ns, and a byte %.3f ns",
@@ -134,7 +141,7 @@ static tutti_status link_measure_peer(struct link_measurement *m, struct link_co
         link_costs_remember(process, out);
         return TUTTI_OK;
     }
-    for (int k = 0; k < host_barrier_count_networks(m->comm); k++) {
+    for (int k = 0; k < host_exchange_count_networks(m->comm); k++) {
         TRY(link_measure_agree_value(m, &out->by[k].message_ns));
         TRY(link_measure_agree_value(m, &out->by[k].announced_ns));
         TRY(link_measure_agree_value(m, &out->by[k].byte_ns));

@@ -9,5 +9,5 @@ struct link_costs { struct link_cost by[NETWORKS_AT_MOST]; };
 void link_costs_publish(const struct link_costs *link_costs, struct machine *parameters);
 /* Measures the link costs with a neighbouring host, for a few milliseconds on each network, unless the two processes
    have done so before. The first rank of each host of a linked group calls it when all have joined. The costs are zero
-   without a neighbour. An error fails the group as in host_barrier_wait. */
+   without a neighbour. An error fails the group as in host_exchange_run. */
 tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out);

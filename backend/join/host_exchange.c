@@ -1,0 +1,71 @@
+/* One exchange of messages between the first ranks of hosts. While it waits, it checks for a failure of the group and
+   for ranks whose join is aborted. */
+#include "backend/join/host_exchange.h"
+#include "backend/base/clock.h"
+#include "backend/join/contacts.h"
+#include "backend/join/shm_group.h"
+
+enum { CHECK_EVERY = 64 };
+/* A transport that tests put in the place of a network counts as one. */
+int host_exchange_count_networks(const tutti_comm *comm)
+{
+    int count = router_network_count(comm->router);
+    return count ? count : 1;
+}
+
+/* ---- errors ---- */
+static tutti_status host_exchange_fail_late(tutti_comm *comm, const struct transfer *x)
+{
+    const struct group *g = &comm->group;
+    char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
+    return comm_fail(comm, TUTTI_TIMEOUT,
+        "%s of %s has a link with %s, but has not %s in time: either that host waits for one of its ranks or for "
+        "another host, or messages do not get through (a firewall, or the wrong interface: see TUTTI_SOCKET_IFNAME)",
+        member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
+        x->is_send ? "reached it by messages" : "received its report that it has joined");
+}
+static tutti_status host_exchange_fail_message(tutti_comm *comm, const struct transfer *x)
+{
+    const struct group *g = &comm->group;
+    const char *reason = comm->router->reason;
+    char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
+    return comm_fail(comm, x->status, "%s of %s cannot exchange messages with %s: %.300s",
+        member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
+        *reason ? reason : status_message(x->status));
+}
+
+/* ---- waiting ---- */
+static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct transfer *x, int64_t deadline_ms)
+{
+    for (int n = 0;; n++) {
+        /* The alert is read first, because a rank may join and abort right after. */
+        bool alerted = comm_has_reason_to_fail(comm);
+        bool moved = router_poll(comm->router);
+        if (x->state == TRANSFER_DONE) return TUTTI_OK;
+        if (alerted) TRY(comm_check(comm));
+        if (x->state == TRANSFER_FAILED && !comm_is_failing(comm)) return host_exchange_fail_message(comm, x);
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(&comm->group));
+        if (clock_ms() > deadline_ms) return host_exchange_fail_late(comm, x);
+        if (moved) n = 0;
+        else comm_back_off(comm, n);
+    }
+}
+/* Returns when the router no longer uses the transfer's memory. */
+static void host_exchange_end_transfer(struct router *router, struct transfer *x)
+{
+    while (x->state == TRANSFER_POSTED && !router_cancel(router, x)) router_poll(router);
+}
+tutti_status host_exchange_run(tutti_comm *comm, const struct host_exchange *x, int64_t deadline_ms)
+{
+    const struct message_name name = { OPERATION_OF_JOIN, x->number };
+    struct piece sent_piece = { x->sent, x->bytes, x->bytes }, received_piece = { x->received, x->bytes, x->bytes };
+    struct transfer sent = { .name = name, .peer = x->to, .is_send = true, .pieces = &sent_piece, .piece_count = 1 };
+    struct transfer received = { .name = name, .peer = x->from, .pieces = &received_piece, .piece_count = 1 };
+    router_post(comm->router, &received);
+    router_post(comm->router, &sent);
+    tutti_status status = host_exchange_await_transfer(comm, &received, deadline_ms);
+    if (status == TUTTI_OK) status = host_exchange_await_transfer(comm, &sent, deadline_ms);
+    host_exchange_end_transfer(comm->router, &received);
+    host_exchange_end_transfer(comm->router, &sent);
+    return status;
+}
