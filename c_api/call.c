@@ -69,11 +69,11 @@ tutti_status call_check_comm(tutti_comm *comm)
 }
 static tutti_status call_check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
 {
-    size_t bytes = tutti_dtype_bytes(dtype), all;
+    size_t bytes = dtype_bytes(dtype), all;
     if (!bytes) return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown element type %d", (int)dtype);
     if (!size_multiply(count, bytes, part_bytes) || !size_multiply(*part_bytes, parts, &all) || all > PTRDIFF_MAX)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "%zu elements of %s for %zu ranks exceed the address space", count,
-            tutti_dtype_name(dtype), parts);
+            dtype_name(dtype), parts);
     return TUTTI_OK;
 }
 tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out)
@@ -84,8 +84,8 @@ tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out
         return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d", (int)op);
     out->sum.reduce = reduce_find(dtype, op);
     if (!out->sum.reduce || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
-            tutti_dtype_name(dtype));
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", op_name(op),
+            dtype_name(dtype));
     return TUTTI_OK;
 }
 tutti_status call_check_rank(const tutti_comm *comm, int rank, const char *what)

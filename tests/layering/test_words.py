@@ -28,7 +28,7 @@ CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/c
 CIRCLES_OF_OBJECTS = {"backend/engine": 9, "backend/execute": 2,
                       "backend/processes": 10, "backend/transports": 2,
                       "backend/transports/fabric": 7, "backend/transports/shm": 2, "backend/transports/tcp": 6,
-                      "backend/transports/ucx": 3, "backend/transports/verbs": 6, "c_api": 2}
+                      "backend/transports/ucx": 3, "backend/transports/verbs": 6}
 MORE_THAN_ONE = {}                                      # circles of one folder
 
 
