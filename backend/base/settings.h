@@ -41,8 +41,6 @@
       "interface between hosts)") \
     X(verbs_gid_index, "TUTTI_VERBS_GID_INDEX", NUMBER, "-1", "-1 to 65535", \
       "index of the address in the port's GID table (-1: the RoCE v2 address on the interface between hosts)") \
-    X(verbs_mtu, "TUTTI_VERBS_MTU", NUMBER, "0", "0 to 4096", \
-      "path MTU between RDMA ports: 256, 512, 1024, 2048 or 4096 bytes (0: the MTU of the port)") \
     X(verbs_sl, "TUTTI_VERBS_SL", NUMBER, "0", "0 to 15", \
       "service level of RDMA packets (InfiniBand: selects the virtual lane; RoCE: the priority)") \
     X(verbs_tc, "TUTTI_VERBS_TC", NUMBER, "0", "0 to 255", \

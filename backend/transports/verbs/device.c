@@ -103,13 +103,6 @@ static tutti_status search_check_names(const struct search *s)
 }
 
 /* ---- one port ---- */
-static enum ibv_mtu port_choose_mtu(const struct ibv_port_attr *port)
-{
-    int64_t most = settings_get()->verbs_mtu;
-    enum ibv_mtu mtu = port->active_mtu;
-    while (most && mtu > IBV_MTU_256 && (128 << mtu) > most) mtu--;
-    return mtu;
-}
 static bool search_choose_gid(struct search *s, struct device_port *p, const struct gid_table *table)
 {
     char all[GIDS_TEXT_BYTES];
@@ -164,7 +157,7 @@ static tutti_status search_examine_port(struct search *s, struct ibv_context *co
     }
     p.ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
     p.lid = port.lid;
-    p.mtu = port_choose_mtu(&port);
+    p.mtu = port.active_mtu;
     p.message_bytes = port.max_msg_sz;
     TRY(gid_table_init(context, p.number, port.gid_tbl_len, s->sysfs, &table));
     bool served = s->devices->count < PORTS_MOST && search_choose_gid(s, &p, &table);

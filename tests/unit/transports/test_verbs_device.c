@@ -124,7 +124,7 @@ static struct made_port port_of_infiniband(void)
 static int set_up(void **state)
 {
     (void)state;
-    static const char *const settings[] = { "TUTTI_VERBS_DEVICE", "TUTTI_VERBS_GID_INDEX", "TUTTI_VERBS_MTU" };
+    static const char *const settings[] = { "TUTTI_VERBS_DEVICE", "TUTTI_VERBS_GID_INDEX" };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) unsetenv(settings[i]);
     settings_reload();
     memset(made, 0, sizeof made);
@@ -383,19 +383,13 @@ static void test_an_older_library_needs_the_kernels_files(void **state)
     assert_int_equal(d->ports[0].gid.index, 1);
     devices_destroy(d);
 }
-static void test_settings_choose_gid_and_mtu(void **state)
+static void test_a_setting_chooses_the_gid(void **state)
 {
     (void)state;
     devices = 1;
     set("TUTTI_VERBS_GID_INDEX", "1");
-    set("TUTTI_VERBS_MTU", "600");
     struct devices *d = found("lo", AF_INET);
     assert_int_equal(d->ports[0].gid.index, 1);
-    assert_int_equal(d->ports[0].mtu, IBV_MTU_512);
-    devices_destroy(d);
-    set("TUTTI_VERBS_MTU", "4096"); /* never more than the port has */
-    d = found("lo", AF_INET);
-    assert_int_equal(d->ports[0].mtu, IBV_MTU_1024);
     devices_destroy(d);
 }
 
@@ -472,7 +466,7 @@ int main(void)
         TEST(test_family_and_interface_choose_the_address),
         TEST(test_an_address_of_the_interface_is_enough),
         TEST(test_an_older_library_needs_the_kernels_files),
-        TEST(test_settings_choose_gid_and_mtu),
+        TEST(test_a_setting_chooses_the_gid),
         TEST(test_near_devices_come_first),
         TEST(test_description_has_every_port),
         TEST(test_long_notes_are_cut),
