@@ -11,8 +11,6 @@
 #pragma once
 #include "backend/transports/verbs/library.h"
 
-/* From this size on, registering memory for one transfer costs no more than copying it. */
-enum { REGISTRATION_WORTH_BYTES = 256 << 10 };
 struct registration;
 /* The limits of kept registrations that may be evicted; 0 means the default. */
 struct registration_limits { size_t bytes; int entries; };
