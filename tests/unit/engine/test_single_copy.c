@@ -1,6 +1,7 @@
 /* Private tensors that the kernel reads where they lie (TUTTI_SINGLE_COPY=1): it happens, the bits are those of tensors
  * that go through shared memory, one rank that cannot or will not read decides for all, and what cannot be read is an
  * error that says so. The tests of shared tensors, messages and failures run once more this way. */
+#include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/forbid.h"
@@ -133,6 +134,23 @@ static void test_one_that_does_not_read_decides_for_all(void **state)
     if (can_forbid_reading()) assert_int_equal(world_processes(3, SECONDS, one_cannot, NULL), 0);
 }
 
+/* ---- memory is short once ---- */
+static void finds_out_again(struct rank *me)
+{
+    tutti_comm *comm = group_of_way(me, "1", plain);
+    memory_fail_after(1);
+    tensors_can_read_peers(comm);
+    memory_fail_after(0);
+    free(result(comm, ALLREDUCE, false, me->rank));
+    REQUIRE(has_read(comm, ALLREDUCE));
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+}
+static void test_a_failed_allocation_does_not_end_reading(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, SECONDS, finds_out_again, NULL), 0);
+}
+
 /* ---- what cannot be read ---- */
 /* With a hole in the middle, of which the owner itself does not know. */
 static unsigned char *with_a_hole(size_t bytes)
@@ -227,6 +245,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_one_that_does_not_read_decides_for_all),
+        cmocka_unit_test(test_a_failed_allocation_does_not_end_reading),
         cmocka_unit_test(test_what_cannot_be_read_is_an_error),
         cmocka_unit_test(test_it_is_chosen_as_figures_say),
     };
