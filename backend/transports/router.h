@@ -77,7 +77,7 @@ void router_add_transport(struct router *router, struct transport *transport, co
 void router_add_network(struct router *router, struct transport *network);
 /* Returns the number of networks. */
 int router_network_count(const struct router *router);
-/* Returns "network" if the router has no network of that number, as where inproc leads to other hosts. */
+/* Returns "network" if the router has no network of that number, as where a test leads to other hosts. */
 const char *router_network_name(const struct router *router, int network);
 /* Sets the link cost of each network, in the order in which they were added. The costs decide which one is used. */
 void router_set_link_costs(struct router *router, const struct link_cost link_costs[NETWORKS_AT_MOST]);

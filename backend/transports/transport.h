@@ -1,7 +1,7 @@
 /* The contract of a transport, which moves messages between this rank and some other ranks, its members. The router of
  * the communicator (router.h) knows the transport of each peer and has the one matching for all of them. A transport
- * fills the table below and numbers its members as it likes (on a host, by their index there). shm, inproc and fabric
- * are transports.
+ * fills the table below and numbers its members as it likes (on a host, by their index there). shm and fabric are
+ * transports; tests/support has a third, inproc.
  *
  * Names. A message is named by communicator (router->comm), operation and message. A transport carries the parts of the
  * name that its memory or connection does not imply: shared memory belongs to one communicator, a network's connections

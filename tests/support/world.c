@@ -3,7 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
 #include "backend/engine/messages.h"
-#include "backend/transports/inproc.h"
+#include "tests/support/inproc.h"
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>

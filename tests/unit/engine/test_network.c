@@ -1,7 +1,7 @@
 /* Between hosts, over inproc: whoever waits is woken by what comes, and what comes late or never harms nobody. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
-#include "backend/transports/inproc.h"
+#include "tests/support/inproc.h"
 #include "tests/support/world.h"
 #include <limits.h>
 #include <semaphore.h>

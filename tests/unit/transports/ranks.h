@@ -1,8 +1,8 @@
 /* Ranks for the tests of transports: the same body runs on every rank, over each transport, as threads or as
    processes. A body that finds something wrong stops the program with the place and the rank. */
 #pragma once
-#include "backend/transports/inproc.h"
 #include "backend/transports/shm/shm.h"
+#include "tests/support/inproc.h"
 #include <stdio.h>
 #include <stdlib.h>
 

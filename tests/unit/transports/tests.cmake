@@ -1,13 +1,14 @@
 tutti_unit(transports/test_matching transports)
 tutti_unit(transports/test_fabrics transports)
 tutti_unit(transports/test_store_modes transports)
+set(ranks unit/transports/ranks.c $<TARGET_OBJECTS:inproc>)
 set(worlds shm router share transports fabric ucx tcp tcp_strangers storm beside)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
   list(APPEND worlds model)
 endif()
 foreach(name ${worlds})
   tutti_unit(transports/test_${name} transports)
-  target_sources(test_${name} PRIVATE unit/transports/ranks.c)
+  target_sources(test_${name} PRIVATE ${ranks})
 endforeach()
 foreach(name transports ucx tcp beside)
   target_sources(test_${name} PRIVATE unit/transports/contract.c)
@@ -25,13 +26,13 @@ endif()
 tutti_encrypted(test_tcp)
 if(HAVE_UCX AND NOT TUTTI_SANITIZE STREQUAL "thread")                  # has processes only
   tutti_unit(transports/test_ucx_fetch transports)
-  target_sources(test_ucx_fetch PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)
+  target_sources(test_ucx_fetch PRIVATE ${ranks} unit/transports/ranks_fabric.c)
   tutti_unit(transports/test_ucx_payloads transports)
-  target_sources(test_ucx_payloads PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)
+  target_sources(test_ucx_payloads PRIVATE ${ranks} unit/transports/ranks_fabric.c)
 endif()
 if(HAVE_UCX AND NOT TUTTI_SANITIZE)                                    # which take signals and mmap for themselves
   tutti_unit(transports/test_ucx_library transports)
-  target_sources(test_ucx_library PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)
+  target_sources(test_ucx_library PRIVATE ${ranks} unit/transports/ranks_fabric.c)
 endif()
 if(HAVE_VERBS)
   foreach(name library device mappings registration)
@@ -42,7 +43,7 @@ if(HAVE_VERBS)
   endforeach()
   foreach(name verbs verbs_again verbs_faults verbs_rails verbs_strangers verbs_trace)                         # on a device that is none
     tutti_unit(transports/test_${name} transports)
-    target_sources(test_${name} PRIVATE unit/transports/ranks.c unit/transports/contract.c
+    target_sources(test_${name} PRIVATE ${ranks} unit/transports/contract.c
       unit/transports/ranks_fabric.c)
   endforeach()
   foreach(name verbs verbs_again verbs_faults verbs_rails verbs_strangers verbs_trace storm beside)
@@ -52,7 +53,7 @@ if(HAVE_VERBS)
   endforeach()
   if(NOT TUTTI_SANITIZE)                                               # runs in a guest
     tutti_unit(transports/test_verbs_soft transports)
-    target_sources(test_verbs_soft PRIVATE unit/transports/ranks.c unit/transports/contract.c
+    target_sources(test_verbs_soft PRIVATE ${ranks} unit/transports/contract.c
       unit/transports/ranks_fabric.c)
   endif()
 endif()

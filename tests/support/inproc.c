@@ -7,8 +7,8 @@
    message is in `reads` of its rank. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
-#include "backend/transports/inproc_wire.h"
 #include "backend/transports/pieces.h"
+#include "tests/support/inproc_wire.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* The world has one lock, a clock, and for each rank an inbox of messages in the order of their due times. Messages of
    one name from one rank keep their order, because a later one is due at the same time or later. The clock counts polls
    or, in time mode, microseconds. In time mode the wire thread rings the bell of a rank whose message is due. */
-#include "backend/transports/inproc_wire.h"
+#include "tests/support/inproc_wire.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include <assert.h>

@@ -1,7 +1,7 @@
 /* The state that all ranks of inproc share: their ports, a clock, and the messages on their way. Only inproc.c and
    inproc_wire.c include this file. */
 #pragma once
-#include "backend/transports/inproc.h"
+#include "tests/support/inproc.h"
 #include <pthread.h>
 
 enum inproc_kind {
