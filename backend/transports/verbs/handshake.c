@@ -6,81 +6,10 @@
 #include "backend/transports/verbs/handshake.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
-#include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { REPEAT_MS = 5, REPEAT_MOST_MS = 200 };
-
-/* ---- datagrams: the first half of the slots receives, the second half sends ---- */
-static unsigned char *datagram_slot_at(const struct datagram_queue *g, unsigned slot)
-{
-    return g->memory + (size_t)slot * SLOT_BYTES;
-}
-static bool datagram_slot_post_receive(const struct datagram_queue *g, unsigned slot)
-{
-    struct ibv_sge into = { (uintptr_t)datagram_slot_at(g, slot), SLOT_BYTES, g->region->lkey };
-    struct ibv_recv_wr *bad, request = { .wr_id = slot, .sg_list = &into, .num_sge = 1 };
-    errno = ibv_post_recv(g->pair, &request, &bad);
-    return errno == 0;
-}
-/* The device drops datagrams with another key. The key follows from the nonce of the receiving process, which keeps out
-   datagrams of other programs; only the proof gives security. The highest bit is reserved for privileged programs. */
-static uint32_t datagram_key_of_process(const unsigned char process[16])
-{
-    uint32_t key;
-    memcpy(&key, process, sizeof key);
-    return key & INT32_MAX;
-}
-static tutti_status datagram_queue_make_ready(const struct fabric *fabric, const struct nic *nic)
-{
-    struct ibv_qp *pair = nic->datagram_queue.pair;
-    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT,
-        .port_num = nic_message_port(nic)->number,
-        .qkey = datagram_key_of_process(fabric->process) };
-    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
-    if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
-    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
-    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE);
-    if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTR");
-    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
-    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
-    return errno ? device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTS") : TUTTI_OK;
-}
-tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
-{
-    struct datagram_queue *g = &nic->datagram_queue;
-    size_t bytes = (size_t)2 * GREETING_SLOTS * SLOT_BYTES;
-    const struct adapter *a = &nic->adapters[0];
-    struct ibv_qp_init_attr how = { .send_cq = a->completions,
-        .recv_cq = a->completions,
-        .qp_type = IBV_QPT_UD,
-        .sq_sig_all = 1,
-        .cap = { .max_send_wr = GREETING_SLOTS, .max_recv_wr = GREETING_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
-    g->memory = memory_alloc_aligned(bytes);
-    if (!g->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
-    g->region = verbs.ibv_reg_mr(a->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
-    if (!g->region) return device_port_fail_call(nic_message_port(nic), "memory for datagrams");
-    g->pair = verbs.ibv_create_qp(a->domain, &how);
-    if (!g->pair) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
-    TRY(datagram_queue_make_ready(fabric, nic));
-    for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
-        if (!datagram_slot_post_receive(g, slot))
-            return device_port_fail_call(nic_message_port(nic), "receive for datagrams");
-        g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
-    }
-    return TUTTI_OK;
-}
-void datagram_queue_finish(struct nic *nic)
-{
-    struct datagram_queue *g = &nic->datagram_queue;
-    if (g->pair) verbs.ibv_destroy_qp(g->pair);
-    if (g->region) verbs.ibv_dereg_mr(g->region);
-    free(g->memory);
-    *g = (struct datagram_queue){ .region = NULL };
-}
 
 /* ---- sending ---- */
 static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoint *e, enum handshake_stage stage)
@@ -89,7 +18,6 @@ static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoi
     struct datagram_queue *g = &nic->datagram_queue;
     /* If all slots are in use, the caller tries again later. */
     if (!g->free_count) return;
-    unsigned slot = g->free_slots[--g->free_count];
     struct hello hello = { .theirs = e->theirs,
         .ring = (uintptr_t)e->ring.in,
         .box_key = e->ring.in_region->rkey,
@@ -102,18 +30,7 @@ static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoi
     memcpy(hello.magic, HELLO_MAGIC, sizeof hello.magic);
     fabric_handshake_init(fabric, &e->base, &hello.greeting);
     proof_make(&e->base.pair, &hello, PROVED_BYTES, hello.proof);
-    memcpy(datagram_slot_at(g, slot), &hello, sizeof hello);
-    struct ibv_sge from = { (uintptr_t)datagram_slot_at(g, slot), sizeof hello, g->region->lkey };
-    struct ibv_send_wr *bad,
-        request = { .wr_id = slot,
-            .sg_list = &from,
-            .num_sge = 1,
-            .opcode = IBV_WR_SEND,
-            .send_flags = IBV_SEND_SIGNALED,
-            .wr.ud = { .ah = e->address_handle,
-                .remote_qpn = e->address.pair,
-                .remote_qkey = datagram_key_of_process(e->base.process) } };
-    if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
+    datagram_queue_send(g, e, &hello, sizeof hello);
 }
 static void verbs_endpoint_advance_handshake(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
 {
@@ -235,18 +152,9 @@ void verbs_handle_hello(struct fabric *fabric, const struct hello *h)
     e->owes_answer |= h->stage != OPEN;
     fabric->needs_poll |= e->owes_answer;
 }
-void datagram_queue_on_completion(struct fabric *fabric, const struct ibv_wc *wc)
+void verbs_handle_datagram(struct fabric *fabric, const struct ibv_wc *wc)
 {
-    struct datagram_queue *g = &nic_of_fabric(fabric)->datagram_queue;
-    unsigned slot = (unsigned)wc->wr_id;
     struct hello hello;
-    if (slot >= GREETING_SLOTS) {
-        g->free_slots[g->free_count++] = slot;
-        return;
-    }
-    bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + sizeof hello;
-    if (whole) memcpy(&hello, datagram_slot_at(g, slot) + ROUTE_BYTES, sizeof hello);
-    if (wc->status == IBV_WC_SUCCESS && !datagram_slot_post_receive(g, slot))
-        LOG(ERROR, "datagrams can no longer be received");
-    if (whole) verbs_handle_hello(fabric, &hello);
+    if (datagram_queue_complete(&nic_of_fabric(fabric)->datagram_queue, wc, &hello, sizeof hello))
+        verbs_handle_hello(fabric, &hello);
 }

@@ -1,4 +1,4 @@
-/* The datagrams of the handshake, by which two processes learn each other's queue pairs, and their slots in memory. */
+/* The datagrams of the handshake, by which two processes learn each other's queue pairs. */
 #pragma once
 #include "backend/transports/verbs/nic.h"
 #include <stddef.h>
@@ -21,8 +21,6 @@ struct hello {
     unsigned char proof[PROOF_BYTES];
 };
 enum { PROVED_BYTES = offsetof(struct hello, proof) };
-/* A received datagram begins behind the ROUTE_BYTES that the device puts at the start of the slot. */
-enum { ROUTE_BYTES = 40, SLOT_BYTES = 512 };
 _Static_assert(ROUTE_BYTES + sizeof(struct hello) <= SLOT_BYTES, "a datagram fits its slot");
 
 /* Handles a received HELLO, whose sender is not verified yet. */

@@ -36,7 +36,10 @@ enum {
     LANE_BUCKETS = 1024,
     GREETING_SLOTS = 64,
     /* A new completion queue has room for the lanes to this many processes. */
-    PAIRS_AT_FIRST = 16
+    PAIRS_AT_FIRST = 16,
+    /* A received datagram begins behind the ROUTE_BYTES that the device puts at the start of its slot. */
+    ROUTE_BYTES = 40,
+    SLOT_BYTES = 512
 };
 /* The address of a queue pair. In the address of a process, `pair` is its datagram queue pair and `life` names its
    fabric. `reads` is the number of RDMA reads that the device answers at a time. */
@@ -221,12 +224,21 @@ int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch
 /* Accounts for the completion of a signalled work request. Returns the fetch that is complete with it, or NULL. */
 struct verbs_xfer *lane_complete_request(struct lane *lane, unsigned request);
 
-/* ---- handshake.c ---- */
+/* ---- datagram_queue.c ---- */
 tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic);
 void datagram_queue_finish(struct nic *nic);
+/* Sends a datagram to the process of an endpoint; the queue must have a free slot. */
+void datagram_queue_send(struct datagram_queue *queue, const struct verbs_endpoint *to, const void *datagram,
+    size_t bytes);
+/* Handles a completion of the queue. Returns true if it reports a datagram of `bytes` bytes, which is copied to
+   `out`. */
+bool datagram_queue_complete(struct datagram_queue *queue, const struct ibv_wc *wc, void *out, size_t bytes);
+
+/* ---- handshake.c ---- */
 /* Sends the peer a HELLO which reports that this endpoint is closed. */
 void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *e);
-void datagram_queue_on_completion(struct fabric *fabric, const struct ibv_wc *wc);
+/* Handles a completion of the datagram queue. */
+void verbs_handle_datagram(struct fabric *fabric, const struct ibv_wc *wc);
 void verbs_advance_handshakes(struct fabric *fabric);
 
 /* ---- messages.c ---- */

@@ -17,7 +17,7 @@ static void verbs_handle_completion(struct fabric *fabric, const struct adapter 
 {
     struct nic *nic = nic_of_fabric(fabric);
     if (adapter == nic->adapters && wc->qp_num == nic->datagram_queue.pair->qp_num) {
-        datagram_queue_on_completion(fabric, wc);
+        verbs_handle_datagram(fabric, wc);
         return;
     }
     struct lane *lane = verbs_nic_find_lane(nic, adapter, wc->qp_num);

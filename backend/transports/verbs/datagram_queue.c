@@ -1,0 +1,106 @@
+/* The queue pair of this process for datagrams (UD). The first half of its slots of memory receives, the second half
+   sends. Datagrams may get lost, arrive late or arrive twice. */
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/transports/verbs/nic.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static unsigned char *datagram_slot_at(const struct datagram_queue *g, unsigned slot)
+{
+    return g->memory + (size_t)slot * SLOT_BYTES;
+}
+static bool datagram_slot_post_receive(const struct datagram_queue *g, unsigned slot)
+{
+    struct ibv_sge into = { (uintptr_t)datagram_slot_at(g, slot), SLOT_BYTES, g->region->lkey };
+    struct ibv_recv_wr *bad, request = { .wr_id = slot, .sg_list = &into, .num_sge = 1 };
+    errno = ibv_post_recv(g->pair, &request, &bad);
+    return errno == 0;
+}
+/* The device drops datagrams with another key. The key follows from the nonce of the receiving process, which keeps out
+   datagrams of other programs; only the proof gives security. The highest bit is reserved for privileged programs. */
+static uint32_t datagram_key_of_process(const unsigned char process[16])
+{
+    uint32_t key;
+    memcpy(&key, process, sizeof key);
+    return key & INT32_MAX;
+}
+static tutti_status datagram_queue_make_ready(const struct fabric *fabric, const struct nic *nic)
+{
+    struct ibv_qp *pair = nic->datagram_queue.pair;
+    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT,
+        .port_num = nic_message_port(nic)->number,
+        .qkey = datagram_key_of_process(fabric->process) };
+    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
+    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
+    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE);
+    if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTR");
+    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
+    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
+    return errno ? device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTS") : TUTTI_OK;
+}
+tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
+{
+    struct datagram_queue *g = &nic->datagram_queue;
+    size_t bytes = (size_t)2 * GREETING_SLOTS * SLOT_BYTES;
+    const struct adapter *a = &nic->adapters[0];
+    struct ibv_qp_init_attr how = { .send_cq = a->completions,
+        .recv_cq = a->completions,
+        .qp_type = IBV_QPT_UD,
+        .sq_sig_all = 1,
+        .cap = { .max_send_wr = GREETING_SLOTS, .max_recv_wr = GREETING_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
+    g->memory = memory_alloc_aligned(bytes);
+    if (!g->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
+    g->region = verbs.ibv_reg_mr(a->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+    if (!g->region) return device_port_fail_call(nic_message_port(nic), "memory for datagrams");
+    g->pair = verbs.ibv_create_qp(a->domain, &how);
+    if (!g->pair) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
+    TRY(datagram_queue_make_ready(fabric, nic));
+    for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
+        if (!datagram_slot_post_receive(g, slot))
+            return device_port_fail_call(nic_message_port(nic), "receive for datagrams");
+        g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
+    }
+    return TUTTI_OK;
+}
+void datagram_queue_finish(struct nic *nic)
+{
+    struct datagram_queue *g = &nic->datagram_queue;
+    if (g->pair) verbs.ibv_destroy_qp(g->pair);
+    if (g->region) verbs.ibv_dereg_mr(g->region);
+    free(g->memory);
+    *g = (struct datagram_queue){ .region = NULL };
+}
+
+/* ---- sending and receiving ---- */
+void datagram_queue_send(struct datagram_queue *g, const struct verbs_endpoint *to, const void *datagram, size_t bytes)
+{
+    unsigned slot = g->free_slots[--g->free_count];
+    memcpy(datagram_slot_at(g, slot), datagram, bytes);
+    struct ibv_sge from = { (uintptr_t)datagram_slot_at(g, slot), (uint32_t)bytes, g->region->lkey };
+    struct ibv_send_wr *bad,
+        request = { .wr_id = slot,
+            .sg_list = &from,
+            .num_sge = 1,
+            .opcode = IBV_WR_SEND,
+            .send_flags = IBV_SEND_SIGNALED,
+            .wr.ud = { .ah = to->address_handle,
+                .remote_qpn = to->address.pair,
+                .remote_qkey = datagram_key_of_process(to->base.process) } };
+    if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
+}
+bool datagram_queue_complete(struct datagram_queue *g, const struct ibv_wc *wc, void *out, size_t bytes)
+{
+    unsigned slot = (unsigned)wc->wr_id;
+    if (slot >= GREETING_SLOTS) {
+        g->free_slots[g->free_count++] = slot;
+        return false;
+    }
+    bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + bytes;
+    if (whole) memcpy(out, datagram_slot_at(g, slot) + ROUTE_BYTES, bytes);
+    if (wc->status == IBV_WC_SUCCESS && !datagram_slot_post_receive(g, slot))
+        LOG(ERROR, "datagrams can no longer be received");
+    return whole;
+}
