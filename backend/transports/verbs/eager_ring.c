@@ -10,6 +10,7 @@
 #include <endian.h>
 #include <string.h>
 
+/* ---- sending ---- */
 static size_t xfer_payload_bytes(const struct verbs_xfer *xfer)
 {
     switch (xfer->what) {
@@ -64,34 +65,8 @@ bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, en
 {
     return eager_ring_write_message(fabric, e, &(struct verbs_xfer){ .what = what }, signalled);
 }
-bool eager_ring_owes_ack(const struct eager_ring *ring) { return ring->consumed - ring->acked >= RING_BYTES / 4; }
 
 /* ---- receiving ---- */
-static const char cannot_be[] = "its process has sent an invalid message";
-static void eager_ring_handle_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
-    const unsigned char *at)
-{
-    struct descriptor *d = offer_descriptor_new(e, at);
-    if (d && fabric_handle_message(fabric, &e->base, header, d, (size_t)d->offer.bytes, true)) return;
-    if (d) verbs_release(fabric, d);
-    else verbs_endpoint_fail(fabric, e, "no memory for an incoming message");
-}
-static void eager_ring_handle_message(struct fabric *fabric, struct verbs_endpoint *e, const struct prefix *prefix,
-    unsigned char *at)
-{
-    struct header header;
-    size_t bytes = prefix->bytes - sizeof header;
-    memcpy(&header, at, sizeof header);
-    at += sizeof header;
-    if (prefix->what == EAGER) fabric_handle_message(fabric, &e->base, &header, at, bytes, false);
-    else eager_ring_handle_offer(fabric, e, &header, at);
-}
-static void eager_ring_handle_done(struct fabric *fabric, struct verbs_endpoint *e, const unsigned char *at)
-{
-    uint64_t id;
-    memcpy(&id, at, sizeof id);
-    if (!verbs_endpoint_complete_offer(fabric, e, id)) endpoint_mark_faulty(fabric, &e->base, cannot_be);
-}
 static bool prefix_length_is_valid(const struct prefix *prefix)
 {
     switch (prefix->what) {
@@ -113,28 +88,11 @@ static bool prefix_is_valid(const struct eager_ring *ring, const struct prefix *
     return fits && follows && prefix_length_is_valid(prefix) && prefix->consumed <= ring->written
         && prefix->consumed >= ring->left;
 }
-void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
+unsigned char *eager_ring_read_prefix(const struct eager_ring *ring, const struct ibv_wc *wc, struct prefix *out)
 {
-    struct eager_ring *ring = &e->ring;
-    struct prefix prefix;
     uint64_t offset = (uint64_t)be32toh(wc->imm_data) * RING_GRAIN;
     size_t bytes = wc->byte_len;
-    if (offset + sizeof prefix > RING_BYTES || bytes < sizeof prefix) bytes = 0;
-    else memcpy(&prefix, ring->in + offset, sizeof prefix);
-    if (e->base.faulty) return;
-    if (!bytes || !prefix_is_valid(ring, &prefix, offset, bytes)) {
-        endpoint_mark_faulty(fabric, &e->base, cannot_be);
-        return;
-    }
-    unsigned char *at = ring->in + offset + sizeof prefix;
-    ring->left = prefix.consumed;
-    switch ((enum verbs_what)prefix.what) {
-    case EAGER:
-    case OFFER: eager_ring_handle_message(fabric, e, &prefix, at); break;
-    case DONE: eager_ring_handle_done(fabric, e, at); break;
-    case GOODBYE: e->base.left = true; break;
-    case ACK: break;
-    }
-    ring->consumed = prefix.position;
-    nic_of_fabric(fabric)->stalled |= eager_ring_owes_ack(ring) || e->waiting;
+    if (offset + sizeof *out > RING_BYTES || bytes < sizeof *out) return NULL;
+    memcpy(out, ring->in + offset, sizeof *out);
+    return prefix_is_valid(ring, out, offset, bytes) ? ring->in + offset + sizeof *out : NULL;
 }

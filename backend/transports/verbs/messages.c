@@ -1,59 +1,11 @@
-/* The state of each op of an endpoint is an xfer in one of the endpoint's lists. An eager message waits for room in the
- * peer's eager ring and completes when it is built there. An announced message is offered, and completes when the peer
- * sends DONE. The device of the receiver reads a fetched message from the address in the offer. */
+/* The protocol of messages. An eager message waits for room in the peer's eager ring and completes when it is built
+ * there. An announced message is offered, and completes when the peer sends DONE. The device of the receiver reads a
+ * fetched message from the address in the offer. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- xfers ---- */
-static void xfer_list_append(struct verbs_xfer **list, struct verbs_xfer *xfer)
-{
-    while (*list) list = &(*list)->next;
-    xfer->next = NULL;
-    *list = xfer;
-}
-static void xfer_list_remove(struct verbs_xfer **list, const struct verbs_xfer *xfer)
-{
-    while (*list != xfer) list = &(*list)->next;
-    *list = xfer->next;
-}
-static struct verbs_xfer *xfer_new(struct fabric_op *op, enum verbs_what what)
-{
-    struct verbs_xfer *xfer = memory_alloc_zeroed(1, sizeof *xfer);
-    if (!xfer) return NULL;
-    xfer->op = op;
-    xfer->what = what;
-    return xfer;
-}
-static void xfer_unpin(struct nic *nic, struct verbs_xfer *xfer)
-{
-    for (int i = 0; i < nic->adapter_count; i++)
-        if (xfer->memory[i].region) registration_give(nic->adapters[i].memory, &xfer->memory[i]);
-}
-/* Registers the memory with each device that accesses it. If one refuses, the caller gives back the registrations that
-   have succeeded, by xfer_free. */
-static bool xfer_pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
-{
-    for (int i = 0; i < e->lane_count; i++) {
-        struct adapter *adapter = e->lanes[i].rail->adapter;
-        struct registered *memory = &xfer->memory[adapter->index];
-        if (!memory->region && registration_take(adapter->memory, at, bytes, writes, memory) != TUTTI_OK) return false;
-        if (!writes) xfer->offer.keys[i] = memory->region->rkey;
-    }
-    return true;
-}
-static void xfer_free(struct nic *nic, struct verbs_xfer *xfer)
-{
-    xfer_unpin(nic, xfer);
-    free(xfer);
-}
-static void xfer_complete(struct fabric *fabric, struct verbs_xfer *xfer, const char *why)
-{
-    struct fabric_op *op = xfer->op;
-    xfer_free(nic_of_fabric(fabric), xfer);
-    if (op) fabric_op_complete(fabric, op, why);
-}
 /* Records why an op has completed (NULL means success), and returns false, as send and fetch do for a completed op. */
 static bool verbs_op_refuse(struct fabric_op *op, const char *why)
 {
@@ -104,7 +56,8 @@ bool verbs_send(struct fabric *fabric, struct fabric_op *f, const void *data, bo
     if (endpoint_is_broken(&e->base)) return verbs_op_refuse(f, e->base.why);
     return announced ? verbs_endpoint_send_offer(fabric, e, f, from) : verbs_endpoint_send_eager(fabric, e, f, from);
 }
-bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
+/* Completes the offer with this id; returns false if the endpoint has no such offer. */
+static bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
 {
     struct verbs_xfer *xfer = e->offered;
     while (xfer && xfer->offer.id != id) xfer = xfer->next;
@@ -115,7 +68,8 @@ bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint 
 }
 
 /* ---- fetching ---- */
-struct descriptor *offer_descriptor_new(struct verbs_endpoint *e, const void *offer)
+/* Returns a descriptor with a copy of the offer, or NULL if memory is short. */
+static struct descriptor *offer_descriptor_new(struct verbs_endpoint *e, const void *offer)
 {
     struct descriptor *d = memory_alloc_zeroed(1, sizeof *d);
     if (!d) return NULL;
@@ -191,7 +145,55 @@ void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint 
     verbs_endpoint_send_done(fabric, e, id);
 }
 
-/* ---- progress and completion ---- */
+/* ---- receiving ---- */
+static const char cannot_be[] = "its process has sent an invalid message";
+static void verbs_endpoint_handle_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
+    const unsigned char *at)
+{
+    struct descriptor *d = offer_descriptor_new(e, at);
+    if (d && fabric_handle_message(fabric, &e->base, header, d, (size_t)d->offer.bytes, true)) return;
+    if (d) verbs_release(fabric, d);
+    else verbs_endpoint_fail(fabric, e, "no memory for an incoming message");
+}
+static void verbs_endpoint_handle_message(struct fabric *fabric, struct verbs_endpoint *e, const struct prefix *prefix,
+    unsigned char *at)
+{
+    struct header header;
+    size_t bytes = prefix->bytes - sizeof header;
+    memcpy(&header, at, sizeof header);
+    at += sizeof header;
+    if (prefix->what == EAGER) fabric_handle_message(fabric, &e->base, &header, at, bytes, false);
+    else verbs_endpoint_handle_offer(fabric, e, &header, at);
+}
+static void verbs_endpoint_handle_done(struct fabric *fabric, struct verbs_endpoint *e, const unsigned char *at)
+{
+    uint64_t id;
+    memcpy(&id, at, sizeof id);
+    if (!verbs_endpoint_complete_offer(fabric, e, id)) endpoint_mark_faulty(fabric, &e->base, cannot_be);
+}
+void verbs_endpoint_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
+{
+    struct eager_ring *ring = &e->ring;
+    struct prefix prefix;
+    if (e->base.faulty) return;
+    unsigned char *at = eager_ring_read_prefix(ring, wc, &prefix);
+    if (!at) {
+        endpoint_mark_faulty(fabric, &e->base, cannot_be);
+        return;
+    }
+    ring->left = prefix.consumed;
+    switch ((enum verbs_what)prefix.what) {
+    case EAGER:
+    case OFFER: verbs_endpoint_handle_message(fabric, e, &prefix, at); break;
+    case DONE: verbs_endpoint_handle_done(fabric, e, at); break;
+    case GOODBYE: e->base.left = true; break;
+    case ACK: break;
+    }
+    ring->consumed = prefix.position;
+    nic_of_fabric(fabric)->stalled |= eager_ring_owes_ack(ring) || e->waiting;
+}
+
+/* ---- progress ---- */
 void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *e)
 {
     while (e->waiting && !endpoint_is_broken(&e->base)) {
@@ -205,18 +207,4 @@ void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *e)
     }
     verbs_endpoint_continue_reads(fabric, e);
     if (!endpoint_is_broken(&e->base) && eager_ring_owes_ack(&e->ring)) eager_ring_send_control(fabric, e, ACK, false);
-}
-static void xfer_list_complete_all(struct fabric *fabric, struct verbs_xfer **list, const char *why)
-{
-    for (struct verbs_xfer *xfer; (xfer = *list) != NULL;) {
-        *list = xfer->next;
-        xfer_complete(fabric, xfer, why);
-    }
-}
-void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
-{
-    xfer_list_complete_all(fabric, &e->waiting, why);
-    xfer_list_complete_all(fabric, &e->offered, why);
-    xfer_list_complete_all(fabric, &e->reading, why);
-    xfer_list_complete_all(fabric, &e->fetching, why);
 }

@@ -72,7 +72,7 @@ struct descriptor {
 };
 /* The state of an op in this fabric. It is in one list of its endpoint: waiting, offered, reading or fetching. */
 struct verbs_xfer {
-    struct verbs_xfer *next, **at;
+    struct verbs_xfer *next;
     /* `op` is NULL for a DONE message, which belongs to no op. */
     struct fabric_op *op;
     enum verbs_what what;
@@ -241,27 +241,44 @@ void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *e)
 void verbs_handle_datagram(struct fabric *fabric, const struct ibv_wc *wc);
 void verbs_advance_handshakes(struct fabric *fabric);
 
+/* ---- xfer.c: the life of an xfer ---- */
+/* Returns NULL if memory is short. */
+struct verbs_xfer *xfer_new(struct fabric_op *op, enum verbs_what what);
+/* Registers the memory with each device that accesses it. If one refuses, the caller gives back the registrations that
+   have succeeded, by xfer_free. */
+bool xfer_pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes);
+void xfer_free(struct nic *nic, struct verbs_xfer *xfer);
+/* Frees the xfer, which is in no list, and completes its op. `why` is NULL for success. */
+void xfer_complete(struct fabric *fabric, struct verbs_xfer *xfer, const char *why);
+void xfer_list_append(struct verbs_xfer **list, struct verbs_xfer *xfer);
+void xfer_list_remove(struct verbs_xfer **list, const struct verbs_xfer *xfer);
+/* Completes every xfer of the endpoint with this reason. */
+void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+
 /* ---- messages.c ---- */
 bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void verbs_release(struct fabric *fabric, void *descriptor);
 /* Sends the waiting messages, posts the waiting reads, and acknowledges if much is unacknowledged. */
 void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *e);
-/* Returns a descriptor with a copy of the offer, or NULL if memory is short. */
-struct descriptor *offer_descriptor_new(struct verbs_endpoint *e, const void *offer);
-/* Completes the offer with this id; returns false if the endpoint has no such offer. */
-bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id);
 void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch);
-/* Completes every xfer of the endpoint with this reason. */
-void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+/* Handles the message in the eager ring that a completion reports. */
+void verbs_endpoint_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
+
 /* ---- eager_ring.c ---- */
 /* Builds a message and writes it to the peer's eager ring; returns false if the eager ring or the send queue has no
    room now. */
 bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
 bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);
 /* Returns true if a quarter of the eager ring or more is read and not acknowledged. */
-bool eager_ring_owes_ack(const struct eager_ring *ring);
-void eager_ring_on_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
+static inline bool eager_ring_owes_ack(const struct eager_ring *ring)
+{
+    return ring->consumed - ring->acked >= RING_BYTES / 4;
+}
+/* Reads the prefix of the message that a completion reports. Returns the bytes behind the prefix, or NULL if the peer
+   has written an invalid message. */
+unsigned char *eager_ring_read_prefix(const struct eager_ring *ring, const struct ibv_wc *wc, struct prefix *out);
+
 /* ---- endpoints.c ---- */
 /* Creates an endpoint to the process of this address and nonce, and adds it to the fabric. The handshake then opens it.
    Errors: SYSTEM, NO_MEMORY. */

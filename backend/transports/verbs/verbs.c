@@ -31,7 +31,7 @@ static void verbs_handle_completion(struct fabric *fabric, const struct adapter 
         return;
     }
     if (receive) {
-        eager_ring_on_receive(fabric, e, wc);
+        verbs_endpoint_receive(fabric, e, wc);
         return;
     }
     struct verbs_xfer *fetch = lane_complete_request(lane, (unsigned)wc->wr_id);
