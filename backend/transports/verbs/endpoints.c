@@ -1,13 +1,9 @@
 /* Creates, fails and destroys endpoints, one for each process that this process exchanges messages with. A failed
  * endpoint stays without its queues until the fabric ends, because messages that came by it may still be pending. */
-#include "backend/base/clock.h"
-#include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <stdlib.h>
 #include <string.h>
-
-enum { GOODBYE_MS = 300 };
 
 static void verbs_endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
 {
@@ -68,36 +64,6 @@ void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const 
     endpoint_mark_broken(fabric, &e->base, why);
     lanes_destroy(nic_of_fabric(fabric), e);
     verbs_endpoint_complete_all(fabric, e, why);
-}
-void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint)
-{
-    verbs_endpoint_send_closed(fabric, verbs_endpoint_of(endpoint));
-    verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "this process closed it");
-}
-/* All messages have arrived when the GOODBYE behind them is known to have arrived. */
-static bool verbs_endpoint_is_drained(const struct verbs_endpoint *e)
-{
-    return endpoint_is_broken(&e->base) || !e->lane_count || (!e->waiting && e->ring.sent == e->ring.written);
-}
-static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
-{
-    bool said = false, parted = false;
-    while (!parted && clock_ms() < until_ms) {
-        parted = true;
-        for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-            struct verbs_endpoint *e = verbs_endpoint_of(b);
-            if (!said && e->lane_count && !endpoint_is_broken(b)) eager_ring_send_control(fabric, e, GOODBYE, true);
-            parted &= verbs_endpoint_is_drained(e);
-        }
-        said = true;
-        if (!parted && !verbs_progress(fabric)) fabric_pause_unlocked(fabric);
-    }
-}
-void verbs_endpoints_shutdown(struct fabric *fabric)
-{
-    verbs_endpoints_drain(fabric, clock_ms() + GOODBYE_MS);
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "this process ends");
 }
 /* Every pending message that came by an endpoint must have been released before. */
 void verbs_endpoints_destroy(struct fabric *fabric)

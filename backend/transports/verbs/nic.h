@@ -287,9 +287,5 @@ tutti_status verbs_endpoint_create(struct fabric *fabric, const unsigned char pr
 tutti_status verbs_fail_link_layers(const struct nic *nic);
 tutti_status verbs_connect_process(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
-void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
-void verbs_endpoints_shutdown(struct fabric *fabric);
 void verbs_endpoints_destroy(struct fabric *fabric);
-/* ---- verbs.c ---- */
-bool verbs_progress(struct fabric *fabric);

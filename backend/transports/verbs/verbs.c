@@ -1,5 +1,7 @@
-/* Starts and ends the fabric, handles completions and device events, and holds the table of fabric operations. */
+/* Starts and ends the fabric, disconnects endpoints, handles completions and device events, and holds the table of
+   fabric operations. */
 #include "backend/transports/verbs/verbs.h"
+#include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/log.h"
 #include "backend/transports/verbs/nic.h"
@@ -10,7 +12,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { COMPLETIONS_AT_ONCE = 32 };
+enum { COMPLETIONS_AT_ONCE = 32, GOODBYE_MS = 300 };
 
 /* ---- completions and events ---- */
 static void verbs_handle_completion(struct fabric *fabric, const struct adapter *adapter, const struct ibv_wc *wc)
@@ -81,7 +83,7 @@ static void verbs_handle_device_events(struct fabric *fabric, const struct adapt
                 verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "its device has failed");
     }
 }
-bool verbs_progress(struct fabric *fabric)
+static bool verbs_progress(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
     bool moved = verbs_poll_completions(fabric);
@@ -119,7 +121,7 @@ static void verbs_endpoint_print_address(const struct endpoint *e, char *out, si
     else snprintf(out, bytes, "LID %d", address->lid);
 }
 
-/* ---- start and finish ---- */
+/* ---- start ---- */
 static tutti_status verbs_watch_descriptor(struct fabric *fabric, int descriptor)
 {
     struct epoll_event what = { .events = EPOLLIN };
@@ -145,9 +147,38 @@ static tutti_status verbs_start(struct fabric *fabric, const struct fabric_place
     fabric->address_bytes = sizeof address;
     return TUTTI_OK;
 }
+
+/* ---- shutdown and finish ---- */
+static void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint)
+{
+    verbs_endpoint_send_closed(fabric, verbs_endpoint_of(endpoint));
+    verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "this process closed it");
+}
+/* All messages have arrived when the GOODBYE behind them is known to have arrived. */
+static bool verbs_endpoint_is_drained(const struct verbs_endpoint *e)
+{
+    return endpoint_is_broken(&e->base) || !e->lane_count || (!e->waiting && e->ring.sent == e->ring.written);
+}
+static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
+{
+    bool said = false, parted = false;
+    while (!parted && clock_ms() < until_ms) {
+        parted = true;
+        for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
+            struct verbs_endpoint *e = verbs_endpoint_of(b);
+            if (!said && e->lane_count && !endpoint_is_broken(b)) eager_ring_send_control(fabric, e, GOODBYE, true);
+            parted &= verbs_endpoint_is_drained(e);
+        }
+        said = true;
+        if (!parted && !verbs_progress(fabric)) fabric_pause_unlocked(fabric);
+    }
+}
 static void verbs_shutdown(struct fabric *fabric)
 {
-    if (fabric->own) verbs_endpoints_shutdown(fabric);
+    if (!fabric->own) return;
+    verbs_endpoints_drain(fabric, clock_ms() + GOODBYE_MS);
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
+        verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "this process ends");
 }
 static void verbs_finish(struct fabric *fabric)
 {
