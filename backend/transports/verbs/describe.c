@@ -1,5 +1,5 @@
 /* Describes the fabric for `tutti info`. */
-#include "backend/transports/verbs/device.h"
+#include "backend/transports/verbs/device/device.h"
 #include "backend/transports/verbs/verbs.h"
 #include <stdio.h>
 

@@ -9,8 +9,8 @@
  * which need no connected pair and may get lost. */
 #pragma once
 #include "backend/transports/fabric/fabric.h"
-#include "backend/transports/verbs/device.h"
-#include "backend/transports/verbs/registration.h"
+#include "backend/transports/verbs/device/device.h"
+#include "backend/transports/verbs/memory/registration.h"
 
 enum {
     /* Each pair of processes has an eager ring of this size in each direction. */

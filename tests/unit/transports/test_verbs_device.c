@@ -2,7 +2,7 @@
    library, and a folder in the place of /sys. */
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
-#include "backend/transports/verbs/device.h"
+#include "backend/transports/verbs/device/device.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

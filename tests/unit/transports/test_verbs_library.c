@@ -2,7 +2,7 @@
    library is opened once. */
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
-#include "backend/transports/verbs/library.h"
+#include "backend/transports/verbs/device/library.h"
 #include "backend/transports/verbs/verbs.h"
 #include <dlfcn.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* That every change of watched memory is told before anybody can find something else there. Each test has a process of
    its own, and ends with a line that says so where the kernel, or a container, forbids watching. */
-#include "backend/transports/verbs/mappings.h"
+#include "backend/transports/verbs/memory/mappings.h"
 #include "tests/unit/transports/aside.h"
 #include <dirent.h>
 #include <errno.h>

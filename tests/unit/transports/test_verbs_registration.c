@@ -2,8 +2,8 @@
    device that remembers, of each region, what the first word of each of its pages was when it was registered: as a
    device that has pinned those pages it would go on seeing them. */
 #include "backend/memory/arena.h"
-#include "backend/transports/verbs/mappings.h"
-#include "backend/transports/verbs/registration.h"
+#include "backend/transports/verbs/memory/mappings.h"
+#include "backend/transports/verbs/memory/registration.h"
 #include "tests/support/forbid.h"
 #include "tests/unit/transports/aside.h"
 #include <errno.h>

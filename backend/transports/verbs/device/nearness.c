@@ -1,6 +1,6 @@
 /* A device is attached to one socket; data of a core on another socket crosses the link between the sockets. */
-#include "backend/transports/verbs/device.h"
-#include "backend/transports/verbs/sysfs.h"
+#include "backend/transports/verbs/device/device.h"
+#include "backend/transports/verbs/device/sysfs.h"
 #include <sched.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Chooses the address of a port. Its GID table has one entry for each kind and each address of each network interface;
    the packets of this job use one of them. */
 #pragma once
-#include "backend/transports/verbs/library.h"
+#include "backend/transports/verbs/device/library.h"
 #include <net/if.h>
 
 enum { GID_TEXT_BYTES = 72, GIDS_TEXT_BYTES = 400 };

@@ -2,11 +2,11 @@
    takes less time than the device needs to begin a transfer. The lock is that of mappings.h, which keeps the entries
    consistent with the watched memory. A thread that holds it must neither allocate nor call the library, which
    allocates. */
-#include "backend/transports/verbs/registration.h"
+#include "backend/transports/verbs/memory/registration.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/memory/arena.h"
-#include "backend/transports/verbs/mappings.h"
+#include "backend/transports/verbs/memory/mappings.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>

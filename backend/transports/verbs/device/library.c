@@ -1,6 +1,6 @@
 /* Each function is looked up with its symbol version. The library has two versions of some, with different structures,
    and it is undocumented which of them dlsym returns. */
-#include "backend/transports/verbs/library.h"
+#include "backend/transports/verbs/device/library.h"
 #include "backend/base/settings.h"
 #include <dlfcn.h>
 #include <pthread.h>

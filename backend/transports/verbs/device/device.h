@@ -2,7 +2,7 @@
  * a core. A wrong setting or setup (no device, no active port, an unknown name, no RoCE v2 address on the interface)
  * is an error that lists the available ports. */
 #pragma once
-#include "backend/transports/verbs/gid.h"
+#include "backend/transports/verbs/device/gid.h"
 
 enum { DEVICES_MOST = 32, PORTS_MOST = 64, PORT_NAME_BYTES = IBV_SYSFS_NAME_MAX + 12 };
 struct device_port {

@@ -2,7 +2,7 @@
    continues when the event has been read. This module reads events only with the lock held. So a thread that has the
    lock and finds no counted change knows every completed change. mappings_watch_start tests that the kernel counts in
    time. A separate thread reads the events, because other threads may be waiting for the allocator. */
-#include "backend/transports/verbs/mappings.h"
+#include "backend/transports/verbs/memory/mappings.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include <errno.h>

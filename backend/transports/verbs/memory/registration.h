@@ -9,7 +9,7 @@
  * One object serves one protection domain, and any number of threads. A forked child may call only
  * registration_destroy, because the device's keys belong to the parent's memory. */
 #pragma once
-#include "backend/transports/verbs/library.h"
+#include "backend/transports/verbs/device/library.h"
 
 struct registration;
 /* The limits of kept registrations that may be evicted; 0 means the default. */

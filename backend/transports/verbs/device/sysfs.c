@@ -1,5 +1,5 @@
 /* A file that has vanished or is empty counts as missing, because devices come and go. */
-#include "backend/transports/verbs/sysfs.h"
+#include "backend/transports/verbs/device/sysfs.h"
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* The library reports kinds and network interfaces of the entries since rdma-core 32; for an older one the kernel's
    files have the same information. */
-#include "backend/transports/verbs/gid.h"
+#include "backend/transports/verbs/device/gid.h"
 #include "backend/base/memory.h"
-#include "backend/transports/verbs/sysfs.h"
+#include "backend/transports/verbs/device/sysfs.h"
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <stdio.h>

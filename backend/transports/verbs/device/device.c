@@ -1,8 +1,8 @@
 /* Examines every port. The same report of each port appears in errors and in tutti info. */
-#include "backend/transports/verbs/device.h"
+#include "backend/transports/verbs/device/device.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
-#include "backend/transports/verbs/sysfs.h"
+#include "backend/transports/verbs/device/sysfs.h"
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
