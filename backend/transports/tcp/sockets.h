@@ -192,7 +192,7 @@ void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char 
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void tcp_endpoints_shutdown(struct fabric *fabric);
 void tcp_endpoints_free(struct fabric *fabric);
-/* ---- messages.c ---- */
+/* ---- xfers.c ---- */
 /* Returns NULL if memory is exhausted. */
 struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e);
 void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer);
@@ -205,6 +205,7 @@ struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id);
 void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char *why);
 /* Completes all transfers of the endpoint. */
 void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
+/* ---- messages.c ---- */
 bool tcp_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool tcp_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void tcp_release(struct fabric *fabric, void *descriptor);
