@@ -1,6 +1,5 @@
 /* The endpoints, one for each process that this process is connected to: how they are created, opened and ended. A
  * failed endpoint stays without its socket until the fabric ends, because messages from it may still be pending. */
-#include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
@@ -9,8 +8,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-enum { PART_MS = 300 };
 
 /* ---- sockets in epoll ---- */
 tutti_status socket_handle_watch(const struct fabric *fabric, struct socket_handle *handle, uint32_t events)
@@ -96,6 +93,11 @@ static void tcp_endpoint_close_rival(struct tcp_endpoint *e)
     if (e->spare >= 0) close(e->spare);
     e->spare = -1;
 }
+static void incoming_frame_reset(struct fabric *fabric, struct incoming_frame *in)
+{
+    if (in->room) fabric_op_free(fabric, in->room);
+    *in = (struct incoming_frame){ .head_bytes = 0 };
+}
 static void tcp_endpoint_end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
     struct sockets *s = tcp_sockets_of(fabric);
@@ -122,41 +124,6 @@ void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char 
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
     tcp_endpoint_end(fabric, tcp_endpoint_of(endpoint), "this process closed it");
-}
-/* Shuts down the write side when all frames have left. true: the peer has closed the connection, too. The peer closes
-   when it has read everything, so no data in flight is lost. A close with unread data here could discard it. */
-static bool tcp_endpoint_advance_shutdown(struct tcp_endpoint *e)
-{
-    if (!tcp_endpoint_is_connected(e)) return true;
-    if (!e->current && !e->waiting.first && !e->pulled.first && !tls_has_unsent(e->tls) && !e->is_shutdown) {
-        shutdown(e->handle.descriptor, SHUT_WR);
-        e->is_shutdown = true;
-    }
-    return false;
-}
-static void tcp_endpoint_send_goodbye(struct fabric *fabric, struct tcp_endpoint *e)
-{
-    e->goodbye = (struct tcp_xfer){ .endpoint = e, .frame.what = GOODBYE };
-    tcp_xfer_write(fabric, e, &e->goodbye);
-}
-void tcp_endpoints_shutdown(struct fabric *fabric)
-{
-    bool is_shutdown = false;
-    socket_handle_close(fabric, &tcp_sockets_of(fabric)->listener);
-    pending_connections_close(fabric);
-    for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-        if (tcp_endpoint_is_connected(tcp_endpoint_of(b))) tcp_endpoint_send_goodbye(fabric, tcp_endpoint_of(b));
-        else if (!endpoint_is_broken(b)) tcp_endpoint_end(fabric, tcp_endpoint_of(b), "this process ends");
-    }
-    for (int64_t until_ms = clock_ms() + PART_MS; !is_shutdown && clock_ms() < until_ms;) {
-        bool moved = tcp_progress(fabric);
-        is_shutdown = true;
-        for (struct endpoint *b = fabric->endpoints; b; b = b->next)
-            is_shutdown &= tcp_endpoint_advance_shutdown(tcp_endpoint_of(b));
-        if (!is_shutdown && !moved) fabric_pause_unlocked(fabric);
-    }
-    for (struct endpoint *b = fabric->endpoints; b; b = b->next)
-        if (!endpoint_is_broken(b)) tcp_endpoint_end(fabric, tcp_endpoint_of(b), "this process ends");
 }
 void tcp_endpoints_free(struct fabric *fabric)
 {

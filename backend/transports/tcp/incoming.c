@@ -10,12 +10,6 @@
 static const char cannot_be[] = "its process has sent an invalid message";
 static const char no_memory[] = "no memory for an incoming message";
 
-void incoming_frame_reset(struct fabric *fabric, struct incoming_frame *in)
-{
-    if (in->room) fabric_op_free(fabric, in->room);
-    *in = (struct incoming_frame){ .head_bytes = 0 };
-}
-
 /* ---- frames ---- */
 static struct header incoming_frame_header(const struct incoming_frame *in)
 {

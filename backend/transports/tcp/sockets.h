@@ -190,7 +190,6 @@ void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descri
 tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e);
 void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
-void tcp_endpoints_shutdown(struct fabric *fabric);
 void tcp_endpoints_free(struct fabric *fabric);
 /* ---- xfers.c ---- */
 /* Returns NULL if memory is exhausted. */
@@ -224,6 +223,3 @@ void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *e);
 /* ---- incoming.c ---- */
 /* Reads frames and handles them. true: some bytes have arrived, or the endpoint has ended. */
 bool tcp_endpoint_read(struct fabric *fabric, struct tcp_endpoint *e);
-void incoming_frame_reset(struct fabric *fabric, struct incoming_frame *in);
-/* ---- tcp.c ---- */
-bool tcp_progress(struct fabric *fabric);

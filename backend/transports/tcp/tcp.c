@@ -1,14 +1,16 @@
-/* The table of the fabric: how it starts and ends, and which sockets are read and written next. */
+/* The table of the fabric: how it starts, shuts down and ends, and which sockets are read and written next. */
 #include "backend/transports/tcp/tcp.h"
+#include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-enum { EVENTS_AT_ONCE = 16 };
+enum { EVENTS_AT_ONCE = 16, SHUTDOWN_MS = 300 };
 
 /* ---- progress ---- */
 static bool tcp_endpoint_progress(struct fabric *fabric, struct tcp_endpoint *e, uint32_t events)
@@ -75,7 +77,7 @@ static bool tcp_progress_sockets(struct fabric *fabric, bool all)
     if (fabric->needs_poll) tcp_handshakes_expire(fabric);
     return moved;
 }
-bool tcp_progress(struct fabric *fabric) { return tcp_progress_sockets(fabric, false); }
+static bool tcp_progress(struct fabric *fabric) { return tcp_progress_sockets(fabric, false); }
 static bool tcp_arm(struct fabric *fabric)
 {
     return !tcp_progress_sockets(fabric, true) && !tcp_sockets_of(fabric)->busy;
@@ -86,11 +88,45 @@ static void tcp_endpoint_print_address(const struct endpoint *e, char *out, size
     tcp_socket_print_peer(((const struct tcp_endpoint *)e)->handle.descriptor, out, bytes);
 }
 
-/* ---- the beginning and the end ---- */
+/* ---- shutdown ---- */
+/* Shuts down the write side when all frames have left. true: the peer has closed the connection, too. The peer closes
+   when it has read everything, so no data in flight is lost. A close with unread data here could discard it. */
+static bool tcp_endpoint_advance_shutdown(struct tcp_endpoint *e)
+{
+    if (!tcp_endpoint_is_connected(e)) return true;
+    if (!e->current && !e->waiting.first && !e->pulled.first && !tls_has_unsent(e->tls) && !e->is_shutdown) {
+        shutdown(e->handle.descriptor, SHUT_WR);
+        e->is_shutdown = true;
+    }
+    return false;
+}
+static void tcp_endpoint_send_goodbye(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    e->goodbye = (struct tcp_xfer){ .endpoint = e, .frame.what = GOODBYE };
+    tcp_xfer_write(fabric, e, &e->goodbye);
+}
 static void tcp_shutdown(struct fabric *fabric)
 {
-    if (fabric->own) tcp_endpoints_shutdown(fabric);
+    bool is_shutdown = false;
+    if (!fabric->own) return;
+    socket_handle_close(fabric, &tcp_sockets_of(fabric)->listener);
+    pending_connections_close(fabric);
+    for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
+        if (tcp_endpoint_is_connected(tcp_endpoint_of(b))) tcp_endpoint_send_goodbye(fabric, tcp_endpoint_of(b));
+        else if (!endpoint_is_broken(b)) tcp_endpoint_end(fabric, tcp_endpoint_of(b), "this process ends");
+    }
+    for (int64_t until_ms = clock_ms() + SHUTDOWN_MS; !is_shutdown && clock_ms() < until_ms;) {
+        bool moved = tcp_progress(fabric);
+        is_shutdown = true;
+        for (struct endpoint *b = fabric->endpoints; b; b = b->next)
+            is_shutdown &= tcp_endpoint_advance_shutdown(tcp_endpoint_of(b));
+        if (!is_shutdown && !moved) fabric_pause_unlocked(fabric);
+    }
+    for (struct endpoint *b = fabric->endpoints; b; b = b->next)
+        if (!endpoint_is_broken(b)) tcp_endpoint_end(fabric, tcp_endpoint_of(b), "this process ends");
 }
+
+/* ---- the beginning and the end ---- */
 static void tcp_finish(struct fabric *fabric)
 {
     struct sockets *s = tcp_sockets_of(fabric);
