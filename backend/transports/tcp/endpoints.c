@@ -1,6 +1,5 @@
-/* The endpoints, one for each process that this process is connected to: how they are created, opened and ended. A
+/* The endpoints, one for each process that this process is connected to: how they are created, counted and ended. A
  * failed endpoint stays without its socket until the fabric ends, because messages from it may still be pending. */
-#include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
@@ -30,7 +29,7 @@ void socket_handle_close(const struct fabric *fabric, struct socket_handle *hand
     handle->descriptor = -1;
 }
 
-/* ---- creating and opening ---- */
+/* ---- creating and counting ---- */
 struct tcp_endpoint *tcp_endpoint_new(struct fabric *fabric, const unsigned char process[16])
 {
     struct tcp_endpoint *e = memory_alloc_zeroed(1, sizeof *e);
@@ -42,7 +41,7 @@ struct tcp_endpoint *tcp_endpoint_new(struct fabric *fabric, const unsigned char
     fabric->endpoints = &e->base;
     return e;
 }
-static void sockets_count_open(struct fabric *fabric)
+void sockets_count_open(struct fabric *fabric)
 {
     struct sockets *s = tcp_sockets_of(fabric);
     s->open = 0;
@@ -51,40 +50,6 @@ static void sockets_count_open(struct fabric *fabric)
         if (s->open < UNASKED) s->few[s->open] = tcp_endpoint_of(b);
         s->open++;
     }
-}
-void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
-    bool called)
-{
-    e->handle.descriptor = descriptor;
-    e->base.open = true;
-    if (socket_handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK)
-        tcp_endpoint_end(fabric, e, "epoll cannot watch it");
-    else if (h && handshake_create_tls(h, called, &e->tls) != 0) tcp_endpoint_end(fabric, e, "it cannot be encrypted");
-    else tcp_endpoint_push_tls(fabric, e);
-    sockets_count_open(fabric);
-}
-/* The other end only receives the messages that this process sends to itself. It is marked as left, so that no message
-   is sent by it. */
-tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e)
-{
-    int both[2];
-    struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, e->base.process);
-    if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    loopback_peer->base.left = true;
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
-        return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(errno));
-    for (int i = 0; i < 2; i++) both[i] = descriptor_move_above_stderr(both[i]);
-    if (both[0] < 0 || both[1] < 0) {
-        int error = errno;
-        for (int i = 0; i < 2; i++)
-            if (both[i] >= 0) close(both[i]);
-        return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(error));
-    }
-    e->loopback_peer = loopback_peer;
-    loopback_peer->loopback_peer = e;
-    tcp_endpoint_open(fabric, e, both[0], NULL, false);
-    tcp_endpoint_open(fabric, loopback_peer, both[1], NULL, true);
-    return TUTTI_OK;
 }
 
 /* ---- the end ---- */

@@ -9,6 +9,7 @@
  * process can tell a call that began before the present connection from a later one, which means that the connection
  * broke. */
 #include "backend/base/clock.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/log.h"
 #include "backend/processes/tcp.h"
 #include "backend/transports/tcp/sockets.h"
@@ -20,6 +21,42 @@
 static const char magic[8] = "tutti-t";
 enum { OUT_OF_DESCRIPTORS_MS = 100, ACCEPTS_AT_ONCE = 32 };
 static const char closed[] = "it has closed the connection";
+
+/* ---- opening an endpoint ---- */
+void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
+    bool called)
+{
+    e->handle.descriptor = descriptor;
+    e->base.open = true;
+    if (socket_handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK)
+        tcp_endpoint_end(fabric, e, "epoll cannot watch it");
+    else if (h && handshake_create_tls(h, called, &e->tls) != 0) tcp_endpoint_end(fabric, e, "it cannot be encrypted");
+    else tcp_endpoint_push_tls(fabric, e);
+    sockets_count_open(fabric);
+}
+/* Opens a connection of this process with itself. The other end only receives the messages that this process sends to
+   itself. It is marked as left, so that no message is sent by it. */
+static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    int both[2];
+    struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, e->base.process);
+    if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    loopback_peer->base.left = true;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
+        return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(errno));
+    for (int i = 0; i < 2; i++) both[i] = descriptor_move_above_stderr(both[i]);
+    if (both[0] < 0 || both[1] < 0) {
+        int error = errno;
+        for (int i = 0; i < 2; i++)
+            if (both[i] >= 0) close(both[i]);
+        return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(error));
+    }
+    e->loopback_peer = loopback_peer;
+    loopback_peer->loopback_peer = e;
+    tcp_endpoint_open(fabric, e, both[0], NULL, false);
+    tcp_endpoint_open(fabric, loopback_peer, both[1], NULL, true);
+    return TUTTI_OK;
+}
 
 /* ---- the process that is called ---- */
 static void tcp_endpoint_accept(struct fabric *fabric, struct tcp_endpoint *e, struct handshake *h, int descriptor)

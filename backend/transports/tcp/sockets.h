@@ -167,6 +167,10 @@ int tcp_socket_error(int descriptor);
 /* Writes the address of the socket's other end. */
 void tcp_socket_print_peer(int descriptor, char *out, size_t bytes);
 /* ---- handshakes.c ---- */
+/* Opens the endpoint after this handshake, in which this process was called or not. NULL: a connection of this process
+   with itself. The call may end the endpoint. */
+void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
+    bool called);
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
 void pending_connections_accept(struct fabric *fabric);
@@ -182,12 +186,8 @@ tutti_status socket_handle_watch(const struct fabric *fabric, struct socket_hand
 void socket_handle_close(const struct fabric *fabric, struct socket_handle *handle);
 /* Returns NULL if memory is exhausted. */
 struct tcp_endpoint *tcp_endpoint_new(struct fabric *fabric, const unsigned char process[16]);
-/* Opens the endpoint after this handshake, in which this process was called or not. NULL: a connection of this process
-   with itself. The call may end the endpoint. */
-void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
-    bool called);
-/* Opens a connection of this process with itself. */
-tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e);
+/* Counts the open endpoints after one has been opened or ended. */
+void sockets_count_open(struct fabric *fabric);
 void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void tcp_endpoints_free(struct fabric *fabric);
