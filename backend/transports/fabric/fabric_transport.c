@@ -28,17 +28,6 @@ bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int
         if (recently_closed->closed[i].comm == comm && recently_closed->closed[i].rank == rank) return true;
     return false;
 }
-static void fabric_transport_disarm(struct fabric_transport *p)
-{
-    p->fabric->armed -= p->armed;
-    p->armed = false;
-}
-static void fabric_transport_wake(struct fabric_transport *p)
-{
-    const struct bell *bell = &p->base.router->bell;
-    if (p->armed && bell->ring) bell->ring(bell->context);
-    fabric_transport_disarm(p);
-}
 void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg)
 {
     saved_msgs_push(&p->saved_msgs, msg);
@@ -48,10 +37,6 @@ void fabric_transport_mark_out_of_memory(struct fabric_transport *p)
 {
     p->out_of_memory = true;
     fabric_transport_wake(p);
-}
-void fabric_wake_transports(const struct fabric *fabric)
-{
-    for (struct fabric_transport *p = fabric->transports; p; p = p->next) fabric_transport_wake(p);
 }
 void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *f)
 {

@@ -90,7 +90,7 @@ struct fabric_transport {
     bool armed, owes;
     /* The number of links that are broken and not yet lost. */
     int broken;
-    /* The value of fabric->breaks up to which breaks_record has looked. */
+    /* The value of fabric->breaks up to which fabric_transport_record_breaks has looked. */
     unsigned breaks;
     /* Memory for a saved message was missing, so the next poll fails the router. */
     bool out_of_memory;
@@ -107,6 +107,19 @@ static inline void fabric_link_owe_credit(struct fabric_transport *p, struct fab
 {
     link->owed += eager_message_charge(bytes);
     p->owes |= fabric_link_owes_much(link);
+}
+/* Records that the transport no longer sleeps. */
+static inline void fabric_transport_disarm(struct fabric_transport *p)
+{
+    p->fabric->armed -= p->armed;
+    p->armed = false;
+}
+/* Rings the bell of the transport if it sleeps. */
+static inline void fabric_transport_wake(struct fabric_transport *p)
+{
+    const struct bell *bell = &p->base.router->bell;
+    if (p->armed && bell->ring) bell->ring(bell->context);
+    fabric_transport_disarm(p);
 }
 
 /* ---- send.c: the sending side ---- */
@@ -151,8 +164,6 @@ void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg
 void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *op);
 /* Records that memory for a saved message was missing: the next poll of the transport fails its router. */
 void fabric_transport_mark_out_of_memory(struct fabric_transport *p);
-/* Rings the bells of all transports that sleep. */
-void fabric_wake_transports(const struct fabric *fabric);
 
 /* ---- ops.c, thread.c ---- */
 void fabric_op_add(struct fabric_op *op, struct fabric_op **list);
