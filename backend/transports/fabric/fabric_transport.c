@@ -14,36 +14,6 @@ static struct fabric_transport *fabric_transport_lock(struct transport *t)
 }
 static void fabric_transport_unlock(struct fabric_transport *p) { pthread_mutex_unlock(&p->fabric->lock); }
 
-/* ---- reports of a fabric ---- */
-struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank)
-{
-    struct fabric_transport *p = fabric->transports;
-    while (p && (p->comm != comm || p->rank != rank)) p = p->next;
-    return p;
-}
-bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int rank)
-{
-    const struct recently_closed *recently_closed = &fabric->recently_closed;
-    for (unsigned i = 0; i < RECENTLY_CLOSED_MOST && i < recently_closed->count; i++)
-        if (recently_closed->closed[i].comm == comm && recently_closed->closed[i].rank == rank) return true;
-    return false;
-}
-void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg)
-{
-    saved_msgs_push(&p->saved_msgs, msg);
-    fabric_transport_wake(p);
-}
-void fabric_transport_mark_out_of_memory(struct fabric_transport *p)
-{
-    p->out_of_memory = true;
-    fabric_transport_wake(p);
-}
-void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *f)
-{
-    fabric_op_add(f, &p->completed);
-    if (p->fabric->polling != p) fabric_transport_wake(p);
-}
-
 /* ---- the contract ---- */
 static void fabric_send(struct transport *t, int member, struct transfer *x)
 {

@@ -156,15 +156,6 @@ void fabric_transport_free_rndvs(struct fabric_transport *p, const struct fabric
 /* Drops the pending rendezvous that this receive has met. true: there was one. */
 bool fabric_link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x);
 
-/* ---- fabric_transport.c, for reports of a fabric ---- */
-struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank);
-bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
-/* Saves a message that the transport handles in its next poll. */
-void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg);
-void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *op);
-/* Records that memory for a saved message was missing: the next poll of the transport fails its router. */
-void fabric_transport_mark_out_of_memory(struct fabric_transport *p);
-
 /* ---- ops.c, thread.c ---- */
 void fabric_op_add(struct fabric_op *op, struct fabric_op **list);
 void fabric_op_remove(struct fabric_op *op);

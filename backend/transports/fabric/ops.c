@@ -54,11 +54,3 @@ void fabric_ops_free_all(struct fabric *fabric)
     for (int class = 0; class < FABRIC_OP_CLASSES; class++)
         for (struct fabric_op *f; (f = fabric->spare[class]) != NULL; free(f)) fabric->spare[class] = f->next;
 }
-void fabric_op_complete(struct fabric *fabric, struct fabric_op *f, const char *why)
-{
-    f->why = why;
-    if (why && f->endpoint) endpoint_mark_broken(fabric, f->endpoint, why);
-    fabric_op_remove(f);
-    if (f->owner) fabric_transport_complete_op(f->owner, f);
-    else fabric_op_free(fabric, f);
-}

@@ -357,6 +357,18 @@ static bool fabric_link_record_arrival(struct fabric_transport *p, struct fabric
     } else if (h->kind == MESSAGE) link->arrived += eager_message_charge(h->bytes);
     return true;
 }
+/* Saves a message that the transport handles in its next poll. */
+static void fabric_transport_save_msg(struct fabric_transport *p, struct saved_msg *msg)
+{
+    saved_msgs_push(&p->saved_msgs, msg);
+    fabric_transport_wake(p);
+}
+/* Records that memory for a saved message was missing: the next poll of the transport fails its router. */
+static void fabric_transport_mark_out_of_memory(struct fabric_transport *p)
+{
+    p->out_of_memory = true;
+    fabric_transport_wake(p);
+}
 bool fabric_transport_handle_message(struct fabric_transport *p, struct endpoint *from, const struct header *h,
     void *data, size_t bytes, bool announced)
 {
