@@ -34,14 +34,8 @@ void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descri
     else tcp_endpoint_push_tls(fabric, e);
     sockets_count_open(fabric);
 }
-/* Opens a connection of this process with itself. The other end only receives the messages that this process sends to
-   itself. It is marked as left, so that no message is sent by it. */
-static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e)
+static tutti_status socket_pair_open(int both[2])
 {
-    int both[2];
-    struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, e->base.process);
-    if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    loopback_peer->base.left = true;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(errno));
     for (int i = 0; i < 2; i++) both[i] = descriptor_move_above_stderr(both[i]);
@@ -51,8 +45,24 @@ static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp
             if (both[i] >= 0) close(both[i]);
         return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(error));
     }
+    return TUTTI_OK;
+}
+/* Opens a connection of this process with itself. The other end only receives the messages that this process sends to
+   itself. It is marked as left, so that no message is sent by it. Both ends are linked first, so that the end of one
+   is the end of both: after an error the caller ends this endpoint. */
+static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    int both[2];
+    struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, e->base.process);
+    if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    loopback_peer->base.left = true;
     e->loopback_peer = loopback_peer;
     loopback_peer->loopback_peer = e;
+    TRY(socket_pair_open(both));
+    e->handle.descriptor = both[0];
+    loopback_peer->handle.descriptor = both[1];
+    TRY(socket_handle_watch(fabric, &e->handle, EPOLLIN));
+    TRY(socket_handle_watch(fabric, &loopback_peer->handle, EPOLLIN));
     tcp_endpoint_open(fabric, e, both[0], NULL, false);
     tcp_endpoint_open(fabric, loopback_peer, both[1], NULL, true);
     return TUTTI_OK;

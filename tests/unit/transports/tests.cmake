@@ -2,6 +2,7 @@ tutti_unit(transports/test_matching transports)
 tutti_unit(transports/test_fabrics transports)
 tutti_unit(transports/test_store_modes transports)
 set(ranks unit/transports/ranks.c $<TARGET_OBJECTS:inproc>)
+tutti_unit(transports/test_tcp_shortage transports)
 set(worlds shm router share transports fabric ucx tcp tcp_strangers storm beside)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
   list(APPEND worlds model)

@@ -1,0 +1,128 @@
+/* TCP while the system refuses sockets or their watches: a connection of the process with itself that cannot open
+   leaves neither a socket nor an open end. */
+#include "backend/base/status.h"
+#include "backend/transports/tcp/sockets.h"
+#include "backend/transports/tcp/tcp.h"
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct fabric fabric = FABRIC(&tcp_operations);
+static struct key_id key;
+
+/* ---- what is short ---- */
+static int watches_left = -1;                           /* -1: any number */
+int epoll_ctl(int poller, int how, int descriptor, struct epoll_event *event) /* in place of libc's */
+{
+    if (how == EPOLL_CTL_ADD && watches_left == 0) {
+        errno = ENOSPC;
+        return -1;
+    }
+    if (how == EPOLL_CTL_ADD && watches_left > 0) watches_left--;
+    return (int)syscall(SYS_epoll_ctl, poller, how, descriptor, event);
+}
+static void run_without_descriptors(void (*call)(void))
+{
+    struct rlimit before;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 0, before.rlim_max }), 0);
+    call();
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+static int set_up(void **state)
+{
+    static const unsigned char drawn[KEY_BYTES] = "the key of a group";
+    const struct fabric_place place = { .simulated = true };
+    (void)state;
+    assert_int_equal(group_key_add(drawn, &key), TUTTI_OK);
+    fabric.process[0] = 1;
+    assert_int_equal(tcp_operations.start(&fabric, &place), TUTTI_OK);
+    return 0;
+}
+static int tear_down(void **state)
+{
+    (void)state;
+    tcp_operations.part(&fabric);
+    tcp_operations.finish(&fabric);
+    return 0;
+}
+static int descriptors_count(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int count = 0;
+    assert_non_null(folder);
+    while (readdir(folder)) count++;
+    closedir(folder);
+    return count;
+}
+
+/* ---- a connection of the process with itself ---- */
+static struct endpoint *itself;
+static tutti_status status;
+static void connect_to_itself(void)
+{
+    itself = NULL;
+    status = tcp_operations.connect(&fabric, fabric.process, &key, fabric.address, fabric.address_bytes, &itself);
+}
+static void assert_nothing_is_left(int descriptors)
+{
+    for (struct endpoint *e = fabric.endpoints; e; e = e->next) assert_true(endpoint_is_broken(e));
+    assert_int_equal(tcp_sockets_of(&fabric)->open, 0);
+    assert_int_equal(descriptors_count(), descriptors);
+    tcp_endpoints_free(&fabric);
+}
+static void assert_refused(const char *why, int descriptors)
+{
+    assert_int_equal(status, TUTTI_SYSTEM);
+    assert_null(itself);
+    assert_non_null(strstr(status_detail(), why));
+    assert_nothing_is_left(descriptors);
+}
+static void test_epoll_watches_only_some_of_the_ends(void **state)
+{
+    int before = descriptors_count();
+    (void)state;
+    for (int ends = 0; ends < 2; ends++) {
+        watches_left = ends;
+        connect_to_itself();
+        watches_left = -1;
+        assert_refused("epoll cannot watch a socket: No space left on device", before);
+    }
+}
+static void test_no_descriptors_for_a_pair(void **state)
+{
+    int before = descriptors_count();
+    (void)state;
+    run_without_descriptors(connect_to_itself);
+    assert_refused("cannot create a pair of sockets: Too many open files", before);
+}
+static void test_a_whole_connection_opens(void **state)
+{
+    int before = descriptors_count();
+    (void)state;
+    connect_to_itself();
+    assert_int_equal(status, TUTTI_OK);
+    assert_true(itself->open && !endpoint_is_broken(itself));
+    assert_int_equal(tcp_sockets_of(&fabric)->open, 2);
+    tcp_operations.disconnect(&fabric, itself);
+    assert_nothing_is_left(before);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_epoll_watches_only_some_of_the_ends),
+        cmocka_unit_test(test_no_descriptors_for_a_pair),
+        cmocka_unit_test(test_a_whole_connection_opens),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
