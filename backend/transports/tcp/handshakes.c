@@ -180,13 +180,17 @@ void pending_connections_accept(struct fabric *fabric)
     struct sockets *s = tcp_sockets_of(fabric);
     for (int n = 0; n < ACCEPTS_AT_ONCE; n++) {
         int descriptor = tcp_socket_accept(s->listener.descriptor);
-        if (descriptor == -EAGAIN) return;
+        if (descriptor == -EAGAIN) {
+            s->accept_failure_logged = false;
+            return;
+        }
         if (descriptor >= 0) {
             pending_connection_add(fabric, descriptor);
             continue;
         }
-        if (!s->accept_failed_ms)
+        if (!s->accept_failure_logged)
             LOG(WARN, "%s cannot accept a connection: %s", fabric->operations->name, strerror(-descriptor));
+        s->accept_failure_logged = true;
         s->accept_failed_ms = clock_ms();
         socket_handle_watch(fabric, &s->listener, 0);
         fabric->needs_poll = true;

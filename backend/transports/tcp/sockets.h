@@ -139,6 +139,8 @@ struct sockets {
     int pending_count;
     /* When accept last failed, usually because descriptors are exhausted; 0: the listener is watched. */
     int64_t accept_failed_ms;
+    /* The failure of accept was logged. Cleared when all waiting callers have been accepted. */
+    bool accept_failure_logged;
     uint64_t calls, ids;
     /* Endpoints with data to write to a socket that accepts it, or with data to read that epoll does not report. */
     struct tcp_endpoint *busy;

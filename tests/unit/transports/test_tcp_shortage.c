@@ -1,10 +1,13 @@
-/* TCP while the system refuses sockets or their watches: a connection of the process with itself that cannot open
-   leaves neither a socket nor an open end. */
+/* TCP while the system refuses what it needs: a connection of the process with itself that cannot open leaves neither a
+   socket nor an open end, and a listener without descriptors logs once until it has accepted all callers. The test has
+   no thread of the fabric, and makes progress itself. */
 #include "backend/base/status.h"
 #include "backend/transports/tcp/sockets.h"
 #include "backend/transports/tcp/tcp.h"
+#include "tests/support/said.h"
 #include <dirent.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -117,12 +120,54 @@ static void test_a_whole_connection_opens(void **state)
     tcp_operations.disconnect(&fabric, itself);
     assert_nothing_is_left(before);
 }
+
+/* ---- callers ---- */
+static int call(void)
+{
+    struct tcp_address address;
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    memcpy(&address, fabric.address, sizeof address);
+    struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(address.port) };
+    memcpy(&name.sin_addr, address.address, sizeof name.sin_addr);
+    assert_int_equal(connect(s, (struct sockaddr *)&name, sizeof name), 0);
+    return s;
+}
+/* The fabric tries to accept as often as in a second. */
+static void accept_for_a_second(void)
+{
+    for (int i = 0; i < 10; i++) {
+        if (tcp_sockets_of(&fabric)->accept_failed_ms) tcp_sockets_of(&fabric)->accept_failed_ms -= 1000;
+        while (!tcp_operations.arm(&fabric)) {}
+    }
+}
+static void accept_without_descriptors(void) { run_without_descriptors(accept_for_a_second); }
+static int lines_with(const char *text, const char *part)
+{
+    int count = 0;
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
+    return count;
+}
+static void test_a_shortage_of_descriptors_is_logged_once(void **state)
+{
+    static const char line[] = "tcp cannot accept a connection: Too many open files";
+    (void)state;
+    for (int episode = 0; episode < 2; episode++) {
+        int s = call();
+        assert_int_equal(lines_with(said_by(accept_without_descriptors), line), 1);
+        assert_int_equal(tcp_sockets_of(&fabric)->pending_count, 0);
+        assert_int_equal(lines_with(said_by(accept_for_a_second), line), 0);
+        assert_int_equal(tcp_sockets_of(&fabric)->pending_count, 1);
+        pending_connections_close(&fabric);
+        close(s);
+    }
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_epoll_watches_only_some_of_the_ends),
         cmocka_unit_test(test_no_descriptors_for_a_pair),
         cmocka_unit_test(test_a_whole_connection_opens),
+        cmocka_unit_test(test_a_shortage_of_descriptors_is_logged_once),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
