@@ -60,8 +60,7 @@ struct sock_address tcp_remote_address(int socket)
     getpeername(socket, &name.any, &bytes);
     return tcp_address_of_name(&name);
 }
-/* A kernel that lacks the option works without it. */
-static void tcp_set_option(int socket, int level, int option, int value)
+void tcp_set_option(int socket, int level, int option, int value)
 {
     setsockopt(socket, level, option, &value, sizeof value);
 }

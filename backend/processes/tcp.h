@@ -8,6 +8,8 @@ int tcp_listen(const struct sock_address *at);
    `near` gives the scope of this process's link-local addresses, and may be nowhere. */
 int tcp_start_connect(const struct sock_address *at, const struct sock_address *near);
 int tcp_accept(int listener);
+/* Sets an option of a socket. A kernel that lacks the option works without it. */
+void tcp_set_option(int socket, int level, int option, int value);
 /* Returns 0 or -errno, and clears the error. */
 int tcp_take_error(int socket);
 /* Return the local address, and the address of the other end. */

@@ -1,6 +1,7 @@
 /* The address where this process listens, and how it opens sockets. It uses the network interface that leads to the
  * other hosts, with IPv4 if the interface has such an address. Simulated hosts use loopback. */
 #include "backend/base/descriptor.h"
+#include "backend/processes/tcp.h"
 #include "backend/transports/tcp/sockets.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -55,10 +56,6 @@ static int tcp_socket_open(int family)
     int descriptor = descriptor_move_above_stderr(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
-static void tcp_socket_set_option(int descriptor, int level, int option, int value)
-{
-    setsockopt(descriptor, level, option, &value, sizeof value);
-}
 static void sockets_store_address(struct sockets *s, const union name *name)
 {
     s->address.family = name->any.sa_family;
@@ -79,7 +76,7 @@ tutti_status tcp_address_listen(struct sockets *s, const struct fabric_place *pl
     socklen_t bytes = socket_name_bytes(&name);
     int descriptor = s->listener.descriptor = tcp_socket_open(name.any.sa_family);
     if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "cannot create a socket for TCP: %s", strerror(-descriptor));
-    if (name.any.sa_family == AF_INET6) tcp_socket_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (name.any.sa_family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0
         || getsockname(descriptor, &name.any, &bytes) != 0)
         return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback", strerror(errno));
@@ -102,8 +99,8 @@ int tcp_address_connect(const struct sockets *s, const struct tcp_address *addre
     }
     int descriptor = tcp_socket_open(address->family);
     if (descriptor < 0) return descriptor;
-    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
+    tcp_set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    tcp_set_option(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     if (connect(descriptor, &name.any, socket_name_bytes(&name)) == 0 || errno == EINPROGRESS) return descriptor;
     int error = errno;
     close(descriptor);
@@ -115,8 +112,8 @@ int tcp_socket_accept(int listener)
     do descriptor = descriptor_move_above_stderr(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (descriptor < 0) return -errno;
-    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-    tcp_socket_set_option(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
+    tcp_set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    tcp_set_option(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     return descriptor;
 }
 void tcp_socket_print_peer(int descriptor, char *out, size_t bytes)
