@@ -50,7 +50,6 @@ int tcp_socket_accept(int from)
     if (!waiting_count && read(from, &ignored, sizeof ignored) < 0) return -EAGAIN;
     return waiting_count ? waiting[--waiting_count] : -EAGAIN;
 }
-uint64_t address_network(int descriptor) { return (uint64_t)descriptor % 2; }
 void tcp_socket_print_peer(int descriptor, char *out, size_t bytes)
 {
     if (descriptor >= 0) strncpy(out, "an address", bytes);
