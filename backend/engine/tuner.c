@@ -3,6 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
+#include "backend/base/settings.h"
 #include "backend/base/sorted.h"
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
@@ -73,6 +74,12 @@ static bool tuner_key_is_same(const struct tuner_key *a, const struct tuner_key 
 {
     return a->collective == b->collective && a->root == b->root && a->stage_inputs == b->stage_inputs
         && a->message_bytes == b->message_bytes;
+}
+void tuners_init(struct tuners *tuners, struct tuning *tuning, bool crowded)
+{
+    int64_t setting = settings_get()->tuner;
+    tuners->tuning = tuning;
+    tuners->trying = crowded && setting == TRIES ? TRIES_NOTHING : (enum trying)setting;
 }
 tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key *key, struct tuner **out)
 {

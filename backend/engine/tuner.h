@@ -71,6 +71,8 @@ struct tuners {
     int count;
     struct tuner *of[MOST_TUNERS];                           /* owned */
 };
+/* Follows TUTTI_TUNER. `crowded`: ranks share cores, so a time depends more on the other ranks than on the choice. */
+void tuners_init(struct tuners *tuners, struct tuning *tuning, bool crowded);
 /* Finds the tuner of a kind of call. The first call of a kind gets a new word. *out is NULL if there are too many
    kinds; then the call runs as predicted. NO_MEMORY. */
 tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key *key, struct tuner **out);

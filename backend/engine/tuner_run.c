@@ -1,6 +1,5 @@
 #include "backend/engine/tuner_run.h"
 #include "backend/base/clock.h"
-#include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/engine/comm.h"
 #include <math.h>
@@ -9,12 +8,6 @@
 enum { TRIED_AT_LEAST = 4096 };                         /* bytes */
 static const double TRIED_AT_MOST = 1.6;
 
-void tuners_init(struct tuners *tuners, struct tuning *tuning, bool crowded)
-{
-    int64_t setting = settings_get()->tuner;
-    tuners->tuning = tuning;
-    tuners->trying = crowded && setting == TRIES ? TRIES_NOTHING : (enum trying)setting;
-}
 tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, size_t bytes, struct tuner **out)
 {
@@ -125,12 +118,4 @@ void tuner_run_end(tutti_comm *comm, struct tuner *t)
     if (!l->timed || !tuner_is_decider(comm, t) || p->count == PENDING) return;
     p->of[p->count].tuner = t;
     p->of[p->count++].number = number;
-}
-bool choice_take_candidate(uint32_t code, bool open, struct choice *choice)
-{
-    struct choice tried;
-    if (!code || !choice_decode(code, choice->algorithm->collective, &tried)) return false;
-    tried.reads &= open;
-    *choice = tried;
-    return true;
 }

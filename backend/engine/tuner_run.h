@@ -3,8 +3,6 @@
 #include "backend/engine/operation.h"
 #include "backend/engine/tuner.h"
 
-/* Follows TUTTI_TUNER. `crowded`: ranks share cores, so a time depends more on the other ranks than on the choice. */
-void tuners_init(struct tuners *tuners, struct tuning *tuning, bool crowded);
 /* Finds the tuner of this kind of call. *out is NULL if the call runs as predicted. All ranks find tuners in the same
    order, even ranks that ask for an algorithm, so they number them the same. `bytes` is the message size, equal on all
    ranks. NO_MEMORY. */
@@ -15,5 +13,3 @@ tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, 
 uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tuner *tuner);
 /* Records the times of a call that has ended. */
 void tuner_run_end(tutti_comm *comm, struct tuner *tuner);
-/* Replaces the predicted choice by the candidate. `open`: private tensors can be read. False: the choice stays. */
-bool choice_take_candidate(uint32_t code, bool open, struct choice *choice);

@@ -37,6 +37,14 @@ bool choice_decode(uint32_t code, enum collective collective, struct choice *out
     const struct algorithm *a = out->algorithm;
     return a->name && a->collective == collective && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
 }
+bool choice_take_candidate(uint32_t code, bool open, struct choice *choice)
+{
+    struct choice tried;
+    if (!code || !choice_decode(code, choice->algorithm->collective, &tried)) return false;
+    tried.reads &= open;
+    *choice = tried;
+    return true;
+}
 bool choice_code_selects_late(uint32_t code) { return code >> 3 & 1; }
 bool choice_code_reads(uint32_t code) { return code >> 1 & 1; }
 void choice_format(const struct choice *c, char out[CHOICE_TEXT_BYTES])
