@@ -9,10 +9,10 @@
 #include "backend/engine/group.h"
 #include "backend/engine/launch.h"
 #include "backend/engine/messages.h"
-#include "backend/engine/names.h"
 #include "backend/engine/progress.h"
 #include "backend/engine/queue.h"
 #include "backend/engine/tensors.h"
+#include "backend/tuning/algorithm_names.h"
 
 struct tutti_comm {
     struct group group;

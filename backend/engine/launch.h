@@ -1,8 +1,8 @@
 /* Turns an operation into a program that runs: start, step, cancel. Only the driver calls these functions. */
 #pragma once
-#include "backend/engine/choice.h"
 #include "backend/engine/operation.h"
-#include "backend/engine/tuner.h"
+#include "backend/tuning/selection.h"
+#include "backend/tuning/tuner.h"
 
 /* The last choice of a collective, because most calls repeat it. */
 struct recent {

@@ -2,8 +2,8 @@
  * declarations, and the addresses of peers' tensors in this process. The functions concern the operation at the head of
  * the run queue. Driver only. */
 #pragma once
-#include "backend/engine/choice.h"
 #include "backend/engine/operation.h"
+#include "backend/tuning/selection.h"
 
 struct view;
 enum reading { READING_UNKNOWN, READING_WORKS, READING_REFUSED };

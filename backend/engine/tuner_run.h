@@ -1,7 +1,7 @@
 /* The launcher's interface to tuners: which tuner a call belongs to, which candidate it runs, and how long it took. */
 #pragma once
 #include "backend/engine/operation.h"
-#include "backend/engine/tuner.h"
+#include "backend/tuning/tuner.h"
 
 /* Finds the tuner of this kind of call. *out is NULL if the call runs as predicted. All ranks find tuners in the same
    order, even ranks that ask for an algorithm, so they number them the same. `bytes` is the message size, equal on all

@@ -27,7 +27,7 @@ struct line {
     /* Each slot has the position that its tile has reached. */
     _Atomic uint64_t slots[MAX_SLOTS];
 };
-/* The times of this rank in a timed operation (engine/tuner.h). `number` counts from 1; 0 means no operation. */
+/* The times of this rank in a timed operation (tuning/tuner.h). `number` counts from 1; 0 means no operation. */
 struct stamp {
     _Atomic uint64_t number;
     _Atomic int64_t begun_ns, ended_ns;
@@ -123,7 +123,7 @@ struct calibration_record {
     unsigned char parameters[PARAMETERS_BYTES];
 };
 enum { MOST_TUNERS = 64 };
-/* The state of the tuner (engine/tuner.h). */
+/* The state of the tuner (tuning/tuner.h). */
 struct tuning {
     _Alignas(128) _Atomic uint64_t word[MOST_TUNERS];
     /* A bit is set for each collective for which a rank asks for an algorithm. */

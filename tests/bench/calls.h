@@ -12,7 +12,7 @@ void case_dirty(const struct bench_case *c, struct pair at, int seed);  /* the b
 /* Reads what this rank has got, as who asked for it would: else its lines stay in the cache of who has written them. */
 void case_use(const struct bench_case *c, struct pair at);
 void case_touch(struct pair at, int value);             /* its first element                                      */
-/* The library tries other choices while it is used (engine/tuner.h): calls until it has come to one, of TINY or more.
+/* The library tries other choices while it is used (tuning/tuner.h): calls until it has come to one, of TINY or more.
    Each begins together, as when it is measured. */
 void case_settle(const struct bench_case *c, struct pair at, tutti_comm *comm);
 void case_repeat(const struct bench_case *c, struct pair at, tutti_comm *comm, int calls);             /* so many */

@@ -9,6 +9,6 @@
 const char *inside_candidate(const char *collective, int index);
 /* What the last call of the collective ran as, as in "two_shot 256Kx3"; "messages" where there is nothing to say. */
 void inside_choice(const tutti_comm *comm, const char *collective, char *out, size_t capacity);
-/* From now on nothing else is tried in place of what this communicator has come to (engine/tuner.h); what is being
+/* From now on nothing else is tried in place of what this communicator has come to (tuning/tuner.h); what is being
    tried goes on for a hundred calls more. Or it is again. */
 void inside_hold(tutti_comm *comm, bool holds);

@@ -1,10 +1,10 @@
 /* A variable of the environment that says anything at all, and whoever understands what it says. */
 #include "backend/base/settings.h"
-#include "backend/engine/names.h"
 #include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
 #include "backend/model/machine.h"
 #include "backend/transports/fabrics.h"
+#include "backend/tuning/algorithm_names.h"
 #include "tests/fuzz/input.h"
 #include <stdlib.h>
 

@@ -14,7 +14,7 @@ LONGER = ("tests/", "shim/")                          # may have 600 lines
 
 # backend/ from the lowest floor to the highest; a file sees only the floors below its own, and its own.
 FLOORS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "host", "processes",
-          "transports", "execute", "engine", "join", "comm", "info"]
+          "transports", "execute", "tuning", "engine", "join", "comm", "info"]
 
 
 def below(floor):
@@ -22,7 +22,8 @@ def below(floor):
     only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
             "collectives": [], "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
             "processes": ["base", "memory", "host"], "transports": ["base", "memory", "processes"],
-            "execute": ["base", "schedule", "memory", "host", "transports"]}
+            "execute": ["base", "schedule", "memory", "host", "transports"],
+            "tuning": ["base", "schedule", "collectives", "model", "host"]}
     floors = only.get(floor, FLOORS[:FLOORS.index(floor)])
     return ["include/tutti.h", "kernels/", *(f"backend/{name}/" for name in floors)]
 

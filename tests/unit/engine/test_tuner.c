@@ -2,7 +2,7 @@
    found again when times change, trying costs what it may, and who asks for an algorithm is left alone. Times are those
    of a table; which rank goes on next is drawn. */
 #include "backend/collectives/collectives.h"
-#include "backend/engine/tuner.h"
+#include "backend/tuning/tuner.h"
 #include "tests/support/random.h"
 #include "tests/unit/model/machines.h"
 #include <math.h>

@@ -1,7 +1,7 @@
 /* Chooses what runs when the user chose no algorithm, and how the message is cut: the algorithm and the tile size with
    the least cost on this machine (backend/model/cost.h). Candidates are the host-memory algorithms of a collective,
-   or over several hosts the hierarchical ones. This file belongs to the engine because it uses three folders that must
-   not depend on each other: the table of algorithms, the builder of plans, and the model.
+   or over several hosts the hierarchical ones. This file is in a layer above three folders that must not depend
+   on each other: the table of algorithms, the builder of plans, and the model.
 
    A choice depends only on the group's machine parameters, its cores and ranks, the collective, the size and the
    placement. It depends neither on earlier questions nor on the rank that asks. So all ranks choose the same without

@@ -1,6 +1,6 @@
 /* Finds the algorithm, the tile size and the number of slots with the least cost. A choice is made when a message size
    first occurs, and is then remembered. It serves all sizes between two neighbours of 1, 1.5, 2, 3, 4, 6, …. */
-#include "backend/engine/choice.h"
+#include "backend/tuning/selection.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"

@@ -1,6 +1,6 @@
 /* Variants of a choice, which differ from it in one thing, and a code by which ranks exchange choices. */
 #pragma once
-#include "backend/engine/choice.h"
+#include "backend/tuning/selection.h"
 
 enum { CHOICE_BITS = 20 };
 /* Encodes all of a choice but its cost in CHOICE_BITS bits; never 0. Its tile must be a power of two. */

@@ -1,4 +1,4 @@
-#include "backend/engine/variants.h"
+#include "backend/tuning/variants.h"
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
 #include "backend/host/segment.h"

@@ -16,8 +16,8 @@
  * a hundredth later. They run on one host with a core for each rank, and only while no setting and no rank asks for a
  * choice. The bits of a sum are the same for all candidates. */
 #pragma once
-#include "backend/engine/variants.h"
 #include "backend/host/segment.h"
+#include "backend/tuning/variants.h"
 
 /* ---- the shared word ---- */
 enum { TUNER_TIMED = 1 << CHOICE_BITS, CODE_BITS = CHOICE_BITS + 1, FROM_BITS = 64 - 2 * CODE_BITS };

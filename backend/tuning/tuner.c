@@ -1,4 +1,4 @@
-#include "backend/engine/tuner.h"
+#include "backend/tuning/tuner.h"
 #include "backend/base/ab_test.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"

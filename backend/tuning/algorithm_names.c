@@ -1,5 +1,5 @@
 /* Looks up collectives and algorithms by name, and suggests the nearest name for an unknown one. */
-#include "backend/engine/names.h"
+#include "backend/tuning/algorithm_names.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include <stdio.h>
