@@ -19,7 +19,7 @@ static void comm_stop_operations(tutti_comm *comm, bool always, bool leaves)
     /* Operations that the other ranks have completed still succeed. */
     if (!always) driver_continue_all(comm);
     bool open = always || comm->run_queue.head || comm->messages.open || atomic_load(&comm->submission.submitted);
-    for (int64_t n = 0; open && !driver_abandon_operations(comm); n++) comm_back_off(comm, n);
+    for (int64_t n = 0; open && !driver_abandon_operations(comm); n++) group_back_off(&comm->group, n);
     if (leaves)
         comm_fail_locally(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one", g->name,
             g->rank);
@@ -45,7 +45,7 @@ static void comm_wait_for_callers(const tutti_comm *comm)
     int64_t until_ms = clock_ms() + GRACE_MS;
     for (int64_t n = 0; atomic_load(&comm->submission.inside) || atomic_load(&comm->submission.driver); n++) {
         if (clock_ms() >= until_ms) return;
-        comm_back_off(comm, n);
+        group_back_off(&comm->group, n);
     }
 }
 static void comm_leave_group(tutti_comm *comm)

@@ -391,7 +391,7 @@ void agreement_get_decision(struct agreement *a, struct agree_cause *out)
 void agreement_announce_leaving(tutti_comm *comm)
 {
     struct agreement *a = comm->agreement;
-    for (int64_t n = 0; agreement_is_failing(a) && !agreement_has_decided(a); n++) comm_back_off(comm, n);
+    for (int64_t n = 0; agreement_is_failing(a) && !agreement_has_decided(a); n++) group_back_off(&comm->group, n);
     agreement_lock_and_tick(a);
     agree_leave(&a->agree);
     agreement_apply_and_unlock(a);

@@ -78,19 +78,6 @@ void comm_finish(tutti_comm *comm)
     group_release_peers(&comm->group);
     if (acquired) progress_thread_release();
 }
-void comm_back_off(const tutti_comm *comm, int64_t n)
-{
-    static const struct wait_set none;
-    backoff_wait(&comm->group.backoff, n, &none, 1);
-}
-bool comm_rank_has_left(const tutti_comm *comm, int rank)
-{
-    const struct group *g = &comm->group;
-    if (!group_rank_is_here(g, rank)) return agreement_rank_has_left(comm->agreement, rank);
-    return atomic_load_explicit(&group_control_at_index(g, group_index_of_rank(g, rank))->departed,
-               memory_order_acquire)
-        != 0;
-}
 void comm_announce_leaving(tutti_comm *comm)
 {
     const struct group *g = &comm->group;

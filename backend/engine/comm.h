@@ -71,9 +71,5 @@ tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm
 /* Releases all but the tables of the group. The communicator can still be queried, but runs no more operations. */
 void comm_finish(tutti_comm *comm);
 void comm_free(tutti_comm *comm);
-/* Waits after the n-th poll without result, for a condition that wakes no sleeper. */
-void comm_back_off(const tutti_comm *comm, int64_t n);
-/* True if that rank has destroyed its communicator. */
-bool comm_rank_has_left(const tutti_comm *comm, int rank);
 /* Publishes that this rank has destroyed its communicator. */
 void comm_announce_leaving(tutti_comm *comm);

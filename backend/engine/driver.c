@@ -185,7 +185,7 @@ bool driver_try_acquire(tutti_comm *comm)
 void driver_release_role(tutti_comm *comm) { atomic_store_explicit(&comm->submission.driver, 0, memory_order_release); }
 void driver_acquire_role(tutti_comm *comm)
 {
-    for (int64_t n = 0; !driver_try_acquire(comm); n++) comm_back_off(comm, n);
+    for (int64_t n = 0; !driver_try_acquire(comm); n++) group_back_off(&comm->group, n);
 }
 /* An operation that is submitted at this moment may be missed here. Its thread schedules the progress thread, which
    restarts its backoff for every request and so polls much longer than a store takes to become visible. The

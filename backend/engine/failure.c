@@ -168,6 +168,14 @@ tutti_status comm_get_failure(tutti_comm *comm)
 }
 
 /* ---- reasons ---- */
+bool comm_rank_has_left(const tutti_comm *comm, int rank)
+{
+    const struct group *g = &comm->group;
+    if (!group_rank_is_here(g, rank)) return agreement_rank_has_left(comm->agreement, rank);
+    return atomic_load_explicit(&group_control_at_index(g, group_index_of_rank(g, rank))->departed,
+               memory_order_acquire)
+        != 0;
+}
 void failure_record_lost_rank(tutti_comm *comm, int rank)
 {
     uint32_t nobody = 0;

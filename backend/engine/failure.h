@@ -21,6 +21,8 @@ void failure_record_lost_rank(tutti_comm *comm, int rank);
 void failure_request_stop(tutti_comm *comm, tutti_status status);
 /* Returns OK, or the status of the failure, and then sets this thread's last error. */
 tutti_status comm_get_failure(tutti_comm *comm);
+/* True if that rank has destroyed its communicator. */
+bool comm_rank_has_left(const tutti_comm *comm, int rank);
 
 /* ---- driver only ---- */
 /* Fails the communicator here and on the other ranks. The first rank to fail decides the error. Returns the status it

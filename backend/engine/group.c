@@ -1,4 +1,5 @@
-/* Allocates and frees the tables of a group. They are empty until the ranks have found each other. */
+/* Allocates and frees the tables of a group, which are empty until the ranks have found each other. Waits with the
+   backoff of the group, and alerts the ranks of this host. */
 #include "backend/engine/group.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -27,6 +28,11 @@ void group_finish(struct group *g)
     layout_destroy(g->layout);
     g->members = NULL;
     g->layout = NULL;
+}
+void group_back_off(const struct group *g, int64_t n)
+{
+    static const struct wait_set none;
+    backoff_wait(&g->backoff, n, &none, 1);
 }
 void group_alert(const struct group *g)
 {

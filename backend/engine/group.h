@@ -33,6 +33,8 @@ tutti_status group_init(struct group *group, int rank, int size, const char *nam
 /* Releases the peers. The other fields stay readable until group_finish. */
 void group_release_peers(struct group *group);
 void group_finish(struct group *group);
+/* Waits after the n-th poll without result, for a condition that wakes no sleeper. */
+void group_back_off(const struct group *group, int64_t n);
 
 static inline bool group_has_several_hosts(const struct group *g) { return g->layout->hosts > 1; }
 /* True for several hosts that communicate by links and a network. `network` is then NULL. */

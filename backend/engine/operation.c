@@ -128,8 +128,8 @@ void operations_reset_after_fork(void) { atomic_store(&entering, 0); }
 void operations_close_comm(tutti_comm *comm)
 {
     atomic_store(&comm->submission.closed, true);
-    for (int64_t n = 0; atomic_load(&entering); n++) comm_back_off(comm, n);
-    for (int64_t n = 0; atomic_load(&comm->submission.inside); n++) comm_back_off(comm, n);
+    for (int64_t n = 0; atomic_load(&entering); n++) group_back_off(&comm->group, n);
+    for (int64_t n = 0; atomic_load(&comm->submission.inside); n++) group_back_off(&comm->group, n);
     driver_acquire_role(comm);
     /* Operations may have been submitted at the last moment. */
     driver_take_submitted(comm);

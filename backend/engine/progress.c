@@ -178,6 +178,6 @@ void progress_list_await_removal(tutti_comm *comm)
 {
     for (int64_t n = 0; atomic_load(&comm->progress_entry.scheduled); n++) {
         progress_thread_wake();
-        comm_back_off(comm, n);
+        group_back_off(&comm->group, n);
     }
 }

@@ -47,7 +47,7 @@ static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct 
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(&comm->group));
         if (clock_ms() > deadline_ms) return host_exchange_fail_late(comm, x);
         if (moved) n = 0;
-        else comm_back_off(comm, n);
+        else group_back_off(&comm->group, n);
     }
 }
 /* Returns when the router no longer uses the transfer's memory. */

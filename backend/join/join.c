@@ -151,7 +151,7 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r, g->name);
-        comm_back_off(comm, n);
+        group_back_off(&comm->group, n);
     }
     return TUTTI_OK;
 }
