@@ -1,6 +1,7 @@
 /* Creates and frees the parts of a communicator; the parts implement what they do. */
 #include "backend/engine/comm.h"
 #include "backend/base/settings.h"
+#include "backend/engine/progress_thread.h"
 #include "backend/model/cost.h"
 #include <stdlib.h>
 
@@ -12,6 +13,7 @@ tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, i
 {
     comm->timeout_ms = timeout_ms > 0 ? timeout_ms : settings_get()->timeout_ms;
     TRY(group_init(&comm->group, rank, size, name));
+    process_watch_forks();
     TRY(progress_thread_acquire());
     comm->group.generation = process_generation();
     return algorithms_read_settings(comm->chosen);

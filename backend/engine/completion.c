@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 static _Atomic uint32_t completions, sleepers;
+/* The number of threads that check whether an operation is over. */
+static _Atomic uint32_t entering;
 
 static void operation_end_and_wake(struct operation *op, tutti_status status, const char *detail, bool is_driven)
 {
@@ -47,6 +49,16 @@ tutti_status operation_get_result(const struct operation *op)
     if (op->status == TUTTI_OK) return TUTTI_OK;
     return op->refused ? status_repeat_refusal(op->status, op->detail) : status_repeat(op->status, op->detail);
 }
+bool operation_enter_comm(const struct operation *op)
+{
+    atomic_fetch_add(&entering, 1);
+    bool open = !operation_is_over(op);
+    if (open) atomic_fetch_add(&op->comm->submission.inside, 1);
+    atomic_fetch_sub(&entering, 1);
+    return open;
+}
+bool operations_are_entering(void) { return atomic_load(&entering); }
+void operations_reset_after_fork(void) { atomic_store(&entering, 0); }
 void completions_await(struct wait_set *set)
 {
     wait_set_add(set, &completions, atomic_load(&completions), &sleepers, false);

@@ -170,12 +170,6 @@ bool driver_abandon_operations(tutti_comm *comm)
 }
 
 /* ---- the role ---- */
-void driver_wake(tutti_comm *comm) { word_ring_bell(&comm->submission.bell, &comm->submission.bell_waiters, false); }
-void comm_wake_driver(tutti_comm *comm)
-{
-    driver_wake(comm);
-    progress_thread_wake();
-}
 bool driver_try_acquire(tutti_comm *comm)
 {
     _Atomic uint32_t *driver = &comm->submission.driver;

@@ -1,8 +1,8 @@
 /* Each communicator has a driver: the one thread that may touch its run queue and its executor. A blocking call takes
  * the role if it is free, so that on an idle group the caller works directly on shared memory. Otherwise, and for
- * asynchronous operations, the progress thread of the process drives (progress.h). A driver does all the work of the
- * communicator, its own and that of other threads. If operations are left when it leaves, it hands the communicator to
- * the progress thread. It wakes that thread unless the operations can be deferred (deferral.h). */
+ * asynchronous operations, the progress thread of the process drives (progress_thread.h). A driver does all the work of
+ * the communicator, its own and that of other threads. If operations are left when it leaves, it hands the communicator
+ * to the progress thread. It wakes that thread unless the operations can be deferred (deferral.h). */
 #pragma once
 #include "backend/engine/operation.h"
 
@@ -51,10 +51,6 @@ void driver_acquire_role(tutti_comm *comm);
 void driver_hand_over_role(tutti_comm *comm);
 /* Gives up the role without handing over open operations. */
 void driver_release_role(tutti_comm *comm);
-/* Wakes a caller that drives. */
-void driver_wake(tutti_comm *comm);
-/* Wakes the driver, be it a caller or the progress thread. */
-void comm_wake_driver(tutti_comm *comm);
 
 /* ---- the work; driver only ---- */
 bool driver_has_open_operations(const tutti_comm *comm);

@@ -7,8 +7,6 @@
 enum { POLLS_BEFORE_WAKING = 50 };
 /* Tests without progress, after which this rank rings its peers. Few suffice, because tests are far apart. */
 enum { IDLE_TESTS = 8 };
-/* The number of threads that check whether an operation is over. */
-static _Atomic uint32_t entering;
 
 void operation_init(struct operation *out, tutti_comm *comm, int collective, uint64_t count, tutti_dtype dtype,
     int root)
@@ -112,23 +110,12 @@ static void operation_shorten_deadline(struct operation *op, int64_t timeout_ms)
             return;
         }
 }
-/* The communicator of a finished operation may be freed. The thread that destroys it ends its operations, waits until
-   no thread is entering, and then until no thread is inside. False: the operation is over. */
-static bool operation_enter_comm(const struct operation *op)
-{
-    atomic_fetch_add(&entering, 1);
-    bool open = !operation_is_over(op);
-    if (open) atomic_fetch_add(&op->comm->submission.inside, 1);
-    atomic_fetch_sub(&entering, 1);
-    return open;
-}
-void operations_reset_after_fork(void) { atomic_store(&entering, 0); }
 /* A thread that comes now takes the role and finds the failure, or submits and finds `closed`, or is inside and
    awaited. So once no thread is inside, only the role is left to be taken. */
 void operations_close_comm(tutti_comm *comm)
 {
     atomic_store(&comm->submission.closed, true);
-    for (int64_t n = 0; atomic_load(&entering); n++) group_back_off(&comm->group, n);
+    for (int64_t n = 0; operations_are_entering(); n++) group_back_off(&comm->group, n);
     for (int64_t n = 0; atomic_load(&comm->submission.inside); n++) group_back_off(&comm->group, n);
     driver_acquire_role(comm);
     /* Operations may have been submitted at the last moment. */

@@ -77,14 +77,18 @@ void operation_detach(struct operation *op);
    role for good. Operations that start later end at once with the failure. */
 void operations_close_comm(tutti_comm *comm);
 
-/* Runs in the child of a fork, where no thread is inside an operation. */
-void operations_reset_after_fork(void);
-
 /* ---- completion.c ---- */
 static inline bool operation_is_over(const struct operation *op)
 {
     return atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER;
 }
+/* Keeps the communicator from being destroyed, until the caller decrements submission.inside. False: the operation is
+   over, and its communicator may be freed. A thread that destroys the communicator ends its operations, waits until no
+   thread is entering, and then until no thread is inside. */
+bool operation_enter_comm(const struct operation *op);
+bool operations_are_entering(void);
+/* Runs in the child of a fork, where no thread is inside an operation. */
+void operations_reset_after_fork(void);
 /* Returns the result of an operation that is over. */
 tutti_status operation_get_result(const struct operation *op);
 /* Ends the operation and wakes its waiters. Driver only. The driver must not touch the operation afterwards. */

@@ -1,4 +1,5 @@
 /* One thread drives all communicators of the process that are in its list. */
+#include "backend/engine/progress_thread.h"
 #include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 #include <pthread.h>
@@ -7,7 +8,7 @@
 /* How long an idle communicator stays in the list, and how many may stay. */
 enum { IDLE_MS = 1000, MOST_IDLE = 8 };
 
-static struct engine {
+static struct progress_thread {
     /* Guards users and thread. */
     pthread_mutex_t lock;
     int users;
@@ -15,36 +16,11 @@ static struct engine {
     /* The backoff of the thread. */
     struct backoff backoff;
     _Atomic bool stop;
-    _Atomic uint32_t bell, sleepers;
-    _Atomic(tutti_comm *) submitted;
-} engine = { .lock = PTHREAD_MUTEX_INITIALIZER };
-static unsigned generation = 1;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+} progress_thread = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* Runs in the child, which has no progress thread. */
-static void process_reset_after_fork(void)
+void progress_thread_reset_after_fork(void)
 {
-    generation++;
-    engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
-    operations_reset_after_fork();
-}
-static void process_register_fork_handler(void) { pthread_atfork(NULL, NULL, process_reset_after_fork); }
-void process_watch_forks(void) { pthread_once(&once, process_register_fork_handler); }
-unsigned process_generation(void) { return generation; }
-
-void progress_thread_wake(void) { word_ring_bell(&engine.bell, &engine.sleepers, false); }
-bool progress_list_add(tutti_comm *comm)
-{
-    if (atomic_fetch_add(&comm->progress_entry.scheduled, 1)) return false;
-    tutti_comm *first = atomic_load(&engine.submitted);
-    do comm->progress_entry.next = first;
-    while (!atomic_compare_exchange_weak(&engine.submitted, &first, comm));
-    return true;
-}
-void progress_thread_schedule(tutti_comm *comm)
-{
-    progress_list_add(comm);
-    progress_thread_wake();
+    progress_thread = (struct progress_thread){ .lock = PTHREAD_MUTEX_INITIALIZER };
 }
 /* The result of one visit of the progress thread. OPEN: operations are open, so the thread keeps polling. IDLE: the
    thread has no work there, but keeps the communicator in the list and its bell among the words that it sleeps on. So a
@@ -80,7 +56,7 @@ static enum visit progress_thread_visit(tutti_comm *comm, int64_t n, bool may_st
     /* Peers need not ring a communicator that is polled. If messages are open, messages_make_progress decides about the
        bell. */
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_set_polling(comm);
-    if (open && !went && backoff_is_over(&engine.backoff, n))
+    if (open && !went && backoff_is_over(&progress_thread.backoff, n))
         went = comm_has_decision(comm) || !router_arm(comm->router);
     driver_set_deferred(comm, open && !went && n >= comm->group.backoff.pauses && driver_may_defer(comm));
     *moved |= went;
@@ -116,20 +92,13 @@ static bool progress_thread_visit_all(tutti_comm **list, int64_t n, struct wait_
 static void *progress_thread_main(void *unused)
 {
     tutti_comm *list = NULL;
-    for (int64_t n = 0; !atomic_load(&engine.stop); n++) {
+    for (int64_t n = 0; !atomic_load(&progress_thread.stop); n++) {
         struct wait_set blocked;
-        bool moved = false;
         wait_set_clear(&blocked);
-        wait_set_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
-        tutti_comm *arrived = atomic_exchange(&engine.submitted, NULL), *next;
-        for (; arrived; arrived = next) {
-            next = arrived->progress_entry.next;
-            arrived->progress_entry.next = list;
-            list = arrived;
-            moved = true;
-        }
+        progress_list_await(&blocked);
+        bool moved = progress_list_take_added(&list);
         bool open = progress_thread_visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
-        if (!sleeps && !moved) sleeps = !backoff_step(&engine.backoff, n, blocked.core_is_wanted);
+        if (!sleeps && !moved) sleeps = !backoff_step(&progress_thread.backoff, n, blocked.core_is_wanted);
         blocked.idle = !open;
         if (sleeps) wait_set_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
         /* After a sleep the next visit checks for failures. */
@@ -142,42 +111,34 @@ static tutti_status progress_thread_start(void)
 {
     sigset_t all, before;
     sigfillset(&all);
-    atomic_store(&engine.stop, false);
-    engine.backoff = backoff_for_thread(false);
+    atomic_store(&progress_thread.stop, false);
+    progress_thread.backoff = backoff_for_thread(false);
     /* The thread blocks all signals, which belong to the program. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&engine.thread, NULL, progress_thread_main, NULL);
+    int refused = pthread_create(&progress_thread.thread, NULL, progress_thread_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (refused)
         return status_fail(TUTTI_SYSTEM,
             "cannot start the progress thread: pthread_create returned error %d (limit on threads? see ulimit -u)",
             refused);
-    pthread_setname_np(engine.thread, "tutti-progress");
+    pthread_setname_np(progress_thread.thread, "tutti-progress");
     return TUTTI_OK;
 }
 tutti_status progress_thread_acquire(void)
 {
-    process_watch_forks();
-    pthread_mutex_lock(&engine.lock);
-    tutti_status status = engine.users++ ? TUTTI_OK : progress_thread_start();
-    if (status != TUTTI_OK) engine.users--;
-    pthread_mutex_unlock(&engine.lock);
+    pthread_mutex_lock(&progress_thread.lock);
+    tutti_status status = progress_thread.users++ ? TUTTI_OK : progress_thread_start();
+    if (status != TUTTI_OK) progress_thread.users--;
+    pthread_mutex_unlock(&progress_thread.lock);
     return status;
 }
 void progress_thread_release(void)
 {
-    pthread_mutex_lock(&engine.lock);
-    if (--engine.users == 0) {
-        atomic_store(&engine.stop, true);
+    pthread_mutex_lock(&progress_thread.lock);
+    if (--progress_thread.users == 0) {
+        atomic_store(&progress_thread.stop, true);
         progress_thread_wake();
-        pthread_join(engine.thread, NULL);
+        pthread_join(progress_thread.thread, NULL);
     }
-    pthread_mutex_unlock(&engine.lock);
-}
-void progress_list_await_removal(tutti_comm *comm)
-{
-    for (int64_t n = 0; atomic_load(&comm->progress_entry.scheduled); n++) {
-        progress_thread_wake();
-        group_back_off(&comm->group, n);
-    }
+    pthread_mutex_unlock(&progress_thread.lock);
 }

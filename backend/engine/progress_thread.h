@@ -1,0 +1,11 @@
+/* The progress thread: one per process, from the first communicator to the last. It drives the communicators in its
+ * list (progress_list.h) and sleeps on all their words at once. It keeps an idle communicator for a second after its
+ * last work. */
+#pragma once
+#include "backend/base/status.h"
+
+/* Starts the progress thread when first called. progress_thread_release ends it after the last user. */
+tutti_status progress_thread_acquire(void);
+void progress_thread_release(void);
+/* Runs in the child of a fork, where the thread does not run. */
+void progress_thread_reset_after_fork(void);
