@@ -1,6 +1,6 @@
 /* An operation: one call, from its arguments to its result; and the functions by which callers use it. */
 #pragma once
-#include "backend/engine/queue.h"
+#include "backend/engine/queue_list.h"
 #include "backend/execute/execute.h"
 
 enum { POINT_TO_POINT = COLLECTIVE_COUNT };

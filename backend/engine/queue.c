@@ -1,84 +1,12 @@
-/* A queue is a lock and two lists. A waiter detaches each deferred operation of the queue once; operations that are
-   added while it sleeps are detached from their start. A state becomes OVER only under the lock, so every finished
-   operation is in the list. */
+/* A waiter detaches each deferred operation of the queue once; operations that are added while it sleeps are detached
+   from their start. */
+#include "backend/engine/queue.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
-#include "backend/engine/comm.h"
-#include <pthread.h>
+#include "backend/engine/fork.h"
+#include "backend/engine/operation.h"
 #include <stdlib.h>
 
-struct tutti_queue {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    /* The process_generation of the process that made the queue. */
-    unsigned generation;
-    /* Open operations that may be deferred, newest first. */
-    struct operation *resting;
-    /* Finished operations, in the order in which they ended. */
-    struct operation *over, **over_end;
-    /* The number of open and of finished operations. */
-    size_t open, ended;
-    /* The number of waiting threads. */
-    int waiting;
-};
-
-/* ---- lists ---- */
-static void queue_unlink_deferrable(struct operation *op)
-{
-    struct queued *q = &op->queued;
-    if (!q->may_defer) return;
-    *q->at = q->next;
-    if (q->next) q->next->queued.at = q->at;
-    q->may_defer = false;
-}
-static void queue_link_deferrable(tutti_queue *queue, struct operation *op)
-{
-    op->queued.next = queue->resting;
-    op->queued.at = &queue->resting;
-    if (queue->resting) queue->resting->queued.at = &op->queued.next;
-    queue->resting = op;
-    op->queued.may_defer = true;
-}
-static struct operation *queue_take_finished(tutti_queue *queue)
-{
-    struct operation **at = &queue->over, *op;
-    while ((op = *at) != NULL && op->queued.held) at = &op->queued.next;
-    if (!op) return NULL;
-    *at = op->queued.next;
-    if (queue->over_end == &op->queued.next) queue->over_end = at;
-    queue->ended--;
-    op->queued.inside = false;
-    return op;
-}
-
-/* ---- for operations ---- */
-void queue_add_operation(struct operation *op)
-{
-    tutti_queue *queue = op->queued.queue;
-    pthread_mutex_lock(&queue->lock);
-    queue->open++;
-    op->queued.inside = true;
-    op->queued.may_defer = op->queued.held = false;
-    if (queue->waiting) atomic_store_explicit(&op->detached, true, memory_order_relaxed);
-    else queue_link_deferrable(queue, op);
-    pthread_mutex_unlock(&queue->lock);
-}
-void queue_finish_operation(struct operation *op)
-{
-    tutti_queue *queue = op->queued.queue;
-    pthread_mutex_lock(&queue->lock);
-    queue_unlink_deferrable(op);
-    queue->open--;
-    queue->ended++;
-    op->queued.next = NULL;
-    *queue->over_end = op;
-    queue->over_end = &op->queued.next;
-    atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
-    if (queue->waiting) pthread_cond_broadcast(&queue->changed);
-    pthread_mutex_unlock(&queue->lock);
-}
-
-/* ---- for callers ---- */
 tutti_status queue_check(const tutti_queue *queue)
 {
     if (queue->generation == process_generation()) return TUTTI_OK;

@@ -5,19 +5,6 @@
 #include "backend/base/status.h"
 
 struct operation;
-/* An operation's place in a queue. The queue's lock guards all but `queue`. */
-struct queued {
-    /* NULL: the operation has no queue. Constant. */
-    tutti_queue *queue;
-    /* The links of the list of operations that may be deferred, or of those that are over. */
-    struct operation *next, **at;
-    /* True until the operation is taken. */
-    bool inside;
-    /* True while no thread has detached the operation. */
-    bool may_defer;
-    /* A thread is detaching the operation, so it cannot be taken now. */
-    bool held;
-};
 tutti_status queue_create(tutti_queue **out);
 /* INVALID_ARGUMENT while requests are in the queue or a thread waits. In a child of fork it leaves the parent's queue
    alone. */
@@ -27,7 +14,3 @@ tutti_status queue_destroy(tutti_queue *queue);
 tutti_status queue_wait_finished(tutti_queue *queue, int64_t timeout_ms, struct operation **out);
 /* Returns FORKED if the parent process made the queue, else OK. */
 tutti_status queue_check(const tutti_queue *queue);
-/* Adds an operation that is about to start. */
-void queue_add_operation(struct operation *op);
-/* Moves a finished operation to the list of those that are over, and sets its state to OVER. */
-void queue_finish_operation(struct operation *op);
