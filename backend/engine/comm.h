@@ -12,6 +12,7 @@
 #include "backend/engine/messages.h"
 #include "backend/engine/progress_list.h"
 #include "backend/engine/queue.h"
+#include "backend/engine/reasons.h"
 #include "backend/engine/tensors.h"
 #include "backend/tuning/algorithm_names.h"
 

@@ -3,6 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/pause.h"
 #include "backend/engine/comm.h"
+#include "backend/engine/mismatch.h"
 
 enum { CHECK_EVERY = 64, GO_ON_MS = 1000 };
 _Atomic int most_sleep_ms = 20;

@@ -1,6 +1,7 @@
 /* Why a communicator failed, as text that names ranks and gives the remedy. The first error wins, on this rank and,
  * through the segment, on all others. No function here waits. */
 #pragma once
+#include "backend/agree/agree.h"
 #include "backend/base/status.h"
 #include "include/tutti.h"
 #include <stdatomic.h>
@@ -30,15 +31,17 @@ bool comm_rank_has_left(const tutti_comm *comm, int rank);
    agreed on one and comm_check has adopted it. */
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* The kind of a reason, and the rank that it concerns, or -1. */
+struct failure_subject { enum agree_kind kind; int other; };
+/* Fails likewise. comm_fail derives the subject from the status. */
+tutti_status comm_fail_about_rank(tutti_comm *comm, struct failure_subject about, tutti_status status,
+    const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Fails only this rank's communicator, without telling the other ranks. */
 void comm_fail_locally(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Checks, while waiting, for a reason to stop waiting. Returns OK or the failure. */
-tutti_status comm_check(tutti_comm *comm);
-/* True if comm_check may find a reason. After this call the rank sees everything that its peers have done so far. */
-bool comm_has_reason_to_fail(const tutti_comm *comm);
-/* True if the status is that of a message which a peer cancelled because the group failed. The peer has reported that
-   failure, and comm_check has adopted it. */
-bool failure_came_from_peer(tutti_comm *comm, tutti_status status);
-/* Fails with a description of both ranks' calls. */
-tutti_status comm_fail_mismatch(tutti_comm *comm);
+/* Fails with the failure that another rank of this host has published. */
+tutti_status comm_adopt_peer_failure(tutti_comm *comm);
+/* Fails with the cause on which the hosts have agreed. */
+tutti_status comm_adopt_decision(tutti_comm *comm);
+/* Describes the call that runs, for errors. */
+void failure_describe_running(const tutti_comm *comm, char *out, size_t bytes);

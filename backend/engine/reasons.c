@@ -1,0 +1,228 @@
+/* Finds reasons to fail: a death, a rank that has left, the timeout, a stop, or the failure of another rank. It formats
+   the reason and fails the communicator with it. */
+#include "backend/engine/reasons.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/engine/comm.h"
+#include "backend/engine/error_text.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
+
+/* ---- text ---- */
+static void failure_format_where(const tutti_comm *comm, char *out, size_t bytes)
+{
+    char what[224];
+    failure_describe_running(comm, what, sizeof what);
+    snprintf(out, bytes, " in %s", what);
+}
+/* Lists the ranks that have not made this call. It may miss ranks of other hosts. */
+static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t bytes)
+{
+    const struct group *g = &comm->group;
+    bool *absent = memory_alloc_zeroed((size_t)g->size, sizeof *absent);
+    size_t used = 0;
+    out[0] = 0;
+    if (absent && comm->agreement) agreement_list_absent(comm->agreement, comm->run_queue.sequence, absent);
+    for (int r = 0; absent && r < g->size && used + 16 < bytes; r++)
+        if (absent[r] || (group_rank_is_here(g, r) && !executor_rank_has_arrived(&comm->executor, r)))
+            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
+    free(absent);
+}
+
+/* ---- reasons ---- */
+/* Claims to fail the group, so that ranks which arrive later stop. If all ranks have arrived already, all can continue,
+   so this rank withdraws its claim and returns true. It returns false if another rank claims, too, because that
+   rank may not have seen all arrive. */
+static bool failure_all_arrived_after_claim(const tutti_comm *comm)
+{
+    _Atomic uint32_t *state = &comm->group.segment->failure->state;
+    if (!comm->run_queue.running || comm->executor.run.arrived) return false;
+    uint32_t alone = FAILURE_CLAIM;
+    atomic_fetch_add(state, FAILURE_CLAIM);
+    group_alert(&comm->group);
+    /* A peer that arrives without a fence needs one between its arrival and its look at the alert. */
+    if (comm->executor.publisher.may_be_unfenced && !fence_all_threads()) return false;
+    return executor_roll_call_is_complete(&comm->executor)
+        && atomic_compare_exchange_strong(state, &alone, FAILURE_NONE);
+}
+static tutti_status comm_fail_peer_died(tutti_comm *comm, int dead)
+{
+    char where[ERROR_TEXT_BYTES], text[STATUS_DETAIL_BYTES];
+    failure_format_where(comm, where, sizeof where);
+    error_text_of_death(&comm->group, dead, comm->group.rank, where, text, sizeof text);
+    return comm_fail(comm, TUTTI_PEER_LOST, "%s", text);
+}
+static tutti_status comm_fail_peer_left(tutti_comm *comm, int peer)
+{
+    char where[ERROR_TEXT_BYTES], text[STATUS_DETAIL_BYTES];
+    failure_format_where(comm, where, sizeof where);
+    error_text_of_leaving(&comm->group, peer, comm->group.rank, where, text, sizeof text);
+    return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, peer }, TUTTI_PEER_LOST, "%s", text);
+}
+static tutti_status comm_fail_late_message(tutti_comm *comm, const struct operation *op)
+{
+    bool sends = op->message.transfer.is_send;
+    return comm_fail(comm, TUTTI_TIMEOUT,
+        "rank %d of %s: %s rank %d with tag %u reached the timeout of %lld ms: no matching %s came", comm->group.rank,
+        comm->group.name, sends ? "send to" : "receive from", op->message.transfer.peer, op->message.tag,
+        (long long)atomic_load(&op->limit.timeout_ms), sends ? "receive" : "send");
+}
+static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct operation *op)
+{
+    char what[224], absent[128] = "";
+    if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
+    failure_describe_running(comm, what, sizeof what);
+    failure_list_absent_ranks(comm, absent, sizeof absent);
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->group.rank,
+        (long long)atomic_load(&op->limit.timeout_ms), what,
+        absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
+        absent);
+}
+/* A message from a rank of another host may still be on its way when this rank learns that the sender has left. So the
+   check waits for UNDER_WAY_MS. */
+static bool message_is_abandoned(const tutti_comm *comm, struct operation *op)
+{
+    const struct transfer *t = &op->message.transfer;
+    if (t->state != TRANSFER_POSTED || t->peer < 0 || !comm_rank_has_left(comm, t->peer)) return false;
+    if (group_rank_is_here(&comm->group, t->peer)) return true;
+    if (!op->limit.alone_ms) op->limit.alone_ms = clock_ms();
+    return clock_ms() - op->limit.alone_ms >= UNDER_WAY_MS;
+}
+static struct operation *messages_find_abandoned(const tutti_comm *comm)
+{
+    struct operation *op = comm->messages.open;
+    while (op && !message_is_abandoned(comm, op)) op = op->next;
+    return op;
+}
+static bool messages_recheck_abandoned(const tutti_comm *comm)
+{
+    /* Messages that the peer sent before it left still count. */
+    router_poll(comm->router);
+    return messages_find_abandoned(comm);
+}
+static tutti_status comm_fail_abandoned_message(tutti_comm *comm)
+{
+    const struct operation *op = messages_find_abandoned(comm);
+    const struct transfer *t = &op->message.transfer;
+    return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, t->peer }, TUTTI_PEER_LOST,
+        "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", t->peer,
+        comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
+}
+/* A driver checks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
+   paused virtual machine), perhaps with its peers. The operation then gets the lost time back. Gaps in a row come from
+   a driver with much other work; its operations must still end in time. */
+static void limit_add_stopped_time(struct limit *l, int64_t now_ms)
+{
+    int64_t gap_ms = l->checked_ms ? now_ms - l->checked_ms : 0;
+    bool stopped = gap_ms > STOPPED_MS && !l->was_stopped;
+    l->checked_ms = now_ms;
+    l->was_stopped = stopped;
+    if (stopped && atomic_load(&l->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&l->deadline_ms, gap_ms);
+}
+static bool limit_is_reached(struct limit *l)
+{
+    int64_t now_ms = clock_ms();
+    limit_add_stopped_time(l, now_ms);
+    int64_t deadline_ms = atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
+    if (!deadline_ms) {
+        /* A deadline that a concurrent wait has just set stays. */
+        deadline_ms = clock_deadline(atomic_load(&l->timeout_ms));
+        atomic_compare_exchange_strong(&l->deadline_ms, &(int64_t){ 0 }, deadline_ms);
+    }
+    return now_ms >= atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
+}
+static struct operation *comm_find_late_operation(const tutti_comm *comm)
+{
+    for (struct operation *op = comm->run_queue.head; op; op = op->next)
+        if (limit_is_reached(&op->limit)) return op;
+    for (struct operation *op = comm->messages.open; op; op = op->next)
+        if (limit_is_reached(&op->limit)) return op;
+    return NULL;
+}
+/* Returns a rank of this host that has left in good order while the running operation waits for its part; or -1. */
+static int comm_find_departed_peer(const tutti_comm *comm)
+{
+    int peer = comm->run_queue.running ? comm->executor.blocked_peer : -1;
+    return peer >= 0 && comm_rank_has_left(comm, peer) && !executor_rank_has_arrived(&comm->executor, peer) ? peer : -1;
+}
+/* The reasons to fail. The find_ functions below check them in order of precedence. Those from PEER_DIED on lapse on
+   one host if all ranks turn out to have arrived; see comm_check. */
+enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, DECIDED, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
+struct reason { enum cause cause; struct operation *late; int departed; };
+static struct reason reason_find_own(const tutti_comm *comm)
+{
+    struct reason r = { .cause = NONE };
+    if ((r.departed = comm_find_departed_peer(comm)) >= 0) r.cause = LEFT_ALONE;
+    else if ((r.late = comm_find_late_operation(comm)) != NULL) r.cause = LATE;
+    else if (messages_find_abandoned(comm)) r.cause = MESSAGE_LEFT_ALONE;
+    return r;
+}
+static struct reason reason_find_on_host(const tutti_comm *comm)
+{
+    const struct failure *f = comm->group.segment->failure;
+    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
+    if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return (struct reason){ .cause = FAILED };
+    if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
+        return (struct reason){ .cause = FAILED_BY_ANOTHER };
+    if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ .cause = PEER_DIED };
+    return reason_find_own(comm);
+}
+/* In a group of several hosts, a reason known to any rank leads to a decision; this rank need not act. */
+static struct reason reason_find_between_hosts(const tutti_comm *comm)
+{
+    const struct agreement *a = comm->agreement;
+    if (comm_has_failed(comm)) return (struct reason){ .cause = FAILED };
+    if (agreement_has_decided(a)) return (struct reason){ .cause = DECIDED };
+    if (agreement_has_lost_ranks(a)) return (struct reason){ .cause = PEER_DIED };
+    if (agreement_is_failing(a)) return (struct reason){ .cause = NONE };
+    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
+    return reason_find_own(comm);
+}
+static struct reason reason_find_first(const tutti_comm *comm)
+{
+    return comm->agreement ? reason_find_between_hosts(comm) : reason_find_on_host(comm);
+}
+bool comm_has_reason_to_fail(const tutti_comm *comm) { return reason_find_first(comm).cause != NONE; }
+static bool comm_delays_timeout(const tutti_comm *comm, const struct operation *late)
+{
+    bool running = late == comm->run_queue.head && comm->run_queue.running;
+    return comm->agreement && running && executor_roll_call_is_complete(&comm->executor)
+        && agreement_delays_timeout(comm->agreement, late->sequence);
+}
+static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
+{
+    switch (reason->cause) {
+    case NONE: break;
+    case STOPPED:
+        return comm_fail(comm, (tutti_status)-(int)atomic_load(&comm->outcome.stop),
+            "%s was aborted, or destroyed while operations ran, by rank %d", comm->group.name, comm->group.rank);
+    case FAILED: return comm_get_failure(comm);
+    case FAILED_BY_ANOTHER: return comm_adopt_peer_failure(comm);
+    case DECIDED: return comm_adopt_decision(comm);
+    case PEER_DIED:
+        if (!comm->agreement) return comm_fail_peer_died(comm, (int)atomic_load(&comm->outcome.lost) - 1);
+        agreement_accept_deaths(comm->agreement);
+        break;
+    case LEFT_ALONE: return comm_fail_peer_left(comm, reason->departed);
+    case LATE: return comm_delays_timeout(comm, reason->late) ? TUTTI_OK : comm_fail_late_operation(comm, reason->late);
+    case MESSAGE_LEFT_ALONE: return comm_fail_abandoned_message(comm);
+    }
+    return TUTTI_OK;
+}
+tutti_status comm_check(tutti_comm *comm)
+{
+    struct reason reason = reason_find_first(comm);
+    if (reason.cause == MESSAGE_LEFT_ALONE && !messages_recheck_abandoned(comm)) return TUTTI_OK;
+    bool may_pass = reason.cause >= PEER_DIED && !comm->agreement;
+    /* This claims the failure: if some rank has not arrived, the operation fails now. */
+    if (may_pass && failure_all_arrived_after_claim(comm)) return TUTTI_OK;
+    tutti_status status = reason_handle(comm, &reason);
+    if (!comm->agreement || comm_has_failed(comm)) return status;
+    return agreement_has_decided(comm->agreement) ? comm_adopt_decision(comm) : TUTTI_OK;
+}
+bool failure_came_from_peer(tutti_comm *comm, tutti_status status)
+{
+    return status == TUTTI_ABORTED && comm_check(comm) != TUTTI_OK;
+}
