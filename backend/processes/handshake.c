@@ -127,8 +127,7 @@ int handshake_receive_confirm(struct handshake *h, int socket)
     return got <= 0 || h->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
 }
 
-/* Derives a key for this connection, which is equal at both ends. */
-static void handshake_derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
+void handshake_derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
 {
     struct {
         char purpose[8], magic[8];
@@ -139,19 +138,6 @@ static void handshake_derive_key(const struct handshake *h, unsigned char out[KE
     memcpy(text.challenges[1], h->opening.challenge, sizeof text.challenges[1]);
     proof_make(&h->key, &text, sizeof text, out);
 }
-int handshake_create_tls(const struct handshake *h, bool called, struct tls **out)
-{
-    unsigned char key[KEY_BYTES];
-    *out = NULL;
-    if (!encryption_is_required()) return 0;
-    /* A rank that joins a group has reported the reason. */
-    if (encryption_check() != TUTTI_OK) return -ENOTSUP;
-    handshake_derive_key(h, key);
-    *out = tls_new(called, key);
-    explicit_bzero(key, sizeof key);
-    return *out ? 0 : -ENOMEM;
-}
-
 int unproved_find_superfluous(const struct unproved *list, int count)
 {
     int most = 0, found = -1;

@@ -11,7 +11,6 @@
  * signed, and are encrypted only on request (tls.h). */
 #pragma once
 #include "backend/processes/peers.h"
-#include "backend/processes/tls.h"
 
 enum { HANDSHAKE_VERSION = 9 };
 enum handshake_kind {
@@ -80,9 +79,8 @@ int handshake_receive_confirm(struct handshake *h, int socket);
 struct unproved { uint64_t network; int64_t since_ms; };
 int unproved_find_superfluous(const struct unproved *list, int count);
 
-/* Creates the encryption of the connection after the answer. *out is NULL if encryption is not required. Returns 0,
-   -ENOMEM or -ENOTSUP. */
-int handshake_create_tls(const struct handshake *h, bool called, struct tls **out);
+/* Derives a key for this connection after the answer. It is equal at both ends. */
+void handshake_derive_key(const struct handshake *h, unsigned char out[KEY_BYTES]);
 
 /* ---- the caller ---- */
 void handshake_begin(struct handshake *h, const char magic[8]);

@@ -58,7 +58,7 @@ bool link_open(struct peer *peer, const struct handshake *h, bool called)
 {
     struct link *link = peer->link;
     link->wire = memory_alloc_zeroed(1, sizeof *link->wire);
-    int error = link->wire ? handshake_create_tls(h, called, &link->wire->tls) : -ENOMEM;
+    int error = link->wire ? tls_create_after_handshake(h, called, &link->wire->tls) : -ENOMEM;
     if (error) { link_end(peer, error); return false; }
     link->stage = IDLE;
     link->was_open = true;

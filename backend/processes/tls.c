@@ -200,6 +200,18 @@ struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
     tls_free(t);
     return NULL;
 }
+int tls_create_after_handshake(const struct handshake *h, bool called, struct tls **out)
+{
+    unsigned char key[KEY_BYTES];
+    *out = NULL;
+    if (!encryption_is_required()) return 0;
+    /* A rank that joins a group has reported the reason. */
+    if (encryption_check() != TUTTI_OK) return -ENOTSUP;
+    handshake_derive_key(h, key);
+    *out = tls_new(called, key);
+    explicit_bzero(key, sizeof key);
+    return *out ? 0 : -ENOMEM;
+}
 bool tls_has_unsent(const struct tls *t) { return t && t->begin < t->end; }
 bool tls_has_unread(const struct tls *t) { return t && t->unread; }
 /* Sends the unsent bytes as far as the socket takes them. Returns 0 or -errno. */

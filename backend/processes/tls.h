@@ -4,7 +4,7 @@
  * A connection is used like its socket: calls do not wait, and one thread at a time makes them. tls_send may keep bytes
  * that the socket did not take, so the caller polls the socket for writing while tls_has_unsent is true. */
 #pragma once
-#include "backend/processes/keys.h"
+#include "backend/processes/handshake.h"
 #include <sys/types.h>
 #include <sys/uio.h>
 
@@ -16,6 +16,9 @@ bool encryption_is_required(void);
 struct tls;
 /* Call encryption_check before. `called` means that the other end began the connection. Returns NULL without memory. */
 struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES]);
+/* Creates the encryption of a connection after the answer of its handshake. *out is NULL if encryption is not required.
+   Returns 0, -ENOMEM or -ENOTSUP. */
+int tls_create_after_handshake(const struct handshake *h, bool called, struct tls **out);
 /* NULL is allowed. */
 void tls_free(struct tls *tls);
 

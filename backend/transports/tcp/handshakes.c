@@ -30,7 +30,8 @@ void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descri
     e->base.open = true;
     if (socket_handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK)
         tcp_endpoint_end(fabric, e, "epoll cannot watch it");
-    else if (h && handshake_create_tls(h, called, &e->tls) != 0) tcp_endpoint_end(fabric, e, "it cannot be encrypted");
+    else if (h && tls_create_after_handshake(h, called, &e->tls) != 0)
+        tcp_endpoint_end(fabric, e, "it cannot be encrypted");
     else tcp_endpoint_push_tls(fabric, e);
     sockets_count_open(fabric);
 }
