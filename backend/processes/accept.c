@@ -4,6 +4,7 @@
  * loses its oldest when the list is full. So callers of one network leave room for callers of others. */
 #include "backend/base/clock.h"
 #include "backend/processes/link.h"
+#include "backend/processes/sock_address.h"
 #include "backend/processes/tcp.h"
 #include <errno.h>
 #include <stdio.h>

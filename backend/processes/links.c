@@ -6,31 +6,10 @@
 #include "backend/base/status.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
-#include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-
-uint64_t sock_address_network(const struct sock_address *c)
-{
-    uint64_t network = 0;
-    memcpy(&network, c->address, c->family == AF_INET6 ? 8 : 4);
-    return network;
-}
-const char *sock_address_print(const struct sock_address *c, char out[CONTACT_TEXT_BYTES])
-{
-    char text[INET6_ADDRSTRLEN] = "nowhere";
-    if (c->family) inet_ntop(c->family, c->address, text, sizeof text);
-    snprintf(out, CONTACT_TEXT_BYTES,
-        c->family == AF_INET6 ? "[%s]:%u"
-            : c->family       ? "%s:%u"
-                              : "%s",
-        text, (unsigned)c->port);
-    return out;
-}
 
 /* ---- listening ---- */
 /* Returns 0 or -errno. */

@@ -8,22 +8,9 @@
  * TUTTI_PEER_TIMEOUT_MS. A stopped process is alive, because its kernel answers. */
 #pragma once
 #include "backend/processes/peers.h"
+#include "backend/processes/sock_address.h"
 
-/* Where a process listens. The size is fixed and there is no padding. */
-struct sock_address {
-    /* AF_INET, AF_INET6, or 0 for nowhere. The port is in host byte order. */
-    uint16_t family, port;
-    /* The scope of a link-local address, as the listening host numbers it. */
-    uint32_t scope;
-    unsigned char address[16];
-};
-enum { CONTACT_TEXT_BYTES = 64, PROCESS_ADDRESS_BYTES = 2048 };
-/* Returns equal numbers for connections of one IPv4 host or one IPv6 network. An IPv6 host may use any number of
-   addresses of its network. */
-uint64_t sock_address_network(const struct sock_address *contact);
-/* Prints the address, such as "10.0.0.1:4711", and returns `out`. */
-const char *sock_address_print(const struct sock_address *contact, char out[CONTACT_TEXT_BYTES]);
-
+enum { PROCESS_ADDRESS_BYTES = 2048 };
 /* Listens at that address until the last peers_release. Port 0 means any port. A second call returns the first call's
    address. Call it between peers_acquire and peers_release. SYSTEM: the text gives the address and the reason. */
 tutti_status links_listen(const struct sock_address *at, struct sock_address *out);
