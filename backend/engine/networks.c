@@ -3,6 +3,7 @@
 #include "backend/engine/networks.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
+#include "backend/processes/lifetime.h"
 #include "backend/transports/fabrics.h"
 #include <stdio.h>
 #include <string.h>

@@ -16,6 +16,7 @@
 #include "backend/join/join_result.h"
 #include "backend/join/mapping.h"
 #include "backend/model/cost.h"
+#include "backend/processes/lifetime.h"
 #include "backend/processes/secret.h"
 #include "backend/processes/tls.h"
 #include "backend/transports/fabrics.h"

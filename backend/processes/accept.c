@@ -43,7 +43,7 @@ static struct peer *link_find_alive(const unsigned char nonce[16])
 {
     struct peer *peer = link_find(nonce);
     /* The old link may have ended unnoticed, and this caller wants the next one. */
-    if (peer && peer->state == OPEN) link_on_ready(peer);
+    if (peer && peer->state == OPEN) link_receive(peer);
     return link_find(nonce);
 }
 /* Decides between a caller and this process's own attempt (connect.c). */
@@ -84,7 +84,7 @@ static void incoming_link_open(int index)
     registry_close_descriptor(&peer->descriptor);
     peer->descriptor = incoming_link_take(index, &c)->descriptor;
     /* Messages may have arrived with the confirmation. */
-    if (link_open(peer, &c.handshake, true)) link_on_ready(peer);
+    if (link_open(peer, &c.handshake, true)) link_receive(peer);
 }
 /* Handles the caller's next message. Returns false if it has not arrived. */
 static bool incoming_link_receive(int index)

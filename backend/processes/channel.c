@@ -1,7 +1,7 @@
-/* Control messages wait in three queues. A peer has a queue of messages that its socket does not take now. `incoming`
-   has messages to deliver or to pass on. `early` has messages for communicators that have not opened a channel yet. A
-   recently closed channel answers with its final message. registry.lock protects everything, and is released while a
-   receiver is called. */
+/* Control messages wait in three queues. A peer has a queue of messages that its socket does not take now.
+   registry.incoming has messages to deliver or to pass on. `early` has messages for communicators that have not opened
+   a channel yet. A recently closed channel answers with its final message. registry.lock protects everything, and is
+   released while a receiver is called. */
 #include "backend/processes/channel.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -32,7 +32,7 @@ struct channel {
 };
 static struct {
     struct channel *channels, *calling;
-    struct ctrl_queue incoming, early;
+    struct ctrl_queue early;
     /* A ring of the channels that were closed last, and the number of all that were closed. */
     struct channel *closed[CLOSED];
     unsigned closed_count;
@@ -40,87 +40,22 @@ static struct {
     unsigned round;
 } room; /* under registry.lock */
 
-/* ---- queues of control messages ---- */
-static bool channel_address_equal(const struct channel_address *a, const struct channel_address *b)
-{
-    return a->rank == b->rank && nonce_equal(a->token, b->token);
-}
-static struct ctrl_entry *ctrl_queue_pop(struct ctrl_queue *list)
-{
-    struct ctrl_entry *entry = list->first;
-    list->first = entry->next;
-    if (!list->first) list->last = NULL;
-    list->count--;
-    return entry;
-}
-static void ctrl_queue_push(struct ctrl_queue *list, struct ctrl_entry *entry)
-{
-    entry->next = NULL;
-    if (list->last) list->last->next = entry;
-    else list->first = entry;
-    list->last = entry;
-    list->count++;
-}
-/* Finds the last message of the same word, sender and receiver. */
-static struct ctrl_entry *ctrl_queue_find_same(const struct ctrl_queue *list, const struct ctrl_msg *p)
-{
-    struct ctrl_entry *found = NULL;
-    for (struct ctrl_entry *l = list->first; l; l = l->next)
-        if (channel_address_equal(&l->msg.to, &p->to) && l->msg.from == p->from && l->msg.type == p->type) found = l;
-    return found;
-}
-/* Puts the message in the place of an earlier one of its kind, or at the end. Returns false without memory. */
-static bool ctrl_queue_add_or_replace(struct ctrl_queue *list, const struct ctrl_msg *msg, const unsigned char via[16])
-{
-    struct ctrl_entry *entry = ctrl_queue_find_same(list, msg);
-    bool is_new = !entry;
-    if (is_new) entry = memory_alloc_zeroed(1, sizeof *entry);
-    if (!entry) return false;
-    entry->msg = *msg;
-    memcpy(entry->via, via, sizeof entry->via);
-    if (is_new) ctrl_queue_push(list, entry);
-    return true;
-}
-void ctrl_queue_free(struct ctrl_queue *list)
-{
-    while (list->first) free(ctrl_queue_pop(list));
-}
-
 /* ---- sending ---- */
-void peer_flush_queue(struct peer *peer)
-{
-    if (peer->owes_join_aborts) peer_send_join_aborts(peer);
-    while (peer->unsent.first && peer_send_ctrl_msg(peer, &peer->unsent.first->msg) != -EAGAIN)
-        /* The message was sent, or the connection has failed and its end is about to be read. */
-        free(ctrl_queue_pop(&peer->unsent));
-    if (!peer->unsent.first && !peer->owes_join_aborts) peer_set_await_room(peer, false);
-}
-static bool peer_post(struct peer *peer, const struct ctrl_msg *msg)
-{
-    /* A link that is still CONNECTING takes the message later. */
-    if (peer->state > OPEN) return false;
-    bool first = !peer->unsent.first;
-    int error = first ? peer_send_ctrl_msg(peer, msg) : -EAGAIN;
-    if (error != -EAGAIN) return !error;
-    if (!ctrl_queue_add_or_replace(&peer->unsent, msg, registry.self.nonce)) return false;
-    if (first) peer_set_await_room(peer, true);
-    return true;
-}
 /* Sends a message to the next process on its route. A final message makes no link, and a closed channel makes none. */
 static bool ctrl_msg_send_routed(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
 {
     struct peer *peer = routes_next_peer(c->routes, msg->to.rank, is_open && msg->from == c->me.rank);
     bool calls = is_open && !(msg->flags & FINAL_MSG);
-    return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post(peer, msg);
+    return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post_ctrl_msg(peer, msg);
 }
 static bool ctrl_msg_post(struct channel *c, const struct ctrl_msg *msg)
 {
     struct peer *peer = c->peers[msg->to.rank];
     if (!peer) {
         registry_wake();
-        return ctrl_queue_add_or_replace(&room.incoming, msg, registry.self.nonce);
+        return ctrl_queue_add_or_replace(&registry.incoming, msg, registry.self.nonce);
     }
-    if (!c->routes) return peer_post(peer, msg);
+    if (!c->routes) return peer_post_ctrl_msg(peer, msg);
     bool sent = ctrl_msg_send_routed(c, true, msg);
     if (!(msg->flags & FINAL_MSG)) routes_record_sent(c->routes, msg->to.rank);
     return sent;
@@ -148,10 +83,6 @@ bool channel_send_final(struct channel *channel, int to, unsigned type, const vo
 }
 
 /* ---- delivering, on the watch thread ---- */
-void channels_receive(const struct ctrl_msg *msg, const struct peer *by)
-{
-    ctrl_queue_add_or_replace(&room.incoming, msg, by->identity.nonce);
-}
 /* Calls the channel's user for a message, or for a tick if `msg` is NULL. */
 static void channel_call_user(struct channel *c, const struct ctrl_msg *msg)
 {
@@ -258,8 +189,8 @@ static void ctrl_entry_deliver(struct ctrl_entry *entry)
 }
 void channels_deliver(void)
 {
-    while (room.incoming.first) {
-        struct ctrl_entry *entry = ctrl_queue_pop(&room.incoming);
+    while (registry.incoming.first) {
+        struct ctrl_entry *entry = ctrl_queue_pop(&registry.incoming);
         ctrl_entry_deliver(entry);
         free(entry);
     }
@@ -293,14 +224,14 @@ void channels_call_ticks(void)
    and others are to be passed on. */
 static void channel_deliver_early(const struct channel *c)
 {
-    struct ctrl_queue early = room.early, incoming = room.incoming;
-    room.early = room.incoming = (struct ctrl_queue){ 0 };
+    struct ctrl_queue early = room.early, incoming = registry.incoming;
+    room.early = registry.incoming = (struct ctrl_queue){ 0 };
     while (early.first) {
         struct ctrl_entry *entry = ctrl_queue_pop(&early);
         bool comes = nonce_equal(entry->msg.to.token, c->me.token);
-        ctrl_queue_push(comes ? &room.incoming : &room.early, entry);
+        ctrl_queue_push(comes ? &registry.incoming : &room.early, entry);
     }
-    while (incoming.first) ctrl_queue_push(&room.incoming, ctrl_queue_pop(&incoming));
+    while (incoming.first) ctrl_queue_push(&registry.incoming, ctrl_queue_pop(&incoming));
 }
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out)
@@ -355,18 +286,12 @@ void channel_close(struct channel *channel)
     *place = channel;
     pthread_mutex_unlock(&registry.lock);
 }
-void channels_remove_peer(const struct peer *peer)
-{
-    const struct channel *c;
-    for (unsigned i = 0; (c = channel_closed_at(i)) != NULL; i++)
-        if (c->routes) routes_remove_peer(c->routes, peer);
-}
 void channels_free_all(void)
 {
     for (unsigned i = 0; channel_closed_at(i); i++) channel_free(channel_closed_at(i));
     memset(room.closed, 0, sizeof room.closed);
     room.closed_count = 0;
-    ctrl_queue_free(&room.incoming);
+    ctrl_queue_free(&registry.incoming);
     ctrl_queue_free(&room.early);
 }
 void channels_after_fork(void) { memset(&room, 0, sizeof room); }

@@ -4,17 +4,18 @@
  * (routes.h), or without a route map directly. A direct link is made when there is a message to send.
  *
  * Messages from one rank to another keep their order while their route stays the same. They arrive before the end of
- * the connection is reported (peer_watch). A message is a state: a later one of the same word and rank replaces an
+ * the connection is reported (peer_watch). A message is a state: a later one of the same type and rank replaces an
  * earlier one that still waits in any queue. So the queue for a peer that does not read is bounded: one message for
- * each word, pair of ranks and communicator.
+ * each type, pair of ranks and communicator.
  *
  * A message that other processes pass on may be lost when one of them dies. The sender repeats it until it is answered,
  * and after some attempts connects directly. A final message need not be repeated. A process also passes on messages of
  * communicators that it has left, for the last 64 of them. */
 #pragma once
+#include "backend/processes/packet.h"
 #include "backend/processes/routes.h"
 
-enum { CHANNEL_BYTES = 1024, CHANNEL_TYPES = 8, CHANNEL_TICK_MS = 10 };
+enum { CHANNEL_TICK_MS = 10 };
 struct channel;
 /* The watch thread calls these functions. They may send. */
 struct channel_user {
@@ -30,7 +31,7 @@ struct channel_user {
    of the group. Otherwise the connection that carried it ends. NO_MEMORY. */
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out);
-/* Sends a message whose word is below CHANNEL_TYPES. Never waits. Returns false if the message is lost: the peer is
+/* Sends a message whose type is below CHANNEL_TYPES. Never waits. Returns false if the message is lost: the peer is
    gone, or memory is missing. */
 bool channel_send(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
 /* Sends this rank's final message in the communicator, which must be equal for all ranks. It makes no link. A rank that
@@ -40,3 +41,14 @@ bool channel_send_final(struct channel *channel, int to, unsigned type, const vo
 void channel_set_tick(struct channel *channel, bool on);
 /* Closes the channel. Sent messages are still delivered. Afterwards its user is not called again. NULL is allowed. */
 void channel_close(struct channel *channel);
+
+/* ---- for the watch thread, with registry.lock held ---- */
+/* Delivers the incoming messages of the registry. It releases the lock while it calls the receivers. */
+void channels_deliver(void);
+void channels_call_ticks(void);
+/* Returns the time until the next tick in ms, or -1 if no channel ticks. */
+int channels_poll_timeout_ms(void);
+/* Frees closed channels and queues. No channel is open. */
+void channels_free_all(void);
+/* Forgets the parent's channels in the child. */
+void channels_after_fork(void);

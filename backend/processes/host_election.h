@@ -12,3 +12,11 @@ tutti_status host_election_join(const unsigned char token[16], const struct key_
     unsigned char out[16]);
 /* Releases the claim. Call it when all processes of the group have claimed, or the attempt to form it has failed. */
 void host_election_leave(const unsigned char token[16]);
+
+/* ---- with registry.lock held ---- */
+/* Answers a process that asks who claimed a token first. Returns false if the descriptor is not a claim's listener. */
+bool host_elections_answer(int descriptor);
+/* Frees all claims when this process has no users left. */
+void host_elections_free_all(void);
+/* Forgets the parent's claims in the child. */
+void host_elections_after_fork(void);

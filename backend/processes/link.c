@@ -23,20 +23,6 @@ struct peer *link_find(const unsigned char nonce[16])
         if (p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
     return NULL;
 }
-struct peer *link_add(const struct identity *identity, const struct key_id *key)
-{
-    struct link *link = memory_alloc_zeroed(1, sizeof *link);
-    struct peer *peer = link ? registry_add_peer(identity, key) : NULL;
-    if (!peer) free(link);
-    else peer->link = link;
-    return peer;
-}
-void link_free(struct peer *peer)
-{
-    wire_free(peer->link->wire);
-    free(peer->link->process_address);
-    free(peer->link);
-}
 void link_request_connect(struct peer *peer)
 {
     if (peer->state != CONNECTING) return;
@@ -90,18 +76,18 @@ static int link_put_frame(struct peer *peer, const void *message, size_t bytes, 
     link_flush_wire(peer);
     return 0;
 }
-int link_send_packet(struct peer *peer, const struct packet *packet, size_t bytes)
+static int link_send_packet(struct peer *peer, const struct packet *packet, size_t bytes)
 {
     return link_put_frame(peer, packet, bytes, packet->kind == CTRL_MSG ? CTRL_WINDOW : PACKET_WINDOW);
 }
 static void link_send_heartbeat(struct peer *peer, size_t most)
 {
-    struct packet packet = registry_make_packet(peer->identity.nonce, HEARTBEAT);
+    struct packet packet = packet_make_from_us(peer->identity.nonce, HEARTBEAT);
     link_put_frame(peer, &packet, sizeof packet, most);
 }
 static bool link_send_address(struct peer *peer)
 {
-    struct packet_and_address message = { .packet = registry_make_packet(peer->identity.nonce, ADDRESS) };
+    struct packet_and_address message = { .packet = packet_make_from_us(peer->identity.nonce, ADDRESS) };
     memcpy(message.process_address, links.process_address->content, links.process_address->bytes);
     return link_send_packet(peer, &message.packet, sizeof message.packet + links.process_address->bytes) == 0;
 }
@@ -137,13 +123,13 @@ static bool link_handle_message(struct peer *peer, const union link_message *m, 
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
-    case CTRL_MSG: channels_receive(&m->entry.msg, peer); return true;
+    case CTRL_MSG: peer_receive_ctrl_msg(peer, &m->entry.msg); return true;
     case ADDRESS: link_store_address(link, &m->process_address, bytes); return true;
     case ADDRESS_REQUEST:
         link->was_asked = true;
         link->owes_address = links.process_address != NULL;
         return true;
-    case JOIN_ABORTED: peer_handle_join_abort(peer, &m->packet); return true;
+    case JOIN_ABORTED: peer_receive_join_abort(peer, &m->packet); return true;
     case GOODBYE: peer_end(peer, LEFT); return false;
     default: return true;
     }
@@ -157,9 +143,8 @@ static bool link_handle_messages(struct peer *peer)
     if (bytes < 0) link_end(peer, bytes);
     return bytes == 0;
 }
-void link_on_ready(struct peer *peer)
+void link_receive(struct peer *peer)
 {
-    if (peer->state == CONNECTING) { link_connect_on_ready(peer); return; }
     link_flush_wire(peer);
     for (;;) {
         int came = wire_pull(peer->link->wire, peer->descriptor);
@@ -173,7 +158,7 @@ void link_on_ready(struct peer *peer)
 }
 
 /* ---- time ---- */
-static void link_tick_open(struct peer *peer, int64_t now_ms)
+void link_tick_open(struct peer *peer, int64_t now_ms)
 {
     struct link *link = peer->link;
     int64_t period_ms = settings_get()->peer_timeout_ms / 10;
@@ -184,21 +169,40 @@ static void link_tick_open(struct peer *peer, int64_t now_ms)
     }
     links_schedule_tick(link->sent_ms + period_ms);
 }
-void links_tick(void)
+
+/* ---- the operations ---- */
+/* A link carries no descriptors. */
+static int link_send(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
 {
-    int64_t now_ms = clock_ms();
-    if (now_ms < links.due_ms) return;
-    links.due_ms = INT64_MAX;
-    incoming_links_tick(now_ms);
-    for (struct peer *p = registry.peers, *next; p; p = next) {
-        next = p->next;
-        if (p->link && p->state == OPEN) link_tick_open(p, now_ms);
-        if (p->link && p->state == CONNECTING) link_connect_tick(p, now_ms);
-    }
+    return gift < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
 }
-int links_poll_timeout_ms(void)
+/* A link awaits room as long as it has control messages, so only `on` matters for it. */
+static void link_set_await_room(struct peer *peer, bool on)
 {
-    if (links.due_ms == INT64_MAX) return -1;
-    int64_t left_ms = links.due_ms - clock_ms();
-    return left_ms <= 0 ? 0 : left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
+    if (on) link_request_connect(peer);
+}
+static void link_close(struct peer *peer)
+{
+    if (peer->descriptor >= 0) tcp_drain(peer->descriptor);
+    registry_close_descriptor(&peer->descriptor);
+}
+static void link_free(struct peer *peer)
+{
+    wire_free(peer->link->wire);
+    free(peer->link->process_address);
+    free(peer->link);
+}
+static const struct peer_ops link_ops = {
+    .send = link_send,
+    .set_await_room = link_set_await_room,
+    .close = link_close,
+    .free = link_free,
+};
+struct peer *link_add(const struct identity *identity, const struct key_id *key)
+{
+    struct link *link = memory_alloc_zeroed(1, sizeof *link);
+    struct peer *peer = link ? registry_add_peer(identity, key, &link_ops) : NULL;
+    if (!peer) free(link);
+    else peer->link = link;
+    return peer;
 }

@@ -3,6 +3,8 @@
  * that may end a link is marked, because a peer without users is freed when its link ends. */
 #pragma once
 #include "backend/processes/handshake.h"
+#include "backend/processes/links.h"
+#include "backend/processes/registry.h"
 #include "backend/processes/wire.h"
 
 struct process_address { size_t bytes; unsigned char content[PROCESS_ADDRESS_BYTES]; };
@@ -67,8 +69,16 @@ struct peer *link_add(const struct identity *identity, const struct key_id *key)
 bool link_open(struct peer *peer, const struct handshake *handshake, bool called);
 /* Ends the link as LOST, with that -errno. */
 void link_end(struct peer *peer, int error);
+/* Makes the watch thread connect a link that has messages to send or waiters, unless it is open. */
+void link_request_connect(struct peer *peer);
 /* Sends what an OPEN link still owes, as far as the window has room. */
 void link_send_owed(struct peer *peer);
+/* Sends as much as the socket takes. Returns true if more remains. */
+bool link_push(struct peer *peer);
+/* Handles what has arrived on an OPEN link. The link may end. */
+void link_receive(struct peer *peer);
+/* Sends a heartbeat over an OPEN link if it is time. */
+void link_tick_open(struct peer *peer, int64_t now_ms);
 
 /* ---- connect.c: outgoing connections ---- */
 /* Handles a ready socket. The link may end. */
@@ -76,6 +86,8 @@ void link_connect_on_ready(struct peer *peer);
 /* Starts, retries or gives up a connection attempt. The link may end. */
 void link_connect_tick(struct peer *peer, int64_t now_ms);
 /* ---- accept.c: incoming connections ---- */
+/* Handles a ready descriptor of an incoming connection. Returns false if the descriptor is not one of these. */
+bool incoming_links_on_ready(int descriptor);
 void incoming_links_tick(int64_t now_ms);
 /* Returns true if that process was welcomed and its link is about to open. */
 bool incoming_links_include(const unsigned char nonce[16]);

@@ -1,4 +1,5 @@
-/* The functions for other folders. They record what is wanted and wake the watch thread, which connects and reads. */
+/* The functions for other folders record what is wanted and wake the watch thread. For the watch thread this file finds
+ * the links that have something to do. */
 #include "backend/processes/links.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -185,4 +186,29 @@ double link_one_way_ns(const struct peer *peer)
     double ns = peer && peer->link && peer->descriptor >= 0 ? tcp_one_way_ns(peer->descriptor) : 0;
     pthread_mutex_unlock(&registry.lock);
     return ns;
+}
+
+/* ---- the watch thread ---- */
+void link_on_ready(struct peer *peer)
+{
+    if (peer->state == CONNECTING) link_connect_on_ready(peer);
+    else link_receive(peer);
+}
+void links_tick(void)
+{
+    int64_t now_ms = clock_ms();
+    if (now_ms < links.due_ms) return;
+    links.due_ms = INT64_MAX;
+    incoming_links_tick(now_ms);
+    for (struct peer *p = registry.peers, *next; p; p = next) {
+        next = p->next;
+        if (p->link && p->state == OPEN) link_tick_open(p, now_ms);
+        if (p->link && p->state == CONNECTING) link_connect_tick(p, now_ms);
+    }
+}
+int links_poll_timeout_ms(void)
+{
+    if (links.due_ms == INT64_MAX) return -1;
+    int64_t left_ms = links.due_ms - clock_ms();
+    return left_ms <= 0 ? 0 : left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
 }

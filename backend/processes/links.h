@@ -31,3 +31,13 @@ tutti_status links_publish_address(const void *process_address, size_t bytes);
 /* Returns the process address of that process, or of this process for NULL. The first call requests it. Never waits.
    IN_PROGRESS: it has not arrived; call again. PEER_LOST. */
 tutti_status link_get_process_address(struct peer *peer, void *out, size_t *bytes);
+
+/* ---- for the watch thread, with registry.lock held ---- */
+/* Handles a link whose socket is ready. The link may end. */
+void link_on_ready(struct peer *peer);
+void links_tick(void);
+/* Returns the time until links_tick has work in ms, or -1 for no limit. */
+int links_poll_timeout_ms(void);
+/* Closes the listener and all incoming connections. No link is held. */
+void links_close(void);
+void links_after_fork(void);

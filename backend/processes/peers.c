@@ -1,174 +1,17 @@
-/* Each process has one registry (registry.h), behind one mutex that no thread holds while it waits. Only the watch
- * thread (watch.c) reads from the sockets of peers. The functions here send, and wait for `changed`. Both ends of a
- * connection prove that they know the key of a shared group (handshake.h). If two processes connect to each other at
- * once, the connection of the smaller nonce stays, and the other is superfluous. A connection stays until the process
- * has released all groups and sends GOODBYE. An end without a GOODBYE is a death. */
+/* The functions for other folders send, and wait for the watch thread, which alone reads from the sockets of peers. A
+ * connection stays until the process has released all groups and sends GOODBYE. An end without a GOODBYE is a death. */
 #include "backend/processes/peers.h"
 #include "backend/base/clock.h"
-#include "backend/base/descriptor.h"
-#include "backend/base/random.h"
-#include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
-#include "backend/memory/arena.h"
+#include "backend/processes/local_peer.h"
 #include "backend/processes/registry.h"
-#include "backend/processes/tcp.h"
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { SEND_MS = 10000, RETRY_MS = 5, FLUSH_MS = 200 };
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-/* ---- fork ---- */
-static void registry_before_fork(void) { pthread_mutex_lock(&registry.lock); }
-static void registry_after_fork_parent(void) { pthread_mutex_unlock(&registry.lock); }
-/* The child closes its copies, because open ones would hide its parent's death. It does not touch the poll set, which
-   it shares with the parent. It keeps the inherited memory, because inherited communicators still point there. */
-static void registry_after_fork_child(void)
-{
-    for (struct peer *p = registry.peers; p; p = p->next) {
-        descriptor_close(&p->descriptor);
-        p->state = LEFT;
-    }
-    for (int i = 0; i < registry.pending_count; i++) close(registry.pending[i].descriptor);
-    for (int i = 0; i < registry.kept_count; i++) descriptor_close(&registry.kept[i].descriptor);
-    descriptor_close(&registry.listener);
-    descriptor_close(&registry.poller);
-    descriptor_close(&registry.waker);
-    registry = (struct registry){ .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
-    clock_condition_init(&registry.changed);
-    channels_after_fork();
-    host_elections_after_fork();
-    links_after_fork();
-    group_keys_after_fork();
-}
-static void registry_prepare_fork(void)
-{
-    /* Read the settings before a second thread may log. */
-    settings_get();
-    clock_condition_init(&registry.changed);
-    /* The watch thread calls the arena with registry.lock held, so the arena registers its fork handlers first. */
-    arena_prepare();
-    pthread_atfork(registry_before_fork, registry_after_fork_parent, registry_after_fork_child);
-}
-
-/* ---- starting and stopping ---- */
-/* Sends what is queued, because an exit without GOODBYE looks like a death. A peer that does not read for FLUSH_MS is
-   stopped, and is not waited for. */
-static void peers_flush_all(void)
-{
-    bool left = true;
-    for (int64_t until_ms = clock_ms() + FLUSH_MS; left && clock_ms() < until_ms;) {
-        left = false;
-        for (struct peer *p = registry.peers; p; p = p->next) {
-            if (p->unsent.first || p->owes_join_aborts) peer_flush_queue(p);
-            left |= p->link ? link_push(p) : p->unsent.first != NULL;
-        }
-        if (left) registry_wait(clock_ms() + RETRY_MS);
-    }
-}
-static void peer_close_with_goodbye(struct peer *peer)
-{
-    if (peer->descriptor >= 0) peer_send_packet(peer, GOODBYE, NULL, -1);
-    if (peer->link && peer->descriptor >= 0) tcp_drain(peer->descriptor);
-    registry_close_descriptor(&peer->descriptor);
-    registry_free_peer(peer);
-}
-static void registry_close_all(void)
-{
-    peers_flush_all();
-    while (registry.peers) peer_close_with_goodbye(registry.peers);
-    links_close();
-    while (registry.pending_count) close(registry_take_pending_conn(0).descriptor);
-    channels_free_all();
-    host_elections_free_all();
-    group_keys_forget();
-    while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
-    descriptor_close(&registry.listener);
-    descriptor_close(&registry.poller);
-    descriptor_close(&registry.waker);
-}
-static tutti_status identity_init(struct identity *out)
-{
-    *out = (struct identity){ .pid = (uint64_t)getpid() };
-    if (gethostname(out->host, sizeof out->host - 1) != 0 && errno != ENAMETOOLONG) memcpy(out->host, "this host", 10);
-    return random_fill(out->nonce, sizeof out->nonce);
-}
-static tutti_status registry_start_thread(void)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    registry.stop = false;
-    /* The program's own threads handle its signals. */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&registry.thread, NULL, registry_run_thread, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (refused)
-        return status_fail(TUTTI_SYSTEM, "cannot start the watch thread: %s (limit on threads? see ulimit -u)",
-            strerror(refused));
-    pthread_setname_np(registry.thread, "tutti-watch");
-    return TUTTI_OK;
-}
-static tutti_status registry_start(void)
-{
-    TRY(identity_init(&registry.self));
-    registry.listener = socket_listen("peer", registry.self.nonce);
-    if (registry.listener < 0)
-        return status_fail(TUTTI_SYSTEM, "cannot listen for ranks of this host: %s", strerror(-registry.listener));
-    registry.poller = descriptor_move_above_stderr(epoll_create1(EPOLL_CLOEXEC));
-    registry.waker = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (registry.poller < 0 || registry.waker < 0 || registry_poll_add(registry.listener)
-        || registry_poll_add(registry.waker))
-        return status_fail(TUTTI_SYSTEM, "cannot watch the ranks of this host: %s", strerror(errno));
-    return registry_start_thread();
-}
-tutti_status peers_acquire(struct identity *out)
-{
-    pthread_once(&once, registry_prepare_fork);
-    pthread_mutex_lock(&registry.lock);
-    while (registry.stopping) registry_wait(INT64_MAX);
-    tutti_status status = registry.users ? TUTTI_OK : registry_start();
-    if (status == TUTTI_OK) {
-        registry.users++;
-        *out = registry.self;
-    } else registry_close_all();
-    pthread_mutex_unlock(&registry.lock);
-    return status;
-}
-void peers_release(void)
-{
-    pthread_mutex_lock(&registry.lock);
-    /* `users` is already 0 in a child that releases its parent's use. */
-    bool last = registry.users > 0 && --registry.users == 0;
-    if (last) {
-        assert(!pthread_equal(pthread_self(), registry.thread));
-        registry.stop = registry.stopping = true;
-        registry_wake();
-        void (*at_end)(void) = registry.at_end;
-        registry.at_end = NULL;
-        pthread_mutex_unlock(&registry.lock);
-        if (at_end) at_end();
-        pthread_join(registry.thread, NULL);
-        pthread_mutex_lock(&registry.lock);
-        registry_close_all();
-        registry.stopping = false;
-        pthread_cond_broadcast(&registry.changed);
-    }
-    pthread_mutex_unlock(&registry.lock);
-}
-bool peers_set_at_end(void (*end)(void))
-{
-    pthread_mutex_lock(&registry.lock);
-    bool first = !registry.at_end;
-    registry.at_end = end;
-    pthread_mutex_unlock(&registry.lock);
-    return first;
-}
+enum { SEND_MS = 10000, RETRY_MS = 5 };
 
 /* ---- connecting ---- */
 /* Connects to the peer and starts the handshake. Returns 0 or -errno. */
@@ -223,7 +66,7 @@ tutti_status peer_connect(const struct identity *other, const struct key_id *key
     assert(registry.users > 0);
     bool own = nonce_equal(other->nonce, registry.self.nonce);
     struct peer *peer = own ? NULL : registry_find_peer(other->nonce);
-    if (!own && !peer) peer = registry_add_peer(other, key);
+    if (!own && !peer) peer = registry_add_peer(other, key, &local_peer_ops);
     int error = 0;
     if (peer) {
         peer->users++;
@@ -313,7 +156,7 @@ void peers_abort_join(const unsigned char token[16])
     /* The first process that gave up has notified all, and every error text names it. So this process sends nothing if
        it was not the first. */
     bool first = registry_record_join_abort(token, &registry.self);
-    if (first) registry_forward_join_abort(token, NULL);
+    if (first) peers_forward_join_abort(token, NULL);
     pthread_mutex_unlock(&registry.lock);
 }
 bool peers_join_is_aborted(const unsigned char token[16], struct identity *out)
@@ -343,4 +186,26 @@ void peer_unwatch(struct peer_watch *watch)
     if (*at) *at = watch->next;
     while (registry.calling == watch && !pthread_equal(pthread_self(), registry.thread)) registry_wait(INT64_MAX);
     pthread_mutex_unlock(&registry.lock);
+}
+static struct peer_watch *peer_watch_find_due(void)
+{
+    for (struct peer *p = registry.peers; p; p = p->next)
+        for (struct peer_watch *w = peer_is_over(p) ? p->watches : NULL; w; w = w->next)
+            if (!w->called) return w;
+    return NULL;
+}
+bool peers_call_due_watch(void)
+{
+    struct peer_watch *watch = peer_watch_find_due();
+    if (!watch) return false;
+    void (*lost)(void *) = watch->lost;
+    void *context = watch->context;
+    watch->called = true;
+    registry.calling = watch;
+    pthread_mutex_unlock(&registry.lock);
+    lost(context);
+    pthread_mutex_lock(&registry.lock);
+    registry.calling = NULL;
+    pthread_cond_broadcast(&registry.changed);
+    return true;
 }

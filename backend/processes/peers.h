@@ -15,15 +15,6 @@ struct identity {
     uint64_t pid;
     char host[40];
 };
-/* Starts to listen and to watch at the first use. Each acquire pairs with a release. The last release says goodbye to
-   all peers, stops the thread and closes everything. A forked child starts fresh: the parent's peers are dead in it,
-   and releasing them has no effect. */
-tutti_status peers_acquire(struct identity *out);
-void peers_release(void);
-/* Registers end(), which the last peers_release calls once before it closes connections. A process has at most one.
-   Returns true if this is the first registration since the registry started. */
-bool peers_set_at_end(void (*end)(void));
-
 /* Another process, on this host or another. */
 struct peer;
 /* Returns the connection to that process, and makes it if needed. Pair with peer_release. Both processes may call it at
@@ -64,3 +55,6 @@ struct peer_watch {
 };
 void peer_watch(struct peer_watch *watch);
 void peer_unwatch(struct peer_watch *watch);
+/* For the watch thread, with registry.lock held. Calls the watcher of one peer that is gone, and releases the lock
+   during the call. Returns false if every such watcher was called. */
+bool peers_call_due_watch(void);

@@ -1,20 +1,12 @@
 /* The registry's data, and the functions on it that several files use. */
 #include "backend/processes/registry.h"
+#include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/text.h"
-#include "backend/host/socket.h"
-#include <assert.h>
 #include <errno.h>
-#include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
-
-static const char magic[8] = "tutti-p";
-static_assert(sizeof(struct identity) == 64 && sizeof(struct packet) == 112
-        && offsetof(struct packet_and_ctrl_msg, msg) == 112 && offsetof(struct ctrl_msg, bytes) == 32,
-    "no padding");
 
 struct registry registry = { .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
 
@@ -53,52 +45,11 @@ void registry_close_descriptor(int *descriptor)
     if (*descriptor >= 0) epoll_ctl(registry.poller, EPOLL_CTL_DEL, *descriptor, NULL);
     descriptor_close(descriptor);
 }
-struct packet registry_make_packet(const unsigned char to[16], enum kind kind)
+void registry_refuse_connection(int descriptor, const char *why)
 {
-    struct packet packet = { .version = PROTOCOL, .kind = kind, .from = registry.self };
-    memcpy(packet.magic, magic, sizeof magic);
-    memcpy(packet.to, to, sizeof packet.to);
-    return packet;
-}
-static size_t ctrl_msg_packet_bytes(uint32_t length)
-{
-    return sizeof(struct packet) + offsetof(struct ctrl_msg, bytes) + length;
-}
-static int peer_send_bytes(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
-{
-    if (!peer->link) return socket_send(peer->descriptor, packet, bytes, gift);
-    return gift < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
-}
-int peer_send_packet(struct peer *peer, enum kind kind, const unsigned char *token, int gift)
-{
-    struct packet packet = registry_make_packet(peer->identity.nonce, kind);
-    if (token) memcpy(packet.token, token, sizeof packet.token);
-    return peer_send_bytes(peer, &packet, sizeof packet, gift);
-}
-int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
-{
-    struct packet_and_ctrl_msg message;
-    message.packet = registry_make_packet(peer->identity.nonce, CTRL_MSG);
-    memcpy(&message.msg, msg, offsetof(struct ctrl_msg, bytes) + msg->length);
-    return peer_send_bytes(peer, &message.packet, ctrl_msg_packet_bytes(msg->length), -1);
-}
-/* A link awaits room as long as it has control messages, so only `on` matters for it. */
-void peer_set_await_room(struct peer *peer, bool on)
-{
-    if (!peer->link) registry_poll_writing(peer->descriptor, on);
-    else if (on) link_request_connect(peer);
-}
-bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *m)
-{
-    return bytes >= (int)ctrl_msg_packet_bytes(0) && m->packet.kind == CTRL_MSG
-        && packet_is_for_us(sizeof m->packet, &m->packet) && m->msg.length <= CHANNEL_BYTES
-        && bytes == (int)ctrl_msg_packet_bytes(m->msg.length) && m->msg.type < CHANNEL_TYPES
-        && m->msg.flags <= CTRL_MSG_FLAGS;
-}
-bool packet_is_for_us(int bytes, const struct packet *packet)
-{
-    return bytes == (int)sizeof *packet && memcmp(packet->magic, magic, sizeof magic) == 0
-        && packet->version == PROTOCOL && nonce_equal(packet->to, registry.self.nonce);
+    if (descriptor >= 0) registry_close_descriptor(&descriptor);
+    if (registry.turned_away++ == 0)
+        LOG(WARN, "a connection that %s was dropped; further ones are dropped without a warning", why);
 }
 
 /* ---- lists of the registry ---- */
@@ -108,10 +59,11 @@ struct peer *registry_find_peer(const unsigned char nonce[16])
         if (!p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
     return NULL;
 }
-struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key)
+struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops)
 {
     struct peer *peer = memory_alloc_zeroed(1, sizeof *peer);
     if (!peer) return NULL;
+    peer->ops = ops;
     peer->identity = *identity;
     peer->key = *key;
     text_make_printable(peer->identity.host, sizeof peer->identity.host);
@@ -119,25 +71,11 @@ struct peer *registry_add_peer(const struct identity *identity, const struct key
     peer->next = registry.peers;
     return registry.peers = peer;
 }
-int peer_begin_handshake(struct peer *peer, const char purpose[8])
+void registry_remove_peer(const struct peer *peer)
 {
-    if (!peer->handshake) peer->handshake = memory_alloc_zeroed(1, sizeof *peer->handshake);
-    if (!peer->handshake) return -ENOMEM;
-    handshake_begin(peer->handshake, purpose);
-    return 0;
-}
-void registry_free_peer(struct peer *peer)
-{
-    assert(peer->users == 0 && !peer->watches && peer->descriptor < 0);
     struct peer **at = &registry.peers;
     while (*at && *at != peer) at = &(*at)->next;
     if (*at) *at = peer->next;
-    views_free_all(peer);
-    if (peer->route_refs) channels_remove_peer(peer);
-    if (peer->link) link_free(peer);
-    ctrl_queue_free(&peer->unsent);
-    free(peer->handshake);
-    free(peer);
 }
 bool registry_take_early_descriptor(const unsigned char token[16], int *out)
 {
@@ -155,6 +93,32 @@ const struct join_abort *registry_find_join_abort(const unsigned char token[16])
         if (nonce_equal(registry.given_up[i].token, token)) return &registry.given_up[i];
     return NULL;
 }
+/* Closes the oldest kept descriptor if there are too many. A rank that waits for it later gets an error. */
+static void early_descriptors_make_room(void)
+{
+    int open = 0, *oldest = NULL;
+    for (int i = registry.kept_count - 1; i >= 0; i--) {
+        if (registry.kept[i].descriptor < 0) continue;
+        oldest = &registry.kept[i].descriptor;
+        open++;
+    }
+    if (open < KEPT_OPEN) return;
+    descriptor_close(oldest);
+    if (registry.dropped++ == 0)
+        LOG(WARN, "%d file descriptors arrived that were not requested; from now on the oldest is closed", KEPT_OPEN);
+}
+void registry_keep_early_descriptor(const unsigned char token[16], int descriptor)
+{
+    int forgotten = -1;
+    if (registry_find_join_abort(token)) { descriptor_close(&descriptor); return; }
+    early_descriptors_make_room();
+    if (registry.kept_count == KEPT) registry_take_early_descriptor(registry.kept[0].token, &forgotten);
+    descriptor_close(&forgotten);
+    struct early_descriptor *kept = &registry.kept[registry.kept_count++];
+    kept->descriptor = descriptor;
+    memcpy(kept->token, token, sizeof kept->token);
+    pthread_cond_broadcast(&registry.changed);
+}
 bool registry_record_join_abort(const unsigned char token[16], const struct identity *by)
 {
     int kept = -1;
@@ -166,27 +130,6 @@ bool registry_record_join_abort(const unsigned char token[16], const struct iden
     text_make_printable(g->by.host, sizeof g->by.host);
     if (registry_take_early_descriptor(token, &kept)) descriptor_close(&kept);
     return true;
-}
-static void peer_send_join_abort(struct peer *peer, const struct join_abort *g)
-{
-    struct packet packet = registry_make_packet(peer->identity.nonce, JOIN_ABORTED);
-    memcpy(packet.token, g->token, sizeof packet.token);
-    packet.from = g->by;
-    if (peer->state != OPEN || peer_send_bytes(peer, &packet, sizeof packet, -1) != -EAGAIN) return;
-    peer->owes_join_aborts = true;
-    peer_set_await_room(peer, true);
-}
-void registry_forward_join_abort(const unsigned char token[16], const struct peer *heard_of)
-{
-    const struct join_abort *g = registry_find_join_abort(token);
-    for (struct peer *p = registry.peers; p; p = p->next)
-        if (p != heard_of && (!heard_of || p->link || heard_of->link)) peer_send_join_abort(p, g);
-}
-void peer_send_join_aborts(struct peer *peer)
-{
-    peer->owes_join_aborts = false;
-    for (unsigned i = 0; i < MOST_JOIN_ABORTS && i < registry.given_up_count; i++)
-        peer_send_join_abort(peer, &registry.given_up[i]);
 }
 struct pending_conn registry_take_pending_conn(int index)
 {

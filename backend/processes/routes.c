@@ -12,15 +12,13 @@
 enum { MOST_UNANSWERED = 3 };
 struct routes {
     struct route_map map;
-    /* layout_host has `size` entries. `ranks` has `size` entries sorted by host, and the ranks of host h begin at
+    /* `host_of` has `size` entries. `ranks` has `size` entries sorted by host, and the ranks of host h begin at
        first[h]. */
     int *host_of, *first, *ranks;
-    struct peer **peers; /* [size] */
-    bool retired;
+    /* Weak references from routes_retire on. Until then the caller of routes_create holds the peers. */
+    struct peer_weak_ref *peers; /* [size] */
     unsigned char *unanswered; /* [size] */
 };
-/* Stands for peers that retired routes must not use. */
-static struct peer gone = { .state = LOST };
 
 /* ---- hosts ---- */
 static int route_hosts_ahead(int hosts, int from, int to) { return to >= from ? to - from : to - from + hosts; }
@@ -81,7 +79,7 @@ static bool routes_allocate(struct routes *r)
     r->host_of = memory_alloc_zeroed(size, sizeof *r->host_of);
     r->first = memory_alloc_zeroed((size_t)r->map.hosts + 1, sizeof *r->first);
     r->ranks = memory_alloc_zeroed(size, sizeof *r->ranks);
-    r->peers = memory_alloc_zeroed(size, sizeof(struct peer *));
+    r->peers = memory_alloc_zeroed(size, sizeof *r->peers);
     r->unanswered = memory_alloc_zeroed(size, sizeof *r->unanswered);
     return r->host_of && r->first && r->ranks && r->peers && r->unanswered;
 }
@@ -96,32 +94,22 @@ tutti_status routes_create(const struct route_map *map, struct peer *const *peer
     memcpy(r->host_of, map->host_of, (size_t)map->size * sizeof *r->host_of);
     r->map.host_of = r->host_of;
     routes_sort_by_host(r);
-    memcpy(r->peers, peers, (size_t)map->size * sizeof *peers);
+    for (int i = 0; i < map->size; i++) r->peers[i].peer = peers[i];
     *out = r;
     return TUTTI_OK;
 }
 void routes_free(struct routes *r)
 {
     if (!r) return;
-    for (int i = 0; r->retired && i < r->map.size; i++)
-        if (r->peers[i] && r->peers[i] != &gone) r->peers[i]->route_refs--;
+    for (int i = 0; i < r->map.size; i++) peer_weak_ref_clear(&r->peers[i]);
     routes_free_all(r);
 }
 void routes_retire(struct routes *r)
 {
-    r->retired = true;
     for (int i = 0; i < r->map.size; i++) {
-        if (!r->peers[i]) continue;
-        if (r->peers[i]->state == OPEN) r->peers[i]->route_refs++;
-        else r->peers[i] = &gone;
-    }
-}
-void routes_remove_peer(struct routes *r, const struct peer *peer)
-{
-    for (int i = 0; i < r->map.size; i++) {
-        if (r->peers[i] != peer) continue;
-        r->peers[i]->route_refs--;
-        r->peers[i] = &gone;
+        struct peer *peer = r->peers[i].peer;
+        if (peer && peer->state == OPEN) peer_weak_ref_set(&r->peers[i], peer);
+        else if (peer) r->peers[i].peer = &peer_freed;
     }
 }
 
@@ -130,7 +118,7 @@ void routes_remove_peer(struct routes *r, const struct peer *peer)
 static int routes_forwarder_of_host(const struct routes *r, int host)
 {
     for (int i = r->first[host]; i < r->first[host + 1]; i++) {
-        const struct peer *peer = r->peers[r->ranks[i]];
+        const struct peer *peer = r->peers[r->ranks[i]].peer;
         if (!peer || peer->state <= OPEN) return r->ranks[i];
     }
     return -1;
@@ -139,18 +127,18 @@ static bool routes_has_forwarder(const void *context, int host) { return routes_
 /* Returns true if messages go directly to that rank: it is on this host, or its link is open, over or in use. */
 static bool routes_is_direct(const struct routes *r, int to)
 {
-    const struct peer *peer = r->peers[to];
-    return peer != &gone && (!peer->link || peer->state >= OPEN || peer->unsent.first);
+    const struct peer *peer = r->peers[to].peer;
+    return peer != &peer_freed && (!peer->link || peer->state >= OPEN || peer->unsent.first);
 }
 /* Looks for the next process even if this process cannot reach the rank itself, because others may. It skips hosts
    whose first process is this one, which happens when hosts are simulated. */
 struct peer *routes_next_peer(const struct routes *r, int to, bool mine)
 {
-    struct peer *straight = r->peers[to];
+    struct peer *straight = r->peers[to].peer;
     if (!straight || routes_is_direct(r, to) || (mine && r->unanswered[to] >= MOST_UNANSWERED)) return straight;
     for (int host = r->map.host; host >= 0;) {
         int gate = routes_forwarder_of_host(r, host);
-        if (gate >= 0 && r->peers[gate]) return r->peers[gate];
+        if (gate >= 0 && r->peers[gate].peer) return r->peers[gate].peer;
         if (host == r->host_of[to]) break;
         host = route_next_host(r->map.hosts, host, r->host_of[to], routes_has_forwarder, r);
     }
@@ -158,7 +146,7 @@ struct peer *routes_next_peer(const struct routes *r, int to, bool mine)
 }
 bool routes_can_forward(const struct routes *r, int from, int to)
 {
-    return from >= 0 && from < r->map.size && to >= 0 && to < r->map.size && r->peers[to];
+    return from >= 0 && from < r->map.size && to >= 0 && to < r->map.size && r->peers[to].peer;
 }
 int routes_steps_left(const struct routes *r, int to)
 {
@@ -167,7 +155,8 @@ int routes_steps_left(const struct routes *r, int to)
 int routes_most_hops(const struct routes *r) { return route_longest_distance(r->map.hosts) + 2; }
 void routes_record_sent(struct routes *r, int to)
 {
-    if (r->peers[to] && r->peers[to]->link && r->unanswered[to] < MOST_UNANSWERED) r->unanswered[to]++;
+    const struct peer *peer = r->peers[to].peer;
+    if (peer && peer->link && r->unanswered[to] < MOST_UNANSWERED) r->unanswered[to]++;
 }
 void routes_record_received(struct routes *r, int from)
 {

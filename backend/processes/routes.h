@@ -20,20 +20,18 @@ int route_longest_distance(int hosts);
 int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context);
 
 /* ---- for one rank of a communicator ---- */
-/* The hosts of a communicator. `host` is this rank's host, and layout_host has `size` entries. */
+/* The hosts of a communicator. `host` is this rank's host, and `host_of` has `size` entries. */
 struct route_map { int size, hosts, host; const int *host_of; };
 struct routes;
-/* Copies `peers`, the array of channel_open. The caller holds the peers until routes_retire or routes_free.
-   NO_MEMORY. */
+/* The channel owns its routes. `peers` is the array of channel_open and is copied; the caller holds the peers until
+   routes_retire or routes_free. NO_MEMORY. */
 tutti_status routes_create(const struct route_map *map, struct peer *const *peers, struct routes **out);
 
 /* ---- with registry.lock held ---- */
 /* NULL is allowed. */
 void routes_free(struct routes *routes);
-/* Makes the routes use only connections that are open now, without holding them. A peer that is about to be freed must
-   be removed by routes_remove_peer. */
+/* Makes the routes use only connections that are open now, by weak references. */
 void routes_retire(struct routes *routes);
-void routes_remove_peer(struct routes *routes, const struct peer *peer);
 /* Returns the peer to which a message for rank `to` is sent next, or NULL if that rank is in this process. `mine` is
    true for a message of this rank, and false for one that it passes on. */
 struct peer *routes_next_peer(const struct routes *routes, int to, bool mine);

@@ -1,6 +1,8 @@
 /* Control messages: parcels that come from other processes, for channels that are open, closed or not there yet, and
    to be passed on to processes of other hosts. */
 #include "backend/host/socket.h"
+#include "backend/processes/channel.h"
+#include "backend/processes/local_peer.h"
 #include "backend/processes/registry.h"
 #include "tests/fuzz/input.h"
 #include <errno.h>
@@ -61,7 +63,7 @@ static void close_channel(int which)
 }
 static void take_parcel(struct input *in)
 {
-    struct packet_and_ctrl_msg m = { .packet = registry_make_packet(registry.self.nonce, CTRL_MSG) };
+    struct packet_and_ctrl_msg m = { .packet = packet_make_from_us(registry.self.nonce, CTRL_MSG) };
     m.msg.to.token[0] = input_byte(in) % (CHANNELS + 1);
     m.msg.to.rank = (int8_t)input_byte(in);
     m.msg.from = (int8_t)input_byte(in);
@@ -73,7 +75,7 @@ static void take_parcel(struct input *in)
     int bytes = (int)(offsetof(struct packet_and_ctrl_msg, msg.bytes) + m.msg.length - (input_byte(in) == 255));
     if (!ctrl_msg_is_for_us(bytes, &m)) return;
     pthread_mutex_lock(&registry.lock);
-    channels_receive(&m.msg, &peers[1 + input_byte(in) % (RANKS - 1)]);
+    peer_receive_ctrl_msg(&peers[1 + input_byte(in) % (RANKS - 1)], &m.msg);
     pthread_mutex_unlock(&registry.lock);
 }
 static void take_step(struct input *in)
@@ -106,7 +108,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = { data, size };
     for (int r = 1; r < RANKS; r++) {
-        peers[r] = (struct peer){ .state = OPEN, .descriptor = -1, .users = 1, .identity.nonce = { (unsigned char)r } };
+        peers[r] = (struct peer){ .ops = &local_peer_ops, .state = OPEN, .descriptor = -1, .users = 1 };
+        peers[r].identity.nonce[0] = (unsigned char)r;
         peers[r].next = r > 1 ? &peers[r - 1] : NULL;
         table[r] = &peers[r];
     }

@@ -1,5 +1,6 @@
 /* Links of a process: others call it and are called by it, some of which know the key and some of which say anything,
    and over links that are open come frames that are nearly right. The watch thread is this one. */
+#include "backend/processes/channel.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
 #include "tests/fuzz/pipes.h"
@@ -110,7 +111,7 @@ static void go_on(struct other *o)
 }
 static void say_frame(struct other *o)
 {
-    union link_message m = { .packet = registry_make_packet(registry.self.nonce, 1 + input_byte(&in) % 10) };
+    union link_message m = { .packet = packet_make_from_us(registry.self.nonce, 1 + input_byte(&in) % 10) };
     size_t bytes = sizeof m.packet;
     m.packet.token[0] = input_byte(&in) % 4;
     m.packet.from = (struct identity){ { o->process }, 1, "another host" };

@@ -25,8 +25,7 @@ LEAST_WORDS_OF_A_NAME = 3.08
 PROVIDERS = [f"backend/transports/{name}" for name in ("fabric", "tcp", "ucx", "verbs")]
 CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/cpu"]]
 # Circles of objects: files that need each other's functions, as many as are in each.
-CIRCLES_OF_OBJECTS = {"backend/execute": 2, "backend/processes": 10, "backend/transports/shm": 2,
-                      "backend/transports/ucx": 3}
+CIRCLES_OF_OBJECTS = {"backend/execute": 2, "backend/transports/shm": 2, "backend/transports/ucx": 3}
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "backend/join/interface.h"
+#include "backend/processes/lifetime.h"
 #include "tests/support/inproc.h"
 #include "tests/support/world.h"
 #include <setjmp.h>

@@ -28,7 +28,7 @@ static size_t add_frame(unsigned char *stream)
     static const enum kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, JOIN_ABORTED, GOODBYE };
     union link_message m;
     memset(&m, (int)draw(256), sizeof m);
-    m.packet = registry_make_packet(registry.self.nonce, kinds[draw(7)]);
+    m.packet = packet_make_from_us(registry.self.nonce, kinds[draw(7)]);
     size_t bytes = sizeof m.packet;
     if (m.packet.kind == ADDRESS) bytes += draw(PROCESS_ADDRESS_BYTES + 1);
     if (m.packet.kind == CTRL_MSG) {
@@ -102,7 +102,7 @@ static void execute(unsigned char *stream)
     if (!mistakes) REQUIRE(heard == frames && w->got == (uint32_t)bytes && !w->in_bytes);
     if (draw(4) == 0)                                   /* however much is said, it has a bound */
         for (int i = 0; i < 100; i++) {
-            struct packet packet = registry_make_packet(registry.self.nonce, HEARTBEAT);
+            struct packet packet = packet_make_from_us(registry.self.nonce, HEARTBEAT);
             wire_put(w, &packet, sizeof packet, WIRE_WINDOW);
             REQUIRE(w->out_bytes <= sizeof w->out && w->put - w->taken <= WIRE_WINDOW);
         }

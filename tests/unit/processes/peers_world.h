@@ -1,6 +1,7 @@
 /* Processes that are peers of each other, for tests: each is forked from a parent that has no peers of its own, knows
    all others by what they wrote into shared memory, and reports by its exit code. */
 #pragma once
+#include "backend/processes/lifetime.h"
 #include "backend/processes/links.h"
 #include <pthread.h>
 #include <stdatomic.h>

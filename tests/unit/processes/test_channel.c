@@ -1,6 +1,7 @@
 /* Control channels: in order, between processes and between threads of one; what is not taken at once is kept, and has
    a bound; what comes early is delivered later; what the dead have said comes before their end; a child starts anew. */
 #include "backend/base/clock.h"
+#include "backend/processes/channel.h"
 #include "backend/processes/registry.h"
 #include "tests/unit/processes/peers_world.h"
 #include <setjmp.h>
@@ -365,7 +366,7 @@ static void send_as_another(void)
         memcpy(msg.to.token, token, sizeof msg.to.token);
         memcpy(msg.bytes, &note, sizeof note);
         pthread_mutex_lock(&registry.lock);
-        REQUIRE(peer_send_ctrl_msg(peers[0], &msg) == 0);
+        REQUIRE(peer_post_ctrl_msg(peers[0], &msg));
         pthread_mutex_unlock(&registry.lock);
     }
     world_barrier(3);

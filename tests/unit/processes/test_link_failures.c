@@ -3,6 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
+#include "backend/processes/channel.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
 #include "tests/unit/processes/peers_world.h"
@@ -143,11 +144,10 @@ __attribute__((format(printf, 1, 2))) static bool run(const char *format, ...)
 static void say_more_than_once(struct peer *peer)
 {
     pthread_mutex_lock(&registry.lock);
-    struct packet packet = registry_make_packet(peer->identity.nonce, HEARTBEAT);
-    if (link_send_packet(peer, &packet, sizeof packet) == 0) {
+    if (peer_send_packet(peer, HEARTBEAT, NULL, -1) == 0) {
         struct pollfd end = { .fd = peer->descriptor };
         REQUIRE(poll(&end, 1, GENEROUS_MS) == 1);
-        for (int i = 0; i < 2; i++) link_send_packet(peer, &packet, sizeof packet);
+        for (int i = 0; i < 2; i++) peer_send_packet(peer, HEARTBEAT, NULL, -1);
         REQUIRE(peer->state == OPEN);
     }
     pthread_mutex_unlock(&registry.lock);

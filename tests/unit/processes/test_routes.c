@@ -2,6 +2,7 @@
    hosts that are pretended: their messages keep their order, no links are made for them, and who is on the way may come
    late, leave early, die or stop. */
 #include "backend/base/clock.h"
+#include "backend/processes/channel.h"
 #include "backend/processes/registry.h"
 #include "tests/unit/processes/peers_world.h"
 #include <setjmp.h>
@@ -317,7 +318,7 @@ static void forge(void)
         msg.to.rank = wrong[i].to;
         msg.hops = (uint8_t)wrong[i].hops;
         pthread_mutex_lock(&registry.lock);
-        REQUIRE(peer_send_ctrl_msg(peers[2], &msg) == 0);
+        REQUIRE(peer_post_ctrl_msg(peers[2], &msg));
         pthread_mutex_unlock(&registry.lock);
     }
     world_barrier(size);

@@ -1,0 +1,49 @@
+/* The packets that processes exchange after the handshake, on one host and over links. */
+#pragma once
+#include "backend/processes/peers.h"
+
+enum { PROTOCOL = 9, CHANNEL_BYTES = 1024, CHANNEL_TYPES = 8 };
+/* DESCRIPTOR, WANTED and BLOCK travel only between processes of one host. HEARTBEAT, ADDRESS_REQUEST and ADDRESS travel
+ * only over links. */
+enum kind {
+    DESCRIPTOR = 1,
+    GOODBYE,
+    WANTED,
+    BLOCK,
+    JOIN_ABORTED,
+    CTRL_MSG,
+    HEARTBEAT,
+    ADDRESS_REQUEST,
+    ADDRESS,
+};
+/* A control message follows a CTRL_MSG packet, a process address an ADDRESS packet. */
+struct packet {
+    char magic[8];
+    uint32_t version, kind;
+    unsigned char to[16], token[16];
+    /* The sender. In a JOIN_ABORTED packet it is the process that could not join. */
+    struct identity from;
+};
+/* One rank's end of a channel. */
+struct channel_address { unsigned char token[16]; int32_t rank; };
+/* A control message. Only the first `length` of its bytes are sent. */
+struct ctrl_msg {
+    struct channel_address to;
+    int32_t from;
+    uint16_t type;
+    /* The number of processes that have passed it on, and bits of enum ctrl_msg_flag. */
+    uint8_t hops, flags;
+    uint32_t length;
+    unsigned char bytes[CHANNEL_BYTES];
+};
+/* FINAL_MSG marks the final message of a rank. ANSWER marks a final message that a closed channel sends in reply. */
+enum ctrl_msg_flag { FINAL_MSG = 1, ANSWER = 2, CTRL_MSG_FLAGS = 3 };
+struct packet_and_ctrl_msg { struct packet packet; struct ctrl_msg msg; };
+
+/* Makes a packet from this process to the process with that nonce. */
+struct packet packet_make_from_us(const unsigned char to[16], enum kind kind);
+/* Returns the bytes of a packet and a control message of that length. */
+size_t ctrl_msg_packet_bytes(uint32_t length);
+/* Checks a packet that was received. `bytes` leaves out the data behind the packet. */
+bool packet_is_for_us(int bytes, const struct packet *packet);
+bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *message);
