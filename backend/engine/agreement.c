@@ -12,8 +12,8 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
+#include "backend/control/channel.h"
 #include "backend/engine/comm.h"
-#include "backend/processes/channel.h"
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

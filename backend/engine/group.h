@@ -3,7 +3,7 @@
 #pragma once
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
-#include "backend/processes/member.h"
+#include "backend/links/member.h"
 #include "backend/schedule/schedule.h"
 
 struct group {

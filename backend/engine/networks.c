@@ -2,8 +2,8 @@
    its address, so its networks stay open from the first group that needs them to the last group of any kind. */
 #include "backend/engine/networks.h"
 #include "backend/base/settings.h"
+#include "backend/control/lifetime.h"
 #include "backend/engine/comm.h"
-#include "backend/processes/lifetime.h"
 #include "backend/transports/fabrics.h"
 #include <stdio.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include "backend/base/settings.h"
 #include "backend/join/interface.h"
 #include "backend/join/mapping.h"
-#include "backend/processes/tls.h"
+#include "backend/links/tls.h"
 #include "backend/transports/fabrics.h"
 #include <arpa/inet.h>
 #include <stdio.h>

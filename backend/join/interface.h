@@ -1,6 +1,6 @@
 /* The network interface, and its address, at which other hosts reach this process. */
 #pragma once
-#include "backend/processes/links.h"
+#include "backend/links/links.h"
 
 enum { INTERFACE_NAME_BYTES = 16 };
 /* One address of an interface. An interface with several addresses has several entries in a row. */

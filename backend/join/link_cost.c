@@ -10,7 +10,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"
 #include "backend/join/host_exchange.h"
-#include "backend/processes/links.h"
+#include "backend/links/links.h"
 #include <float.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* A new fabric becomes one more entry of the array below. */
 #include "backend/transports/fabrics.h"
-#include "backend/processes/tls.h"
+#include "backend/links/tls.h"
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/ucx/ucx.h"
 #include "backend/transports/verbs/verbs.h"

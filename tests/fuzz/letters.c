@@ -1,7 +1,7 @@
 /* Control messages: parcels that come from other processes, for channels that are open, closed or not there yet, and
    to be passed on to processes of other hosts. */
+#include "backend/control/channel.h"
 #include "backend/host/socket.h"
-#include "backend/processes/channel.h"
 #include "backend/processes/local_peer.h"
 #include "backend/processes/registry.h"
 #include "tests/fuzz/input.h"

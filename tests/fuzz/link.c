@@ -1,5 +1,5 @@
 /* What comes over an open link: bytes in portions of any size, of which frames are taken; and what is put on it. */
-#include "backend/processes/wire.h"
+#include "backend/links/wire.h"
 #include "tests/fuzz/input.h"
 #include <stddef.h>
 

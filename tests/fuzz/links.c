@@ -1,8 +1,8 @@
 /* Links of a process: others call it and are called by it, some of which know the key and some of which say anything,
    and over links that are open come frames that are nearly right. The watch thread is this one. */
-#include "backend/processes/channel.h"
-#include "backend/processes/link.h"
-#include "backend/processes/tcp.h"
+#include "backend/control/channel.h"
+#include "backend/links/link.h"
+#include "backend/links/tcp.h"
 #include "tests/fuzz/pipes.h"
 #include "tests/fuzz/pretended_clock.h"
 #include <stddef.h>

@@ -1,5 +1,5 @@
 """What fails over several hosts, or seems to: processes, hosts, cables, firewalls, settings. Every survivor gets an
-error that names who it was, within what backend/processes/links.h promises (TUTTI_PEER_TIMEOUT_MS for a host that says
+error that names who it was, within what backend/links/links.h promises (TUTTI_PEER_TIMEOUT_MS for a host that says
 nothing), and what only seems to be one goes on. The limits that are checked here are long enough for a busy machine."""
 import re
 import signal

@@ -14,14 +14,16 @@ LONGER = ("tests/", "shim/")                          # may have 600 lines
 
 # backend/ from the lowest floor to the highest; a file sees only the floors below its own, and its own.
 FLOORS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "host", "processes",
-          "transports", "execute", "tuning", "engine", "join", "comm", "info"]
+          "links", "control", "transports", "execute", "tuning", "engine", "join", "comm", "info"]
 
 
 def below(floor):
     """What files of that floor may include of ours."""
     only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
             "collectives": [], "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
-            "processes": ["base", "memory", "host"], "transports": ["base", "memory", "processes"],
+            "processes": ["base", "memory", "host"], "links": ["base", "processes"],
+            "control": ["base", "memory", "host", "processes", "links"],
+            "transports": ["base", "memory", "processes", "links"],
             "execute": ["base", "schedule", "memory", "host", "transports"],
             "tuning": ["base", "schedule", "collectives", "model", "host"]}
     floors = only.get(floor, FLOORS[:FLOORS.index(floor)])

@@ -1,7 +1,7 @@
 /* The address where this process listens, and how it opens sockets. It uses the network interface that leads to the
  * other hosts, with IPv4 if the interface has such an address. Simulated hosts use loopback. */
 #include "backend/base/descriptor.h"
-#include "backend/processes/tcp.h"
+#include "backend/links/tcp.h"
 #include "backend/transports/tcp/sockets.h"
 #include <arpa/inet.h>
 #include <errno.h>

@@ -11,7 +11,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/log.h"
-#include "backend/processes/tcp.h"
+#include "backend/links/tcp.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
 #include <string.h>

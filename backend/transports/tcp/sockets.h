@@ -6,8 +6,8 @@
  * carries the bytes in parts, from tensor to tensor. A frame is finished before the next one begins, and small frames
  * go before the next part. */
 #pragma once
+#include "backend/links/tls.h"
 #include "backend/processes/handshake.h"
-#include "backend/processes/tls.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include <sys/epoll.h>
 

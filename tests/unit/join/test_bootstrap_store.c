@@ -1,7 +1,7 @@
 /* The bootstrap through a key-value store, with all that may be left in it: of groups that have ended, failed or
    died. */
+#include "backend/control/lifetime.h"
 #include "backend/host/socket.h"
-#include "backend/processes/lifetime.h"
 #include "backend/processes/peers.h"
 #include "tests/unit/join/bootstrap_world.h"
 #include <setjmp.h>

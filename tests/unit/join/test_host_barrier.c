@@ -2,9 +2,9 @@
    hosts are pretended, and inproc stands for the network. */
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
+#include "backend/control/lifetime.h"
 #include "backend/engine/comm.h"
 #include "backend/join/interface.h"
-#include "backend/processes/lifetime.h"
 #include "tests/support/inproc.h"
 #include "tests/support/world.h"
 #include <setjmp.h>

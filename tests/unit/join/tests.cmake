@@ -5,7 +5,7 @@ tutti_over_inproc(test_hosts "*")
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
   tutti_world(join/test_given_up)
 endif()
-tutti_unit(join/test_interface processes)
+tutti_unit(join/test_interface links)
 target_sources(test_interface PRIVATE ${CMAKE_SOURCE_DIR}/backend/join/interface.c)
 # The bootstrap needs no more of join/ than a few files.
 foreach(name bootstrap bootstrap_store received_texts terms)

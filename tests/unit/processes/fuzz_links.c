@@ -1,7 +1,7 @@
 /* Streams of frames with mistakes in them, in pieces of any size, into the parser of links: nothing is read or written
  * beyond a buffer (the sanitizers say so), what comes out is whole and within its bounds, and a stream without mistakes
  * comes out as it went in. fuzz_links --executions N --seed S */
-#include "backend/processes/wire.h"
+#include "backend/links/wire.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

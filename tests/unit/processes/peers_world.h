@@ -1,8 +1,8 @@
 /* Processes that are peers of each other, for tests: each is forked from a parent that has no peers of its own, knows
    all others by what they wrote into shared memory, and reports by its exit code. */
 #pragma once
-#include "backend/processes/lifetime.h"
-#include "backend/processes/links.h"
+#include "backend/control/lifetime.h"
+#include "backend/links/links.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

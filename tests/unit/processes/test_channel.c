@@ -1,7 +1,7 @@
 /* Control channels: in order, between processes and between threads of one; what is not taken at once is kept, and has
    a bound; what comes early is delivered later; what the dead have said comes before their end; a child starts anew. */
 #include "backend/base/clock.h"
-#include "backend/processes/channel.h"
+#include "backend/control/channel.h"
 #include "backend/processes/registry.h"
 #include "tests/unit/processes/peers_world.h"
 #include <setjmp.h>

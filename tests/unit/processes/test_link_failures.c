@@ -3,9 +3,9 @@
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
-#include "backend/processes/channel.h"
-#include "backend/processes/link.h"
-#include "backend/processes/tcp.h"
+#include "backend/control/channel.h"
+#include "backend/links/link.h"
+#include "backend/links/tcp.h"
 #include "tests/unit/processes/peers_world.h"
 #include <poll.h>
 #include <sched.h>

@@ -2,7 +2,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
-#include "backend/processes/links.h"
+#include "backend/links/links.h"
 #include "backend/processes/secret.h"
 #include "tests/unit/processes/peers_world.h"
 #include <fcntl.h>

@@ -2,8 +2,8 @@
    and what we say when it is a stranger that we call. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
-#include "backend/processes/link.h"
-#include "backend/processes/tcp.h"
+#include "backend/links/link.h"
+#include "backend/links/tcp.h"
 #include "tests/unit/processes/peers_world.h"
 #include <poll.h>
 #include <setjmp.h>

@@ -2,8 +2,8 @@
    something to send, in order, with cards, notes of who gave up that are passed on, and children that start anew. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
-#include "backend/processes/channel.h"
-#include "backend/processes/link.h"
+#include "backend/control/channel.h"
+#include "backend/links/link.h"
 #include "tests/unit/processes/peers_world.h"
 #include <setjmp.h>
 #include <signal.h>

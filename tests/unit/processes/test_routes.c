@@ -2,7 +2,7 @@
    hosts that are pretended: their messages keep their order, no links are made for them, and who is on the way may come
    late, leave early, die or stop. */
 #include "backend/base/clock.h"
-#include "backend/processes/channel.h"
+#include "backend/control/channel.h"
 #include "backend/processes/registry.h"
 #include "tests/unit/processes/peers_world.h"
 #include <setjmp.h>

@@ -3,7 +3,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
-#include "backend/processes/tls.h"
+#include "backend/links/tls.h"
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>

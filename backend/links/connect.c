@@ -8,8 +8,8 @@
  * link is open by then. The called process opens the link only after the confirmation, because the caller may have
  * given up. */
 #include "backend/base/clock.h"
-#include "backend/processes/link.h"
-#include "backend/processes/tcp.h"
+#include "backend/links/link.h"
+#include "backend/links/tcp.h"
 #include <errno.h>
 #include <string.h>
 

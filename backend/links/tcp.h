@@ -1,7 +1,7 @@
 /* Sockets between hosts. They never block and are closed on exec. An error is a negative errno. The kernel detects that
  * the other host is gone: it must acknowledge data and answer probes within TUTTI_PEER_TIMEOUT_MS. */
 #pragma once
-#include "backend/processes/sock_address.h"
+#include "backend/links/sock_address.h"
 
 int tcp_listen(const struct sock_address *at);
 /* Starts to connect. The socket becomes writable when it is connected, or when tcp_take_error returns the reason.

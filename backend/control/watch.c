@@ -1,11 +1,11 @@
 /* One turn of the thread handles the sockets that are ready, then what the time demands, and calls receivers and
  * watchers at its end. The thread holds registry.lock except while it polls and during those calls. */
-#include "backend/processes/watch.h"
+#include "backend/control/watch.h"
 #include "backend/base/clock.h"
-#include "backend/processes/channel.h"
+#include "backend/control/channel.h"
+#include "backend/links/link.h"
+#include "backend/links/links.h"
 #include "backend/processes/host_election.h"
-#include "backend/processes/link.h"
-#include "backend/processes/links.h"
 #include "backend/processes/local_peer.h"
 #include "backend/processes/registry.h"
 #include <sys/epoll.h>

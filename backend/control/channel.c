@@ -2,12 +2,12 @@
    registry.incoming has messages to deliver or to pass on. `early` has messages for communicators that have not opened
    a channel yet. A recently closed channel answers with its final message. registry.lock protects everything, and is
    released while a receiver is called. */
-#include "backend/processes/channel.h"
+#include "backend/control/channel.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/processes/link.h"
+#include "backend/links/link.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>

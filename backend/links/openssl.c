@@ -1,6 +1,6 @@
 /* Finds and opens the library. OpenSSL must not clean up when the program exits, because threads of this process may
  * still use connections then. If the program has initialized OpenSSL before, OpenSSL still cleans up. */
-#include "backend/processes/openssl.h"
+#include "backend/links/openssl.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include <dlfcn.h>

@@ -3,9 +3,9 @@
  * place until it confirms, because it takes its link for open. Among the others, the network with the most callers
  * loses its oldest when the list is full. So callers of one network leave room for callers of others. */
 #include "backend/base/clock.h"
-#include "backend/processes/link.h"
-#include "backend/processes/sock_address.h"
-#include "backend/processes/tcp.h"
+#include "backend/links/link.h"
+#include "backend/links/sock_address.h"
+#include "backend/links/tcp.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

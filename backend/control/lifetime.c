@@ -1,20 +1,20 @@
 /* Starts and ends the registry (registry.h). The end has an order: the queues are sent, all peers get a goodbye, and
  * then the listeners and keys go. Meanwhile registry.stopping makes other threads wait. */
-#include "backend/processes/lifetime.h"
+#include "backend/control/lifetime.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/random.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
+#include "backend/control/channel.h"
+#include "backend/control/watch.h"
 #include "backend/host/socket.h"
+#include "backend/links/link.h"
+#include "backend/links/links.h"
 #include "backend/memory/arena.h"
-#include "backend/processes/channel.h"
 #include "backend/processes/host_election.h"
 #include "backend/processes/keys.h"
-#include "backend/processes/link.h"
-#include "backend/processes/links.h"
 #include "backend/processes/registry.h"
-#include "backend/processes/watch.h"
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>

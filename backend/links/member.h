@@ -1,6 +1,6 @@
 /* The record by which each rank of a group introduces itself to the others. */
 #pragma once
-#include "backend/processes/links.h"
+#include "backend/links/links.h"
 #include <string.h>
 
 /* The record travels as bytes: its size is fixed and there is no padding. */

@@ -12,8 +12,8 @@
  * and after some attempts connects directly. A final message need not be repeated. A process also passes on messages of
  * communicators that it has left, for the last 64 of them. */
 #pragma once
+#include "backend/control/routes.h"
 #include "backend/processes/packet.h"
-#include "backend/processes/routes.h"
 
 enum { CHANNEL_TICK_MS = 10 };
 struct channel;

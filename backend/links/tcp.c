@@ -1,6 +1,6 @@
 /* The receive buffer has a fixed size. A link relies on room for its whole window (wire.h), even if the window arrives
  * in the smallest pieces. */
-#include "backend/processes/tcp.h"
+#include "backend/links/tcp.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/settings.h"
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* A distance is the least number of powers of two that lead forwards, or backwards, to the other host. A step takes one
    power in the shorter direction, so each step reduces the distance by at least one, and a route ends. A missing host
    is skipped by another power of two, because their order does not matter. */
-#include "backend/processes/routes.h"
+#include "backend/control/routes.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/processes/registry.h"

@@ -1,11 +1,11 @@
 /* One link, from the end of its handshake to its own end. A message waits until the other end has read more or the
  * socket takes more. Control messages wait in a queue (channel.c), and other packets as flags. */
-#include "backend/processes/link.h"
+#include "backend/links/link.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
-#include "backend/processes/tcp.h"
+#include "backend/links/tcp.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Every received length is checked before its use. Numbers are in the host's byte order. A host with another byte order
  * is refused in the handshake, because it reads another version number. */
-#include "backend/processes/wire.h"
+#include "backend/links/wire.h"
 #include <assert.h>
 #include <errno.h>
 #include <stddef.h>

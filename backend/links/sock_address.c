@@ -1,5 +1,5 @@
 /* Numbers and texts that follow from an address. */
-#include "backend/processes/sock_address.h"
+#include "backend/links/sock_address.h"
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>

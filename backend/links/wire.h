@@ -5,9 +5,9 @@
  * one window is in flight, which is far less than a kernel buffers for a process that does not read. So TCP's window
  * stays open even to a stopped process; a closed one would count as silence (TCP_USER_TIMEOUT). */
 #pragma once
-#include "backend/processes/links.h"
+#include "backend/links/links.h"
+#include "backend/links/tls.h"
 #include "backend/processes/registry.h"
-#include "backend/processes/tls.h"
 
 /* Limits of bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and acknowledgements
    WIRE_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room make progress. */

@@ -2,10 +2,10 @@
  * accept.c, which run on the watch thread. registry.lock protects everything here, and no function waits. A function
  * that may end a link is marked, because a peer without users is freed when its link ends. */
 #pragma once
+#include "backend/links/links.h"
+#include "backend/links/wire.h"
 #include "backend/processes/handshake.h"
-#include "backend/processes/links.h"
 #include "backend/processes/registry.h"
-#include "backend/processes/wire.h"
 
 struct process_address { size_t bytes; unsigned char content[PROCESS_ADDRESS_BYTES]; };
 struct link {

@@ -1,12 +1,12 @@
 /* The functions for other folders record what is wanted and wake the watch thread. For the watch thread this file finds
  * the links that have something to do. */
-#include "backend/processes/links.h"
+#include "backend/links/links.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
-#include "backend/processes/link.h"
-#include "backend/processes/tcp.h"
+#include "backend/links/link.h"
+#include "backend/links/tcp.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>

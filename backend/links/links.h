@@ -7,8 +7,8 @@
  * dropped, and the first one is logged. Death: the connection ends without a goodbye, or the other host is silent for
  * TUTTI_PEER_TIMEOUT_MS. A stopped process is alive, because its kernel answers. */
 #pragma once
+#include "backend/links/sock_address.h"
 #include "backend/processes/peers.h"
-#include "backend/processes/sock_address.h"
 
 enum { PROCESS_ADDRESS_BYTES = 2048 };
 /* Listens at that address until the last peers_release. Port 0 means any port. A second call returns the first call's

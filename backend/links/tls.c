@@ -1,11 +1,11 @@
 /* OpenSSL reads from the socket itself, but only in tls_receive, whose caller can ask whether OpenSSL holds more bytes
  * (tls_has_unread). OpenSSL writes into a buffer, which is then sent. So OpenSSL does not need a failed write repeated,
  * and the caller may send other bytes next. A socket that fails to write may still have bytes to read. */
-#include "backend/processes/tls.h"
+#include "backend/links/tls.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
-#include "backend/processes/openssl.h"
+#include "backend/links/openssl.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
