@@ -30,21 +30,21 @@ void link_request_connect(struct peer *peer)
     links_schedule_tick(clock_ms());
     registry_wake();
 }
-static void link_flush_wire(struct peer *peer)
+static void link_flush_stream(struct peer *peer)
 {
     struct link *link = peer->link;
-    int error = wire_push(link->wire, peer->descriptor);
+    int error = frame_stream_push(link->stream, peer->descriptor);
     /* The link ends when its socket is read. The error is kept, because a socket reports it only once. */
     if (error && !link->error) link->error = error;
-    bool full = !error && wire_waits_for_socket(link->wire);
+    bool full = !error && frame_stream_waits_for_socket(link->stream);
     if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
     link->is_full = full;
 }
 bool link_open(struct peer *peer, const struct handshake *h, bool called)
 {
     struct link *link = peer->link;
-    link->wire = memory_alloc_zeroed(1, sizeof *link->wire);
-    int error = link->wire ? tls_create_after_handshake(h, called, &link->wire->tls) : -ENOMEM;
+    link->stream = memory_alloc_zeroed(1, sizeof *link->stream);
+    int error = link->stream ? tls_create_after_handshake(h, called, &link->stream->tls) : -ENOMEM;
     if (error) { link_end(peer, error); return false; }
     link->stage = IDLE;
     link->was_open = true;
@@ -54,7 +54,7 @@ bool link_open(struct peer *peer, const struct handshake *h, bool called)
     links_schedule_tick(0);
     peer_open(peer);
     /* This begins the TLS handshake. */
-    link_flush_wire(peer);
+    link_flush_stream(peer);
     link_send_owed(peer);
     return true;
 }
@@ -70,10 +70,10 @@ void link_end(struct peer *peer, int error)
 static int link_put_frame(struct peer *peer, const void *message, size_t bytes, size_t most)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
-    int error = wire_put(peer->link->wire, message, bytes, registry.stopping ? SIZE_MAX : most);
+    int error = frame_stream_put(peer->link->stream, message, bytes, registry.stopping ? SIZE_MAX : most);
     if (error) return error;
     peer->link->sent_ms = clock_ms();
-    link_flush_wire(peer);
+    link_flush_stream(peer);
     return 0;
 }
 static int link_send_packet(struct peer *peer, const struct packet *packet, size_t bytes)
@@ -98,15 +98,15 @@ void link_send_owed(struct peer *peer)
     if (link->wants_address && peer_send_packet(peer, ADDRESS_REQUEST, NULL, -1) == 0) link->wants_address = false;
     if (link->owes_address && link_send_address(peer)) link->owes_address = false;
     if (peer->unsent.first || peer->owes_join_aborts) peer_flush_queue(peer);
-    if (link->wire->got - link->wire->acked >= ACK_BYTES) link_send_heartbeat(peer, WIRE_WINDOW);
+    if (link->stream->got - link->stream->acked >= ACK_BYTES) link_send_heartbeat(peer, STREAM_WINDOW);
 }
 bool link_push(struct peer *peer)
 {
     if (peer->state != OPEN) return false;
     /* The watch thread has stopped, so this thread reads the answer that the TLS handshake waits for. */
-    if (!tls_is_open(peer->link->wire->tls)) wire_pull(peer->link->wire, peer->descriptor);
-    link_flush_wire(peer);
-    return peer->unsent.first || wire_has_unsent(peer->link->wire);
+    if (!tls_is_open(peer->link->stream->tls)) frame_stream_pull(peer->link->stream, peer->descriptor);
+    link_flush_stream(peer);
+    return peer->unsent.first || frame_stream_has_unsent(peer->link->stream);
 }
 
 /* ---- receiving ---- */
@@ -138,22 +138,22 @@ static bool link_handle_messages(struct peer *peer)
 {
     union link_message message;
     int bytes;
-    while ((bytes = wire_next_message(peer->link->wire, &message)) > 0)
+    while ((bytes = frame_stream_next_message(peer->link->stream, &message)) > 0)
         if (!link_handle_message(peer, &message, (size_t)bytes)) return false;
     if (bytes < 0) link_end(peer, bytes);
     return bytes == 0;
 }
 void link_receive(struct peer *peer)
 {
-    link_flush_wire(peer);
+    link_flush_stream(peer);
     for (;;) {
-        int came = wire_pull(peer->link->wire, peer->descriptor);
+        int came = frame_stream_pull(peer->link->stream, peer->descriptor);
         if (came == -EAGAIN) break;
         if (came <= 0) { link_end(peer, came ? came : peer->link->error ? peer->link->error : -ECONNRESET); return; }
         if (!link_handle_messages(peer)) return;
     }
     /* The TLS handshake may have waited for the bytes that arrived. */
-    if (peer->link->wire->tls) link_flush_wire(peer);
+    if (peer->link->stream->tls) link_flush_stream(peer);
     link_send_owed(peer);
 }
 
@@ -188,7 +188,7 @@ static void link_close(struct peer *peer)
 }
 static void link_free(struct peer *peer)
 {
-    wire_free(peer->link->wire);
+    frame_stream_free(peer->link->stream);
     free(peer->link->process_address);
     free(peer->link);
 }

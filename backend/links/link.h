@@ -1,9 +1,10 @@
 /* The state of processes on other hosts. links.c, which other folders call, shares it with link.c, connect.c and
- * accept.c, which run on the watch thread. registry.lock protects everything here, and no function waits. A function
- * that may end a link is marked, because a peer without users is freed when its link ends. */
+ * accept.c, which run on the watch thread. registry.lock protects everything here, and no function waits. A peer owns
+ * its link; `links` owns the listener and the incoming connections. A function that may end a link is marked, because a
+ * peer without users is freed when its link ends. */
 #pragma once
+#include "backend/links/frame.h"
 #include "backend/links/links.h"
-#include "backend/links/wire.h"
 #include "backend/processes/handshake.h"
 #include "backend/processes/registry.h"
 
@@ -11,7 +12,7 @@ struct process_address { size_t bytes; unsigned char content[PROCESS_ADDRESS_BYT
 struct link {
     /* Where the process listens, if known, and the local address of the latest connection attempt. */
     struct sock_address at, from;
-    /* The stage of this process's connection attempt while CONNECTING. In GREETING it has sent its hello. */
+    /* The stage of this process's connection attempt while CONNECTING. In HELLO_SENT it has sent its hello. */
     enum { IDLE, CALLING, CONNECTED, HELLO_SENT } stage;
     /* The time since when the link is wanted (0: not wanted), of the next attempt, and of this attempt's end. */
     int64_t since_ms, again_ms, until_ms;
@@ -29,8 +30,8 @@ struct link {
     bool has_asked, wants_address;
     /* The other process has ever asked for this one's. It is still to be sent. */
     bool was_asked, owes_address;
-    /* The wire, from when the link first opens. */
-    struct wire *wire;                                  /* owned */
+    /* The frames, from when the link first opens. */
+    struct frame_stream *stream;                        /* owned */
     /* The other's process address, or NULL until it arrives. */
     struct process_address *process_address;            /* owned */
 };

@@ -1,4 +1,4 @@
-/* The receive buffer has a fixed size. A link relies on room for its whole window (wire.h), even if the window arrives
+/* The receive buffer has a fixed size. A link relies on room for its whole window (frame.h), even if the window arrives
  * in the smallest pieces. */
 #include "backend/links/tcp.h"
 #include "backend/base/descriptor.h"

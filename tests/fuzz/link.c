@@ -1,5 +1,5 @@
 /* What comes over an open link: bytes in portions of any size, of which frames are taken; and what is put on it. */
-#include "backend/links/wire.h"
+#include "backend/links/frame.h"
 #include "tests/fuzz/input.h"
 #include <stddef.h>
 
@@ -15,18 +15,18 @@ static void message_check(const union link_message *m, int bytes)
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static struct wire wire;
+    static struct frame_stream stream;
     struct input in = { data, size };
     union link_message message;
     int bytes = 0;
-    memset(&wire, 0, sizeof wire);
+    memset(&stream, 0, sizeof stream);
     for (int i = 0; i < MOST_FRAMES && in.left && bytes >= 0; i++) {
-        size_t portion = input_byte(&in) * 16u + 1u, room = sizeof wire.in - wire.in_bytes;
-        if (input_byte(&in) == 0) wire_put(&wire, &wire.in, portion % sizeof(struct packet), PACKET_WINDOW);
-        if (wire.out_bytes && portion % 2) wire.out_bytes = 0;         /* it has been sent */
-        wire.in_bytes += input_take(&in, wire.in + wire.in_bytes, portion < room ? portion : room);
-        while ((bytes = wire_next_message(&wire, &message)) > 0) message_check(&message, bytes);
-        FUZZ_CHECK(bytes < 0 || wire.in_bytes < sizeof wire.in);        /* a frame that fits can always be whole */
+        size_t portion = input_byte(&in) * 16u + 1u, room = sizeof stream.in - stream.in_bytes;
+        if (input_byte(&in) == 0) frame_stream_put(&stream, &stream.in, portion % sizeof(struct packet), PACKET_WINDOW);
+        if (stream.out_bytes && portion % 2) stream.out_bytes = 0;     /* it has been sent */
+        stream.in_bytes += input_take(&in, stream.in + stream.in_bytes, portion < room ? portion : room);
+        while ((bytes = frame_stream_next_message(&stream, &message)) > 0) message_check(&message, bytes);
+        FUZZ_CHECK(bytes < 0 || stream.in_bytes < sizeof stream.in);    /* a frame that fits can always be whole */
     }
     return 0;
 }

@@ -24,7 +24,13 @@ enum step {
     TIME_PASSES,
     STEPS_THERE_ARE
 };
-struct other { int socket; unsigned char process; bool calls, is_over; struct handshake handshake; struct wire wire; };
+struct other {
+    int socket;
+    unsigned char process;
+    bool calls, is_over;
+    struct handshake handshake;
+    struct frame_stream stream;
+};
 
 static struct input in;
 static struct other others[OTHERS];
@@ -123,10 +129,10 @@ static void say_frame(struct other *o)
     } else if (m.packet.kind == ADDRESS) bytes += input_byte(&in);
     for (int changes = input_byte(&in) % 4 / 3; changes > 0; changes--)
         ((unsigned char *)&m)[input_byte(&in) % bytes] = input_byte(&in);
-    wire_put(&o->wire, &m, bytes, WIRE_WINDOW);
-    if (input_byte(&in) % 4 == 0) o->wire.got += input_byte(&in);
-    wire_push(&o->wire, o->socket);
-    o->wire.taken = o->wire.put;
+    frame_stream_put(&o->stream, &m, bytes, STREAM_WINDOW);
+    if (input_byte(&in) % 4 == 0) o->stream.got += input_byte(&in);
+    frame_stream_push(&o->stream, o->socket);
+    o->stream.taken = o->stream.put;
 }
 
 /* ---- this process ---- */

@@ -1,7 +1,8 @@
 /* Streams of frames with mistakes in them, in pieces of any size, into the parser of links: nothing is read or written
  * beyond a buffer (the sanitizers say so), what comes out is whole and within its bounds, and a stream without mistakes
  * comes out as it went in. fuzz_links --executions N --seed S */
-#include "backend/links/wire.h"
+#include "backend/links/frame.h"
+#include "backend/processes/registry.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,11 +65,11 @@ static void spoil(unsigned char *stream, size_t *bytes)
 }
 
 /* ---- what comes out ---- */
-static int hear(struct wire *w)                         /* frames, or -EPROTO */
+static int hear(struct frame_stream *w)                 /* frames, or -EPROTO */
 {
     union link_message *m = malloc(sizeof *m); /* of its very size, so the sanitizer sees one byte too many */
     int count = 0, bytes;
-    while ((bytes = wire_next_message(w, m)) > 0) {
+    while ((bytes = frame_stream_next_message(w, m)) > 0) {
         REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);
         REQUIRE(m->packet.kind != ADDRESS || bytes - (int)sizeof m->packet <= PROCESS_ADDRESS_BYTES);
         if (m->packet.kind == CTRL_MSG)
@@ -77,13 +78,13 @@ static int hear(struct wire *w)                         /* frames, or -EPROTO */
         count++;
     }
     REQUIRE(bytes < 0 || w->in_bytes < sizeof w->in);   /* there is room for more, or it is over */
-    REQUIRE(w->put - w->taken <= WIRE_WINDOW);
+    REQUIRE(w->put - w->taken <= STREAM_WINDOW);
     free(m);
     return bytes < 0 ? bytes : count;
 }
 static void execute(unsigned char *stream)
 {
-    struct wire *w = calloc(1, sizeof *w);
+    struct frame_stream *w = calloc(1, sizeof *w);
     int frames = (int)draw(MOST_FRAMES) + 1, heard = 0;
     size_t bytes = 0, whole = draw(8) == 0 ? sizeof w->in : draw(200) + 1;
     for (int i = 0; i < frames; i++) bytes += add_frame(stream + bytes);
@@ -103,8 +104,8 @@ static void execute(unsigned char *stream)
     if (draw(4) == 0)                                   /* however much is said, it has a bound */
         for (int i = 0; i < 100; i++) {
             struct packet packet = packet_make_from_us(registry.self.nonce, HEARTBEAT);
-            wire_put(w, &packet, sizeof packet, WIRE_WINDOW);
-            REQUIRE(w->out_bytes <= sizeof w->out && w->put - w->taken <= WIRE_WINDOW);
+            frame_stream_put(w, &packet, sizeof packet, STREAM_WINDOW);
+            REQUIRE(w->out_bytes <= sizeof w->out && w->put - w->taken <= STREAM_WINDOW);
         }
     free(w);
 }

@@ -105,13 +105,13 @@ static void stop_one(void)                              /* for three times what 
         bool taken = true;
         for (int64_t until = clock_ms() + 3000; clock_ms() < until && taken; sleep_ms(1)) taken = post(c, ++value);
         pthread_mutex_lock(&registry.lock);
-        const struct wire *wire = peers[1]->link->wire;
-        size_t on_its_way = wire->put - wire->taken;
+        const struct frame_stream *stream = peers[1]->link->stream;
+        size_t on_its_way = stream->put - stream->taken;
         int unsent = peers[1]->unsent.count;
         pthread_mutex_unlock(&registry.lock);
         bool gone = peer_is_gone(peers[1]);
         REQUIRE(kill((pid_t)world->identity[1].pid, SIGCONT) == 0);
-        REQUIRE(taken && !gone && unsent == 1 && on_its_way <= WIRE_WINDOW);
+        REQUIRE(taken && !gone && unsent == 1 && on_its_way <= STREAM_WINDOW);
         REQUIRE(post(c, -1));
         await_value(&box, -2);
     } else {

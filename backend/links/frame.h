@@ -1,5 +1,5 @@
-/* The bytes of an open link. A frame is a header and a packet of registry.h with the data behind it. A wire has the
- * buffers of one connection.
+/* The bytes of an open link. A frame is a header and a packet (packet.h) with the data behind it. A stream has the
+ * buffers of one connection. Its link owns it, and registry.lock guards it.
  *
  * Each frame acknowledges the bytes that its sender has read so far, so both ends know how many are in flight. At most
  * one window is in flight, which is far less than a kernel buffers for a process that does not read. So TCP's window
@@ -7,11 +7,11 @@
 #pragma once
 #include "backend/links/links.h"
 #include "backend/links/tls.h"
-#include "backend/processes/registry.h"
+#include "backend/processes/packet.h"
 
 /* Limits of bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and acknowledgements
-   WIRE_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room make progress. */
-enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, WIRE_WINDOW = 16384, ACK_BYTES = 2048, WIRE_IN_BYTES = 4096 };
+   STREAM_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room go on. */
+enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, STREAM_WINDOW = 16384, ACK_BYTES = 2048, STREAM_IN_BYTES = 4096 };
 /* `length` counts the bytes that follow. `received` is the number of bytes read from the other end so far, modulo
    2^32. */
 struct frame { uint32_t length, received; };
@@ -21,27 +21,27 @@ union link_message {
     struct packet_and_ctrl_msg entry;
     struct packet_and_address process_address;
 };
-struct wire {
+struct frame_stream {
     /* NULL if the link is not encrypted. */
     struct tls *tls;                                    /* owned */
-    /* All bytes ever put on the wire, and how many of them the other end has read. */
+    /* All bytes ever put on the stream, and how many of them the other end has read. */
     uint32_t put, taken;
     /* All bytes ever read here, and how many of them were acknowledged. */
     uint32_t got, acked;
     size_t in_bytes, out_bytes;
-    unsigned char in[WIRE_IN_BYTES], out[WIRE_WINDOW];
+    unsigned char in[STREAM_IN_BYTES], out[STREAM_WINDOW];
 };
 /* Queues a message. Returns 0, or -EAGAIN if more than `most` bytes would be in flight or the buffer is full. */
-int wire_put(struct wire *wire, const void *message, size_t bytes, size_t most);
+int frame_stream_put(struct frame_stream *stream, const void *message, size_t bytes, size_t most);
 /* Sends as much as the socket takes. Returns 0 or -errno. */
-int wire_push(struct wire *wire, int socket);
+int frame_stream_push(struct frame_stream *stream, int socket);
 /* Returns true if unsent bytes wait for room in the socket. */
-bool wire_waits_for_socket(const struct wire *wire);
+bool frame_stream_waits_for_socket(const struct frame_stream *stream);
 /* Returns true if bytes are unsent, or the TLS handshake still waits for the other end. */
-bool wire_has_unsent(const struct wire *wire);
+bool frame_stream_has_unsent(const struct frame_stream *stream);
 /* NULL is allowed. */
-void wire_free(struct wire *wire);
+void frame_stream_free(struct frame_stream *stream);
 /* Reads from the socket. Returns the number of bytes, 0 at the end, or -errno. */
-int wire_pull(struct wire *wire, int socket);
+int frame_stream_pull(struct frame_stream *stream, int socket);
 /* Takes the next whole message. Returns its bytes, 0 if it is incomplete, or -EPROTO for an invalid frame. */
-int wire_next_message(struct wire *wire, union link_message *out);
+int frame_stream_next_message(struct frame_stream *stream, union link_message *out);

@@ -1,6 +1,6 @@
 /* Every received length is checked before its use. Numbers are in the host's byte order. A host with another byte order
  * is refused in the handshake, because it reads another version number. */
-#include "backend/links/wire.h"
+#include "backend/links/frame.h"
 #include <assert.h>
 #include <errno.h>
 #include <stddef.h>
@@ -11,9 +11,9 @@
 static_assert(sizeof(struct frame) == 8
         && sizeof(struct packet_and_address) == sizeof(struct packet) + PROCESS_ADDRESS_BYTES,
     "no padding");
-static_assert(sizeof(struct frame) + sizeof(union link_message) <= WIRE_IN_BYTES, "the longest frame fits");
+static_assert(sizeof(struct frame) + sizeof(union link_message) <= STREAM_IN_BYTES, "the longest frame fits");
 
-int wire_put(struct wire *w, const void *message, size_t bytes, size_t most)
+int frame_stream_put(struct frame_stream *w, const void *message, size_t bytes, size_t most)
 {
     struct frame frame = { (uint32_t)bytes, w->got };
     size_t whole = sizeof frame + bytes;
@@ -25,20 +25,20 @@ int wire_put(struct wire *w, const void *message, size_t bytes, size_t most)
     w->acked = w->got;
     return 0;
 }
-static ssize_t wire_send_some(struct wire *w, int socket)
+static ssize_t frame_stream_send_some(struct frame_stream *w, int socket)
 {
     const struct iovec all = { w->out, w->out_bytes };
     return w->tls ? tls_send(w->tls, socket, &all, 1) : send(socket, w->out, w->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
-static ssize_t wire_receive_some(struct wire *w, int socket)
+static ssize_t frame_stream_receive_some(struct frame_stream *w, int socket)
 {
     const struct iovec room = { w->in + w->in_bytes, sizeof w->in - w->in_bytes };
     return w->tls ? tls_receive(w->tls, socket, &room, 1) : recv(socket, room.iov_base, room.iov_len, MSG_DONTWAIT);
 }
-int wire_push(struct wire *w, int socket)
+int frame_stream_push(struct frame_stream *w, int socket)
 {
     while (w->out_bytes) {
-        ssize_t sent = wire_send_some(w, socket);
+        ssize_t sent = frame_stream_send_some(w, socket);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0) return errno == EAGAIN ? 0 : -errno;
         w->out_bytes -= (size_t)sent;
@@ -46,20 +46,23 @@ int wire_push(struct wire *w, int socket)
     }
     return w->tls ? tls_push(w->tls, socket) : 0;
 }
-bool wire_waits_for_socket(const struct wire *w)
+bool frame_stream_waits_for_socket(const struct frame_stream *w)
 {
     return (w->out_bytes && tls_is_open(w->tls)) || tls_has_unsent(w->tls);
 }
-bool wire_has_unsent(const struct wire *w) { return w->out_bytes || tls_has_unsent(w->tls) || !tls_is_open(w->tls); }
-void wire_free(struct wire *w)
+bool frame_stream_has_unsent(const struct frame_stream *w)
+{
+    return w->out_bytes || tls_has_unsent(w->tls) || !tls_is_open(w->tls);
+}
+void frame_stream_free(struct frame_stream *w)
 {
     if (w) tls_free(w->tls);
     free(w);
 }
-int wire_pull(struct wire *w, int socket)
+int frame_stream_pull(struct frame_stream *w, int socket)
 {
     ssize_t came;
-    do came = wire_receive_some(w, socket);
+    do came = frame_stream_receive_some(w, socket);
     while (came < 0 && errno == EINTR);
     if (came < 0) return -errno;
     w->in_bytes += (size_t)came;
@@ -77,7 +80,7 @@ static bool link_message_is_for_us(const union link_message *m, size_t bytes)
     default: return false;
     }
 }
-int wire_next_message(struct wire *w, union link_message *out)
+int frame_stream_next_message(struct frame_stream *w, union link_message *out)
 {
     struct frame frame;
     if (w->in_bytes < sizeof frame) return 0;
