@@ -17,7 +17,7 @@ from datetime import timedelta
 LIMIT_S = 60                                              # then a rank hangs
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["torch", *[f"torch.distributed.{name}" for name in (
-    "checkpoint", "fsdp", "tensor.parallel", "pipelining")], "torch_tutti", "ranks"])
+    "checkpoint", "fsdp", "tensor.parallel", "pipelining")], "torch_tutti", "pytest", "ranks"])
 
 
 def hosts_of_job(size, hosts=None):
