@@ -1,5 +1,6 @@
 """examples/train_gpt.py on a tiny model: goes on from a checkpoint as if never stopped, agrees with gloo, and Ctrl-C
-ends it cleanly."""
+ends it cleanly. Two tests let it start its ranks by
+torchrun; the others start them where torch is loaded already."""
 import importlib.metadata
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from program_start import run_python, run_ranks, succeeded
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "--steps 12 --layers 1 --width 32 --heads 2 --context 16 --batch 2 --sample 20".split()
@@ -25,15 +27,19 @@ def installed():
 pytestmark = pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
 
 
-def command(*arguments):
-    text = ["--data", str(ROOT / "include/tutti.h")]
-    return [sys.executable, str(ROOT / "examples/train_gpt.py"), *TINY, *text, *map(str, arguments)]
+SCRIPT = ROOT / "examples/train_gpt.py"
+sys.path.append(str(SCRIPT.parent))
+import train_gpt  # noqa: E402
+
+
+def options(*arguments):
+    return [*TINY, "--data", str(ROOT / "include/tutti.h"), *map(str, arguments)]
 
 
 def train(*arguments):
-    run = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
+    """What it prints, of as many ranks as it would start itself."""
+    words = options(*arguments)
+    return succeeded(run_ranks(train_gpt.parse(words).ranks, SCRIPT, *words))
 
 
 def test_resumed_run_has_the_same_losses(tmp_path):
@@ -46,7 +52,8 @@ def test_resumed_run_has_the_same_losses(tmp_path):
 
 
 def test_losses_equal_those_on_gloo():
-    shown = train("--compare")
+    """Here the program itself starts torchrun."""
+    shown = succeeded(run_python(SCRIPT, *options("--compare")))
     assert "differ by at most 0 " in shown and "the same bits" in shown and "DIFFERENT" not in shown
 
 
@@ -89,7 +96,7 @@ def processes_of(run):
 
 def test_interrupt_leaves_nothing():
     mark = f"of {os.getpid()}"
-    run = subprocess.Popen(command("--steps", 10**6), env=dict(os.environ, TEST_RUN=mark),
+    run = subprocess.Popen([sys.executable, SCRIPT, *options("--steps", 10**6)], env=dict(os.environ, TEST_RUN=mark),
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         assert "parameters" in run.stdout.readline()
@@ -129,9 +136,7 @@ def test_a_divided_model_trains_as_one_process(one_process, tmp_path, division):
     ("--experts 8", "--experts and --microbatches need --tp, --pp, --dp or --ep"),
     ("--pp 2 --zero 1 --schedule zb-v --batch 4", "--zero needs whole backward passes"),
     ("--tp 2 --compare", "work only with tutti, the CPU and adamw")])
-def test_divisions_that_cannot_be(monkeypatch, capsys, wrong, text):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import train_gpt
+def test_divisions_that_cannot_be(capsys, wrong, text):
     with pytest.raises(SystemExit):
         train_gpt.parse([*TINY, *wrong.split()])
     assert text in capsys.readouterr().err
