@@ -1,9 +1,9 @@
-"""examples/parameter_server.py runs in each mode and draws; what it draws."""
-import subprocess
+"""examples/parameter_server.py starts its ranks, runs in each mode and draws; what it draws."""
 import sys
 from pathlib import Path
 
 import pytest
+from program_start import run_python, run_ranks, succeeded
 from test_example import installed
 from zero_training import refused
 
@@ -15,15 +15,18 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/parameter_server.py"
 @pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
 def test_modes_side_by_side(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    options = "--ranks 4 --servers 2 --steps 6 --seconds 60 --straggler 0.02 --compute 0 --staleness 1 --plot".split()
-    done = subprocess.run([sys.executable, EXAMPLE, *options, tmp_path / "out.png"], capture_output=True, text=True,
-                          timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    options = "--servers 2 --steps 6 --seconds 60 --straggler 0.02 --compute 0 --staleness 1 --plot".split()
+    lines = succeeded(run_ranks(4, EXAMPLE, *options, tmp_path / "out.png")).splitlines()
     assert [line.split(":")[1].split()[0] for line in lines] == ["sync", "bounded", "async"] * 2
     assert all("pushes [6, 6]" in line for line in lines) and "one worker sleeps in every step" in lines[0]
     assert "at most 0 ahead" in lines[0] and ("at most 1 ahead" in lines[1] or "at most 0 ahead" in lines[1])
     assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
+def test_ranks_of_its_own():
+    options = "--ranks 2 --modes async --who any --steps 2 --straggler 0 --compute 0".split()
+    assert "pushes [2], at most" in succeeded(run_python(EXAMPLE, *options))
 
 
 def test_losses_are_smoothed():
