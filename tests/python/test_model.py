@@ -3,20 +3,19 @@ picture say the same, and which algorithms there are on one host and on several.
 import contextlib
 import io
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 import torch.distributed as dist
+from program_start import run_python, run_ranks, succeeded
 
 from torch_tutti import algorithms, cli
 from torch_tutti._bench.measure import Ranks
 from torch_tutti._model import _core, command, picture, report
 from torch_tutti._model.options import FAMILIES
 
-TUTTI = [sys.executable, "-m", "torch_tutti"]
+TUTTI = ["-m", "torch_tutti"]
 QUICK = ("-b", "1K", "-e", "64K", "-f", "64", "-n", "2")
 
 
@@ -157,11 +156,7 @@ def test_picture_without_matplotlib(monkeypatch, tmp_path, capsys):
 
 
 # ---- processes ----
-def completed(*words, **variables):
-    without = ("RANK", "WORLD_SIZE", "TUTTI_HOSTS")
-    inherited = {name: value for name, value in os.environ.items() if name not in without}
-    return subprocess.run(words, capture_output=True, text=True, timeout=120,
-                          env={**inherited, "CUDA_VISIBLE_DEVICES": "", **variables})
+ONE_HOST = {"TUTTI_HOSTS": None}
 
 
 def names_of(document):
@@ -171,27 +166,26 @@ def names_of(document):
 def test_ranks_of_its_own_on_one_host(tmp_path):
     saved, drawn = tmp_path / "out.json", tmp_path / "out.svg"
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    done = completed(*TUTTI, "model", "all_reduce", *QUICK, "--nproc", "2", "-J", str(saved), "--plot", str(drawn))
-    assert done.returncode == 0, done.stderr
+    printed = succeeded(run_python(*TUTTI, "model", "all_reduce", *QUICK, "--nproc", "2", "-J", saved, "--plot", drawn,
+                                   **ONE_HOST))
     document = json.loads(saved.read_text())
     assert (document["format"], document["version"]) == ("tutti model", 1)
     assert {"one_shot", "two_shot", "ring"} <= names_of(document) and "<svg" in drawn.read_text()
-    assert "on one host" in done.stdout and "between hosts" not in done.stdout
+    assert "on one host" in printed and "between hosts" not in printed
     assert all(row["algorithms"]["ring"]["predicted"] is None for row in document["results"])
 
 
 def test_under_torchrun_on_pretended_hosts(tmp_path):
     saved = tmp_path / "out.json"
-    done = completed(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TUTTI[1:],
-                   "model", "all_reduce", *QUICK, "-J", str(saved), TUTTI_HOSTS="2")
-    assert done.returncode == 0, done.stderr
+    printed = succeeded(run_ranks(2, *TUTTI, "model", "all_reduce", *QUICK, "-J", saved, TUTTI_HOSTS="2"))
     document = json.loads(saved.read_text())
     names = names_of(document)
     assert {"leaders", "hierarchy_ring", "ring"} <= names and not {"one_shot", "two_shot"} & names
     assert all(cell["predicted"] > 0 for row in document["results"] for cell in row["algorithms"].values())
-    assert done.stdout.count("# between hosts: a message takes") == 1 and "on 2 hosts (1, 1 ranks)" in done.stdout
+    assert printed.count("# between hosts: a message takes") == 1 and "on 2 hosts (1, 1 ranks)" in printed
 
 
 def test_what_the_hosts_do_not_allow_is_named():
-    done = completed(*TUTTI, "model", "all_reduce", *QUICK, "--nproc", "2", "--algorithms", "two_shot", TUTTI_HOSTS="2")
-    assert done.returncode == 1 and "allreduce by algorithm two_shot needs all ranks on one host" in done.stderr
+    ended = run_ranks(2, *TUTTI, "model", "all_reduce", *QUICK, "--algorithms", "two_shot", TUTTI_HOSTS="2")
+    assert ended.exitcodes == [1, 1]
+    assert ended.stderr.count("allreduce by algorithm two_shot needs all ranks on one host") == 2

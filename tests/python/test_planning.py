@@ -1,11 +1,11 @@
 """tutti plan for a cluster: its figures are those of the formulas, which stand here once more as they are published,
 its order is that of all strategies, and what cannot be is said."""
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+from program_start import run_python, run_ranks, succeeded
 from test_bench_page import module_at
 
 from torch_tutti import Pipeline
@@ -476,26 +476,22 @@ def test_planning_needs_no_torch():
 
 
 # ---- links that are measured ----
+TUTTI = ("-m", "torch_tutti")
 MEASURED = ("plan", "--model", "llama-7b", "--gpus", "8", "--device", "cpu", "--memory", "200GB", "--measure", "--json")
 
 
-def measured(*words, **variables):
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "TUTTI_HOSTS")}
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=120,
-                          env={**kept, "CUDA_VISIBLE_DEVICES": "", **variables})
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["cluster"]
+def cluster_of(ended):
+    return json.loads(succeeded(ended))["cluster"]
 
 
 def test_links_are_measured_by_ranks_of_its_own():
-    found, usual = measured("torch_tutti", *MEASURED), DEVICES["cpu"]
+    found, usual = cluster_of(run_python(*TUTTI, *MEASURED, TUTTI_HOSTS=None)), DEVICES["cpu"]
     assert found["local"]["speed"] > 0 and found["local"] != usual.local._asdict()
 
 
 @pytest.mark.one_host("hosts are pretended here")
 def test_links_are_measured_under_torchrun():
-    found, usual = measured("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "torch_tutti",
-                            *MEASURED, "--hosts", "2", TUTTI_HOSTS="2"), DEVICES["cpu"]
+    found, usual = cluster_of(run_ranks(2, *TUTTI, *MEASURED, "--hosts", "2", TUTTI_HOSTS="2")), DEVICES["cpu"]
     assert found["local"] == usual.local._asdict() and found["across"]["latency"] > 0
     assert found["across"]["speed"] not in (0, 4 * usual.across.speed)
 
