@@ -2,6 +2,8 @@
 it cannot run; with TUTTI_TAKE_OVER=nccl,gloo or under `tutti run` it does, unchanged.
 
     torchrun --nproc-per-node 2 nccl_by_name.py         or, starting its two ranks itself: nccl_by_name.py --spawn
+
+--no-workers: the ranks read their data themselves, as spawned workers need seconds to load torch.
 """
 import os
 import sys
@@ -25,8 +27,9 @@ def train():
     torch.manual_seed(0)
     inputs = torch.randn(64, 8)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False), num_workers=1,
-                        multiprocessing_context="spawn", worker_init_fn=worker_ready)
+    workers = {} if "--no-workers" in sys.argv else {
+        "num_workers": 1, "multiprocessing_context": "spawn", "worker_init_fn": worker_ready}
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False), **workers)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for batch, target in loader:

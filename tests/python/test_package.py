@@ -12,23 +12,25 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from program_start import run_interpreter, run_python, succeeded
 
 
-def python(code, *arguments, environment=None, check=True):
+def python(code):
     """Runs code in a new interpreter; what it prints."""
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})})
-    assert not check or done.returncode == 0, done.stderr
-    return done.stdout if check else done
+    return succeeded(run_interpreter("-c", code))
+
+
+def forked(code):
+    """Runs code where torch is loaded already; what it prints."""
+    return succeeded(run_python("-c", code))
 
 
 COMMANDS = {"module": [sys.executable, "-m", "torch_tutti"],
             "script": [str(Path(sysconfig.get_path("scripts")) / "tutti")]}
 
 
-def tutti(*arguments, way="module", environment=None):
-    return subprocess.run([*COMMANDS[way], *arguments], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, **(environment or {})})
+def tutti(*arguments, environment=None):
+    return run_python("-m", "torch_tutti", *arguments, **(environment or {}))
 
 
 # ---- the entry point ----
@@ -69,7 +71,7 @@ ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
 print(found, file=said, flush=True)
 os._exit(0)
 """
-    assert python(code) == "[]\n"
+    assert forked(code) == "[]\n"
 
 
 def test_package_can_be_imported_before_torch():
@@ -77,7 +79,7 @@ def test_package_can_be_imported_before_torch():
 
 
 def test_entry_point_does_not_raise():
-    python("""
+    forked("""
 import torch, torch.distributed as dist
 from torch_tutti import _autoload
 def broken(*_, **__):
@@ -117,7 +119,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    text = python(code)
+    text = forked(code)
     import torch
     for piece in ("built for torch 2.7,", torch.__version__, "pip install", "script/setup"):
         assert piece in text
@@ -236,22 +238,26 @@ def test_unknown_attribute():
 
 
 @pytest.mark.parametrize("way", COMMANDS)
-def test_command(way):
+def test_command_starts(way):
     def run(*arguments):
-        return tutti(*arguments, way=way)
+        return subprocess.run([*COMMANDS[way], *arguments], capture_output=True, text=True, timeout=60)
 
     import torch_tutti
     assert run("--version").stdout == f"tutti {torch_tutti.__version__}\n"
     assert json.loads(run("info", "--json").stdout)["packages"]["torch-tutti"]
-    assert "torch-tutti" in run("info").stdout
-    assert "ring" in run("algorithms").stdout
-    assert run("schedule", "allreduce", "ring", "--ranks", "3").stdout.strip()
-    for option in "--ranks", "--root":                  # 3 in the 32 bits that C takes
-        cut = run("schedule", "broadcast", "chain", option, "4294967299")
-        assert cut.returncode == 1 and "schedule: 4294967299 is not a 32-bit integer" in cut.stderr
-    wrong = run("schedule", "allreduce", "rign")
-    assert wrong.returncode == 1 and "ring" in wrong.stderr and "Traceback" not in wrong.stderr
     assert run().returncode == 2
+
+
+def test_commands():
+    assert "torch-tutti" in tutti("info").stdout
+    assert "ring" in tutti("algorithms").stdout
+    assert tutti("schedule", "allreduce", "ring", "--ranks", "3").stdout.strip()
+    # 3 in the 32 bits that C takes
+    for option in "--ranks", "--root":
+        cut = tutti("schedule", "broadcast", "chain", option, "4294967299")
+        assert cut.exitcodes == [1] and "schedule: 4294967299 is not a 32-bit integer" in cut.stderr
+    wrong = tutti("schedule", "allreduce", "rign")
+    assert wrong.exitcodes == [1] and "ring" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
 def test_info_reads_well():
@@ -275,7 +281,7 @@ def test_picture_of_a_schedule(tmp_path):
             assert all(steps[wait].column < step.column for wait in step.waits)
             assert (step.kind == "recv") == (step.send is not None)
     path = tmp_path / "ring.svg"
-    subprocess.run([*COMMANDS["module"], "schedule", "allreduce", "ring", "--picture", path], check=True, timeout=60)
+    succeeded(tutti("schedule", "allreduce", "ring", "--picture", path))
     assert "<svg" in path.read_text()
 
 
@@ -314,6 +320,8 @@ dist.destroy_process_group()
     ({"TORCH_LOGS": "torch_tutti", "TUTTI_LOG": "error"}, ""),
 ])
 def test_torch_logs_show_what_the_library_does(environment, level):
-    done = python(ONE_RANK + "import os; print(os.environ.get('TUTTI_LOG', ''))", environment=environment, check=False)
-    assert ("has joined" in done.stderr) == bool(level)
+    """In a new interpreter, torch itself has read TORCH_LOGS; where it has not, the library has."""
+    run = run_interpreter if level == "info" else run_python
+    done = run("-c", ONE_RANK + "import os; print(os.environ.get('TUTTI_LOG', ''))", **environment)
+    assert done.exitcodes == [0] and ("has joined" in done.stderr) == bool(level)
     assert done.stdout.strip() == (level or environment.get("TUTTI_LOG", ""))

@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import init_process_group as bound_early
+from program_start import (Ended, environment_of, run_interpreter, run_python, run_ranks, run_torchrun,
+                           succeeded)
 from ranks import Ranks
 
 import torch_tutti
@@ -371,45 +373,45 @@ def test_torchs_functions_come_back(two):
 
 
 # ---- in other processes ----
-def start(*command, names=None, check=True):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environment.pop(_takeover.VARIABLE, None)
-    if names is not None:
-        environment[_takeover.VARIABLE] = names
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150, env=environment)
+def start(*command, check=True):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150,
+                          env=environment_of(QUIET))
     assert not check or done.returncode == 0, done.stderr
     return done
 
 
-TORCHRUN = [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node", "2"]
+QUIET = {_takeover.VARIABLE: None, "OMP_NUM_THREADS": "1"}
 TUTTI_RUN = [SCRIPTS / "tutti", "run"]
-LAUNCHES = {"the launcher": [*TUTTI_RUN, "torchrun", *TORCHRUN[1:], PROGRAM],
-            "each rank": [*TORCHRUN, "--no-python", *TUTTI_RUN, "--backends", "gloo,nccl", PROGRAM]}
 
 
-@pytest.mark.parametrize("launch", LAUNCHES)
-def test_tutti_run_with_torchrun(launch):
+def trains_on_tutti(ended):
+    printed = succeeded(ended)
+    assert printed.startswith("loss ") and printed.endswith(" on nccl\n")
+    assert ended.stderr.count('asked for backend "nccl" and gets "tutti"') == 2
+
+
+def test_tutti_run_starts_torchrun():
     """And with a DataLoader whose workers are spawned."""
-    done = start(*LAUNCHES[launch])
-    assert done.stdout.startswith("loss ") and done.stdout.endswith(" on nccl\n")
-    assert done.stderr.count('asked for backend "nccl" and gets "tutti"') == 2
+    done = start(*TUTTI_RUN, "torchrun", "--standalone", "--nproc-per-node", "2", PROGRAM)
+    trains_on_tutti(Ended([done.returncode], done.stdout, done.stderr))
+
+
+def test_torchrun_starts_tutti_run():
+    trains_on_tutti(run_torchrun(2, "--no-python", *TUTTI_RUN, "--backends", "gloo,nccl", PROGRAM, "--no-workers",
+                                 **QUIET))
 
 
 def test_program_that_spawns_its_ranks():
-    done = start(sys.executable, PROGRAM, "--spawn", names="nccl")
-    assert sorted(done.stdout.splitlines()) == ["rank 0 has 2.0 on nccl", "rank 1 has 2.0 on nccl"]
+    printed = succeeded(run_interpreter(PROGRAM, "--spawn", **{**QUIET, _takeover.VARIABLE: "nccl"}))
+    assert sorted(printed.splitlines()) == ["rank 0 has 2.0 on nccl", "rank 1 has 2.0 on nccl"]
 
 
-def test_program_needs_the_take_over(monkeypatch):
+def test_program_needs_the_take_over():
     """So the tests above show something."""
     if dist.distributed_c10d.is_nccl_available():
         pytest.skip("this torch has NCCL, so the program may run without tutti")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "0")
-    done = start(sys.executable, PROGRAM, check=False)
-    assert done.returncode != 0 and "doesn't have NCCL built in" in done.stderr
+    done = run_ranks(1, PROGRAM, **QUIET)
+    assert done.exitcodes != [0] and "doesn't have NCCL built in" in done.stderr
 
 
 def test_unknown_name_in_the_environment():
@@ -419,8 +421,8 @@ import torch, torch.distributed as dist
 print("imported", flush=True)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
-    done = start(sys.executable, "-c", code, names="ncll,gloo", check=False)
-    assert done.stdout == "imported\n" and done.returncode != 0
+    done = run_interpreter("-c", code, **{**QUIET, _takeover.VARIABLE: "ncll,gloo"})
+    assert done.stdout == "imported\n" and done.exitcodes != [0]
     assert 'ValueError: TUTTI_TAKE_OVER=gloo,ncll: tutti cannot take over "ncll": torch knows no backend' in done.stderr
 
 
@@ -432,7 +434,7 @@ sys.stderr = None
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print(dist.get_backend_config())
 """
-    assert "tutti" in start(sys.executable, "-c", code, names="gloo").stdout
+    assert "tutti" in succeeded(run_interpreter("-c", code, **{**QUIET, _takeover.VARIABLE: "gloo"}))
 
 
 def test_torch_that_makes_groups_in_another_way():
@@ -442,8 +444,8 @@ from torch_tutti import _takeover, cli
 dist.distributed_c10d._new_process_group_helper = lambda store, rank: None
 _takeover.from_environment()
 """
-    done = start(sys.executable, "-c", code.replace("import torch,", "import os, torch,").replace(
-        "_takeover.from", "os.environ['TUTTI_TAKE_OVER'] = 'gloo'; _takeover.from"))
+    done = run_python("-c", code, **{**QUIET, _takeover.VARIABLE: "gloo"})
+    assert done.exitcodes == [0]
     assert "error: TUTTI_TAKE_OVER has no effect: torch" in done.stderr and "Write 'tutti' where" in done.stderr
 
 
@@ -457,8 +459,8 @@ dist.init_process_group("tutti", store=dist.HashStore(), rank=0, world_size=1)
 print(dist._coalescing_manager is other, dist.monitored_barrier.__wrapped__ is not None)
 dist.monitored_barrier()
 """
-    done = start(sys.executable, "-c", code)
-    assert done.stdout == "True True\n" and f"warn: _coalescing_manager of torch {torch.__version__} takes group, " \
+    done = run_python("-c", code, **QUIET)
+    assert done.exitcodes == [0] and done.stdout == "True True\n" and f"warn: _coalescing_manager of torch {torch.__version__} takes group, " \
         "devices, but tutti expects group, device, async_ops: torch's own function stays in place" in done.stderr
 
 
