@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from memory import is_shared
+from program_start import environment_of, run_python, run_torchrun, succeeded
 
 from torch_tutti import _takeover, cli, take_over
 from torch_tutti._bench import command, launch, picture, report
@@ -449,23 +450,13 @@ def test_picture_without_matplotlib(monkeypatch, tmp_path, capsys):
 
 
 # ---- processes ----
-def environment():
-    return {**{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
-            "CUDA_VISIBLE_DEVICES": ""}
-
-
-def completed(*words, **variables):
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, env={**environment(), **variables})
-
-
 def test_ranks_of_its_own(tmp_path):
     words = ["reduce_scatter", "-b", "1K", "-e", "128K", "-f", "128", "-n", "3", "-w", "1", "--nproc", "2", "--stats"]
     saved, picture = tmp_path / "out.json", tmp_path / "out.png"
     drawing = ["--plot", str(picture)] if importable("matplotlib") else []
-    done = completed(*TUTTI, "bench", *words, "--backend", "tutti,gloo", "-J", str(saved), *drawing)
-    assert done.returncode == 0, done.stderr
+    printed = succeeded(run_python(*TUTTI[1:], "bench", *words, "--backend", "tutti,gloo", "-J", saved, *drawing))
     document = report.load(str(saved))
-    rows = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    rows = [line for line in printed.splitlines() if not line.startswith("#")]
     table = report.Table(stats=True, several=True)
     assert rows == [table.line(row) for row in document["results"]] and len(rows) == 4
     assert [(row["size"], row["count"]) for row in document["results"][::2]] == [(1024, 128), (131072, 16384)]
@@ -486,12 +477,10 @@ def importable(name):
 def test_under_torchrun_and_without_numpy(tmp_path):
     saved = tmp_path / "out.json"
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
-    done = completed(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TUTTI[1:],
-                   "bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all", "-J", str(saved),
-                   PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    printed = succeeded(run_torchrun(2, *TUTTI[1:], "bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all",
+                                     "-J", saved, PYTHONPATH=str(tmp_path)))
     assert [row["root"] for row in report.load(str(saved))["results"]] == [0, 1]
-    assert done.stdout.count("Collective test starting") == 1
+    assert printed.count("Collective test starting") == 1
 
 
 @contextlib.contextmanager
@@ -499,7 +488,7 @@ def running():
     """A run that would take hours, after its table has begun: (process, pids of its ranks)."""
     words = ["bench", "all_reduce", "-b", "8", "-e", "8", "-n", "100000000", "--nproc", "2"]
     process = subprocess.Popen([*TUTTI, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=environment(), start_new_session=True)
+                               env=environment_of({}), start_new_session=True)
     guard = threading.Timer(100, process.kill)          # reading waits no longer than that
     guard.start()
     pids = []
