@@ -3,13 +3,12 @@ come and what is still kept are together what was given, whatever is left out on
 import contextlib
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from program_start import run_torchrun, succeeded
 from torch.nn.parallel import DistributedDataParallel
 from training import flat, same_on_all_ranks
 from zero_training import Network, ids_of, loss_of, refused
@@ -365,12 +364,7 @@ def test_a_program_just_ends(tmp_path, debug):
     """Python takes threads down when it ends, and a call into torch that is taken down ends the process."""
     program = tmp_path / "leaves.py"
     program.write_text(LEAVES)
-    for _ in range(2):
-        run = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-                              str(program)], capture_output=True, text=True, timeout=60,
-                             env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": debug, "OMP_NUM_THREADS": "1",
-                                  "TUTTI_HOSTS": ""})
-        assert run.returncode == 0, run.stderr
+    succeeded(run_torchrun(2, program, TORCH_DISTRIBUTED_DEBUG=debug, TUTTI_HOSTS=""))
 
 
 # ---- what goes wrong ----
