@@ -4,19 +4,11 @@
 #include "backend/base/settings.h"
 #include "backend/engine/messages.h"
 #include "tests/support/inproc.h"
+#include "tests/support/unit.h"
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 void world_fail(const char *text, const char *file, int line)
 {

@@ -1,19 +1,14 @@
 /* What the fake does when nothing goes wrong: messages of each kind, their order, inline bytes, selective signals, room
    in queues, channels, datagrams, devices, and what is counted. */
+#include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <cmocka.h>
 
 static int reset(void **state) { (void)state; fake_reset(); return 0; }
 static void fill(struct end *e, size_t offset, size_t bytes, unsigned seed)

@@ -1,14 +1,9 @@
 /* What the fake does when something is wrong: every refusal at once, every error of a completion with what it does to
    both ends, flushing, events of ports and devices, and that nothing moves which should not. */
+#include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include <cmocka.h>
 
 static int reset(void **state) { (void)state; fake_reset(); return 0; }
 

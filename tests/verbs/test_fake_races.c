@@ -1,17 +1,10 @@
 /* That the fake orders memory as hardware does and not more: the thread sanitizer has to find each wrong use, and
    nothing in the right one. Each is a process of its own: this program with the number of the use as its argument. */
+#include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <fcntl.h>
-#include <setjmp.h>
 #include <spawn.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum use { RIGHT, SOURCE_TOO_EARLY, SOURCE_OF_UNSIGNALED, RESULT_TOO_EARLY, PEER_WITHOUT_COMPLETION, USES };
 enum { FOUND = 66 };                                    /* what the sanitizer exits with */

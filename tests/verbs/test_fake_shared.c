@@ -1,10 +1,7 @@
 /* Shared receive queues of the fake: who uses one receive, who waits for one, and what a failure leaves. */
+#include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 enum { PAIRS = 2 };
 static struct ibv_qp *pair_on(struct end *e, struct ibv_srq *srq)

@@ -1,18 +1,12 @@
 /* Very many requests at random: two ends, each a thread, with several pairs of queues between them, requests of all
    kinds and sizes, some signaled, while requests and completions are delayed. Every byte and every order is checked.
    The seed is printed; as the first argument it is used again, the second is the number of requests. */
+#include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { PAIRS = 4, RING = 32, SLOT = 2048, SIGNAL_EVERY = 8 };
 /* Memory of an end: slots to send from, slots of reads, slots that the peer writes, and bytes that never change. */

@@ -2,12 +2,7 @@
    disagreement is known everywhere, and how long a rank waits for hosts that do not answer. */
 #include "backend/agree/agree.h"
 #include "include/tutti.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 enum { RANKS = 4, HOSTS = 2, QUEUE = 256, DELAY_MS = 1, BEGIN_MS = 1000 };
 static const int host_of[RANKS] = { 0, 1, 0, 1 };                      /* round robin */

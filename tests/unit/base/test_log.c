@@ -1,14 +1,7 @@
 /* A line of the log is dropped rather than waited for, and the next line says so. */
 #include "backend/base/log.h"
+#include "tests/support/unit.h"
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { DROPPED = 3 };
 static void fill(int pipe_end)

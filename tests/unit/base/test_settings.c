@@ -2,13 +2,7 @@
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "tests/support/said.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static const char *said_of(const char *variable, const char *value)
 {

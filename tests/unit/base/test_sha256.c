@@ -1,13 +1,7 @@
 /* The hash and the message authentication code give what the standards print, and whatever Python's hashlib gives for
    every length around a block. */
 #include "backend/base/sha256.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static void assert_hex(const unsigned char *bytes, const char *expected)
 {

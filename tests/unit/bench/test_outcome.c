@@ -1,11 +1,6 @@
 /* By what rows of bench_core are judged: by their goal, and by a limit where that allows more. */
 #include "tests/bench/outcome.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static const struct bench_case allreduce = { ALLREDUCE, 1 << 26, 2, TUTTI_FLOAT32, .in_place = true, .beside = MEMCPY,
     .goal = 1.12 };

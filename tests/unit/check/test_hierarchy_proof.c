@@ -2,6 +2,7 @@
  * builds it; and what a host builds for itself is what is built for it in the plan of all. On small layouts every way
  * to build a plan and every root; on larger ones some of both, drawn. */
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/unit/check/local.h"
 #include "tests/unit/check/placements.h"
 

@@ -1,5 +1,6 @@
 /* The checker rejects every mutant of every algorithm of the table, in groups of up to five. */
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/unit/check/mutants.h"
 
 enum { IN_PLACE = 1, SHARED = 2, STAGE_INPUTS = 4, WAYS = 8 };

@@ -1,4 +1,5 @@
 /* What the checker says of plans that are wrong in one known way. */
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
 
 static struct hosts hosts;

@@ -1,5 +1,6 @@
 /* Schedules over several hosts: proved for unequal hosts in every placement, their mutants rejected, and what a host
  * builds for itself is what is built for it in the plan of all. */
+#include "tests/support/unit.h"
 #include "tests/unit/check/hierarchies.h"
 #include "tests/unit/check/local.h"
 #include "tests/unit/check/mutants.h"

@@ -1,5 +1,6 @@
 /* Every allocation of the builder, the checker and the cache fails in turn: the answer is an error, nothing is lost
  * (the sanitizer of addresses watches), and the next attempt works. */
+#include "tests/support/unit.h"
 #include "tests/unit/check/hierarchies.h"
 #include "tests/unit/schedule/examples.h"
 

@@ -1,6 +1,7 @@
 /* The proof: every algorithm of the table, every group size up to 33 and two beyond, as it is run and as it might be
  * run. */
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 enum { EXHAUSTIVE = 9, THINNER = 33 };

@@ -1,13 +1,8 @@
 /* Algorithms stay short: every function of backend/collectives has at most 40 lines, from its name to its closing
  * brace. Prints the lines of each algorithm. */
 #include "backend/collectives/table.h"
+#include "tests/support/unit.h"
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { MOST_LINES = 40, MOST_FUNCTIONS = 400, NAME_BYTES = 64, LINE_BYTES = 512 };
 static struct function {

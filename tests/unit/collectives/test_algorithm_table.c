@@ -1,10 +1,6 @@
 /* The table: names are unique within their collective, collectives stand together, every row is found by its name. */
 #include "backend/collectives/collectives.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static void every_row_is_found_by_its_name(void **state)
 {

@@ -3,6 +3,7 @@
 #include "backend/collectives/collectives.h"
 #include "backend/schedule/blocks.h"
 #include "backend/schedule/match.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 static const int placements[][9] = { { 3, 0, 0, 0 }, { 4, 0, 1, 0, 1 }, { 3, 0, 1, 2 }, { 4, 0, 1, 1, 1 },

@@ -1,9 +1,6 @@
 /* The two trees: each is one tree over all ranks, of logarithmic depth, and no rank passes data on in both. */
 #include "backend/collectives/common.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 enum { MOST = 130 };
 

@@ -1,10 +1,7 @@
 /* Folding to a power of two: every rank is stood for by exactly one id, and the ids' ranges of ranks lie one after the
  * other. */
 #include "backend/collectives/common.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static void the_power_is_the_largest_that_fits(void **state)
 {

@@ -13,6 +13,7 @@
  * 0 <= e < 2^k: 2^k k n + 2 e n in place of 2(H - 1)n, 1.00 for two and three hosts, 1.33 for four. */
 #include "backend/collectives/common.h"
 #include "backend/model/cost.h"
+#include "tests/support/unit.h"
 #include "tests/unit/check/placements.h"
 
 /* Chunks that cross, as a chunk of the whole message or a block is cut in `cut`. */

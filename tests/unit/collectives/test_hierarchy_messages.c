@@ -2,6 +2,7 @@
  * depend on that: every mask of shared ranks, and of ranks in place, makes the same messages, to the same peers, in the
  * same order, of the same chunks. And it pays: what is shared is not copied into slots. */
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/unit/check/local.h"
 #include "tests/unit/check/placements.h"
 

@@ -1,6 +1,7 @@
 /* Every host-memory algorithm crosses what its comment says, for 1 to 17 ranks: how many chunks the busiest rank reads
  * from its peers and writes to them, when all tensors are shared and nothing has to be staged. */
 #include "backend/collectives/common.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 enum { MOST_RANKS = 17 };

@@ -2,6 +2,7 @@
  * message and receive one at a time; the chunks that the busiest rank sends; and into how many chunks a rank's message
  * is cut. */
 #include "backend/collectives/common.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 enum { MOST_RANKS = 17, MOST_STEPS = 256 };

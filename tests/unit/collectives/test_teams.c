@@ -2,6 +2,7 @@
  * on every slice across the hosts, and the hosts' ranks read the other slices. Proved for equal and unequal hosts, in
  * place and not, with shared tensors and without. */
 #include "backend/collectives/common.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 enum { MOST_HOSTS = 7 };

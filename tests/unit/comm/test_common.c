@@ -1,16 +1,9 @@
 /* Memory in common: the same pages for the ranks of a host, all have it or none, and it goes when nobody needs it. */
 #include "backend/base/memory.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { WORDS = 5000 };                                  /* no whole number of pages */

@@ -1,16 +1,8 @@
 /* A child of fork and the communicators and requests of its parent: whatever it calls, it is told, and touches nothing
    of theirs. The segments are not mapped there, so what touched one would end the child with a signal. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { COUNT = 1 << 18 };
 static int shared_mappings(void)                        /* segments, blocks of the arena, and those of peers */

@@ -1,15 +1,8 @@
 /* Communicators with several holders: one thread destroys it while others are in its calls, or still make some. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 #define TOLD(call) REQUIRE((call) == TUTTI_ABORTED); SAYS("was destroyed; make a new one"); \

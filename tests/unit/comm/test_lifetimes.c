@@ -1,16 +1,9 @@
 /* Who may touch what when communicators fail, are destroyed, split or forked while operations are under way. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 

@@ -1,16 +1,10 @@
 /* Hosts that agree on a failure: a rank that only computes takes part, and what is known to fail does not succeed while
    they have not agreed yet. Also what is said of many ranks of both hosts. */
 #include "backend/engine/comm.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static _Thread_local float one[64], other[64];
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)

@@ -1,15 +1,7 @@
 /* Requests, several communicators, splitting, uneven all-to-all: what runs without a blocking caller. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { MANY = 40 };
 static void many_at_once(struct rank *me)                               /* waited for backwards */

@@ -7,15 +7,9 @@
 #include "backend/collectives/collectives.h"
 #include "backend/model/machine.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include "tests/unit/kernels/reference.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
 
 enum { MOST = 4, MOST_BYTES = 900000, EDGE = 128 };
 #ifdef FEW

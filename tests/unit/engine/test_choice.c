@@ -3,19 +3,11 @@
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include "backend/engine/comm.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include "tests/unit/model/machines.h"
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static const size_t KIB = 1024, MIB = 1 << 20;
 struct machine_group { struct layout *layout; struct chooser chooser; };

@@ -2,16 +2,9 @@
    in every type. */
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 /* What rank r has at element i: small whole numbers, so that sums of five ranks are exact even in float8. */
 static int value(int rank, size_t i) { return (int)((i + (size_t)rank * 3) % 4); }

@@ -1,17 +1,11 @@
 /* Whoever waits for a rank that is on its core yields at once; whoever waits for ranks of other cores does not. There
  * are so many pauses here that nobody yields for any other reason. */
 #include "backend/base/settings.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { RANKS = 3, CALLS = 300, LARGE = 100000 };
 static _Thread_local int yields;

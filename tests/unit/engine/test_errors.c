@@ -1,19 +1,11 @@
 /* What goes wrong, and what is said about it: every text that a user can cause is read here. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static _Thread_local float one[64], other[64];
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)

@@ -3,14 +3,8 @@
    stays in bounds, and every result is right. */
 #include "backend/collectives/collectives.h"
 #include "backend/engine/comm.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { RANKS = 4, MOST = 64000, OPEN = 6 };
 #ifdef FEW

@@ -2,16 +2,11 @@
  * have come, and then for reasons not to go on, may lose its core between the two looks, as long as a peer needs to
  * come, to end the operation and to abort the group. Here it loses it there: in one of the rounds just before a look
  * for reasons is due. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { ROUNDS = 80 };
 static _Thread_local int turns_left;                    /* until this thread loses its core */

@@ -1,13 +1,6 @@
 /* Sends and receives through communicators: order, tags, any source, sizes, groups, beside collectives. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 static int next_of(const struct rank *me) { return (me->rank + 1) % me->size; }
 static int before(const struct rank *me) { return (me->rank + me->size - 1) % me->size; }

@@ -1,12 +1,6 @@
 /* The monitored barrier: it ends when all have come, tells rank 0 who has not, and leaves nothing behind. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { RANKS = 4, SHORT_MS = 200, LONG_MS = 60000 };
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)

@@ -2,18 +2,10 @@
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/inproc.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <limits.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { SECONDS = 600, LARGE = 300000, ROUNDS = 3 };
 static struct inproc_options options;

@@ -2,18 +2,10 @@
    not further than its tracks allow; and it hears of whatever goes wrong in a later call. */
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { AHEAD = TRACKS - 2 };                             /* operations, after one that has awaited all */

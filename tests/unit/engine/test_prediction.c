@@ -1,15 +1,8 @@
 /* What a communicator says it would run, and how long that would take: the same on all ranks, and what then runs. */
 #include "backend/collectives/collectives.h"
 #include "backend/engine/comm.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { RANKS = 4, MOST = 1 << 22 };
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)

@@ -1,16 +1,8 @@
 /* What is more urgent goes first; nobody waits for what waits for another rank; what each rank wants may differ. */
 #include "backend/engine/comm.h"
 #include "backend/execute/precedence.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MILLISECOND = 1000000, LARGE = 1 << 20, LONG = 1 << 18, ROUNDS = 5 };       /* elements */
 

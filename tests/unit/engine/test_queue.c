@@ -1,14 +1,8 @@
 /* Queues: whoever waits for any of several requests gets each of them once, in the order in which they ended. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { MANY = 60, LARGE = 200000, LATE = 56 };          /* LATE: a receive whose send comes last */
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)

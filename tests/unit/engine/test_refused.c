@@ -1,20 +1,12 @@
 /* The operating system says no: each refusal is a clean error that names the call, and leaves nothing open. A seccomp
    filter in a forked child refuses one system call. */
 #include "tests/support/forbid.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <dirent.h>
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { SKIPPED = 77 };
 static int open_files(void)

@@ -1,12 +1,7 @@
 /* Small calls that are like the one before, or nearly: what is kept from call to call (addresses, counts of elements,
    declarations) must never be that of other tensors, another type, another operation or another collective. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <cmocka.h>
 
 enum { KINDS = 400, MOST_BYTES = 4096, TENSORS = 3 };
 static const struct kind {

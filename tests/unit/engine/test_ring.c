@@ -1,14 +1,8 @@
 /* Operations take their slots from a ring, one behind the other, and only as much of it becomes memory as they have
    come to. Whatever came before, every operation finds its own bytes. */
 #include "backend/engine/comm.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 #if defined(__SANITIZE_THREAD__)
 enum { MIXED = 25 };

@@ -1,14 +1,9 @@
 /* The all-reduce whose rows are normalised: bitwise an all-reduce and, on one rank, the same norm of its result; for
    any algorithm, number of ranks, type, shape and place of tensors. Ranks that mean different norms are told so. */
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
 
 struct shape { size_t rows, columns; tutti_dtype dtype; const char *algorithm; bool own, in_place, shared, residual; };
 static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16 };

@@ -1,24 +1,16 @@
 /* Shared tensors when something goes wrong: a peer is killed while it has them mapped, a group fails while peers are at
  * them, one is freed too early, a process is forked, descriptors or addresses run out. After each, the memory belongs
  * to its owner again, and other groups go on. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <malloc.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { COUNT = 1 << 20, SECONDS = 300 };
 static float *allocate(size_t count)

@@ -1,20 +1,12 @@
 /* Sends and receives of shared tensors through communicators: what arrives does not depend on where it lay or where it
  * goes, nothing leaks, and when something goes wrong in the middle the memory belongs to its owner again. */
 #include "backend/engine/comm.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { MOST = 3 << 20, GUARD = 64, SECONDS = 300 };
 static unsigned char *shared(size_t bytes)

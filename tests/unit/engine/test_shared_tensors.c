@@ -5,15 +5,8 @@
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { GUARD = 64, TILE = 16384, LATE = 65536, MOST = 4, LARGEST = 200004 };
 #ifdef FEW

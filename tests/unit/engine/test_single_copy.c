@@ -5,17 +5,10 @@
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/forbid.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 /* Of a machine with near cores, whose kernel reads for as much as slots take. Where it takes thrice as much, all that
    reads is predicted so high that plans win in which not every rank reads. */

@@ -1,17 +1,11 @@
 /* A job that was stopped for longer than its timeout (SIGSTOP, a frozen container) goes on when it is continued,
  * whoever of its ranks runs first. Here the clock jumps, which is what such a process sees. */
 #include "backend/engine/driver.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { TIMEOUT_MS = 10000, STOP_S = 60 };
 static _Atomic long stopped_s, hurry_s;                 /* hurry: so much passes between two looks at the clock */

@@ -4,16 +4,9 @@
 #include "backend/collectives/collectives.h"
 #include "backend/tuning/tuner.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/unit/model/machines.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { RANKS = 3, KINDS = 4, OPERATIONS = 40000 };
 static const size_t MIB = 1 << 20;

@@ -3,15 +3,8 @@
    algorithm alone has it, and is told if it comes too late for that. */
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 #ifdef FEW
 enum { CALLS = 600, LOOKS = 0 };                        /* too few to come to all variants */

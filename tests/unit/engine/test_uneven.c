@@ -2,15 +2,8 @@
    private or shared, by every algorithm; and what is refused or fails. */
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { MOST = 5, GAP = 3 };
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)

@@ -1,14 +1,7 @@
 /* Programs and libraries of different versions: what the sizes at the beginning of the public structs are for, and the
    room in an id. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 #define SAYS(text) assert_non_null(strstr(tutti_get_last_error(), text))
 

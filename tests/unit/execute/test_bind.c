@@ -1,11 +1,7 @@
 /* Where bytes lie, when a peer does not keep to what it said: its counts are in shared memory and may change after they
    were checked. What they say then never leads beyond what was mapped. */
 #include "backend/execute/bind.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 enum { MAPPED = 4096, TILE = 1024 };
 static unsigned char memory[MAPPED];

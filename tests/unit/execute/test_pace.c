@@ -1,12 +1,7 @@
 /* How slots are written is found out while they are. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "backend/execute/pace.h"
+#include "tests/support/unit.h"
 
 static void note(struct pace *p, int times, double line_ns)
 {

@@ -3,12 +3,7 @@
 #include "backend/base/memory.h"
 #include "include/tutti.h"
 #include "tests/support/random.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 enum { RANKS = 3, EXPERTS = 6, TOKENS = 40, CHOICES = 3, COLUMNS = 130, MOST = RANKS * TOKENS * CHOICES };
 struct routed { int64_t expert[TOKENS][CHOICES], place[TOKENS][CHOICES]; void *first[EXPERTS]; };

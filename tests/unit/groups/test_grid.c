@@ -2,12 +2,7 @@
    worked out who differs from whom in which axes. */
 #include "include/tutti.h"
 #include "tests/support/random.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 enum { AXES = 5, MOST_RANKS = 512, ORDERS = 20 };
 static const char *const names[AXES] = { "tp", "cp", "ep", "dp", "pp" };

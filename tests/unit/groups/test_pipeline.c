@@ -2,13 +2,8 @@
    what is wrong with lists. */
 #include "backend/groups/pipeline.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_STAGES = 64, MOST_RANKS = 16 };
 #define SAYS(text) assert_non_null(strstr(tutti_get_last_error(), text))

@@ -3,17 +3,12 @@
 #include "backend/base/status.h"
 #include "backend/host/reading.h"
 #include "tests/support/forbid.h"
+#include "tests/support/unit.h"
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { BYTES = 100003 };
 static unsigned char memory[BYTES], nonce[NONCE_BYTES] = "a random number";

@@ -3,23 +3,15 @@
 #include "backend/base/status.h"
 #include "backend/host/segment.h"
 #include "tests/support/failing_calls.h"
+#include "tests/support/unit.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { RANKS = 3, SLOT_BYTES = 1 << 20, PAIR_BYTES = 5000 };
 static const struct segment_shape shape = { RANKS, RANKS, SLOT_BYTES, PAIR_BYTES, 0 };

@@ -5,18 +5,12 @@
 #include "backend/base/settings.h"
 #include "backend/host/wait.h"
 #include "tests/support/forbid.h"
+#include "tests/support/unit.h"
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { HANDOVERS = 100000, LOST_MS = 20000, FUTEX_WAITV = 449 };
 struct word { _Alignas(128) _Atomic uint64_t counter; _Alignas(128) _Atomic uint32_t waiters; };

@@ -6,26 +6,18 @@
 #include "backend/host/socket.h"
 #include "backend/join/join_result.h"
 #include "backend/processes/handshake.h"
+#include "tests/support/unit.h"
 #include "tests/unit/join/bootstrap_world.h"
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 /* ---- both ways ---- */
 static void run_both(const struct way *way, tutti_status status, const char *text)

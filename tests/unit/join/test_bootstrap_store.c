@@ -3,16 +3,8 @@
 #include "backend/control/lifetime.h"
 #include "backend/host/socket.h"
 #include "backend/processes/peers.h"
+#include "tests/support/unit.h"
 #include "tests/unit/join/bootstrap_world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static void test_store_sees_few_requests(void **state)
 {

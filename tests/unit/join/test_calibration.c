@@ -2,15 +2,9 @@
    for a limited time. */
 #include "backend/base/clock.h"
 #include "backend/join/calibration.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <cmocka.h>
 
 static double marked(int distance) { return 1000 + distance; }
 static int set_up(void **state)                         /* parameters that say of which distance they are */

@@ -1,14 +1,7 @@
 /* A rank that cannot join a group, and whose process goes on living, says so: the others are told at once and by name,
    instead of waiting for it until their time is over. What they have besides works on. */
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { RANKS = 3, SECONDS = 60 };                       /* the group's own timeout is half an hour */
 static void split(struct rank *me)

@@ -6,15 +6,8 @@
 #include "backend/engine/comm.h"
 #include "backend/join/interface.h"
 #include "tests/support/inproc.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { LATE_MS = 300, MOST_RANKS = 8 };
 static struct inproc_options options = { .seed = 1, .delay = 200, .in_time = true, .budget = 4 };

@@ -2,18 +2,10 @@
 #include "backend/engine/comm.h"
 #include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { MOST = 8 };
 /* ---- the text ---- */

@@ -1,14 +1,8 @@
 /* On which interface a process listens: what the setting names, in its order, else the way to the store's host. */
 #include "backend/base/status.h"
 #include "backend/join/interface.h"
+#include "tests/support/unit.h"
 #include <arpa/inet.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <cmocka.h>
 
 /* ---- choosing from a table ---- */
 static struct interface row(const char *name, const char *address, bool up)

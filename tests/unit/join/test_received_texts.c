@@ -2,12 +2,7 @@
    so that an error or a log cannot be forged with them. */
 #include "backend/join/join_result.h"
 #include "backend/join/terms.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static void record_texts_are_printable(void **state)
 {

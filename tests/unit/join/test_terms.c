@@ -1,14 +1,7 @@
 /* Ranks that were told different things of a group of one name in one store: every rank that comes gets MISMATCH, which
    shows both sides, in whatever order they come; and no group has members of two lists. */
+#include "tests/support/unit.h"
 #include "tests/unit/join/bootstrap_world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 enum { JOB = 4711 };
 static const int ends[] = { 0, 3 }, middle[] = { 1, 2 }, three[] = { 1, 2, 4 };

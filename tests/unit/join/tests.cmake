@@ -8,9 +8,10 @@ endif()
 tutti_unit(join/test_interface links)
 target_sources(test_interface PRIVATE ${CMAKE_SOURCE_DIR}/backend/join/interface.c)
 # The bootstrap needs no more of join/ than a few files.
+set(join ${CMAKE_SOURCE_DIR}/backend/join)
+tutti_helper(bootstrap_world unit/join/bootstrap_world.c ${join}/bootstrap.c ${join}/bootstrap_id.c ${join}/records.c
+  ${join}/terms.c ${join}/join_result.c)
 foreach(name bootstrap bootstrap_store received_texts terms)
   tutti_unit(join/test_${name} transports)
-  target_sources(test_${name} PRIVATE unit/join/bootstrap_world.c ${CMAKE_SOURCE_DIR}/backend/join/bootstrap.c
-    ${CMAKE_SOURCE_DIR}/backend/join/bootstrap_id.c ${CMAKE_SOURCE_DIR}/backend/join/records.c
-    ${CMAKE_SOURCE_DIR}/backend/join/terms.c ${CMAKE_SOURCE_DIR}/backend/join/join_result.c)
+  target_link_libraries(test_${name} PRIVATE bootstrap_world)
 endforeach()

@@ -2,13 +2,9 @@
    kernels/blend.h says, one element at a time; rows that are missing; and nothing else written. */
 #include "kernels/blend.h"
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 4, COLUMNS = 520, GUARD = 64, SUMS = 64, ROOM = COLUMNS * 4 + 8 };
 static char row[ROWS][ROOM], expected[ROOM], guarded[ROOM + 2 * GUARD];

@@ -4,14 +4,9 @@
 #include "kernels/compress.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { FROM = 3, TO = 2, ARRAYS = FROM + TO };
 static char *pages[ARRAYS]; /* one page each, between two that may not be touched */

@@ -1,11 +1,6 @@
 /* Which functions there are, and the choice of the instruction set. */
 #include "kernels/reduce.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static bool floating(tutti_dtype dtype)
 {

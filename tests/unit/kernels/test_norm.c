@@ -2,12 +2,8 @@
    columns around the block, with and without a residual, a weight, a bias; and nothing else written. */
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 3, COLUMNS = 700, GUARD = 64, SUMS = 64, ROOM = ROWS * COLUMNS * 4 + 8 };
 enum { ROW, RESIDUAL, ARRAYS };

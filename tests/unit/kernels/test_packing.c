@@ -2,13 +2,9 @@
    instruction sets give the same bits. */
 #include "kernels/compress.h"
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { COUNT_MAX = 3000, GUARD = 16, SOURCES = 3 };
 static const size_t counts[] = { 1, 2, 3, 7, 31, 127, 128, 129, 255, 1000, 1023, 1024, 1025, 1153, 2048, COUNT_MAX };

@@ -2,13 +2,8 @@
  * numbers of sources and destinations, counts around the vector sizes, and arrays that are aligned to the element
  * only. */
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { FROM_MAX = 9, TO_MAX = 3, COUNT_MAX = 1027, GUARD = 64, ARRAY_BYTES = (COUNT_MAX + 8) * 8 + 2 * GUARD };
 static const size_t counts[] = { 0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 1027 };

@@ -2,13 +2,8 @@
  * * factor with all codes as from and factor 1 must give the codes back; 1 * factor with any float32 as factor must
  * give its rounding. */
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 static const tutti_dtype small[] = { TUTTI_FLOAT16, TUTTI_BFLOAT16, TUTTI_FLOAT8_E4M3, TUTTI_FLOAT8_E5M2 };
 enum { SMALL = sizeof small / sizeof small[0], CODES = 1 << 16 };

@@ -1,13 +1,8 @@
 /* scale on every instruction set: the bits of the reference, in place too, for counts around the vector sizes, and
    nothing else written. */
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { COUNT_MAX = 1027, GUARD = 64 };
 static _Alignas(64) char source[COUNT_MAX * 8 + 8], expected[COUNT_MAX * 8], guarded[COUNT_MAX * 8 + 8 + 2 * GUARD];

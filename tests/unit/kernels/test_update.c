@@ -2,13 +2,9 @@
    sizes, for counts around those of vectors, and nothing written beside them. */
 #include "kernels/reduce.h"
 #include "kernels/update.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { COUNT_MAX = 1027, GUARD = 16, ARRAYS = 4 };
 static const size_t counts[] = { 0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, COUNT_MAX };

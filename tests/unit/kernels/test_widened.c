@@ -2,12 +2,8 @@
  * rounded together: every code with partners that make ties, overflow, denormals and NaN; and a NaN in one place alone,
  * which must be canonical and change nothing beside it. */
 #include "kernels/reduce.h"
+#include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 static const tutti_dtype widened[] = { TUTTI_FLOAT16, TUTTI_BFLOAT16 };
 enum { DTYPES = sizeof widened / sizeof widened[0], CODES = 1 << 16, SOURCES = 3, LANES = 512 };

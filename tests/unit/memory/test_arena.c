@@ -4,23 +4,16 @@
 #include "backend/memory/arena.h"
 #include "backend/memory/memfd.h"
 #include "tests/support/failing_calls.h"
+#include "tests/support/unit.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { MIB = 1 << 20 };
 

@@ -1,15 +1,7 @@
 /* What the kernel tells about memory, in folders made up for the purpose: the least of all counts. */
 #include "backend/memory/available.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/support/unit.h"
 #include <sys/stat.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static char root[] = "available-XXXXXX";
 static void put(const char *folder, const char *file, const char *text)

@@ -2,13 +2,7 @@
    back becomes one again; and the book-keeping that cannot be had is an error that loses nothing. */
 #include "backend/base/memory.h"
 #include "backend/memory/heap.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 enum { REGION = 1 << 20, PARTS = 300 };
 static unsigned char *memory;

@@ -2,12 +2,8 @@
 #include "backend/base/memory.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/cost.h"
+#include "tests/support/unit.h"
 #include "tests/unit/model/machines.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-#include <cmocka.h>
 
 /* One host of so many ranks; kept. */
 static const struct layout *host_of_ranks(int size)

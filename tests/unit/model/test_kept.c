@@ -1,18 +1,10 @@
 /* Figures on disk: what was written is read, and nothing else is. */
 #include "backend/base/settings.h"
 #include "tests/support/said.h"
+#include "tests/support/unit.h"
 #include "tests/unit/model/machines.h"
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static char root[64], folder[128], file[512], text[4096];
 static size_t length;

@@ -1,16 +1,9 @@
 /* The probe on whatever this machine is: figures that make sense, or typical ones, and no traces. */
 #include "backend/base/memory.h"
 #include "backend/model/machine.h"
+#include "tests/support/unit.h"
 #include <math.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 static void stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void figures_make_sense(void **state)

@@ -3,21 +3,13 @@
 #include "backend/base/clock.h"
 #include "backend/base/random.h"
 #include "backend/base/status.h"
+#include "tests/support/unit.h"
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 struct world *world;
 int size, rank;

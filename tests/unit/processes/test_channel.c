@@ -3,16 +3,10 @@
 #include "backend/base/clock.h"
 #include "backend/control/channel.h"
 #include "backend/processes/registry.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { MANY = 5000, WORDS = 4, END = -1 };
 static const unsigned char token[16] = "one token";

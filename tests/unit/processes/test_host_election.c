@@ -5,17 +5,11 @@
 #include "backend/host/socket.h"
 #include "backend/processes/host_election.h"
 #include "backend/processes/registry.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static unsigned char token[16];                         /* of this test's group: no other process has it */
 static void begin_test(unsigned char which)

@@ -6,20 +6,12 @@
 #include "backend/control/channel.h"
 #include "backend/links/link.h"
 #include "backend/links/tcp.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
 #include <poll.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static const unsigned char token[16] = "one token";
 struct eager_ring { _Atomic int count, last; };

@@ -4,18 +4,10 @@
 #include "backend/base/status.h"
 #include "backend/links/links.h"
 #include "backend/processes/secret.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static char folder[] = "link-secrets-XXXXXX";
 static const char *secrets[2];                          /* NULL: none */

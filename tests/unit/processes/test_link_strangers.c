@@ -4,16 +4,10 @@
 #include "backend/base/status.h"
 #include "backend/links/link.h"
 #include "backend/links/tcp.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 #if defined(FEW)
 enum { FLOOD = 2000 };

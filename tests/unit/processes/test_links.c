@@ -4,16 +4,10 @@
 #include "backend/base/status.h"
 #include "backend/control/channel.h"
 #include "backend/links/link.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { MANY = 5000 };
 static const unsigned char token[16] = "one token", other_token[16] = "another token";

@@ -2,16 +2,10 @@
    fork is nobody's peer and starts anew. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 /* ---- deaths ---- */
 static bool victim_has_children;

@@ -3,21 +3,14 @@
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/processes/registry.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
 #include <errno.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 /* ---- strangers ---- */
 static void say_nonsense(void)                                         /* the last process is no rank */

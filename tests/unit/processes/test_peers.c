@@ -6,20 +6,13 @@
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/processes/registry.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
 #include <dirent.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 /* ---- finding each other ---- */
 static void meet_at_once(void)

@@ -4,16 +4,9 @@
 #include "backend/base/clock.h"
 #include "backend/control/channel.h"
 #include "backend/processes/registry.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 /* ---- steps from host to host ---- */
 enum { HOSTS = 512, ALL_PAIRS = 96, ONE_MISSING = 40 };

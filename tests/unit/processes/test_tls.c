@@ -4,17 +4,10 @@
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/links/tls.h"
+#include "tests/support/unit.h"
 #include <errno.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SKIPPED = 77, MANY = 3 << 20 };
 static const unsigned char key[KEY_BYTES] = "a key", another[KEY_BYTES] = "another key";

@@ -6,18 +6,11 @@
 #include "backend/memory/arena.h"
 #include "backend/processes/registry.h"
 #include "backend/processes/views.h"
+#include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { BYTES = 20 << 20 };
 static struct calibration_record { struct location place[2]; } *told;   /* rank 1 tells where its tensors are */

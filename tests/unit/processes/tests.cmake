@@ -1,6 +1,7 @@
+tutti_helper(peers_world unit/processes/peers_world.c)
 foreach(name peers peer_deaths peer_strangers views channel host_election routes links link_failures link_strangers link_secrets)
   tutti_unit(processes/test_${name} control)
-  target_sources(test_${name} PRIVATE unit/processes/peers_world.c)
+  target_link_libraries(test_${name} PRIVATE peers_world)
 endforeach()
 tutti_encrypted(test_links)
 # Mutated streams of frames in random cuts; more with: fuzz_links --executions 1000000 --seed 7

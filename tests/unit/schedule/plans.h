@@ -2,12 +2,7 @@
 #pragma once
 #include "backend/base/memory.h"
 #include "backend/schedule/schedule.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 /* The layout that is being looked at: making the next one ends the last. Static, so that it starts as none. */
 enum { MOST_PLACED = 128 };

@@ -1,6 +1,7 @@
 /* Places and masks: any list of hosts makes a layout in which rank, host and index lead to each other; members of a
  * plan beyond the 64th have bits of their own. */
 #include "backend/base/status.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
 
 static struct hosts hosts;

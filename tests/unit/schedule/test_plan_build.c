@@ -1,4 +1,5 @@
 /* What the builder makes of an algorithm: steps that are fused, staged, finished, awaited, published, moved. */
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
 
 static struct hosts hosts;

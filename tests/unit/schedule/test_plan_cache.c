@@ -1,6 +1,7 @@
 /* A plan is built once for each key, stays where it is while it is kept, and is found by what was asked, not by what
  * was built. What was not asked for longest goes, and only when more is held than is allowed. */
 #include "backend/base/status.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
 
 static struct hosts hosts;

@@ -2,6 +2,7 @@
  * few facts about the others that running it takes. And how much that may be: it grows with the ranks, not with their
  * square, but for the few that have a step for each pair of ranks. */
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/unit/check/local.h"
 
 static struct hosts hosts;

@@ -1,7 +1,7 @@
 /* Plans as text: a whole one, the words for every kind of step, and buffers that are too small. */
+#include "tests/support/unit.h"
 #include "tests/unit/check/hierarchies.h"
 #include "tests/unit/schedule/examples.h"
-#include <stdlib.h>
 
 static struct hosts hosts;
 static char text[8192];

@@ -3,6 +3,7 @@
  * layout and the placement, the builder must find the waits, and the checker prove them; or the builder must say that
  * there is a cycle, as when a rank hands on what it receives only after waiting for another message, which may itself
  * depend on that. A seed that fails is printed; `test_plan_random SEED` runs it alone. */
+#include "tests/support/unit.h"
 #include "tests/unit/check/mutants.h"
 
 #ifdef FEW

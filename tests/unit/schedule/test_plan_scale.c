@@ -1,8 +1,8 @@
 /* One rank of a large group builds its own schedule, without the others. How long that takes is printed, not judged. */
 #include "backend/base/clock.h"
 #include "backend/collectives/collectives.h"
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
-#include <stdlib.h>
 
 enum { LARGE = 4096, LARGEST = 65536 };
 

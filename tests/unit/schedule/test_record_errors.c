@@ -1,4 +1,5 @@
 /* What an algorithm may get wrong, and how the builder says it: one text each, naming the rank. */
+#include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 static record_function *recorded;

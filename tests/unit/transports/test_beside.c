@@ -2,6 +2,7 @@
    to be faster for it. Sockets beside UCX, between processes, and beside verbs on the device that is none. */
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/ucx/ucx.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #ifdef FAKE_VERBS
@@ -10,12 +11,6 @@
 #include "tests/support/said.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #endif
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 #ifdef FEW
 enum { LEAST = 2, MOST = 3 };

@@ -5,14 +5,9 @@
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/transports/fabric/fabric_transport.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 3, STRANGER = RANKS, PROCESSES, COMM = 77 };
 

@@ -1,14 +1,7 @@
 /* Which fabric is the default: it depends on what Linux shows of RDMA devices. */
 #include "backend/transports/fabrics.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/support/unit.h"
 #include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { ROOM = 256 };
 static void remove_all(const char *folder)

@@ -1,11 +1,7 @@
 /* The matching by itself: order, any peer, cancelling, withdrawing, and the reuse of memory. */
 #include "backend/base/memory.h"
 #include "backend/transports/matching.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
+#include "tests/support/unit.h"
 
 static struct message_name named(uint64_t name) { return (struct message_name){ name % 5, name }; }
 static struct transfer receive(int peer, uint64_t name)

@@ -3,12 +3,8 @@
    Whenever nothing moves any more, no receive may be left that some send could answer. Seeds are printed; another one
    can be given as the argument. */
 #include "backend/transports/shm/pair.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 3, NAMES = 12, ANY_NAMES = 4, OPERATIONS = 10000, MAX_MESSAGES = 30000, QUIET = 200 };
 struct message {

@@ -2,12 +2,8 @@
    and who is woken. All ranks are played by this thread; 0 and 1 are on one host, 2 is on another. */
 #include "backend/base/status.h"
 #include "backend/transports/shm/pair.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 3, LARGE = 100000 };
 static unsigned char sent[LARGE], got[LARGE];

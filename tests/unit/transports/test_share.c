@@ -1,12 +1,8 @@
 /* Messages from tensor to tensor: whichever ends can be reached, whoever copies, whatever is cancelled or refused in
    between, the bytes are right and nothing is touched afterwards. All ranks are played by this thread. */
 #include "backend/transports/shm/pair.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST = 1 << 20, GUARD = 64, SENDER = 1, RECEIVER = 2, BOTH = 3 };
 static unsigned char sent[MOST], got[MOST + GUARD];

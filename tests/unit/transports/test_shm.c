@@ -2,12 +2,8 @@
    allocations fail, what it allocates, and whom it wakes. All ranks are played by this thread. */
 #include "backend/base/memory.h"
 #include "backend/transports/shm/pair.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { LARGE = PIPE_SLOTS * SLOT_BYTES + 77 }; /* more than the pipe holds */
 static unsigned char sent[LARGE], got[LARGE];

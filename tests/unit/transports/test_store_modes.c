@@ -1,13 +1,7 @@
 /* Writer and reader find out which way of writing costs less; whatever either says, the other goes on. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "backend/transports/shm/store_modes.h"
-#include <stdlib.h>
+#include "tests/support/unit.h"
 
 enum { BYTES = 16384 };
 static struct ends {

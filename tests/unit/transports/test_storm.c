@@ -3,15 +3,12 @@
    messages each, every one with connections and a seed of its own. */
 #include "backend/transports/tcp/tcp.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #ifdef FAKE_VERBS
 #include "tests/unit/transports/ranks_verbs.h"
 #endif
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 3, ROUND = 64, NAMES = 4, MOST_BYTES = 300000, MESSAGES = 10000 };
 static int blocks = 2;

@@ -1,12 +1,9 @@
 /* The contract over TCP, on loopback: between processes, between threads that share the sockets of theirs, and between
    threads that are like processes. */
 #include "backend/transports/tcp/tcp.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #ifdef FEW
 enum { LEAST = 2, MOST = 3 };

@@ -5,19 +5,14 @@
 #include "backend/transports/tcp/sockets.h"
 #include "backend/transports/tcp/tcp.h"
 #include "tests/support/said.h"
+#include "tests/support/unit.h"
 #include <dirent.h>
 #include <errno.h>
 #include <netinet/in.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#include <cmocka.h>
 
 static struct fabric fabric = FABRIC(&tcp_operations);
 static struct key_id key;

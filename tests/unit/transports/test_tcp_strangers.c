@@ -5,17 +5,12 @@
 #include "backend/base/status.h"
 #include "backend/transports/tcp/sockets.h"
 #include "backend/transports/tcp/tcp.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
 #include <errno.h>
 #include <netinet/in.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { BYTES = 100000 };
 static struct fabric ours = FABRIC(&tcp_operations), other = FABRIC(&tcp_operations);

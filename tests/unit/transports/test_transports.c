@@ -1,13 +1,9 @@
 /* The contract, over every transport of one host: inproc with delays and reordering, shm between threads, shm between
    processes, and a router over both. */
 #include "backend/base/status.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
 #include <sys/sysinfo.h>
-
-#include <cmocka.h>
 
 /* The receiver reads a send and stops: the send cannot be forgotten, and yet cancelling it ends. */
 static void test_cancelling_ends_although_the_peer_stands_still(void **state)
@@ -39,7 +35,7 @@ static void test_cancelling_ends_although_the_peer_stands_still(void **state)
 }
 
 /* ---- beyond 32 bits ---- */
-#ifndef NO_HUGE
+#ifndef NO_PROCESSES
 /* 4 GiB and 123 bytes in pieces that all point at the same 64 MiB, the last ones at 123 bytes of their own. */
 static void more_than_4_gib(struct rank *me)
 {
@@ -125,7 +121,7 @@ int main(void)
         cmocka_unit_test(test_both),
         cmocka_unit_test(test_a_peer_that_is_gone),
         cmocka_unit_test(test_cancelling_ends_although_the_peer_stands_still),
-#ifndef NO_HUGE
+#ifndef NO_PROCESSES
         cmocka_unit_test(test_more_than_4_gib),
 #endif
     };

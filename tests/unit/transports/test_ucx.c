@@ -1,13 +1,9 @@
 /* The contract over UCX, on loopback: between processes, and between threads that share the worker of theirs. */
 #include "backend/base/status.h"
 #include "backend/transports/ucx/ucx.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #ifdef FEW
 enum { LEAST = 2, MOST = 3 };

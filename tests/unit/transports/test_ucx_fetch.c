@@ -2,14 +2,9 @@
    by its callback, and with a request in hand. Such a UCX is put in the place of the real one. */
 #include "backend/transports/ucx/library.h"
 #include "backend/transports/ucx/ucx.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { LARGE = 200000, MESSAGES = 2 };
 static int request;

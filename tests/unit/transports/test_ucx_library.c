@@ -3,16 +3,11 @@
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/transports/ucx/ucx.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks_fabric.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 static unsigned char address[FABRIC_ADDRESS_BYTES];
 static size_t address_bytes;

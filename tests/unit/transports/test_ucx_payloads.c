@@ -5,13 +5,9 @@
 #include "backend/base/status.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/ucx/worker.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks_fabric.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 static const unsigned char mine[16] = { 1 }, others[16] = { 2 };
 static unsigned char address[FABRIC_ADDRESS_BYTES];

@@ -1,12 +1,8 @@
 /* The contract over verbs, on the device that is none (tests/verbs): between ranks that are like processes, each with a
    device opened for itself, and between threads that share one; and what a message costs. */
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_verbs.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void test_between_processes(void **state)
 {

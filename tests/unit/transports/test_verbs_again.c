@@ -4,14 +4,9 @@
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/verbs/nic.h"
 #include "backend/transports/verbs/verbs.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MANY = 8, LARGE = 1 << 20 };
 static unsigned char out[MANY][EAGER_BYTES], in[MANY][EAGER_BYTES], large[2][LARGE];

@@ -3,18 +3,11 @@
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/transports/verbs/device/device.h"
+#include "tests/support/unit.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 /* ---- devices that are made up ---- */
 enum { DEVICES = 3, PORTS = 2, GIDS = 4, NONE = 0, LO = 1 };   /* lo is the interface that every machine has */

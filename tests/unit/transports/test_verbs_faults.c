@@ -1,15 +1,10 @@
 /* Verbs, when the device that is none does what devices do at their worst. Each test begins with one that is well, and
    ends with nothing left of it. */
 #include "backend/transports/verbs/nic.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { LARGE = 300000 };
 static enum ibv_wc_status status;

@@ -4,16 +4,9 @@
 #include "backend/base/status.h"
 #include "backend/transports/verbs/device/library.h"
 #include "backend/transports/verbs/verbs.h"
+#include "tests/support/unit.h"
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SECONDS = 600, SKIPPED = 77 };
 static void in_a_process(void (*each)(void))

@@ -1,22 +1,15 @@
 /* That every change of watched memory is told before anybody can find something else there. Each test has a process of
    its own, and ends with a line that says so where the kernel, or a container, forbids watching. */
 #include "backend/transports/verbs/memory/mappings.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/aside.h"
 #include <dirent.h>
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SECONDS = 600, SKIPPED = 77, PAGES = 16 };
 static size_t page, bytes;

@@ -3,14 +3,10 @@
 #include "backend/base/settings.h"
 #include "backend/transports/verbs/nic.h"
 #include "backend/transports/verbs/verbs.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { LARGE = 5 << 20, EVENTS = 64 };
 static unsigned char from[LARGE], to[LARGE];

@@ -5,21 +5,14 @@
 #include "backend/transports/verbs/memory/mappings.h"
 #include "backend/transports/verbs/memory/registration.h"
 #include "tests/support/forbid.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/aside.h"
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SECONDS = 600, SKIPPED = 77, TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
 

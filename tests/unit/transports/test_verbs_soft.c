@@ -1,12 +1,9 @@
 /* The contract over a real libibverbs and whatever device there is: soft-RoCE in a guest (script/test-verbs), or
    hardware. Skipped where there is none. */
 #include "backend/transports/verbs/verbs.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 static void test_between_processes_that_poll(void **state)
 {

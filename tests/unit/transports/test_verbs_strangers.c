@@ -1,12 +1,8 @@
 /* Greetings that are none of the process that they name: changed on the way, without its key, of an endpoint that is no
    more, for another process. They change nothing; the one that is right does. */
 #include "backend/transports/verbs/handshake.h"
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks_verbs.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static struct fabric *const here = &verbs_fabrics[1], *const there = &verbs_fabrics[0];
 static struct endpoint *end_here, *end_there; /* of their connection */

@@ -1,12 +1,7 @@
 /* How a message travels over verbs, request by request, on the device that is none: messages of three sizes from rank 0
    to rank 1. `test_verbs_trace print` prints what has been seen, of which tests/verbs/picture.py makes a picture. */
+#include "tests/support/unit.h"
 #include "tests/unit/transports/ranks_verbs.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { LARGE = 5 << 20, EVENTS = 64 };
 static const struct {

@@ -2,16 +2,10 @@
    what was given, to rounding; with nothing left out they are the averages; and what ranks ask for is compared. */
 #include "include/tutti_zero.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { MOST = 5000, TURNS = 6 };

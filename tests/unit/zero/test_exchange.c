@@ -1,14 +1,9 @@
 /* Packed slices that were changed on their way, or that are said to be of a length that cannot be: an error that names
    the rank whose they are. */
 #include "backend/base/status.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include "zero/compressed_exchange.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 3, COUNT = 2000, BAD = 1 };
 enum change { LENGTH_THERE, PLACES_THERE, LENGTH_BACK, PLACES_BACK, CHANGES };

@@ -2,15 +2,10 @@
    early as the uses before allow, whatever the order of uses, as long as it is one. */
 #include "include/tutti_zero.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include "zero/prefetcher.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { UNITS = 6, EACH = 2000, PARTS = 2, STEPS = 12 };

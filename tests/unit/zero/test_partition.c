@@ -1,12 +1,7 @@
 /* Cutting a model into slices: each element of each parameter belongs to one rank, whatever the sizes. */
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "zero/partition.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_PARAMETERS = 20, MOST_UNITS = 6, MOST_RANKS = 7 };
 struct model {

@@ -1,12 +1,8 @@
 /* What each rank writes to its own pieces, as from a checkpoint in parts, is what all go on with: values, moments and
    numbers of steps, in each placement. */
 #include "include/tutti_zero.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { PARAMETERS = 3, MOST = 5000 };

@@ -1,14 +1,8 @@
 /* What ranks do beside training, and who leaves in the middle of it; with steps that are ahead, too. */
 #include "include/tutti_zero.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 
