@@ -1,5 +1,7 @@
-/* The first header of every unit test: cmocka, the headers that cmocka.h needs before it, and those of the C library that
-   most tests use. */
+/* What every unit test includes: cmocka, the headers that it needs before it, and those of libc that most tests
+   use.
+   A test file exports one function, which has the name of the file. The program of a folder has the tests of several
+   files, and runs those of one: `unit_engine test_queue`. So each file has a process to itself. */
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,3 +13,14 @@
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
+
+/* Runs the tests of a file. Returns the exit code of the process: 0, or 77 when it has skipped them. */
+typedef int unit_function(void);
+struct unit_file { const char *name; unit_function *run; };
+/* The files of this program, in a table that CMake writes; the last has no name. */
+extern const struct unit_file unit_files[];
+/* The words of the command line from the name of the file on: what main gets in a program of one file. */
+extern struct unit_arguments {
+    int count;
+    char **words;
+} unit_arguments;

@@ -9,14 +9,14 @@ from collections import namedtuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TRACE = ROOT / "build/release/tests/test_verbs_trace"
+TRACE = [ROOT / "build/release/tests/unit_transports", "test_verbs_trace", "print"]
 WRITE, READ = "#c55a11", "#2e75b6"
 Event = namedtuple("Event", "message rank moment what bytes flags")
 
 
 def read_trace():
     """Events by the name of their message."""
-    text = subprocess.run([TRACE, "print"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(TRACE, capture_output=True, text=True, check=True).stdout
     panels = {}
     for line in text.splitlines():
         if line.count("\t") == 5:

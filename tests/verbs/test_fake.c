@@ -9,7 +9,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-
 static int reset(void **state) { (void)state; fake_reset(); return 0; }
 static void fill(struct end *e, size_t offset, size_t bytes, unsigned seed)
 {
@@ -507,7 +506,8 @@ static void test_completions_of_a_pair_that_is_destroyed(void **state)
     }
 }
 
-int main(void)
+unit_function test_fake;
+int test_fake(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_every_symbol_has_its_version, reset),

@@ -4,7 +4,6 @@
 #include "tests/verbs/ends.h"
 #include <errno.h>
 
-
 static int reset(void **state) { (void)state; fake_reset(); return 0; }
 
 /* ---- states ---- */
@@ -550,7 +549,8 @@ static void test_the_first_message_to_a_pair_that_is_not_ready_to_send(void **st
     ends_finish(e);
 }
 
-int main(void)
+unit_function test_fake_errors;
+int test_fake_errors(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_states_follow_each_other_in_order, reset),

@@ -52,8 +52,11 @@ static void test_wrong_uses_of_memory_are_found(void **state)
     }
 }
 
-int main(int count, char **arguments)
+unit_function test_fake_races;
+int test_fake_races(void)
 {
+    int count = unit_arguments.count;
+    char **arguments = unit_arguments.words;
     if (count > 1) use_run((enum use)atoi(arguments[1]));
     setenv("TSAN_OPTIONS", "halt_on_error=1", 1);
     const struct CMUnitTest tests[] = { cmocka_unit_test_prestate(test_wrong_uses_of_memory_are_found, arguments[0]) };

@@ -122,7 +122,8 @@ static void test_what_is_refused(void **state)
     assert_int_equal(errno, ENOMEM);
     scene_finish(&s);
 }
-int main(void)
+unit_function test_fake_shared;
+int test_fake_shared(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_message_takes_one_of_all_pairs),

@@ -195,8 +195,11 @@ static void test_a_storm(void **state)
     assert_true(fake_count(FAKE_REQUESTS) >= requests / 2 * 2);
 }
 
-int main(int count, char **arguments)
+unit_function test_fake_storm;
+int test_fake_storm(void)
 {
+    int count = unit_arguments.count;
+    char **arguments = unit_arguments.words;
 #ifdef FEW
     requests /= 10;
 #endif

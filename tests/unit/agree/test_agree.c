@@ -443,7 +443,8 @@ static void test_dead_host_is_told_on_the_other(void **state)
         assert_int_equal(w.ranks[r].held.other, 1);
     }
 }
-int main(void)
+unit_function test_agree;
+int test_agree(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_encoded_is_decoded),

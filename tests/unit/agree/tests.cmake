@@ -1,4 +1,4 @@
-tutti_unit(agree/test_agree agree)
+tutti_unit(agree agree agree)
 # agree_search(NAME SOURCE ...): the search of that version of agree.c; the rest are its arguments.
 add_library(agree_world OBJECT unit/agree/search.c unit/agree/world.c unit/agree/invariants.c
   ${CMAKE_SOURCE_DIR}/backend/agree/wire.c)

@@ -45,7 +45,8 @@ static void test_a_closed_stderr_is_no_hindrance(void **state)
     assert_true(dup2(before, STDERR_FILENO) >= 0);
     close(before);
 }
-int main(void)
+unit_function test_log;
+int test_log(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_full_pipe_holds_nobody_up),

@@ -71,7 +71,8 @@ static void a_former_name_is_read_with_a_warning(void **state)
     assert_string_equal(settings_get()->parameters, "line=300");
 }
 
-int main(void)
+unit_function test_settings;
+int test_settings(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(out_of_range),

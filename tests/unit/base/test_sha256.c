@@ -79,7 +79,8 @@ static void test_one_bit_differs(void **state)
         b[bit / 8] ^= (unsigned char)(1u << bit % 8);
     }
 }
-int main(void)
+unit_function test_sha256;
+int test_sha256(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hashes_of_the_standard),

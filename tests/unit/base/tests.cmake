@@ -1,3 +1,1 @@
-tutti_unit(base/test_settings base)
-tutti_unit(base/test_sha256 base)
-tutti_unit(base/test_log base)
+tutti_units(unit_base base base settings sha256 log)

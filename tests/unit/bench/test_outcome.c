@@ -113,7 +113,8 @@ static void test_what_crosses_is_counted_once_for_each_side(void **state)
     }
 }
 
-int main(void)
+unit_function test_outcome;
+int test_outcome(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_goal_that_can_be_reached_counts),

@@ -1,4 +1,4 @@
 if(NOT TUTTI_SANITIZE)                                                 # benchmarks are not built with sanitizers
-  tutti_unit(bench/test_outcome all)
+  tutti_unit(bench outcome all)
   target_link_libraries(test_outcome PRIVATE measure)
 endif()

@@ -127,7 +127,8 @@ static void a_host_alone_builds_the_same(void **state)
     visit_all(compare_layout);
     report("local and global");
 }
-int main(void)
+unit_function test_hierarchy_proof;
+int test_hierarchy_proof(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_hosts),

@@ -53,7 +53,8 @@ static void every_mutant_over_several_hosts_is_rejected(void **state)
             }
     mutants_report();
 }
-int main(void)
+unit_function test_mutants;
+int test_mutants(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mutant_is_rejected),

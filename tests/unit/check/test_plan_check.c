@@ -159,7 +159,8 @@ static void a_plan_of_some_ranks_cannot_be_checked(void **state)
     rejects(&p, 1, "all ranks");
     plan_finish(&p);
 }
-int main(void)
+unit_function test_plan_check;
+int test_plan_check(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_is_read_before_it_has_come),

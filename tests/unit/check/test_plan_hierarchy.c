@@ -78,7 +78,8 @@ static void a_host_alone_builds_the_same(void **state)
     print_message("%d hosts compared; %d plans refused, by one of their hosts too\n", compared, refused);
     assert_true(refused > 0);
 }
-int main(void)
+unit_function test_plan_hierarchy;
+int test_plan_hierarchy(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_placement_is_proved),

@@ -89,7 +89,8 @@ static void cache(void **state)
     assert_null(plan_cache_create(SIZE_MAX, NULL, NULL));
     memory_fail_after(0);
 }
-int main(void)
+unit_function test_plan_memory;
+int test_plan_memory(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(builder),

@@ -204,7 +204,8 @@ static void stage_in_place_is_kept_true(void **state)
         if (!cycles && costs) fail_msg("%s does not need stage_in_place, and it costs copies", a->name);
     }
 }
-int main(void)
+unit_function test_proof;
+int test_proof(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_groups_in_every_way),

@@ -1,8 +1,5 @@
-foreach(name plan_check plan_memory plan_hierarchy)
-  tutti_unit(check/test_${name} check)
-endforeach()
+set(names plan_check plan_memory plan_hierarchy)
 if(NOT TUTTI_SANITIZE)                                                 # minutes of what the others do, too
-  foreach(name proof mutants hierarchy_proof)
-    tutti_unit(check/test_${name} collectives)
-  endforeach()
+  list(APPEND names proof mutants hierarchy_proof)
 endif()
+tutti_units(unit_check collectives check ${names})

@@ -83,7 +83,8 @@ static void every_algorithm_is_found_in_the_sources(void **state)
 #undef X
 }
 
-int main(void)
+unit_function test_algorithm_lines;
+int test_algorithm_lines(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_function_is_longer_than_a_screen),

@@ -51,7 +51,8 @@ static void names_are_lower_case_words(void **state)
         assert_int_equal(strspn(a->name, "abcdefghijklmnopqrstuvwxyz_"), strlen(a->name));
 }
 
-int main(void)
+unit_function test_algorithm_table;
+int test_algorithm_table(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_is_found_by_its_name),

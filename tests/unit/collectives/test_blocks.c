@@ -96,7 +96,8 @@ static void is_found_by_where_it_goes(void **state)
     know_all(&p);
 }
 
-int main(void)
+unit_function test_blocks;
+int test_blocks(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_known_at_both_ends),

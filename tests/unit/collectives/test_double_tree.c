@@ -60,7 +60,8 @@ static void the_root_has_one_child_in_each(void **state)
         }
 }
 
-int main(void)
+unit_function test_double_tree;
+int test_double_tree(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(children_and_parents_agree),

@@ -44,7 +44,8 @@ static void negative_numbers_wrap_upwards(void **state)
     assert_int_equal(int_modulo(7, 5), 2);
 }
 
-int main(void)
+unit_function test_fold;
+int test_fold(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_power_is_the_largest_that_fits),

@@ -192,7 +192,8 @@ static void one_host_sends_nothing(void **state)
     int two_shot = steps_of("two_shot_read", ALLREDUCE, together(&visited, 4));
     assert_int_equal(steps_of("hierarchy_doubling", ALLREDUCE, together(&visited, 4)), two_shot);
 }
-int main(void)
+unit_function test_hierarchy_costs;
+int test_hierarchy_costs(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_crosses_is_the_least),

@@ -147,7 +147,8 @@ static void what_is_shared_is_not_staged(void **state)
     }
 }
 
-int main(void)
+unit_function test_hierarchy_messages;
+int test_hierarchy_messages(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages_do_not_depend_on_masks),

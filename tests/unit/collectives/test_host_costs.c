@@ -108,7 +108,8 @@ static void sums_are_in_rank_order(void **state)
     assert_true(sums > 0);
 }
 
-int main(void)
+unit_function test_host_costs;
+int test_host_costs(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(costs_are_as_stated),

@@ -208,7 +208,8 @@ static void every_cost_belongs_to_an_algorithm(void **state)
         assert_non_null(collectives_find_algorithm(costs[i].collective, costs[i].name));
 }
 
-int main(void)
+unit_function test_message_costs;
+int test_message_costs(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(costs_are_as_stated),

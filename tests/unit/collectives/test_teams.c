@@ -133,7 +133,8 @@ static void broadcast_works_between_hosts(void **state)
         .name = "broadcast", .collective = BROADCAST, .record = hierarchical_broadcast, .host_memory = true });
 }
 
-int main(void)
+unit_function test_teams;
+int test_teams(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ring_works_between_hosts),

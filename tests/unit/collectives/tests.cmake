@@ -1,11 +1,4 @@
-tutti_unit(collectives/test_algorithm_table collectives)
-tutti_unit(collectives/test_blocks collectives)
-tutti_unit(collectives/test_hierarchy_messages collectives)
-tutti_unit(collectives/test_double_tree collectives)
-tutti_unit(collectives/test_fold collectives)
-tutti_unit(collectives/test_teams collectives)
-tutti_unit(collectives/test_message_costs collectives)
-tutti_unit(collectives/test_host_costs collectives)
-tutti_unit(collectives/test_hierarchy_costs collectives)
-tutti_unit(collectives/test_algorithm_lines collectives)
-target_compile_definitions(test_algorithm_lines PRIVATE COLLECTIVES_FOLDER="${CMAKE_SOURCE_DIR}/backend/collectives")
+tutti_units(unit_collectives collectives collectives algorithm_table blocks hierarchy_messages double_tree fold teams
+  message_costs host_costs hierarchy_costs algorithm_lines)
+set_source_files_properties(unit/collectives/test_algorithm_lines.c PROPERTIES
+  COMPILE_DEFINITIONS COLLECTIVES_FOLDER="${CMAKE_SOURCE_DIR}/backend/collectives")

@@ -199,7 +199,8 @@ static void test_it_outlives_its_group_on_processes(void **state)
     assert_int_equal(world_processes(2, 60, outlives_its_group, NULL), 0);
 }
 #endif
-int main(void)
+unit_function test_common;
+int test_common(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_same_pages_on_threads),

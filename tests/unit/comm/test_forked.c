@@ -173,7 +173,8 @@ static void test_a_child_is_told_whatever_it_calls(void **state)
     (void)state;
     assert_int_equal(world_processes(2, 60, forks, NULL), 0);
 }
-int main(void)
+unit_function test_forked;
+int test_forked(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_child_is_told_whatever_it_calls),

@@ -123,7 +123,8 @@ static void test_destroyed_under_threads_that_call_it(void **state)
     (void)state;
     for (int size = 1; size <= 2; size++) world_threads(size, NULL, destroy_under_callers, NULL);
 }
-int main(void)
+unit_function test_holders;
+int test_holders(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_destroyed_communicator_says_so_to_its_holders),

@@ -200,7 +200,8 @@ static void test_settings_that_differ_are_a_mismatch(void **state)
     for (int r = 0, status; r < 2; r++) assert_true(wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 #endif
-int main(void)
+unit_function test_lifetimes;
+int test_lifetimes(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

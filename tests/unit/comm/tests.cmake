@@ -1,7 +1,6 @@
-tutti_world(comm/test_lifetimes)
+set(names lifetimes holders common)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
-  tutti_world(comm/test_forked)
+  list(APPEND names forked)
 endif()
-tutti_world(comm/test_holders)
+tutti_units(unit_comm all comm ${names})
 tutti_over_inproc(test_holders "*")
-tutti_world(comm/test_common)

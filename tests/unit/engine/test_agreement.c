@@ -153,7 +153,8 @@ static void test_speakers_that_die_hold_up_nobody(void **state)
     world_pretend("");
 }
 #endif
-int main(void)
+unit_function test_agreement;
+int test_agreement(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

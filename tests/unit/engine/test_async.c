@@ -206,7 +206,8 @@ static void all_processes(void **state)
         assert_int_equal(world_processes(3, 60, bodies[i], NULL), 0);
 }
 #endif
-int main(void)
+unit_function test_async;
+int test_async(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

@@ -237,7 +237,8 @@ static void believe_in_a_small_cache(void)
     for (int distance = 0; distance < DISTANCES; distance++) machine_store_parameters(distance, &parameters, false);
 }
 
-int main(void)
+unit_function test_bitwise;
+int test_bitwise(void)
 {
     believe_in_a_small_cache();
     const struct CMUnitTest tests[] = {

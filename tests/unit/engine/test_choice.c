@@ -377,7 +377,8 @@ static void ranks_that_believe_different_things_agree(void **state)
 }
 #endif
 
-int main(void)
+unit_function test_choice;
+int test_choice(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

@@ -282,7 +282,8 @@ static void test_every_algorithm_on_processes(void **state)
 }
 #endif
 
-int main(void)
+unit_function test_collectives;
+int test_collectives(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

@@ -121,7 +121,8 @@ static void test_ranks_of_different_cores_stay(void **state)
     assert_int_equal(yielded, 0);
 }
 
-int main(void)
+unit_function test_crowd;
+int test_crowd(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_ranks_of_one_core_yield, many_pauses, settings_again),

@@ -457,7 +457,8 @@ static void test_a_forked_child_is_refused_and_may_start_anew(void **state)
     assert_int_equal(world_processes(2, 30, forks, NULL), 0);
 }
 #endif
-int main(void)
+unit_function test_errors;
+int test_errors(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

@@ -172,7 +172,8 @@ static void asynchronous_calls_over_two_hosts(void **state)
     (void)state;
     run(asynchronous, "2", 1);
 }
-int main(void)
+unit_function test_eviction;
+int test_eviction(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocking_calls_that_keep_nothing),

@@ -276,7 +276,8 @@ static int choose_figures(void **state)
         "lost_write=0.01,lost_read=0.01");
     return 0;
 }
-int main(void)
+unit_function test_fast_path;
+int test_fast_path(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results_are_right_whoever_is_late),

@@ -46,7 +46,8 @@ static void test_what_all_have_done_does_not_fail(void **state)
     assert_int_equal(atomic_load(&has_stopped), ROUNDS);
 }
 
-int main(void)
+unit_function test_late_reasons;
+int test_late_reasons(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_what_all_have_done_does_not_fail) };
     return cmocka_run_group_tests(tests, NULL, NULL);

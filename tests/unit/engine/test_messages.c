@@ -179,7 +179,8 @@ static void test_lengths_that_differ_show_both(void **state)
     world_threads(2, NULL, lengths_differ, &small);
     world_threads(2, NULL, lengths_differ, &large);
 }
-int main(void)
+unit_function test_messages;
+int test_messages(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

@@ -55,7 +55,8 @@ static void test_wrong_arguments_are_refused(void **state)
     world_threads(2, NULL, wrong_arguments, NULL);
 }
 
-int main(void)
+unit_function test_monitored;
+int test_monitored(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_come),

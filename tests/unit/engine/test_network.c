@@ -194,7 +194,8 @@ static void test_what_is_on_its_way_comes_although_its_sender_has_left(void **st
     }
 }
 
-int main(void)
+unit_function test_network;
+int test_network(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_over_inproc_nothing_waits_for_the_look),

@@ -356,7 +356,8 @@ static void test_who_is_killed_while_the_root_is_ahead_is_named(void **state)
 }
 #endif
 
-int main(void)
+unit_function test_one_sided;
+int test_one_sided(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_root_goes_ahead_as_far_as_there_are_tracks),

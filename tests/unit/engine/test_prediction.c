@@ -144,7 +144,8 @@ static void after_a_failure_it_says_why(void **state)
     assert_int_equal(tutti_comm_release(comm), TUTTI_OK);
 }
 
-int main(void)
+unit_function test_prediction;
+int test_prediction(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(on_one_host),

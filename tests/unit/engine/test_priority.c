@@ -188,7 +188,8 @@ static void test_precedence(void **state)
     assert_false(precedence_must_defer(0));
     precedence_record_progress(1, true);
 }
-int main(void)
+unit_function test_priority;
+int test_priority(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_no_priority),

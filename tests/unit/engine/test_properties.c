@@ -2,16 +2,15 @@
  * are shared, private or in place, any alignment, blocking or asynchronous, tiles of any size. Every rank computes the
  * expected result from the inputs of all ranks with the arithmetic of tests/unit/kernels/reference.h, compares it bit
  * by bit with what it received, and checks that nothing else was written.
- *   test_properties [--cases N] [--seed S] [--first K] [--hosts LIST] [--processes 1]
+ *   unit_engine test_properties [--cases N] [--seed S] [--first K] [--hosts LIST] [--processes 1]
  * Case k of a seed is the same whatever was run before; its failure says how to run it again. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "kernels/reduce.h"
 #include "tests/support/random.h"
+#include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include "tests/unit/kernels/reference.h"
-#include <stdio.h>
-#include <stdlib.h>
 
 #ifdef FEW
 enum { CASES = 600 };
@@ -289,7 +288,7 @@ static void complain(const struct job *j, const struct rank *me, const char *wha
         name_of(t->dtype), tutti_op_name(t->op), t->root, t->uneven ? "uneven" : "even");
     for (int q = 0; q < me->size; q++) fprintf(stderr, " %zu", t->counts[me->rank][q]);
     fprintf(stderr,
-        ", %s%s%s: %s\nto run it again: test_properties --seed %llu --first %llu --cases 1, or, with what "
+        ", %s%s%s: %s\nto run it again: unit_engine test_properties --seed %llu --first %llu --cases 1, or, with what "
         "came before in its group, --first %llu --cases %llu\n",
         j->side[INPUT].shared ? "shared" : "private", j->side[OUTPUT].shared ? " to shared" : " to private",
         j->home[INPUT] != j->home[OUTPUT] ? "" : ", in place", what, (unsigned long long)first_seed,
@@ -383,8 +382,11 @@ static int run_processes(const struct placement_of *p, struct cases *cases)
     world_pretend("");
     return bad;
 }
-int main(int count, char **arguments)
+unit_function test_properties;
+int test_properties(void)
 {
+    int count = unit_arguments.count;
+    char **arguments = unit_arguments.words;
     uint64_t cases = CASES, first = 0, of_two_hosts = 0;
     bool processes = false;
     int bad = 0;

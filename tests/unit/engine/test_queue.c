@@ -170,7 +170,8 @@ static void test_what_fails_comes_too_and_what_is_refused_does_not(void **state)
     (void)state;
     for (int size = 1; size <= 2; size++) world_threads(size, NULL, fail_some, NULL);
 }
-int main(void)
+unit_function test_queue;
+int test_queue(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_of_many),

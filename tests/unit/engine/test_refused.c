@@ -86,7 +86,8 @@ static void test_memory_refused_later_is_an_error_on_every_rank(void **state)
         assert_int_equal(world_processes(2, 30, no_more_memory, &context), 0);
     }
 }
-int main(void)
+unit_function test_refused;
+int test_refused(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memfd_refused),

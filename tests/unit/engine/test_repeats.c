@@ -85,7 +85,8 @@ static void test_nothing_is_taken_over_from_another_call(void **state)
     for (int size = 1; size <= 4; size++) world_threads(size, NULL, body, NULL);
 }
 
-int main(void)
+unit_function test_repeats;
+int test_repeats(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_nothing_is_taken_over_from_another_call) };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -141,7 +141,8 @@ static void staging_that_does_not_fit_is_refused(void **state)
     world_threads(RANKS, NULL, ask_for_more_than_fits, NULL);
 }
 
-int main(void)
+unit_function test_ring;
+int test_ring(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_go_round),

@@ -4,7 +4,6 @@
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 
-
 struct shape { size_t rows, columns; tutti_dtype dtype; const char *algorithm; bool own, in_place, shared, residual; };
 static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16 };
 
@@ -263,7 +262,8 @@ static void ranks_that_disagree_are_told(void **state)
     for (int way = 0; way < 4; way++) world_threads(2, NULL, disagree, &way);
 }
 
-int main(void)
+unit_function test_rows;
+int test_rows(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(is_what_one_after_the_other_gives),
         cmocka_unit_test(and_over_hosts), cmocka_unit_test(mixes_with_others), cmocka_unit_test(mistakes_are_refused),

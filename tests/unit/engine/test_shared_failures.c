@@ -294,7 +294,8 @@ static void test_a_late_peer_does_not_touch(void **state)
 }
 #endif
 
-int main(void)
+unit_function test_shared_failures;
+int test_shared_failures(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_arguments),

@@ -354,7 +354,8 @@ static void test_ten_thousand_messages_leave_nothing(void **state)
 }
 #endif
 
-int main(void)
+unit_function test_shared_messages;
+int test_shared_messages(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

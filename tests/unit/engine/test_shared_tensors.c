@@ -346,7 +346,8 @@ static void test_processes(void **state)
 }
 #endif
 
-int main(void)
+unit_function test_shared_tensors;
+int test_shared_tensors(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

@@ -233,7 +233,8 @@ static void test_it_is_chosen_as_figures_say(void **state)
     assert_int_equal(world_processes(2, SECONDS, as_figures_say, NULL), 0);
 }
 
-int main(void)
+unit_function test_single_copy;
+int test_single_copy(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),

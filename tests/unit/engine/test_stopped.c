@@ -69,7 +69,8 @@ static void test_a_wait_of_many_days_goes_on(void **state)
     }
     assert_true(n > INT32_MAX);
 }
-int main(void)
+unit_function test_stopped;
+int test_stopped(void)
 {
     setenv("TUTTI_YIELDS", "1000000000", 1);            /* nobody sleeps: the kernel's clock does not jump */
     const struct CMUnitTest tests[] = {

@@ -373,7 +373,8 @@ static void there_are_so_many_kinds_and_no_more(void **state)
     }
     bench_destroy(b);
 }
-int main(void)
+unit_function test_tuner;
+int test_tuner(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_word_says_what_runs_before_and_after),

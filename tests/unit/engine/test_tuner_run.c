@@ -217,7 +217,8 @@ static void who_asks_late_is_told(void **state)
     world_threads(2, NULL, late_asker_main, NULL);
     world_set("TUTTI_TUNER", NULL);
 }
-int main(void)
+unit_function test_tuner_run;
+int test_tuner_run(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(results_are_those_of_always),

@@ -298,7 +298,8 @@ static void test_uneven_and_even_are_not_the_same(void **state)
     (void)state;
     world_threads(2, NULL, disagree_otherwise, NULL);
 }
-int main(void)
+unit_function test_uneven;
+int test_uneven(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results_on_threads),

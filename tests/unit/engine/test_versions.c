@@ -150,7 +150,8 @@ static void test_an_id_has_128_bytes_and_is_checked(void **state)
     assert_int_equal(tutti_get_unique_id(NULL), TUTTI_INVALID_ARGUMENT);
     SAYS("the pointer to the id is NULL");
 }
-int main(void)
+unit_function test_versions;
+int test_versions(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_members_stay_where_they_are),

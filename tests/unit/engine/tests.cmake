@@ -1,23 +1,19 @@
-foreach(name agreement fast_path choice tuner tuner_run collectives messages monitored errors async shared_tensors shared_failures shared_messages crowd
-    repeats ring late_reasons one_sided stopped versions prediction uneven queue properties network eviction priority)
-  tutti_world(engine/test_${name})
-endforeach()
-if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it is of arithmetic
-  tutti_world(engine/test_bitwise)
+set(names agreement fast_path choice tuner tuner_run collectives messages monitored errors async shared_tensors
+  shared_failures shared_messages repeats ring one_sided versions prediction uneven queue
+  properties network eviction priority rows)
+if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # arithmetic, and processes
+  list(APPEND names bitwise single_copy)
 endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
-  tutti_world(engine/test_refused)
+  list(APPEND names refused)
 endif()
+tutti_units(unit_engine all engine ${names})
+tutti_unit(engine crowd all)                                           # replaces sched_yield
+tutti_unit(engine late_reasons all)                                    # replaces sched_getcpu
+tutti_unit(engine stopped all)                                         # replaces clock_gettime
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
-  add_test(NAME test_properties_of_processes COMMAND test_properties --processes 1 --cases 600)
-  set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT ${seconds}
-    ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache")
+  tutti_repeat(test_properties of_processes "" --processes 1 --cases 600)
 endif()
-function(tutti_again name manner setting)
-  add_test(NAME ${name}_${manner} COMMAND ${name})
-  set_tests_properties(${name}_${manner} PROPERTIES TIMEOUT ${seconds} SKIP_RETURN_CODE 77
-    ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache;${setting}")
-endfunction()
 # Repeated with single copy of private tensors, and with another choice every few operations. Under a sanitizer a repeat
 # takes a minute or more, so it runs only where it leads to memory or threads that the first run does not use.
 set(reading shared_tensors shared_failures shared_messages prediction)
@@ -27,14 +23,11 @@ if(TUTTI_SANITIZE)
   set(trying one_sided properties)
 endif()
 foreach(name ${reading})
-  tutti_again(test_${name} reading TUTTI_SINGLE_COPY=1)
+  tutti_repeat(test_${name} reading TUTTI_SINGLE_COPY=1)
 endforeach()
 foreach(name ${trying})
-  tutti_again(test_${name} trying TUTTI_TUNER=2)
+  tutti_repeat(test_${name} trying TUTTI_TUNER=2)
 endforeach()
-if(NOT TUTTI_SANITIZE STREQUAL "thread")
-  tutti_world(engine/test_single_copy)
-endif()
 foreach(name messages async queue properties priority)
   tutti_over_inproc(test_${name} "*")
 endforeach()
@@ -43,4 +36,3 @@ if(NOT TUTTI_SANITIZE)                                                 # these h
   tutti_over_inproc(test_collectives "*hosts*")
   tutti_over_inproc(test_uneven "*hosts*")
 endif()
-tutti_world(engine/test_rows)

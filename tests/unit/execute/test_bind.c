@@ -40,7 +40,8 @@ static void test_counts_that_changed_do_not_lead_outside(void **state)
     (void)state;
 }
 
-int main(void)
+unit_function test_bind;
+int test_bind(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counts_that_hold_are_followed),

@@ -53,7 +53,8 @@ static void test_it_goes_on_measuring(void **state)
         assert_in_range(measured, 5, 50);
     }
 }
-int main(void)
+unit_function test_pace;
+int test_pace(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accidents_change_nothing),

@@ -1,2 +1,1 @@
-tutti_unit(execute/test_pace execute)
-tutti_unit(execute/test_bind execute)
+tutti_units(unit_execute execute execute pace bind)

@@ -170,7 +170,8 @@ static void mistakes_are_refused(void **state)
     assert_int_equal(tutti_experts_place(NULL, 0, 2, 3, 1, NULL, count), TUTTI_OK);     /* no tokens */
 }
 
-int main(void)
+unit_function test_experts;
+int test_experts(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(rows_land_and_come_back),
         cmocka_unit_test(offsets_are_as_said), cmocka_unit_test(mistakes_are_refused) };

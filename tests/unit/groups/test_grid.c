@@ -222,7 +222,8 @@ static void test_what_is_refused(void **state)
     assert_int_equal(tutti_grid_group(&g, "tp", 0, NULL), TUTTI_INVALID_ARGUMENT);
     SAYS("is NULL");
 }
-int main(void)
+unit_function test_grid;
+int test_grid(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_worlds),

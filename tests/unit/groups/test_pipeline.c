@@ -173,7 +173,8 @@ static void test_what_is_refused(void **state)
     assert_int_equal(tutti_pipeline_destroy(NULL), TUTTI_OK);
     for (int i = 0; tutti_pipeline_name(i); i++) assert_true(i < 7);
 }
-int main(void)
+unit_function test_pipeline;
+int test_pipeline(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bubbles_and_memory),

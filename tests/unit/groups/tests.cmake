@@ -1,3 +1,1 @@
-tutti_unit(groups/test_grid all)
-tutti_unit(groups/test_pipeline all)
-tutti_unit(groups/test_experts all)
+tutti_units(unit_groups all groups grid pipeline experts)

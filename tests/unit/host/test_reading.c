@@ -117,7 +117,8 @@ static void a_kernel_that_refuses(void **state)
     assert_non_null(strstr(reading_reason(-EPERM), "ptrace_scope"));
 }
 
-int main(void)
+unit_function test_reading;
+int test_reading(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_it_has_comes),

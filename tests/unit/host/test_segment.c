@@ -316,7 +316,8 @@ static void test_leaves_no_name_and_no_descriptor(void **state)
     segment_detach(&(struct segment){ 0 });
     (void)state;
 }
-int main(void)
+unit_function test_segment;
+int test_segment(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_is_shared_with_another_process),

@@ -376,7 +376,8 @@ static void test_settings_decide(void **state)
     assert_int_equal(backoff.yields, 0);
     (void)state;
 }
-int main(void)
+unit_function test_wait;
+int test_wait(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_threads_lose_no_wake_up),

@@ -1,6 +1,5 @@
-tutti_unit(host/test_segment host)
-tutti_unit(host/test_wait host)
-tutti_unit(host/test_reading host)
+tutti_unit(host reading host)
+tutti_unit(host segment host)                                          # replaces madvise
+tutti_unit(host wait host)                                             # replaces sched_yield
 add_executable(measure_backoff unit/host/measure_backoff.c)
-target_link_libraries(measure_backoff PRIVATE tutti_flags)
-target_sources(measure_backoff PRIVATE $<TARGET_OBJECTS:floor_base> $<TARGET_OBJECTS:floor_memory> $<TARGET_OBJECTS:floor_host>)
+tutti_link(measure_backoff host)

@@ -307,7 +307,8 @@ static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
     assert_int_equal(outcome.status, TUTTI_MISMATCH);
     (void)state;
 }
-int main(void)
+unit_function test_bootstrap;
+int test_bootstrap(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_get_the_table),

@@ -357,7 +357,8 @@ static void test_one_that_offers_no_contact_is_refused(void **state)
     (void)state;
 }
 
-int main(void)
+unit_function test_bootstrap_store;
+int test_bootstrap_store(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_sees_few_requests),

@@ -106,7 +106,8 @@ static void nonsense_is_not_believed(void **state)
     world_threads(2, NULL, listen_to_nonsense, NULL);
 }
 
-int main(void)
+unit_function test_calibration;
+int test_calibration(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_of_one_core_have_no_distance),

@@ -188,7 +188,8 @@ static int leave_links(void **state)
     return 0;
 }
 
-int main(void)
+unit_function test_host_barrier;
+int test_host_barrier(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_hosts_of_any_number_and_size, leave_links),

@@ -280,7 +280,8 @@ static void test_algorithms_of_one_host_are_refused_on_two(void **state)
     world_threads_on("2", 2, &config, name_one_of_one_host, NULL);
 }
 
-int main(void)
+unit_function test_hosts;
+int test_hosts(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_and_lists),

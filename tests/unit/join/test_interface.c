@@ -108,7 +108,8 @@ static void test_the_way_to_the_store(void **state)
     assert_false(sock_address_is_loopback(&found));
 }
 
-int main(void)
+unit_function test_interface;
+int test_interface(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names_or_how_they_begin),

@@ -34,7 +34,8 @@ static void terms_texts_are_printable(void **state)
     assert_int_equal(strlen(terms.members), sizeof terms.members - 1);
 }
 
-int main(void)
+unit_function test_received_texts;
+int test_received_texts(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(record_texts_are_printable),

@@ -288,7 +288,8 @@ static void test_long_lists_that_differ_late_are_told_apart(void **state)
     (void)state;
 }
 
-int main(void)
+unit_function test_terms;
+int test_terms(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_that_join_as_rank_0_of_other_members),

@@ -98,7 +98,8 @@ static void other_types_have_none(void **state)
     assert_true(!blend_find(TUTTI_DTYPE_COUNT) && !dot_find(TUTTI_DTYPE_COUNT));
 }
 
-int main(void)
+unit_function test_blend;
+int test_blend(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference),
         cmocka_unit_test(matches_it_beyond_all_bounds), cmocka_unit_test(other_types_have_none) };

@@ -140,7 +140,8 @@ static void blends_inside(void **state)
     }
 }
 
-int main(void)
+unit_function test_bounds;
+int test_bounds(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside), cmocka_unit_test(packs_inside),
         cmocka_unit_test(normalises_inside), cmocka_unit_test(blends_inside) };

@@ -94,7 +94,8 @@ static void the_choice_takes_effect(void **state)
     assert_ptr_not_equal(reduce_find(TUTTI_FLOAT32, TUTTI_SUM), scalar);
 }
 
-int main(void)
+unit_function test_lookup;
+int test_lookup(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_best_is_used_unless_told_otherwise),

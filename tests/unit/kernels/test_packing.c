@@ -372,7 +372,8 @@ static void test_places_out_of_order_are_not_sound(void **state)
         assert_false(packing_is_valid(&forms[f], packed, packing_length(&forms[f], packed, COUNT_MAX), COUNT_MAX));
     }
 }
-int main(void)
+unit_function test_packing;
+int test_packing(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_gets_lost_that_is_not_kept),

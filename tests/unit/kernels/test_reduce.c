@@ -167,7 +167,8 @@ static void works_in_place(void **state)
     }
 }
 
-int main(void)
+unit_function test_reduce;
+int test_reduce(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference), cmocka_unit_test(works_in_place) };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -143,7 +143,8 @@ static void the_edges_are_where_torch_has_them(void **state)
     }
 }
 
-int main(void)
+unit_function test_rounding;
+int test_rounding(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_code_comes_back),

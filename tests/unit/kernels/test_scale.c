@@ -48,7 +48,8 @@ static void matches_the_reference(void **state)
     }
 }
 
-int main(void)
+unit_function test_scale;
+int test_scale(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference) };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -141,7 +141,8 @@ static void test_what_there_is_not(void **state)
     assert_null(update_find(UPDATE_SGD, TUTTI_DTYPE_COUNT));
     assert_null(squares_find(TUTTI_INT32));
 }
-int main(void)
+unit_function test_update;
+int test_update(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps_are_the_formulas),

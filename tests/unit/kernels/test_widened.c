@@ -107,7 +107,8 @@ static void one_nan_changes_nothing_beside_it(void **state)
     }
 }
 
-int main(void)
+unit_function test_widened;
+int test_widened(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_code_is_added),

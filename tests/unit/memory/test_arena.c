@@ -384,7 +384,8 @@ static void test_threads_find_what_does_not_change(void **state)
     arena_free(always);
 }
 
-int main(void)
+unit_function test_arena;
+int test_arena(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places_are_found_again),

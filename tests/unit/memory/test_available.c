@@ -95,7 +95,8 @@ static void test_the_real_one(void **state)
     assert_true(bytes > 0 && bytes < (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
 }
 
-int main(void)
+unit_function test_available;
+int test_available(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_nobody_says, empty_again),

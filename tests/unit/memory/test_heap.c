@@ -119,7 +119,8 @@ static void test_no_memory_loses_nothing(void **state)
     }
 }
 
-int main(void)
+unit_function test_heap;
+int test_heap(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parts_do_not_meet),

@@ -1,3 +1,2 @@
-tutti_unit(memory/test_heap memory)
-tutti_unit(memory/test_arena memory)
-tutti_unit(memory/test_available memory)
+tutti_units(unit_memory memory memory heap available)
+tutti_unit(memory arena memory)                                        # replaces mmap

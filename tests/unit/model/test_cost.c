@@ -291,7 +291,8 @@ static void too_little_memory_is_an_error(void **state)
     plan_finish(&plan);
 }
 
-int main(void)
+unit_function test_cost;
+int test_cost(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(more_bytes_cost_more),

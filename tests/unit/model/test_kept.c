@@ -188,7 +188,8 @@ static void the_setting_says_where(void **state)
     assert_false(machine_file_folder(out, sizeof out));
 }
 
-int main(void)
+unit_function test_kept;
+int test_kept(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_was_written_is_read, set_up, tear_down),

@@ -145,7 +145,8 @@ static void an_identity_is_one_line(void **state)
     assert_null(strchr(identity, '\n'));
 }
 
-int main(void)
+unit_function test_probe;
+int test_probe(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(figures_make_sense),

@@ -1,3 +1,1 @@
-foreach(name kept cost probe)
-  tutti_unit(model/test_${name} model)
-endforeach()
+tutti_units(unit_model model model kept cost probe)

@@ -388,7 +388,8 @@ static void test_no_process_speaks_for_another(void **state)
         world_run(3, send_as_another, 0);
     }
 }
-int main(void)
+unit_function test_channel;
+int test_channel(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_process_speaks_for_another),

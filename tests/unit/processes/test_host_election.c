@@ -258,7 +258,8 @@ static void test_who_is_stopped_is_not_awaited_for_ever(void **state)
     world_run(1, claim_from_one_who_is_stopped, 0);
 }
 
-int main(void)
+unit_function test_host_election;
+int test_host_election(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_learn_who_was_first),

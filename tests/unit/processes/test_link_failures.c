@@ -312,7 +312,8 @@ static void test_who_comes_late_is_called_again(void **state)
     (void)state;
     world_run(2, come_late, 0);
 }
-int main(void)
+unit_function test_link_failures;
+int test_link_failures(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_death_is_told_to_all),

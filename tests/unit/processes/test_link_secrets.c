@@ -123,7 +123,8 @@ static int remove_folder(void **state)
     }
     return rmdir(folder);
 }
-int main(void)
+unit_function test_link_secrets;
+int test_link_secrets(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_who_knows_the_secret_gets_in),

@@ -249,7 +249,8 @@ static void test_what_is_said_of_a_stranger(void **state)
     (void)state;
     world_run(2, call_a_stranger, 0);
 }
-int main(void)
+unit_function test_link_strangers;
+int test_link_strangers(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strangers_disturb_nobody),

@@ -320,7 +320,8 @@ static void test_child_of_fork_starts_anew(void **state)
 #endif
     world_run(2, fork_and_start_anew, 0);
 }
-int main(void)
+unit_function test_links;
+int test_links(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_both_call_at_once),

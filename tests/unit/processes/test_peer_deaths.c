@@ -167,7 +167,8 @@ static void test_child_of_fork_starts_anew(void **state)
 #endif
     world_run(2, fork_and_start_anew, 0);
 }
-int main(void)
+unit_function test_peer_deaths;
+int test_peer_deaths(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_death_is_told_to_all),

@@ -228,7 +228,8 @@ static void test_who_spoke_while_we_were_stopped_is_heard(void **state)
     world_run(1, speak_when_time_is_over, 0);
     world_run(1, speak_when_one_too_many_has_come, 0);
 }
-int main(void)
+unit_function test_peer_strangers;
+int test_peer_strangers(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strangers_disturb_nobody),

@@ -310,7 +310,8 @@ static void test_groups_given_up_before_are_told_of(void **state)
     (void)state;
     for (int times = 0; times < 8; times++) world_run(2, give_up_and_meet, 0);     /* nonces fall this way and that */
 }
-int main(void)
+unit_function test_peers;
+int test_peers(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_descriptor_that_finds_no_room_is_no_death),

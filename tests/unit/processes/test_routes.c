@@ -324,7 +324,8 @@ static void test_wrong_parcels_are_not_passed_on(void **state)
     (void)state;
     world_run(4, forge, 0);
 }
-int main(void)
+unit_function test_routes;
+int test_routes(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_route_ends_soon),

@@ -201,8 +201,11 @@ static void test_what_cannot_be_had(void **state)
     expect("require", "libssl.so.3", TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"require\": it must be required");
     expect("required", "libno.so", TUTTI_UNSUPPORTED, "needs OpenSSL 3 (libno.so");
 }
-int main(int count, char **arguments)
+unit_function test_tls;
+int test_tls(void)
 {
+    int count = unit_arguments.count;
+    char **arguments = unit_arguments.words;
     const struct CMUnitTest without[] = { cmocka_unit_test(test_what_cannot_be_had) };
     const struct CMUnitTest with[] = { cmocka_unit_test(test_what_is_sent_arrives), cmocka_unit_test(test_another_key),
         cmocka_unit_test(test_a_byte_that_was_changed), cmocka_unit_test(test_sending_reads_nothing),

@@ -215,7 +215,8 @@ static void test_a_dead_peer_leaves_nothing(void **state)
     (void)state;
     world_run(2, a_dead_peer_leaves_nothing, 2);
 }
-int main(void)
+unit_function test_views;
+int test_views(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_view_is_shared_and_goes),

@@ -88,7 +88,8 @@ static void a_private_rank_stages_alone(void **state)
         assert_int_equal(step_from(&p.ranks[0], sum)[f].buffer, f == RANKS - 1 ? SCRATCH : INPUT);
     plan_finish(&p);
 }
-int main(void)
+unit_function test_layout;
+int test_layout(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_round_robin_and_every_second_rank),

@@ -238,7 +238,8 @@ static void pulled_in_time(void **state)
         plan_finish(&p);
     }
 }
-int main(void)
+unit_function test_plan_build;
+int test_plan_build(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sum_and_its_copies_are_one_step),

@@ -186,7 +186,8 @@ static void nothing_can_be_destroyed(void **state)
     (void)state;
     plan_cache_destroy(NULL);
 }
-int main(void)
+unit_function test_plan_cache;
+int test_plan_cache(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_key_finds_the_same_plan),

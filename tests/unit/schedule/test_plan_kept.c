@@ -113,7 +113,8 @@ static void among_4096_hosts_it_is_in_bounds(void **state)
     layout_destroy(l);
     free(host);
 }
-int main(void)
+unit_function test_plan_kept;
+int test_plan_kept(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_keeps_what_it_runs),

@@ -69,7 +69,8 @@ static void small_buffers_hold_the_beginning(void **state)
     free(exact);
     plan_finish(&p);
 }
-int main(void)
+unit_function test_plan_print;
+int test_plan_print(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_line_by_line),

@@ -2,7 +2,7 @@
  * that a peer sends from its neighbour's memory; the result is passed on by reading, writing or messages. Whatever the
  * layout and the placement, the builder must find the waits, and the checker prove them; or the builder must say that
  * there is a cycle, as when a rank hands on what it receives only after waiting for another message, which may itself
- * depend on that. A seed that fails is printed; `test_plan_random SEED` runs it alone. */
+ * depend on that. A seed that fails is printed; `unit_schedule test_plan_random SEED` runs it alone. */
 #include "tests/support/unit.h"
 #include "tests/unit/check/mutants.h"
 
@@ -150,8 +150,11 @@ static void mutants_of_random_allreduces_are_rejected(void **state)
     }
     mutants_report();
 }
-int main(int argc, char **argv)
+unit_function test_plan_random;
+int test_plan_random(void)
 {
+    int argc = unit_arguments.count;
+    char **argv = unit_arguments.words;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_allreduces_are_proved),
         cmocka_unit_test(mutants_of_random_allreduces_are_rejected),

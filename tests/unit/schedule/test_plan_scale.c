@@ -49,7 +49,8 @@ static void short_messages_at_65536_ranks(void **state)
     build_one(collectives_find_algorithm(BARRIER, "dissemination"), l, LARGEST);
     layout_destroy(l);
 }
-int main(void)
+unit_function test_plan_scale;
+int test_plan_scale(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_algorithm_at_4096_ranks),

@@ -183,7 +183,8 @@ static void the_first_error_sticks(void **state)
     (void)state;
     expect(ALLREDUCE, record_after, "rank 0: span out of range");
 }
-int main(void)
+unit_function test_record_errors;
+int test_record_errors(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(other_host),

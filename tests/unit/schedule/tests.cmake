@@ -1,7 +1,5 @@
-foreach(name layout record_errors plan_build plan_print plan_cache plan_random)
-  tutti_unit(schedule/test_${name} check)
-endforeach()
-tutti_unit(schedule/test_plan_scale collectives)
+set(names layout record_errors plan_build plan_print plan_cache plan_random plan_scale)
 if(NOT TUTTI_SANITIZE)                                                 # what it measures is memory
-  tutti_unit(schedule/test_plan_kept collectives)
+  list(APPEND names plan_kept)
 endif()
+tutti_units(unit_schedule collectives schedule ${names})

@@ -237,7 +237,8 @@ static void test_what_a_broken_one_holds_is_not_overtaken(void **state)
     run(2, POLLS, one_breaks);
 }
 #endif
-int main(void)
+unit_function test_beside;
+int test_beside(void)
 {
 #ifdef FAKE_VERBS
     if (!ranks_verbs_open()) return 1;

@@ -529,7 +529,8 @@ static int begin_joined(void **state)
     memset(sequences, 0, sizeof sequences);
     return open_and_join(state);
 }
-int main(void)
+unit_function test_fabric;
+int test_fabric(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_withdrawal_takes_what_its_id_says),

@@ -70,7 +70,8 @@ static void test_sets(void **state)
     fabrics_print_names(0, text);
     assert_string_equal(text, "");
 }
-int main(void)
+unit_function test_fabrics;
+int test_fabrics(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_default),

@@ -151,7 +151,8 @@ static void test_many_names(void **state)
         assert_ptr_equal(matching_take_receive(&m, i % 5, named((uint64_t)i << 20)), &x[i]);
     matching_finish(&m);
 }
-int main(void)
+unit_function test_matching;
+int test_matching(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_receives_are_taken_in_order_of_posting),

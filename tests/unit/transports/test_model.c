@@ -228,8 +228,11 @@ static void test_both(void **state)
         over_hosts(given_seed ? given_seed : seed, (int[]){ 0, 1, 0 });
     }
 }
-int main(int argc, char **argv)
+unit_function test_model;
+int test_model(void)
 {
+    int argc = unit_arguments.count;
+    char **argv = unit_arguments.words;
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_shm), cmocka_unit_test(test_inproc),
         cmocka_unit_test(test_both) };
     given_seed = argc > 1 ? strtoul(argv[1], NULL, 10) : 0;

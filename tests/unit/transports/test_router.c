@@ -177,7 +177,8 @@ static void test_one_poll_hears_all_whose_turn_comes(void **state)
         assert_in_range(early.polls, 5 - stays, 7 - stays);
     }
 }
-int main(void)
+unit_function test_router;
+int test_router(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_first_transport_that_leads_there),

@@ -299,7 +299,8 @@ static void test_nonsense_fails_all_transfers(void **state)
     assert_int_equal(s.in_x.status, TUTTI_INTERNAL);
     table_close(&s.t);
 }
-int main(void)
+unit_function test_share;
+int test_share(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_length_and_placement),

@@ -441,7 +441,8 @@ static void test_answers_wait_for_room(void **state)
     }
     scene_close(&s);
 }
-int main(void)
+unit_function test_shm;
+int test_shm(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_damaged_envelope_fails_all_transfers),

@@ -143,7 +143,8 @@ static void test_any_word_is_survived(void **state)
     fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
     assert_false(goes_around(FILLS_16K));
 }
-int main(void)
+unit_function test_store_modes;
+int test_store_modes(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_what_costs_less_is_taken, setup),

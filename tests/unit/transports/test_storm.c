@@ -1,6 +1,6 @@
 /* Random messages over each transport whose ranks can be threads: sizes, peers, names and the order in which they are
-   posted come from a seed, which all ranks know, so each knows what must come. test_storm [BLOCKS [SEED]]: of 10,000
-   messages each, every one with connections and a seed of its own. */
+   posted come from a seed, which all ranks know, so each knows what must come.
+   unit_transports test_storm [BLOCKS [SEED]]: of 10,000 messages each, with connections and a seed of their own. */
 #include "backend/transports/tcp/tcp.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
@@ -179,8 +179,11 @@ static void test_tcp_beside_verbs(void **state)
     assert_int_equal(fake.fake_left(), 0);
 }
 #endif
-int main(int count, char **words)
+unit_function test_storm;
+int test_storm(void)
 {
+    int count = unit_arguments.count;
+    char **words = unit_arguments.words;
     if (count > 1) blocks = atoi(words[1]);
     if (count > 2) first_seed = strtoull(words[2], NULL, 10);
     printf("%d messages between %d ranks over each, seeds from %llu on\n", blocks * MESSAGES, RANKS,

@@ -41,7 +41,8 @@ static void test_a_thread_that_is_gone(void **state)
     (void)state;
     ranks_fabric_apart(fabrics, 3, SLEEPS, the_last_rank_goes);
 }
-int main(void)
+unit_function test_tcp;
+int test_tcp(void)
 {
     for (int r = 0; r < MOST; r++) fabrics[r] = (struct fabric)FABRIC(&tcp_operations);
     const struct CMUnitTest tests[] = {

@@ -156,7 +156,8 @@ static void test_a_shortage_of_descriptors_is_logged_once(void **state)
         close(s);
     }
 }
-int main(void)
+unit_function test_tcp_shortage;
+int test_tcp_shortage(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_epoll_watches_only_some_of_the_ends),

@@ -494,7 +494,8 @@ static void test_who_calls_anew_is_believed(void **state)
         assert_int_equal(count_whole(&other, &ours), 1);
     }
 }
-int main(void)
+unit_function test_tcp_strangers;
+int test_tcp_strangers(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strangers_are_not_answered),

@@ -110,7 +110,8 @@ static void test_shm_between_processes(void **state)
     for (int size = LEAST; size <= MOST; size++) ranks_processes(size, the_contract);
 }
 #endif
-int main(void)
+unit_function test_transports;
+int test_transports(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

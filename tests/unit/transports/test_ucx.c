@@ -29,7 +29,8 @@ static void test_between_threads(void **state)
     for (int size = LEAST; size <= MOST; size++)
         ranks_fabric_threads(&ucx_fabric, size, size % 2 ? POLLS : SLEEPS, the_contract);
 }
-int main(void)
+unit_function test_ucx;
+int test_ucx(void)
 {
     if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {

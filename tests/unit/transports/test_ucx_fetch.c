@@ -54,7 +54,8 @@ static void test_a_fetch_that_is_over_at_once(void **state)
     (void)state;
     ranks_fabric_processes(&ucx_fabric, 2, POLLS, nothing_is_fetched);
 }
-int main(void)
+unit_function test_ucx_fetch;
+int test_ucx_fetch(void)
 {
     if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_fetch_that_is_over_at_once) };

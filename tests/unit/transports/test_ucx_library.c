@@ -119,7 +119,8 @@ static void test_a_child_of_fork_begins_anew(void **state)
     (void)state;
     in_a_process(forks);
 }
-int main(void)
+unit_function test_ucx_library;
+int test_ucx_library(void)
 {
     if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {

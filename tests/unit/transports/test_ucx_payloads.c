@@ -259,7 +259,8 @@ static void test_what_ends_after_the_endpoints(void **state)
     assert_true(left_count > 0 && ended_late > 0);
     ucx = real;
 }
-int main(void)
+unit_function test_ucx_payloads;
+int test_ucx_payloads(void)
 {
     if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {

@@ -78,7 +78,8 @@ static void test_nothing_is_left(void **state)
     (void)state;
     assert_int_equal(fake.fake_left(), 0);
 }
-int main(void)
+unit_function test_verbs;
+int test_verbs(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
     const struct CMUnitTest tests[] = {

@@ -223,7 +223,8 @@ static void test_what_broke_before_a_group_is_none_of_its_breaks(void **state)
     (void)state;
     ranks_verbs_apart(3, POLLS, one_breaks_after_another);
 }
-int main(void)
+unit_function test_verbs_again;
+int test_verbs_again(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
 #define TEST(name) cmocka_unit_test_setup_teardown(name, ranks_verbs_begin, ranks_verbs_end)

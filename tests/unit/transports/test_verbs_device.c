@@ -439,7 +439,8 @@ static void test_long_notes_are_cut(void **state)
     assert_true(strlen(text) < sizeof text);
 }
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, nothing_is_left)
-int main(void)
+unit_function test_verbs_device;
+int test_verbs_device(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_all_active_ports_serve),

@@ -316,7 +316,8 @@ static void test_a_message_of_a_kind_that_is_none(void **state)
     complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
-int main(void)
+unit_function test_verbs_faults;
+int test_verbs_faults(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
     const struct CMUnitTest tests[] = {

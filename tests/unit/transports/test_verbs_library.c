@@ -117,7 +117,8 @@ static void test_calls_have_the_versions_of_the_header(void **state)
     (void)state;
     in_a_process(has_the_right_versions);
 }
-int main(void)
+unit_function test_verbs_library;
+int test_verbs_library(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_a_library_it_is_said_what_to_do),

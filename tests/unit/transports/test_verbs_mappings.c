@@ -371,7 +371,8 @@ static void stacks_that_are_kept(void)
     need(told_so_far(&ear) > 0, "a stack was given back");
 }
 IN_A_PROCESS(test_stacks_of_threads_that_have_ended, stacks_that_are_kept)
-int main(void)
+unit_function test_verbs_mappings;
+int test_verbs_mappings(void)
 {
     page = (size_t)sysconf(_SC_PAGESIZE);
     bytes = PAGES * page;

@@ -197,7 +197,8 @@ static void test_a_device_that_refuses(void **state)
         assert_int_equal(fake.fake_left(), 0);
     }
 }
-int main(void)
+unit_function test_verbs_rails;
+int test_verbs_rails(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
     for (size_t i = 0; i < LARGE; i++) from[i] = (unsigned char)(i * 2654435761u >> 24);

@@ -475,7 +475,8 @@ static void many(void)
 
 static void run(void **state) { in_a_process((void (*)(void))*state); }
 #define TEST(each) { #each, run, NULL, NULL, (void *)each }
-int main(void)
+unit_function test_verbs_registration;
+int test_verbs_registration(void)
 {
     page = (size_t)sysconf(_SC_PAGESIZE);
     const struct CMUnitTest tests[] = {

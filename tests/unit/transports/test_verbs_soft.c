@@ -20,7 +20,8 @@ static void test_a_process_that_is_gone(void **state)
     (void)state;
     ranks_fabric_processes(&verbs_fabric, 3, POLLS, the_last_rank_goes);
 }
-int main(void)
+unit_function test_verbs_soft;
+int test_verbs_soft(void)
 {
     if (!fabric_is_there("verbs", verbs_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {

@@ -89,7 +89,8 @@ static void test_greetings_of_strangers_change_nothing(void **state)
     (void)state;
     ranks_verbs_apart(2, POLLS, strangers_speak);
 }
-int main(void)
+unit_function test_verbs_strangers;
+int test_verbs_strangers(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
     const struct CMUnitTest tests[] = {

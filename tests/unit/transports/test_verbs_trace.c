@@ -1,5 +1,6 @@
 /* How a message travels over verbs, request by request, on the device that is none: messages of three sizes from rank 0
-   to rank 1. `test_verbs_trace print` prints what has been seen, of which tests/verbs/picture.py makes a picture. */
+   to rank 1. `unit_transports test_verbs_trace print` prints what has been seen; tests/verbs/picture.py makes a
+   picture of that. */
 #include "tests/support/unit.h"
 #include "tests/unit/transports/ranks_verbs.h"
 
@@ -103,8 +104,11 @@ static void test_a_large_message_is_offered_read_and_done(void **state)
     next(I, &at, FAKE_HEARD, 0);
     assert_int_equal(count_posted(I), READS + 2);
 }
-int main(int argc, char **argv)
+unit_function test_verbs_trace;
+int test_verbs_trace(void)
 {
+    int argc = unit_arguments.count;
+    char **argv = unit_arguments.words;
     if (!ranks_verbs_open()) return SKIPPED;
     ranks_verbs_apart(2, POLLS, all_messages);
     if (argc > 1 && strcmp(argv[1], "print") == 0) { print_events(); return 0; }

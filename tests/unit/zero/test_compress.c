@@ -341,7 +341,8 @@ static void test_a_rank_dies(void **state)
     assert_int_equal(world_processes(3, 20, loses_a_rank, NULL), 1);
 }
 #endif
-int main(void)
+unit_function test_compress;
+int test_compress(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_on_one_host),

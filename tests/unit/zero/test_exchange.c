@@ -76,7 +76,8 @@ static void test_the_rank_is_named(void **state)
             world_threads(RANKS, NULL, gets_what_cannot_be, &plan);
         }
 }
-int main(void)
+unit_function test_exchange;
+int test_exchange(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_the_rank_is_named) };
     return cmocka_run_group_tests(tests, NULL, NULL);

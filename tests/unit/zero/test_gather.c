@@ -222,7 +222,8 @@ static void test_prefetcher(void **state)
     assert_int_equal(prefetcher_predict(&f, 2, next), 0);
     prefetcher_finish(&f);
 }
-int main(void)
+unit_function test_gather;
+int test_gather(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefetcher),

@@ -120,7 +120,8 @@ static void test_what_is_refused(void **state)
     m.parameter[0].count = SIZE_MAX / 2;
     refuses(&m, "exceeds the address space");
 }
-int main(void)
+unit_function test_partition;
+int test_partition(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_element_has_one_owner),

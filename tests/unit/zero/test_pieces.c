@@ -142,7 +142,8 @@ static void test_what_is_whole_is_not_packed(void **state)
     (void)state;
     world_threads(2, NULL, packs_what_is_whole, NULL);
 }
-int main(void)
+unit_function test_pieces;
+int test_pieces(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces_are_what_all_go_on_with),

@@ -202,7 +202,8 @@ static void test_a_rank_dies_behind_its_step(void **state)
         assert_int_equal(world_processes(2, 60, dies_behind_its_step, &(struct way){ placement, true }), 1);
 }
 #endif
-int main(void)
+unit_function test_steps;
+int test_steps(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_beside_training),

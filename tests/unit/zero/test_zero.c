@@ -443,8 +443,11 @@ static void test_on_processes(void **state)
     assert_int_equal(world_processes(2, 100, trains_models, &(uint64_t){ 41 }), 0);
 }
 #endif
-int main(int count, char **arguments)
+unit_function test_zero;
+int test_zero(void)
 {
+    int count = unit_arguments.count;
+    char **arguments = unit_arguments.words;
     if (count == 3 && strcmp(arguments[1], "--models") == 0) turns = atoi(arguments[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_one_process_would),
