@@ -1,10 +1,8 @@
 /* Explicit-state search of the world of world.h: breadth first, so what it finds wrong is shown in the fewest steps.
    A state is kept as a hash of 64 bits, its predecessor and the event between them; states in full are kept for two
    levels only. That nobody hangs (I8) is a property of the graph: from each state a final one can be reached without
-   another fault. Timers and links are fair, so what can always be reached is reached.
-     test_agree_search               what the test runs: some seconds, 100 MiB
-     test_agree_search --deep        larger bounds: minutes, some GiB
-     test_agree_search --must-fail   succeeds if something is broken: for mutants */
+   another fault. Timers and links are fair, so what can always be reached is reached. */
+#include "tests/support/exploration.h"
 #include "tests/unit/agree/world.h"
 #include <stdlib.h>
 #include <string.h>
@@ -277,10 +275,9 @@ static bool explore_all(const struct scenario *scenario, size_t count, size_t mo
     printf("%zu states, %zu transitions: %s\n", states, transitions, held ? "all invariants hold" : "BROKEN");
     return held;
 }
-int main(int argc, char **argv)
+bool exploration_holds(enum depth depth)
 {
-    const char *how = argc > 1 ? argv[1] : "";
-    if (strcmp(how, "--deep") == 0) return !explore_all(deep, sizeof deep / sizeof *deep, 30000000);
-    bool held = explore_all(scenarios, sizeof scenarios / sizeof *scenarios, 2000000);
-    return strcmp(how, "--must-fail") == 0 ? held : !held;
+    if (depth == QUICK) return true;
+    if (depth == DEEP) return explore_all(deep, sizeof deep / sizeof *deep, 30000000);
+    return explore_all(scenarios, sizeof scenarios / sizeof *scenarios, 2000000);
 }

@@ -20,10 +20,8 @@
    Not tried: errors and deaths, but as the end of a run; more than two steps; choices of a step in which orders do not
    vary (all are "not yet" there: but for spare buffers a step leaves nothing that depends on them); a program that
    leaves in the middle of a step, or hastily, when others have not come to the step; journals; zero/pages.c. Of plans
-   with `every`, but in --deep, and with `one_asks`, not all.
-     test_orders               what the test runs: some seconds
-     test_orders --deep        all orders of all plans, with each of the eight: minutes
-     test_orders --must-fail   succeeds if something is wrong: for mutants */
+   with `every`, but in --deep, and with `one_asks`, not all. --deep tries all orders, with each of the eight. */
+#include "tests/support/exploration.h"
 #include "tests/unit/zero/program.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -274,10 +272,4 @@ static bool try_all(long most, bool deep)
         fine ? "nobody waits for ever, and all values are right" : "WRONG");
     return fine;
 }
-int main(int argc, char **argv)
-{
-    const char *how = argc > 1 ? argv[1] : "";
-    if (strcmp(how, "--deep") == 0) return !try_all(MOST_ORDERS, true);
-    if (strcmp(how, "--must-fail") != 0) return !try_all(MOST_ORDERS, false);
-    return try_all(FEW_ORDERS, false) && try_all(MOST_ORDERS, false);  /* the first finds most, and soon */
-}
+bool exploration_holds(enum depth depth) { return try_all(depth == QUICK ? FEW_ORDERS : MOST_ORDERS, depth == DEEP); }
