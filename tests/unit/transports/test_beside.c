@@ -1,38 +1,19 @@
-/* Two networks beside each other: the contract holds over both as over one, and each message takes the one that is said
-   to be faster for it. Sockets beside UCX, between processes, and beside verbs on the device that is none. */
+/* Sockets beside verbs on the fake device: the contract holds over both as over one, and each message takes the network
+   that is faster for it by the link costs. test_contract.c has sockets beside UCX. */
+#include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/tcp/tcp.h"
-#include "backend/transports/ucx/ucx.h"
+#include "backend/transports/verbs/verbs.h"
+#include "tests/support/said.h"
 #include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
-#ifdef FAKE_VERBS
-#include "backend/transports/fabric/fabric_transport.h"
-#include "backend/transports/verbs/verbs.h"
-#include "tests/support/said.h"
 #include "tests/unit/transports/ranks_verbs.h"
-#endif
 
 #ifdef FEW
 enum { LEAST = 2, MOST = 3 };
 #else
 enum { LEAST = 1, MOST = 4 };
 #endif
-#ifndef NO_PROCESSES
-static void test_sockets_and_ucx(void **state)
-{
-    (void)state;
-    if (!fabric_is_there("UCX", ucx_describe)) skip();
-    for (int size = LEAST; size <= MOST; size++)
-        ranks_fabric_processes_beside(&tcp_fabric, &ucx_fabric, size, size % 2 ? SLEEPS : POLLS, the_contract);
-}
-static void test_a_process_that_is_gone(void **state)
-{
-    (void)state;
-    if (!fabric_is_there("UCX", ucx_describe)) skip();
-    ranks_fabric_processes_beside(&ucx_fabric, &tcp_fabric, 3, POLLS, the_last_rank_goes);
-}
-#endif
-#ifdef FAKE_VERBS
 static struct fabric sockets[MOST];
 static void prepare(void)
 {
@@ -236,19 +217,11 @@ static void test_what_a_broken_one_holds_is_not_overtaken(void **state)
     (void)state;
     run(2, POLLS, one_breaks);
 }
-#endif
 unit_function test_beside;
 int test_beside(void)
 {
-#ifdef FAKE_VERBS
     if (!ranks_verbs_open()) return 1;
-#endif
     const struct CMUnitTest tests[] = {
-#ifndef NO_PROCESSES
-        cmocka_unit_test(test_sockets_and_ucx),
-        cmocka_unit_test(test_a_process_that_is_gone),
-#endif
-#ifdef FAKE_VERBS
         cmocka_unit_test(test_sockets_and_verbs),
         cmocka_unit_test(test_a_rank_that_is_gone),
         cmocka_unit_test(test_each_message_takes_the_faster_one),
@@ -256,7 +229,6 @@ int test_beside(void)
         cmocka_unit_test(test_a_connection_that_nobody_needs_may_break),
         cmocka_unit_test(test_a_connection_that_never_comes_is_told_once),
         cmocka_unit_test(test_what_a_broken_one_holds_is_not_overtaken),
-#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-
 static struct fabric fabric = FABRIC(&tcp_operations);
 static struct key_id key;
 
