@@ -7,7 +7,7 @@ static bool same(const struct agree_cause *x, const struct agree_cause *y)
 {
     return !agree_cause_precedes(x, y) && !agree_cause_precedes(y, x);
 }
-static const char *check_verdict(const struct world *w, const struct agree_cause *c)
+static const char *check_decision(const struct world *w, const struct agree_cause *c)
 {
     const unsigned char *found = w->found[c->reporter];
     int other = c->other;
@@ -26,21 +26,21 @@ static const char *check_verdict(const struct world *w, const struct agree_cause
 static bool is_told(const struct world *w, int h)        /* and whoever has been told lives, or has left since */
 {
     for (int r = 0; r < RANKS; r++)
-        if (host(w, r) == h && (lives(w, r) || w->told[r]) && w->has_verdict[h]) return true;
+        if (host(w, r) == h && (lives(w, r) || w->told[r]) && w->has_decision[h]) return true;
     return false;
 }
 const char *world_check(const struct world *w, const struct scenario *s)
 {
     for (int h = 0; h < HOSTS; h++) {
-        const char *broken = w->has_verdict[h] ? check_verdict(w, &w->verdict[h]) : NULL;
+        const char *broken = w->has_decision[h] ? check_decision(w, &w->decision[h]) : NULL;
         if (broken) return broken;
     }
     for (int r = 0; r < RANKS; r++)
-        if (lives(w, r) && w->object[r].state == AGREE_OVER && !same(&w->object[r].held, &w->verdict[host(w, r)]))
+        if (lives(w, r) && w->object[r].state == AGREE_OVER && !same(&w->object[r].held, &w->decision[host(w, r)]))
             return "I1: two causes on one host";
     for (int h = 1; h < HOSTS && s->haste != HASTY && !w->broke; h++)
         for (int g = 0; g < h; g++)
-            if (is_told(w, g) && is_told(w, h) && !same(&w->verdict[g], &w->verdict[h]))
+            if (is_told(w, g) && is_told(w, h) && !same(&w->decision[g], &w->decision[h]))
                 return "I2: two hosts tell two causes";
     return NULL;
 }
@@ -72,13 +72,13 @@ const char *world_check_final(const struct world *w, const struct scenario *s)
         for (int r = 1; r < RANKS; r++) equal &= s->program[r][n] == s->program[0][n];
     for (int r = 0; r < RANKS; r++) {
         if (!lives(w, r)) continue;
-        const struct agree_cause *verdict = &w->verdict[host(w, r)];
+        const struct agree_cause *decision = &w->decision[host(w, r)];
         if (w->object[r].state != AGREE_OVER && !differ) continue;
         if (w->object[r].state != AGREE_OVER) return "I6: ranks differ, and one is not told";
         if (harmless && equal) return "I5: a failure without a reason";
-        if (harmless && differ && verdict->kind != AGREE_DISAGREEMENT)
+        if (harmless && differ && decision->kind != AGREE_DISAGREEMENT)
             return "I6: ranks differ, and another cause is told";
-        if (harmless && differ && s->haste != HASTY && !verdict->calls[1].number && lives(w, verdict->other))
+        if (harmless && differ && s->haste != HASTY && !decision->calls[1].number && lives(w, decision->other))
             return "I6: a disagreement without the words of the other";
     }
     return NULL;

@@ -127,16 +127,16 @@ static void test_any_bytes(void **state)
 }
 
 /* ---- ranks, hosts and links in a time of their own ---- */
-struct letter { int from, to; int64_t at_ms; struct agree_message message; };
+struct queued_message { int from, to; int64_t at_ms; struct agree_message message; };
 static struct {
     int64_t now_ms;
     struct agree ranks[RANKS];
     struct agree_peer peers[RANKS][RANKS];
     int hosts[RANKS][HOSTS];
-    struct agree_cause record[HOSTS], verdict[HOSTS];
-    bool has_record[HOSTS], has_verdict[HOSTS], stopped[RANKS];
+    struct agree_cause record[HOSTS], decision[HOSTS];
+    bool has_record[HOSTS], has_decision[HOSTS], stopped[RANKS];
     int64_t over_ms[RANKS];
-    struct letter letters[QUEUE];
+    struct queued_message messages[QUEUE];
     int count, asked;
 } w;
 static void settle(int r)                               /* what a caller does after each input */
@@ -150,24 +150,24 @@ static void settle(int r)                               /* what a caller does af
         agree_on_failure_record(a, &w.record[h]);
     }
     if (a->state == AGREE_DECIDES) {
-        if (!w.has_verdict[h]) w.verdict[h] = a->held;
-        w.has_verdict[h] = true;
-        agree_on_decision_record(a, &w.verdict[h]);
+        if (!w.has_decision[h]) w.decision[h] = a->held;
+        w.has_decision[h] = true;
+        agree_on_decision_record(a, &w.decision[h]);
     }
     while (agree_next_message(a, &to, &m)) {
         assert_true(w.count < QUEUE);
         w.asked += m.kind == AGREE_ASK;
-        w.letters[w.count++] = (struct letter){ r, to, w.now_ms + DELAY_MS, m };
+        w.messages[w.count++] = (struct queued_message){ r, to, w.now_ms + DELAY_MS, m };
     }
 }
 static void deliver(void)
 {
     for (int i = 0; i < w.count;) {
-        struct letter letter = w.letters[i];
-        if (letter.at_ms > w.now_ms || w.stopped[letter.to]) { i++; continue; }
-        memmove(&w.letters[i], &w.letters[i + 1], (size_t)(--w.count - i) * sizeof letter);
-        agree_handle_message(&w.ranks[letter.to], letter.from, &letter.message);
-        settle(letter.to);
+        struct queued_message queued = w.messages[i];
+        if (queued.at_ms > w.now_ms || w.stopped[queued.to]) { i++; continue; }
+        memmove(&w.messages[i], &w.messages[i + 1], (size_t)(--w.count - i) * sizeof queued);
+        agree_handle_message(&w.ranks[queued.to], queued.from, &queued.message);
+        settle(queued.to);
     }
 }
 static void pass(int64_t until_ms)                      /* ranks look at words and clock every millisecond */
@@ -178,7 +178,7 @@ static void pass(int64_t until_ms)                      /* ranks look at words a
             if (w.stopped[r]) continue;
             agree_advance_time(a, w.now_ms);
             if (w.has_record[host_of[r]]) agree_on_failure_record(a, &w.record[host_of[r]]);
-            if (w.has_verdict[host_of[r]]) agree_on_decision_record(a, &w.verdict[host_of[r]]);
+            if (w.has_decision[host_of[r]]) agree_on_decision_record(a, &w.decision[host_of[r]]);
             settle(r);
             if (a->state == AGREE_OVER && !w.over_ms[r]) w.over_ms[r] = w.now_ms;
         }
@@ -327,7 +327,7 @@ static void test_the_first_difference_is_told(void **state)
     assert_int_equal(w.ranks[0].held.calls[0].fingerprint, 54);
     assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 92);
 }
-static void test_who_asks_is_told_the_verdict(void **state)
+static void test_a_rank_that_asks_gets_the_decision(void **state)
 {
     (void)state;
     struct agree_message m = a_question(), answer;
@@ -342,7 +342,7 @@ static void test_who_asks_is_told_the_verdict(void **state)
     assert_int_equal(answer.decided, 1);
     assert_false(agree_next_message(&w.ranks[0], &to, &answer));
 }
-/* A question says all that is compared; the answer is for the asker, whom no wrong verdict would make miss it. */
+/* A question says all that is compared; the answer is for the asker, whom no wrong decision would make miss it. */
 static void test_who_asks_is_answered(void **state)
 {
     (void)state;
@@ -459,7 +459,7 @@ int test_agree(void)
         cmocka_unit_test_setup(test_first_message_too_early_is_told_again, setup),
         cmocka_unit_test_setup(test_the_last_four_operations_are_compared, setup),
         cmocka_unit_test_setup(test_the_first_difference_is_told, setup),
-        cmocka_unit_test_setup(test_who_asks_is_told_the_verdict, setup),
+        cmocka_unit_test_setup(test_a_rank_that_asks_gets_the_decision, setup),
         cmocka_unit_test_setup(test_who_asks_is_answered, setup),
         cmocka_unit_test_setup(test_who_hurries_asks_at_once, setup),
         cmocka_unit_test_setup(test_older_operations_are_not_compared, setup),

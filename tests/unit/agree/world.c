@@ -95,7 +95,7 @@ static bool is_complete(const struct world *w, int r)   /* on its host */
         if (mates(w, r, q) && w->operation[q] < w->operation[r]) return false;
     return true;
 }
-static void note_found(struct world *w, int r)
+static void world_record_cause(struct world *w, int r)
 {
     const struct agree_cause *c = &w->object[r].held;
     if (w->object[r].state != AGREE_CLAIMS || c->reporter != r || w->found[r][0]) return;
@@ -108,7 +108,7 @@ static void write_records(struct world *w, int r, FILE *log)
 {
     struct agree *a = &w->object[r];
     int h = host(w, r);
-    note_found(w, r);
+    world_record_cause(w, r);
     if (a->state == AGREE_CLAIMS) {
         if (!w->has_record[h]) {
             w->record[h] = a->held;
@@ -120,12 +120,12 @@ static void write_records(struct world *w, int r, FILE *log)
         agree_on_failure_record(a, &w->record[h]);
     }
     if (a->state == AGREE_DECIDES) {
-        if (!w->has_verdict[h]) {
-            w->verdict[h] = a->held;
-            w->has_verdict[h] = 1;
+        if (!w->has_decision[h]) {
+            w->decision[h] = a->held;
+            w->has_decision[h] = 1;
             say_record(log, "decides", r, h, &a->held);
         }
-        agree_on_decision_record(a, &w->verdict[h]);
+        agree_on_decision_record(a, &w->decision[h]);
     }
 }
 static const char *send_all(struct world *w, int r, FILE *log)
@@ -199,7 +199,7 @@ static void add_rank(struct list *l, const struct world *w, const struct scenari
     if (a->state < AGREE_LEFT && w->at[r] == AGREED && has_all(w, s, r)) add(l, FINISH, r, 0);
     if (s->leaves && a->state == AGREE_OVER) add(l, LEAVE, r, 0);
     if (w->has_record[h] && a->state == AGREE_RUNS) add(l, SEE_RECORD, r, 0);
-    if (w->has_verdict[h] && a->state < AGREE_OVER) add(l, SEE_VERDICT, r, 0);
+    if (w->has_decision[h] && a->state < AGREE_OVER) add(l, SEE_DECISION, r, 0);
     for (int m = 0; m < RANKS; m++) {
         if (!mates(w, r, m) || !w->left[m]) continue;
         if (!w->left_seen[r][m]) add(l, SEE_LEFT, r, m);
@@ -397,9 +397,9 @@ static const char *perform(struct world *w, const struct scenario *s, struct eve
         learn(w, e.a, &w->record[h]);
         agree_on_failure_record(a, &w->record[h]);
         break;
-    case SEE_VERDICT:
-        learn(w, e.a, &w->verdict[h]);
-        agree_on_decision_record(a, &w->verdict[h]);
+    case SEE_DECISION:
+        learn(w, e.a, &w->decision[h]);
+        agree_on_decision_record(a, &w->decision[h]);
         break;
     case SEE_LEFT:
         w->left_seen[e.a][e.b] = 1;
@@ -421,7 +421,7 @@ static const char *perform(struct world *w, const struct scenario *s, struct eve
     return NULL;
 }
 static const char *const events[EVENT_KINDS] = { "begins an operation", "looks at the roll call", "finishes", "leaves",
-    "sees the failure record", "sees the verdict record", "sees its mate leave", "is left alone by its mate",
+    "sees the failure record", "sees the decision record", "sees its mate leave", "is left alone by its mate",
     "-> : first message of an operation", "-> : delivery", "-> : the end of the link is noticed", "asks",
     "has waited for words long enough", "says it again", "has waited for the others long enough", "DIES", "IS STOPPED",
     "ABORTS", "-- : the link BREAKS", "-> : a message is DROPPED", "-> : the end is LOST in the break",
@@ -433,7 +433,7 @@ const char *world_step(struct world *w, const struct scenario *s, struct event e
     if (log && pair) fprintf(log, "    %d, %d %s\n", e.a, e.b, events[e.kind]);
     else if (log) fprintf(log, "    rank %d %s\n", e.a, events[e.kind]);
     bool smooth = s->haste == PATIENT && !s->breaks && !s->drops && !s->stops;
-    if (smooth && e.kind == SETTLE_TIMER) return "I9: a verdict that waits for time to pass";
+    if (smooth && e.kind == SETTLE_TIMER) return "I9: a decision that waits for time to pass";
     broken = perform(w, s, e, log);
     for (int r = 0; r < RANKS && !broken; r++) {
         if (!lives(w, r)) continue;

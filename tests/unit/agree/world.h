@@ -26,8 +26,8 @@ struct world {
     struct agree object[RANKS];
     struct agree_peer peers[RANKS][RANKS];
     int speakers[RANKS][HOSTS];
-    struct agree_cause record[HOSTS], verdict[HOSTS];
-    unsigned char has_record[HOSTS], has_verdict[HOSTS];
+    struct agree_cause record[HOSTS], decision[HOSTS];
+    unsigned char has_record[HOSTS], has_decision[HOSTS];
     unsigned char dead[RANKS], left[RANKS], told[RANKS], stopped[RANKS], at[RANKS], operation[RANKS], succeeded[RANKS];
     unsigned char sent[RANKS][RANKS], got[RANKS][RANKS];               /* first messages: a bit for each operation */
     unsigned char link[RANKS][RANKS], left_seen[RANKS][RANKS];
@@ -45,7 +45,7 @@ enum event_kind {
     FINISH,
     LEAVE,
     SEE_RECORD,
-    SEE_VERDICT,
+    SEE_DECISION,
     SEE_LEFT,
     ALONE,
     FIRST_MESSAGE,

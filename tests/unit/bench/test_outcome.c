@@ -68,7 +68,7 @@ static void test_a_goal_close_to_the_limit_gives_way(void **state)
     assert_true(outcome_is_met(&allreduce, &row));
 }
 /* T_coh counts bytes, but not that ranks meet. */
-static void test_a_meeting_is_in_the_limit_of_a_small_tensor(void **state)
+static void test_a_barrier_is_in_the_limit_of_a_small_tensor(void **state)
 {
     struct bench_case small = allreduce;
     struct outcome row = took(1260, 740, 150, 1320);
@@ -123,7 +123,7 @@ int test_outcome(void)
         cmocka_unit_test(test_flags_are_no_reference_that_a_limit_replaces),
         cmocka_unit_test(test_a_row_without_a_goal_has_no_limit_to_meet),
         cmocka_unit_test(test_a_goal_close_to_the_limit_gives_way),
-        cmocka_unit_test(test_a_meeting_is_in_the_limit_of_a_small_tensor),
+        cmocka_unit_test(test_a_barrier_is_in_the_limit_of_a_small_tensor),
         cmocka_unit_test(test_where_float32_is_at_its_limit_sixteen_bits_may_take_as_much),
         cmocka_unit_test(test_what_crosses_is_counted_once_for_each_side),
     };

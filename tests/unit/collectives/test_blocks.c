@@ -78,11 +78,11 @@ static void blocks_are_known_at_both_ends(void **state)
 /* It passes through two chunks of scratch before it is told by where it goes. */
 static void passes_on(struct schedule *s)
 {
-    struct span landed = span_new_scratch(s, 1), moved = span_new_scratch(s, 1);
+    struct span received = span_new_scratch(s, 1), moved = span_new_scratch(s, 1);
     if (s->rank == 0) step_send(s, span_of_chunk(0, INPUT, 1), 1);
     else {
-        step_recv(s, landed, 0);
-        step_copy(s, moved, landed);
+        step_recv(s, received, 0);
+        step_copy(s, moved, received);
         step_reduce(s, moved, span_of_chunk(1, INPUT, 1));
     }
     step_copy(s, span_of_buffer(s, s->rank, OUTPUT), s->rank ? moved : span_of_chunk(0, INPUT, 0));

@@ -17,7 +17,7 @@
 #include "tests/unit/check/placements.h"
 
 /* Chunks that cross, as a chunk of the whole message or a block is cut in `cut`. */
-static int crossing(const struct plan *p)
+static int sent_between_hosts(const struct plan *p)
 {
     int chunks = 0;
     for (int r = 0; r < p->size; r++) {
@@ -31,11 +31,11 @@ static int crossing(const struct plan *p)
     return chunks;
 }
 /* In messages, or blocks, of a rank. */
-static int least_crossing(const struct plan *p)
+static int least_between_hosts(const struct plan *p)
 {
-    int hosts = p->layout->hosts, ranks = p->layout->ranks, crossing_blocks = 0;
+    int hosts = p->layout->hosts, ranks = p->layout->ranks, blocks_between_hosts = 0;
     for (int h = 0; h < hosts; h++)
-        crossing_blocks += layout_host_size(p->layout, h) * (ranks - layout_host_size(p->layout, h));
+        blocks_between_hosts += layout_host_size(p->layout, h) * (ranks - layout_host_size(p->layout, h));
     switch (p->algorithm->collective) {
     case ALLREDUCE: return 2 * (hosts - 1);
     case BROADCAST:
@@ -44,7 +44,7 @@ static int least_crossing(const struct plan *p)
     case ALLGATHER: return (hosts - 1) * ranks;
     case GATHER:
     case SCATTER: return ranks - layout_host_size(p->layout, layout_host(p->layout, p->root));
-    case ALL_TO_ALL: return crossing_blocks;
+    case ALL_TO_ALL: return blocks_between_hosts;
     default: return -1;
     }
 }
@@ -64,7 +64,7 @@ static void count(const struct algorithm *a, const struct layout *l, int root)
     char text[300];
     describe(&p, text, sizeof text);
     if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", text, p.error);
-    int sent = crossing(&p), least_sent = least_crossing(&p), cut = p.ranks[0].cut;
+    int sent = sent_between_hosts(&p), least_sent = least_between_hosts(&p), cut = p.ranks[0].cut;
     bool doubles = a->collective == ALLREDUCE && (has(a, "doubling") || has(a, "leaders"));
     int expected = doubles ? by_doubling(l->hosts) : least_sent;
     if (a->collective != BARRIER && sent != expected * cut)

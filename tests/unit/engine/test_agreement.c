@@ -107,7 +107,7 @@ static void test_a_name_keeps_number_and_calls_apart(void **state)
 
 #ifndef NO_PROCESSES
 /* Rank 1 is stopped, so that its host does not agree for a while. */
-static void fails_before_the_verdict(struct rank *me)
+static void fails_before_the_decision(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 1) {
@@ -129,11 +129,11 @@ static void fails_before_the_verdict(struct rank *me)
     REQUIRE(agreement_has_decided(me->comm->agreement));
     REQUIRE(kill((pid_t)me->comm->group.members[1].identity.pid, SIGCONT) == 0);
 }
-static void test_what_fails_does_not_succeed_before_the_verdict(void **state)
+static void test_what_fails_does_not_succeed_before_the_decision(void **state)
 {
     (void)state;
     world_pretend("2");
-    assert_int_equal(world_processes(2, 30, fails_before_the_verdict, NULL), 0);
+    assert_int_equal(world_processes(2, 30, fails_before_the_decision, NULL), 0);
     world_pretend("");
 }
 /* Of each host the first, which speaks for it, and the last. */
@@ -158,7 +158,7 @@ int test_agreement(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_what_fails_does_not_succeed_before_the_verdict),
+        cmocka_unit_test(test_what_fails_does_not_succeed_before_the_decision),
         cmocka_unit_test(test_speakers_that_die_hold_up_nobody),
 #endif
         cmocka_unit_test(test_a_rank_that_computes_answers),

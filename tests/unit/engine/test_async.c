@@ -23,7 +23,7 @@ static void many_at_once(struct rank *me)                               /* waite
     free(data);
     free(r);
 }
-static void note(tutti_request *request, void *context)
+static void record_end(tutti_request *request, void *context)
 {
     (void)request;
     atomic_fetch_add((atomic_int *)context, 1);
@@ -35,7 +35,7 @@ static void nobody_waits(struct rank *me)                               /* the p
     tutti_request *r = world_requests(MANY);
     for (int k = 0; k < MANY; k++) {
         data[k] = k;
-        r[k].done = note;
+        r[k].done = record_end;
         r[k].context = &ended;
         REQUIRE(tutti_all_reduce(&data[k], &data[k], 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r[k]) == TUTTI_OK);
     }
@@ -50,7 +50,7 @@ static void start_resting(struct rank *me, int32_t *data, atomic_int *ended, tut
 {
     for (int k = 0; k < RESTING; k++) {
         data[k] = k + me->rank;
-        r[k] = (tutti_request){ .struct_size = sizeof *r, .on_demand = true, .done = note, .context = ended };
+        r[k] = (tutti_request){ .struct_size = sizeof *r, .on_demand = true, .done = record_end, .context = ended };
         REQUIRE(tutti_all_reduce(&data[k], &data[k], 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r[k]) == TUTTI_OK);
     }
 }

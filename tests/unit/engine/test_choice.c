@@ -64,7 +64,7 @@ static void is_always_an_algorithm_for_one_host(void **state)
 /* By its parameters one copy pays where copies between caches cost the same however they are written, for much that is
    exchanged, and nowhere where shared memory carries twice as much. A setting decides for itself, and between hosts
    nothing is read. */
-static void reading_is_chosen_as_figures_ask(void **state)
+static void reading_is_chosen_by_parameters(void **state)
 {
     static const enum collective copying[] = { ALLGATHER, ALL_TO_ALL, SCATTER };
     static const int apart[] = { 0, 0, 1, 1 };
@@ -386,7 +386,7 @@ int test_choice(void)
 #endif
         cmocka_unit_test(beliefs_are_different),
         cmocka_unit_test(is_always_an_algorithm_for_one_host),
-        cmocka_unit_test(reading_is_chosen_as_figures_ask),
+        cmocka_unit_test(reading_is_chosen_by_parameters),
         cmocka_unit_test(a_measured_exchange_puts_reading_right),
         cmocka_unit_test(is_hierarchical_over_several_hosts),
         cmocka_unit_test(what_several_hosts_cannot_do_is_refused),

@@ -268,7 +268,7 @@ static void test_a_child_cannot(void **state)
 #endif
 
 /* Nobody looks where the tensors of so short a call lie, whatever this machine's parameters are. */
-static int choose_figures(void **state)
+static int choose_parameters(void **state)
 {
     (void)state;
     world_set("TUTTI_MACHINE",
@@ -292,5 +292,5 @@ int test_fast_path(void)
         cmocka_unit_test(test_a_child_cannot),
 #endif
     };
-    return cmocka_run_group_tests(tests, choose_figures, NULL);
+    return cmocka_run_group_tests(tests, choose_parameters, NULL);
 }

@@ -18,7 +18,7 @@ static void go_over(const struct inproc_options *wanted)
 }
 
 /* ---- waking ---- */
-static void note(tutti_request *request, void *semaphore)
+static void post_semaphore(tutti_request *request, void *semaphore)
 {
     (void)request;
     sem_post(semaphore);
@@ -30,7 +30,7 @@ static void sum_in_turns(struct rank *me, size_t count, int how) /* waited for, 
     tutti_request r = TUTTI_REQUEST_INIT;
     sem_init(&over, 0, 0);
     r.blocking = how == 0;
-    if (how == 2) { r.done = note; r.context = &over; }
+    if (how == 2) { r.done = post_semaphore; r.context = &over; }
     for (size_t i = 0; i < count; i++) data[i] = me->rank + 1;
     REQUIRE(tutti_all_reduce(data, data, count, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_OK);
     if (how == 2)

@@ -7,25 +7,25 @@
 enum { MILLISECOND = 1000000, LARGE = 1 << 20, LONG = 1 << 18, ROUNDS = 5 };       /* elements */
 
 /* An all-reduce on its way: so many of these bytes are many tiles. */
-struct flight { tutti_comm *comm; int32_t *data; size_t count; tutti_request request; };
-static void prepare(struct flight *f, const struct rank *me, size_t count, int priority)
+struct pending_call { tutti_comm *comm; int32_t *data; size_t count; tutti_request request; };
+static void call_prepare(struct pending_call *f, const struct rank *me, size_t count, int priority)
 {
-    *f = (struct flight){ .data = calloc(count, sizeof *f->data), .count = count };
+    *f = (struct pending_call){ .data = calloc(count, sizeof *f->data), .count = count };
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &f->comm) == TUTTI_OK);
     REQUIRE(tutti_comm_set_priority(f->comm, priority) == TUTTI_OK);
 }
-static void start(struct flight *f, const struct rank *me)
+static void call_start(struct pending_call *f, const struct rank *me)
 {
     f->request = (tutti_request)TUTTI_REQUEST_INIT;
     for (size_t i = 0; i < f->count; i++) f->data[i] = me->rank + 1;
     REQUIRE(tutti_all_reduce(f->data, f->data, f->count, TUTTI_INT32, TUTTI_SUM, f->comm, &f->request) == TUTTI_OK);
 }
-static void end(struct flight *f, const struct rank *me)
+static void call_end(struct pending_call *f, const struct rank *me)
 {
     REQUIRE(tutti_wait(&f->request, 0) == TUTTI_OK);
     for (size_t i = 0; i < f->count; i++) REQUIRE(f->data[i] == me->size * (me->size + 1) / 2);
 }
-static void give_back(struct flight *f)
+static void call_free(struct pending_call *f)
 {
     REQUIRE(tutti_comm_destroy(f->comm) == TUTTI_OK);
     free(f->data);
@@ -53,13 +53,13 @@ static int tiles_on_their_way(const tutti_comm *comm)
 static void while_another_moves(struct rank *me)
 {
     enum { ANOTHER = 3 };
-    struct flight f;
+    struct pending_call f;
     for (int priority = ANOTHER - 1; priority <= ANOTHER; priority++) {
-        prepare(&f, me, LARGE, priority);
+        call_prepare(&f, me, LARGE, priority);
         precedence_record_progress(ANOTHER, false);
         if (me->rank == 0) {
             driver_acquire_role(f.comm);
-            start(&f, me);
+            call_start(&f, me);
             drive_until_still(f.comm);
             REQUIRE((tiles_on_their_way(f.comm) == 1) == (priority < ANOTHER));
             REQUIRE(f.comm->executor.blocked.soon == (priority < ANOTHER));
@@ -69,49 +69,49 @@ static void while_another_moves(struct rank *me)
             driver_hand_over_role(f.comm);
         }
         world_meet(me);
-        if (me->rank != 0) start(&f, me);
-        end(&f, me);
-        give_back(&f);
+        if (me->rank != 0) call_start(&f, me);
+        call_end(&f, me);
+        call_free(&f);
     }
 }
 static void small_ones(struct rank *me)
 {
-    struct flight f;
-    prepare(&f, me, 1000, 0);
+    struct pending_call f;
+    call_prepare(&f, me, 1000, 0);
     for (int i = 0; i < ROUNDS; i++) {
-        start(&f, me);
-        end(&f, me);
+        call_start(&f, me);
+        call_end(&f, me);
     }
-    give_back(&f);
+    call_free(&f);
 }
 /* ---- nobody waits for nothing ---- */
 static void one_is_late(struct rank *me)
 {
-    struct flight urgent, usual;
-    prepare(&urgent, me, LARGE, 7);
-    prepare(&usual, me, LONG, 0);
-    if (me->rank == 0) start(&urgent, me);
-    start(&usual, me);
-    end(&usual, me);
+    struct pending_call urgent, usual;
+    call_prepare(&urgent, me, LARGE, 7);
+    call_prepare(&usual, me, LONG, 0);
+    if (me->rank == 0) call_start(&urgent, me);
+    call_start(&usual, me);
+    call_end(&usual, me);
     world_meet(me);
-    if (me->rank != 0) start(&urgent, me);
-    end(&urgent, me);
-    give_back(&urgent);
-    give_back(&usual);
+    if (me->rank != 0) call_start(&urgent, me);
+    call_end(&urgent, me);
+    call_free(&urgent);
+    call_free(&usual);
 }
 static void each_wants_another(struct rank *me)
 {
-    struct flight one, other;
-    prepare(&one, me, LARGE, me->rank == 0 ? 5 : 1);
-    prepare(&other, me, LARGE, me->rank == 0 ? 1 : 5);
+    struct pending_call one, other;
+    call_prepare(&one, me, LARGE, me->rank == 0 ? 5 : 1);
+    call_prepare(&other, me, LARGE, me->rank == 0 ? 1 : 5);
     for (int round = 0; round < ROUNDS; round++) {
-        start(&one, me);
-        start(&other, me);
-        end(&one, me);
-        end(&other, me);
+        call_start(&one, me);
+        call_start(&other, me);
+        call_end(&one, me);
+        call_end(&other, me);
     }
-    give_back(&one);
-    give_back(&other);
+    call_free(&one);
+    call_free(&other);
 }
 static void with_tiles(const char *bytes, int64_t moment_ns)
 {

@@ -193,8 +193,8 @@ static size_t element_bytes(const struct test *t) { return t->collective == BARR
 static unsigned char *part_in(const struct job *j, enum buffer buffer, int q, bool image)
 {
     const struct side *s = &j->side[j->home[buffer]];
-    bool guest = j->home[buffer] != buffer;             /* its one part is the other's own, or also its only one */
-    size_t offset = j->side[buffer].offset[guest ? 0 : q] * element_bytes(&j->test);
+    bool borrower = j->home[buffer] != buffer;             /* its one part is the other's own, or also its only one */
+    size_t offset = j->side[buffer].offset[borrower ? 0 : q] * element_bytes(&j->test);
     return (image ? s->image : s->area) + GUARD + offset;
 }
 static void write_part(const struct job *j, enum buffer buffer, int q, int rank, const struct layout *l)
@@ -233,11 +233,11 @@ static void job_make(struct job *j, const struct rank *me, uint64_t *own)
         j->side[b] = (struct side){ .shared = way >= 2 || (way == 1 && b == INPUT) };
     }
     bool in_place = t->collective != ALL_TO_ALL && j->parts[INPUT] && j->parts[OUTPUT] && draw(own, 2);
-    enum buffer host = in_place && j->parts[OUTPUT] > j->parts[INPUT] ? OUTPUT : INPUT, guest = 1 - host;
-    if (in_place) j->home[guest] = host;
+    enum buffer host = in_place && j->parts[OUTPUT] > j->parts[INPUT] ? OUTPUT : INPUT, borrower = 1 - host;
+    if (in_place) j->home[borrower] = host;
     for (int b = INPUT; b <= OUTPUT; b++)
         if (j->parts[b] && j->home[b] == (enum buffer)b) side_make(j, (enum buffer)b, me->rank, own);
-    if (in_place) j->side[guest].offset[0] = j->side[host].offset[j->parts[host] > 1 ? me->rank : 0];
+    if (in_place) j->side[borrower].offset[0] = j->side[host].offset[j->parts[host] > 1 ? me->rank : 0];
     for (int q = 0; q < j->parts[INPUT]; q++) write_part(j, INPUT, q, me->rank, me->comm->group.layout);
     for (int b = INPUT; b <= OUTPUT; b++)
         if (j->side[b].area) memcpy(j->side[b].area, j->side[b].image, j->side[b].bytes);

@@ -204,7 +204,7 @@ static void test_what_cannot_be_read_is_an_error(void **state)
 /* ---- when it pays ---- */
 /* With the parameters of a machine on which two copies cost twice as much as one it is chosen; with those of a machine
    whose kernel copies slowly it is not. */
-static void as_figures_say(struct rank *me)
+static void by_machine_parameters(struct rank *me)
 {
     const char *const parameters[] = {
         "line=20,near=0.01,far=0.02,lost_write=0.1,lost_read=0.1,fetch=0.001,lost_fetch=0.001,reading=100,"
@@ -227,10 +227,10 @@ static void as_figures_say(struct rank *me)
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
     }
 }
-static void test_it_is_chosen_as_figures_say(void **state)
+static void test_parameters_choose_it(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(2, SECONDS, as_figures_say, NULL), 0);
+    assert_int_equal(world_processes(2, SECONDS, by_machine_parameters, NULL), 0);
 }
 
 unit_function test_single_copy;
@@ -241,7 +241,7 @@ int test_single_copy(void)
         cmocka_unit_test(test_one_that_does_not_read_decides_for_all),
         cmocka_unit_test(test_a_failed_allocation_does_not_end_reading),
         cmocka_unit_test(test_what_cannot_be_read_is_an_error),
-        cmocka_unit_test(test_it_is_chosen_as_figures_say),
+        cmocka_unit_test(test_parameters_choose_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

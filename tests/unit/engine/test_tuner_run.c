@@ -74,7 +74,7 @@ static void call(struct rank *me, int number, const struct kind *k, float *in, f
         REQUIRE(out[i] == expected(k, number, me->rank, me->size, i));
 }
 struct seen { uint32_t code[DIFFERENT]; int count, looked[2]; };        /* at private tensors, at shared ones */
-static void note(struct seen *s, uint32_t code)
+static void seen_add_code(struct seen *s, uint32_t code)
 {
     for (int i = 0; i < s->count; i++)
         if (s->code[i] == code) return;
@@ -82,7 +82,7 @@ static void note(struct seen *s, uint32_t code)
 }
 struct expected_calls { int different; bool look; };    /* look: some, although that is not cheap */
 /* What it sees is where all tensors lie. */
-static void note_looked(struct seen *s, const struct rank *me, bool shared)
+static void seen_add_late(struct seen *s, const struct rank *me, bool shared)
 {
     const struct launcher *l = &me->comm->launcher;
     s->looked[shared]++;
@@ -103,8 +103,8 @@ static void calls_main(struct rank *me)
         const struct kind *k = &kinds[draw / 64 % KINDS];
         if (k->root >= me->size) continue;
         for (int i = 0; i < rows; i++) call(me, number, k, tensors[shared], tensors[shared + 1]);
-        note(&seen, me->comm->launcher.code);
-        if (choice_code_selects_late(me->comm->launcher.code)) note_looked(&seen, me, shared);
+        seen_add_code(&seen, me->comm->launcher.code);
+        if (choice_code_selects_late(me->comm->launcher.code)) seen_add_late(&seen, me, shared);
     }
     const struct expected_calls *expected_calls = me->context;
     REQUIRE(seen.count == expected_calls->different);

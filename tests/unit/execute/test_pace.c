@@ -3,7 +3,7 @@
 #include "backend/execute/pace.h"
 #include "tests/support/unit.h"
 
-static void note(struct pace *p, int times, double line_ns)
+static void pace_record_times(struct pace *p, int times, double line_ns)
 {
     for (int i = 0; i < times; i++) pace_record_measurement(p, line_ns);
 }
@@ -11,12 +11,12 @@ static void test_accidents_change_nothing(void **state)
 {
     (void)state;
     struct pace p = { .line_ns = 150 };
-    note(&p, 10, 35);
+    pace_record_times(&p, 10, 35);
     assert_true(p.ordinary);
-    for (int i = 0; i < 30; i++) note(&p, 1, i % 2 ? 35 : 1e6);        /* interrupted, or the memory was busy */
+    for (int i = 0; i < 30; i++) pace_record_times(&p, 1, i % 2 ? 35 : 1e6); /* interrupted, or the memory was busy */
     assert_true(p.ordinary);
-    note(&p, 20, 140);
-    note(&p, 1, 30);
+    pace_record_times(&p, 20, 140);
+    pace_record_times(&p, 1, 30);
     assert_false(p.ordinary);
 }
 static void test_it_follows_the_cores(void **state)
@@ -24,23 +24,23 @@ static void test_it_follows_the_cores(void **state)
     (void)state;
     struct pace p = { .line_ns = 150 };
     for (int turn = 0; turn < 3; turn++) {
-        note(&p, 10, 40);
+        pace_record_times(&p, 10, 40);
         assert_true(p.ordinary);
-        note(&p, 10, 130);
+        pace_record_times(&p, 10, 130);
         assert_false(p.ordinary);
     }
-    note(&p, 100, 1e9);                                /* however long, it is forgotten as quickly */
-    note(&p, 10, 40);
+    pace_record_times(&p, 100, 1e9);                                /* however long, it is forgotten as quickly */
+    pace_record_times(&p, 10, 40);
     assert_true(p.ordinary);
 }
 static void test_between_both_it_stays_as_it_is(void **state)
 {
     (void)state;
     struct pace p = { .line_ns = 150 };
-    note(&p, 50, 88);
+    pace_record_times(&p, 50, 88);
     assert_false(p.ordinary);
-    note(&p, 20, 30);
-    note(&p, 50, 75);
+    pace_record_times(&p, 20, 30);
+    pace_record_times(&p, 50, 75);
     assert_true(p.ordinary);
 }
 static void test_it_goes_on_measuring(void **state)

@@ -104,7 +104,7 @@ static void run(int way, uint64_t capacity, uint64_t padded)
         for (int r = 0; r < RANKS; r++) check_sums(r, weights);
     }
 }
-static void rows_land_and_come_back(void **state)
+static void rows_arrive_and_come_back(void **state)
 {
     (void)state;
     uint64_t seed = 5;
@@ -173,7 +173,7 @@ static void mistakes_are_refused(void **state)
 unit_function test_experts;
 int test_experts(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(rows_land_and_come_back),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(rows_arrive_and_come_back),
         cmocka_unit_test(offsets_are_as_said), cmocka_unit_test(mistakes_are_refused) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,13 +39,13 @@ static void test_one_that_answered_when_the_group_had_formed(void **state)
     struct outcome *outcomes = outcomes_create();
     struct store *s = store_create();
     struct statement first = statement_of(&way, 0);
-    struct late twin = { .after_ms = 0 };
+    struct late duplicate = { .after_ms = 0 };
     tutti_config config = { .store = { s, store_put, store_get } };
     store_put_first(s, &way);
-    late_start(&twin, &way, 1, s, &outcomes[1]);
+    late_start(&duplicate, &way, 1, s, &outcomes[1]);
     while (store_keys(s) < 2) sleep_ms(1);              /* it has answered */
     bootstrap_shorten_result(&config, &first.member);
-    pthread_join(twin.thread, NULL);
+    pthread_join(duplicate.thread, NULL);
     assert_int_equal(outcomes[1].status, TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(outcomes[1].detail, "two processes have joined test group as rank 1: this process ("));
     assert_int_equal(store_keys(s), 2);                 /* a program without store_remove would have left 3 */
@@ -210,10 +210,10 @@ static void test_rank_taken_twice_is_noticed(void **state)
     struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
     struct store *s = store_create();
     other.attempt = 1;                                                 /* another process */
-    struct late twin = { .after_ms = 100 };
-    late_start(&twin, &other, 1, s, second);
+    struct late duplicate = { .after_ms = 100 };
+    late_start(&duplicate, &other, 1, s, second);
     bring_three((int[]){ 0, 0, 200 }, &way, s, outcomes);
-    pthread_join(twin.thread, NULL);
+    pthread_join(duplicate.thread, NULL);
     bool first_seated = outcomes[1].status == TUTTI_OK;
     const struct outcome *turned_away = first_seated ? second : &outcomes[1];
     assert_true(first_seated != (second->status == TUTTI_OK));

@@ -68,7 +68,7 @@ static tutti_status join_late(struct router *router)    /* rank 3 has not joined
     if (router->rank == 3) sleep_us(LATE_MS * 1000);
     return inproc_world_join(&options, router);
 }
-static void note_time(struct rank *me)
+static void record_time(struct rank *me)
 {
     int64_t *began_ms = me->context;
     REQUIRE(clock_ms() - *began_ms >= LATE_MS);
@@ -78,7 +78,7 @@ static void test_nobody_goes_on_before_all_have_joined(void **state)
     (void)state;
     go_over_links(join_late);
     int64_t began_ms = clock_ms();
-    world_threads_on("0,0,1,1,2,2,3", 7, NULL, note_time, &began_ms);
+    world_threads_on("0,0,1,1,2,2,3", 7, NULL, record_time, &began_ms);
 }
 
 /* ---- what does not pass ---- */
@@ -98,7 +98,7 @@ static void end(struct transport *t) { free(t); }
 static const struct transport_operations silent = {
     .name = "silent", .send = swallow, .poll = poll_nothing, .cancel = give_back, .lose = lose, .destroy = end
 };
-static tutti_status join_silence(struct router *router)
+static tutti_status join_without_network(struct router *router)
 {
     struct transport *t = calloc(1, sizeof *t);
     t->operations = &silent;
@@ -134,7 +134,7 @@ static void test_two_ranks_between_which_nothing_passes_are_named(void **state)
 {
     (void)state;
     struct attempt attempts[4] = { 0 };
-    go_over_links(join_silence);
+    go_over_links(join_without_network);
     attempt_all(attempts, "2", 2500);
     for (int r = 0; r < 4; r++) {
         const char *text = attempts[r].text;

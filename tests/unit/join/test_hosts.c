@@ -1,4 +1,4 @@
-/* Hosts that are pretended: what the setting says, what does not fit, and where the ranks of a group then are. */
+/* Hosts that are simulated: what the setting says, what does not fit, and where the ranks of a group then are. */
 #include "backend/engine/comm.h"
 #include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
@@ -51,7 +51,7 @@ static void test_what_does_not_fit_is_refused(void **state)
 }
 
 /* ---- what members say ---- */
-struct said { const char *tokens; const int *pretended; };             /* of each rank: a letter; a number or NULL */
+struct said { const char *tokens; const int *simulated; };             /* of each rank: a letter; a number or NULL */
 static void make_group(const struct said *said, struct member *members, struct group *out)
 {
     *out = (struct group){ .size = (int)strlen(said->tokens), .name = "choir", .members = members };
@@ -60,8 +60,8 @@ static void make_group(const struct said *said, struct member *members, struct g
         members[r] =
             (struct member){ .identity = { { n }, 100u + n, "node" }, .contact = { 2, 4711, 0, { 10, 0, 0, n } } };
         members[r].host_token[15] = (unsigned char)said->tokens[r];
-        if (!said->pretended) continue;
-        members[r].host = said->pretended[r];
+        if (!said->simulated) continue;
+        members[r].host = said->simulated[r];
         members[r].simulates = 1;
     }
 }
@@ -170,7 +170,7 @@ static int joined_with(const char *const *hosts, int size, tutti_status status, 
         if (wait(&how) < 0 || !WIFEXITED(how) || WEXITSTATUS(how) != 0) bad++;
     return bad;
 }
-static void test_one_that_pretends_otherwise_is_told_on_every_rank(void **state)
+static void test_a_rank_with_other_hosts_is_named_on_every_rank(void **state)
 {
     (void)state;
     const char *why = "TUTTI_HOSTS must be the same on all ranks, or unset on all";
@@ -290,7 +290,7 @@ int test_hosts(void)
         cmocka_unit_test(test_pretending_on_several_hosts_is_refused),
         cmocka_unit_test(test_who_cannot_be_reached_is_refused),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_one_that_pretends_otherwise_is_told_on_every_rank),
+        cmocka_unit_test(test_a_rank_with_other_hosts_is_named_on_every_rank),
 #endif
         cmocka_unit_test(test_a_group_that_does_not_fit_is_refused),
         cmocka_unit_test(test_a_split_group_has_some_of_the_hosts),

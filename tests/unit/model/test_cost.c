@@ -265,7 +265,7 @@ static void caches_of_no_size_are_survived(void **state)
 }
 
 /* ---- waiting ---- */
-static void patience_is_about_what_a_sleep_costs(void **state)
+static void the_spin_budget_is_about_what_a_sleep_costs(void **state)
 {
     (void)state;
     struct spin_budget p = machine_spin_budget(&near_cores, 0);
@@ -307,7 +307,7 @@ int test_cost(void)
         cmocka_unit_test(tiles_are_what_was_measured_best),
         cmocka_unit_test(tiles_in_flight_fit_in_the_cache),
         cmocka_unit_test(caches_of_no_size_are_survived),
-        cmocka_unit_test(patience_is_about_what_a_sleep_costs),
+        cmocka_unit_test(the_spin_budget_is_about_what_a_sleep_costs),
         cmocka_unit_test(too_little_memory_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

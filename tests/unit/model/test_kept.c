@@ -113,7 +113,7 @@ static void half_a_file_is_not_believed(void **state)
     save(text, length + 1);
     assert_false(reads());
 }
-static void figures_out_of_bounds_are_not_believed(void **state)
+static void parameters_out_of_bounds_are_refused(void **state)
 {
     (void)state;
     const struct machine_row *rows;
@@ -197,7 +197,7 @@ int test_kept(void)
         cmocka_unit_test_setup_teardown(a_file_of_another_identity_is_not_believed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(no_broken_byte_is_believed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(half_a_file_is_not_believed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(figures_out_of_bounds_are_not_believed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(parameters_out_of_bounds_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_no_file_is_not_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_folder_that_cannot_be_had_is_no_error, set_up, tear_down),
         cmocka_unit_test(a_folder_that_was_asked_for_is_missed),

@@ -6,7 +6,7 @@
 #include <sched.h>
 
 static void stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
-static void figures_make_sense(void **state)
+static void parameters_make_sense(void **state)
 {
     (void)state;
     struct machine m;
@@ -75,7 +75,7 @@ static void distances_are_half_octaves(void **state)
     assert_int_equal(distance_of_line_time(-1), 0);
     assert_int_equal(distance_of_line_time(NAN), 0);
 }
-static void the_first_figures_of_a_distance_stay(void **state)
+static void the_first_parameters_of_a_distance_stay(void **state)
 {
     (void)state;
     struct machine first = machine_typical(), second = machine_typical(), now;
@@ -94,7 +94,7 @@ static void the_first_figures_of_a_distance_stay(void **state)
     assert_true(machine_find_parameters(0, &now));
     assert_memory_equal(&now, &first, sizeof now);
 }
-static void figures_are_looked_for_on_disk(void **state)
+static void parameters_are_looked_for_on_disk(void **state)
 {
     (void)state;
     char folder[] = "probe-XXXXXX", identity[IDENTITY_BYTES], command[64];
@@ -149,13 +149,13 @@ unit_function test_probe;
 int test_probe(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(figures_make_sense),
+        cmocka_unit_test(parameters_make_sense),
         cmocka_unit_test(the_caller_stays_where_it_is),
         cmocka_unit_test(without_memory_all_is_typical),
         cmocka_unit_test(cores_may_be_given),
         cmocka_unit_test(distances_are_half_octaves),
-        cmocka_unit_test(figures_are_looked_for_on_disk),              /* first: this process knows nothing yet */
-        cmocka_unit_test(the_first_figures_of_a_distance_stay),
+        cmocka_unit_test(parameters_are_looked_for_on_disk),              /* first: this process knows nothing yet */
+        cmocka_unit_test(the_first_parameters_of_a_distance_stay),
         cmocka_unit_test(the_table_is_the_struct),
         cmocka_unit_test(an_identity_is_one_line),
     };

@@ -135,7 +135,7 @@ struct peer *world_link(int peer)
     return held;
 }
 
-void loss_note(void *context)
+void loss_record(void *context)
 {
     struct loss *loss = context;
     loss->thread = pthread_self();

@@ -44,5 +44,5 @@ bool descriptors_settle_at(int expected);
 bool threads_settle_at(int expected);
 
 struct loss { _Atomic int count; pthread_t thread; };   /* what a peer_watch saw */
-void loss_note(void *context);
+void loss_record(void *context);
 void loss_await(struct loss *loss);

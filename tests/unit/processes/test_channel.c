@@ -10,10 +10,10 @@
 
 enum { MANY = 5000, WORDS = 4, END = -1 };
 static const unsigned char token[16] = "one token";
-struct note { int from, word, value; };
+struct body { int from, word, value; };
 struct eager_ring {                                            /* what one rank has received */
     _Atomic int count, ticks, lost;
-    struct note first, last[WORDS];
+    struct body first, last[WORDS];
     _Atomic bool ended;
     bool ordered, slow;
     pthread_t thread;
@@ -21,16 +21,16 @@ struct eager_ring {                                            /* what one rank 
 static void receive(void *context, int from, const void *bytes, size_t length)
 {
     struct eager_ring *box = context;
-    struct note note;
-    REQUIRE(length == sizeof note && !atomic_load(&box->lost));
-    memcpy(&note, bytes, sizeof note);
-    REQUIRE(note.from == from);
+    struct body body;
+    REQUIRE(length == sizeof body && !atomic_load(&box->lost));
+    memcpy(&body, bytes, sizeof body);
+    REQUIRE(body.from == from);
     if (box->slow) sleep_ms(50);
-    if (!atomic_load(&box->count)) box->first = note, box->ordered = true;
-    if (note.value != END && note.value < box->last[note.word].value) box->ordered = false;
-    box->last[note.word] = note;
+    if (!atomic_load(&box->count)) box->first = body, box->ordered = true;
+    if (body.value != END && body.value < box->last[body.word].value) box->ordered = false;
+    box->last[body.word] = body;
     box->thread = pthread_self();
-    if (note.value == END) atomic_store(&box->ended, true);
+    if (body.value == END) atomic_store(&box->ended, true);
     atomic_fetch_add(&box->count, 1);
 }
 static void tick(void *context) { atomic_fetch_add(&((struct eager_ring *)context)->ticks, 1); }
@@ -44,8 +44,8 @@ static struct channel *open_channel(const unsigned char name[16], int me, struct
 }
 static bool post(struct channel *c, int from, int to, int word, int value)
 {
-    struct note note = { from, word, value };
-    return channel_send(c, to, (unsigned)word, &note, sizeof note);
+    struct body body = { from, word, value };
+    return channel_send(c, to, (unsigned)word, &body, sizeof body);
 }
 static void await(const _Atomic int *count, int least)
 {
@@ -356,9 +356,9 @@ static void send_as_another(void)
     world_barrier(3);
     if (rank == 2) {
         struct ctrl_msg msg = { .to = { .rank = 0 }, .from = 1, .hops = (uint8_t)(getpid() % 2), .length = 12 };
-        struct note note = { 1, 0, END };
+        struct body body = { 1, 0, END };
         memcpy(msg.to.token, token, sizeof msg.to.token);
-        memcpy(msg.bytes, &note, sizeof note);
+        memcpy(msg.bytes, &body, sizeof body);
         pthread_mutex_lock(&registry.lock);
         REQUIRE(peer_post_ctrl_msg(peers[0], &msg));
         pthread_mutex_unlock(&registry.lock);
@@ -366,7 +366,7 @@ static void send_as_another(void)
     world_barrier(3);
     if (!c && rank == 0) c = open_channel(token, 0, peers, &box);
     struct peer *watched = rank == 0 ? peers[2] : rank == 2 ? peers[0] : NULL;
-    struct peer_watch watch = { .peer = watched, .lost = loss_note, .context = &loss };
+    struct peer_watch watch = { .peer = watched, .lost = loss_record, .context = &loss };
     if (watched) peer_watch(&watch);
     if (watched) loss_await(&loss);
     world_barrier(3);

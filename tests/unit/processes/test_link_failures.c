@@ -57,7 +57,7 @@ static void kill_one(void)                              /* the last */
     world_listen("127.0.0.1");
     for (int peer = 0; peer < size; peer++) {
         if (peer == rank) continue;
-        watches[peer] = (struct peer_watch){ .lost = loss_note, .context = &losses[peer] };
+        watches[peer] = (struct peer_watch){ .lost = loss_record, .context = &losses[peer] };
         watches[peer].peer = peers[peer] = world_link(peer);
         peer_watch(&watches[peer]);
     }
@@ -166,7 +166,7 @@ static void cut_the_cable(void)                         /* between two network n
     world_barrier(2);
     world_listen(mine);
     struct peer *peer = world_link(1 - rank);
-    struct peer_watch watch = { .peer = peer, .lost = loss_note, .context = &loss };
+    struct peer_watch watch = { .peer = peer, .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     world_barrier(2);
     sleep_ms(1500);                                     /* nobody says anything but that it is there */
@@ -221,7 +221,7 @@ static void call_nobody(void)
     peer_release(peers[1]);
     REQUIRE(link_acquire(&other, &world_key, &nobody, &peers[1]) == TUTTI_OK && !peer_is_gone(peers[1]));
     struct channel *c = open_channel(peers, &box);      /* nobody waits, but something is to be sent */
-    struct peer_watch watch = { .peer = peers[1], .lost = loss_note, .context = &loss };
+    struct peer_watch watch = { .peer = peers[1], .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     REQUIRE(post(c, 1));
     for (int64_t until = clock_ms() + 3 * GENEROUS_MS; !atomic_load(&loss.count); sleep_ms(1))

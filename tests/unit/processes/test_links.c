@@ -137,7 +137,7 @@ static void say_and_leave(void) /* what was said last arrives, also over a link 
     if (rank == 1)
         for (int i = MANY - 100; i <= MANY; i++) post(c, i);
     else {
-        struct peer_watch watch = { .peer = peers[1], .lost = loss_note, .context = &loss };
+        struct peer_watch watch = { .peer = peers[1], .lost = loss_record, .context = &loss };
         peer_watch(&watch);
         loss_await(&loss);
         REQUIRE(has_all(&box) && box.ordered && peers[1]->state == LEFT);
@@ -260,7 +260,7 @@ static void show_addresses(void)
     world_barrier(2);
     if (rank == 1) {
         struct loss loss = { 0 };
-        struct peer_watch watch = { .peer = peer, .lost = loss_note, .context = &loss };
+        struct peer_watch watch = { .peer = peer, .lost = loss_record, .context = &loss };
         peer_watch(&watch);
         loss_await(&loss);
         peer_unwatch(&watch);
@@ -287,7 +287,7 @@ static void fork_and_start_anew(void)
     world_listen(address);
     peers[1 - rank] = world_link(1 - rank);
     struct channel *c = open_channel(peers, &box);
-    struct peer_watch watch = { .peer = peers[1 - rank], .lost = loss_note, .context = &loss };
+    struct peer_watch watch = { .peer = peers[1 - rank], .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     world_barrier(2);
     pid_t child = fork();

@@ -28,7 +28,7 @@ static void lose_one(void)                                             /* the la
     world_join();
     world_connect_all(peers);
     for (int peer = 0; peer < size; peer++) {
-        watches[peer] = (struct peer_watch){ .peer = peers[peer], .lost = loss_note, .context = &losses[peer] };
+        watches[peer] = (struct peer_watch){ .peer = peers[peer], .lost = loss_record, .context = &losses[peer] };
         if (peer != rank) peer_watch(&watches[peer]);
     }
     if (rank == size - 1) leave_children();
@@ -41,7 +41,7 @@ static void lose_one(void)                                             /* the la
     REQUIRE(peer_send_descriptor(peers[size - 1], world->identity[0].nonce, STDIN_FILENO) == TUTTI_PEER_LOST);
     world_barrier(size - 1);
     struct loss late = { 0 };                                          /* who begins to watch now is told at once */
-    struct peer_watch watch = { .peer = peers[size - 1], .lost = loss_note, .context = &late };
+    struct peer_watch watch = { .peer = peers[size - 1], .lost = loss_record, .context = &late };
     peer_watch(&watch);
     loss_await(&late);
     peer_unwatch(&watch);
@@ -74,7 +74,7 @@ static void leave_in_order(void)
     REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
     world_barrier(2);
     if (rank == 1) { peer_release(peer); peers_release(); return; }
-    struct peer_watch watch = { .peer = peer, .lost = loss_note, .context = &loss };
+    struct peer_watch watch = { .peer = peer, .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     loss_await(&loss);
     REQUIRE(peer_is_gone(peer));
@@ -131,7 +131,7 @@ static void fork_and_start_anew(void)
     int before = count_descriptors();
     world_join();
     world_connect_all(peers);
-    struct peer_watch watch = { .peer = peers[1 - rank], .lost = loss_note, .context = &loss };
+    struct peer_watch watch = { .peer = peers[1 - rank], .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     world_barrier(2);
     REQUIRE(descriptors_settle_at(before + 4));                        /* listener, poller, waker, connection */

@@ -23,16 +23,16 @@ static inline void record_ring(struct schedule *s)
 {
     int p = s->size, next = (s->rank + 1) % p, before = (s->rank + p - 1) % p;
     schedule_cut(s, p);
-    struct span landing = span_new_scratch(s, 2), have = span_of_chunk(s->rank, INPUT, before);
+    struct span scratch = span_new_scratch(s, 2), have = span_of_chunk(s->rank, INPUT, before);
     for (int k = 0; k < 2 * p - 2; k++) {
         int got = (s->rank + 2 * p - k - 2) % p;
         struct span out = span_of_chunk(s->rank, OUTPUT, got),
-                    landed = span_of_chunk(s->rank, SCRATCH, landing.first + k % 2);
+                    received = span_of_chunk(s->rank, SCRATCH, scratch.first + k % 2);
         step_send(s, have, next);
-        step_recv(s, k < p - 1 ? landed : out, before);
+        step_recv(s, k < p - 1 ? received : out, before);
         if (k < p - 1) {
             step_copy(s, out, span_of_chunk(s->rank, INPUT, got));
-            step_reduce(s, out, landed);
+            step_reduce(s, out, received);
         }
         have = out;
     }

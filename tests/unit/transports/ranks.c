@@ -31,13 +31,13 @@ void *shared_memory(size_t bytes, int protection)
 }
 
 /* ---- the callbacks ---- */
-static unsigned char *ground_pair(void *context, int from, int to)
+static unsigned char *callback_pair(void *context, int from, int to)
 {
     struct table *t = context;
     return t->memory + ((size_t)from * (size_t)t->size + (size_t)to) * t->pair_bytes;
 }
 /* Protection belongs to a process, so this is for threads only. */
-static tutti_status ground_open(void *context, void *at, size_t bytes)
+static tutti_status callback_open(void *context, void *at, size_t bytes)
 {
     struct table *t = context;
     if (t->reserves == 0) return TUTTI_NO_MEMORY;
@@ -46,26 +46,26 @@ static tutti_status ground_open(void *context, void *at, size_t bytes)
     perror("mprotect");
     _exit(1);
 }
-static tutti_status ground_is_open(void *context, void *at, size_t bytes)
+static tutti_status callback_is_open(void *context, void *at, size_t bytes)
 {
     (void)context, (void)at, (void)bytes;
     return TUTTI_OK;
 }
-static void ground_ring(void *context, int rank) { atomic_fetch_add(&((struct table *)context)->bells[rank], 1); }
-static void ground_stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static void callback_ring(void *context, int rank) { atomic_fetch_add(&((struct table *)context)->bells[rank], 1); }
+static void callback_stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 /* Addresses serve as offsets: all are in this process. */
 struct seat_callbacks {
     struct table *table;
     int rank;
 };
-static bool ground_find(void *context, const void *at, size_t bytes, struct remote *out)
+static bool callback_find(void *context, const void *at, size_t bytes, struct remote *out)
 {
     struct seat_callbacks *g = context;
     (void)bytes;
     *out = (struct remote){ 1, (uintptr_t)at };
     return g->table->reachable >> g->rank & 1;
 }
-static tutti_status ground_reach(void *context, int rank, bool sends, struct remote place, size_t bytes,
+static tutti_status callback_reach(void *context, int rank, bool sends, struct remote place, size_t bytes,
     unsigned char **out)
 {
     struct table *t = ((struct seat_callbacks *)context)->table;
@@ -77,17 +77,17 @@ static tutti_status ground_reach(void *context, int rank, bool sends, struct rem
     *out = (unsigned char *)(uintptr_t)place.offset;
     return TUTTI_OK;
 }
-static bool ground_enter(void *context) { return !((struct seat_callbacks *)context)->table->forbidden; }
-static void ground_leave(void *context) { (void)context; }
+static bool callback_enter(void *context) { return !((struct seat_callbacks *)context)->table->forbidden; }
+static void callback_leave(void *context) { (void)context; }
 static unsigned char *seat_pair(void *context, int from, int to)
 {
-    return ground_pair(((struct seat_callbacks *)context)->table, from, to);
+    return callback_pair(((struct seat_callbacks *)context)->table, from, to);
 }
 static tutti_status seat_open(void *context, void *at, size_t bytes)
 {
-    return ground_open(((struct seat_callbacks *)context)->table, at, bytes);
+    return callback_open(((struct seat_callbacks *)context)->table, at, bytes);
 }
-static void seat_ring(void *context, int rank) { ground_ring(((struct seat_callbacks *)context)->table, rank); }
+static void seat_ring(void *context, int rank) { callback_ring(((struct seat_callbacks *)context)->table, rank); }
 static void lay(struct table *t, int size, int protection)
 {
     *t = (struct table){ .size = size, .reserves = -1, .pair_bytes = (shm_pair_bytes() + 4095) / 4096 * 4096 };
@@ -105,17 +105,17 @@ static void clear_away(struct table *t)
 struct shm_callbacks table_callbacks(struct table *t)
 {
     return (struct shm_callbacks){ .context = t,
-        .pair = ground_pair,
-        .reserve = ground_open,
-        .ring = ground_ring,
-        .stream = ground_stream,
-        .stream_far = ground_stream,
+        .pair = callback_pair,
+        .reserve = callback_open,
+        .ring = callback_ring,
+        .stream = callback_stream,
+        .stream_far = callback_stream,
         .paced = true };
 }
 static void ring(void *context)
 {
     struct alarm_bell *bell = context;
-    word_ring_bell(&bell->rung, &bell->waiters, false);
+    word_ring_bell(&bell->rings, &bell->waiters, false);
 }
 struct router *new_router(int rank, int size, struct alarm_bell *bell)
 {
@@ -145,8 +145,8 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
     t->all_callbacks = calloc((size_t)size, sizeof *t->all_callbacks);
     for (int r = 0; r < size; r++) {
         t->all_callbacks[r] = (struct seat_callbacks){ t, r };
-        struct shm_callbacks callbacks = { &t->all_callbacks[r], seat_pair, seat_open, seat_ring, ground_stream,
-            ground_stream, true, ground_find, ground_reach, ground_enter, ground_leave, NULL, NULL, NULL };
+        struct shm_callbacks callbacks = { &t->all_callbacks[r], seat_pair, seat_open, seat_ring, callback_stream,
+            callback_stream, true, callback_find, callback_reach, callback_enter, callback_leave, NULL, NULL, NULL };
         seat_rank(t, r, new_router(r, size, NULL), &callbacks, NULL);
     }
 }
@@ -257,7 +257,7 @@ static void be_process(struct table *table, int rank, struct hall *hall, body *e
 {
     struct shm_callbacks callbacks = table_callbacks(table);
     struct rank me = { rank, table->size, new_router(rank, table->size, NULL), hall, POLLS, NULL };
-    callbacks.reserve = ground_is_open;
+    callbacks.reserve = callback_is_open;
     callbacks.stream = callbacks.stream_far = NULL;
     alarm(RANKS_SECONDS);
     seat_rank(table, rank, me.router, &callbacks, NULL);
@@ -286,18 +286,18 @@ void ranks_processes(int size, body *each)
 
 /* ---- for bodies ---- */
 struct message_name name_of(uint64_t name) { return (struct message_name){ name % 3, name }; }
-static void sleep_until_rung(struct rank *me, uint32_t seen)
+static void sleep_until_bell(struct rank *me, uint32_t seen)
 {
     struct wait_set set = { .count = 0 };
-    wait_set_add(&set, &me->bell->rung, seen, &me->bell->waiters, false);
+    wait_set_add(&set, &me->bell->rings, seen, &me->bell->waiters, false);
     wait_set_sleep(&set, RANKS_SECONDS * 1000 / 2);
-    if (atomic_load(&me->bell->rung) == seen) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
+    if (atomic_load(&me->bell->rings) == seen) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
 }
 bool rank_poll(struct rank *me)
 {
-    uint32_t seen = me->waiting == POLLS ? 0 : atomic_load(&me->bell->rung);
+    uint32_t seen = me->waiting == POLLS ? 0 : atomic_load(&me->bell->rings);
     if (router_poll(me->router)) return true;
-    if (me->waiting != POLLS && router_arm(me->router)) sleep_until_rung(me, seen);
+    if (me->waiting != POLLS && router_arm(me->router)) sleep_until_bell(me, seen);
     else sched_yield();
     return false;
 }

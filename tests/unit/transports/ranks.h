@@ -8,7 +8,7 @@
 
 enum { RANKS_SECONDS = 600 };             /* then a test has hung, however busy the machine is */
 struct hall { _Atomic int arrived; };   /* where ranks meet */
-struct alarm_bell { _Atomic uint32_t rung, waiters; };
+struct alarm_bell { _Atomic uint32_t rings, waiters; };
 /* While a rank waits for messages: it polls; or sleeps on its bell, delays being counted in polls or in time. */
 enum waiting { POLLS, SLEEPS, SLEEPS_IN_TIME };
 struct rank {

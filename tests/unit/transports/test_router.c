@@ -128,17 +128,17 @@ static void test_a_message_rings_the_bell(void **state)
     assert_non_null(world);
     struct router *routers[2];
     struct transfer x, more;
-    int rung[2] = { 0, 0 };
+    int rings[2] = { 0, 0 };
     for (int r = 0; r < 2; r++) {
-        assert_int_equal(router_create(r, 2, 1, (struct bell){ count, &rung[r] }, &routers[r]), TUTTI_OK);
+        assert_int_equal(router_create(r, 2, 1, (struct bell){ count, &rings[r] }, &routers[r]), TUTTI_OK);
         inproc_world_connect(world, routers[r]);
         assert_true(router_arm(routers[r]));
     }
     post(routers[0], &x, true, 1, &byte_out);
-    assert_int_equal(rung[0], 0);
-    assert_int_equal(rung[1], 1);
+    assert_int_equal(rings[0], 0);
+    assert_int_equal(rings[1], 1);
     post(routers[0], &more, true, 1, &byte_out);
-    assert_int_equal(rung[1], 1); /* it has not armed again */
+    assert_int_equal(rings[1], 1); /* it has not armed again */
     for (int r = 0; r < 2; r++) router_destroy(routers[r]);
     inproc_world_destroy(world);
 }

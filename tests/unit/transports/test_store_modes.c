@@ -98,7 +98,7 @@ static void test_some_may_be_missing(void **state)
         assert_false(goes_around(FILLS_4K));
     }
 }
-static void test_a_duel_of_which_blocks_are_missing_changes_nothing(void **state)
+static void test_a_comparison_with_missing_blocks_changes_nothing(void **state)
 {
     (void)state;
     for (unsigned from = 0; from < 128; from += 32) {
@@ -153,7 +153,7 @@ int test_store_modes(void)
         cmocka_unit_test_setup(test_it_costs_little, setup),
         cmocka_unit_test_setup(test_who_never_answers_is_not_waited_for, setup),
         cmocka_unit_test_setup(test_some_may_be_missing, setup),
-        cmocka_unit_test_setup(test_a_duel_of_which_blocks_are_missing_changes_nothing, setup),
+        cmocka_unit_test_setup(test_a_comparison_with_missing_blocks_changes_nothing, setup),
         cmocka_unit_test_setup(test_places_in_a_message_do_not_count, setup),
         cmocka_unit_test_setup(test_any_word_is_survived, setup),
     };

@@ -47,11 +47,11 @@ static int tear_down(void **state)
 static int call(void)
 {
     struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(address.port) };
-    const struct timeval patience = { .tv_sec = RANKS_SECONDS };
+    const struct timeval timeout = { .tv_sec = RANKS_SECONDS };
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     memcpy(&name.sin_addr, address.address, 4);
     assert_int_equal(connect(s, (struct sockaddr *)&name, sizeof name), 0);
-    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     return s;
 }
 static void say(int s, const void *data, size_t bytes) { assert_int_equal(send(s, data, bytes, MSG_NOSIGNAL), bytes); }

@@ -41,18 +41,18 @@ static void more_than_4_gib(struct rank *me)
 {
     enum { BLOCK = 64 << 20, BLOCKS = 64 };
     struct piece pieces[BLOCKS + 1];
-    unsigned char *data = buffer(BLOCK), tail[123];
+    unsigned char *data = buffer(BLOCK), last[123];
     struct transfer x = {
         .name = { 0, 1 }, .peer = 1 - me->rank, .is_send = me->rank == 0, .pieces = pieces, .piece_count = BLOCKS + 1
     };
     for (int i = 0; i < BLOCKS; i++) pieces[i] = (struct piece){ data, BLOCK, BLOCK };
-    pieces[BLOCKS] = (struct piece){ tail, sizeof tail, sizeof tail };
+    pieces[BLOCKS] = (struct piece){ last, sizeof last, sizeof last };
     if (me->rank == 0) bytes_fill(data, BLOCK, 1);
-    bytes_fill(tail, sizeof tail, me->rank == 0 ? 2 : 9);
+    bytes_fill(last, sizeof last, me->rank == 0 ? 2 : 9);
     router_post(me->router, &x);
     rank_await(me, &x, 1);
-    REQUIRE(x.state == TRANSFER_DONE && x.moved == (uint64_t)BLOCK * BLOCKS + sizeof tail);
-    REQUIRE(bytes_are(data, BLOCK, 1) && bytes_are(tail, sizeof tail, 2));
+    REQUIRE(x.state == TRANSFER_DONE && x.moved == (uint64_t)BLOCK * BLOCKS + sizeof last);
+    REQUIRE(bytes_are(data, BLOCK, 1) && bytes_are(last, sizeof last, 2));
     free(data);
 }
 static void test_more_than_4_gib(void **state)

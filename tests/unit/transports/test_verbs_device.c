@@ -420,7 +420,7 @@ static void test_description_has_every_port(void **state)
         "rdma0:1 is used with 10.0.0.1 on lo (GID 3, MTU 1024); rdma1:1 is used with fe80::2:c903:1:2 "
         "(GID 0, MTU 4096); rdma1:2 is down");
 }
-static void test_long_notes_are_cut(void **state)
+static void test_long_reasons_are_cut(void **state)
 {
     (void)state;
     char text[700];
@@ -463,7 +463,7 @@ int test_verbs_device(void)
         TEST(test_a_setting_chooses_the_gid),
         TEST(test_near_devices_come_first),
         TEST(test_description_has_every_port),
-        TEST(test_long_notes_are_cut),
+        TEST(test_long_reasons_are_cut),
     };
     const char *folder = getenv("TMPDIR");
     snprintf(root, sizeof root, "%.40s/verbs-XXXXXX", folder ? folder : P_tmpdir);

@@ -49,7 +49,7 @@ struct call {
     bool over;
 };
 struct tutti_comm { struct group *group; struct call *last; int rank, world_rank; bool left; };
-struct block { size_t sharers; uint64_t mark; };
+struct block { size_t references; uint64_t mark; };
 static const char *const names[] = { "barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "scatter",
     "all_to_all", "all_to_all_v", "split", "mem_alloc_common" };
 static struct tutti_comm comms[MOST_COMMS];
@@ -103,7 +103,7 @@ static int host_of(int world_rank) { return world_rank * host_count / groups[0].
 static tutti_status refused(void) { return status_repeat(TUTTI_ABORTED, "the waits of this run have been ended"); }
 
 /* ---- memory ---- */
-static void *make_block(size_t bytes, size_t sharers)
+static void *make_block(size_t bytes, size_t references)
 {
     size_t all = (HEADER_BYTES + bytes + HEADER_BYTES - 1) / HEADER_BYTES * HEADER_BYTES;
     struct block *b = aligned_alloc(HEADER_BYTES, all);
@@ -111,8 +111,8 @@ static void *make_block(size_t bytes, size_t sharers)
         fprintf(stderr, "no memory\n");
         exit(2);
     }
-    *b = (struct block){ sharers, 0x7475747469 };
-    blocks += (long)sharers;
+    *b = (struct block){ references, 0x7475747469 };
+    blocks += (long)references;
     return (char *)b + HEADER_BYTES;
 }
 tutti_status tutti_mem_alloc(void **out, size_t bytes)
@@ -130,7 +130,7 @@ tutti_status tutti_mem_free(void *memory)
         exit(2);
     }
     blocks--;
-    if (--b->sharers) return TUTTI_OK;
+    if (--b->references) return TUTTI_OK;
     b->mark = 0;
     free(b);
     return TUTTI_OK;
