@@ -68,7 +68,7 @@ static void test_the_bytes_are_those_of_version_2(void **state)
     assert_memory_equal(wire, expected, sizeof expected);
     assert_int_equal(sizeof wire, 768);
 }
-static void refuse(const struct agree_message *m)
+static void message_expect_refused(const struct agree_message *m)
 {
     unsigned char wire[AGREE_WIRE_BYTES];
     struct agree_message back, untouched;
@@ -78,7 +78,7 @@ static void refuse(const struct agree_message *m)
     assert_false(agree_message_decode(wire, sizeof wire, RANKS, &back));
     assert_memory_equal(&back, &untouched, sizeof back);
 }
-#define REFUSE(make, change) do { struct agree_message m = make(); change; refuse(&m); } while (0)
+#define REFUSE(make, change) do { struct agree_message m = make(); change; message_expect_refused(&m); } while (0)
 static void test_what_no_rank_says_is_refused(void **state)
 {
     (void)state;
@@ -139,7 +139,7 @@ static struct {
     struct queued_message messages[QUEUE];
     int count, asked;
 } w;
-static void settle(int r)                               /* what a caller does after each input */
+static void rank_write_records(int r)                               /* what a caller does after each input */
 {
     struct agree *a = &w.ranks[r];
     int h = host_of[r], to;
@@ -160,17 +160,17 @@ static void settle(int r)                               /* what a caller does af
         w.messages[w.count++] = (struct queued_message){ r, to, w.now_ms + DELAY_MS, m };
     }
 }
-static void deliver(void)
+static void messages_deliver(void)
 {
     for (int i = 0; i < w.count;) {
         struct queued_message queued = w.messages[i];
         if (queued.at_ms > w.now_ms || w.stopped[queued.to]) { i++; continue; }
         memmove(&w.messages[i], &w.messages[i + 1], (size_t)(--w.count - i) * sizeof queued);
         agree_handle_message(&w.ranks[queued.to], queued.from, &queued.message);
-        settle(queued.to);
+        rank_write_records(queued.to);
     }
 }
-static void pass(int64_t until_ms)                      /* ranks look at words and clock every millisecond */
+static void time_pass(int64_t until_ms)                      /* ranks look at words and clock every millisecond */
 {
     for (; w.now_ms < until_ms; w.now_ms++) {
         for (int r = 0; r < RANKS; r++) {
@@ -179,23 +179,23 @@ static void pass(int64_t until_ms)                      /* ranks look at words a
             agree_advance_time(a, w.now_ms);
             if (w.has_record[host_of[r]]) agree_on_failure_record(a, &w.record[host_of[r]]);
             if (w.has_decision[host_of[r]]) agree_on_decision_record(a, &w.decision[host_of[r]]);
-            settle(r);
+            rank_write_records(r);
             if (a->state == AGREE_OVER && !w.over_ms[r]) w.over_ms[r] = w.now_ms;
         }
-        deliver();
+        messages_deliver();
     }
 }
-static int setup(void **state)
+static int group_setup(void **state)
 {
     (void)state;
     memset(&w, 0, sizeof w);
     w.now_ms = BEGIN_MS;
     for (int r = 0; r < RANKS; r++)
         agree_init(&w.ranks[r], &(struct agree_layout){ r, RANKS, HOSTS, host_of, w.peers[r], w.hosts[r] });
-    pass(BEGIN_MS + 1);
+    time_pass(BEGIN_MS + 1);
     return 0;
 }
-static void begin(int r, uint64_t number, uint64_t fingerprint, int waits_for)
+static void rank_begin_call(int r, uint64_t number, uint64_t fingerprint, int waits_for)
 {
     struct agree_call call;
     memset(&call, 0, sizeof call);
@@ -204,7 +204,7 @@ static void begin(int r, uint64_t number, uint64_t fingerprint, int waits_for)
     call.declaration[0] = (unsigned char)fingerprint;
     agree_begin(&w.ranks[r], &call);
     if (waits_for >= 0) agree_set_waiting(&w.ranks[r], waits_for, true);
-    settle(r);
+    rank_write_records(r);
 }
 static void abort_group(int r)
 {
@@ -214,7 +214,7 @@ static void abort_group(int r)
     cause.reporter = r;
     cause.other = -1;
     agree_report_cause(&w.ranks[r], &cause);
-    settle(r);
+    rank_write_records(r);
 }
 static void assert_over(int r, int64_t within_ms)
 {
@@ -224,20 +224,20 @@ static void assert_over(int r, int64_t within_ms)
 static void test_nobody_asks_within_50_ms(void **state)
 {
     (void)state;
-    begin(0, 1, 5, 1);
-    pass(BEGIN_MS + 50);
+    rank_begin_call(0, 1, 5, 1);
+    time_pass(BEGIN_MS + 50);
     assert_int_equal(w.asked, 0);
-    pass(BEGIN_MS + 52);
+    time_pass(BEGIN_MS + 52);
     assert_int_equal(w.asked, 1);
     agree_set_waiting(&w.ranks[0], 1, false);                  /* it has come */
-    pass(BEGIN_MS + 5000);
+    time_pass(BEGIN_MS + 5000);
     assert_int_equal(w.asked, 1);
 }
 static void test_who_waits_long_asks_more_seldom(void **state)
 {
     (void)state;
-    begin(0, 1, 5, 1);
-    pass(BEGIN_MS + 10000);                             /* after 50, 150, 350, 750 ms, then each 400 */
+    rank_begin_call(0, 1, 5, 1);
+    time_pass(BEGIN_MS + 10000);                             /* after 50, 150, 350, 750 ms, then each 400 */
     assert_in_range(w.asked, 20, 28);
     assert_int_equal(w.ranks[0].state, AGREE_RUNS);     /* rank 1 is late, and no more */
 }
@@ -245,11 +245,11 @@ static void test_who_waits_long_asks_more_seldom(void **state)
 static void test_silent_disagreement_is_known_within_a_second(void **state)
 {
     (void)state;
-    begin(0, 1, 5, 1);
-    begin(1, 1, 6, 0);
-    begin(2, 1, 5, 3);
-    begin(3, 1, 6, 2);
-    pass(BEGIN_MS + 1000);
+    rank_begin_call(0, 1, 5, 1);
+    rank_begin_call(1, 1, 6, 0);
+    rank_begin_call(2, 1, 5, 3);
+    rank_begin_call(3, 1, 6, 2);
+    time_pass(BEGIN_MS + 1000);
     for (int r = 0; r < RANKS; r++) {
         const struct agree_cause *c = &w.ranks[r].held;
         assert_over(r, 60);
@@ -262,22 +262,22 @@ static void test_silent_disagreement_is_known_within_a_second(void **state)
 static void test_late_disagreement_is_known_within_a_second(void **state)
 {
     (void)state;
-    begin(0, 1, 5, 1);
-    pass(BEGIN_MS + 5155);
-    begin(1, 1, 6, -1);
+    rank_begin_call(0, 1, 5, 1);
+    time_pass(BEGIN_MS + 5155);
+    rank_begin_call(1, 1, 6, -1);
     int64_t begun_ms = w.now_ms;
-    pass(begun_ms + 1000);
+    time_pass(begun_ms + 1000);
     for (int r = 0; r < RANKS; r++) assert_over(r, begun_ms - BEGIN_MS + 450);
 }
 static void test_suspect_that_does_not_answer_is_accused(void **state)
 {
     (void)state;
-    begin(0, 1, 5, 1);
+    rank_begin_call(0, 1, 5, 1);
     w.stopped[1] = true;
     assert_true(agree_on_first_message(&w.ranks[0], 1, 1, 6));
     assert_false(agree_may_end_operation(&w.ranks[0], 1));
-    settle(0);
-    pass(BEGIN_MS + 2000);
+    rank_write_records(0);
+    time_pass(BEGIN_MS + 2000);
     for (int r = 0; r < RANKS; r++)
         if (r != 1) assert_over(r, 1000);
     assert_int_equal(w.ranks[0].held.calls[1].number, 0);
@@ -288,7 +288,7 @@ static void test_first_message_too_early_is_told_again(void **state)
 {
     (void)state;
     assert_false(agree_on_first_message(&w.ranks[0], 1, 1, 6));
-    begin(0, 1, 5, -1);
+    rank_begin_call(0, 1, 5, -1);
     assert_true(agree_on_first_message(&w.ranks[0], 1, 1, 6));
     assert_false(agree_may_end_operation(&w.ranks[0], 1));
 }
@@ -297,7 +297,7 @@ static void answer_about(uint64_t number, uint64_t fingerprint)
 {
     struct agree_message m = a_question();
     for (uint64_t n = 1; n <= 6; n++) {
-        begin(0, n, 50 + n, -1);
+        rank_begin_call(0, n, 50 + n, -1);
         assert_true(agree_may_end_operation(&w.ranks[0], n));
     }
     m.calls[0].number = number;
@@ -318,7 +318,7 @@ static void test_the_first_difference_is_told(void **state)
 {
     (void)state;
     struct agree_message m = a_question();
-    for (uint64_t n = 1; n <= 6; n++) begin(0, n, 50 + n, -1);
+    for (uint64_t n = 1; n <= 6; n++) rank_begin_call(0, n, 50 + n, -1);
     for (uint64_t i = 0; i < 3; i++) m.calls[i].number = 6 - i, m.calls[i].fingerprint = 90 + i;
     m.calls[3].number = 3;
     m.calls[3].fingerprint = 53;
@@ -333,7 +333,7 @@ static void test_a_rank_that_asks_gets_the_decision(void **state)
     struct agree_message m = a_question(), answer;
     int to;
     abort_group(0);
-    pass(BEGIN_MS + 2000);
+    time_pass(BEGIN_MS + 2000);
     assert_over(0, 1000);
     agree_handle_message(&w.ranks[0], 1, &m);
     assert_true(agree_next_message(&w.ranks[0], &to, &answer));
@@ -348,7 +348,7 @@ static void test_who_asks_is_answered(void **state)
     (void)state;
     struct agree_message m = a_question(), answer;
     int to;
-    begin(0, 7, 100, -1);
+    rank_begin_call(0, 7, 100, -1);
     agree_handle_message(&w.ranks[0], 1, &m);
     assert_true(agree_next_message(&w.ranks[0], &to, &answer));
     assert_int_equal(to, 1);
@@ -358,9 +358,9 @@ static void test_who_asks_is_answered(void **state)
 static void test_who_hurries_asks_at_once(void **state)
 {
     (void)state;
-    begin(0, 1, 5, 1);
+    rank_begin_call(0, 1, 5, 1);
     agree_ask_now(&w.ranks[0]);
-    pass(BEGIN_MS + 3);
+    time_pass(BEGIN_MS + 3);
     assert_int_equal(w.asked, 1);
 }
 static void test_older_operations_are_not_compared(void **state)
@@ -379,10 +379,10 @@ static void test_an_earlier_operation_may_succeed_after_a_failure(void **state)
 {
     (void)state;
     struct agree_cause cause = a_failure().cause;       /* of operation 7 */
-    begin(0, 6, 5, -1);
+    rank_begin_call(0, 6, 5, -1);
     agree_on_failure_record(&w.ranks[0], &cause);
     assert_true(agree_may_end_operation(&w.ranks[0], 6));
-    begin(0, 7, 5, -1);
+    rank_begin_call(0, 7, 5, -1);
     assert_false(agree_may_end_operation(&w.ranks[0], 7));
 }
 static void test_what_a_rank_raises_precedes_its_death(void **state)
@@ -390,15 +390,15 @@ static void test_what_a_rank_raises_precedes_its_death(void **state)
     (void)state;
     abort_group(1);
     agree_on_peer_lost(&w.ranks[0], 1);                         /* its end is seen before its last words */
-    settle(0);
-    pass(BEGIN_MS + 100);
+    rank_write_records(0);
+    time_pass(BEGIN_MS + 100);
     for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.kind, AGREE_ABORTED);
 }
 static void test_abort_is_told_at_once(void **state)
 {
     (void)state;
     abort_group(3);
-    pass(BEGIN_MS + 1000);
+    time_pass(BEGIN_MS + 1000);
     for (int r = 0; r < RANKS; r++) {
         assert_over(r, 10);
         assert_int_equal(w.ranks[r].held.reporter, 3);
@@ -410,11 +410,11 @@ static void test_stopped_speaker_holds_up_nobody(void **state)
     (void)state;
     w.stopped[1] = true;                                /* it speaks for ranks 1 and 3 */
     abort_group(3);
-    pass(BEGIN_MS + 2000);
+    time_pass(BEGIN_MS + 2000);
     for (int r = 0; r < RANKS; r++)
         if (r != 1) { assert_over(r, 700); assert_int_equal(w.ranks[r].held.reporter, 3); }
     w.stopped[1] = false;
-    pass(w.now_ms + 10);
+    time_pass(w.now_ms + 10);
     assert_int_equal(w.ranks[1].state, AGREE_OVER);
     assert_int_equal(w.ranks[1].held.reporter, 3);
 }
@@ -423,11 +423,11 @@ static void test_stopped_host_holds_up_nobody(void **state)
     (void)state;
     w.stopped[1] = w.stopped[3] = true;
     abort_group(0);
-    pass(BEGIN_MS + 2000);
+    time_pass(BEGIN_MS + 2000);
     assert_over(0, 310);
     assert_over(2, 310);
     w.stopped[1] = w.stopped[3] = false;
-    pass(w.now_ms + 10);
+    time_pass(w.now_ms + 10);
     for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.reporter, 0);
 }
 static void test_dead_host_is_told_on_the_other(void **state)
@@ -435,8 +435,8 @@ static void test_dead_host_is_told_on_the_other(void **state)
     (void)state;
     w.stopped[1] = w.stopped[3] = true;
     for (int r = 0; r < RANKS; r += 2)
-        for (int dead = 1; dead < RANKS; dead += 2) { agree_on_peer_lost(&w.ranks[r], dead); settle(r); }
-    pass(BEGIN_MS + 100);
+        for (int dead = 1; dead < RANKS; dead += 2) { agree_on_peer_lost(&w.ranks[r], dead); rank_write_records(r); }
+    time_pass(BEGIN_MS + 100);
     for (int r = 0; r < RANKS; r += 2) {
         assert_over(r, 5);
         assert_int_equal(w.ranks[r].held.kind, AGREE_LOST);
@@ -451,25 +451,25 @@ int test_agree(void)
         cmocka_unit_test(test_the_bytes_are_those_of_version_2),
         cmocka_unit_test(test_what_no_rank_says_is_refused),
         cmocka_unit_test(test_any_bytes),
-        cmocka_unit_test_setup(test_nobody_asks_within_50_ms, setup),
-        cmocka_unit_test_setup(test_who_waits_long_asks_more_seldom, setup),
-        cmocka_unit_test_setup(test_silent_disagreement_is_known_within_a_second, setup),
-        cmocka_unit_test_setup(test_late_disagreement_is_known_within_a_second, setup),
-        cmocka_unit_test_setup(test_suspect_that_does_not_answer_is_accused, setup),
-        cmocka_unit_test_setup(test_first_message_too_early_is_told_again, setup),
-        cmocka_unit_test_setup(test_the_last_four_operations_are_compared, setup),
-        cmocka_unit_test_setup(test_the_first_difference_is_told, setup),
-        cmocka_unit_test_setup(test_a_rank_that_asks_gets_the_decision, setup),
-        cmocka_unit_test_setup(test_who_asks_is_answered, setup),
-        cmocka_unit_test_setup(test_who_hurries_asks_at_once, setup),
-        cmocka_unit_test_setup(test_older_operations_are_not_compared, setup),
-        cmocka_unit_test_setup(test_operations_to_come_are_not_compared, setup),
-        cmocka_unit_test_setup(test_an_earlier_operation_may_succeed_after_a_failure, setup),
-        cmocka_unit_test_setup(test_what_a_rank_raises_precedes_its_death, setup),
-        cmocka_unit_test_setup(test_abort_is_told_at_once, setup),
-        cmocka_unit_test_setup(test_stopped_speaker_holds_up_nobody, setup),
-        cmocka_unit_test_setup(test_stopped_host_holds_up_nobody, setup),
-        cmocka_unit_test_setup(test_dead_host_is_told_on_the_other, setup),
+        cmocka_unit_test_setup(test_nobody_asks_within_50_ms, group_setup),
+        cmocka_unit_test_setup(test_who_waits_long_asks_more_seldom, group_setup),
+        cmocka_unit_test_setup(test_silent_disagreement_is_known_within_a_second, group_setup),
+        cmocka_unit_test_setup(test_late_disagreement_is_known_within_a_second, group_setup),
+        cmocka_unit_test_setup(test_suspect_that_does_not_answer_is_accused, group_setup),
+        cmocka_unit_test_setup(test_first_message_too_early_is_told_again, group_setup),
+        cmocka_unit_test_setup(test_the_last_four_operations_are_compared, group_setup),
+        cmocka_unit_test_setup(test_the_first_difference_is_told, group_setup),
+        cmocka_unit_test_setup(test_a_rank_that_asks_gets_the_decision, group_setup),
+        cmocka_unit_test_setup(test_who_asks_is_answered, group_setup),
+        cmocka_unit_test_setup(test_who_hurries_asks_at_once, group_setup),
+        cmocka_unit_test_setup(test_older_operations_are_not_compared, group_setup),
+        cmocka_unit_test_setup(test_operations_to_come_are_not_compared, group_setup),
+        cmocka_unit_test_setup(test_an_earlier_operation_may_succeed_after_a_failure, group_setup),
+        cmocka_unit_test_setup(test_what_a_rank_raises_precedes_its_death, group_setup),
+        cmocka_unit_test_setup(test_abort_is_told_at_once, group_setup),
+        cmocka_unit_test_setup(test_stopped_speaker_holds_up_nobody, group_setup),
+        cmocka_unit_test_setup(test_stopped_host_holds_up_nobody, group_setup),
+        cmocka_unit_test_setup(test_dead_host_is_told_on_the_other, group_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

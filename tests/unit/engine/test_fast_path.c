@@ -29,37 +29,37 @@ static tutti_status call(const struct rank *me, enum collective collective, size
     }
 }
 /* Element i of what a rank sends in a call. */
-static int32_t sent(int call, int rank, int i) { return 1000 * call + 100 * rank + i; }
-static int32_t wanted(enum collective collective, const struct rank *me, int call, int root, int i)
+static int32_t sent_element(int call, int rank, int i) { return 1000 * call + 100 * rank + i; }
+static int32_t expected_element(enum collective collective, const struct rank *me, int call, int root, int i)
 {
     int mine = me->rank * COUNT + i, from = i / COUNT, sum = 0;
     int at = collective == REDUCE_SCATTER ? mine : i;
-    for (int r = 0; r < me->size; r++) sum += sent(call, r, at);
+    for (int r = 0; r < me->size; r++) sum += sent_element(call, r, at);
     switch (collective) {
     case ALLREDUCE:
     case REDUCE_SCATTER: return sum;
-    case REDUCE: return sent(call, me->size - 1, i);
-    case BROADCAST: return sent(call, root, i);
-    case SCATTER: return sent(call, root, mine);
-    case ALL_TO_ALL: return sent(call, from, me->rank * COUNT + i % COUNT);
-    default: return sent(call, from, i % COUNT);        /* of gathers */
+    case REDUCE: return sent_element(call, me->size - 1, i);
+    case BROADCAST: return sent_element(call, root, i);
+    case SCATTER: return sent_element(call, root, mine);
+    case ALL_TO_ALL: return sent_element(call, from, me->rank * COUNT + i % COUNT);
+    default: return sent_element(call, from, i % COUNT);        /* of gathers */
     }
 }
-static void run(const struct rank *me, enum collective collective, int number, int root, struct tensors *t)
+static void run_and_check(const struct rank *me, enum collective collective, int number, int root, struct tensors *t)
 {
     int parts = collective_buffer_parts(collective, OUTPUT, me->size);
-    for (int i = 0; i < COUNT * MOST_RANKS; i++) t->in[i] = sent(number, me->rank, i);
+    for (int i = 0; i < COUNT * MOST_RANKS; i++) t->in[i] = sent_element(number, me->rank, i);
     REQUIRE(call(me, collective, COUNT, root, t) == TUTTI_OK);
     if (collective == BARRIER || !collective_has_buffer(collective, root, me->rank, OUTPUT)) return;
-    for (int i = 0; i < COUNT * parts; i++) REQUIRE(t->out[i] == wanted(collective, me, number, root, i));
+    for (int i = 0; i < COUNT * parts; i++) REQUIRE(t->out[i] == expected_element(collective, me, number, root, i));
 }
 static void settle_in(int calls, const struct rank *me, enum collective collective, struct tensors *t)
 {
-    for (int i = 0; i < calls; i++) run(me, collective, i, 0, t);
+    for (int i = 0; i < calls; i++) run_and_check(me, collective, i, 0, t);
     REQUIRE(is_settled(me));
 }
 /* Until all declarations that a rank keeps say the same. */
-static void settle(const struct rank *me, enum collective collective, struct tensors *t)
+static void declarations_settle(const struct rank *me, enum collective collective, struct tensors *t)
 {
     settle_in(DECLARATIONS + 8, me, collective, t);
 }
@@ -77,7 +77,7 @@ static void runs_all(struct rank *me)
         for (int root = 0; root < me->size; root += me->size > 1 ? me->size - 1 : 1) {
             for (int i = 0; i < 6 * DECLARATIONS; i++) {
                 come_late(&mine);
-                run(me, (enum collective)collective, i, root, &tensors);
+                run_and_check(me, (enum collective)collective, i, root, &tensors);
             }
             REQUIRE(is_settled(me));
         }
@@ -89,14 +89,14 @@ static void test_results_are_right_whoever_is_late(void **state)
 }
 
 /* ---- what comes in between ---- */
-static void between(const struct rank *me, int which, int number, struct tensors *t)
+static void call_in_between(const struct rank *me, int which, int number, struct tensors *t)
 {
     static _Thread_local struct tensors others;
     int32_t message = number, peer = (me->rank + 1) % 2;
     tutti_request request = TUTTI_REQUEST_INIT;
     switch (which) {
-    case 0: run(me, ALLREDUCE, number, 0, &others); break;
-    case 1: run(me, BROADCAST, number, 1, t); break;
+    case 0: run_and_check(me, ALLREDUCE, number, 0, &others); break;
+    case 1: run_and_check(me, BROADCAST, number, 1, t); break;
     case 2: REQUIRE(tutti_all_reduce(t->in, t->out, 1, TUTTI_INT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK); break;
     case 3: REQUIRE(tutti_all_reduce(t->in, t->out, COUNT, TUTTI_INT32, TUTTI_MAX, me->comm, NULL) == TUTTI_OK); break;
     case 4: REQUIRE(tutti_all_reduce(t->in, t->out, COUNT, TUTTI_UINT8, TUTTI_SUM, me->comm, NULL) == TUTTI_OK); break;
@@ -115,17 +115,17 @@ static void runs_others(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
     for (int which = 0; which <= 6; which++) {
-        settle(me, ALLREDUCE, &tensors);
-        between(me, which, which, &tensors);
-        for (int i = 0; i < 4; i++) run(me, ALLREDUCE, i, 0, &tensors);
+        declarations_settle(me, ALLREDUCE, &tensors);
+        call_in_between(me, which, which, &tensors);
+        for (int i = 0; i < 4; i++) run_and_check(me, ALLREDUCE, i, 0, &tensors);
     }
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", "two_shot") == TUTTI_OK);
-    run(me, ALLREDUCE, 1, 0, &tensors);
+    run_and_check(me, ALLREDUCE, 1, 0, &tensors);
     REQUIRE(strcmp(me->comm->executor.launch.program->plan->algorithm->name, "two_shot") == 0);
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", NULL) == TUTTI_OK);
-    run(me, ALLREDUCE, 1, 0, &tensors);
+    run_and_check(me, ALLREDUCE, 1, 0, &tensors);
     REQUIRE(strcmp(me->comm->executor.launch.program->plan->algorithm->name, "two_shot") != 0);
 }
 static void test_what_comes_in_between_takes_effect(void **state)
@@ -136,7 +136,7 @@ static void test_what_comes_in_between_takes_effect(void **state)
 static void groups_it(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     world_meet(me);
     if (me->rank) {
         world_meet(me);
@@ -170,9 +170,9 @@ static void runs_beside_messages(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
     pthread_t other;
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     REQUIRE(pthread_create(&other, NULL, exchange_main, me) == 0);
-    for (int i = 0; i < 20000; i++) run(me, ALLREDUCE, i % 1000, 0, &tensors);
+    for (int i = 0; i < 20000; i++) run_and_check(me, ALLREDUCE, i % 1000, 0, &tensors);
     pthread_join(other, NULL);
 }
 static void test_another_thread_gets_on(void **state)
@@ -182,7 +182,7 @@ static void test_another_thread_gets_on(void **state)
 }
 
 /* ---- what goes wrong ---- */
-static void disagrees(struct rank *me)
+static void rank_disagrees(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
     settle_in(*(const int *)me->context, me, ALLREDUCE, &tensors);
@@ -193,7 +193,7 @@ static void disagrees(struct rank *me)
 static void is_too_late(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     REQUIRE(tutti_comm_set_timeout(me->comm, 200) == TUTTI_OK);
     world_meet(me);
     if (!me->rank) {
@@ -206,7 +206,7 @@ static void is_too_late(struct rank *me)
 static void is_aborted(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     world_meet(me);
     if (!me->rank) {
         struct aborter aborter = { me->comm, 50000 };
@@ -219,7 +219,7 @@ static void is_aborted(struct rank *me)
 }
 static void test_a_call_that_differs_is_told(void **state)
 {
-    for (int calls = 2; calls < 2 * DECLARATIONS; calls += 3) world_threads(2, NULL, disagrees, &calls);
+    for (int calls = 2; calls < 2 * DECLARATIONS; calls += 3) world_threads(2, NULL, rank_disagrees, &calls);
     (void)state;
 }
 static void test_a_call_that_nobody_joins_times_out(void **state)
@@ -233,11 +233,11 @@ static void test_a_call_that_waits_can_be_aborted(void **state)
     world_threads(2, NULL, is_aborted, NULL);
 }
 #ifndef NO_PROCESSES
-static void dies(struct rank *me)
+static void rank_dies(struct rank *me)
 {
     static struct tensors tensors;
-    settle(me, BROADCAST, &tensors);
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, BROADCAST, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     if (me->rank) raise(SIGKILL);
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < TRACKS && status == TUTTI_OK; i++) status = call(me, ALLREDUCE, COUNT, 0, &tensors);
@@ -248,22 +248,22 @@ static void dies(struct rank *me)
 static void test_a_death_is_told(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(2, SECONDS, dies, NULL), 1);
+    assert_int_equal(world_processes(2, SECONDS, rank_dies, NULL), 1);
 }
-static void forks(struct rank *me)
+static void rank_forks(struct rank *me)
 {
     static struct tensors tensors;
     int status;
-    settle(me, ALLREDUCE, &tensors);
+    declarations_settle(me, ALLREDUCE, &tensors);
     pid_t child = fork();
     if (!child) _exit(call(me, ALLREDUCE, COUNT, 0, &tensors) == TUTTI_FORKED ? 0 : 1);
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
-    run(me, ALLREDUCE, 1, 0, &tensors);
+    run_and_check(me, ALLREDUCE, 1, 0, &tensors);
 }
 static void test_a_child_cannot(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(2, SECONDS, forks, NULL), 0);
+    assert_int_equal(world_processes(2, SECONDS, rank_forks, NULL), 0);
 }
 #endif
 

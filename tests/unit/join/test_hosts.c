@@ -9,7 +9,7 @@
 
 enum { MOST = 8 };
 /* ---- the text ---- */
-static void expect(const char *text, int size, const int *hosts)
+static void expect_hosts(const char *text, int size, const int *hosts)
 {
     int found[MOST];
     assert_int_equal(hosts_parse_setting(text, size, found), TUTTI_OK);
@@ -18,16 +18,16 @@ static void expect(const char *text, int size, const int *hosts)
 static void test_blocks_and_lists(void **state)
 {
     (void)state;
-    expect("", 3, (int[]){ 0, 0, 0 });
-    expect("1", 3, (int[]){ 0, 0, 0 });
-    expect("2", 4, (int[]){ 0, 0, 1, 1 });
-    expect("2", 5, (int[]){ 0, 0, 0, 1, 1 });
-    expect("3", 5, (int[]){ 0, 0, 1, 1, 2 });
-    expect("4", 4, (int[]){ 0, 1, 2, 3 });
-    expect("0,1,0,1", 4, (int[]){ 0, 1, 0, 1 });
-    expect("2,0,2", 3, (int[]){ 2, 0, 2 });
+    expect_hosts("", 3, (int[]){ 0, 0, 0 });
+    expect_hosts("1", 3, (int[]){ 0, 0, 0 });
+    expect_hosts("2", 4, (int[]){ 0, 0, 1, 1 });
+    expect_hosts("2", 5, (int[]){ 0, 0, 0, 1, 1 });
+    expect_hosts("3", 5, (int[]){ 0, 0, 1, 1, 2 });
+    expect_hosts("4", 4, (int[]){ 0, 1, 2, 3 });
+    expect_hosts("0,1,0,1", 4, (int[]){ 0, 1, 0, 1 });
+    expect_hosts("2,0,2", 3, (int[]){ 2, 0, 2 });
 }
-static void refuse(const char *text, int size, const char *why)
+static void expect_refused(const char *text, int size, const char *why)
 {
     int found[MOST];
     assert_int_equal(hosts_parse_setting(text, size, found), TUTTI_INVALID_ARGUMENT);
@@ -36,18 +36,19 @@ static void refuse(const char *text, int size, const char *why)
 static void test_what_does_not_fit_is_refused(void **state)
 {
     (void)state;
-    refuse("3", 2, "TUTTI_HOSTS=3 is not a possible number of hosts; for 2 ranks give a number of hosts (1 to 2)");
-    refuse("0", 2, "is not a possible number of hosts");
-    refuse("-1", 2, "is not a possible number of hosts");
-    refuse("two", 2, "is not a possible number of hosts");
-    refuse("2x", 2, "is not a possible number of hosts");
-    refuse("0,1", 3, "does not name a host for each rank");
-    refuse("0,1,", 3, "does not name a host for each rank");
-    refuse(",0,1", 3, "does not name a host for each rank");
-    refuse("0,,1", 3, "does not name a host for each rank");
-    refuse("0,3,1", 3, "does not name a host for each rank");
-    refuse("0,1,0,1", 3, "names more hosts than there are ranks");
-    refuse("99999999999999999999", 3, "is not a possible number of hosts");
+    expect_refused("3", 2,
+        "TUTTI_HOSTS=3 is not a possible number of hosts; for 2 ranks give a number of hosts (1 to 2)");
+    expect_refused("0", 2, "is not a possible number of hosts");
+    expect_refused("-1", 2, "is not a possible number of hosts");
+    expect_refused("two", 2, "is not a possible number of hosts");
+    expect_refused("2x", 2, "is not a possible number of hosts");
+    expect_refused("0,1", 3, "does not name a host for each rank");
+    expect_refused("0,1,", 3, "does not name a host for each rank");
+    expect_refused(",0,1", 3, "does not name a host for each rank");
+    expect_refused("0,,1", 3, "does not name a host for each rank");
+    expect_refused("0,3,1", 3, "does not name a host for each rank");
+    expect_refused("0,1,0,1", 3, "names more hosts than there are ranks");
+    expect_refused("99999999999999999999", 3, "is not a possible number of hosts");
 }
 
 /* ---- what members say ---- */

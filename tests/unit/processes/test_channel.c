@@ -18,7 +18,7 @@ struct eager_ring {                                            /* what one rank 
     bool ordered, slow;
     pthread_t thread;
 };
-static void receive(void *context, int from, const void *bytes, size_t length)
+static void ring_receive(void *context, int from, const void *bytes, size_t length)
 {
     struct eager_ring *box = context;
     struct body body;
@@ -33,21 +33,22 @@ static void receive(void *context, int from, const void *bytes, size_t length)
     if (body.value == END) atomic_store(&box->ended, true);
     atomic_fetch_add(&box->count, 1);
 }
-static void tick(void *context) { atomic_fetch_add(&((struct eager_ring *)context)->ticks, 1); }
+static void ring_count_tick(void *context) { atomic_fetch_add(&((struct eager_ring *)context)->ticks, 1); }
 static struct channel *open_channel(const unsigned char name[16], int me, struct peer *const *peers,
     struct eager_ring *box)
 {
     struct channel *c;
-    REQUIRE(channel_open(name, me, peers, size < 2 ? 2 : size, NULL, &(struct channel_user){ receive, tick, box }, &c)
+    REQUIRE(channel_open(name, me, peers, size < 2 ? 2 : size, NULL,
+                &(struct channel_user){ ring_receive, ring_count_tick, box }, &c)
         == TUTTI_OK);
     return c;
 }
-static bool post(struct channel *c, int from, int to, int word, int value)
+static bool channel_post_value(struct channel *c, int from, int to, int word, int value)
 {
     struct body body = { from, word, value };
     return channel_send(c, to, (unsigned)word, &body, sizeof body);
 }
-static void await(const _Atomic int *count, int least)
+static void await_count(const _Atomic int *count, int least)
 {
     for (int64_t until = clock_ms() + JOIN_MS; atomic_load(count) < least; sleep_ms(1)) REQUIRE(clock_ms() < until);
 }
@@ -55,7 +56,7 @@ static void await_end(const struct eager_ring *box)
 {
     for (int64_t until = clock_ms() + JOIN_MS; !atomic_load(&box->ended); sleep_ms(1)) REQUIRE(clock_ms() < until);
 }
-static void finish(struct channel *c, struct peer *peer)
+static void channel_finish(struct channel *c, struct peer *peer)
 {
     channel_close(c);
     peer_release(peer);
@@ -65,8 +66,8 @@ static void finish(struct channel *c, struct peer *peer)
 /* ---- order ---- */
 static void post_many(struct channel *c, int from, int to)
 {
-    for (int i = 0; i < MANY; i++) REQUIRE(post(c, from, to, i % 3, i));
-    REQUIRE(post(c, from, to, 3, END));
+    for (int i = 0; i < MANY; i++) REQUIRE(channel_post_value(c, from, to, i % 3, i));
+    REQUIRE(channel_post_value(c, from, to, 3, END));
 }
 static void expect_many(const struct eager_ring *box, int from)
 {
@@ -84,7 +85,7 @@ static void order_of_processes(void)
     post_many(c, rank, 1 - rank);
     expect_many(&box, 1 - rank);
     world_barrier(2);
-    finish(c, peers[1 - rank]);
+    channel_finish(c, peers[1 - rank]);
 }
 static void order_of_threads(void)
 {
@@ -96,7 +97,7 @@ static void order_of_threads(void)
     for (int r = 0; r < 2; r++) post_many(c[r], r, 1 - r);
     for (int r = 0; r < 2; r++) expect_many(&box[r], 1 - r);
     channel_close(c[0]);
-    finish(c[1], NULL);
+    channel_finish(c[1], NULL);
 }
 static void test_messages_keep_their_order(void **state)
 {
@@ -131,7 +132,7 @@ static void one_is_stopped(void)
             REQUIRE(clock_ms() < until);
     }
     world_barrier(2);
-    finish(c, peers[1 - rank]);
+    channel_finish(c, peers[1 - rank]);
 }
 static void test_what_a_stopped_peer_is_owed_has_a_bound(void **state)
 {
@@ -139,7 +140,7 @@ static void test_what_a_stopped_peer_is_owed_has_a_bound(void **state)
     world_run(2, one_is_stopped, 0);
 }
 /* It leaves at once: what it has said still arrives, and before its end. */
-static void lost(void *context) { atomic_fetch_add(&((struct eager_ring *)context)->lost, 1); }
+static void ring_count_loss(void *context) { atomic_fetch_add(&((struct eager_ring *)context)->lost, 1); }
 static void one_says_something_and_goes(void)
 {
     struct peer *peers[2] = { NULL };
@@ -147,18 +148,18 @@ static void one_says_something_and_goes(void)
     world_join();
     REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
     struct channel *c = open_channel(token, rank, peers, &box);
-    struct peer_watch watch = { .peer = peers[1 - rank], .lost = lost, .context = &box };
+    struct peer_watch watch = { .peer = peers[1 - rank], .lost = ring_count_loss, .context = &box };
     world_barrier(2);
     if (rank == 1) {
         post_many(c, 1, 0);
         raise(SIGKILL);
     }
     peer_watch(&watch);
-    await(&box.lost, 1);                                /* and `receive` was not called later */
+    await_count(&box.lost, 1);                                /* and `receive` was not called later */
     REQUIRE(atomic_load(&box.count) > 0 && box.ordered);
     peer_unwatch(&watch);
-    REQUIRE(!post(c, 0, 1, 0, 0));
-    finish(c, peers[1]);
+    REQUIRE(!channel_post_value(c, 0, 1, 0, 0));
+    channel_finish(c, peers[1]);
 }
 static void test_what_the_dead_have_said_comes_before_their_end(void **state)
 {
@@ -175,26 +176,26 @@ static void early_and_late(void)
     REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
     struct channel *c = rank == 0 ? open_channel(token, 0, peers, &box) : NULL;
     if (rank == 0)
-        for (int value = 1; value <= 3; value++) REQUIRE(post(c, 0, 1, value, value));
+        for (int value = 1; value <= 3; value++) REQUIRE(channel_post_value(c, 0, 1, value, value));
     world_barrier(2);
     if (rank == 1) {
         sleep_ms(20);                                   /* most have come by now, and all come in order */
         c = open_channel(token, 1, peers, &box);
-        await(&box.count, 3);
+        await_count(&box.count, 3);
         REQUIRE(box.first.value == 1 && box.ordered && box.last[3].value == 3);
         channel_close(c);
     }
     world_barrier(2);
-    if (rank == 0) REQUIRE(post(c, 0, 1, 1, 4));        /* it has closed: this goes nowhere, and nowhere else */
+    if (rank == 0) REQUIRE(channel_post_value(c, 0, 1, 1, 4)); /* it has closed: this goes nowhere, and nowhere else */
     world_barrier(2);
     if (rank == 1) {
         c = open_channel((const unsigned char *)"another token..", 1, peers, &box);
-        REQUIRE(post(c, 1, 1, 0, END));                 /* to itself, behind what may have come */
+        REQUIRE(channel_post_value(c, 1, 1, 0, END));                 /* to itself, behind what may have come */
         await_end(&box);
         REQUIRE(atomic_load(&box.count) == 4 && box.last[1].value == 1);
     }
     world_barrier(2);
-    finish(c, peers[1 - rank]);
+    channel_finish(c, peers[1 - rank]);
 }
 static void test_what_comes_early_is_kept_and_what_comes_late_is_not(void **state)
 {
@@ -211,8 +212,8 @@ static void for_nobody(void)
     for (int i = 0; i < 300; i++) {
         memcpy(other, &i, sizeof i);
         struct channel *c = open_channel(other, 0, nobody, &box);
-        REQUIRE(post(c, 0, 1, 1, i));
-        REQUIRE(post(c, 0, 0, 0, END));
+        REQUIRE(channel_post_value(c, 0, 1, 1, i));
+        REQUIRE(channel_post_value(c, 0, 0, 0, END));
         await_end(&box);
         atomic_store(&box.ended, false);
         channel_close(c);
@@ -220,10 +221,10 @@ static void for_nobody(void)
     box = (struct eager_ring){ 0 };
     struct channel *old = open_channel(memset(other, 0, sizeof other), 1, nobody, &box);
     struct channel *new = open_channel(memcpy(other, &(int){ 299 }, sizeof(int)), 1, nobody, &box);
-    await(&box.count, 1);
+    await_count(&box.count, 1);
     REQUIRE(box.first.value == 299);
     channel_close(old);
-    finish(new, NULL);
+    channel_finish(new, NULL);
 }
 static void test_what_is_kept_for_nobody_has_a_bound(void **state)
 {
@@ -240,11 +241,11 @@ static void time_passes(void)
     struct channel *quiet = open_channel(token, 0, nobody, &box[0]);
     struct channel *c = open_channel(token, 1, nobody, &box[1]);
     channel_set_tick(c, true);
-    await(&box[1].ticks, 5);
+    await_count(&box[1].ticks, 5);
     channel_set_tick(c, false);
     REQUIRE(!atomic_load(&box[0].ticks));
     channel_close(quiet);
-    finish(c, NULL);
+    channel_finish(c, NULL);
 }
 static void test_a_channel_ticks_when_asked_to(void **state)
 {
@@ -257,7 +258,7 @@ static void close_while_called(void)
     struct eager_ring box = { .slow = true };
     world_join();
     struct channel *c = open_channel(token, 0, nobody, &box);
-    REQUIRE(post(c, 0, 0, 0, 1));
+    REQUIRE(channel_post_value(c, 0, 0, 0, 1));
     sleep_ms(10);                                       /* it is being delivered, most of the time */
     channel_close(c);
     int count = atomic_load(&box.count);
@@ -280,7 +281,7 @@ static void receive_and_send(void *context, int from, const void *bytes, size_t 
     atomic_store(&sender.called, true);
     while (!atomic_load(&sender.closes)) sleep_ms(1);
     sleep_ms(50);                                       /* until close waits */
-    REQUIRE(post(sender.channel, 0, from, 0, END));
+    REQUIRE(channel_post_value(sender.channel, 0, from, 0, END));
 }
 static void closes_while_it_sends(void)
 {
@@ -290,45 +291,45 @@ static void closes_while_it_sends(void)
     world_join();
     REQUIRE(channel_open(token, 0, nobody, 2, NULL, &user, &sender.channel) == TUTTI_OK);
     struct channel *other = open_channel(token, 1, nobody, &box);
-    REQUIRE(post(other, 1, 0, 0, 1));
+    REQUIRE(channel_post_value(other, 1, 0, 0, 1));
     while (!atomic_load(&sender.called)) sleep_ms(1);
     atomic_store(&sender.closes, true);
     channel_close(sender.channel);
     await_end(&box);
-    finish(other, NULL);
+    channel_finish(other, NULL);
 }
 static void test_who_is_called_may_send_while_it_closes(void **state)
 {
     (void)state;
     world_run(1, closes_while_it_sends, 0);
 }
-static void forks(void)
+static void channel_in_child(void)
 {
     struct peer *nobody[2] = { NULL };
     struct eager_ring box = { 0 }, own = { 0 };
     struct identity identity;
     world_join();
     struct channel *c = open_channel(token, 0, nobody, &box);
-    REQUIRE(post(c, 0, 1, 0, 7));                       /* early, for the parent alone */
+    REQUIRE(channel_post_value(c, 0, 1, 0, 7));                       /* early, for the parent alone */
     /* A thread that starts holds locks of the address sanitizer, which no child is ever given back: it has started. */
-    REQUIRE(post(c, 0, 0, 0, 8));
-    await(&box.count, 1);
+    REQUIRE(channel_post_value(c, 0, 0, 0, 8));
+    await_count(&box.count, 1);
     pid_t child = fork();
     if (child == 0) {
         REQUIRE(world_acquire(&identity) == TUTTI_OK);
         struct channel *mine = open_channel(token, 1, nobody, &own);
-        REQUIRE(post(mine, 1, 1, 0, END));
+        REQUIRE(channel_post_value(mine, 1, 1, 0, END));
         await_end(&own);
         REQUIRE(atomic_load(&own.count) == 1);
-        finish(mine, NULL);
+        channel_finish(mine, NULL);
         _exit(0);
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    REQUIRE(post(c, 0, 0, 0, END));
+    REQUIRE(channel_post_value(c, 0, 0, 0, END));
     await_end(&box);
     REQUIRE(atomic_load(&box.count) == 2);
-    finish(c, NULL);
+    channel_finish(c, NULL);
 }
 static void test_a_forked_child_starts_anew(void **state)
 {
@@ -337,7 +338,7 @@ static void test_a_forked_child_starts_anew(void **state)
     print_message("the thread sanitizer does not allow threads in a child of a process with threads\n");
     skip();
 #endif
-    world_run(1, forks, 0);
+    world_run(1, channel_in_child, 0);
 }
 /* ---- in the name of another ---- */
 /* 2 is connected with 0, and no rank of the group: what it sends in the name of rank 1 is not delivered, whether it
@@ -370,8 +371,8 @@ static void send_as_another(void)
     if (watched) peer_watch(&watch);
     if (watched) loss_await(&loss);
     world_barrier(3);
-    if (rank == 1) REQUIRE(post(c, 1, 0, 1, 7));
-    if (rank == 0) await(&box.count, 1);
+    if (rank == 1) REQUIRE(channel_post_value(c, 1, 0, 1, 7));
+    if (rank == 0) await_count(&box.count, 1);
     if (rank == 0) REQUIRE(box.first.word == 1 && box.first.value == 7 && !atomic_load(&box.ended));
     if (rank == 0) REQUIRE(!peer_is_gone(peers[1]) && peer_is_gone(peers[2]));
     world_barrier(3);

@@ -15,7 +15,7 @@
 
 static const unsigned char token[16] = "one token";
 struct eager_ring { _Atomic int count, last; };
-static void receive(void *context, int from, const void *bytes, size_t length)
+static void ring_receive(void *context, int from, const void *bytes, size_t length)
 {
     struct eager_ring *box = context;
     int value;
@@ -27,10 +27,11 @@ static void receive(void *context, int from, const void *bytes, size_t length)
 static struct channel *open_channel(struct peer *const *peers, struct eager_ring *box)
 {
     struct channel *c;
-    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ ring_receive, NULL, box }, &c)
+        == TUTTI_OK);
     return c;
 }
-static bool post(struct channel *c, int value)
+static bool channel_post_value(struct channel *c, int value)
 {
     char bytes[1000] = { 0 };
     memcpy(bytes, &value, sizeof value);
@@ -95,7 +96,8 @@ static void stop_one(void)                              /* for three times what 
     if (rank == 0) {
         REQUIRE(kill((pid_t)world->identity[1].pid, SIGSTOP) == 0);
         bool taken = true;
-        for (int64_t until = clock_ms() + 3000; clock_ms() < until && taken; sleep_ms(1)) taken = post(c, ++value);
+        for (int64_t until = clock_ms() + 3000; clock_ms() < until && taken; sleep_ms(1))
+            taken = channel_post_value(c, ++value);
         pthread_mutex_lock(&registry.lock);
         const struct frame_stream *stream = peers[1]->link->stream;
         size_t on_its_way = stream->put - stream->taken;
@@ -104,11 +106,11 @@ static void stop_one(void)                              /* for three times what 
         bool gone = peer_is_gone(peers[1]);
         REQUIRE(kill((pid_t)world->identity[1].pid, SIGCONT) == 0);
         REQUIRE(taken && !gone && unsent == 1 && on_its_way <= STREAM_WINDOW);
-        REQUIRE(post(c, -1));
+        REQUIRE(channel_post_value(c, -1));
         await_value(&box, -2);
     } else {
         await_value(&box, -1);
-        REQUIRE(post(c, -2));
+        REQUIRE(channel_post_value(c, -2));
     }
     REQUIRE(!peer_is_gone(peers[1 - rank]));
     world_barrier(2);
@@ -223,11 +225,11 @@ static void call_nobody(void)
     struct channel *c = open_channel(peers, &box);      /* nobody waits, but something is to be sent */
     struct peer_watch watch = { .peer = peers[1], .lost = loss_record, .context = &loss };
     peer_watch(&watch);
-    REQUIRE(post(c, 1));
+    REQUIRE(channel_post_value(c, 1));
     for (int64_t until = clock_ms() + 3 * GENEROUS_MS; !atomic_load(&loss.count); sleep_ms(1))
         REQUIRE(clock_ms() < until);
     peer_unwatch(&watch);
-    REQUIRE(!post(c, 2) && link_await(peers[1], clock_ms()) == TUTTI_SYSTEM);
+    REQUIRE(!channel_post_value(c, 2) && link_await(peers[1], clock_ms()) == TUTTI_SYSTEM);
     REQUIRE(strstr(status_detail(), "nobody listens"));
     REQUIRE(links_listen(&nobody, &at) == TUTTI_OK);    /* it is what the first call said */
     sock_address_print(&at, here);

@@ -12,7 +12,7 @@
 enum { MANY = 5000 };
 static const unsigned char token[16] = "one token", other_token[16] = "another token";
 static const char *address = "127.0.0.1";
-static bool await(bool (*is_so)(const void *), const void *what)
+static bool await_condition(bool (*is_so)(const void *), const void *what)
 {
     for (int64_t until = clock_ms() + JOIN_MS; !is_so(what) && clock_ms() < until;) sleep_ms(1);
     return is_so(what);
@@ -75,7 +75,7 @@ static void test_a_connection_and_a_link_are_two(void **state)
 
 /* ---- channels ---- */
 struct eager_ring { _Atomic int count, last[3]; bool ordered; };              /* by word */
-static void receive(void *context, int from, const void *bytes, size_t length)
+static void ring_receive(void *context, int from, const void *bytes, size_t length)
 {
     struct eager_ring *box = context;
     int value;
@@ -97,10 +97,12 @@ static struct channel *open_channel(struct peer *const *peers, struct eager_ring
 {
     struct channel *c;
     *box = (struct eager_ring){ .ordered = true };
-    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ ring_receive, NULL, box }, &c)
+        == TUTTI_OK);
     return c;
 }
-static void post(struct channel *c, int value)          /* large ones: most are kept, and later ones take their place */
+/* Large ones: most are queued, and later ones take their place. */
+static void channel_post_value(struct channel *c, int value)
 {
     char bytes[1024] = { 0 };
     memcpy(bytes, &value, sizeof value);
@@ -113,8 +115,8 @@ static void post_without_waiting(void)
     world_listen(address);
     peers[1 - rank] = world_hold(1 - rank);
     struct channel *c = open_channel(peers, &box);
-    for (int i = 1; i <= MANY; i++) post(c, i);
-    REQUIRE(await(has_all, &box) && box.ordered);
+    for (int i = 1; i <= MANY; i++) channel_post_value(c, i);
+    REQUIRE(await_condition(has_all, &box) && box.ordered);
     world_barrier(2);
     channel_close(c);
     peer_release(peers[1 - rank]);
@@ -135,7 +137,7 @@ static void say_and_leave(void) /* what was said last arrives, also over a link 
     struct channel *c = open_channel(peers, &box);
     world_barrier(2);
     if (rank == 1)
-        for (int i = MANY - 100; i <= MANY; i++) post(c, i);
+        for (int i = MANY - 100; i <= MANY; i++) channel_post_value(c, i);
     else {
         struct peer_watch watch = { .peer = peers[1], .lost = loss_record, .context = &loss };
         peer_watch(&watch);
@@ -161,8 +163,8 @@ static void release_before_it_is_open(void)
     peers[1 - rank] = world_hold(1 - rank);
     struct channel *c = open_channel(peers, &box);
     if (rank == 0)
-        for (int i = MANY - 2; i <= MANY; i++) post(c, i);
-    else REQUIRE(await(has_all, &box));
+        for (int i = MANY - 2; i <= MANY; i++) channel_post_value(c, i);
+    else REQUIRE(await_condition(has_all, &box));
     peer_release(peers[1 - rank]);
     world_barrier(2);
     channel_close(c);
@@ -190,11 +192,11 @@ static void pass_on(void)                               /* 0 and 2 know 1 only; 
     if (rank == 2 && !near) peer = world_link(1);
     world_barrier(size);
     if (rank == 0) peers_abort_join(token);
-    if (rank < 3) REQUIRE(await(is_given_up_by_first, token));
+    if (rank < 3) REQUIRE(await_condition(is_given_up_by_first, token));
     world_barrier(size);
     if (rank == 3) {
         peer = world_link(2);
-        REQUIRE(await(is_given_up_by_first, token));
+        REQUIRE(await_condition(is_given_up_by_first, token));
     }
     world_barrier(size);
     peer_release(peer);
@@ -214,7 +216,7 @@ static void pass_on_from_the_host(void)                 /* 0 tells 1, on its hos
     if (rank == 2) peer = world_link(1);
     world_barrier(size);
     if (rank == 0) peers_abort_join(other_token);
-    REQUIRE(await(is_given_up_by_first, other_token));
+    REQUIRE(await_condition(is_given_up_by_first, other_token));
     world_barrier(size);
     peer_release(peer);
     peers_release();
@@ -303,8 +305,8 @@ static void fork_and_start_anew(void)
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
-    post(c, 1);
-    REQUIRE(await(has_some, &box) && !peer_is_gone(peers[1 - rank]) && !atomic_load(&loss.count));
+    channel_post_value(c, 1);
+    REQUIRE(await_condition(has_some, &box) && !peer_is_gone(peers[1 - rank]) && !atomic_load(&loss.count));
     world_barrier(2);
     peer_unwatch(&watch);
     channel_close(c);

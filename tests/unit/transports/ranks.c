@@ -88,7 +88,7 @@ static tutti_status seat_open(void *context, void *at, size_t bytes)
     return callback_open(((struct seat_callbacks *)context)->table, at, bytes);
 }
 static void seat_ring(void *context, int rank) { callback_ring(((struct seat_callbacks *)context)->table, rank); }
-static void lay(struct table *t, int size, int protection)
+static void table_allocate(struct table *t, int size, int protection)
 {
     *t = (struct table){ .size = size, .reserves = -1, .pair_bytes = (shm_pair_bytes() + 4095) / 4096 * 4096 };
     t->memory = shared_memory((size_t)size * (size_t)size * t->pair_bytes, protection);
@@ -112,7 +112,7 @@ struct shm_callbacks table_callbacks(struct table *t)
         .stream_far = callback_stream,
         .paced = true };
 }
-static void ring(void *context)
+static void alarm_bell_ring(void *context)
 {
     struct alarm_bell *bell = context;
     word_ring_bell(&bell->rings, &bell->waiters, false);
@@ -120,7 +120,7 @@ static void ring(void *context)
 struct router *new_router(int rank, int size, struct alarm_bell *bell)
 {
     struct router *router;
-    if (router_create(rank, size, 1, (struct bell){ bell ? ring : NULL, bell }, &router) != TUTTI_OK)
+    if (router_create(rank, size, 1, (struct bell){ bell ? alarm_bell_ring : NULL, bell }, &router) != TUTTI_OK)
         ranks_stop(rank, __FILE__, __LINE__, "router_create");
     return router;
 }
@@ -133,14 +133,14 @@ static void seat_rank(struct table *t, int member, struct router *router, const 
 }
 void table_open(struct table *t, int size, int reserves)
 {
-    lay(t, size, PROT_NONE);
+    table_allocate(t, size, PROT_NONE);
     struct shm_callbacks callbacks = table_callbacks(t);
     for (int r = 0; r < size; r++) seat_rank(t, r, new_router(r, size, NULL), &callbacks, NULL);
     t->reserves = reserves;
 }
 void table_open_sharing(struct table *t, int size, unsigned reachable)
 {
-    lay(t, size, PROT_NONE);
+    table_allocate(t, size, PROT_NONE);
     t->reachable = reachable;
     t->all_callbacks = calloc((size_t)size, sizeof *t->all_callbacks);
     for (int r = 0; r < size; r++) {
@@ -162,7 +162,7 @@ static void open_host(struct mixed *m, int host, const int *host_of)
         if (host_of[r] == host) ranks[count++] = r;
     if (!count) return;
     struct table *t = &m->hosts[host];
-    lay(t, count, PROT_NONE);
+    table_allocate(t, count, PROT_NONE);
     struct shm_callbacks callbacks = table_callbacks(t);
     for (int member = 0; member < count; member++) {
         struct router *router = new_router(ranks[member], m->size, NULL);
@@ -191,7 +191,7 @@ struct rank_host {
     body *each;
     pthread_t thread;
 };
-static void *sit(void *context)
+static void *rank_thread_main(void *context)
 {
     struct rank_host *seat = context;
     seat->each(&seat->rank);
@@ -205,7 +205,8 @@ void run_threads(int size, struct router **routers, enum waiting waiting, struct
     alarm(RANKS_SECONDS);
     for (int r = 0; r < size; r++) {
         seats[r] = (struct rank_host){ { r, size, routers[r], &hall, waiting, bells ? &bells[r] : NULL }, each, 0 };
-        if (pthread_create(&seats[r].thread, NULL, sit, &seats[r])) ranks_stop(r, __FILE__, __LINE__, "pthread_create");
+        if (pthread_create(&seats[r].thread, NULL, rank_thread_main, &seats[r]))
+            ranks_stop(r, __FILE__, __LINE__, "pthread_create");
     }
     for (int r = 0; r < size; r++) pthread_join(seats[r].thread, NULL);
     alarm(0);
@@ -270,7 +271,7 @@ void ranks_processes(int size, body *each)
 {
     struct table table;
     pid_t children[MAX_RANKS];
-    lay(&table, size, PROT_READ | PROT_WRITE);
+    table_allocate(&table, size, PROT_READ | PROT_WRITE);
     struct hall *hall = shared_memory(sizeof *hall, PROT_READ | PROT_WRITE);
     fflush(NULL);
     for (int r = 0; r < size; r++) {
@@ -329,7 +330,7 @@ void rank_await(struct rank *me, const struct transfer *transfers, int count)
     for (int i = 0; i < count; i++)
         while (transfers[i].state == TRANSFER_POSTED) rank_poll(me);
 }
-static struct transfer *post(struct rank *me, struct transfer *x, int peer, uint64_t name, bool is_send,
+static struct transfer *rank_post(struct rank *me, struct transfer *x, int peer, uint64_t name, bool is_send,
     struct piece *piece)
 {
     *x = (struct transfer){
@@ -342,13 +343,13 @@ struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64
     const void *at, size_t bytes)
 {
     *piece = (struct piece){ (unsigned char *)(uintptr_t)at, bytes, bytes };
-    return post(me, x, peer, name, true, piece);
+    return rank_post(me, x, peer, name, true, piece);
 }
 struct transfer *rank_recv(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at,
     size_t bytes)
 {
     *piece = (struct piece){ at, bytes, bytes };
-    return post(me, x, peer, name, false, piece);
+    return rank_post(me, x, peer, name, false, piece);
 }
 static unsigned char byte_at(uint64_t message, size_t i)
 {

@@ -15,30 +15,31 @@ enum { LEAST = 2, MOST = 3 };
 enum { LEAST = 1, MOST = 4 };
 #endif
 static struct fabric sockets[MOST];
-static void prepare(void)
+static void networks_reset(void)
 {
     fake.fake_reset();
     for (int r = 0; r < MOST; r++) sockets[r] = (struct fabric)FABRIC(&tcp_operations);
 }
-static void run(int size, enum waiting waiting, body *each)
+static void ranks_run_beside(int size, enum waiting waiting, body *each)
 {
-    prepare();
+    networks_reset();
     ranks_fabric_apart_beside(sockets, verbs_fabrics, size, waiting, each);
     assert_int_equal(fake.fake_left(), 0);
 }
 static void test_sockets_and_verbs(void **state)
 {
     (void)state;
-    for (int size = LEAST; size <= MOST; size++) run(size, size % 2 ? SLEEPS : POLLS, the_contract);
+    for (int size = LEAST; size <= MOST; size++) ranks_run_beside(size, size % 2 ? SLEEPS : POLLS, the_contract);
 }
 static void test_a_rank_that_is_gone(void **state)
 {
     (void)state;
-    run(3, SLEEPS, the_last_rank_goes);
+    ranks_run_beside(3, SLEEPS, the_last_rank_goes);
 }
 
 /* ---- the choice ---- */
-static struct transfer *exchange(struct rank *me, struct transfer *x, uint64_t name, struct piece *piece, size_t bytes)
+static struct transfer *rank_exchange(struct rank *me, struct transfer *x, uint64_t name, struct piece *piece,
+    size_t bytes)
 {
     static unsigned char data[2][1 << 20];
     if (me->rank == 0) rank_send(me, x, 1, name, piece, data[0], bytes);
@@ -49,47 +50,50 @@ static struct transfer *exchange(struct rank *me, struct transfer *x, uint64_t n
     rank_meet(me);
     return x;
 }
-static uint64_t requests(void) { return fake.fake_count(FAKE_WRITES_WITH_IMMEDIATE) + fake.fake_count(FAKE_READS); }
+static uint64_t fake_count_requests(void)
+{
+    return fake.fake_count(FAKE_WRITES_WITH_IMMEDIATE) + fake.fake_count(FAKE_READS);
+}
 /* Until a network has connected all goes by another. */
 static void each_for_its_own(struct rank *me)
 {
     struct transfer x;
     struct piece piece;
-    uint64_t before = requests();
+    uint64_t before = fake_count_requests();
     for (bool none = true; none; rank_meet(me)) {
-        exchange(me, &x, 0, &piece, 4096);
-        none = requests() == before;
+        rank_exchange(me, &x, 0, &piece, 4096);
+        none = fake_count_requests() == before;
     }
-    before = requests();
+    before = fake_count_requests();
     rank_meet(me);
-    for (uint64_t name = 0; name < 10; name++) exchange(me, &x, name, &piece, 8);
-    REQUIRE(requests() == before);
+    for (uint64_t name = 0; name < 10; name++) rank_exchange(me, &x, name, &piece, 8);
+    REQUIRE(fake_count_requests() == before);
     rank_meet(me);
-    exchange(me, &x, 1, &piece, 4096);
-    REQUIRE(requests() == before + 1);
+    rank_exchange(me, &x, 1, &piece, 4096);
+    REQUIRE(fake_count_requests() == before + 1);
     rank_meet(me);
-    exchange(me, &x, 2, &piece, 1 << 20);
-    REQUIRE(requests() == before + 4);                  /* an offer, a read, and that it is done */
+    rank_exchange(me, &x, 2, &piece, 1 << 20);
+    REQUIRE(fake_count_requests() == before + 4);                  /* an offer, a read, and that it is done */
     rank_meet(me);
     router_use_network(me->router, 0);
-    exchange(me, &x, 3, &piece, 1 << 20);
-    REQUIRE(requests() == before + 4);
+    rank_exchange(me, &x, 3, &piece, 1 << 20);
+    REQUIRE(fake_count_requests() == before + 4);
     rank_meet(me);
     router_use_network(me->router, 1);
-    exchange(me, &x, 4, &piece, 8);
-    REQUIRE(requests() == before + 5);
+    rank_exchange(me, &x, 4, &piece, 8);
+    REQUIRE(fake_count_requests() == before + 5);
 }
 static void test_each_message_takes_the_faster_one(void **state)
 {
     (void)state;
-    run(2, POLLS, each_for_its_own);
+    ranks_run_beside(2, POLLS, each_for_its_own);
 }
 
 /* ---- what goes wrong with one of them ---- */
 static void run_with(const struct fabric_operations *verbs, enum waiting waiting, body *each)
 {
     for (int r = 0; r < 2; r++) verbs_fabrics[r].operations = verbs;
-    run(2, waiting, each);
+    ranks_run_beside(2, waiting, each);
     for (int r = 0; r < 2; r++) verbs_fabrics[r].operations = &verbs_operations;
 }
 static tutti_status connect_nowhere(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
@@ -131,9 +135,9 @@ static void all_goes_by_sockets(struct rank *me)
 {
     struct transfer x;
     struct piece piece;
-    for (uint64_t name = 0; name < 5; name++) exchange(me, &x, name, &piece, 8);
+    for (uint64_t name = 0; name < 5; name++) rank_exchange(me, &x, name, &piece, 8);
     usleep((HOLD_MS + 100) * 1000);
-    for (uint64_t name = 5; name < 10; name++) exchange(me, &x, name, &piece, 1 << 20);
+    for (uint64_t name = 5; name < 10; name++) rank_exchange(me, &x, name, &piece, 1 << 20);
     REQUIRE(me->router->reason[0] == 0);
 }
 static void run_in_vain(void)
@@ -156,14 +160,14 @@ static void run_long(struct rank *me)
 {
     struct transfer x;
     struct piece piece;
-    exchange(me, &x, 0, &piece, 8);
+    rank_exchange(me, &x, 0, &piece, 8);
     usleep((UNCONNECTED_MS + 100) * 1000);
-    for (uint64_t name = 1; name < 4; name++) exchange(me, &x, name, &piece, 8);
+    for (uint64_t name = 1; name < 4; name++) rank_exchange(me, &x, name, &piece, 8);
 }
 static void run_without_greetings(void)
 {
     const struct fake_faults faults = { .seed = 1, .drop = 1000000 };
-    prepare();
+    networks_reset();
     fake.fake_set_faults(&faults);
     ranks_fabric_apart_beside(sockets, verbs_fabrics, 2, POLLS, run_long);
 }
@@ -183,10 +187,10 @@ static void one_breaks(struct rank *me)
     struct transfer x[2];
     struct piece piece[2];
     static unsigned char data[1 << 20];
-    uint64_t before = requests();
+    uint64_t before = fake_count_requests();
     for (bool none = true; none; rank_meet(me)) {
-        exchange(me, x, 0, piece, 4096);
-        none = requests() == before;
+        rank_exchange(me, x, 0, piece, 4096);
+        none = fake_count_requests() == before;
     }
     if (me->rank == 0) {
         pthread_mutex_lock(&verbs_fabrics[0].lock);
@@ -215,7 +219,7 @@ static void one_breaks(struct rank *me)
 static void test_what_a_broken_one_holds_is_not_overtaken(void **state)
 {
     (void)state;
-    run(2, POLLS, one_breaks);
+    ranks_run_beside(2, POLLS, one_breaks);
 }
 unit_function test_beside;
 int test_beside(void)

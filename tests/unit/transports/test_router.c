@@ -14,7 +14,8 @@ static void open_ranks(struct mixed *m)
 {
     mixed_open(m, RANKS, (int[]){ 0, 0, 1 }, &(struct inproc_options){ .seed = 1, .delay = 5, .budget = 4 });
 }
-static struct transfer *post(struct router *r, struct transfer *x, bool is_send, int peer, const struct piece *piece)
+static struct transfer *router_post_piece(struct router *r, struct transfer *x, bool is_send, int peer,
+    const struct piece *piece)
 {
     *x = (struct transfer){ .name = { 1, 2 }, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
     router_post(r, x);
@@ -37,13 +38,13 @@ static void test_the_first_transport_that_leads_there(void **state)
     struct mixed m;
     struct transfer x[4];
     open_ranks(&m);
-    post(m.routers[1], &x[0], false, 0, &large_in);
-    post(m.routers[0], &x[1], true, 1, &large_out);
+    router_post_piece(m.routers[1], &x[0], false, 0, &large_in);
+    router_post_piece(m.routers[0], &x[1], true, 1, &large_out);
     poll_all(&m);
     assert_int_equal(x[0].state, TRANSFER_DONE);
     assert_int_equal(inproc_world_bytes_sent(m.world, 0), 0);
-    post(m.routers[2], &x[2], false, 0, &large_in);
-    post(m.routers[0], &x[3], true, 2, &large_out);
+    router_post_piece(m.routers[2], &x[2], false, 0, &large_in);
+    router_post_piece(m.routers[0], &x[3], true, 2, &large_out);
     poll_all(&m);
     assert_int_equal(x[2].state, TRANSFER_DONE);
     assert_int_equal(inproc_world_bytes_sent(m.world, 0), LARGE);
@@ -56,9 +57,9 @@ static void test_no_transport_leads_there(void **state)
     struct transfer x;
     for (int is_send = 0; is_send < 2; is_send++) {
         assert_int_equal(router_create(0, 2, 1, (struct bell){ NULL, NULL }, &router), TUTTI_OK);
-        expect_failed(post(router, &x, is_send, 1, &byte_out), TUTTI_UNSUPPORTED);
+        expect_failed(router_post_piece(router, &x, is_send, 1, &byte_out), TUTTI_UNSUPPORTED);
         assert_string_equal(router->reason, "rank 0 has no transport to rank 1");
-        assert_int_equal(post(router, &x, false, TRANSFER_ANY_PEER, &byte_in)->state, TRANSFER_POSTED);
+        assert_int_equal(router_post_piece(router, &x, false, TRANSFER_ANY_PEER, &byte_in)->state, TRANSFER_POSTED);
         assert_true(router_cancel(router, &x));
         router_destroy(router);
     }
@@ -84,18 +85,18 @@ static void test_a_failure_of_one_transport_ends_all(void **state)
     struct mixed m;
     struct transfer x[5], late;
     open_ranks(&m);
-    post(m.routers[0], &x[0], true, 1, &large_out);
-    post(m.routers[1], &x[1], true, 2, &large_out);
-    post(m.routers[1], &x[2], false, 2, &large_in);
-    post(m.routers[1], &x[3], false, TRANSFER_ANY_PEER, &byte_in);
-    post(m.routers[1], &x[4], true, 0, &large_out);
+    router_post_piece(m.routers[0], &x[0], true, 1, &large_out);
+    router_post_piece(m.routers[1], &x[1], true, 2, &large_out);
+    router_post_piece(m.routers[1], &x[2], false, 2, &large_in);
+    router_post_piece(m.routers[1], &x[3], false, TRANSFER_ANY_PEER, &byte_in);
+    router_post_piece(m.routers[1], &x[4], true, 0, &large_out);
     struct pair *pair = (struct pair *)(void *)(m.hosts[0].memory + m.hosts[0].pair_bytes);
     atomic_store(&pair->cells[0].head, 77);
     assert_true(router_poll(m.routers[1]));
     for (int k = 1; k < 5; k++) expect_failed(&x[k], TUTTI_INTERNAL);
     assert_false(router_poll(m.routers[1]));
-    expect_failed(post(m.routers[1], &late, true, 2, &byte_out), TUTTI_INTERNAL);
-    expect_failed(post(m.routers[1], &late, false, TRANSFER_ANY_PEER, &byte_in), TUTTI_INTERNAL);
+    expect_failed(router_post_piece(m.routers[1], &late, true, 2, &byte_out), TUTTI_INTERNAL);
+    expect_failed(router_post_piece(m.routers[1], &late, false, TRANSFER_ANY_PEER, &byte_in), TUTTI_INTERNAL);
     assert_non_null(strstr(m.routers[1]->reason, "rank 1 found invalid data in the memory that it shares with rank 0"));
     mixed_close(&m);
 }
@@ -106,21 +107,21 @@ static void test_what_a_lost_peer_has_left(void **state)
     struct mixed m;
     struct transfer small, large, in[2];
     open_ranks(&m);
-    post(m.routers[0], &small, true, 1, &byte_out);
-    post(m.routers[0], &large, true, 1, &large_out);
+    router_post_piece(m.routers[0], &small, true, 1, &byte_out);
+    router_post_piece(m.routers[0], &large, true, 1, &large_out);
     poll_all(&m);
     router_lose_peer(m.routers[1], 0, status_fail(TUTTI_PEER_LOST, "rank 0 has left"));
     router_lose_peer(m.routers[1], 0, status_fail(TUTTI_TIMEOUT, "and again"));
-    assert_int_equal(post(m.routers[1], &in[0], false, 0, &byte_in)->state, TRANSFER_DONE);
-    expect_failed(post(m.routers[1], &in[1], false, 0, &large_in), TUTTI_PEER_LOST);
-    expect_failed(post(m.routers[1], &in[1], true, 0, &large_out), TUTTI_PEER_LOST);
+    assert_int_equal(router_post_piece(m.routers[1], &in[0], false, 0, &byte_in)->state, TRANSFER_DONE);
+    expect_failed(router_post_piece(m.routers[1], &in[1], false, 0, &large_in), TUTTI_PEER_LOST);
+    expect_failed(router_post_piece(m.routers[1], &in[1], true, 0, &large_out), TUTTI_PEER_LOST);
     assert_string_equal(m.routers[1]->reason, "rank 0 has left");
     poll_all(&m);
     mixed_close(&m);
 }
 
 /* ---- who is woken ---- */
-static void count(void *context) { ++*(int *)context; }
+static void bell_count(void *context) { ++*(int *)context; }
 static void test_a_message_rings_the_bell(void **state)
 {
     (void)state;
@@ -130,14 +131,14 @@ static void test_a_message_rings_the_bell(void **state)
     struct transfer x, more;
     int rings[2] = { 0, 0 };
     for (int r = 0; r < 2; r++) {
-        assert_int_equal(router_create(r, 2, 1, (struct bell){ count, &rings[r] }, &routers[r]), TUTTI_OK);
+        assert_int_equal(router_create(r, 2, 1, (struct bell){ bell_count, &rings[r] }, &routers[r]), TUTTI_OK);
         inproc_world_connect(world, routers[r]);
         assert_true(router_arm(routers[r]));
     }
-    post(routers[0], &x, true, 1, &byte_out);
+    router_post_piece(routers[0], &x, true, 1, &byte_out);
     assert_int_equal(rings[0], 0);
     assert_int_equal(rings[1], 1);
-    post(routers[0], &more, true, 1, &byte_out);
+    router_post_piece(routers[0], &more, true, 1, &byte_out);
     assert_int_equal(rings[1], 1); /* it has not armed again */
     for (int r = 0; r < 2; r++) router_destroy(routers[r]);
     inproc_world_destroy(world);
@@ -149,7 +150,7 @@ static void test_only_when_nothing_is_there_may_one_sleep(void **state)
     struct transfer x;
     open_ranks(&m);
     assert_true(router_arm(m.routers[2]));
-    post(m.routers[0], &x, true, 2, &byte_out);
+    router_post_piece(m.routers[0], &x, true, 2, &byte_out);
     assert_false(router_arm(m.routers[2]));
     for (int n = 0; n < 100; n++) router_poll(m.routers[2]);
     assert_true(router_arm(m.routers[2]));

@@ -11,14 +11,14 @@ static struct ends {
     unsigned around, timed;                             /* fillings of the last call of fill() */
 } ends;
 struct costs { int64_t stored, around; int noise; };    /* of a filling, at both ends together */
-static int setup(void **state)
+static int ends_setup(void **state)
 {
     (void)state;
     srand(1);
     ends = (struct ends){ .said = 0 };
     return 0;
 }
-static void fill(int count, enum filling filling, struct costs costs)
+static void ends_fill(int count, enum filling filling, struct costs costs)
 {
     ends.around = ends.timed = 0;
     for (int i = 0; i < count; i++) {
@@ -32,29 +32,29 @@ static void fill(int count, enum filling filling, struct costs costs)
 }
 static bool goes_around(enum filling filling)
 {
-    fill(1, filling, (struct costs){ 1000, 1000, 0 });
+    ends_fill(1, filling, (struct costs){ 1000, 1000, 0 });
     return ends.around;
 }
 static void test_what_costs_less_is_taken(void **state)
 {
     (void)state;
     for (enum filling f = 0; f < FILLINGS; f++) {
-        fill(2000, f, (struct costs){ 900, 1000, 20 });
+        ends_fill(2000, f, (struct costs){ 900, 1000, 20 });
         assert_false(goes_around(f));
     }
-    fill(20000, FILLS_32K, (struct costs){ 1000, 900, 20 });            /* cores are moved */
+    ends_fill(20000, FILLS_32K, (struct costs){ 1000, 900, 20 });            /* cores are moved */
     for (enum filling f = 0; f < FILLINGS; f++) assert_int_equal(goes_around(f), f == FILLS_32K);
-    fill(20000, FILLS_32K, (struct costs){ 900, 1000, 20 });
+    ends_fill(20000, FILLS_32K, (struct costs){ 900, 1000, 20 });
     assert_false(goes_around(FILLS_32K));
 }
 static void test_what_is_as_good_changes_nothing(void **state)
 {
     (void)state;
-    fill(100000, FILLS_16K, (struct costs){ 985, 1000, 0 });
+    ends_fill(100000, FILLS_16K, (struct costs){ 985, 1000, 0 });
     assert_true(goes_around(FILLS_16K));
-    fill(100000, FILLS_16K, (struct costs){ 700, 1000, 0 });
+    ends_fill(100000, FILLS_16K, (struct costs){ 700, 1000, 0 });
     assert_false(goes_around(FILLS_16K));
-    fill(100000, FILLS_16K, (struct costs){ 1000, 985, 0 });
+    ends_fill(100000, FILLS_16K, (struct costs){ 1000, 985, 0 });
     assert_false(goes_around(FILLS_16K));
 }
 static void test_accidents_change_nothing(void **state)
@@ -62,15 +62,15 @@ static void test_accidents_change_nothing(void **state)
     (void)state;
     for (int i = 0; i < 200000; i++) {                  /* every fifth is interrupted */
         int64_t often = i % 5 ? 1000 : 1000000;
-        fill(1, FILLS_4K, (struct costs){ often + 20, often, 100 });
+        ends_fill(1, FILLS_4K, (struct costs){ often + 20, often, 100 });
     }
     assert_true(goes_around(FILLS_4K));
 }
 static void test_it_costs_little(void **state)
 {
     (void)state;
-    fill(2000, FILLS_16K, (struct costs){ 500, 1400, 50 });
-    fill(100 * 8192, FILLS_16K, (struct costs){ 500, 1400, 50 });
+    ends_fill(2000, FILLS_16K, (struct costs){ 500, 1400, 50 });
+    ends_fill(100 * 8192, FILLS_16K, (struct costs){ 500, 1400, 50 });
     assert_in_range(ends.around, 100, 100 * 8);         /* each of a hundred duels ends as soon as it is hopeless */
     assert_in_range(ends.timed, 100, 100 * 100);
 }
@@ -87,7 +87,7 @@ static void test_some_may_be_missing(void **state)
 {
     (void)state;
     for (int missing = 2; missing < 5; missing++) {
-        setup(NULL);
+        ends_setup(NULL);
         for (int i = 0; i < 2000; i++) {
             struct store_mode way = store_modes_next(&ends.ways, FILLS_4K, ends.said);
             if (i % missing == 0 || !way.number) continue;
@@ -102,7 +102,7 @@ static void test_a_comparison_with_missing_blocks_changes_nothing(void **state)
 {
     (void)state;
     for (unsigned from = 0; from < 128; from += 32) {
-        setup(NULL);
+        ends_setup(NULL);
         bool judged = false;
         for (unsigned number = 1; number <= 128; number++) {
             unsigned block = (number - 1) / 32;
@@ -120,10 +120,10 @@ static void test_places_in_a_message_do_not_count(void **state)
 {
     (void)state;
     for (int length = 8; length <= 128; length *= 2) {
-        setup(NULL);
+        ends_setup(NULL);
         for (int i = 0; i < 100000; i++) {
             int64_t ns = i % length < length / 2 ? 1000 : 1200;
-            fill(1, FILLS_64K, (struct costs){ ns, ns, 0 });
+            ends_fill(1, FILLS_64K, (struct costs){ ns, ns, 0 });
             assert_true(ends.around || ends.timed);
         }
         assert_true(goes_around(FILLS_64K));
@@ -139,23 +139,23 @@ static void test_any_word_is_survived(void **state)
         store_judge_add_sample(&ends.judge, f, i % 2 ? word : word >> 48, i % 3 ? 100 : -1, word >> 50);
         store_modes_next(&ends.ways, f, word);
     }
-    fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
-    fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
+    ends_fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
+    ends_fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
     assert_false(goes_around(FILLS_16K));
 }
 unit_function test_store_modes;
 int test_store_modes(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_what_costs_less_is_taken, setup),
-        cmocka_unit_test_setup(test_what_is_as_good_changes_nothing, setup),
-        cmocka_unit_test_setup(test_accidents_change_nothing, setup),
-        cmocka_unit_test_setup(test_it_costs_little, setup),
-        cmocka_unit_test_setup(test_who_never_answers_is_not_waited_for, setup),
-        cmocka_unit_test_setup(test_some_may_be_missing, setup),
-        cmocka_unit_test_setup(test_a_comparison_with_missing_blocks_changes_nothing, setup),
-        cmocka_unit_test_setup(test_places_in_a_message_do_not_count, setup),
-        cmocka_unit_test_setup(test_any_word_is_survived, setup),
+        cmocka_unit_test_setup(test_what_costs_less_is_taken, ends_setup),
+        cmocka_unit_test_setup(test_what_is_as_good_changes_nothing, ends_setup),
+        cmocka_unit_test_setup(test_accidents_change_nothing, ends_setup),
+        cmocka_unit_test_setup(test_it_costs_little, ends_setup),
+        cmocka_unit_test_setup(test_who_never_answers_is_not_waited_for, ends_setup),
+        cmocka_unit_test_setup(test_some_may_be_missing, ends_setup),
+        cmocka_unit_test_setup(test_a_comparison_with_missing_blocks_changes_nothing, ends_setup),
+        cmocka_unit_test_setup(test_places_in_a_message_do_not_count, ends_setup),
+        cmocka_unit_test_setup(test_any_word_is_survived, ends_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,7 +44,7 @@ static int tear_down(void **state)
 }
 
 /* ---- callers by hand ---- */
-static int call(void)
+static int connect_by_hand(void)
 {
     struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(address.port) };
     const struct timeval timeout = { .tv_sec = RANKS_SECONDS };
@@ -54,15 +54,18 @@ static int call(void)
     setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     return s;
 }
-static void say(int s, const void *data, size_t bytes) { assert_int_equal(send(s, data, bytes, MSG_NOSIGNAL), bytes); }
-static void hear(int s, void *into, size_t bytes) { assert_int_equal(recv(s, into, bytes, MSG_WAITALL), bytes); }
+static void send_all(int s, const void *data, size_t bytes)
+{
+    assert_int_equal(send(s, data, bytes, MSG_NOSIGNAL), bytes);
+}
+static void receive_all(int s, void *into, size_t bytes) { assert_int_equal(recv(s, into, bytes, MSG_WAITALL), bytes); }
 /* The opening has come, and a hello is ready that is right, but has not been sent. */
-static struct handshake prepare(int s, unsigned char nonce, uint64_t number)
+static struct handshake handshake_prepare(int s, unsigned char nonce, uint64_t number)
 {
     struct handshake h;
     const struct identity from = { .nonce = { nonce, 7 } };
     handshake_begin(&h, "tutti-t");
-    hear(s, &h.opening, sizeof h.opening);
+    receive_all(s, &h.opening, sizeof h.opening);
     assert_int_equal(handshake_send_hello(&h, &from, (unsigned char[16]){ 1 }, &key, number, -1), -EBADF);
     return h;
 }
@@ -81,15 +84,15 @@ static void await_welcome(int s, struct handshake *h)
 }
 static int call_numbered(unsigned char nonce, uint64_t number)
 {
-    int s = call();
-    struct handshake h = prepare(s, nonce, number);
-    say(s, &h.hello, sizeof h.hello);
+    int s = connect_by_hand();
+    struct handshake h = handshake_prepare(s, nonce, number);
+    send_all(s, &h.hello, sizeof h.hello);
     await_welcome(s, &h);
     return s;
 }
 static int call_well(unsigned char nonce) { return call_numbered(nonce, 1); }
 /* The latest of that process, whatever became of it. */
-static struct endpoint seen(struct fabric *fabric, const unsigned char process[16])
+static struct endpoint endpoint_seen(struct fabric *fabric, const unsigned char process[16])
 {
     pthread_mutex_lock(&fabric->lock);
     const struct endpoint *e = fabric->endpoints;
@@ -100,7 +103,7 @@ static struct endpoint seen(struct fabric *fabric, const unsigned char process[1
 }
 
 /* ---- strangers ---- */
-static void spoil(struct handshake_hello *hello, int way)
+static void hello_spoil(struct handshake_hello *hello, int way)
 {
     switch (way) {
     case 0: memset(hello, 0xff, sizeof *hello); break;
@@ -119,15 +122,15 @@ static void test_strangers_are_not_answered(void **state)
     struct handshake_hello seen_before;
     (void)state;
     for (int way = 0; way < WAYS; way++) {
-        int s = call();
-        struct handshake h = prepare(s, 10, 1);
+        int s = connect_by_hand();
+        struct handshake h = handshake_prepare(s, 10, 1);
         if (way == 0) seen_before = h.hello;
         if (way == 8) h.hello = seen_before;           /* a hello that was right on another connection */
-        spoil(&h.hello, way);
-        say(s, &h.hello, sizeof h.hello);
+        hello_spoil(&h.hello, way);
+        send_all(s, &h.hello, sizeof h.hello);
         assert_closed(s);
     }
-    assert_false(seen(&ours, seen_before.from.nonce).open);
+    assert_false(endpoint_seen(&ours, seen_before.from.nonce).open);
     close(call_well(10));
 }
 /* Who says nothing keeps a seat until others come; who has gone leaves it. */
@@ -136,9 +139,9 @@ static void test_who_says_nothing_makes_room(void **state)
     int silent[PENDING_MOST + 20];
     (void)state;
     for (int i = 0; i < PENDING_MOST + 20; i++) {
-        silent[i] = call();
-        struct handshake h = prepare(silent[i], 11, 1);
-        say(silent[i], &h.hello, 5);
+        silent[i] = connect_by_hand();
+        struct handshake h = handshake_prepare(silent[i], 11, 1);
+        send_all(silent[i], &h.hello, 5);
     }
     close(call_well(11));
     for (int i = 0; i < 20; i++) assert_closed(silent[i]);
@@ -147,24 +150,24 @@ static void test_who_says_nothing_makes_room(void **state)
 }
 static void test_a_hello_may_come_in_pieces(void **state)
 {
-    int s = call();
-    struct handshake h = prepare(s, 13, 1);
+    int s = connect_by_hand();
+    struct handshake h = handshake_prepare(s, 13, 1);
     (void)state;
-    for (size_t i = 0; i < sizeof h.hello; i++) say(s, (unsigned char *)&h.hello + i, 1);
+    for (size_t i = 0; i < sizeof h.hello; i++) send_all(s, (unsigned char *)&h.hello + i, 1);
     await_welcome(s, &h);
-    assert_true(seen(&ours, h.hello.from.nonce).open);
+    assert_true(endpoint_seen(&ours, h.hello.from.nonce).open);
     close(s);
 }
 /* It has begun another since: that one counts. What it began before and comes late does not. */
 static void test_the_latest_call_of_a_process_counts(void **state)
 {
-    int first = call_numbered(15, 3), second = call_numbered(15, 4), third = call();
+    int first = call_numbered(15, 3), second = call_numbered(15, 4), third = connect_by_hand();
     (void)state;
     assert_closed(first);
-    struct handshake late = prepare(third, 15, 4);
-    say(third, &late.hello, sizeof late.hello);
+    struct handshake late = handshake_prepare(third, 15, 4);
+    send_all(third, &late.hello, sizeof late.hello);
     assert_closed(third);
-    struct endpoint latest = seen(&ours, late.hello.from.nonce);
+    struct endpoint latest = endpoint_seen(&ours, late.hello.from.nonce);
     assert_true(latest.open && !endpoint_is_broken(&latest));
     close(second);
 }
@@ -193,10 +196,10 @@ static void test_another_that_answers_is_not_believed(void **state)
         TUTTI_OK);
     pthread_mutex_unlock(&ours.lock);
     int s = accept(listener, NULL, NULL);
-    say(s, &answers, sizeof answers);
-    hear(s, &said, sizeof said);
+    send_all(s, &answers, sizeof answers);
+    receive_all(s, &said, sizeof said);
     assert_closed(s);
-    assert_string_equal(seen(&ours, process).why, "another process answers");
+    assert_string_equal(endpoint_seen(&ours, process).why, "another process answers");
     close(listener);
 }
 
@@ -221,9 +224,9 @@ static void test_what_cannot_be_breaks_the_connection(void **state)
         unsigned char frame[MOST_HEAD] = { 0 }, nonce = (unsigned char)(20 + i);
         int s = call_well(nonce);
         memcpy(frame, &wrong[i], sizeof wrong[i]);
-        say(s, frame, sizeof frame);
+        send_all(s, frame, sizeof frame);
         assert_closed(s);
-        assert_string_equal(seen(&ours, (unsigned char[16]){ nonce, 7 }).why,
+        assert_string_equal(endpoint_seen(&ours, (unsigned char[16]){ nonce, 7 }).why,
             "its process has sent an invalid message");
     }
 }
@@ -274,12 +277,12 @@ static void pair_end(struct pair *p)
     rank_await(&p->me, &p->x, 1);
     router_destroy(p->me.router);
 }
-static void announce(struct pair *p, size_t bytes)
+static void pair_announce(struct pair *p, size_t bytes)
 {
     const struct tcp_frame offer = { .what = OFFER, .id = 5, .extent = bytes };
     struct tcp_frame asked;
-    say(p->partner, &offer, sizeof offer);
-    say(p->partner, &p->header, sizeof p->header);
+    send_all(p->partner, &offer, sizeof offer);
+    send_all(p->partner, &p->header, sizeof p->header);
     do router_poll(p->me.router);
     while (recv(p->partner, &asked, sizeof asked, MSG_DONTWAIT) != (ssize_t)sizeof asked);
     assert_int_equal(asked.what, PULL);
@@ -303,8 +306,8 @@ static void test_data_that_cannot_be_touches_nothing(void **state)
         memset(into, 0xee, sizeof into);
         memcpy(expected, into, sizeof into);
         pair_open(&p, (unsigned char)(40 + i), into + BYTES, BYTES);
-        announce(&p, BYTES);
-        say(p.partner, &wrong[i], sizeof wrong[i]);
+        pair_announce(&p, BYTES);
+        send_all(p.partner, &wrong[i], sizeof wrong[i]);
         send(p.partner, noise, sizeof noise, MSG_NOSIGNAL | MSG_DONTWAIT);
         pair_end(&p);
         assert_int_equal(p.x.state, TRANSFER_FAILED);
@@ -315,11 +318,11 @@ static void test_data_that_cannot_be_touches_nothing(void **state)
     }
 }
 /* However it is cut on its way. */
-static void dribble(struct pair *p, const void *data, size_t bytes)
+static void pair_send_in_pieces(struct pair *p, const void *data, size_t bytes)
 {
     for (size_t i = 0, n = 1; i < bytes; i += n, n = n % 7 + 1) {
         n = size_smaller(n, bytes - i);
-        say(p->partner, (const unsigned char *)data + i, n);
+        send_all(p->partner, (const unsigned char *)data + i, n);
         router_poll(p->me.router);
     }
 }
@@ -333,13 +336,13 @@ static void test_frames_may_be_cut_anywhere(void **state)
         size_t bytes = announced ? BYTES : 5000, first = announced ? 700 : bytes;
         memset(into, 0, sizeof into);
         pair_open(&p, (unsigned char)(60 + announced), into, bytes);
-        if (announced) announce(&p, bytes);
+        if (announced) pair_announce(&p, bytes);
         else p.header.id = 0;
         for (size_t at = 0; at < bytes; at += first, first = bytes - at) {
             const struct tcp_frame frame = { .what = announced ? DATA : EAGER, .id = 5, .bytes = first, .extent = at };
-            dribble(&p, &frame, sizeof frame);
-            if (!announced) dribble(&p, &p.header, sizeof p.header);
-            dribble(&p, sent + at, first);
+            pair_send_in_pieces(&p, &frame, sizeof frame);
+            if (!announced) pair_send_in_pieces(&p, &p.header, sizeof p.header);
+            pair_send_in_pieces(&p, sent + at, first);
         }
         pair_end(&p);
         assert_int_equal(p.x.state, TRANSFER_DONE);
@@ -352,9 +355,9 @@ static void test_frames_may_be_cut_anywhere(void **state)
 static void say_short(int s, const struct header *header, const void *data)
 {
     const struct tcp_frame frame = { .what = EAGER, .bytes = header->kind == MESSAGE ? header->bytes : 0 };
-    say(s, &frame, sizeof frame);
-    say(s, header, sizeof *header);
-    say(s, data, (size_t)frame.bytes);
+    send_all(s, &frame, sizeof frame);
+    send_all(s, header, sizeof *header);
+    send_all(s, data, (size_t)frame.bytes);
 }
 /* The receive of name 3 is over, by a message of the partner. */
 static void assert_received(struct pair *p, uint32_t sequence)
@@ -385,11 +388,11 @@ static void test_a_withdrawal_takes_what_was_announced(void **state)
     announced.id = withdrawn.id = 7;
     withdrawn.kind = WITHDRAWN;
     withdrawn.name = name_of(1234);
-    say(p.partner, &offer, sizeof offer);
-    say(p.partner, &announced, sizeof announced);
+    send_all(p.partner, &offer, sizeof offer);
+    send_all(p.partner, &announced, sizeof announced);
     say_short(p.partner, &withdrawn, NULL);
     assert_received(&p, 1);
-    hear(p.partner, &answer, sizeof answer);
+    receive_all(p.partner, &answer, sizeof answer);
     assert_int_equal(answer.what, RELEASE);
     rank_recv(&p.me, &late, 1, 9, &piece, into, BYTES);
     assert_int_equal(late.state, TRANSFER_POSTED);
@@ -414,7 +417,7 @@ static void test_a_process_speaks_for_its_own_ranks(void **state)
         closed = recv(another, &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;
     }
     close(another);
-    assert_string_equal(seen(&ours, (unsigned char[16]){ 83, 7 }).why,
+    assert_string_equal(endpoint_seen(&ours, (unsigned char[16]){ 83, 7 }).why,
         "its process has sent a message as another process");
     assert_int_equal(p.x.state, TRANSFER_POSTED);
     assert_received(&p, 0);
@@ -432,7 +435,7 @@ static struct endpoint *connect_to(struct fabric *from, const struct fabric *to,
 }
 static void await_open(struct fabric *fabric, const struct fabric *to)
 {
-    while (!seen(fabric, to->process).open) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+    while (!endpoint_seen(fabric, to->process).open) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
 }
 static void give_up(struct fabric *fabric, const struct fabric *to)
 {

@@ -149,7 +149,7 @@ static int nothing_is_left(void **state)
     for (int i = 0; i < DEVICES; i++) left += made[i].opened;
     return left;
 }
-static void set(const char *variable, const char *value)
+static void set_variable(const char *variable, const char *value)
 {
     setenv(variable, value, 1);
     settings_reload();
@@ -168,7 +168,7 @@ static void write_file(const char *line, const char *path)      /* and the folde
     fprintf(file, "%s\n", line);
     fclose(file);
 }
-static struct devices *found(const char *interface, int family)
+static struct devices *devices_found(const char *interface, int family)
 {
     const struct device_environment callbacks = { interface, family, root };
     struct devices *d = NULL;
@@ -176,7 +176,7 @@ static struct devices *found(const char *interface, int family)
     return d;
 }
 /* The error's text has all of these words, up to NULL. */
-static void refused(tutti_status status, const char *interface, const char *const *words)
+static void expect_refused(tutti_status status, const char *interface, const char *const *words)
 {
     const struct device_environment callbacks = { interface, 0, root };
     struct devices *d = NULL;
@@ -185,13 +185,13 @@ static void refused(tutti_status status, const char *interface, const char *cons
     for (; *words; words++)
         if (!strstr(status_detail(), *words)) fail_msg("\"%s\" is not in: %s", *words, status_detail());
 }
-#define REFUSED(status, interface, ...) refused(status, interface, (const char *const[]){ __VA_ARGS__, NULL })
+#define REFUSED(status, interface, ...) expect_refused(status, interface, (const char *const[]){ __VA_ARGS__, NULL })
 
 /* ---- which ports ---- */
 static void test_all_active_ports_serve(void **state)
 {
     (void)state;
-    struct devices *d = found("lo", AF_INET);
+    struct devices *d = devices_found("lo", AF_INET);
     assert_int_equal(d->count, 2);
     assert_string_equal(d->ports[0].name, "rdma0:1");
     assert_true(d->ports[0].ethernet && d->ports[0].gid.index == 3 && d->ports[0].mtu == IBV_MTU_1024);
@@ -205,7 +205,7 @@ static void test_a_device_of_two_ports_is_opened_once(void **state)
 {
     (void)state;
     made[1].port[1].state = IBV_PORT_ACTIVE;
-    struct devices *d = found(NULL, 0);
+    struct devices *d = devices_found(NULL, 0);
     assert_int_equal(d->count, 3);
     assert_int_equal(d->opened_count, 2);
     assert_ptr_equal(d->ports[1].context, d->ports[2].context);
@@ -216,21 +216,21 @@ static void test_only_named_ports_serve(void **state)
 {
     (void)state;
     made[1].port[1].state = IBV_PORT_ACTIVE;
-    set("TUTTI_VERBS_DEVICE", "rdma1:2");
-    struct devices *d = found(NULL, 0);
+    set_variable("TUTTI_VERBS_DEVICE", "rdma1:2");
+    struct devices *d = devices_found(NULL, 0);
     assert_int_equal(d->count, 1);
     assert_string_equal(d->ports[0].name, "rdma1:2");
     devices_destroy(d);
-    set("TUTTI_VERBS_DEVICE", "rdma1,rdma0:1");
-    d = found(NULL, 0);
+    set_variable("TUTTI_VERBS_DEVICE", "rdma1,rdma0:1");
+    d = devices_found(NULL, 0);
     assert_int_equal(d->count, 3);
     devices_destroy(d);
 }
 static void test_a_named_port_serves_by_whatever_interface(void **state)
 {
     (void)state;
-    set("TUTTI_VERBS_DEVICE", "rdma0");
-    struct devices *d = found("elsewhere", AF_INET);
+    set_variable("TUTTI_VERBS_DEVICE", "rdma0");
+    struct devices *d = devices_found("elsewhere", AF_INET);
     assert_int_equal(d->ports[0].gid.index, 3);
     devices_destroy(d);
 }
@@ -265,16 +265,16 @@ static void test_an_unknown_name_is_an_error_that_lists_what_there_is(void **sta
     (void)state;
     static const char *const wrong[] = { "rdma", "rdma00", "rdma0:2", "rdma0:1x", "mlx5_0" };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        set("TUTTI_VERBS_DEVICE", wrong[i]);
+        set_variable("TUTTI_VERBS_DEVICE", wrong[i]);
         REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "TUTTI_VERBS_DEVICE names", wrong[i], "rdma0:1, rdma1:1, rdma1:2");
     }
-    set("TUTTI_VERBS_DEVICE", "rdma0:1,mlx5_0:1");
+    set_variable("TUTTI_VERBS_DEVICE", "rdma0:1,mlx5_0:1");
     REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "names mlx5_0:1, which");
 }
 static void test_a_named_port_that_is_down_is_an_error(void **state)
 {
     (void)state;
-    set("TUTTI_VERBS_DEVICE", "rdma0,rdma1");
+    set_variable("TUTTI_VERBS_DEVICE", "rdma0,rdma1");
     REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "with this TUTTI_VERBS_DEVICE", "rdma1:2 is down");
 }
 static void test_no_address_on_the_interface_is_an_error_that_lists_them(void **state)
@@ -297,7 +297,7 @@ static void test_a_gid_that_is_not_there_is_an_error(void **state)
 {
     (void)state;
     devices = 1;
-    set("TUTTI_VERBS_GID_INDEX", "9");
+    set_variable("TUTTI_VERBS_GID_INDEX", "9");
     REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "has no GID 9, which TUTTI_VERBS_GID_INDEX asks for", "3 RoCE v2 10.0.0.1");
 }
 static void test_a_device_that_may_not_be_opened_is_named(void **state)
@@ -307,7 +307,7 @@ static void test_a_device_that_may_not_be_opened_is_named(void **state)
     made[0].open_error = EACCES;
     REFUSED(TUTTI_UNSUPPORTED, NULL, "rdma0 cannot be opened", "/dev/infiniband must be readable");
     devices = 2;
-    struct devices *d = found(NULL, 0); /* the other serves */
+    struct devices *d = devices_found(NULL, 0); /* the other serves */
     assert_int_equal(d->count, 1);
     devices_destroy(d);
 }
@@ -368,11 +368,11 @@ static void test_an_older_library_needs_the_kernels_files(void **state)
     write_file("RoCE v2", "class/infiniband/rdma0/ports/1/gid_attrs/types/3");
     write_file("eth5", "class/infiniband/rdma0/ports/1/gid_attrs/ndevs/1");
     write_file("eth6", "class/infiniband/rdma0/ports/1/gid_attrs/ndevs/3");
-    struct devices *d = found("eth6", AF_INET);
+    struct devices *d = devices_found("eth6", AF_INET);
     assert_int_equal(d->ports[0].gid.index, 3);
     assert_string_equal(d->ports[0].gid.interface, "eth6");
     devices_destroy(d);
-    d = found("eth5", AF_INET);
+    d = devices_found("eth5", AF_INET);
     assert_int_equal(d->ports[0].gid.index, 1);
     devices_destroy(d);
 }
@@ -380,8 +380,8 @@ static void test_a_setting_chooses_the_gid(void **state)
 {
     (void)state;
     devices = 1;
-    set("TUTTI_VERBS_GID_INDEX", "1");
-    struct devices *d = found("lo", AF_INET);
+    set_variable("TUTTI_VERBS_GID_INDEX", "1");
+    struct devices *d = devices_found("lo", AF_INET);
     assert_int_equal(d->ports[0].gid.index, 1);
     devices_destroy(d);
 }
@@ -400,7 +400,7 @@ static void test_near_devices_come_first(void **state)
     write_file("0-1", "class/infiniband/rdma0/device/local_cpulist");
     write_file("2-3", "class/infiniband/rdma2/device/local_cpulist");
     write_file("1", "class/infiniband/rdma2/device/numa_node"); /* of rdma1 nothing is known: it is last */
-    struct devices *d = found(NULL, 0);
+    struct devices *d = devices_found(NULL, 0);
     assert_int_equal(d->count, 3);
     verbs_devices_order_by_distance(d, 3, root, order);
     assert_true(order[0] == 2 && order[1] == 0 && order[2] == 1);
