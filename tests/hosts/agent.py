@@ -19,8 +19,12 @@ stores = []
 
 
 def preload(backend):
+    """What ranks would import one after the other."""
+    import pytest  # noqa: F401
     import torch._dynamo
-    import torch.distributed.fsdp  # noqa: F401
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining  # noqa: F401
     if backend == "tutti":
         import torch_tutti._C  # noqa: F401
 

@@ -1,5 +1,6 @@
 """Programs of tests/programs on two hosts: on tutti they must print what they print on gloo over the same hosts.
 
+A checkpoint that is saved in a process is left to tests/python: that process is the same over several hosts.
 Where every sum has two terms, it has one order, and every digit must be the same: with two ranks, and with four that
 are two by two in a mesh, or in stages. Otherwise the last digits may differ.
 """
@@ -9,13 +10,12 @@ import os
 import re
 import runpy
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from across import BACKEND
-from test_programs import LIMIT_S, PROGRAMS, ROOT
+from test_programs import LIMIT_S, PROGRAMS, ROOT, without_processes
 
 ONE_EACH, TWO_EACH = (0, 1), (0, 0, 1, 1)
 NUMBER = r"\d+\.\d+"
@@ -38,7 +38,7 @@ def run(fresh, placement, program, starts, backend, folder):
     """What each start of it prints on all ranks."""
     folder.mkdir()
     script, texts = str(ROOT / "tests/programs" / program.script), []
-    for arguments in program.runs[:starts]:
+    for arguments in without_processes(program)[:starts]:
         ranks = fresh(*placement, join=False)
         texts.append("".join(ranks.run(printed, script, ["--backend", backend, *arguments], str(folder),
                                        limit_s=LIMIT_S)))
@@ -47,11 +47,8 @@ def run(fresh, placement, program, starts, backend, folder):
 
 
 def on_both(fresh, placement, program, folder, starts=None):
-    """The judge saves in a thread where the program would in a process, which takes long to start and changes no
-    digit."""
-    judge = replace(program, runs=[["thread" if word == "process" else word for word in run] for run in program.runs])
     return [run(fresh, placement, program, starts, BACKEND, folder / "its"),
-            run(fresh, placement, judge, starts, "gloo", folder / "judge")]
+            run(fresh, placement, program, starts, "gloo", folder / "judge")]
 
 
 @pytest.mark.parametrize("name, placement", [("ddp", ONE_EACH), ("fsdp", ONE_EACH), ("checkpoint", ONE_EACH),
