@@ -60,13 +60,6 @@ static bool checker_poll_roll_call(struct checker *k, int rank)
 }
 
 /* ---- steps ---- */
-/* Returns the length of a message, which is the sum over all its spans. */
-static int step_count_chunks(const struct schedule *s, const struct step *t)
-{
-    int count = 0;
-    for (int x = 0; x < t->from_count + t->to_count; x++) count += s->spans[t->span + x].count;
-    return count;
-}
 static void checker_post_message(struct checker *k, int thread, int step, int tile, int operation)
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];

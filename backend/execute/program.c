@@ -29,8 +29,7 @@ static int schedule_count_pieces(const struct schedule *s, int *piece_at)
     for (int step = 0; step < s->step_count; step++) {
         const struct step *t = &s->steps[step];
         if (piece_at) piece_at[step] = total;
-        for (int span = 0; step_is_message(t) && span < t->from_count + t->to_count; span++)
-            total += s->spans[t->span + span].count;
+        if (step_is_message(t)) total += step_count_chunks(s, t);
     }
     return total;
 }

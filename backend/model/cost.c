@@ -150,12 +150,6 @@ static double cost_of_step_lines(const struct plan_cost *x, const struct schedul
     int lines = step_count_peer_waits(s, t) + (t->by_tile || t->by_reuse) + step_count_peer_runs(s, t);
     return lines * x->machine->line * x->load;
 }
-static int step_count_chunks(const struct schedule *s, const struct step *t)
-{
-    int chunks = 0;
-    for (int i = 0; i < t->from_count + t->to_count; i++) chunks += s->spans[t->span + i].count;
-    return chunks;
-}
 /* A short message is copied through memory of both ends; a long one is announced and goes from tensor to tensor. */
 static double cost_of_message(const struct plan_cost *x, const struct schedule *s, const struct step *t, int thirds)
 {

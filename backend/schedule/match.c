@@ -134,12 +134,6 @@ struct position match_find_other_end(const struct match *m, int rank, int step)
 {
     return m->other[m->begin[plan_member_of_rank(m->plan, rank)] + (size_t)step];
 }
-static int step_count_chunks(const struct schedule *s, const struct step *t)
-{
-    int sum = 0;
-    for (int x = 0; x < t->from_count + t->to_count; x++) sum += s->spans[t->span + x].count;
-    return sum;
-}
 bool match_is_complete(const struct match *m)
 {
     const struct plan *p = m->plan;

@@ -229,6 +229,13 @@ static inline struct span *step_to(const struct schedule *s, const struct step *
 {
     return &s->spans[t->span + t->from_count];
 }
+/* Returns the number of chunks in all spans of the step. For a message, that is its length. */
+static inline int step_count_chunks(const struct schedule *s, const struct step *t)
+{
+    int chunks = 0;
+    for (int i = 0; i < t->from_count + t->to_count; i++) chunks += s->spans[t->span + i].count;
+    return chunks;
+}
 static inline bool plan_is_in_place(const struct plan *p, int rank)
 {
     return mask_has(p->in_place, plan_member_of_rank(p, rank));
