@@ -4,11 +4,6 @@
  * for every p, and those of recursive doubling for powers of two. So the name bruck stands for all three. */
 #include "backend/collectives/common.h"
 
-static void copy_own_block(struct schedule *s)
-{
-    step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
-}
-
 /* Ring: every block travels once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
 void team_allgather_ring(struct schedule *s, const struct team *t)
 {
@@ -20,7 +15,7 @@ void team_allgather_ring(struct schedule *s, const struct team *t)
 void allgather_ring(struct schedule *s)
 {
     struct team all = team_of_blocks(s);
-    copy_own_block(s);
+    step_copy_input_to_block(s);
     team_allgather_ring(s, &all);
 }
 
@@ -30,7 +25,7 @@ void allgather_ring(struct schedule *s)
 void allgather_bruck(struct schedule *s)
 {
     struct team all = team_of_blocks(s);
-    copy_own_block(s);
+    step_copy_input_to_block(s);
     for (int have = 1, more; have < s->size; have += more) {
         more = int_min(have, s->size - have);
         piece_run_send(s, team_piece_run(s, &all, OUTPUT, s->rank, more), int_modulo(s->rank - have, s->size));

@@ -2,15 +2,10 @@
  * from there. */
 #include "backend/collectives/common.h"
 
-static void root_copy_input(struct schedule *s)
-{
-    if (s->rank == s->root) step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, s->rank, INPUT));
-}
-
 /* Naive: the root sends the message to all ranks. p - 1 rounds of n. */
 void broadcast_naive(struct schedule *s)
 {
-    root_copy_input(s);
+    step_copy_root_input(s);
     if (s->rank != s->root) step_recv(s, span_of_buffer(s, s->rank, OUTPUT), s->root);
     for (int hop = 1; hop < s->size && s->rank == s->root; hop++)
         step_send(s, span_of_buffer(s, s->rank, OUTPUT), int_modulo(s->root + hop, s->size));
@@ -30,7 +25,7 @@ void team_broadcast_binomial(struct schedule *s, const struct team *t, int root)
 void broadcast_binomial(struct schedule *s)
 {
     struct team all = team_of_group(s);
-    root_copy_input(s);
+    step_copy_root_input(s);
     team_broadcast_binomial(s, &all, s->root);
 }
 
@@ -44,7 +39,7 @@ void team_broadcast_chain(struct schedule *s, const struct team *t, int root)
 void broadcast_chain(struct schedule *s)
 {
     struct team all = team_of_group(s);
-    root_copy_input(s);
+    step_copy_root_input(s);
     team_broadcast_chain(s, &all, s->root);
 }
 
@@ -54,7 +49,7 @@ void broadcast_double_tree(struct schedule *s)
 {
     schedule_cut(s, 2);
     struct team all = team_of_group(s);
-    root_copy_input(s);
+    step_copy_root_input(s);
     team_broadcast_double_tree(s, &all, s->root);
 }
 
@@ -70,7 +65,7 @@ void broadcast_read(struct schedule *s)
 void broadcast_read_write(struct schedule *s)
 {
     schedule_cut(s, s->size);
-    root_copy_input(s);
+    step_copy_root_input(s);
     for (int hop = 1; hop < s->size; hop++) {
         int other = int_modulo(s->root + hop, s->size);
         if (s->rank == s->root)
@@ -84,7 +79,7 @@ void broadcast_read_write(struct schedule *s)
 void broadcast_two_shot_read(struct schedule *s)
 {
     schedule_cut(s, s->size);
-    root_copy_input(s);
+    step_copy_root_input(s);
     if (s->rank == s->root) return;
     step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_chunk(s->root, INPUT, s->rank));
     for (int hop = 1; hop < s->size; hop++) {

@@ -28,6 +28,16 @@ void step_sum_all_inputs(struct schedule *s, struct span into, int first)
     for (int peer = 1; peer < s->size; peer++) step_reduce(s, into, (struct span){ peer, INPUT, first, into.count });
 }
 
+/* ---- copies of this rank's input ---- */
+void step_copy_input_to_block(struct schedule *s)
+{
+    step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
+}
+void step_copy_root_input(struct schedule *s)
+{
+    if (s->rank == s->root) step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, s->rank, INPUT));
+}
+
 /* ---- pieces of a team ---- */
 struct team team_of_blocks(const struct schedule *s)
 {

@@ -17,6 +17,10 @@ struct span step_accumulate(struct schedule *s, struct span sum, struct span hav
 /* Records into = the sum of all ranks' INPUT from chunk `first` on, read where it lies. It adds in rank order, so every
    rank gets the same bits. */
 void step_sum_all_inputs(struct schedule *s, struct span into, int first);
+/* Copies this rank's INPUT into its block of OUTPUT. */
+void step_copy_input_to_block(struct schedule *s);
+/* Copies INPUT to OUTPUT if this rank is the root. */
+void step_copy_root_input(struct schedule *s);
 
 /* Pieces first … first + count - 1 of a team in one of a rank's buffers: one span, or two if the numbers wrap. */
 struct piece_run { struct span part[2]; int parts; };

@@ -13,7 +13,7 @@ void gather_naive(struct schedule *s)
         int peer = int_modulo(s->root + hop, s->size);
         step_recv(s, span_of_chunk(s->rank, OUTPUT, peer), peer);
     }
-    step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
+    step_copy_input_to_block(s);
 }
 
 /* Binomial tree: in round k the rank 2^k away sends all its blocks. ⌈log2 p⌉ rounds; the root receives (p - 1)b, others
@@ -24,7 +24,7 @@ void gather_binomial(struct schedule *s)
     for (int bit = 1; bit < b.count; bit *= 2)
         piece_run_recv(s, branch_block_run(s, &b, OUTPUT, bit, int_min(bit, b.count - bit)),
             int_modulo(s->rank + bit, s->size));
-    if (b.parent < 0) step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
+    if (b.parent < 0) step_copy_input_to_block(s);
     else step_send(s, span_of_buffer(s, s->rank, INPUT), b.parent);
     if (b.parent >= 0 && b.count > 1) step_add_span(s, span_part(b.landing, 1, b.count - 1));
 }

@@ -2,10 +2,6 @@
  * receiver. */
 #include "backend/collectives/hierarchy.h"
 
-static void copy_own_block(struct schedule *s)
-{
-    step_copy(s, span_of_chunk(s->rank, OUTPUT, s->rank), span_of_buffer(s, s->rank, INPUT));
-}
 /* Copies the blocks of a host. Blocks of this rank's host lie in INPUT of their ranks, blocks of other hosts in OUTPUT
    of the leader that received them. leader -1: each block's carrier has received it. */
 static void blocks_copy_of_host(struct schedule *s, int host, int leader)
@@ -26,7 +22,7 @@ void allgather_hierarchy(struct schedule *s)
 {
     const struct layout *l = s->layout;
     int me = s->place.host;
-    copy_own_block(s);
+    step_copy_input_to_block(s);
     for (int hop = 1; hop < l->hosts; hop++) {
         int to = int_modulo(me + hop, l->hosts), from = int_modulo(me - hop, l->hosts);
         step_send(s, span_of_buffer(s, s->rank, INPUT), layout_carrier_of_rank(l, to, s->rank));
@@ -43,7 +39,7 @@ void allgather_leaders(struct schedule *s)
 {
     struct team host = team_of_host(s), leaders = team_of_leaders(s);
     int hosts = s->layout->hosts, me = s->place.host;
-    copy_own_block(s);
+    step_copy_input_to_block(s);
     for (int hop = 1; hop < hosts && team_has_rank_as_leader(s, &leaders); hop++) {
         int from = int_modulo(me - hop, hosts);
         step_send(s, span_of_buffer(s, team_rank(&host, 0), INPUT), team_rank(&leaders, me + hop));

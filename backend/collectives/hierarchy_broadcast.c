@@ -2,17 +2,13 @@
  * on the other hosts; on every host the other ranks read the slices from their owners. */
 #include "backend/collectives/hierarchy.h"
 
-static void root_copy_input(struct schedule *s)
-{
-    if (s->rank == s->root) step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, s->rank, INPUT));
-}
 /* On the root's host 1 round of reading before, on every host 1 after; each rank reads about n. Between hosts a host
    sends the bytes that one of H ranks would send, from all its ranks at once. */
 static void broadcast_by_slices(struct schedule *s, team_spreading *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);
     int root_host = layout_host(s->layout, s->root);
-    root_copy_input(s);
+    step_copy_root_input(s);
     for (int k = all.host.me; k < all.count; k += all.host.size) {
         struct team across = slice_owner_team(s, &all, k);
         if (s->place.host == root_host && s->rank != s->root)
@@ -37,7 +33,7 @@ void broadcast_leaders(struct schedule *s)
 {
     struct team leaders = team_of_leaders(s);
     int leader = team_rank(&leaders, s->place.host);
-    root_copy_input(s);
+    step_copy_root_input(s);
     if (s->rank == leader) team_broadcast_binomial(s, &leaders, layout_host(s->layout, s->root));
     else step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, leader, OUTPUT));
 }
