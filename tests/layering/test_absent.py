@@ -17,7 +17,8 @@ NEAR_THEM = re.compile(r"verbs|ucx|fabric|transports/", re.IGNORECASE)
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
-    """How each file is compiled that has to do with them, by its path. Headers in their place cannot be included."""
+    """The compile command of each file of the repository that has to do with them, by its path. Headers in their place
+    cannot be included."""
     if not shutil.which("cmake") or not shutil.which("ninja"):
         pytest.skip("cmake and ninja are needed")
     folder = tmp_path_factory.mktemp("absent")
@@ -28,7 +29,8 @@ def commands(tmp_path_factory):
                     "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DCMAKE_C_FLAGS=-I{folder}"],
                    check=True, capture_output=True)
     listed = json.loads((folder / "build/compile_commands.json").read_text())
-    return {entry["file"]: entry for entry in listed if NEAR_THEM.search(Path(entry["file"]).read_text())}
+    return {entry["file"]: entry for entry in listed
+            if Path(entry["file"]).is_relative_to(ROOT) and NEAR_THEM.search(Path(entry["file"]).read_text())}
 
 
 def complaint(entry):

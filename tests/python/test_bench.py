@@ -477,8 +477,8 @@ def importable(name):
 def test_under_torchrun_and_without_numpy(tmp_path):
     saved = tmp_path / "out.json"
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
-    printed = succeeded(run_torchrun(2, *TUTTI[1:], "bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all",
-                                     "-J", saved, PYTHONPATH=str(tmp_path)))
+    words = ["bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all", "-J", saved]
+    printed = succeeded(run_torchrun(2, *TUTTI[1:], *words, PYTHONPATH=str(tmp_path)))
     assert [row["root"] for row in report.load(str(saved))["results"]] == [0, 1]
     assert printed.count("Collective test starting") == 1
 

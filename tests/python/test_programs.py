@@ -56,7 +56,8 @@ def start(program, backend, arguments, folder, how=run_ranks):
 
 
 def without_processes(program):
-    """Its runs, which save in a thread where they would in a process: that takes long to start, and no digit differs."""
+    """Its runs, which save in a thread where they would in a process: a process takes long to start, and no digit
+    differs."""
     return [["thread" if word == "process" else word for word in words] for words in program.runs]
 
 
