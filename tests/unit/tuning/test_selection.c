@@ -377,8 +377,8 @@ static void ranks_that_believe_different_things_agree(void **state)
 }
 #endif
 
-unit_function test_choice;
-int test_choice(void)
+unit_function test_selection;
+int test_selection(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES

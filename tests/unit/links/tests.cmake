@@ -1,0 +1,9 @@
+tutti_units(unit_links control links links link_failures link_strangers link_secrets tls)
+target_link_libraries(unit_links PRIVATE peers_world)
+tutti_encrypted(test_links)
+# Without OpenSSL, which a process opens once.
+tutti_repeat(test_tls refused "" refused)
+# Mutated streams of frames in random cuts; more with: fuzz_links --executions 1000000 --seed 7
+add_executable(fuzz_links unit/links/fuzz_links.c)
+tutti_link(fuzz_links links)
+tutti_test(fuzz_links fuzz_links "")

@@ -1,0 +1,1 @@
+tutti_units(unit_tuning all tuning selection tuner)
