@@ -17,8 +17,7 @@ NEAR_THEM = re.compile(r"verbs|ucx|fabric|transports/", re.IGNORECASE)
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
-    """The compile command of each file of the repository that has to do with them, by its path. Headers in their place
-    cannot be included."""
+    """The compile command of each file that uses them, by its path. Headers in their place cannot be included."""
     if not shutil.which("cmake") or not shutil.which("ninja"):
         pytest.skip("cmake and ninja are needed")
     folder = tmp_path_factory.mktemp("absent")
