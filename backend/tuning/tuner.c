@@ -34,7 +34,7 @@ static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EAR
 static const double TIMED_NS = 100;
 
 /* ---- the shared word ---- */
-static const uint64_t CODE_MASK = (1u << CODE_BITS) - 1;
+static const uint32_t CODE_MASK = (1u << CODE_BITS) - 1;
 uint64_t tuner_pack_word(uint64_t from, uint32_t before, uint32_t after)
 {
     return from << 2 * CODE_BITS | (uint64_t)before << CODE_BITS | after;
