@@ -19,7 +19,8 @@
 #include <unistd.h>
 
 static const char magic[8] = "tutti-t";
-enum { OUT_OF_DESCRIPTORS_MS = 100, ACCEPTS_AT_ONCE = 32 };
+/* A shortage of descriptors is over when accept has not failed for SHORTAGE_OVER_MS. */
+enum { ACCEPT_RETRY_MS = 100, SHORTAGE_OVER_MS = 5 * ACCEPT_RETRY_MS, ACCEPTS_AT_ONCE = 32 };
 static const char closed[] = "it has closed the connection";
 
 /* ---- opening an endpoint ---- */
@@ -60,6 +61,7 @@ static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp
     e->loopback_peer = loopback_peer;
     loopback_peer->loopback_peer = e;
     TRY(socket_pair_open(both));
+    /* Both are watched before one opens, because an open endpoint writes at once. */
     e->handle.descriptor = both[0];
     loopback_peer->handle.descriptor = both[1];
     TRY(socket_handle_watch(fabric, &e->handle, EPOLLIN));
@@ -176,26 +178,35 @@ static void pending_connection_add(struct fabric *fabric, int descriptor)
         || socket_handle_watch(fabric, &pending->handle, EPOLLIN) != TUTTI_OK)
         pending_connection_close(fabric, pending);
 }
-void pending_connections_accept(struct fabric *fabric)
+/* Stops watching the listener for some time, because it stays ready while accept fails. */
+static void listener_pause(struct fabric *fabric, int error)
 {
     struct sockets *s = tcp_sockets_of(fabric);
+    int64_t now_ms = clock_ms();
+    if (!s->accept_failed_ms || now_ms - s->accept_failed_ms > SHORTAGE_OVER_MS)
+        LOG(WARN, "%s cannot accept a connection: %s", fabric->operations->name, strerror(error));
+    s->accept_failed_ms = now_ms;
+    s->accept_retry_ms = now_ms + ACCEPT_RETRY_MS;
+    socket_handle_watch(fabric, &s->listener, 0);
+    fabric->needs_poll = true;
+}
+static void listener_resume(struct fabric *fabric, int64_t now_ms)
+{
+    struct sockets *s = tcp_sockets_of(fabric);
+    bool watched = socket_handle_watch(fabric, &s->listener, EPOLLIN) == TUTTI_OK;
+    s->accept_retry_ms = watched ? 0 : now_ms + ACCEPT_RETRY_MS;
+}
+void pending_connections_accept(struct fabric *fabric)
+{
+    int listener = tcp_sockets_of(fabric)->listener.descriptor;
     for (int n = 0; n < ACCEPTS_AT_ONCE; n++) {
-        int descriptor = tcp_socket_accept(s->listener.descriptor);
-        if (descriptor == -EAGAIN) {
-            s->accept_failure_logged = false;
+        int descriptor = tcp_socket_accept(listener);
+        if (descriptor == -EAGAIN) return;
+        if (descriptor < 0) {
+            listener_pause(fabric, -descriptor);
             return;
         }
-        if (descriptor >= 0) {
-            pending_connection_add(fabric, descriptor);
-            continue;
-        }
-        if (!s->accept_failure_logged)
-            LOG(WARN, "%s cannot accept a connection: %s", fabric->operations->name, strerror(-descriptor));
-        s->accept_failure_logged = true;
-        s->accept_failed_ms = clock_ms();
-        socket_handle_watch(fabric, &s->listener, 0);
-        fabric->needs_poll = true;
-        return;
+        pending_connection_add(fabric, descriptor);
     }
 }
 void pending_connections_close(struct fabric *fabric)
@@ -311,13 +322,10 @@ void tcp_handshakes_expire(struct fabric *fabric)
 {
     struct sockets *s = tcp_sockets_of(fabric);
     int64_t now_ms = clock_ms();
-    if (s->accept_failed_ms && now_ms - s->accept_failed_ms >= OUT_OF_DESCRIPTORS_MS) {
-        s->accept_failed_ms = 0;
-        socket_handle_watch(fabric, &s->listener, EPOLLIN);
-    }
+    if (s->accept_retry_ms && now_ms >= s->accept_retry_ms) listener_resume(fabric, now_ms);
     for (struct pending_connection *p = s->pending; s->pending_count && p < s->pending + PENDING_MOST; p++)
         if (p->handle.descriptor >= 0 && now_ms - p->since_ms >= PENDING_MS) pending_connection_close(fabric, p);
-    fabric->needs_poll = s->pending_count || s->accept_failed_ms;
+    fabric->needs_poll = s->pending_count || s->accept_retry_ms;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
         if (!e->open && !endpoint_is_broken(e)) tcp_connect_check_time(fabric, tcp_endpoint_of(e), now_ms);
 }

@@ -137,10 +137,10 @@ struct sockets {
     struct tcp_address address;
     struct pending_connection pending[PENDING_MOST];
     int pending_count;
-    /* When accept last failed, usually because descriptors are exhausted; 0: the listener is watched. */
+    /* When accept last failed, usually because descriptors are exhausted, or 0. */
     int64_t accept_failed_ms;
-    /* The failure of accept was logged. Cleared when all waiting callers have been accepted. */
-    bool accept_failure_logged;
+    /* When to watch the listener again; 0: it is watched. */
+    int64_t accept_retry_ms;
     uint64_t calls, ids;
     /* Endpoints with data to write to a socket that accepts it, or with data to read that epoll does not report. */
     struct tcp_endpoint *busy;

@@ -130,7 +130,7 @@ static int call(void)
 static void accept_for_a_second(void)
 {
     for (int i = 0; i < 10; i++) {
-        if (tcp_sockets_of(&fabric)->accept_failed_ms) tcp_sockets_of(&fabric)->accept_failed_ms -= 1000;
+        if (tcp_sockets_of(&fabric)->accept_retry_ms) tcp_sockets_of(&fabric)->accept_retry_ms = 1;
         while (!tcp_operations.arm(&fabric)) {}
     }
 }
@@ -153,7 +153,41 @@ static void test_a_shortage_of_descriptors_is_logged_once(void **state)
         assert_int_equal(tcp_sockets_of(&fabric)->pending_count, 1);
         pending_connections_close(&fabric);
         close(s);
+        tcp_sockets_of(&fabric)->accept_failed_ms -= 1000;   /* the next episode is a second later */
     }
+}
+/* accept fails while nobody waits, and later again while a caller waits: both are logged. */
+static void test_a_later_shortage_is_logged(void **state)
+{
+    (void)state;
+    struct sockets *s = tcp_sockets_of(&fabric);
+    for (int episode = 0; episode < 2; episode++) {
+        int caller = call();
+        assert_int_equal(lines_with(said_by(accept_without_descriptors), "cannot accept a connection"), 1);
+        close(caller);
+        s->accept_failed_ms -= 1000;
+    }
+    accept_for_a_second();
+    pending_connections_close(&fabric);
+}
+static void accept_until_the_listener_pauses(void)
+{
+    while (!tcp_sockets_of(&fabric)->accept_retry_ms) tcp_operations.arm(&fabric);
+}
+/* epoll refuses the listener once: it is watched at the next try. */
+static void test_the_listener_is_watched_again(void **state)
+{
+    (void)state;
+    int caller = call();
+    run_without_descriptors(accept_until_the_listener_pauses);
+    watches_left = 0;
+    accept_for_a_second();
+    assert_int_equal(tcp_sockets_of(&fabric)->pending_count, 0);
+    watches_left = -1;
+    accept_for_a_second();
+    assert_int_equal(tcp_sockets_of(&fabric)->pending_count, 1);
+    pending_connections_close(&fabric);
+    close(caller);
 }
 unit_function test_tcp_shortage;
 int test_tcp_shortage(void)
@@ -163,6 +197,8 @@ int test_tcp_shortage(void)
         cmocka_unit_test(test_no_descriptors_for_a_pair),
         cmocka_unit_test(test_a_whole_connection_opens),
         cmocka_unit_test(test_a_shortage_of_descriptors_is_logged_once),
+        cmocka_unit_test(test_a_later_shortage_is_logged),
+        cmocka_unit_test(test_the_listener_is_watched_again),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
