@@ -104,10 +104,9 @@ bool tensors_can_read_peers(tutti_comm *comm)
     const struct group *g = &comm->group;
     int known = atomic_load_explicit(&access->reading, memory_order_relaxed);
     if (known) return known == READING_WORKS;
-    if (!access->sources) access->sources = memory_alloc_zeroed((size_t)access->ranks, sizeof *access->sources);
+    access->sources = memory_alloc_zeroed((size_t)access->ranks, sizeof *access->sources);
     /* Without memory the answer stays unknown, and the next call tries again. */
     if (!access->sources) return false;
-    access->error = 0;
     for (int i = 0; i < access->ranks && !access->error; i++) {
         access->sources[i] = tensors_get_source(g, i);
         access->unreadable = group_rank_at_index(g, i);

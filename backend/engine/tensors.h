@@ -41,7 +41,8 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, 
 /* Returns the placement if the tensors of all ranks lie as this rank's do. It assumes that peers can read private
    ones. */
 enum placement_kind tensors_guess_placement(const tutti_comm *comm, const struct operation *op);
-/* True if this rank can read the memory of all others of its host. The first call finds out. */
+/* True if this rank can read the memory of all others of its host. The first call that has memory tests
+   this. */
 bool tensors_can_read_peers(tutti_comm *comm);
 /* The ranks of a host derive this from the declarations once all have arrived. The masks (as in struct plan, valid
    until the next call) mark ranks with shared tensors and ranks with tensors in place. asked: a rank insists on its

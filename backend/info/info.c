@@ -221,7 +221,8 @@ static void text_append_single_copy(struct info_text *t, const tutti_comm *comm)
     int known = atomic_load(&access->reading);
     char said[320];
     if (comm->launcher.single_copy == 0) snprintf(said, sizeof said, "no: TUTTI_SINGLE_COPY is 0");
-    else if (known == READING_UNKNOWN) snprintf(said, sizeof said, "not tried: no operation has needed it yet");
+    else if (known == READING_UNKNOWN)
+        snprintf(said, sizeof said, "not known: no operation has needed it yet, or memory was short");
     else if (known == READING_WORKS)
         snprintf(said, sizeof said, "possible: the kernel reads tensors of the other ranks for this one");
     else
