@@ -42,7 +42,7 @@ void channel_set_tick(struct channel *channel, bool on);
 /* Closes the channel. Sent messages are still delivered. Afterwards its user is not called again. NULL is allowed. */
 void channel_close(struct channel *channel);
 
-/* ---- for the watch thread, with registry.lock held ---- */
+/* ---- for the watch thread and lifetime.c, with registry.lock held ---- */
 /* Delivers the incoming messages of the registry. It releases the lock while it calls the receivers. */
 void channels_deliver(void);
 void channels_call_ticks(void);

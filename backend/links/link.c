@@ -1,5 +1,6 @@
 /* One link, from the end of its handshake to its own end. A message waits until the other end has read more or the
- * socket takes more. Control messages wait in a queue (channel.c), and other packets as flags. */
+ * socket takes more. Control messages wait in the peer's queue (processes/peer.c), and other packets
+ * as flags. */
 #include "backend/links/link.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"

@@ -1,5 +1,5 @@
-/* The state of processes on other hosts. links.c, which other folders call, shares it with link.c, connect.c and
- * accept.c, which run on the watch thread. registry.lock protects everything here, and no function waits. A peer owns
+/* The state of processes on other hosts, which links.c, link.c, connect.c and accept.c share. Other folders include
+ * links.h; control includes this file, too. registry.lock protects everything here, and no function waits. A peer owns
  * its link; `links` owns the listener and the incoming connections. A function that may end a link is marked, because a
  * peer without users is freed when its link ends. */
 #pragma once

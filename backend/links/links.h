@@ -32,7 +32,7 @@ tutti_status links_publish_address(const void *process_address, size_t bytes);
    IN_PROGRESS: it has not arrived; call again. PEER_LOST. */
 tutti_status link_get_process_address(struct peer *peer, void *out, size_t *bytes);
 
-/* ---- for the watch thread, with registry.lock held ---- */
+/* ---- for the watch thread and lifetime.c, with registry.lock held ---- */
 /* Handles a link whose socket is ready. The link may end. */
 void link_on_ready(struct peer *peer);
 void links_tick(void);

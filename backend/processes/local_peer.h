@@ -1,5 +1,5 @@
 /* The connections of this host, which are Unix sockets. The watch thread calls these functions, with registry.lock
- * held. */
+ * held; any thread may call the operations of a peer. */
 #pragma once
 #include "backend/processes/peer.h"
 

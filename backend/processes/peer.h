@@ -11,7 +11,7 @@ struct link;
 struct peer;
 struct view;
 enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
-/* The operations that differ between peers of this host and links. */
+/* The operations of both kinds of peers: those of this host and links. */
 struct peer_ops {
     /* Sends a packet and the data behind it. `gift` is a descriptor or -1. Returns 0 or -errno. -EAGAIN: there is no
        room now. -EOPNOTSUPP: this kind carries no descriptors. */
@@ -58,7 +58,7 @@ static inline bool peer_is_over(const struct peer *peer) { return peer->state ==
 /* ---- references ---- */
 /* A reference to a peer without holding it. When the peer is freed, the reference points to peer_freed. */
 struct peer_weak_ref { struct peer *peer; struct peer_weak_ref *next, **at; };
-/* Stands for all peers that were freed. It is LOST. */
+/* Stands for all peers that were freed. It is LOST and has no operations. */
 extern struct peer peer_freed;
 /* Lets an unused reference point to that peer. */
 void peer_weak_ref_set(struct peer_weak_ref *ref, struct peer *peer);

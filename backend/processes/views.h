@@ -17,7 +17,7 @@ unsigned char *view_address_at(const struct view *view, uint64_t offset, uint64_
 /* Adds the word that changes when a view has arrived. Call it before view_acquire. */
 void views_add_to_wait(struct wait_set *set);
 
-/* ---- for the watch thread, with registry.lock held ---- */
+/* ---- with registry.lock held ---- */
 /* Sends a block of this process's arena to a peer that asked for it. */
 void views_send_block(struct peer *peer, const unsigned char token[16]);
 /* Handles a peer's answer. `gift` is a descriptor, which is taken over, or -1. */
