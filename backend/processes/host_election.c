@@ -1,12 +1,13 @@
-/* A claim has a token, and stays in a list until every rank of this process that made it releases it. If this process
- * was first, the claim holds the listening socket, and the watch thread answers. registry.lock protects all of it. A
- * thread releases the lock while it waits for another process's answer, and other ranks of this process wait for that
- * thread.
+/* An election has a token, and stays in a list until every rank of this process that joined it has left it. If this
+ * process was first, the election holds the listening socket, and the watch thread answers. registry.lock protects all
+ * of it. A thread releases the lock while it waits for another process's answer, and other ranks of this process wait
+ * for that thread.
  *
  * Names and answers follow from the token and the key of the group, so only its processes can compute them. A name may
  * still belong to another user: two containers that share a network may both run as "root" and be different users to
  * the kernel. Then a process tries the next name, which differs in a number. A process of the group releases its name
- * only when all have claimed. So processes that can reach each other skip the same names and end at the same one. */
+ * only when all have joined the election. So processes that can reach each other skip the same names and end at the
+ * same one. */
 #include "backend/processes/host_election.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -31,65 +32,68 @@ struct host_election {
     bool asking, known;
     struct host_election *next;
 };
-static struct host_election *claims; /* under registry.lock */
+static struct host_election *elections; /* under registry.lock */
 
 /* ---- the list ---- */
+/* Returns this process's election with that token, or NULL. */
 static struct host_election *host_election_find(const unsigned char token[16])
 {
-    struct host_election *c = claims;
-    while (c && !nonce_equal(c->token, token)) c = c->next;
-    return c;
+    struct host_election *e = elections;
+    while (e && !nonce_equal(e->token, token)) e = e->next;
+    return e;
 }
+/* Finds or adds the election. Returns NULL without memory. */
 static struct host_election *host_election_get(const unsigned char token[16], const struct key_id *key)
 {
-    struct host_election *c = host_election_find(token);
-    if (c || !(c = memory_alloc_zeroed(1, sizeof *c))) return c;
-    memcpy(c->token, token, sizeof c->token);
-    c->key = *key;
-    c->listener = -1;
-    c->next = claims;
-    return claims = c;
+    struct host_election *e = host_election_find(token);
+    if (e || !(e = memory_alloc_zeroed(1, sizeof *e))) return e;
+    memcpy(e->token, token, sizeof e->token);
+    e->key = *key;
+    e->listener = -1;
+    e->next = elections;
+    return elections = e;
 }
-static void host_election_free(struct host_election *claim)
+static void host_election_free(struct host_election *election)
 {
-    struct host_election **at = &claims;
-    while (*at != claim) at = &(*at)->next;
-    *at = claim->next;
-    registry_close_descriptor(&claim->listener);
-    free(claim);
+    struct host_election **at = &elections;
+    while (*at != election) at = &(*at)->next;
+    *at = election->next;
+    registry_close_descriptor(&election->listener);
+    free(election);
 }
-static void host_election_release(struct host_election *claim)
+static void host_election_release(struct host_election *election)
 {
-    if (--claim->users == 0) host_election_free(claim);
+    if (--election->users == 0) host_election_free(election);
 }
 
 /* ---- the answer ---- */
 /* The answer gives the owner as a number for comparison only. Its proof shows that a process of the group sent it. */
-struct claim_answer { char magic[8]; uint32_t version, unused; unsigned char owner[16], proof[PROOF_BYTES]; };
-static_assert(sizeof(struct claim_answer) == 64, "no padding");
-static bool host_election_make_answer(const struct host_election *claim, const unsigned char owner[16],
-    struct claim_answer *out)
+struct election_answer { char magic[8]; uint32_t version, unused; unsigned char owner[16], proof[PROOF_BYTES]; };
+static_assert(sizeof(struct election_answer) == 64, "no padding");
+static bool host_election_make_answer(const struct host_election *election, const unsigned char owner[16],
+    struct election_answer *out)
 {
-    *out = (struct claim_answer){ .magic = "tutti-c", .version = PROTOCOL };
+    *out = (struct election_answer){ .magic = "tutti-c", .version = PROTOCOL };
     memcpy(out->owner, owner, sizeof out->owner);
-    return group_key_derive(&claim->key, "tutti claim", out, offsetof(struct claim_answer, proof), out->proof);
+    return group_key_derive(&election->key, "tutti claim", out, offsetof(struct election_answer, proof), out->proof);
 }
-static bool host_election_answer_is_valid(const struct host_election *claim, const struct claim_answer *answer)
+static bool host_election_answer_is_valid(const struct host_election *election, const struct election_answer *answer)
 {
-    struct claim_answer right;
-    return host_election_make_answer(claim, answer->owner, &right) && secret_bytes_equal(answer, &right, sizeof right);
+    struct election_answer right;
+    return host_election_make_answer(election, answer->owner, &right)
+        && secret_bytes_equal(answer, &right, sizeof right);
 }
 
 /* ---- the owner, on the watch thread ---- */
 bool host_elections_answer(int descriptor)
 {
-    struct host_election *c = claims;
-    while (c && c->listener != descriptor) c = c->next;
-    if (!c) return false;
+    struct host_election *e = elections;
+    while (e && e->listener != descriptor) e = e->next;
+    if (!e) return false;
     int socket = socket_accept(descriptor);
-    struct claim_answer answer;
+    struct election_answer answer;
     if (socket >= 0) {
-        if (host_election_make_answer(c, c->owner, &answer)) socket_send(socket, &answer, sizeof answer, -1);
+        if (host_election_make_answer(e, e->owner, &answer)) socket_send(socket, &answer, sizeof answer, -1);
         /* The other end can still read the answer after the close. */
         close(socket);
     } else registry.out_of_descriptors = socket != -EAGAIN && socket != -EPERM;
@@ -97,39 +101,39 @@ bool host_elections_answer(int descriptor)
 }
 
 /* ---- asking ---- */
-static int host_election_await_answer(int socket, const struct host_election *claim, int64_t deadline_ms,
+static int host_election_await_answer(int socket, const struct host_election *election, int64_t deadline_ms,
     unsigned char out[16])
 {
     struct pollfd one = { .fd = socket, .events = POLLIN };
-    struct claim_answer answer;
+    struct election_answer answer;
     int64_t left_ms = deadline_ms - clock_ms();
     poll(&one, 1, left_ms < 0 ? 0 : left_ms < 60000 ? (int)left_ms : 60000);
     int got = socket_receive(socket, &answer, sizeof answer, NULL);
     /* A connection that ends without an answer means that the owner has just released the name. */
     if (got <= 0) return got ? got : -ECONNREFUSED;
-    if (got != (int)sizeof answer || !host_election_answer_is_valid(claim, &answer)) return -EPERM;
+    if (got != (int)sizeof answer || !host_election_answer_is_valid(election, &answer)) return -EPERM;
     memcpy(out, answer.owner, sizeof answer.owner);
     return 0;
 }
 /* Derives the owner's number from its nonce, so that a stranger who connects does not learn the nonce. */
-static int host_election_derive_owner(struct host_election *claim)
+static int host_election_derive_owner(struct host_election *election)
 {
     unsigned char derived[KEY_BYTES];
-    if (!group_key_derive(&claim->key, "tutti owner", registry.self.nonce, sizeof registry.self.nonce, derived))
+    if (!group_key_derive(&election->key, "tutti owner", registry.self.nonce, sizeof registry.self.nonce, derived))
         return -ENOKEY;
-    memcpy(claim->owner, derived, sizeof claim->owner);
+    memcpy(election->owner, derived, sizeof election->owner);
     return 0;
 }
 /* Takes the name, or asks its owner. Returns 0 if the owner is known, -EAGAIN to try again, -EPERM if the name belongs
    to another user, or another -errno. */
-static int host_election_try_name(struct host_election *claim, const unsigned char name[16], int64_t deadline_ms)
+static int host_election_try_name(struct host_election *election, const unsigned char name[16], int64_t deadline_ms)
 {
     int listener = socket_listen("host", name);
     if (listener >= 0) {
         int error = registry_poll_add(listener);
-        claim->listener = listener;
-        if (error) descriptor_close(&claim->listener);
-        return error ? error : host_election_derive_owner(claim);
+        election->listener = listener;
+        if (error) descriptor_close(&election->listener);
+        return error ? error : host_election_derive_owner(election);
     }
     if (listener != -EADDRINUSE) return listener;
     int socket = socket_connect("host", name);
@@ -138,10 +142,10 @@ static int host_election_try_name(struct host_election *claim, const unsigned ch
     if (socket < 0) return socket;
     pthread_mutex_unlock(&registry.lock);
     unsigned char owner[16];
-    int error = host_election_await_answer(socket, claim, deadline_ms, owner);
+    int error = host_election_await_answer(socket, election, deadline_ms, owner);
     close(socket);
     pthread_mutex_lock(&registry.lock);
-    if (!error) memcpy(claim->owner, owner, sizeof owner);
+    if (!error) memcpy(election->owner, owner, sizeof owner);
     return error == -ECONNREFUSED ? -EAGAIN : error;
 }
 static void registry_pause_unlocked(void)
@@ -151,14 +155,14 @@ static void registry_pause_unlocked(void)
     pthread_mutex_lock(&registry.lock);
 }
 /* Tries the names in order until the owner is known. Returns 0 or -errno. */
-static int host_election_try_names(struct host_election *claim, int64_t deadline_ms)
+static int host_election_try_names(struct host_election *election, int64_t deadline_ms)
 {
     unsigned char name[KEY_BYTES];
-    if (!group_key_derive(&claim->key, "tutti host", claim->token, sizeof claim->token, name)) return -ENOKEY;
+    if (!group_key_derive(&election->key, "tutti host", election->token, sizeof election->token, name)) return -ENOKEY;
     const unsigned char last = name[15];
     for (int number = 0; number < MOST_NAMES;) {
         name[15] = (unsigned char)(last ^ number);
-        int error = host_election_try_name(claim, name, deadline_ms);
+        int error = host_election_try_name(election, name, deadline_ms);
         if (error == -EPERM) number++;
         else if (error != -EAGAIN) return error;
         else if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
@@ -167,17 +171,17 @@ static int host_election_try_names(struct host_election *claim, int64_t deadline
     return -EPERM;
 }
 /* One thread of this process asks while the others wait for it. If it fails, the next one asks. */
-static int host_election_run(struct host_election *claim, int64_t deadline_ms)
+static int host_election_run(struct host_election *election, int64_t deadline_ms)
 {
-    while (claim->asking) {
+    while (election->asking) {
         if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
         registry_wait(deadline_ms);
     }
-    if (claim->known) return 0;
-    claim->asking = true;
-    int error = host_election_try_names(claim, deadline_ms);
-    claim->asking = false;
-    claim->known = !error;
+    if (election->known) return 0;
+    election->asking = true;
+    int error = host_election_try_names(election, deadline_ms);
+    election->asking = false;
+    election->known = !error;
     pthread_cond_broadcast(&registry.changed);
     return error;
 }
@@ -193,13 +197,13 @@ tutti_status host_election_join(const unsigned char token[16], const struct key_
     unsigned char out[16])
 {
     pthread_mutex_lock(&registry.lock);
-    struct host_election *claim = host_election_get(token, key);
-    int error = claim ? 0 : -ENOMEM;
-    if (claim) {
-        claim->users++;
-        error = host_election_run(claim, deadline_ms);
-        if (error) host_election_release(claim);
-        else memcpy(out, claim->owner, sizeof claim->owner);
+    struct host_election *election = host_election_get(token, key);
+    int error = election ? 0 : -ENOMEM;
+    if (election) {
+        election->users++;
+        error = host_election_run(election, deadline_ms);
+        if (error) host_election_release(election);
+        else memcpy(out, election->owner, sizeof election->owner);
     }
     pthread_mutex_unlock(&registry.lock);
     return error ? host_election_explain_error(error) : TUTTI_OK;
@@ -207,18 +211,18 @@ tutti_status host_election_join(const unsigned char token[16], const struct key_
 void host_election_leave(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
-    struct host_election *claim = host_election_find(token);
-    if (claim) host_election_release(claim);
+    struct host_election *election = host_election_find(token);
+    if (election) host_election_release(election);
     pthread_mutex_unlock(&registry.lock);
 }
 
 /* ---- the end ---- */
 void host_elections_free_all(void)
 {
-    while (claims) host_election_free(claims);
+    while (elections) host_election_free(elections);
 }
 void host_elections_after_fork(void)
 {
-    for (struct host_election *c = claims; c; c = c->next) descriptor_close(&c->listener);
-    claims = NULL;
+    for (struct host_election *e = elections; e; e = e->next) descriptor_close(&e->listener);
+    elections = NULL;
 }
