@@ -59,7 +59,8 @@ static void view_destroy(struct view *view)
     if (view->state == VIEW_MAPPED) arena_detach(view->base, view->bytes);
     free(view);
 }
-static bool view_is_unused(const struct view *view)
+/* A mapped view without users stays until its owner has freed the block. */
+static bool view_may_be_destroyed(const struct view *view)
 {
     return view->users == 0 && (view->state != VIEW_MAPPED || arena_block_is_retired(view->base));
 }
@@ -73,7 +74,7 @@ static struct view *view_add(struct peer *peer, uint64_t block)
 {
     for (struct view *view = peer->views, *next; view; view = next) {
         next = view->next;
-        if (view_is_unused(view)) view_destroy(view);
+        if (view_may_be_destroyed(view)) view_destroy(view);
     }
     struct view *view = memory_alloc_zeroed(1, sizeof *view);
     if (!view) return NULL;
@@ -104,7 +105,7 @@ static tutti_status view_request_block(struct view *view)
 static void view_drop(struct view *view)
 {
     view->users--;
-    if (view_is_unused(view)) view_destroy(view);
+    if (view_may_be_destroyed(view)) view_destroy(view);
 }
 static tutti_status view_acquire_locked(struct peer *peer, uint64_t block, struct view **held)
 {
