@@ -4,10 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool channel_address_equal(const struct channel_address *a, const struct channel_address *b)
-{
-    return a->rank == b->rank && memcmp(a->token, b->token, sizeof a->token) == 0;
-}
 struct ctrl_entry *ctrl_queue_pop(struct ctrl_queue *list)
 {
     struct ctrl_entry *entry = list->first;
@@ -24,12 +20,13 @@ void ctrl_queue_push(struct ctrl_queue *list, struct ctrl_entry *entry)
     list->last = entry;
     list->count++;
 }
-/* Finds the last message of the same type, sender and receiver. */
-static struct ctrl_entry *ctrl_queue_find_same(const struct ctrl_queue *list, const struct ctrl_msg *p)
+/* Finds the last message of the same type, sender and receiver, or returns NULL. */
+static struct ctrl_entry *ctrl_queue_find_same(const struct ctrl_queue *list, const struct ctrl_msg *msg)
 {
     struct ctrl_entry *found = NULL;
     for (struct ctrl_entry *l = list->first; l; l = l->next)
-        if (channel_address_equal(&l->msg.to, &p->to) && l->msg.from == p->from && l->msg.type == p->type) found = l;
+        if (channel_address_equal(&l->msg.to, &msg->to) && l->msg.from == msg->from && l->msg.type == msg->type)
+            found = l;
     return found;
 }
 bool ctrl_queue_add_or_replace(struct ctrl_queue *list, const struct ctrl_msg *msg, const unsigned char via[16])

@@ -7,7 +7,6 @@
 struct ctrl_entry { struct ctrl_entry *next; struct ctrl_msg msg; unsigned char via[16]; };
 struct ctrl_queue { struct ctrl_entry *first, *last; int count; };
 
-bool channel_address_equal(const struct channel_address *a, const struct channel_address *b);
 /* Adds the entry at the end, and owns it. */
 void ctrl_queue_push(struct ctrl_queue *list, struct ctrl_entry *entry);
 /* Takes the first entry of a queue that is not empty. The caller frees it. */

@@ -3,12 +3,12 @@
  *   called -> caller   opening   a fresh challenge
  *   caller -> called   hello     both identities, the id of the shared key, a challenge, a proof
  *   called -> caller   answer    welcome or superfluous, with a proof; or refused, without one
- *   caller -> called   confirm   (links only) that it has not given up meanwhile
+ *   caller -> called   confirm   (links only) that the caller still wants the link
  *
  * A proof is HMAC-SHA256 with the key of this pair (keys.h). It covers the purpose of the connection, the kind of the
  * message, both identities, both challenges and both numbers. So a stranger learns only the version and that it is
  * refused. A message that is replayed, or sent the other way, proves nothing. The bytes behind the handshake are not
- * signed, and are encrypted only on request (tls.h). */
+ * signed, and are encrypted only on request (links/tls.h). */
 #pragma once
 #include "backend/processes/peers.h"
 

@@ -10,7 +10,11 @@ static_assert(sizeof(struct identity) == 64 && sizeof(struct packet) == 112
         && offsetof(struct packet_and_ctrl_msg, msg) == 112 && offsetof(struct ctrl_msg, bytes) == 32,
     "no padding");
 
-struct packet packet_make_from_us(const unsigned char to[16], enum kind kind)
+bool channel_address_equal(const struct channel_address *a, const struct channel_address *b)
+{
+    return a->rank == b->rank && memcmp(a->token, b->token, sizeof a->token) == 0;
+}
+struct packet packet_make_from_us(const unsigned char to[16], enum packet_kind kind)
 {
     struct packet packet = { .version = PROTOCOL, .kind = kind, .from = registry.self };
     memcpy(packet.magic, magic, sizeof magic);

@@ -5,7 +5,7 @@
 enum { PROTOCOL = 9, CHANNEL_BYTES = 1024, CHANNEL_TYPES = 8 };
 /* DESCRIPTOR, WANTED and BLOCK travel only between processes of one host. HEARTBEAT, ADDRESS_REQUEST and ADDRESS travel
  * only over links. */
-enum kind {
+enum packet_kind {
     DESCRIPTOR = 1,
     GOODBYE,
     WANTED,
@@ -26,6 +26,7 @@ struct packet {
 };
 /* One rank's end of a channel. */
 struct channel_address { unsigned char token[16]; int32_t rank; };
+bool channel_address_equal(const struct channel_address *a, const struct channel_address *b);
 /* A control message. Only the first `length` of its bytes are sent. */
 struct ctrl_msg {
     struct channel_address to;
@@ -41,7 +42,7 @@ enum ctrl_msg_flag { FINAL_MSG = 1, ANSWER = 2, CTRL_MSG_FLAGS = 3 };
 struct packet_and_ctrl_msg { struct packet packet; struct ctrl_msg msg; };
 
 /* Makes a packet from this process to the process with that nonce. */
-struct packet packet_make_from_us(const unsigned char to[16], enum kind kind);
+struct packet packet_make_from_us(const unsigned char to[16], enum packet_kind kind);
 /* Returns the bytes of a packet and a control message of that length. */
 size_t ctrl_msg_packet_bytes(uint32_t length);
 /* Checks a packet that was received. `bytes` leaves out the data behind the packet. */

@@ -27,7 +27,7 @@ void peer_weak_ref_clear(struct peer_weak_ref *ref)
 }
 
 /* ---- sending ---- */
-int peer_send_packet(struct peer *peer, enum kind kind, const unsigned char *token, int gift)
+int peer_send_packet(struct peer *peer, enum packet_kind kind, const unsigned char *token, int gift)
 {
     struct packet packet = packet_make_from_us(peer->identity.nonce, kind);
     if (token) memcpy(packet.token, token, sizeof packet.token);
@@ -40,11 +40,11 @@ static int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
     memcpy(&message.msg, msg, offsetof(struct ctrl_msg, bytes) + msg->length);
     return peer->ops->send(peer, &message.packet, ctrl_msg_packet_bytes(msg->length), -1);
 }
-static void peer_send_join_abort(struct peer *peer, const struct join_abort *g)
+static void peer_send_join_abort(struct peer *peer, const struct join_abort *record)
 {
     struct packet packet = packet_make_from_us(peer->identity.nonce, JOIN_ABORTED);
-    memcpy(packet.token, g->token, sizeof packet.token);
-    packet.from = g->by;
+    memcpy(packet.token, record->token, sizeof packet.token);
+    packet.from = record->by;
     if (peer->state != OPEN || peer->ops->send(peer, &packet, sizeof packet, -1) != -EAGAIN) return;
     peer->owes_join_aborts = true;
     peer->ops->set_await_room(peer, true);
@@ -53,14 +53,14 @@ static void peer_send_join_abort(struct peer *peer, const struct join_abort *g)
 static void peer_send_join_aborts(struct peer *peer)
 {
     peer->owes_join_aborts = false;
-    for (unsigned i = 0; i < MOST_JOIN_ABORTS && i < registry.given_up_count; i++)
-        peer_send_join_abort(peer, &registry.given_up[i]);
+    for (unsigned i = 0; i < MOST_JOIN_ABORTS && i < registry.join_abort_count; i++)
+        peer_send_join_abort(peer, &registry.join_aborts[i]);
 }
-void peers_forward_join_abort(const unsigned char token[16], const struct peer *heard_of)
+void peers_forward_join_abort(const unsigned char token[16], const struct peer *sender)
 {
-    const struct join_abort *g = registry_find_join_abort(token);
+    const struct join_abort *record = registry_find_join_abort(token);
     for (struct peer *p = registry.peers; p; p = p->next)
-        if (p != heard_of && (!heard_of || p->link || heard_of->link)) peer_send_join_abort(p, g);
+        if (p != sender && (!sender || p->link || sender->link)) peer_send_join_abort(p, record);
 }
 void peer_flush_queue(struct peer *peer)
 {
@@ -122,7 +122,7 @@ static void peer_free(struct peer *peer)
     free(peer->handshake);
     free(peer);
 }
-void peer_end(struct peer *peer, enum state state)
+void peer_end(struct peer *peer, enum peer_state state)
 {
     registry_close_descriptor(&peer->descriptor);
     ctrl_queue_free(&peer->unsent);

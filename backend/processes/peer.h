@@ -1,5 +1,5 @@
 /* One peer: another process that this one is connected to, on this host or over a link. The kind of a peer is its table
- * of operations (peer_ops): local_peer.c has the one of this host, link.c the one of links.
+ * of operations (peer_ops): local_peer.c has the one of this host, links/link.c the one of links.
  *
  * The registry owns all peers, and registry.lock guards them; every function here expects the lock. A peer lives while
  * it has users, is open, or has messages to send. */
@@ -10,7 +10,7 @@ struct handshake;
 struct link;
 struct peer;
 struct view;
-enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
+enum peer_state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
 /* The operations of both kinds of peers: those of this host and links. */
 struct peer_ops {
     /* Sends a packet and the data behind it. `gift` is a descriptor or -1. Returns 0 or -errno. -EAGAIN: there is no
@@ -31,7 +31,7 @@ struct peer {
     /* The link to a process of another host. It is NULL for a connection on this host. A process may have a peer of
      * each kind. */
     struct link *link;
-    enum state state;
+    enum peer_state state;
     /* The -errno of a failed handshake, or 0. */
     int error;
     /* The open socket, or -1. */
@@ -68,14 +68,14 @@ void peer_weak_ref_clear(struct peer_weak_ref *ref);
 /* ---- sending ---- */
 /* Sends a packet. `token` may be NULL. `gift` is a descriptor or -1, and must be -1 for a link. Returns 0 or -errno;
    -EAGAIN means that there is no room now. */
-int peer_send_packet(struct peer *peer, enum kind kind, const unsigned char *token, int gift);
+int peer_send_packet(struct peer *peer, enum packet_kind kind, const unsigned char *token, int gift);
 /* Sends a control message, now or when there is room. Returns false if it is lost. */
 bool peer_post_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg);
 /* Sends waiting control messages as far as the socket has room. */
 void peer_flush_queue(struct peer *peer);
-/* Sends a recorded JOIN_ABORTED to all peers that its sender does not reach. `heard_of` is the peer that sent it, or
-   NULL for this process. A notice from this host goes only over links, because its sender reaches this host itself. */
-void peers_forward_join_abort(const unsigned char token[16], const struct peer *heard_of);
+/* Sends a recorded JOIN_ABORTED to all peers that its sender does not reach. `sender` is the peer that sent it, or NULL
+   for this process. A notice from this host goes only over links, because its sender reaches this host itself. */
+void peers_forward_join_abort(const unsigned char token[16], const struct peer *sender);
 
 /* ---- receiving, on the watch thread ---- */
 /* Queues a control message that has arrived from the peer. */
@@ -89,6 +89,6 @@ int peer_begin_handshake(struct peer *peer, const char purpose[8]);
 /* Opens the peer after the handshake on its descriptor. */
 void peer_open(struct peer *peer);
 /* Ends the connection, and frees the peer if it has no users. */
-void peer_end(struct peer *peer, enum state state);
+void peer_end(struct peer *peer, enum peer_state state);
 /* Sends a goodbye, closes the connection and frees the peer, which has no users. */
 void peer_close_with_goodbye(struct peer *peer);

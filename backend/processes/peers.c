@@ -149,12 +149,12 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
     return TUTTI_OK;
 }
 
-/* ---- giving up ---- */
+/* ---- aborted joins ---- */
 void peers_abort_join(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
-    /* The first process that gave up has notified all, and every error text names it. So this process sends nothing if
-       it was not the first. */
+    /* The first process that could not join has notified all, and every error text names it. So this process sends
+       nothing if it was not the first. */
     bool first = registry_record_join_abort(token, &registry.self);
     if (first) peers_forward_join_abort(token, NULL);
     pthread_mutex_unlock(&registry.lock);

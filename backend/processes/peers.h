@@ -1,8 +1,11 @@
-/* The other processes of this host. All groups of this process share one Unix-socket connection to each, so the number
- * of descriptors does not grow with the groups. A connection carries the descriptors of segments, and its end shows
- * that the peer is gone. One watch thread polls all connections. Both ends check the other's user and a proof of a
- * shared group's key (handshake.h); the name of a socket grants no access. A working connection is half of the proof
- * that both processes are on one host. The segment's nonce is the other half. */
+/* The other processes that this one is connected to. peer_release, peer_is_gone, the aborted joins and the watches are
+ * for every peer, also one of another host (links/links.h). The rest is for processes of this host.
+ *
+ * All groups of this process share one Unix-socket connection to each process of this host, so the number of
+ * descriptors does not grow with the groups. A connection carries the descriptors of segments, and its end shows that
+ * the peer is gone. One watch thread polls all connections. Both ends check the other's user and a proof of a shared
+ * group's key (handshake.h); the name of a socket grants no access. A working connection is half of the proof that both
+ * processes are on one host. The segment's nonce is the other half. */
 #pragma once
 #include "backend/host/reading.h"
 #include "backend/processes/keys.h"
@@ -39,7 +42,7 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 /* Notifies all connected processes, and those that connect later, that a rank of this process could not join the group
    with that token. A notice that was received earlier for the same group takes precedence. */
 void peers_abort_join(const unsigned char token[16]);
-/* Returns true if a process has given up joining the group, and sets *out to the first one. It knows the latest 16
+/* Returns true if a process could not join the group, and sets *out to the first one. It knows the latest 16
    groups. */
 bool peers_join_is_aborted(const unsigned char token[16], struct identity *out);
 

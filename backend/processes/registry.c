@@ -89,8 +89,8 @@ bool registry_take_early_descriptor(const unsigned char token[16], int *out)
 }
 const struct join_abort *registry_find_join_abort(const unsigned char token[16])
 {
-    for (unsigned i = 0; i < MOST_JOIN_ABORTS && i < registry.given_up_count; i++)
-        if (nonce_equal(registry.given_up[i].token, token)) return &registry.given_up[i];
+    for (unsigned i = 0; i < MOST_JOIN_ABORTS && i < registry.join_abort_count; i++)
+        if (nonce_equal(registry.join_aborts[i].token, token)) return &registry.join_aborts[i];
     return NULL;
 }
 /* Closes the oldest kept descriptor if there are too many. A rank that waits for it later gets an error. */
@@ -122,12 +122,12 @@ void registry_keep_early_descriptor(const unsigned char token[16], int descripto
 bool registry_record_join_abort(const unsigned char token[16], const struct identity *by)
 {
     int kept = -1;
-    /* Later processes give up because of the first one, so only the first is recorded. */
+    /* Later processes cannot join because of the first one, so only the first is recorded. */
     if (registry_find_join_abort(token)) return false;
-    struct join_abort *g = &registry.given_up[registry.given_up_count++ % MOST_JOIN_ABORTS];
-    memcpy(g->token, token, sizeof g->token);
-    g->by = *by;
-    text_make_printable(g->by.host, sizeof g->by.host);
+    struct join_abort *record = &registry.join_aborts[registry.join_abort_count++ % MOST_JOIN_ABORTS];
+    memcpy(record->token, token, sizeof record->token);
+    record->by = *by;
+    text_make_printable(record->by.host, sizeof record->by.host);
     if (registry_take_early_descriptor(token, &kept)) descriptor_close(&kept);
     return true;
 }

@@ -34,9 +34,9 @@ struct registry {
     /* The oldest entry is first. At most KEPT_OPEN entries have an open descriptor. */
     struct early_descriptor kept[KEPT];
     int pending_count, kept_count;
-    /* A ring of the latest entries, and the number of all entries so far. */
-    struct join_abort given_up[MOST_JOIN_ABORTS];
-    unsigned given_up_count;
+    /* A ring of the latest aborted joins, and the number of all so far. */
+    struct join_abort join_aborts[MOST_JOIN_ABORTS];
+    unsigned join_abort_count;
     /* The watch whose callback is running, or NULL. */
     const struct peer_watch *calling;
     /* The number of refused connections, and of descriptors that were closed unused. */
@@ -72,7 +72,7 @@ void registry_keep_early_descriptor(const unsigned char token[16], int descripto
 /* Takes out the descriptor that was sent under `token`. Returns false if it has not arrived. */
 bool registry_take_early_descriptor(const unsigned char token[16], int *out);
 struct pending_conn registry_take_pending_conn(int index);
-/* Records the first process that gave up joining a group, and closes a descriptor that was kept for the group. Returns
+/* Records the first process that could not join a group, and closes a descriptor that was kept for the group. Returns
    true for the first. */
 bool registry_record_join_abort(const unsigned char token[16], const struct identity *by);
 /* Returns the record of that group, or NULL. */

@@ -231,8 +231,8 @@ static void forget(void)
     }
     links_close();
     channels_free_all();
-    memset(registry.given_up, 0, sizeof registry.given_up);
-    registry.given_up_count = 0;
+    memset(registry.join_aborts, 0, sizeof registry.join_aborts);
+    registry.join_abort_count = 0;
     pthread_mutex_unlock(&registry.lock);
     FUZZ_CHECK(!registry.peers);
 }

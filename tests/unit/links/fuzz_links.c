@@ -26,7 +26,8 @@ static void fail(const char *text, int line)
 /* ---- a stream ---- */
 static size_t add_frame(unsigned char *stream)
 {
-    static const enum kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, JOIN_ABORTED, GOODBYE };
+    static const enum packet_kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, JOIN_ABORTED,
+        GOODBYE };
     union link_message m;
     memset(&m, (int)draw(256), sizeof m);
     m.packet = packet_make_from_us(registry.self.nonce, kinds[draw(7)]);
