@@ -1,9 +1,9 @@
 /* Members of a group, and the host of each. Constant once the communicator has joined. Objects in the memory of a host
  * are indexed by a rank's index on that host, never by the rank itself. */
 #pragma once
+#include "backend/engine/member.h"
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
-#include "backend/links/member.h"
 #include "backend/schedule/schedule.h"
 
 struct group {

@@ -4,6 +4,7 @@
 #include "backend/base/settings.h"
 #include "backend/control/lifetime.h"
 #include "backend/engine/comm.h"
+#include "backend/links/links.h"
 #include "backend/transports/fabrics.h"
 #include <stdio.h>
 #include <string.h>

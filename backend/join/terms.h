@@ -3,7 +3,7 @@
  * terms also have the terms as text, so that an error can show both. */
 #pragma once
 #include "backend/collectives/collectives.h"
-#include "backend/links/member.h"
+#include "backend/engine/member.h"
 #include <stdatomic.h>
 
 /* The texts may be shortened. The size is fixed and there is no padding. */

@@ -1,6 +1,7 @@
 /* The record by which each rank of a group introduces itself to the others. */
 #pragma once
-#include "backend/links/links.h"
+#include "backend/links/sock_address.h"
+#include "backend/processes/peers.h"
 #include <string.h>
 
 /* The record travels as bytes: its size is fixed and there is no padding. */
@@ -31,13 +32,14 @@ struct member {
     unsigned char host_token[16];
     /* Where processes of other hosts connect. The family is 0 if nowhere. */
     struct sock_address contact;
-    /* The job that the group is a part of (job_current), or 0 if unknown. */
+    /* The job that the group is a part of (job_current in join/terms.h), or 0 if unknown. */
     uint64_t job;
-    /* The digest of the group's terms (terms.h). */
+    /* The digest of the group's terms (join/terms.h). */
     uint64_t terms;
 };
 /* A bit of `simulates`: simulated hosts use links as real hosts do. Without it they use shared memory. */
 static const uint32_t SIMULATES_LINKS = 2;
+/* Returns true if both ranks are threads of one process. */
 static inline bool member_shares_process(const struct member *a, const struct member *b)
 {
     return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
