@@ -30,15 +30,18 @@ struct channel {
     unsigned round;
     struct channel *next;
 };
+/* The channels of this process: the open ones, and the one whose user is being called, or NULL. */
 static struct {
-    struct channel *channels, *calling;
+    struct channel *open, *calling;
+    /* Messages to ranks of this process that have not opened a channel yet. The oldest is first. */
     struct ctrl_queue early;
     /* A ring of the channels that were closed last, and the number of all that were closed. */
     struct channel *closed[CLOSED];
     unsigned closed_count;
+    /* The time and the number of the latest round of ticks. */
     int64_t ticked_ms;
     unsigned round;
-} room; /* under registry.lock */
+} channels; /* under registry.lock */
 
 /* ---- sending ---- */
 /* Sends a message to the next process on its route. A final message makes no link, and a closed channel makes none. */
@@ -87,24 +90,24 @@ bool channel_send_final(struct channel *channel, int to, unsigned type, const vo
 static void channel_call_user(struct channel *c, const struct ctrl_msg *msg)
 {
     struct channel_user user = c->user;
-    room.calling = c;
+    channels.calling = c;
     pthread_mutex_unlock(&registry.lock);
     if (msg) user.receive(user.context, msg->from, msg->bytes, msg->length);
     else user.tick(user.context);
     pthread_mutex_lock(&registry.lock);
-    room.calling = NULL;
+    channels.calling = NULL;
     pthread_cond_broadcast(&registry.changed);
 }
 static struct channel *channel_find_open(const struct channel_address *to)
 {
-    struct channel *c = room.channels;
+    struct channel *c = channels.open;
     while (c && !channel_address_equal(&c->me, to)) c = c->next;
     return c;
 }
 /* Returns a closed channel that is still kept, or NULL past the last one. */
 static struct channel *channel_closed_at(unsigned i)
 {
-    return i < CLOSED && i < room.closed_count ? room.closed[i] : NULL;
+    return i < CLOSED && i < channels.closed_count ? channels.closed[i] : NULL;
 }
 static struct channel *channel_find_closed(const struct channel_address *to)
 {
@@ -114,8 +117,8 @@ static struct channel *channel_find_closed(const struct channel_address *to)
 }
 static void ctrl_entry_keep_early(const struct ctrl_entry *entry)
 {
-    ctrl_queue_add_or_replace(&room.early, &entry->msg, entry->via);
-    if (room.early.count > MOST_EARLY) free(ctrl_queue_pop(&room.early));
+    ctrl_queue_add_or_replace(&channels.early, &entry->msg, entry->via);
+    if (channels.early.count > MOST_EARLY) free(ctrl_queue_pop(&channels.early));
 }
 /* Sends the final message of a closed channel to a rank that wrote to it. An answer is not answered, so two closed
    channels do not go on writing. */
@@ -169,7 +172,7 @@ static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
     struct ctrl_msg *msg = &entry->msg;
     const struct channel *best = NULL, *c;
     bool is_open = true;
-    for (c = room.channels; c; c = c->next)
+    for (c = channels.open; c; c = c->next)
         if (channel_is_nearer(c, msg, best)) best = c;
     for (unsigned i = 0; !best && (c = channel_closed_at(i)) != NULL; i++)
         if (channel_is_nearer(c, msg, best)) best = c, is_open = false;
@@ -198,23 +201,23 @@ void channels_deliver(void)
 /* Returns a channel that has not been called in this round, or NULL. */
 static struct channel *channel_find_due(unsigned round)
 {
-    struct channel *c = room.channels;
+    struct channel *c = channels.open;
     while (c && (!c->ticks || c->closing || c->round == round)) c = c->next;
     return c;
 }
 int channels_poll_timeout_ms(void)
 {
-    int64_t left_ms = room.ticked_ms + CHANNEL_TICK_MS - clock_ms();
-    return !channel_find_due(room.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
+    int64_t left_ms = channels.ticked_ms + CHANNEL_TICK_MS - clock_ms();
+    return !channel_find_due(channels.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
 }
 /* The list of channels may change during each call. */
 void channels_call_ticks(void)
 {
     if (channels_poll_timeout_ms() != 0) return;
-    room.ticked_ms = clock_ms();
-    room.round++;
-    for (struct channel *c; (c = channel_find_due(room.round)) != NULL;) {
-        c->round = room.round;
+    channels.ticked_ms = clock_ms();
+    channels.round++;
+    for (struct channel *c; (c = channel_find_due(channels.round)) != NULL;) {
+        c->round = channels.round;
         channel_call_user(c, NULL);
     }
 }
@@ -224,12 +227,12 @@ void channels_call_ticks(void)
    and others are to be passed on. */
 static void channel_deliver_early(const struct channel *c)
 {
-    struct ctrl_queue early = room.early, incoming = registry.incoming;
-    room.early = registry.incoming = (struct ctrl_queue){ 0 };
+    struct ctrl_queue early = channels.early, incoming = registry.incoming;
+    channels.early = registry.incoming = (struct ctrl_queue){ 0 };
     while (early.first) {
         struct ctrl_entry *entry = ctrl_queue_pop(&early);
         bool comes = nonce_equal(entry->msg.to.token, c->me.token);
-        ctrl_queue_push(comes ? &registry.incoming : &room.early, entry);
+        ctrl_queue_push(comes ? &registry.incoming : &channels.early, entry);
     }
     while (incoming.first) ctrl_queue_push(&registry.incoming, ctrl_queue_pop(&incoming));
 }
@@ -249,8 +252,8 @@ tutti_status channel_open(const unsigned char token[16], int rank, struct peer *
     c->size = size;
     c->user = *user;
     pthread_mutex_lock(&registry.lock);
-    c->next = room.channels;
-    room.channels = c;
+    c->next = channels.open;
+    channels.open = c;
     channel_deliver_early(c);
     registry_wake();
     pthread_mutex_unlock(&registry.lock);
@@ -276,8 +279,8 @@ void channel_close(struct channel *channel)
     pthread_mutex_lock(&registry.lock);
     channel->closing = true;
     /* The channel's user may send until its call returns. */
-    while (room.calling == channel) registry_wait(INT64_MAX);
-    struct channel **at = &room.channels, **place = &room.closed[room.closed_count++ % CLOSED];
+    while (channels.calling == channel) registry_wait(INT64_MAX);
+    struct channel **at = &channels.open, **place = &channels.closed[channels.closed_count++ % CLOSED];
     while (*at != channel) at = &(*at)->next;
     *at = channel->next;
     channel_free(*place);
@@ -289,9 +292,9 @@ void channel_close(struct channel *channel)
 void channels_free_all(void)
 {
     for (unsigned i = 0; channel_closed_at(i); i++) channel_free(channel_closed_at(i));
-    memset(room.closed, 0, sizeof room.closed);
-    room.closed_count = 0;
+    memset(channels.closed, 0, sizeof channels.closed);
+    channels.closed_count = 0;
     ctrl_queue_free(&registry.incoming);
-    ctrl_queue_free(&room.early);
+    ctrl_queue_free(&channels.early);
 }
-void channels_after_fork(void) { memset(&room, 0, sizeof room); }
+void channels_after_fork(void) { memset(&channels, 0, sizeof channels); }

@@ -1,6 +1,6 @@
 /* Control channels carry small messages between the ranks of a communicator, beside its data. The watch thread delivers
  * them, so they also reach a rank that only computes. Processes of this host send them over their connection, and
- * threads of one process through a list. Other hosts are reached over links (links.h): by way of other processes
+ * threads of one process through a list. Other hosts are reached over links (links/links.h): by way of other processes
  * (routes.h), or without a route map directly. A direct link is made when there is a message to send.
  *
  * Messages from one rank to another keep their order while their route stays the same. They arrive before the end of

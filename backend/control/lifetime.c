@@ -1,5 +1,5 @@
-/* Starts and ends the registry (registry.h). The end has an order: the queues are sent, all peers get a goodbye, and
- * then the listeners and keys go. Meanwhile registry.stopping makes other threads wait. */
+/* Starts and ends the registry (processes/registry.h). The end has an order: the queues are sent, all peers get a
+ * goodbye, and then the listeners and keys go. Meanwhile registry.stopping makes other threads wait. */
 #include "backend/control/lifetime.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"

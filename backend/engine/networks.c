@@ -67,7 +67,7 @@ static tutti_status networks_get_address(void *context, const struct fabric *fab
 static void networks_format_name(void *context, int rank, char *out, size_t bytes)
 {
     const struct member *m = &networks_get_group(context)->members[rank];
-    char address[CONTACT_TEXT_BYTES];
+    char address[SOCK_ADDRESS_TEXT_BYTES];
     snprintf(out, bytes, "%.40s (%s)", m->identity.host, sock_address_print(&m->contact, address));
 }
 

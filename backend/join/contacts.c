@@ -51,7 +51,7 @@ tutti_status member_offer_address(const char *store_host, struct member *mine)
 const char *member_print(const struct group *g, int rank, char out[MEMBER_TEXT_BYTES])
 {
     const struct member *m = &g->members[rank];
-    char address[CONTACT_TEXT_BYTES];
+    char address[SOCK_ADDRESS_TEXT_BYTES];
     snprintf(out, MEMBER_TEXT_BYTES, "rank %d (process %llu on %.40s, %s)", rank, (unsigned long long)m->identity.pid,
         m->identity.host, sock_address_print(&m->contact, address));
     return out;

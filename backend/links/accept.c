@@ -22,7 +22,7 @@ static struct incoming_link *incoming_link_take(int index, struct incoming_link 
 /* Closes a caller's connection. `why` is NULL if the caller did no wrong. */
 static void incoming_link_drop(int index, const char *why)
 {
-    char text[160], address[CONTACT_TEXT_BYTES];
+    char text[160], address[SOCK_ADDRESS_TEXT_BYTES];
     struct incoming_link c;
     incoming_link_take(index, &c);
     /* A close with unread bytes could cut off the answer. */

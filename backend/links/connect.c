@@ -13,7 +13,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { GONE = 3, CALL_MS = 5000, GREETING_MS = 3000, RETRY_MS = 100, TRY_MS = 10000 };
+enum { GONE = 3, CALL_MS = 5000, HANDSHAKE_MS = 3000, RETRY_MS = 100, TRY_MS = 10000 };
 
 /* Ends an attempt and plans the next one. The link may end. */
 static void link_connect_fail(struct peer *peer, int error)
@@ -67,7 +67,7 @@ static int link_connect_on_connected(struct peer *peer)
     struct link *link = peer->link;
     registry_poll_writing(peer->descriptor, false);
     link->stage = CONNECTED;
-    link->until_ms = clock_ms() + GREETING_MS;
+    link->until_ms = clock_ms() + HANDSHAKE_MS;
     links_schedule_tick(link->until_ms);
     return handshake_send_version(peer->handshake, peer->descriptor);
 }

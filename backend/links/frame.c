@@ -13,59 +13,61 @@ static_assert(sizeof(struct frame) == 8
     "no padding");
 static_assert(sizeof(struct frame) + sizeof(union link_message) <= STREAM_IN_BYTES, "the longest frame fits");
 
-int frame_stream_put(struct frame_stream *w, const void *message, size_t bytes, size_t most)
+int frame_stream_put(struct frame_stream *stream, const void *message, size_t bytes, size_t most)
 {
-    struct frame frame = { (uint32_t)bytes, w->got };
+    struct frame frame = { (uint32_t)bytes, stream->got };
     size_t whole = sizeof frame + bytes;
-    if (w->put - w->taken + whole > most || w->out_bytes + whole > sizeof w->out) return -EAGAIN;
-    memcpy(w->out + w->out_bytes, &frame, sizeof frame);
-    memcpy(w->out + w->out_bytes + sizeof frame, message, bytes);
-    w->out_bytes += whole;
-    w->put += (uint32_t)whole;
-    w->acked = w->got;
+    if (stream->put - stream->taken + whole > most || stream->out_bytes + whole > sizeof stream->out) return -EAGAIN;
+    memcpy(stream->out + stream->out_bytes, &frame, sizeof frame);
+    memcpy(stream->out + stream->out_bytes + sizeof frame, message, bytes);
+    stream->out_bytes += whole;
+    stream->put += (uint32_t)whole;
+    stream->acked = stream->got;
     return 0;
 }
-static ssize_t frame_stream_send_some(struct frame_stream *w, int socket)
+static ssize_t frame_stream_send_some(struct frame_stream *stream, int socket)
 {
-    const struct iovec all = { w->out, w->out_bytes };
-    return w->tls ? tls_send(w->tls, socket, &all, 1) : send(socket, w->out, w->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const struct iovec all = { stream->out, stream->out_bytes };
+    return stream->tls ? tls_send(stream->tls, socket, &all, 1)
+                       : send(socket, stream->out, stream->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
-static ssize_t frame_stream_receive_some(struct frame_stream *w, int socket)
+static ssize_t frame_stream_receive_some(struct frame_stream *stream, int socket)
 {
-    const struct iovec room = { w->in + w->in_bytes, sizeof w->in - w->in_bytes };
-    return w->tls ? tls_receive(w->tls, socket, &room, 1) : recv(socket, room.iov_base, room.iov_len, MSG_DONTWAIT);
+    const struct iovec room = { stream->in + stream->in_bytes, sizeof stream->in - stream->in_bytes };
+    return stream->tls ? tls_receive(stream->tls, socket, &room, 1)
+                       : recv(socket, room.iov_base, room.iov_len, MSG_DONTWAIT);
 }
-int frame_stream_push(struct frame_stream *w, int socket)
+int frame_stream_push(struct frame_stream *stream, int socket)
 {
-    while (w->out_bytes) {
-        ssize_t sent = frame_stream_send_some(w, socket);
+    while (stream->out_bytes) {
+        ssize_t sent = frame_stream_send_some(stream, socket);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0) return errno == EAGAIN ? 0 : -errno;
-        w->out_bytes -= (size_t)sent;
-        memmove(w->out, w->out + sent, w->out_bytes);
+        stream->out_bytes -= (size_t)sent;
+        memmove(stream->out, stream->out + sent, stream->out_bytes);
     }
-    return w->tls ? tls_push(w->tls, socket) : 0;
+    return stream->tls ? tls_push(stream->tls, socket) : 0;
 }
-bool frame_stream_waits_for_socket(const struct frame_stream *w)
+bool frame_stream_waits_for_socket(const struct frame_stream *stream)
 {
-    return (w->out_bytes && tls_is_open(w->tls)) || tls_has_unsent(w->tls);
+    return (stream->out_bytes && tls_is_open(stream->tls)) || tls_has_unsent(stream->tls);
 }
-bool frame_stream_has_unsent(const struct frame_stream *w)
+bool frame_stream_has_unsent(const struct frame_stream *stream)
 {
-    return w->out_bytes || tls_has_unsent(w->tls) || !tls_is_open(w->tls);
+    return stream->out_bytes || tls_has_unsent(stream->tls) || !tls_is_open(stream->tls);
 }
-void frame_stream_free(struct frame_stream *w)
+void frame_stream_free(struct frame_stream *stream)
 {
-    if (w) tls_free(w->tls);
-    free(w);
+    if (stream) tls_free(stream->tls);
+    free(stream);
 }
-int frame_stream_pull(struct frame_stream *w, int socket)
+int frame_stream_pull(struct frame_stream *stream, int socket)
 {
     ssize_t came;
-    do came = frame_stream_receive_some(w, socket);
+    do came = frame_stream_receive_some(stream, socket);
     while (came < 0 && errno == EINTR);
     if (came < 0) return -errno;
-    w->in_bytes += (size_t)came;
+    stream->in_bytes += (size_t)came;
     return (int)came;
 }
 static bool link_message_is_for_us(const union link_message *m, size_t bytes)
@@ -80,22 +82,22 @@ static bool link_message_is_for_us(const union link_message *m, size_t bytes)
     default: return false;
     }
 }
-int frame_stream_next_message(struct frame_stream *w, union link_message *out)
+int frame_stream_next_message(struct frame_stream *stream, union link_message *out)
 {
     struct frame frame;
-    if (w->in_bytes < sizeof frame) return 0;
-    memcpy(&frame, w->in, sizeof frame);
-    uint32_t sent = w->put - (uint32_t)w->out_bytes;
+    if (stream->in_bytes < sizeof frame) return 0;
+    memcpy(&frame, stream->in, sizeof frame);
+    uint32_t sent = stream->put - (uint32_t)stream->out_bytes;
     if (frame.length < sizeof(struct packet) || frame.length > sizeof *out) return -EPROTO;
     /* A peer cannot acknowledge bytes that were not sent. */
-    if (frame.received - w->taken > sent - w->taken) return -EPROTO;
+    if (frame.received - stream->taken > sent - stream->taken) return -EPROTO;
     size_t whole = sizeof frame + frame.length;
-    if (w->in_bytes < whole) return 0;
-    memcpy(out, w->in + sizeof frame, frame.length);
+    if (stream->in_bytes < whole) return 0;
+    memcpy(out, stream->in + sizeof frame, frame.length);
     if (!link_message_is_for_us(out, frame.length)) return -EPROTO;
-    w->in_bytes -= whole;
-    memmove(w->in, w->in + whole, w->in_bytes);
-    w->got += (uint32_t)whole;
-    w->taken = frame.received;
+    stream->in_bytes -= whole;
+    memmove(stream->in, stream->in + whole, stream->in_bytes);
+    stream->got += (uint32_t)whole;
+    stream->taken = frame.received;
     return (int)frame.length;
 }

@@ -1,5 +1,5 @@
-/* The bytes of an open link. A frame is a header and a packet (packet.h) with the data behind it. A stream has the
- * buffers of one connection. Its link owns it, and registry.lock guards it.
+/* The bytes of an open link. A frame is a header and a packet (processes/packet.h) with the data behind it. A stream
+ * has the buffers of one connection. Its link owns it, and registry.lock guards it.
  *
  * Each frame acknowledges the bytes that its sender has read so far, so both ends know how many are in flight. At most
  * one window is in flight, which is far less than a kernel buffers for a process that does not read. So TCP's window

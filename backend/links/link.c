@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The other files of this folder call link.c. So the state that all share is here, and no two files need each other. */
 struct links links = { .listener = -1, .due_ms = INT64_MAX };
 void links_schedule_tick(int64_t at_ms)
 {

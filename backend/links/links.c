@@ -29,7 +29,7 @@ static int links_listen_at(const struct sock_address *at)
 }
 tutti_status links_listen(const struct sock_address *at, struct sock_address *out)
 {
-    char address[CONTACT_TEXT_BYTES];
+    char address[SOCK_ADDRESS_TEXT_BYTES];
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     int error = links.listener < 0 ? links_listen_at(at) : 0;
@@ -106,7 +106,7 @@ static const char *link_error_reason(int error)
 static tutti_status link_explain_error(const struct identity *other, const struct link *link,
     const struct sock_address *here)
 {
-    char at[CONTACT_TEXT_BYTES], from[CONTACT_TEXT_BYTES];
+    char at[SOCK_ADDRESS_TEXT_BYTES], from[SOCK_ADDRESS_TEXT_BYTES];
     unsigned long long pid = other->pid;
     sock_address_print(&link->at, at);
     sock_address_print(link->from.family ? &link->from : here, from);

@@ -1,11 +1,11 @@
 /* Processes on other hosts. Each process that is needed has one TCP connection, a link, which all groups of this
- * process share. A struct peer stands for it. It is watched (peer_watch), receives control messages (channel.h) and is
- * released (peer_release) like a peer of this host, but carries neither descriptors nor views. A link is made when a
- * message is to be sent over it or a thread waits for it.
+ * process share. A struct peer stands for it. It is watched (peer_watch), receives control messages (control/channel.h)
+ * and is released (peer_release) like a peer of this host, but carries neither descriptors nor views. A link is made
+ * when a message is to be sent over it or a thread waits for it.
  *
- * Handshake: both ends prove that they know the key of a shared group (handshake.h). A process without the key is
- * dropped, and the first one is logged. Death: the connection ends without a goodbye, or the other host is silent for
- * TUTTI_PEER_TIMEOUT_MS. A stopped process is alive, because its kernel answers. */
+ * Handshake: both ends prove that they know the key of a shared group (processes/handshake.h). A process without the
+ * key is dropped, and the first one is logged. Death: the connection ends without a goodbye, or the other host is
+ * silent for TUTTI_PEER_TIMEOUT_MS. A stopped process is alive, because its kernel answers. */
 #pragma once
 #include "backend/links/sock_address.h"
 #include "backend/processes/peers.h"
@@ -15,7 +15,7 @@ enum { PROCESS_ADDRESS_BYTES = 2048 };
    address. Call it between peers_acquire and peers_release. SYSTEM: the text gives the address and the reason. */
 tutti_status links_listen(const struct sock_address *at, struct sock_address *out);
 /* Holds that process of another host. Pair with peer_release. Never waits or connects. `key` is the id of a shared
-   group's key (keys.h). */
+   group's key (processes/keys.h). */
 tutti_status link_acquire(const struct identity *other, const struct key_id *key, const struct sock_address *at,
     struct peer **out);
 /* Waits until the link is open, and makes it if needed. TIMEOUT, PEER_LOST, SYSTEM: the text gives both addresses, the

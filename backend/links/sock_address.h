@@ -10,9 +10,9 @@ struct sock_address {
     uint32_t scope;
     unsigned char address[16];
 };
-enum { CONTACT_TEXT_BYTES = 64 };
+enum { SOCK_ADDRESS_TEXT_BYTES = 64 };
 /* Returns equal numbers for connections of one IPv4 host or one IPv6 network. An IPv6 host may use any number of
    addresses of its network. */
-uint64_t sock_address_network(const struct sock_address *contact);
+uint64_t sock_address_network(const struct sock_address *address);
 /* Prints the address, such as "10.0.0.1:4711", and returns `out`. */
-const char *sock_address_print(const struct sock_address *contact, char out[CONTACT_TEXT_BYTES]);
+const char *sock_address_print(const struct sock_address *address, char out[SOCK_ADDRESS_TEXT_BYTES]);

@@ -1,5 +1,6 @@
 /* Encrypts a connection between hosts if TUTTI_ENCRYPTION=required. It uses TLS 1.3 with a key that both ends have (RFC
- * 8446, PSK with ephemeral Diffie-Hellman). The key follows from the handshake before it (handshake.h).
+ * 8446, PSK with ephemeral Diffie-Hellman). The key follows from the handshake before it
+ * (processes/handshake.h, handshake_derive_key).
  *
  * A connection is used like its socket: calls do not wait, and one thread at a time makes them. tls_send may keep bytes
  * that the socket did not take, so the caller polls the socket for writing while tls_has_unsent is true. */

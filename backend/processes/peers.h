@@ -29,7 +29,7 @@ tutti_status peer_connect(const struct identity *other, const struct key_id *key
 void peer_release(struct peer *peer);
 /* Returns true if the process has died or has called its last peers_release. */
 bool peer_is_gone(const struct peer *peer);
-/* The address of this process's nonce, which other processes read to verify the process (reading.h). */
+/* The address of this process's nonce, which other processes read to verify the process (host/reading.h). */
 uint64_t peers_nonce_address(void);
 /* Describes how to read a process of this host that reported the address of its nonce. */
 struct read_source peer_memory_source(const struct peer *peer, uint64_t nonce_at);

@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = { data, size };
     struct interface table[INTERFACES];
-    char names[MOST_NAMES], text[CONTACT_TEXT_BYTES];
+    char names[MOST_NAMES], text[SOCK_ADDRESS_TEXT_BYTES];
     int count = input_byte(&in) % (INTERFACES + 1);
     for (int i = 0; i < count; i++) {
         table[i] = interface_of_input(&in);

@@ -198,7 +198,7 @@ static void test_host_that_vanishes_is_lost(void **state)
 /* ---- it is not there ---- */
 static void call_nobody(void)
 {
-    char here[CONTACT_TEXT_BYTES], there[CONTACT_TEXT_BYTES];
+    char here[SOCK_ADDRESS_TEXT_BYTES], there[SOCK_ADDRESS_TEXT_BYTES];
     struct peer *peers[2] = { NULL };
     struct eager_ring box = { 0 };
     struct loss loss = { 0 };
