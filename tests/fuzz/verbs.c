@@ -80,15 +80,16 @@ static int poll_cq(struct ibv_cq *queue, int most, struct ibv_wc *out)
     return count;
 }
 /* ---- in place of registration.c: all memory is known to the device ---- */
-tutti_status registration_create(struct ibv_pd *domain, struct registration_limits limits, struct registration **out)
+tutti_status registration_cache_create(struct ibv_pd *domain, struct registration_limits limits,
+    struct registration_cache **out)
 {
     (void)domain;
     (void)limits;
     *out = NULL;
     return TUTTI_OK;
 }
-void registration_destroy(struct registration *r) { (void)r; }
-tutti_status registration_take(struct registration *r, const void *at, size_t bytes, bool writes,
+void registration_cache_destroy(struct registration_cache *r) { (void)r; }
+tutti_status registration_cache_take(struct registration_cache *r, const void *at, size_t bytes, bool writes,
     struct registered *out)
 {
     (void)r;
@@ -98,25 +99,26 @@ tutti_status registration_take(struct registration *r, const void *at, size_t by
     *out = (struct registered){ .region = &region };
     return TUTTI_OK;
 }
-tutti_status registration_keep(struct registration *r, void *at, size_t bytes, int access, struct registered *out)
+tutti_status registration_cache_add_permanent(struct registration_cache *r, void *at, size_t bytes, int access,
+    struct registered *out)
 {
-    return registration_take(r, at, bytes, access, out);
+    return registration_cache_take(r, at, bytes, access, out);
 }
-tutti_status registration_take_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
+tutti_status registration_cache_take_dmabuf(struct registration_cache *r, int descriptor, uint64_t offset, size_t bytes,
     uint64_t iova, struct registered *out)
 {
     (void)r;
     (void)out;
     return descriptor || offset || bytes || iova ? TUTTI_UNSUPPORTED : TUTTI_SYSTEM;
 }
-void registration_give(struct registration *r, const struct registered *registered)
+void registration_cache_give(struct registration_cache *r, const struct registered *registered)
 {
     (void)r;
     FUZZ_CHECK(registered->region == &region);
 }
-void registration_sweep(struct registration *r) { (void)r; }
-bool registration_can_keep(const struct registration *r) { return r; }
-struct registration_counts registration_get_counts(struct registration *r)
+void registration_cache_sweep(struct registration_cache *r) { (void)r; }
+bool registration_cache_can_watch(const struct registration_cache *r) { return r; }
+struct registration_counts registration_cache_get_counts(struct registration_cache *r)
 {
     (void)r;
     return (struct registration_counts){ 0 };

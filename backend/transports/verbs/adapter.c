@@ -36,11 +36,11 @@ tutti_status adapter_init(struct adapter *a, const struct device_port *port, int
     int entries = int_smaller(adapter_completions_needed(a, lanes), a->about.max_cqe);
     a->completions = verbs.ibv_create_cq(context, entries, NULL, a->channel, 0);
     if (!a->completions) return device_port_fail_call(port, "completion queue");
-    return registration_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
+    return registration_cache_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
 }
 void adapter_finish(struct adapter *a)
 {
-    registration_destroy(a->memory);
+    registration_cache_destroy(a->memory);
     if (a->completions) verbs.ibv_destroy_cq(a->completions);
     if (a->channel) verbs.ibv_destroy_comp_channel(a->channel);
     if (a->domain) verbs.ibv_dealloc_pd(a->domain);

@@ -151,7 +151,7 @@ struct adapter {
     struct ibv_pd *domain;
     struct ibv_comp_channel *channel;
     struct ibv_cq *completions;
-    struct registration *memory;
+    struct registration_cache *memory;
     int index;
     /* `beside` is the room for completions of datagrams and receives; `lanes` counts the queue pairs. */
     int beside;

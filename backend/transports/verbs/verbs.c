@@ -100,7 +100,7 @@ static void verbs_arm_adapter(struct fabric *fabric, const struct adapter *a)
     void *cookie;
     while (verbs.ibv_get_cq_event(a->channel, &queue, &cookie) == 0) verbs.ibv_ack_cq_events(queue, 1);
     verbs_handle_device_events(fabric, a);
-    registration_sweep(a->memory);
+    registration_cache_sweep(a->memory);
     errno = ibv_req_notify_cq(a->completions, 0);
     if (errno) LOG(ERROR, "%s cannot announce completions: %s", a->port->name, strerror(errno));
 }

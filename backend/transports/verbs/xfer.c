@@ -26,14 +26,15 @@ struct verbs_xfer *xfer_new(struct fabric_op *op, enum verbs_what what)
 static void xfer_unpin(struct nic *nic, struct verbs_xfer *xfer)
 {
     for (int i = 0; i < nic->adapter_count; i++)
-        if (xfer->memory[i].region) registration_give(nic->adapters[i].memory, &xfer->memory[i]);
+        if (xfer->memory[i].region) registration_cache_give(nic->adapters[i].memory, &xfer->memory[i]);
 }
 bool xfer_pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
 {
     for (int i = 0; i < e->lane_count; i++) {
         struct adapter *adapter = e->lanes[i].rail->adapter;
         struct registered *memory = &xfer->memory[adapter->index];
-        if (!memory->region && registration_take(adapter->memory, at, bytes, writes, memory) != TUTTI_OK) return false;
+        if (!memory->region && registration_cache_take(adapter->memory, at, bytes, writes, memory) != TUTTI_OK)
+            return false;
         if (!writes) xfer->offer.keys[i] = memory->region->rkey;
     }
     return true;

@@ -80,15 +80,15 @@ static void need(bool so, const char *what)
         asked, status_detail());
     _exit(1);
 }
-static struct registration *r;
+static struct registration_cache *r;
 static void make(size_t bytes, int entries)
 {
     const struct registration_limits limits = { bytes, entries };
-    need(registration_create(&domain, limits, &r) == TUTTI_OK, "there is memory");
+    need(registration_cache_create(&domain, limits, &r) == TUTTI_OK, "there is memory");
 }
 static void need_watching(void)
 {
-    if (registration_can_keep(r)) return;
+    if (registration_cache_can_watch(r)) return;
     fprintf(stderr, "SKIPPED: %s\n", status_detail());
     _exit(SKIPPED);
 }
@@ -104,7 +104,7 @@ static void in_a_process(void (*each)(void))
             .ibv_dereg_mr = deregister,
             .ibv_reg_dmabuf_mr = register_dmabuf };
         each();
-        registration_destroy(r);
+        registration_cache_destroy(r);
         need(regions == 0, "nothing is left registered");
         _exit(0);
     }
@@ -124,12 +124,12 @@ static unsigned char *pages_at(void *at, size_t count, uint64_t word)  /* mapped
 static struct registered take(const void *at, size_t bytes)
 {
     struct registered t = { .region = NULL };
-    need(registration_take(r, at, bytes, true, &t) == TUTTI_OK, "it is registered");
+    need(registration_cache_take(r, at, bytes, true, &t) == TUTTI_OK, "it is registered");
     uintptr_t begin = (uintptr_t)t.region->addr;
     need(begin <= (uintptr_t)at && (uintptr_t)at + bytes <= begin + t.region->length, "what is registered covers it");
     return t;
 }
-static void give(struct registered t) { registration_give(r, &t); }
+static void give(struct registered t) { registration_cache_give(r, &t); }
 static int asked_since(void)
 {
     int count = asked;
@@ -153,7 +153,7 @@ static void keeps(void)
     need(regions == 2, "and stays when it is given back");
     give(take(at, 2 * page));
     need(asked_since() == 0, "until it is wanted again");
-    struct registration_counts counts = registration_get_counts(r);
+    struct registration_counts counts = registration_cache_get_counts(r);
     need(counts.hits == 2 && counts.misses == 2 && counts.entries == 2 && counts.bytes == 3 * page, "that is counted");
 }
 static void keeps_bounded(void)
@@ -176,7 +176,7 @@ static void keeps_bounded(void)
     give(take(at + 16 * page, 7 * page));
     need(regions == 2 && registered_bytes == 8 * page, "bytes are bounded, and what is in use stays");
     give(take(at + 32 * page, 9 * page));
-    need(regions == 2 && registration_get_counts(r).once == 1, "what is larger than all that is registered once");
+    need(regions == 2 && registration_cache_get_counts(r).once == 1, "what is larger than all that is registered once");
     give(used);
 }
 static void reads_only(void)
@@ -186,13 +186,13 @@ static void reads_only(void)
     unsigned char *at = pages_at(NULL, 1, 1);
     struct registered t;
     read_only = at;
-    need(registration_take(r, at, page, false, &t) == TUTTI_OK && last_access == IBV_ACCESS_REMOTE_READ,
+    need(registration_cache_take(r, at, page, false, &t) == TUTTI_OK && last_access == IBV_ACCESS_REMOTE_READ,
         "what this process may not write can be read");
     give(t);
-    need(registration_take(r, at, page, true, &t) == TUTTI_INVALID_ARGUMENT, "and not be written");
+    need(registration_cache_take(r, at, page, true, &t) == TUTTI_INVALID_ARGUMENT, "and not be written");
     need(strstr(status_detail(), "made0") != NULL, "which the text says");
     asked_since();
-    need(registration_take(r, at, page, false, &t) == TUTTI_OK && asked_since() == 0, "reading goes on");
+    need(registration_cache_take(r, at, page, false, &t) == TUTTI_OK && asked_since() == 0, "reading goes on");
     give(t);
 }
 
@@ -209,8 +209,8 @@ static void maps_anew(void)
         munmap(at, 4 * page);
         pages_at(at, 4, word + 1);
     }
-    registration_sweep(r);
-    need(regions == 0 && registration_get_counts(r).entries == 0, "of what is gone nothing stays registered");
+    registration_cache_sweep(r);
+    need(regions == 0 && registration_cache_get_counts(r).entries == 0, "of what is gone nothing stays registered");
 }
 static void drops_pages(void)
 {
@@ -241,7 +241,7 @@ static void changes_in_use(void)
     struct registered old = take(at, page);
     munmap(at, page);
     pages_at(at, 1, 2);
-    registration_sweep(r);
+    registration_cache_sweep(r);
     need(regions == 1, "what is in use stays registered though it is gone");
     struct registered new = take(at, page);
     need(seen(&new, at) == 2 && seen(&old, at) == 1, "but nobody finds it any more");
@@ -280,15 +280,15 @@ static void forks(void)
     give(take(at, page));
     pid_t child = fork();
     if (child == 0) {
-        registration_destroy(r);
+        registration_cache_destroy(r);
         need(regions == 1, "a child deregisters nothing of its parent's");
         munmap(at, 2 * page);
         make(0, 0);
         at = pages_at(at, 2, 5);
         struct registered t = take(at, page);
-        need(registration_can_keep(r) && seen(&t, at) == 5, "and may have a device of its own");
+        need(registration_cache_can_watch(r) && seen(&t, at) == 5, "and may have a device of its own");
         give(t);
-        registration_destroy(r);
+        registration_cache_destroy(r);
         need(regions == 1, "which it leaves as it should");
         _exit(0);
     }
@@ -311,10 +311,10 @@ static void of_the_arena(void)
     give(t);
     give(other);
     need(arena_free(first) == TUTTI_OK && arena_free(second) == TUTTI_OK, "it is given back");
-    registration_sweep(r);
+    registration_cache_sweep(r);
     need(regions == 1, "the spare block is a block still");
     while (arena_give_up_spare()) {}
-    registration_sweep(r);
+    registration_cache_sweep(r);
     need(regions == 0, "of a block that is no more nothing stays registered");
 }
 static void reuses_the_arena(void)
@@ -332,16 +332,18 @@ static void reuses_the_arena(void)
         give(t);
         need(arena_free(at) == TUTTI_OK, "it is given back");
     }
-    registration_sweep(r);
+    registration_cache_sweep(r);
     need(regions == 0, "and the earlier ones are let go of");
 }
-static void for_good(void)
+static void permanent(void)
 {
     struct registered kept, ring;
     make(0, 0);
     unsigned char *at = pages_at(NULL, 8, 1);
-    need(registration_keep(r, at, 4 * page, TENSOR_ACCESS, &kept) == TUTTI_OK, "slots are registered");
-    need(registration_keep(r, at + 4 * page, page, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &ring) == TUTTI_OK
+    need(registration_cache_add_permanent(r, at, 4 * page, TENSOR_ACCESS, &kept) == TUTTI_OK, "slots are registered");
+    need(registration_cache_add_permanent(r, at + 4 * page, page, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+             &ring)
+                == TUTTI_OK
             && last_access == (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
         "rings are registered as they are needed");
     asked_since();
@@ -369,20 +371,20 @@ static void once_each(void)
 {
     forbid_watching();
     make(0, 0);
-    need(!registration_can_keep(r) && strstr(status_detail(), "seccomp"),
+    need(!registration_cache_can_watch(r) && strstr(status_detail(), "seccomp"),
         "where nothing can be watched it is said why");
     unsigned char *at = pages_at(NULL, 2, 1);
     struct registered t = take(at, page), again = take(at, page);
     need(asked_since() == 2 && regions == 2, "each use registers");
     give(t);
     give(again);
-    need(regions == 0 && registration_get_counts(r).once == 2, "and nothing is kept");
+    need(regions == 0 && registration_cache_get_counts(r).once == 2, "and nothing is kept");
     munmap(at, page);
     pages_at(at, 1, 2);
     t = take(at, page);
     need(seen(&t, at) == 2, "so it is right");
     give(t);
-    registration_destroy(r);
+    registration_cache_destroy(r);
     asked = 0;
     of_the_arena(); /* blocks are kept all the same: their numbers tell */
 }
@@ -399,11 +401,11 @@ static void too_much(void)
     give(take(at + 4 * page, 3 * page));
     need(regions == 1, "what is unused makes room for what is needed");
     setrlimit(RLIMIT_MEMLOCK, &memlock);
-    need(registration_take(r, at, 5 * page, true, &t) == TUTTI_NO_MEMORY && !t.region, "too much is refused");
+    need(registration_cache_take(r, at, 5 * page, true, &t) == TUTTI_NO_MEMORY && !t.region, "too much is refused");
     static const char *const words[] = { "made0", "may lock 64 KiB", "ulimit -l unlimited", "/etc/security/limits.conf",
         "LimitMEMLOCK=infinity", "--ulimit memlock=-1" };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) need(strstr(status_detail(), words[i]), words[i]);
-    need(registration_keep(r, at, 5 * page, TENSOR_ACCESS, &t) == TUTTI_NO_MEMORY, "for good, too");
+    need(registration_cache_add_permanent(r, at, 5 * page, TENSOR_ACCESS, &t) == TUTTI_NO_MEMORY, "for good, too");
     give(take(at, page)); /* and all goes on */
 }
 static void too_large_a_block(void)
@@ -422,13 +424,14 @@ static void of_a_device(void)
 {
     struct registered t;
     make(0, 0);
-    need(registration_take_dmabuf(r, 7, 4096, 100, 0x1000, &t) == TUTTI_OK, "memory of a device is registered");
+    need(registration_cache_take_dmabuf(r, 7, 4096, 100, 0x1000, &t) == TUTTI_OK, "memory of a device is registered");
     need(last_descriptor == 7 && last_access == TENSOR_ACCESS && t.region->length == 100, "as it was exported");
     give(t);
-    need(registration_take_dmabuf(r, -1, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "dmabuf"),
+    need(registration_cache_take_dmabuf(r, -1, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "dmabuf"),
         "a device may refuse");
     verbs.ibv_reg_dmabuf_mr = NULL;
-    need(registration_take_dmabuf(r, 7, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "rdma-core 34"),
+    need(registration_cache_take_dmabuf(r, 7, 0, 100, 0, &t) == TUTTI_UNSUPPORTED
+            && strstr(status_detail(), "rdma-core 34"),
         "an old library cannot");
 }
 
@@ -455,7 +458,7 @@ static void *worker(void *argument)
         }
         if (rand_r(&seed) % 2) madvise(at, count * page, MADV_DONTNEED);
         munmap(at, count * page);
-        if (rand_r(&seed) % 64 == 0) registration_sweep(r);
+        if (rand_r(&seed) % 64 == 0) registration_cache_sweep(r);
     }
     return NULL;
 }
@@ -468,8 +471,8 @@ static void many(void)
     for (int i = 0; i < THREADS; i++)
         need(pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)(i + 1)) == 0, "there is a thread");
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
-    registration_sweep(r);
-    need(regions == 0 && registration_get_counts(r).entries == 0 && registration_get_counts(r).bytes == 0,
+    registration_cache_sweep(r);
+    need(regions == 0 && registration_cache_get_counts(r).entries == 0 && registration_cache_get_counts(r).bytes == 0,
         "all is gone");
 }
 
@@ -492,7 +495,7 @@ int test_verbs_registration(void)
 #endif
         TEST(of_the_arena),
         TEST(reuses_the_arena),
-        TEST(for_good),
+        TEST(permanent),
         TEST(once_each),
         TEST(too_much),
         TEST(too_large_a_block),

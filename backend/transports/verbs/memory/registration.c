@@ -1,7 +1,7 @@
-/* One array has the entries, and a second one only their addresses for the linear search. A search of a few hundred
-   takes less time than the device needs to begin a transfer. The lock is that of mappings.h, which keeps the entries
-   consistent with the watched memory. A thread that holds it must neither allocate nor call the library, which
-   allocates. */
+/* One array of the cache has the entries, and a second one only their addresses for the linear search. A search of a
+   few hundred takes less time than the device needs to begin a transfer. The lock is that of mappings.h, which keeps
+   the entries consistent with the watched memory. A thread that holds it must neither allocate nor call the library,
+   which allocates. */
 #include "backend/transports/verbs/memory/registration.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -25,14 +25,14 @@ enum registration_state { FREE, PENDING, READY, GONE };
 struct registration_entry {
     struct ibv_mr *region;
     uintptr_t begin, end;
-    /* `block` is the number of the arena's block, or 0; `used` is the registration's clock at its last use. */
+    /* `block` is the number of the arena's block, or 0; `used` is the cache's clock at its last use. */
     uint64_t block, used;
     int users;
     enum registration_state state;
-    bool writable, for_good;
+    bool writable, permanent;
 };
 struct registered_span { uintptr_t begin, end; };
-struct registration {
+struct registration_cache {
     struct mapping_listener listener;
     struct ibv_pd *domain;
     pid_t process;
@@ -51,85 +51,91 @@ struct registration {
 static uintptr_t registration_page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 
 /* ---- finding, with the lock held ---- */
-static int *registration_hint_slot(struct registration *r, uint64_t key)
+static int *registration_cache_hint_slot(struct registration_cache *cache, uint64_t key)
 {
-    return &r->hints[(key * 0x9e3779b97f4a7c15u) >> 58];
+    return &cache->hints[(key * 0x9e3779b97f4a7c15u) >> 58];
 }
-static bool entry_serves(const struct registration *r, int i, uintptr_t begin, uintptr_t end, bool writes)
+/* Returns true if the entry has the whole range, writable if `writes` is set. */
+static bool entry_serves(const struct registration_cache *cache, int i, uintptr_t begin, uintptr_t end, bool writes)
 {
-    return r->spans[i].begin <= begin && end <= r->spans[i].end && (!writes || r->entries[i].writable);
+    return cache->spans[i].begin <= begin && end <= cache->spans[i].end && (!writes || cache->entries[i].writable);
 }
-static int registration_find(struct registration *r, uintptr_t begin, uintptr_t end, bool writes)
+/* Finds an entry for a transfer of that range. Returns ONCE if no entry has it. */
+static int registration_cache_find(struct registration_cache *cache, uintptr_t begin, uintptr_t end, bool writes)
 {
-    int *hint = registration_hint_slot(r, begin / registration_page_bytes());
-    if (entry_serves(r, *hint, begin, end, writes)) return *hint;
-    for (int i = 0; i < r->top; i++)
-        if (entry_serves(r, i, begin, end, writes)) return *hint = i;
+    int *hint = registration_cache_hint_slot(cache, begin / registration_page_bytes());
+    if (entry_serves(cache, *hint, begin, end, writes)) return *hint;
+    for (int i = 0; i < cache->top; i++)
+        if (entry_serves(cache, i, begin, end, writes)) return *hint = i;
     return ONCE;
 }
-static bool entry_is_block(const struct registration *r, int i, uint64_t block)
+static bool entry_is_block(const struct registration_cache *cache, int i, uint64_t block)
 {
-    return r->entries[i].state == READY && r->entries[i].block == block;
+    return cache->entries[i].state == READY && cache->entries[i].block == block;
 }
-static int registration_find_block(struct registration *r, uint64_t block)
+/* Finds the entry of a block of the arena. Returns ONCE for a block without an entry. */
+static int registration_cache_find_block(struct registration_cache *cache, uint64_t block)
 {
-    int *hint = registration_hint_slot(r, block);
-    if (entry_is_block(r, *hint, block)) return *hint;
-    for (int i = 0; i < r->top; i++)
-        if (entry_is_block(r, i, block)) return *hint = i;
+    int *hint = registration_cache_hint_slot(cache, block);
+    if (entry_is_block(cache, *hint, block)) return *hint;
+    for (int i = 0; i < cache->top; i++)
+        if (entry_is_block(cache, i, block)) return *hint = i;
     return ONCE;
 }
-static bool entry_use(struct registration *r, int i, struct registered *out)
+/* Adds a user to the entry `i`. Returns false for ONCE. */
+static bool entry_use(struct registration_cache *cache, int i, struct registered *out)
 {
     if (i < 0) return false;
-    r->entries[i].users++;
-    r->entries[i].used = ++r->clock;
-    r->counts.hits++;
-    *out = (struct registered){ r->entries[i].region, i, false };
+    cache->entries[i].users++;
+    cache->entries[i].used = ++cache->clock;
+    cache->counts.hits++;
+    *out = (struct registered){ cache->entries[i].region, i, false };
     return true;
 }
 
 /* ---- adding and dropping entries, with the lock held ---- */
-static bool entry_is_evictable(const struct registration_entry *e) { return !e->block && !e->for_good; }
-static void registration_account_entry(struct registration *r, const struct registration_entry *e, bool comes)
+static bool entry_is_evictable(const struct registration_entry *e) { return !e->block && !e->permanent; }
+/* Counts an evictable entry that comes, or goes if `comes` is false. */
+static void registration_cache_account_entry(struct registration_cache *cache, const struct registration_entry *e,
+    bool comes)
 {
     if (!entry_is_evictable(e)) return;
-    r->counts.entries += comes ? 1 : -1;
-    r->counts.bytes += comes ? e->end - e->begin : -(e->end - e->begin);
+    cache->counts.entries += comes ? 1 : -1;
+    cache->counts.bytes += comes ? e->end - e->begin : -(e->end - e->begin);
 }
 /* Removes an entry from the search; its users keep it until they give it back. */
-static void entry_hide(struct registration *r, int i)
+static void entry_hide(struct registration_cache *cache, int i)
 {
-    struct registration_entry *e = &r->entries[i];
-    registration_account_entry(r, e, false);
+    struct registration_entry *e = &cache->entries[i];
+    registration_cache_account_entry(cache, e, false);
     e->state = GONE;
-    r->spans[i] = (struct registered_span){ 0, 0 };
+    cache->spans[i] = (struct registered_span){ 0, 0 };
 }
 static void registration_on_range_gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
 {
-    struct registration *r = (struct registration *)(void *)listener;
-    for (int i = 0; i < r->top; i++) {
-        const struct registration_entry *e = &r->entries[i];
+    struct registration_cache *cache = (struct registration_cache *)(void *)listener;
+    for (int i = 0; i < cache->top; i++) {
+        const struct registration_entry *e = &cache->entries[i];
         bool lives = e->state == READY || e->state == PENDING;
         if (!lives || !entry_is_evictable(e) || e->end <= begin || end <= e->begin) continue;
-        entry_hide(r, i);
-        r->counts.gone++;
+        entry_hide(cache, i);
+        cache->counts.gone++;
     }
 }
-static int entry_add(struct registration *r, const struct registration_entry *e)
+static int entry_add(struct registration_cache *cache, const struct registration_entry *e)
 {
     int i = 0;
-    while (i < r->top && r->entries[i].state != FREE) i++;
+    while (i < cache->top && cache->entries[i].state != FREE) i++;
     if (i == ENTRIES) return ONCE;
-    if (i == r->top) r->top++;
-    r->entries[i] = *e;
-    registration_account_entry(r, e, true);
+    if (i == cache->top) cache->top++;
+    cache->entries[i] = *e;
+    registration_cache_account_entry(cache, e, true);
     return i;
 }
-static struct ibv_mr *entry_free(struct registration *r, int i)
+static struct ibv_mr *entry_free(struct registration_cache *cache, int i)
 {
-    struct ibv_mr *region = r->entries[i].region;
-    r->entries[i] = (struct registration_entry){ .state = FREE };
+    struct ibv_mr *region = cache->entries[i].region;
+    cache->entries[i] = (struct registration_entry){ .state = FREE };
     return region;
 }
 static bool registration_block_is_retired(uint64_t block)
@@ -139,72 +145,74 @@ static bool registration_block_is_retired(uint64_t block)
 static bool entry_is_unneeded(const struct registration_entry *e, bool all)
 {
     if (e->users || e->state == FREE) return false;
-    return e->state == GONE || registration_block_is_retired(e->block) || (all && !e->for_good);
+    return e->state == GONE || registration_block_is_retired(e->block) || (all && !e->permanent);
 }
-static int registration_find_longest_unused(const struct registration *r)
+static int registration_cache_find_longest_unused(const struct registration_cache *cache)
 {
     int found = ONCE;
-    for (int i = 0; i < r->top; i++) {
-        const struct registration_entry *e = &r->entries[i];
+    for (int i = 0; i < cache->top; i++) {
+        const struct registration_entry *e = &cache->entries[i];
         if (e->state != READY || e->users || !entry_is_evictable(e)) continue;
-        if (found < 0 || e->used < r->entries[found].used) found = i;
+        if (found < 0 || e->used < cache->entries[found].used) found = i;
     }
     return found;
 }
-static bool registration_is_full(const struct registration *r, size_t more)
+static bool registration_cache_is_full(const struct registration_cache *cache, size_t more)
 {
-    bool fits = more <= r->limits.bytes && r->counts.bytes <= r->limits.bytes - more;
-    return r->counts.entries >= r->limits.entries || !fits;
+    bool fits = more <= cache->limits.bytes && cache->counts.bytes <= cache->limits.bytes - more;
+    return cache->counts.entries >= cache->limits.entries || !fits;
 }
 /* Collects up to DROPS regions to deregister: entries that are gone or retired, then the least recently used ones until
    `more` bytes fit. */
-static int registration_collect_dropped(struct registration *r, size_t more, struct ibv_mr *out[DROPS])
+static int registration_cache_collect_dropped(struct registration_cache *cache, size_t more, struct ibv_mr *out[DROPS])
 {
     int count = 0, i;
-    for (i = 0; i < r->top && count < DROPS; i++) {
-        if (!entry_is_unneeded(&r->entries[i], more == ALL)) continue;
-        if (r->entries[i].state == READY) entry_hide(r, i);
-        out[count++] = entry_free(r, i);
+    for (i = 0; i < cache->top && count < DROPS; i++) {
+        if (!entry_is_unneeded(&cache->entries[i], more == ALL)) continue;
+        if (cache->entries[i].state == READY) entry_hide(cache, i);
+        out[count++] = entry_free(cache, i);
     }
-    while (more && count < DROPS && registration_is_full(r, more) && (i = registration_find_longest_unused(r)) >= 0) {
-        entry_hide(r, i);
-        r->counts.evicted++;
-        out[count++] = entry_free(r, i);
+    while (more && count < DROPS && registration_cache_is_full(cache, more)
+        && (i = registration_cache_find_longest_unused(cache)) >= 0) {
+        entry_hide(cache, i);
+        cache->counts.evicted++;
+        out[count++] = entry_free(cache, i);
     }
     return count;
 }
 
 /* ---- calling the library, without the lock ---- */
-static int registration_make_room(struct registration *r, size_t more)
+static int registration_cache_make_room(struct registration_cache *cache, size_t more)
 {
     struct ibv_mr *dropped[DROPS];
     int count, all = 0;
     do {
         mappings_lock();
-        count = registration_collect_dropped(r, more, dropped);
+        count = registration_cache_collect_dropped(cache, more, dropped);
         mappings_unlock();
         for (int i = 0; i < count; i++) verbs.ibv_dereg_mr(dropped[i]);
         all += count;
     } while (count == DROPS);
     return all;
 }
-static struct ibv_mr *registration_register_region(struct registration *r, uintptr_t begin, uintptr_t end, int access)
+static struct ibv_mr *registration_cache_register_region(struct registration_cache *cache, uintptr_t begin,
+    uintptr_t end, int access)
 {
     struct ibv_mr *region;
     do {
         errno = 0;
-        region = verbs.ibv_reg_mr(r->domain, (void *)begin, end - begin, access);
-    } while (!region && errno == ENOMEM && registration_make_room(r, ALL) > 0);
+        region = verbs.ibv_reg_mr(cache->domain, (void *)begin, end - begin, access);
+    } while (!region && errno == ENOMEM && registration_cache_make_room(cache, ALL) > 0);
     return region;
 }
-static struct ibv_mr *registration_register_tensor(struct registration *r, uintptr_t begin, uintptr_t end, bool writes,
-    bool *writable)
+static struct ibv_mr *registration_cache_register_tensor(struct registration_cache *cache, uintptr_t begin,
+    uintptr_t end, bool writes, bool *writable)
 {
-    struct ibv_mr *region = registration_register_region(r, begin, end, TENSOR_ACCESS);
+    struct ibv_mr *region = registration_cache_register_region(cache, begin, end, TENSOR_ACCESS);
     *writable = region != NULL;
     if (region || writes || (errno != EFAULT && errno != EACCES && errno != EPERM)) return region;
     /* The memory may be read-only for this process. */
-    return registration_register_region(r, begin, end, IBV_ACCESS_REMOTE_READ);
+    return registration_cache_register_region(cache, begin, end, IBV_ACCESS_REMOTE_READ);
 }
 static tutti_status registration_fail_limit(const char *device, size_t bytes)
 {
@@ -220,10 +228,10 @@ static tutti_status registration_fail_limit(const char *device, size_t bytes)
         "In a container: docker run --ulimit memlock=-1",
         bytes, device, (unsigned long long)limit.rlim_cur / 1024);
 }
-static tutti_status registration_fail_region(const struct registration *r, const void *at, size_t bytes)
+static tutti_status registration_cache_fail_region(const struct registration_cache *cache, const void *at, size_t bytes)
 {
     int error = errno;
-    const char *device = verbs.ibv_get_device_name(r->domain->context->device);
+    const char *device = verbs.ibv_get_device_name(cache->domain->context->device);
     if (error == ENOMEM) return registration_fail_limit(device, bytes);
     if (error == EFAULT)
         return status_fail(TUTTI_INVALID_ARGUMENT,
@@ -237,78 +245,83 @@ static tutti_status registration_fail_region(const struct registration *r, const
 /* ---- taking ---- */
 /* The memory is watched before it is registered. A change in between makes the entry GONE, and its user gives it
    back. */
-static int entry_begin(struct registration *r, uintptr_t begin, uintptr_t end, uint64_t block)
+static int entry_begin(struct registration_cache *cache, uintptr_t begin, uintptr_t end, uint64_t block)
 {
     struct registration_entry e = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
     mappings_lock();
-    r->counts.misses++;
-    bool fits = block || (!registration_is_full(r, end - begin) && r->watches && mappings_watch_range(begin, end));
-    int i = fits ? entry_add(r, &e) : ONCE;
-    r->counts.once += i == ONCE;
+    cache->counts.misses++;
+    bool fits = block
+        || (!registration_cache_is_full(cache, end - begin) && cache->watches && mappings_watch_range(begin, end));
+    int i = fits ? entry_add(cache, &e) : ONCE;
+    cache->counts.once += i == ONCE;
     mappings_unlock();
     return i;
 }
-static struct registered entry_finish(struct registration *r, int i, struct ibv_mr *region, bool writable)
+static struct registered entry_finish(struct registration_cache *cache, int i, struct ibv_mr *region, bool writable)
 {
     if (i == ONCE) return (struct registered){ region, ONCE, false };
     mappings_lock();
-    struct registration_entry *e = &r->entries[i];
+    struct registration_entry *e = &cache->entries[i];
     e->region = region;
     e->writable = writable;
-    e->used = ++r->clock;
+    e->used = ++cache->clock;
     if (!region) {
-        if (e->state == PENDING) entry_hide(r, i);
-        entry_free(r, i);
+        if (e->state == PENDING) entry_hide(cache, i);
+        entry_free(cache, i);
     } else if (e->state == PENDING) {
         e->state = READY;
-        if (!e->block) r->spans[i] = (struct registered_span){ e->begin, e->end };
+        if (!e->block) cache->spans[i] = (struct registered_span){ e->begin, e->end };
     }
     mappings_unlock();
     return (struct registered){ region, i, false };
 }
-static struct registered registration_take_new(struct registration *r, uintptr_t begin, uintptr_t end, bool writes,
-    uint64_t block)
+static struct registered registration_cache_take_new(struct registration_cache *cache, uintptr_t begin, uintptr_t end,
+    bool writes, uint64_t block)
 {
     bool writable;
-    bool kept = !block && r->watches && end - begin <= r->limits.bytes;
-    registration_make_room(r, kept ? end - begin : 0);
-    int i = entry_begin(r, begin, end, block);
-    struct ibv_mr *region = registration_register_tensor(r, begin, end, writes, &writable);
-    return entry_finish(r, i, region, writable);
+    bool is_cached = !block && cache->watches && end - begin <= cache->limits.bytes;
+    registration_cache_make_room(cache, is_cached ? end - begin : 0);
+    int i = entry_begin(cache, begin, end, block);
+    struct ibv_mr *region = registration_cache_register_tensor(cache, begin, end, writes, &writable);
+    return entry_finish(cache, i, region, writable);
 }
-static bool registration_take_block(struct registration *r, uint64_t number, struct registered *out)
+/* Takes the registration of a whole block of the arena. Returns false if the block is gone or cannot be registered. */
+static bool registration_cache_take_block(struct registration_cache *cache, uint64_t number, struct registered *out)
 {
     mappings_lock();
-    bool found = entry_use(r, registration_find_block(r, number), out);
+    bool found = entry_use(cache, registration_cache_find_block(cache, number), out);
     mappings_unlock();
     if (found) return true;
     struct arena_block whole = arena_block(number);
     uintptr_t begin = (uintptr_t)whole.base;
     if (!begin) return false;
-    *out = registration_take_new(r, begin, begin + whole.bytes, true, number);
+    *out = registration_cache_take_new(cache, begin, begin + whole.bytes, true, number);
     return out->region != NULL;
 }
-tutti_status registration_take(struct registration *r, const void *at, size_t bytes, bool writes,
+tutti_status registration_cache_take(struct registration_cache *cache, const void *at, size_t bytes, bool writes,
     struct registered *out)
 {
     uintptr_t begin = (uintptr_t)at, end = begin + bytes, page = registration_page_bytes();
     struct registered taken;
     struct location location;
     assert(bytes && end > begin);
-    if (!arena_find(at, bytes, &location) || !registration_take_block(r, location.block, &taken)) {
-        bool found = mappings_lock_settled() && entry_use(r, registration_find(r, begin, end, writes), &taken);
+    if (!arena_find(at, bytes, &location) || !registration_cache_take_block(cache, location.block, &taken)) {
+        bool found =
+            mappings_lock_settled() && entry_use(cache, registration_cache_find(cache, begin, end, writes), &taken);
         mappings_unlock();
-        if (!found) taken = registration_take_new(r, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
+        if (!found)
+            taken = registration_cache_take_new(cache, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
     }
-    if (!taken.region) return registration_fail_region(r, at, bytes);
+    if (!taken.region) return registration_cache_fail_region(cache, at, bytes);
     *out = taken;
     return TUTTI_OK;
 }
-tutti_status registration_keep(struct registration *r, void *at, size_t bytes, int access, struct registered *out)
+tutti_status registration_cache_add_permanent(struct registration_cache *cache, void *at, size_t bytes, int access,
+    struct registered *out)
 {
     uintptr_t begin = (uintptr_t)at;
-    struct ibv_mr *region = registration_register_region(r, begin, begin + bytes, access);
-    if (!region) return registration_fail_region(r, at, bytes);
+    struct ibv_mr *region = registration_cache_register_region(cache, begin, begin + bytes, access);
+    if (!region) return registration_cache_fail_region(cache, at, bytes);
     bool for_all = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
     struct registration_entry e = { .region = region,
         .begin = begin,
@@ -316,23 +329,23 @@ tutti_status registration_keep(struct registration *r, void *at, size_t bytes, i
         .users = 1,
         .state = READY,
         .writable = true,
-        .for_good = true };
+        .permanent = true };
     mappings_lock();
-    int i = entry_add(r, &e);
-    if (i >= 0 && for_all) r->spans[i] = (struct registered_span){ e.begin, e.end };
+    int i = entry_add(cache, &e);
+    if (i >= 0 && for_all) cache->spans[i] = (struct registered_span){ e.begin, e.end };
     mappings_unlock();
     *out = (struct registered){ region, i, true };
     return TUTTI_OK;
 }
-tutti_status registration_take_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
-    uint64_t iova, struct registered *out)
+tutti_status registration_cache_take_dmabuf(struct registration_cache *cache, int descriptor, uint64_t offset,
+    size_t bytes, uint64_t iova, struct registered *out)
 {
-    const char *device = verbs.ibv_get_device_name(r->domain->context->device);
+    const char *device = verbs.ibv_get_device_name(cache->domain->context->device);
     if (!verbs.ibv_reg_dmabuf_mr)
         return status_fail(TUTTI_UNSUPPORTED,
             "libibverbs is too old to register memory of another device (dmabuf): rdma-core 34 can");
     errno = 0;
-    struct ibv_mr *region = verbs.ibv_reg_dmabuf_mr(r->domain, offset, bytes, iova, descriptor, TENSOR_ACCESS);
+    struct ibv_mr *region = verbs.ibv_reg_dmabuf_mr(cache->domain, offset, bytes, iova, descriptor, TENSOR_ACCESS);
     if (!region)
         return status_fail(errno == ENOMEM ? TUTTI_NO_MEMORY : TUTTI_UNSUPPORTED,
             "%zu bytes of another device cannot be registered with the RDMA device %s (dmabuf): %s", bytes, device,
@@ -340,27 +353,27 @@ tutti_status registration_take_dmabuf(struct registration *r, int descriptor, ui
     *out = (struct registered){ region, ONCE, false };
     return TUTTI_OK;
 }
-void registration_give(struct registration *r, const struct registered *registered)
+void registration_cache_give(struct registration_cache *cache, const struct registered *registered)
 {
     int i = registered->entry;
     struct ibv_mr *dropped = NULL;
     if (i == ONCE) dropped = registered->region;
     else {
         mappings_lock();
-        struct registration_entry *e = &r->entries[i];
+        struct registration_entry *e = &cache->entries[i];
         e->users--;
-        if (registered->for_good) entry_hide(r, i);
-        if (e->state == GONE && !e->users) dropped = entry_free(r, i);
+        if (registered->permanent) entry_hide(cache, i);
+        if (e->state == GONE && !e->users) dropped = entry_free(cache, i);
         mappings_unlock();
     }
     if (dropped) verbs.ibv_dereg_mr(dropped);
 }
-void registration_sweep(struct registration *r) { registration_make_room(r, 0); }
-bool registration_can_keep(const struct registration *r) { return r->watches; }
-struct registration_counts registration_get_counts(struct registration *r)
+void registration_cache_sweep(struct registration_cache *cache) { registration_cache_make_room(cache, 0); }
+bool registration_cache_can_watch(const struct registration_cache *cache) { return cache->watches; }
+struct registration_counts registration_cache_get_counts(struct registration_cache *cache)
 {
     mappings_lock();
-    struct registration_counts counts = r->counts;
+    struct registration_counts counts = cache->counts;
     mappings_unlock();
     return counts;
 }
@@ -375,27 +388,28 @@ static struct registration_limits registration_limits_clamp(struct registration_
     if (limits.entries <= 0 || limits.entries > DEFAULT_ENTRIES) limits.entries = DEFAULT_ENTRIES;
     return limits;
 }
-tutti_status registration_create(struct ibv_pd *domain, struct registration_limits limits, struct registration **out)
+tutti_status registration_cache_create(struct ibv_pd *domain, struct registration_limits limits,
+    struct registration_cache **out)
 {
-    struct registration *r = memory_alloc_zeroed(1, sizeof *r);
-    if (!r) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of registrations");
-    r->listener.gone = registration_on_range_gone;
-    r->domain = domain;
-    r->process = getpid();
-    r->limits = registration_limits_clamp(limits);
-    r->watches = mappings_add_listener(&r->listener) == TUTTI_OK;
-    if (!r->watches) LOG(INFO, "private tensors are registered again for each message: %s", status_detail());
-    *out = r;
+    struct registration_cache *cache = memory_alloc_zeroed(1, sizeof *cache);
+    if (!cache) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of registrations");
+    cache->listener.gone = registration_on_range_gone;
+    cache->domain = domain;
+    cache->process = getpid();
+    cache->limits = registration_limits_clamp(limits);
+    cache->watches = mappings_add_listener(&cache->listener) == TUTTI_OK;
+    if (!cache->watches) LOG(INFO, "private tensors are registered again for each message: %s", status_detail());
+    *out = cache;
     return TUTTI_OK;
 }
-void registration_destroy(struct registration *r)
+void registration_cache_destroy(struct registration_cache *cache)
 {
-    if (!r) return;
+    if (!cache) return;
     /* A forked child leaves the registrations of its parent alone. */
-    if (r->process == getpid()) {
-        mappings_remove_listener(&r->listener);
-        for (int i = 0; i < r->top; i++)
-            if (r->entries[i].region) verbs.ibv_dereg_mr(r->entries[i].region);
+    if (cache->process == getpid()) {
+        mappings_remove_listener(&cache->listener);
+        for (int i = 0; i < cache->top; i++)
+            if (cache->entries[i].region) verbs.ibv_dereg_mr(cache->entries[i].region);
     }
-    free(r);
+    free(cache);
 }
