@@ -28,7 +28,7 @@ static tutti_status nic_get_adapter(struct nic *nic, const struct device_port *p
 static tutti_status nic_create_rails(struct nic *nic)
 {
     int order[PORTS_MOST], count = (int)settings_get()->verbs_rails;
-    verbs_devices_order_by_distance(nic->devices, -1, NULL, order);
+    devices_order_by_distance(nic->devices, -1, NULL, order);
     for (int i = 0; i < count; i++) {
         struct rail *rail = &nic->rails[i];
         rail->port = &nic->devices->ports[order[i % nic->devices->count]];

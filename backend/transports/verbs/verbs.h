@@ -4,6 +4,6 @@
 
 extern const struct fabric_operations verbs_operations;
 extern struct fabric verbs_fabric;
-/* Describes the fabric for `tutti info`: the library, which ports serve and by which address; or why the fabric is
+/* Describes the fabric for `tutti info`: the library, which ports are usable and by which address; or why the fabric is
    unavailable and what to do. */
 void verbs_describe(char *out, size_t bytes);

@@ -386,7 +386,7 @@ static void test_a_setting_chooses_the_gid(void **state)
     devices_destroy(d);
 }
 
-/* ---- nearness and description ---- */
+/* ---- distance and description ---- */
 static void test_near_devices_come_first(void **state)
 {
     (void)state;
@@ -402,11 +402,11 @@ static void test_near_devices_come_first(void **state)
     write_file("1", "class/infiniband/rdma2/device/numa_node"); /* of rdma1 nothing is known: it is last */
     struct devices *d = devices_found(NULL, 0);
     assert_int_equal(d->count, 3);
-    verbs_devices_order_by_distance(d, 3, root, order);
+    devices_order_by_distance(d, 3, root, order);
     assert_true(order[0] == 2 && order[1] == 0 && order[2] == 1);
-    verbs_devices_order_by_distance(d, 0, root, order);
+    devices_order_by_distance(d, 0, root, order);
     assert_true(order[0] == 0 && order[1] == 2 && order[2] == 1);
-    verbs_devices_order_by_distance(d, -1, "/nowhere", order); /* equally near, as far as one knows */
+    devices_order_by_distance(d, -1, "/nowhere", order); /* equally near, as far as one knows */
     assert_true(order[0] == 0 && order[1] == 1 && order[2] == 2);
     devices_destroy(d);
 }

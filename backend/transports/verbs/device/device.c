@@ -19,7 +19,7 @@ struct search {
     char report[REPORT_BYTES], names[REPORT_BYTES];
     /* A NULL name of the interface accepts any. */
     struct gid_interface interface;
-    /* `refused` counts the wanted ports that do not serve; `elsewhere` means that one serves another interface. */
+    /* `refused` counts the wanted ports that are not usable; `elsewhere` means that one leads to another interface. */
     int refused;
     bool elsewhere;
 };
@@ -160,9 +160,9 @@ static tutti_status search_examine_port(struct search *s, struct ibv_context *co
     p.mtu = port.active_mtu;
     p.message_bytes = port.max_msg_sz;
     TRY(gid_table_init(context, p.number, port.gid_tbl_len, s->sysfs, &table));
-    bool served = s->devices->count < PORTS_MOST && search_choose_gid(s, &p, &table);
+    bool usable = s->devices->count < PORTS_MOST && search_choose_gid(s, &p, &table);
     gid_table_finish(&table);
-    if (!served) return TUTTI_OK;
+    if (!usable) return TUTTI_OK;
     s->devices->ports[s->devices->count++] = p;
     search_report_port(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index,
         128 << p.mtu);
@@ -222,7 +222,7 @@ static struct search search_init(const struct device_environment *environment, s
         .named = settings_get()->verbs_device,
         .devices = devices };
 }
-/* Every port that the user has named must serve; without names, one port must. */
+/* Every port that the user has named must be usable; without names, one port must be. */
 static tutti_status search_check_result(const struct search *s)
 {
     TRY(search_check_names(s));

@@ -33,14 +33,15 @@ struct device_environment {
     /* `sysfs` is the folder to read instead of /sys, or NULL. */
     const char *sysfs;
 };
-/* Opens the devices whose ports serve; at least one port must. The ports are those that TUTTI_VERBS_DEVICE names,
-   otherwise all active ones with an address on that interface (an InfiniBand port needs none). The caller has called
-   verbs_library_load. UNSUPPORTED means that no port serves, INVALID_ARGUMENT that a setting names a missing one. */
+/* Opens the devices whose ports are usable; at least one port must be. The ports are those that TUTTI_VERBS_DEVICE
+   names, otherwise all active ones with an address on that interface (an InfiniBand port needs none). The caller has
+   called verbs_library_load. UNSUPPORTED means that no port is usable, INVALID_ARGUMENT that a setting names a missing
+   one. */
 tutti_status devices_create(const struct device_environment *environment, struct devices **out);
 void devices_destroy(struct devices *devices);
-/* Writes the indices of the ports to `order`, the nearest to the core first (-1 means the core of this thread). The
-   kernel reports which cores and memory a device is attached to. Equally near ports keep their order. */
-void verbs_devices_order_by_distance(const struct devices *devices, int core, const char *sysfs, int order[PORTS_MOST]);
+/* Writes the indices of the ports to `order`, by their distance from the core (-1 means the core of this thread). The
+   kernel reports which cores and memory a device is attached to. Ports of equal distance keep their order. */
+void devices_order_by_distance(const struct devices *devices, int core, const char *sysfs, int order[PORTS_MOST]);
 /* Reports on every port of this host, as in "mlx5_0:1 is used with 10.0.0.2 on eth0 (GID 3, MTU 4096); mlx5_1:1 is
-   down". It returns the errors of devices_create if no port serves. */
+   down". It returns the errors of devices_create if no port is usable. */
 tutti_status devices_describe(const struct device_environment *environment, char *out, size_t bytes);

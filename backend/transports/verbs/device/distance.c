@@ -31,7 +31,7 @@ static int device_port_distance(const struct device_port *p, int core, int node,
     sysfs_read_line(line, sizeof line, "%s/class/infiniband/%s/device/numa_node", sysfs, device);
     return numa_node_distance(node, sysfs_parse_number(line, -1), sysfs);
 }
-void verbs_devices_order_by_distance(const struct devices *d, int core, const char *sysfs, int order[PORTS_MOST])
+void devices_order_by_distance(const struct devices *d, int core, const char *sysfs, int order[PORTS_MOST])
 {
     int distance[PORTS_MOST];
     const char *root = sysfs ? sysfs : "/sys";
