@@ -1,4 +1,4 @@
-/* A new fabric becomes one more entry of the array below. */
+/* A new fabric becomes one more entry of `all`. */
 #include "backend/transports/fabrics.h"
 #include "backend/links/tls.h"
 #include "backend/transports/tcp/tcp.h"

@@ -1,4 +1,4 @@
-/* Frames that come over a TCP connection whose greeting is over, in portions of any size, while receives and sends
+/* Frames that come over a TCP connection whose handshake is over, in portions of any size, while receives and sends
    are posted. The other end is a socket of this process. */
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/tcp/sockets.h"

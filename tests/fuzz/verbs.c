@@ -141,12 +141,12 @@ static void hello_comes(void)
     struct endpoint end = { .open = false };
     const struct key_id key = fuzz_key();
     struct hello h = { .magic = HELLO_MAGIC };
-    unsigned slot = input_byte(&in) % (GREETING_SLOTS / 32);
+    unsigned slot = input_byte(&in) % (DATAGRAM_SLOTS / 32);
     memcpy(of.process, fuzz_process[input_byte(&in) % PROCESSES], sizeof of.process);
     const struct endpoint *known = endpoint_find(&verbs_fabric, of.process);
     FUZZ_CHECK(endpoint_init_identity(&of, &end, verbs_fabric.process, verbs_fabric.life, &key) == TUTTI_OK);
     end.turn -= input_byte(&in) % 4;
-    fabric_handshake_init(&of, &end, &h.greeting);
+    fabric_handshake_init(&of, &end, &h.handshake);
     h.lane_count = input_byte(&in) % 8 ? 1 : (uint32_t)(int8_t)input_byte(&in);
     h.stage = input_byte(&in) % 8 ? 0 : input_byte(&in) % 4;
     if (known && input_byte(&in) % 4) h.theirs = known->turn;

@@ -54,10 +54,10 @@ struct header {
 /* The connection to a process. An endpoint of a fabric begins with this struct. */
 struct endpoint {
     unsigned char process[16];
-    /* The group key that its greetings use, and the key of the two processes that is derived from it. */
+    /* The group key that its handshake uses, and the key of the two processes that is derived from it. */
     struct key_id key;
     struct pair_key pair;
-    /* Its own turn, and the least turn of the other end: greetings of a lower turn are outdated. */
+    /* Its own turn, and the least turn of the other end: handshake messages of a lower turn are outdated. */
     uint64_t turn, least_turn;
     /* The life of the other process's fabric, from its address. */
     uint64_t life;
@@ -179,7 +179,7 @@ struct fabric {
     /* known: the fabric is in the list of the fork handlers. */
     bool stopping, known;
     unsigned char process[16];
-    /* Drawn at random at each start. A fabric that uses greetings puts it into its address. */
+    /* Drawn at random at each start. A fabric that uses the proofs below puts it into its address. */
     uint64_t life;
     /* The fields from here to `faults` belong to the implementation of the fabric. */
     void *own;
@@ -258,7 +258,7 @@ static inline bool endpoint_is_broken(const struct endpoint *e) { return e->brok
 void fabric_pause_unlocked(struct fabric *fabric);
 
 /* ---- proofs: how two processes know each other (proofs.c) ---- */
-/* Each handshake message of a fabric begins with a greeting. A proof covers the whole message. */
+/* The beginning of each handshake message of a fabric. A proof covers the whole message. */
 struct fabric_handshake {
     unsigned char from[16], to[16];
     struct key_id key;
@@ -271,11 +271,10 @@ struct fabric_handshake {
 tutti_status endpoint_init_identity(const struct fabric *fabric, struct endpoint *endpoint,
     const unsigned char process[16], uint64_t life, const struct key_id *key);
 void fabric_handshake_init(const struct fabric *fabric, const struct endpoint *endpoint, struct fabric_handshake *out);
-/* Returns whether the greeting is for this life of the fabric, and whether the proof of the text, which contains the
-   greeting, is right. */
+/* Returns true if `said` is for this life of the fabric, and the proof of the text, which contains `said`, is right. */
 bool fabric_handshake_is_proved(const struct fabric *fabric, const struct fabric_handshake *said, const void *text,
     size_t bytes, const unsigned char proof[PROOF_BYTES]);
-/* Returns whether the turn of the greeting is below the least turn of an endpoint to that process. */
+/* Returns true if the turn of `said` is below the least turn of an endpoint to that process. */
 bool fabric_handshake_is_outdated(const struct fabric *fabric, const struct fabric_handshake *said);
 
 /* ---- saved messages ---- */

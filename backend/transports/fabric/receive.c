@@ -83,10 +83,13 @@ static void pending_rndv_free(struct fabric_transport *p, struct pending_rndv *p
     pending->link->pending--;
     free(pending);
 }
+/* Starts to fetch the bytes of an announced message for the receive that it has met. They go straight to the receive
+   only if it is one piece with room for all of them, and if the link has an endpoint that is not broken. When the
+   caller takes its memory back, only a disconnect of the endpoint ends a fetch into that memory
+   (fabric_link_release_memory). All other fetches go to the room of the op. */
 static void pending_rndv_fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
     struct pending_rndv *pending)
 {
-    /* Only a whole endpoint can end the fetch by a disconnect, so other fetches go to the room of the op. */
     bool safe = fabric_link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= pending->bytes;
     struct fabric_op *f = fabric_op_new(p->fabric, direct ? 0 : pending->bytes);

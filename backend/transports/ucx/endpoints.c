@@ -145,11 +145,11 @@ static void ucx_endpoint_advance_handshake(struct fabric *fabric, struct ucx_end
 static struct ucx_endpoint *ucx_notice_find_endpoint(const struct notice *said)
 {
     struct ucx_endpoint *e = ucx_endpoint_find_by_number(said->header.bytes);
-    return e && memcmp(e->base.process, said->greeting.from, sizeof e->base.process) == 0 ? e : NULL;
+    return e && memcmp(e->base.process, said->handshake.from, sizeof e->base.process) == 0 ? e : NULL;
 }
 static void ucx_handle_hello(struct fabric *fabric, const struct notice *said, size_t address_bytes)
 {
-    const struct fabric_handshake *g = &said->greeting;
+    const struct fabric_handshake *g = &said->handshake;
     uint64_t here = said->header.bytes, there = said->header.id;
     struct endpoint *found = endpoint_find(fabric, g->from);
     if (fabric_handshake_is_outdated(fabric, g)) return;
@@ -176,13 +176,13 @@ static void ucx_handle_saved_handshake(struct fabric *fabric, const struct saved
 {
     struct notice said = { .header = msg->header };
     memcpy(said.data, msg->data, msg->bytes);
-    if (msg->header.kind == HELLO) ucx_handle_hello(fabric, &said, msg->bytes - sizeof said.greeting);
+    if (msg->header.kind == HELLO) ucx_handle_hello(fabric, &said, msg->bytes - sizeof said.handshake);
     else ucx_handle_opened(&said);
 }
 void ucx_advance_handshakes(struct fabric *fabric)
 {
     fabric->needs_poll = false;
-    for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL; saved_msg_free(fabric, msg))
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.handshakes)) != NULL; saved_msg_free(fabric, msg))
         ucx_handle_saved_handshake(fabric, msg);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
         if (!e->open && !endpoint_is_broken(e)) ucx_endpoint_advance_handshake(fabric, ucx_endpoint_of(e));
@@ -205,12 +205,12 @@ static void ucx_handle_bye_answer(const struct notice *said)
     e->bye_acked = true;
     worker.byes_open--;
 }
-/* Saves a greeting for ucx_advance_handshakes, because a callback must not open endpoints. */
+/* Saves a HELLO or OPENED for ucx_advance_handshakes, because a callback must not open endpoints. */
 static void ucx_save_handshake(struct fabric *fabric, const struct notice *said, size_t bytes)
 {
     struct saved_msg *msg = saved_msg_new(&said->header, said->data, bytes, false);
     if (!msg) return;
-    saved_msgs_push(&worker.greetings, msg);
+    saved_msgs_push(&worker.handshakes, msg);
     fabric->needs_poll = true;
 }
 void ucx_handle_notice(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)

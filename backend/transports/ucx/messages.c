@@ -72,7 +72,7 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
     } m = { .connection = 0 };
     bool announced = p->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
     (void)unused;
-    /* HELLO may come without a connection number, as send_at_once sends the header alone. */
+    /* HELLO may come without a connection number, because ucx_notice_send_at_once sends the header alone. */
     if (said_bytes != sizeof m.header && said_bytes != sizeof m) return UCS_OK;
     memcpy(&m, said, said_bytes);
     if (m.header.kind >= KIND_OF_FABRIC) {

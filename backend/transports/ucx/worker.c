@@ -14,7 +14,7 @@ static void ucx_worker_shutdown(struct fabric *fabric)
 }
 static void ucx_worker_finish(struct fabric *fabric)
 {
-    for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL;) saved_msg_free(fabric, msg);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.handshakes)) != NULL;) saved_msg_free(fabric, msg);
     if (worker.ucp) ucx.ucp_worker_destroy(worker.ucp);
     ucx_endpoints_free(fabric);
     if (worker.context) ucx.ucp_cleanup(worker.context);

@@ -21,7 +21,7 @@ struct notice {
     struct header header;
     union {
         struct {
-            struct fabric_handshake greeting;
+            struct fabric_handshake handshake;
             unsigned char address[FABRIC_ADDRESS_BYTES];
         };
         unsigned char data[sizeof(struct fabric_handshake) + FABRIC_ADDRESS_BYTES + PROOF_BYTES];
@@ -43,8 +43,8 @@ struct ucx_endpoint {
 struct worker {
     ucp_context_h context;
     ucp_worker_h ucp;
-    /* `greetings` holds HELLO and OPENED messages with a valid proof until ucx_advance_handshakes handles them. */
-    struct saved_msgs greetings;
+    /* `handshakes` holds HELLO and OPENED messages with a valid proof until ucx_advance_handshakes handles them. */
+    struct saved_msgs handshakes;
     /* The buckets hold the endpoints by their number. */
     struct ucx_endpoint *bucket[ENDPOINT_BUCKETS];
     /* `byes_open` counts the sent BYE messages that peers have not acknowledged yet. */
@@ -76,7 +76,7 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
     const unsigned char *address, size_t bytes, struct endpoint **out);
 /* Finds an endpoint by its number; returns NULL if no endpoint has it. */
 struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number);
-/* Handles received greetings and sends those that are due. The caller calls it after every progress while
+/* Handles the received handshake messages and sends those that are due. The caller calls it after every progress while
    fabric->needs_poll is set, and never in a callback of UCX. */
 void ucx_advance_handshakes(struct fabric *fabric);
 /* Handles a received notice. */

@@ -44,13 +44,13 @@ static tutti_status datagram_queue_make_ready(const struct fabric *fabric, const
 tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
 {
     struct datagram_queue *g = &nic->datagram_queue;
-    size_t bytes = (size_t)2 * GREETING_SLOTS * SLOT_BYTES;
+    size_t bytes = (size_t)2 * DATAGRAM_SLOTS * SLOT_BYTES;
     const struct adapter *a = &nic->adapters[0];
     struct ibv_qp_init_attr how = { .send_cq = a->completions,
         .recv_cq = a->completions,
         .qp_type = IBV_QPT_UD,
         .sq_sig_all = 1,
-        .cap = { .max_send_wr = GREETING_SLOTS, .max_recv_wr = GREETING_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
+        .cap = { .max_send_wr = DATAGRAM_SLOTS, .max_recv_wr = DATAGRAM_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
     g->memory = memory_alloc_aligned(bytes);
     if (!g->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
     g->region = verbs.ibv_reg_mr(a->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
@@ -58,10 +58,10 @@ tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
     g->pair = verbs.ibv_create_qp(a->domain, &how);
     if (!g->pair) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
     TRY(datagram_queue_make_ready(fabric, nic));
-    for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
+    for (unsigned slot = 0; slot < DATAGRAM_SLOTS; slot++) {
         if (!datagram_slot_post_receive(g, slot))
             return device_port_fail_call(nic_message_port(nic), "receive for datagrams");
-        g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
+        g->free_slots[g->free_count++] = DATAGRAM_SLOTS + slot;
     }
     return TUTTI_OK;
 }
@@ -94,7 +94,7 @@ void datagram_queue_send(struct datagram_queue *g, const struct verbs_endpoint *
 bool datagram_queue_complete(struct datagram_queue *g, const struct ibv_wc *wc, void *out, size_t bytes)
 {
     unsigned slot = (unsigned)wc->wr_id;
-    if (slot >= GREETING_SLOTS) {
+    if (slot >= DATAGRAM_SLOTS) {
         g->free_slots[g->free_count++] = slot;
         return false;
     }

@@ -20,7 +20,7 @@ static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoi
     if (!g->free_count) return;
     struct hello hello = { .theirs = e->theirs,
         .ring = (uintptr_t)e->ring.in,
-        .box_key = e->ring.in_region->rkey,
+        .ring_key = e->ring.in_region->rkey,
         .psn = nic->psn & 0xffffff,
         .stage = stage,
         .address = nic_address(fabric),
@@ -28,21 +28,21 @@ static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoi
     for (int i = 0; i < nic->rail_count && stage != ENDPOINT_CLOSED; i++)
         hello.lanes[i] = verbs_qp_address(&nic->rails[i], e->lanes[i].pair);
     memcpy(hello.magic, HELLO_MAGIC, sizeof hello.magic);
-    fabric_handshake_init(fabric, &e->base, &hello.greeting);
+    fabric_handshake_init(fabric, &e->base, &hello.handshake);
     proof_make(&e->base.pair, &hello, PROVED_BYTES, hello.proof);
     datagram_queue_send(g, e, &hello, sizeof hello);
 }
+/* Sends HELLO if the peer needs an answer, or if the time for a repetition has come. */
 static void verbs_endpoint_advance_handshake(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
 {
-    if (!e->owes_answer && now_ms - e->said_ms < e->poll_timeout_ms) return;
+    if (!e->owes_answer && now_ms - e->hello_ms < e->repeat_ms) return;
     if (!e->owes_answer)
-        e->poll_timeout_ms =
-            e->poll_timeout_ms < REPEAT_MOST_MS / 2 ? 2 * e->poll_timeout_ms + REPEAT_MS : REPEAT_MOST_MS;
+        e->repeat_ms = e->repeat_ms < REPEAT_MOST_MS / 2 ? 2 * e->repeat_ms + REPEAT_MS : REPEAT_MOST_MS;
     e->owes_answer = false;
-    e->said_ms = now_ms;
-    verbs_endpoint_send_hello(fabric, e, e->base.open ? OPEN : GREETS);
+    e->hello_ms = now_ms;
+    verbs_endpoint_send_hello(fabric, e, e->base.open ? OPEN : CONNECTING);
 }
-/* If this HELLO is lost, the peer gets another one when it greets again, or its writes fail after the retries. */
+/* If this HELLO is lost, the peer gets another one after its own next HELLO, or its writes fail after the retries. */
 void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *e)
 {
     verbs_endpoint_send_hello(fabric, e, ENDPOINT_CLOSED);
@@ -66,14 +66,14 @@ static struct verbs_endpoint *hello_find_broken_endpoint(const struct fabric *fa
 {
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         struct verbs_endpoint *e = verbs_endpoint_of(b);
-        bool its = h->theirs == b->turn || (e->connect_failed && e->theirs == h->greeting.turn);
-        if (endpoint_is_broken(b) && its && memcmp(b->process, h->greeting.from, 16) == 0) return e;
+        bool its = h->theirs == b->turn || (e->connect_failed && e->theirs == h->handshake.turn);
+        if (endpoint_is_broken(b) && its && memcmp(b->process, h->handshake.from, 16) == 0) return e;
     }
     return NULL;
 }
 static struct verbs_endpoint *hello_get_endpoint(struct fabric *fabric, const struct hello *h)
 {
-    const struct fabric_handshake *g = &h->greeting;
+    const struct fabric_handshake *g = &h->handshake;
     struct endpoint *found = endpoint_find(fabric, g->from);
     struct verbs_endpoint *e = found ? verbs_endpoint_of(found) : NULL;
     struct verbs_endpoint *ended = hello_find_broken_endpoint(fabric, h);
@@ -104,9 +104,9 @@ static int hello_count_common_lanes(const struct nic *nic, const struct hello *h
 static tutti_status verbs_endpoint_connect_lanes(struct nic *nic, struct verbs_endpoint *e, const struct hello *h)
 {
     int count = hello_count_common_lanes(nic, h);
-    e->theirs = h->greeting.turn;
+    e->theirs = h->handshake.turn;
     e->ring.there = h->ring;
-    e->ring.there_key = h->box_key;
+    e->ring.there_key = h->ring_key;
     for (int i = 0; i < count; i++) TRY(lane_connect(nic, &e->lanes[i], &h->lanes[i], h->psn));
     if (count == 0) return verbs_fail_link_layers(nic);
     e->lane_count = count;
@@ -114,18 +114,18 @@ static tutti_status verbs_endpoint_connect_lanes(struct nic *nic, struct verbs_e
 }
 static void hello_handle_closed(struct fabric *fabric, const struct hello *h)
 {
-    struct endpoint *e = endpoint_find(fabric, h->greeting.from);
+    struct endpoint *e = endpoint_find(fabric, h->handshake.from);
     if (!e) return;
     uint64_t known = verbs_endpoint_of(e)->theirs;
-    if (known ? known != h->greeting.turn : h->theirs != e->turn) return;
-    e->least_turn = h->greeting.turn + 1;
+    if (known ? known != h->handshake.turn : h->theirs != e->turn) return;
+    e->least_turn = h->handshake.turn + 1;
     verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "the other process has closed it");
 }
 static bool hello_is_valid(struct fabric *fabric, const struct hello *h)
 {
     return memcmp(h->magic, HELLO_MAGIC, sizeof h->magic) == 0 && h->lane_count > 0
-        && fabric_handshake_is_proved(fabric, &h->greeting, h, PROVED_BYTES, h->proof)
-        && !fabric_handshake_is_outdated(fabric, &h->greeting);
+        && fabric_handshake_is_proved(fabric, &h->handshake, h, PROVED_BYTES, h->proof)
+        && !fabric_handshake_is_outdated(fabric, &h->handshake);
 }
 void verbs_handle_hello(struct fabric *fabric, const struct hello *h)
 {

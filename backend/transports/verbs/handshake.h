@@ -4,17 +4,18 @@
 #include <stddef.h>
 
 #define HELLO_MAGIC "tutti 3"
-/* OPEN means that the sender's endpoint is open, so the HELLO needs no answer. */
-enum handshake_stage { GREETS, OPEN, ENDPOINT_CLOSED };
-/* `theirs` is the turn of the receiver's endpoint, or 0 while the sender does not know it. The proof covers all bytes
-   before it. */
+/* CONNECTING asks for an answer. OPEN means that the sender's endpoint is open, so the HELLO needs no answer.
+   ENDPOINT_CLOSED reports that the sender has closed its endpoint. */
+enum handshake_stage { CONNECTING, OPEN, ENDPOINT_CLOSED };
+/* `theirs` is the turn of the receiver's endpoint, or 0 while the sender does not know it. `ring` and `ring_key` are
+   the address and the key of the sender's eager ring. The proof covers all bytes before it. */
 struct hello {
     char magic[8];
-    struct fabric_handshake greeting;
+    struct fabric_handshake handshake;
     struct verbs_address address;
     uint64_t theirs;
     uint64_t ring;
-    uint32_t box_key, psn;
+    uint32_t ring_key, psn;
     uint32_t stage;
     uint32_t lane_count;
     struct verbs_address lanes[RAILS_MOST];

@@ -21,7 +21,7 @@ static tutti_status nic_get_adapter(struct nic *nic, const struct device_port *p
     for (*out = nic->adapters; *out < nic->adapters + nic->adapter_count; ++*out)
         if ((*out)->port->context == port->context) return TUTTI_OK;
     (*out)->index = nic->adapter_count++;
-    int beside = (*out)->index ? 0 : RECEIVES + 4 * GREETING_SLOTS;
+    int beside = (*out)->index ? 0 : RECEIVES + 4 * DATAGRAM_SLOTS;
     return adapter_init(*out, port, beside, PAIRS_AT_FIRST * (int)settings_get()->verbs_rails);
 }
 /* Puts the rails on the nearest ports; if there are more rails than ports, several rails share a port. */

@@ -34,7 +34,7 @@ enum {
     INLINE_BYTES = 128,
     RAILS_MOST = 4,
     LANE_BUCKETS = 1024,
-    GREETING_SLOTS = 64,
+    DATAGRAM_SLOTS = 64,
     /* A new completion queue has room for the lanes to this many processes. */
     PAIRS_AT_FIRST = 16,
     /* A received datagram begins behind the ROUTE_BYTES that the device puts at the start of its slot. */
@@ -114,7 +114,7 @@ struct eager_ring {
        The next signalled completion reports the position `signalled`. */
     uint64_t written, sent, left;
     uint64_t signalled;
-    /* Messages from the peer are read up to `consumed`; the peer knows that up to `told`. */
+    /* Messages from the peer are read up to `consumed`; the peer was told so up to `acked`. */
     uint64_t consumed, acked;
 };
 struct verbs_endpoint {
@@ -123,10 +123,11 @@ struct verbs_endpoint {
     struct ibv_ah *address_handle;
     /* `theirs` is the turn of the peer's endpoint to this process, or 0 while it is unknown. */
     uint64_t theirs;
-    /* `hopeless` is set when the device has refused to connect the endpoint. */
+    /* `connect_failed` is set when the device has refused to connect the endpoint. `owes_answer` is set when the peer
+       needs another HELLO of this process. */
     bool owes_answer, connect_failed;
-    /* `said_ms` is when the last HELLO was sent, and `poll_timeout_ms` is the time from it to the next. */
-    int64_t said_ms, poll_timeout_ms;
+    /* `hello_ms` is the time of the last HELLO, and `repeat_ms` the time until the next. */
+    int64_t hello_ms, repeat_ms;
     uint32_t inline_bytes;
     struct eager_ring ring;
     struct lane lanes[RAILS_MOST];
@@ -140,7 +141,7 @@ struct datagram_queue {
     struct ibv_qp *pair;
     struct ibv_mr *region;
     unsigned char *memory;
-    unsigned free_slots[GREETING_SLOTS];
+    unsigned free_slots[DATAGRAM_SLOTS];
     int free_count;
 };
 /* An adapter is a device that this process uses, with the objects that all its rails share. */

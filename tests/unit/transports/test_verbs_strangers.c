@@ -12,7 +12,7 @@ static struct hello hello_of(const struct endpoint *e, enum handshake_stage stag
 {
     struct hello h = { .magic = HELLO_MAGIC, .address = nic_address(there), .stage = stage, .lane_count = 1 };
     h.lanes[0] = h.address;
-    fabric_handshake_init(there, e, &h.greeting);
+    fabric_handshake_init(there, e, &h.handshake);
     return h;
 }
 static void hello_prove(struct hello *h) { proof_make(&end_there->pair, h, PROVED_BYTES, h->proof); }
@@ -38,7 +38,7 @@ static void of_earlier_endpoints(const struct rank *me)
 {
     struct endpoint earlier = *end_there;
     earlier.turn--;
-    for (enum handshake_stage stage = GREETS; stage <= ENDPOINT_CLOSED; stage++) {
+    for (enum handshake_stage stage = CONNECTING; stage <= ENDPOINT_CLOSED; stage++) {
         struct hello h = hello_of(&earlier, stage);
         hello_prove(&h);
         REQUIRE(changes_nothing(&h));
@@ -47,19 +47,19 @@ static void of_earlier_endpoints(const struct rank *me)
 static void of_others(const struct rank *me)
 {
     struct hello h = hello_of(end_there, ENDPOINT_CLOSED);
-    h.greeting.to[0] ^= 8;
+    h.handshake.to[0] ^= 8;
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, ENDPOINT_CLOSED);
-    h.greeting.key.bytes[0] ^= 1;
+    h.handshake.key.bytes[0] ^= 1;
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, ENDPOINT_CLOSED);
-    h.greeting.life++; /* to a fabric of this process that has ended */
+    h.handshake.life++; /* to a fabric of this process that has ended */
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, ENDPOINT_CLOSED);
-    memcpy(h.greeting.from, here->process, sizeof h.greeting.from); /* by the key of the pair, as its own */
+    memcpy(h.handshake.from, here->process, sizeof h.handshake.from); /* by the key of the pair, as its own */
     hello_prove(&h);
     REQUIRE(changes_nothing(&h));
 }
