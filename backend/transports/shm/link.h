@@ -46,7 +46,7 @@ struct shm_link {
     /* The link is no longer polled. */
     bool lost;
     /* The state of `out` and `in` that small messages do not need, kept apart from their cache lines. */
-    struct store_modes ways;
+    struct store_modes modes;
     struct store_judge judge;
 };
 struct shm {

@@ -22,6 +22,7 @@ struct runs {
     unsigned char *at[2];
     size_t bytes[2];
 };
+/* Returns where a payload of that size lies that begins at the position. */
 static struct runs pair_eager_runs(struct pair *pair, uint64_t position, size_t bytes)
 {
     size_t start = position % EAGER_CREDIT, first = bytes < EAGER_CREDIT - start ? bytes : EAGER_CREDIT - start;
@@ -30,6 +31,7 @@ static struct runs pair_eager_runs(struct pair *pair, uint64_t position, size_t 
 
 /* ---- claims ---- */
 static const uint64_t CLAIM_MASK = ((uint64_t)1 << CLAIM_BITS) - 1;
+/* The low bits are 0, so no part is taken yet. */
 void part_claims_open(struct pair *pair, uint64_t id)
 {
     atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed);
@@ -80,24 +82,28 @@ __attribute__((noinline)) static uint64_t runs_write_timed(struct transfer *x, c
     atomic_thread_fence(memory_order_seq_cst);
     return store_mode_timing_word(number, clock_ns() - begun_ns);
 }
+/* Writes a filling of 1 KiB or more. Returns the timing for the reader, or 0 if this filling is not timed. `compares`:
+   the filling may be one of an A/B test. */
 static inline uint64_t writer_write_long(struct pair_writer *w, struct transfer *x, enum filling filling,
-    const struct runs *to, struct copy_policy pen, bool compares)
+    const struct runs *to, struct copy_policy policy, bool compares)
 {
-    struct store_mode way = { .around = true };
-    uint64_t said = pen.paced ? atomic_load_explicit(&w->pair->ways, memory_order_relaxed) : 0;
-    if (pen.paced && compares) way = store_modes_next(w->ways, filling, said);
-    else if (pen.paced) way.around = store_mode_is_around(filling, said);
-    copy_function *copy = way.around ? pen.copy : NULL;
-    if (way.number) return runs_write_timed(x, to, copy, way.number);
+    struct store_mode mode = { .around = true };
+    uint64_t chosen = policy.paced ? atomic_load_explicit(&w->pair->chosen_modes, memory_order_relaxed) : 0;
+    if (policy.paced && compares) mode = store_modes_next(w->modes, filling, chosen);
+    else if (policy.paced) mode.around = store_mode_is_around(filling, chosen);
+    copy_function *copy = mode.around ? policy.copy : NULL;
+    if (mode.number) return runs_write_timed(x, to, copy, mode.number);
     runs_write(x, *to, copy);
     return 0;
 }
+/* Reads the clock only if the writer has timed the filling, too. */
 static int64_t reading_start_ns(uint64_t timed) { return timed ? clock_ns() : 0; }
+/* Adds the sample of a timed filling, and publishes the chosen modes if the sample has changed them. */
 static void reader_record_filling(struct reader *r, enum filling filling, uint64_t timed, int64_t from_ns,
     uint64_t bytes)
 {
     if (!timed || !store_judge_add_sample(r->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
-    atomic_store_explicit(&r->pair->ways, r->judge->says, memory_order_relaxed);
+    atomic_store_explicit(&r->pair->chosen_modes, r->judge->chosen, memory_order_relaxed);
 }
 
 /* ---- writer ---- */
@@ -156,7 +162,7 @@ void writer_send_inline(struct pair_writer *w, const struct transfer *x)
     w->spent += eager_message_credit(x->wire);
     writer_publish_cell(w, cell);
 }
-void writer_send_eager(struct pair_writer *w, struct transfer *x, struct copy_policy pen)
+void writer_send_eager(struct pair_writer *w, struct transfer *x, struct copy_policy policy)
 {
     struct cell *cell = writer_fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
     size_t bytes = (size_t)x->wire;
@@ -165,14 +171,14 @@ void writer_send_eager(struct pair_writer *w, struct transfer *x, struct copy_po
         struct runs runs = pair_eager_runs(w->pair, w->position, bytes);
         if (bytes < FILLING_AT_LEAST) runs_write(x, runs, NULL);
         else
-            atomic_store_explicit(&cell->body.timed, writer_write_long(w, x, eager_filling(bytes), &runs, pen, true),
+            atomic_store_explicit(&cell->body.timed, writer_write_long(w, x, eager_filling(bytes), &runs, policy, true),
                 memory_order_relaxed);
         w->position += eager_payload_room(bytes);
     }
     w->spent += eager_message_credit(bytes);
     writer_publish_cell(w, cell);
 }
-void writer_stream_slot(struct pair_writer *w, struct transfer *x, struct copy_policy pen)
+void writer_stream_slot(struct pair_writer *w, struct transfer *x, struct copy_policy policy)
 {
     size_t index = w->filled % PIPE_SLOTS, bytes = slot_filling_bytes(x->wire);
     struct slot *slot = &w->pair->slots[index];
@@ -181,7 +187,7 @@ void writer_stream_slot(struct pair_writer *w, struct transfer *x, struct copy_p
     struct runs to = { { w->pair->pipe[index] + slot_filling_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
     /* The last filling of a message may be too short to compare. */
     bool compares = bytes >= slot_filling_bytes(x->wire) / 2;
-    uint64_t timed = writer_write_long(w, x, slot_filling(x->wire), &to, pen, compares);
+    uint64_t timed = writer_write_long(w, x, slot_filling(x->wire), &to, policy, compares);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);
@@ -211,6 +217,7 @@ bool reader_read_envelope(struct reader *r, struct envelope *out)
     return true;
 }
 static const struct cell *reader_current_cell(const struct reader *r) { return &r->pair->cells[r->taken % RING_CELLS]; }
+/* Returns the writer's timing of an eager payload, or 0 for a payload that is too short to have one. */
 static uint64_t cell_timing_word(const struct cell *cell, const struct envelope *e)
 {
     return e->bytes < FILLING_AT_LEAST ? 0 : atomic_load_explicit(&cell->body.timed, memory_order_relaxed);

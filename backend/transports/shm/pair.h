@@ -90,10 +90,10 @@ struct pair {
     _Atomic uint64_t returned;
     /* The number of slots that the reader has read. */
     _Alignas(128) _Atomic uint64_t emptied;
-    /* The id of a message, and the number of its parts that are taken. */
+    /* The id of a message, and in the low CLAIM_BITS the number of its parts that are taken. */
     _Alignas(128) _Atomic uint64_t claims;
-    /* The reader's choice of store modes (store_modes.h). */
-    _Alignas(128) _Atomic uint64_t ways;
+    /* The store modes that the reader has chosen (store_modes.h). */
+    _Alignas(128) _Atomic uint64_t chosen_modes;
     struct slot slots[PIPE_SLOTS];
     _Alignas(PAIR_PAGE) struct cell cells[RING_CELLS];
     _Alignas(PAIR_PAGE) unsigned char eager[EAGER_CREDIT];
@@ -111,9 +111,9 @@ static inline size_t part_bytes(uint64_t bytes)
 static inline uint64_t part_count(uint64_t bytes) { return (bytes + part_bytes(bytes) - 1) / part_bytes(bytes); }
 /* The reader opens the claims of its next message, which ends the claims of the previous one. */
 void part_claims_open(struct pair *pair, uint64_t id);
-/* Returns whether the message has parts left to take. */
+/* Returns true if the message has parts left to take. */
 bool part_claims_left(const struct pair *pair, uint64_t id, uint64_t parts);
-/* Takes the next part. false: all parts are taken. */
+/* Takes the next part, whose number goes to *out. false: all parts are taken. */
 bool part_claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out);
 
 /* ---- the writer's end ---- */
@@ -126,7 +126,7 @@ struct pair_writer {
     /* The slots filled, and the reader's count of emptied slots when it was last read. */
     uint64_t filled, emptied;
     bool corrupt;
-    struct store_modes *ways;
+    struct store_modes *modes;
 };
 /* How the writer copies long runs: with `copy`, or by memcpy if `copy` is NULL. paced: by the cheaper of the two. */
 struct copy_policy { copy_function *copy; bool paced; };
@@ -152,9 +152,9 @@ void writer_write_envelope(struct pair_writer *writer, const struct envelope *en
 /* Sends a message of one piece that fits the cell. */
 void writer_send_inline(struct pair_writer *writer, const struct transfer *transfer);
 /* Sends the whole message eagerly. */
-void writer_send_eager(struct pair_writer *writer, struct transfer *transfer, struct copy_policy pen);
+void writer_send_eager(struct pair_writer *writer, struct transfer *transfer, struct copy_policy policy);
 /* Fills one slot with the next bytes of the message. */
-void writer_stream_slot(struct pair_writer *writer, struct transfer *transfer, struct copy_policy pen);
+void writer_stream_slot(struct pair_writer *writer, struct transfer *transfer, struct copy_policy policy);
 
 /* ---- the reader's end ---- */
 struct reader {

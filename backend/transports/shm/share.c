@@ -12,11 +12,13 @@
 /* A message of this size in bytes evicts its own beginning from the caches. */
 enum { BEYOND_CACHES = 24 << 20 };
 
+/* Returns true if the transfer is one piece without padding, which its caller allows to share. */
 static bool transfer_is_shareable(const struct shm *shm, const struct transfer *x)
 {
     bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
     return whole && x->may_share && shm->callbacks.find;
 }
+/* Returns where the peer finds this end of the transfer, or one of the REMOTE values. */
 struct remote share_own_place(const struct shm *shm, const struct transfer *x)
 {
     struct remote place;
@@ -48,6 +50,7 @@ static size_t transfer_part_bytes(const struct transfer *x, uint64_t part)
     uint64_t rest = x->wire - part * part_bytes(x->wire);
     return rest < part_bytes(x->wire) ? (size_t)rest : part_bytes(x->wire);
 }
+/* Copies a part from the sender's tensor to the receiver's; `theirs` is the address of the peer's tensor here. */
 static void share_copy_part(const struct shm *shm, const struct transfer *x, unsigned char *theirs, uint64_t part)
 {
     size_t from = (size_t)part * part_bytes(x->wire), bytes = transfer_part_bytes(x, part);
@@ -121,6 +124,7 @@ static void share_end_receive(struct shm *shm, struct shm_link *l)
     part_claims_open(l->in.pair, 0);
     share_begin_receive(shm, l);
 }
+/* Copies or reads one part of the first shared receive, or ends the receive. Returns true if something moved. */
 static bool share_poll_receive(struct shm *shm, struct shm_link *l)
 {
     struct transfer *x = l->shares.first;
@@ -141,6 +145,7 @@ static bool share_poll_receive(struct shm *shm, struct shm_link *l)
     else router_refuse_transfer(shm->base.router, x, status);
     return true;
 }
+/* Records how many parts the sender has copied. */
 void share_handle_copied(struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = l->shares.first;
@@ -151,6 +156,7 @@ void share_handle_copied(struct shm_link *l, const struct envelope *e)
 }
 
 /* ---- the sender ---- */
+/* Begins to help with an announced send, whose receiver has sent its place (SHARE). */
 void share_handle_request(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x = open_transfers_find(shm, l->rank, e->id, true);
@@ -163,6 +169,7 @@ void share_handle_request(struct shm *shm, struct shm_link *l, const struct enve
     x->place = e->place;
     l->helped = x;
 }
+/* Copies one part of the send that this rank helps with, or ends the help. Returns true if something moved. */
 static bool share_poll_send(struct shm *shm, struct shm_link *l)
 {
     struct transfer *x = l->helped;
@@ -179,6 +186,7 @@ static bool share_poll_send(struct shm *shm, struct shm_link *l)
     else open_transfers_add(shm, x);
     return true;
 }
+/* Completes a send whose receiver has all parts. */
 void share_handle_finished(struct shm *shm, struct shm_link *l, const struct envelope *e)
 {
     struct transfer *x =

@@ -115,7 +115,7 @@ tutti_status shm_connect(struct router *router, const struct shm_callbacks *call
         struct shm_link *l = &shm->links[i];
         l->peer = i;
         l->rank = ranks ? ranks[i] : i;
-        l->out.ways = &l->ways;
+        l->out.modes = &l->modes;
         l->in.judge = &l->judge;
     }
     router_add_transport(router, &shm->base, ranks, count);

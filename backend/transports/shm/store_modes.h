@@ -11,25 +11,28 @@
 /* Each size class has its own mode: eager payloads from 1, 2 and 4 KiB on, slot fillings of 16, 32 and 64 KiB, and slot
    fillings of messages beyond the caches. */
 enum filling { FILLS_1K, FILLS_2K, FILLS_4K, FILLS_16K, FILLS_32K, FILLS_64K, FILLS_BEYOND_CACHE, FILLINGS };
-enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, WAY_BLOCKS = 4, WAY_SAMPLES = 8 };
+enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, TEST_BLOCKS = 4, TEST_SAMPLES = 8 };
 /* The reader publishes one word. For each size class it has a bit, set if ordinary stores are better, and a count of
    decided A/B tests. It begins with stores around the cache, which are never very bad (stores-around-the-cache.md). */
 
 /* ---- the writer's end ---- */
-/* Zeroed memory starts an A/B test at once. */
-struct store_mode_state { uint32_t fillings, ab_test_from; uint8_t judged; };
+/* `fillings` counts the fillings of this size class, `ab_test_from` is the one that begins the next A/B test, and
+   `decided` is the reader's count of decided tests at its beginning. Zeroed memory starts an A/B test at once. */
+struct store_mode_state { uint32_t fillings, ab_test_from; uint8_t decided; };
 struct store_modes { struct store_mode_state of[FILLINGS]; };
 /* `number` counts the fillings of an A/B test from 1; 0: the filling is not timed. */
 struct store_mode { bool around; unsigned number; };
-struct store_mode store_modes_test_next(struct store_modes *ways, enum filling filling, uint64_t said);
-static inline bool store_mode_is_around(enum filling filling, uint64_t said)
+/* These return the mode of the next filling. `chosen` is the word that the reader has published. store_modes_test_next
+   is for fillings of an A/B test, or between the end of one and the plan of the next. */
+struct store_mode store_modes_test_next(struct store_modes *modes, enum filling filling, uint64_t chosen);
+static inline bool store_mode_is_around(enum filling filling, uint64_t chosen)
 {
-    return !(said >> filling * FILLING_BITS & 1);
+    return !(chosen >> filling * FILLING_BITS & 1);
 }
-static inline struct store_mode store_modes_next(struct store_modes *w, enum filling filling, uint64_t said)
+static inline struct store_mode store_modes_next(struct store_modes *w, enum filling filling, uint64_t chosen)
 {
-    if (++w->of[filling].fillings >= w->of[filling].ab_test_from) return store_modes_test_next(w, filling, said);
-    return (struct store_mode){ .around = store_mode_is_around(filling, said) };
+    if (++w->of[filling].fillings >= w->of[filling].ab_test_from) return store_modes_test_next(w, filling, chosen);
+    return (struct store_mode){ .around = store_mode_is_around(filling, chosen) };
 }
 /* Returns the word that the writer sends with a timed filling. */
 uint64_t store_mode_timing_word(unsigned number, int64_t ns);
@@ -38,10 +41,11 @@ uint64_t store_mode_timing_word(unsigned number, int64_t ns);
 struct tally {
     /* The number and phase of the last sample, and the count of samples in this phase. */
     unsigned last, phase, count;
-    double sample[WAY_SAMPLES], median[WAY_BLOCKS]; /* ns per byte */
+    double sample[TEST_SAMPLES], median[TEST_BLOCKS]; /* ns per byte */
 };
-struct store_judge { uint64_t says; struct tally of[FILLINGS]; };
-/* Records how long it took to read a filling of `bytes` that came with this word (not 0). true: judge->says has
+/* `chosen` is the word that the reader publishes. */
+struct store_judge { uint64_t chosen; struct tally of[FILLINGS]; };
+/* Records how long it took to read a filling of `bytes` that came with this word (not 0). true: judge->chosen has
    changed. */
 bool store_judge_add_sample(struct store_judge *judge, enum filling filling, uint64_t word, int64_t reading_ns,
     uint64_t bytes);

@@ -27,7 +27,8 @@ static void ends_fill(int count, enum filling filling, struct costs costs)
         ends.around += way.around;
         ends.timed += way.number != 0;
         uint64_t word = way.number ? store_mode_timing_word(way.number, ns / 3) : 0;
-        if (word && store_judge_add_sample(&ends.judge, filling, word, ns - ns / 3, BYTES)) ends.said = ends.judge.says;
+        if (word && store_judge_add_sample(&ends.judge, filling, word, ns - ns / 3, BYTES))
+            ends.said = ends.judge.chosen;
     }
 }
 static bool goes_around(enum filling filling)
@@ -93,7 +94,7 @@ static void test_some_may_be_missing(void **state)
             if (i % missing == 0 || !way.number) continue;
             if (store_judge_add_sample(&ends.judge, FILLS_4K,
                     store_mode_timing_word(way.number, way.around ? 500 : 300), 100, BYTES))
-                ends.said = ends.judge.says;
+                ends.said = ends.judge.chosen;
         }
         assert_false(goes_around(FILLS_4K));
     }
@@ -112,7 +113,7 @@ static void test_a_comparison_with_missing_blocks_changes_nothing(void **state)
                 100, BYTES);
         }
         assert_int_equal(judged, from < 96);
-        assert_int_equal(ends.judge.says & 1, 0);
+        assert_int_equal(ends.judge.chosen & 1, 0);
     }
 }
 /* What the first fillings of each message cost more must not count for one of both ways. */
