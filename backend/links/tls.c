@@ -176,6 +176,7 @@ void tls_free(struct tls *t)
     explicit_bzero(t, sizeof *t);
     free(t);
 }
+/* Creates the OpenSSL object of the connection. Returns false without memory. */
 static bool tls_attach(struct tls *t, bool called)
 {
     BIO *bio = openssl.BIO_new(all.method);
@@ -243,10 +244,11 @@ static int tls_advance_handshake(struct tls *t)
     if (openssl.SSL_is_init_finished(t->ssl)) return 1;
     openssl.ERR_clear_error();
     if (openssl.SSL_do_handshake(t->ssl) != 1) return tls_take_error(t);
+    /* A handshake with the key counts as one with an earlier session. Any other handshake proves nothing. */
     if (!openssl.SSL_session_reused(t->ssl)) return -(t->error = EPROTO);
     return 1;
 }
-/* Returns the same as tls_advance_handshake. */
+/* Begins a call with that socket, and continues the TLS handshake. Returns the same as tls_advance_handshake. */
 static int tls_begin_call(struct tls *t, int socket, bool receiving)
 {
     t->socket = socket;
@@ -261,12 +263,14 @@ int tls_push(struct tls *t, int socket)
 bool tls_is_open(const struct tls *t) { return !t || openssl.SSL_is_init_finished(t->ssl); }
 
 /* ---- sending ---- */
+/* Moves the start of the list, which is *at within its first piece, by `bytes`, and returns `bytes`. */
 static size_t iovec_skip_bytes(const struct iovec **list, int *count, size_t *at, size_t bytes)
 {
     for (*at += bytes; *count > 0 && *at >= (*list)->iov_len; ++*list, --*count) *at -= (*list)->iov_len;
     return bytes;
 }
-/* Encrypts one record. It takes bytes of one piece, or joins short pieces. */
+/* Encrypts one record. It takes bytes of one piece, or joins short pieces. Returns 1 with the bytes in *taken, 0 if
+   OpenSSL needs more bytes of the other end first, or -errno. */
 static int tls_send_record(struct tls *t, const struct iovec *list, int count, size_t at, size_t *taken)
 {
     unsigned char together[RECORD_BYTES];

@@ -202,6 +202,7 @@ tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, 
     r->only = -1;
     r->routes = routes;
     r->failed.operations = &failed;
+    /* No transport leads to any rank yet. */
     for (int i = 0; i < size; i++) routes[i].status = TUTTI_UNSUPPORTED;
     *out = r;
     return TUTTI_OK;

@@ -40,13 +40,13 @@ static bool verbs_endpoint_send_offer(struct fabric *fabric, struct verbs_endpoi
         xfer_free(nic, xfer);
         return verbs_op_refuse(f, not_registered);
     }
-    bool left = !e->waiting && eager_ring_send_xfer(fabric, e, xfer);
+    bool sent = !e->waiting && eager_ring_send_xfer(fabric, e, xfer);
     /* The write of this message may have broken the endpoint. */
     if (endpoint_is_broken(&e->base)) {
         xfer_free(nic, xfer);
         return verbs_op_refuse(f, e->base.why);
     }
-    xfer_list_append(left ? &e->offered : &e->waiting, xfer);
+    xfer_list_append(sent ? &e->offered : &e->waiting, xfer);
     return true;
 }
 bool verbs_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)

@@ -51,6 +51,7 @@ struct registration_cache {
 static uintptr_t registration_page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 
 /* ---- finding, with the lock held ---- */
+/* Returns the place for the last hit of a page or a block: a hash of `key` chooses one of HINTS. */
 static int *registration_cache_hint_slot(struct registration_cache *cache, uint64_t key)
 {
     return &cache->hints[(key * 0x9e3779b97f4a7c15u) >> 58];
@@ -182,18 +183,20 @@ static int registration_cache_collect_dropped(struct registration_cache *cache, 
 }
 
 /* ---- calling the library, without the lock ---- */
+/* Deregisters what is gone or retired, and evicts entries until `more` bytes fit. Returns the number of regions that it
+   has deregistered. */
 static int registration_cache_make_room(struct registration_cache *cache, size_t more)
 {
     struct ibv_mr *dropped[DROPS];
-    int count, all = 0;
+    int count, total = 0;
     do {
         mappings_lock();
         count = registration_cache_collect_dropped(cache, more, dropped);
         mappings_unlock();
         for (int i = 0; i < count; i++) verbs.ibv_dereg_mr(dropped[i]);
-        all += count;
+        total += count;
     } while (count == DROPS);
-    return all;
+    return total;
 }
 static struct ibv_mr *registration_cache_register_region(struct registration_cache *cache, uintptr_t begin,
     uintptr_t end, int access)
