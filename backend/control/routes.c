@@ -137,8 +137,8 @@ struct peer *routes_next_peer(const struct routes *r, int to, bool mine)
     struct peer *straight = r->peers[to].peer;
     if (!straight || routes_is_direct(r, to) || (mine && r->unanswered[to] >= MOST_UNANSWERED)) return straight;
     for (int host = r->map.host; host >= 0;) {
-        int gate = routes_forwarder_of_host(r, host);
-        if (gate >= 0 && r->peers[gate].peer) return r->peers[gate].peer;
+        int forwarder = routes_forwarder_of_host(r, host);
+        if (forwarder >= 0 && r->peers[forwarder].peer) return r->peers[forwarder].peer;
         if (host == r->host_of[to]) break;
         host = route_next_host(r->map.hosts, host, r->host_of[to], routes_has_forwarder, r);
     }
@@ -152,6 +152,7 @@ int routes_steps_left(const struct routes *r, int to)
 {
     return route_distance(r->map.hosts, r->map.host, r->host_of[to]);
 }
+/* Two more steps lead to the first process of the own host, and from that of the last host to the rank. */
 int routes_most_hops(const struct routes *r) { return route_longest_distance(r->map.hosts) + 2; }
 void routes_record_sent(struct routes *r, int to)
 {

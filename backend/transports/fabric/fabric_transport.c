@@ -268,6 +268,7 @@ static const struct transport_operations operations = { .name = "fabric",
     .destroy = fabric_destroy };
 
 /* ---- the beginning ---- */
+/* Handles the messages for this transport that arrived before it existed, and puts the others back in order. */
 static void fabric_transport_take_early(struct fabric_transport *p)
 {
     struct fabric *fabric = p->fabric;

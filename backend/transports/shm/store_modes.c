@@ -76,6 +76,7 @@ bool store_judge_add_sample(struct store_judge *j, enum filling filling, uint64_
     uint64_t writing_ns = word >> NUMBER_BITS;
     if (block >= TEST_BLOCKS || writing_ns > MOST_NS || reading_ns < 0 || bytes < FILLING_AT_LEAST) return false;
     if (reading_ns > MOST_NS) reading_ns = MOST_NS;
+    /* The first samples of the second block have a median of their own, which may end the test early. */
     bool few = block == 1 && at < AB_TEST_FEW_SAMPLES, again = number <= t->last;
     unsigned phase = 2 * block + !few;
     /* A number that does not grow begins another A/B test. */

@@ -10,7 +10,7 @@
 static const char cannot_be[] = "its process has sent an invalid message";
 static const char no_memory[] = "no memory for an incoming message";
 
-/* ---- frames ---- */
+/* ---- frames; a handler returns NULL, or the reason to end the connection ---- */
 static struct header incoming_frame_header(const struct incoming_frame *in)
 {
     struct header header;
