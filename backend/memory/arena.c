@@ -169,10 +169,11 @@ static tutti_status arena_make_block(size_t bytes, struct block *out)
     else block_free_memory(&made);
     return status;
 }
+/* Needs a free row of the table. False: the heap has no memory for its data about the block. */
 static bool arena_insert_block(const struct block *b)
 {
     int at = block_count;
-    if (block_count == MOST_BLOCKS || !heap_add(&heap, block_region_of(b), block_region_bytes(b))) return false;
+    if (!heap_add(&heap, block_region_of(b), block_region_bytes(b))) return false;
     for (; at > 0 && blocks[at - 1].base > b->base; at--) blocks[at] = blocks[at - 1];
     blocks[at] = *b;
     block_count++;
@@ -227,10 +228,11 @@ static tutti_status arena_add_block(size_t bytes)
     struct block b;
     TRY(arena_make_block(bytes, &b));
     pthread_mutex_lock(&lock);
-    bool fine = arena_insert_block(&b);
+    bool has_row = block_count < MOST_BLOCKS, is_added = has_row && arena_insert_block(&b);
     pthread_mutex_unlock(&lock);
-    if (fine) return TUTTI_OK;
+    if (is_added) return TUTTI_OK;
     block_free_memory(&b);
+    if (has_row) return status_fail(TUTTI_NO_MEMORY, "no memory to manage %zu bytes of shared tensors", bytes);
     return status_fail(TUTTI_NO_MEMORY,
         "no memory for shared tensors: %zu bytes would need more blocks than the limit of %d", bytes, MOST_BLOCKS);
 }

@@ -1,5 +1,6 @@
 /* The arena: allocations and lookups, growing and giving back, what a forked child sees, and every shortage as an error
    with words. Peers are played by attaching to our own blocks. */
+#include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/memory/arena.h"
 #include "backend/memory/memfd.h"
@@ -242,6 +243,24 @@ static void test_refusals_are_errors(void **state)
     memfd_error = 0;
     arena_free(allocate(MIB));                          /* and it goes on */
 }
+static void test_short_memory_for_the_heap_is_not_called_a_limit_of_blocks(void **state)
+{
+    /* The heap then has rows, so the next allocation of ordinary memory is the one for the new block. */
+    unsigned char *small = allocate(64);
+    void *at = NULL;
+    (void)state;
+    arena_give_up_spare();
+    int blocks = arena_extent().blocks, files = open_files();
+    memory_fail_after(1);
+    assert_int_equal(arena_allocate(40 * MIB, &at), TUTTI_NO_MEMORY);
+    memory_fail_after(0);
+    assert_null(at);
+    assert_non_null(strstr(status_detail(), "no memory to manage 41947136 bytes of shared tensors"));
+    assert_int_equal(arena_extent().blocks, blocks);
+    assert_int_equal(open_files(), files);
+    arena_free(allocate(40 * MIB));                     /* and it goes on */
+    arena_free(small);
+}
 static void keep_a_spare(void)
 {
     arena_give_up_spare();
@@ -399,6 +418,7 @@ int test_arena(void)
         cmocka_unit_test(test_memory_returns_although_it_is_mapped),
         cmocka_unit_test(test_no_memory_names_the_bytes),
         cmocka_unit_test(test_refusals_are_errors),
+        cmocka_unit_test(test_short_memory_for_the_heap_is_not_called_a_limit_of_blocks),
         cmocka_unit_test(test_what_is_kept_is_given_up_before_memory_is_refused),
         cmocka_unit_test(test_what_is_kept_is_given_up_before_a_peers_block_is_refused),
         cmocka_unit_test(test_signals_do_not_keep_a_block_from_being_made),
