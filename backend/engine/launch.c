@@ -63,7 +63,7 @@ static tutti_status launch_choose_algorithm(tutti_comm *comm, const struct opera
     size_t bytes, enum placement_kind placement, const struct recent *r, struct choice *out)
 {
     struct question question = { (enum collective)op->collective, asked, bytes, placement, op->uneven != NULL,
-        r->reading && r->open };
+        r->must_read && r->open };
     TRY(chooser_make_choice(&comm->launcher.chooser, &question, out));
     choice_limit_cutting(comm, op->uneven, out);
     tuner_update_placement(&comm->launcher, &question, r, out);
@@ -77,7 +77,7 @@ tutti_status launch_predict_cost(tutti_comm *comm, const struct question *questi
     TRY(chooser_make_choice(x, &q, &made));
     if (can_read && q.message_bytes && choice_selects_late(x, &made)) {
         q.placement = TENSORS_OPEN_IN_PLACE;
-        q.reading = comm->launcher.single_copy > 0;
+        q.must_read = comm->launcher.single_copy > 0;
         TRY(chooser_make_choice(x, &q, &made));
     }
     choice_limit_cutting(comm, NULL, &made);
@@ -336,7 +336,7 @@ static tutti_status launch_choose_late(tutti_comm *comm, const struct operation 
 {
     struct placement p = tensors_get_placement(comm, op, r->runs.reads);
     int ranks = comm->launcher.ranks;
-    bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->reading == p.reading
+    bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->must_read == p.must_read
         && r->code == comm->launcher.code && mask_equal(r->shared, p.shared, ranks)
         && mask_equal(r->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
@@ -344,7 +344,7 @@ static tutti_status launch_choose_late(tutti_comm *comm, const struct operation 
     p = tensors_get_placement(comm, op, true);
     r->asked_for = p.asked;
     r->open = p.open;
-    r->reading = p.reading;
+    r->must_read = p.must_read;
     enum placement_kind kind = placement_get_kind(&p, ranks);
     TRY(launch_choose_algorithm(comm, op, p.asked ? r->algorithm : NULL, operation_agreed_bytes(comm, op), kind, r,
         &choice));

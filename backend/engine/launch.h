@@ -22,7 +22,7 @@ struct recent {
     /* Masks of the ranks of this host, in the launcher's `masks`. */
     uint64_t *shared, *in_place;
     /* The flags of that placement. */
-    bool asked_for, open, reading;
+    bool asked_for, open, must_read;
     /* The choice that the program implements. */
     struct choice runs;
     /* The code of the candidate that the program implements; 0: it is as predicted. */

@@ -130,19 +130,19 @@ struct placement tensors_get_placement(tutti_comm *comm, const struct operation 
 {
     struct tensor_access *access = &comm->tensor_access;
     size_t words = (size_t)mask_words(access->ranks);
-    bool asked = false, open = true, reading = false;
+    bool asked = false, open = true, must_read = false;
     memset(access->shared, 0, words * sizeof *access->shared);
     memset(access->in_place, 0, words * sizeof *access->in_place);
     for (int peer = 0; peer < access->ranks; peer++) {
         uint64_t flags = tensors_get_declaration(comm, peer)->flags;
         asked |= (flags & TENSOR_ASKED) != 0;
         open &= (flags & TENSOR_OPEN) != 0;
-        reading |= (flags & TENSOR_READING) != 0;
+        must_read |= (flags & TENSOR_READING) != 0;
         if (flags & TENSOR_SHARED) mask_add(access->shared, peer);
         bool in_place = (!is_read && !(flags & TENSOR_SHARED)) || flags & TENSOR_IN_PLACE;
         if (in_place && op->collective != ALL_TO_ALL) mask_add(access->in_place, peer);
     }
-    return (struct placement){ access->shared, access->in_place, asked, open, reading };
+    return (struct placement){ access->shared, access->in_place, asked, open, must_read };
 }
 
 /* ---- addresses of peers' tensors ---- */

@@ -46,8 +46,8 @@ enum placement_kind tensors_guess_placement(const tutti_comm *comm, const struct
 bool tensors_can_read_peers(tutti_comm *comm);
 /* The ranks of a host derive this from the declarations once all have arrived. The masks (as in struct plan, valid
    until the next call) mark ranks with shared tensors and ranks with tensors in place. asked: a rank insists on its
-   algorithm. open: all tensors can be read in place. reading: they must be read. */
-struct placement { const uint64_t *shared, *in_place; bool asked, open, reading; };
+   algorithm. open: all tensors can be read in place. must_read: they must be. */
+struct placement { const uint64_t *shared, *in_place; bool asked, open, must_read; };
 /* Private tensors count as in place, so that few plans serve them. With `is_read`, for a plan that reads them, only
    those count that really are in place. */
 struct placement tensors_get_placement(tutti_comm *comm, const struct operation *op, bool is_read);

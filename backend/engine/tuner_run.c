@@ -52,10 +52,10 @@ uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tu
     if (!t || op->sum.rows.function) return 0;
     if (tuner_is_decider(comm, t)) {
         bool anything = l->tuners.trying == TRIES_ANYTHING;
-        struct variety variety = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
+        struct variant_limits limits = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
             tuner_may_search(&l->tuners, t) ? tuner_guess_placement(comm, op) : TENSORS_PRIVATE };
         struct moment moment = tuner_get_moment(comm, op);
-        tuner_begin_call(&l->tuners, t, &moment, &variety);
+        tuner_begin_call(&l->tuners, t, &moment, &limits);
     }
     uint32_t code = tuner_code_at(atomic_load_explicit(t->word, memory_order_acquire), x->operation);
     l->timed = code & TUNER_TIMED;

@@ -20,13 +20,13 @@ struct cutting {
    stages at most STAGED_AT_MOST times these bytes. The slots of every host have room for that, because all hosts must
    have the same cut. */
 enum { TILES_WITH_MESSAGES = 4, BYTES_WITH_MESSAGES = 8 << 20, STAGED_AT_MOST = 6 };
-/* Prices a plan of all ranks, or of the ranks of one host. NO_MEMORY; *out is then untouched. */
+/* Computes the cost of a plan of all ranks, or of the ranks of one host. NO_MEMORY; *out is then untouched. */
 tutti_status plan_compute_cost(const struct plan *plan, const struct machine *machine, const struct cutting *cutting,
     double *out);
 /* Finds the tile size with the least cost for a message, and its number of slots. */
 tutti_status plan_choose_tile(const struct plan *plan, const struct machine *machine, size_t message_bytes, int cores,
     struct cutting *best, double *out);
-/* Prices one more round, for example the roll call before a late selection. */
+/* Computes the cost of one more round, for example the roll call before a late selection. */
 double machine_cost_of_round(const struct machine *machine, int ranks, int cores);
 /* Returns how many tiles of this size may be in flight: those that fit in the cache, but at least two. With more ranks
    than cores (oversubscribed) it is three, because with two a rank often can only give its core away. */

@@ -11,10 +11,10 @@
 /* An earlier question and its answer. */
 struct choice_answer { struct question question; struct choice choice; };
 enum {
-    SLOTS_TO_PRICE = 3,
+    SLOTS_TO_PREDICT = 3,
     UNKNOWN_BYTES = 1 << 20,
-    RANKS_TO_PRICE = 32,
-    RANKS_OF_HOST_TO_PRICE = 64,
+    RANKS_TO_PREDICT = 32,
+    RANKS_OF_HOST_TO_PREDICT = 64,
     /* The message sizes of the two exchanges of the probe; the large one is approximate. */
     LITTLE = 128 << 10,
     MUCH = 2 << 20,
@@ -43,12 +43,12 @@ size_t size_floor_half_octave(size_t bytes)
    little on how many ranks share it, and then fewer hosts. */
 static int layout_most_sampled(const struct layout *l)
 {
-    return l->hosts > 1 ? RANKS_TO_PRICE : RANKS_OF_HOST_TO_PRICE;
+    return l->hosts > 1 ? RANKS_TO_PREDICT : RANKS_OF_HOST_TO_PREDICT;
 }
 static bool layout_needs_sample(const struct layout *l) { return l->ranks > layout_most_sampled(l); }
 static tutti_status chooser_make_sample(struct chooser *x)
 {
-    int host[RANKS_OF_HOST_TO_PRICE], ranks = 0, most = layout_most_sampled(x->layout);
+    int host[RANKS_OF_HOST_TO_PREDICT], ranks = 0, most = layout_most_sampled(x->layout);
     int hosts = x->layout->hosts < most ? x->layout->hosts : most;
     if (x->sample) return TUTTI_OK;
     for (int h = 0; h < hosts; h++)
@@ -66,7 +66,7 @@ static tutti_status chooser_plan_for_layout(struct chooser *x, const struct layo
     bool apart = placement == TENSORS_SHARED_APART || placement == TENSORS_OPEN_APART || a->collective == ALL_TO_ALL;
     struct plan key = { .algorithm = a,
         .layout = layout,
-        .slots = SLOTS_TO_PRICE,
+        .slots = SLOTS_TO_PREDICT,
         .in_place = apart ? NULL : mask_all,
         .shared = choice_is_shared(placement) ? mask_all : NULL,
         .reads = choice_is_open(placement) };
@@ -83,19 +83,19 @@ static int chooser_cores_of_plan(const struct chooser *x, const struct plan *pla
 {
     return (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
 }
-static struct machine machine_scale_reading(const struct machine *machine, double reading)
+static struct machine machine_scale_reading(const struct machine *machine, double scale)
 {
     struct machine m = *machine;
-    m.fetch *= reading;
-    m.lost_fetch *= reading;
+    m.fetch *= scale;
+    m.lost_fetch *= scale;
     return m;
 }
-/* Prices the exchange that the probe measures, between two ranks. */
-static tutti_status chooser_cost_exchange(struct chooser *x, size_t part, double reading, bool reads, double *out)
+/* Computes the cost of the exchange that the probe measures, between two ranks. */
+static tutti_status chooser_cost_exchange(struct chooser *x, size_t part, double scale, bool reads, double *out)
 {
     const struct algorithm *a = collectives_table;
     const struct plan *plan;
-    struct machine machine = machine_scale_reading(&x->machine, reading);
+    struct machine machine = machine_scale_reading(&x->machine, scale);
     struct cutting cutting;
     while (a->collective != ALLGATHER || !a->host_memory) a++;
     if (!x->pair) TRY(layout_create(NULL, 2, &x->pair));
@@ -124,10 +124,10 @@ static tutti_status chooser_scale_machine(struct chooser *x, const struct questi
     *out = x->machine;
     if (!reads || collective_is_one_way(q->collective)) return TUTTI_OK;
     double part = (double)q->message_bytes / x->layout->largest, much = log2(part / LITTLE) / log2(MUCH / LITTLE);
-    TRY(chooser_calibrate_reading(x, LITTLE, x->machine.one_copy, &x->reading[0]));
-    TRY(chooser_calibrate_reading(x, MUCH, x->machine.lost_one_copy, &x->reading[1]));
+    TRY(chooser_calibrate_reading(x, LITTLE, x->machine.one_copy, &x->reading_scale[0]));
+    TRY(chooser_calibrate_reading(x, MUCH, x->machine.lost_one_copy, &x->reading_scale[1]));
     much = fmin(fmax(much, 0), 1);
-    *out = machine_scale_reading(&x->machine, (1 - much) * x->reading[0] + much * x->reading[1]);
+    *out = machine_scale_reading(&x->machine, (1 - much) * x->reading_scale[0] + much * x->reading_scale[1]);
     return TUTTI_OK;
 }
 /* Returns the cost of offering tensors: a rank asks the kernel twice whether others could read them. */
@@ -174,7 +174,7 @@ static tutti_status chooser_compare_algorithms(struct chooser *x, const struct q
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         struct choice c;
         if (!algorithm_is_candidate(x, q, a)) continue;
-        for (int reads = q->reading; reads <= choice_is_open(q->placement); reads++) {
+        for (int reads = q->must_read; reads <= choice_is_open(q->placement); reads++) {
             TRY(chooser_cost_candidate(x, q, a, reads, &c));
             if (!best->algorithm || choice_weighted_cost(&c) < WORTH_IT * choice_weighted_cost(best)) *best = c;
         }
@@ -199,7 +199,7 @@ static bool algorithm_uses_only_messages(const struct algorithm *a) { return !a-
 static bool question_is_same(const struct question *a, const struct question *b)
 {
     return a->collective == b->collective && a->algorithm == b->algorithm && a->message_bytes == b->message_bytes
-        && a->placement == b->placement && a->uneven == b->uneven && a->reading == b->reading;
+        && a->placement == b->placement && a->uneven == b->uneven && a->must_read == b->must_read;
 }
 static tutti_status chooser_answer_question(struct chooser *x, const struct question *q, struct choice *out)
 {
@@ -222,7 +222,7 @@ tutti_status chooser_make_choice(struct chooser *x, const struct question *asked
             "%s %s works on one host only, but the %d ranks are on %d hosts: choose another algorithm, or none",
             collective_name(q.collective), q.algorithm->name, x->layout->ranks, x->layout->hosts);
     if (x->layout->hosts > 1) q.placement = TENSORS_PRIVATE;
-    q.reading &= choice_is_open(q.placement);
+    q.must_read &= choice_is_open(q.placement);
     if (x->layout->ranks == 1 || messages || q.collective == BARRIER) {
         *out = chooser_take_only_candidate(x, &q);
         return TUTTI_OK;

@@ -34,7 +34,7 @@ struct question {
     enum placement_kind placement;
     bool uneven;
     /* Open tensors must be read. */
-    bool reading;
+    bool must_read;
 };
 struct choice {
     const struct algorithm *algorithm;
@@ -63,7 +63,7 @@ struct chooser {
     struct machine machine;
     /* The measured cost of reading a byte, relative to its machine parameter: of small and of large messages. 0: not
        computed yet. */
-    double reading[2];
+    double reading_scale[2];
     /* Earlier questions with their choices. */
     struct choice_answer *answers;                      /* owned */
     int answer_count, answer_room;

@@ -263,26 +263,26 @@ static bool tuner_has_budget(const struct tuner *t)
     return t->lost <= fmin(EARLY_SHARE * calls, once + LATER_SHARE * calls);
 }
 /* Makes a variant of the incumbent. */
-static tutti_status tuner_make_variant(const struct tuner *t, const struct variety *v, int variant, struct choice *out,
-    bool *exists)
+static tutti_status tuner_make_variant(const struct tuner *t, const struct variant_limits *limits, int variant,
+    struct choice *out, bool *exists)
 {
     struct question question = t->question;
     if (tuner_placement_variant(t, &t->this.choice)) question.placement = t->look.seen;
-    if (variant != GO_BACK) return choice_make_variant(v, &question, &t->this.choice, variant, out, exists);
+    if (variant != GO_BACK) return choice_make_variant(limits, &question, &t->this.choice, variant, out, exists);
     *out = t->look.before.choice;
     *exists = true;
     return TUTTI_OK;
 }
-static bool tuner_find_candidate(struct tuner *t, const struct variety *v)
+static bool tuner_find_candidate(struct tuner *t, const struct variant_limits *limits)
 {
     int ventured = tuner_placement_variant(t, &t->this.choice);
-    if (!ventured) t->look.seen = v->could_be;
+    if (!ventured) t->look.seen = limits->could_be;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
         int variant = ventured && t->move == ventured ? GO_BACK : t->move;
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
-        if (tuner_make_variant(t, v, variant, &found, &exists) != TUTTI_OK) return false;
+        if (tuner_make_variant(t, limits, variant, &found, &exists) != TUTTI_OK) return false;
         if (!exists || (t->skips[variant].left && t->skips[variant].left--)) continue;
         t->tried = variant;
         t->that = (struct candidate){ .choice = found, .code = choice_encode(&found) };
@@ -296,9 +296,9 @@ bool tuner_may_search(const struct tuners *tuners, const struct tuner *t)
     return tuner_search_is_due(t, t->calls + 1) && !tuners_are_stopped(tuners, t->key.collective);
 }
 /* For tests: runs the next variant of the last choice, at any cost. */
-static void tuner_run_next_variant(struct tuner *t, const struct moment *now, const struct variety *v)
+static void tuner_run_next_variant(struct tuner *t, const struct moment *now, const struct variant_limits *limits)
 {
-    if (!tuner_may_write_word(t, now) || !tuner_find_candidate(t, v)) return;
+    if (!tuner_may_write_word(t, now) || !tuner_find_candidate(t, limits)) return;
     tuner_promote_candidate(t);
     tuner_schedule_code(t, now, t->this.code);
 }
@@ -310,18 +310,19 @@ static bool tuner_restores_incumbent(struct tuner *t, const struct moment *now)
     tuner_schedule_code(t, now, t->this.code);
     return false;
 }
-static void tuner_start_test(struct tuner *t, const struct moment *now, const struct variety *v)
+static void tuner_start_test(struct tuner *t, const struct moment *now, const struct variant_limits *limits)
 {
     if (!tuner_restores_incumbent(t, now) || !tuner_search_is_due(t, t->calls)) return;
     t->next = t->calls + (uint64_t)tuner_get_measure(t)->pause;
     if (!tuner_has_budget(t)) return;
     int64_t begin = clock_ns();
-    bool found = tuner_find_candidate(t, v);
+    bool found = tuner_find_candidate(t, limits);
     t->searched_ns += (double)(clock_ns() - begin);
     if (!found) return;
     tuner_begin_block(t, 0, tuner_schedule_code(t, now, tuner_timed_code(t, 0)));
 }
-void tuner_begin_call(struct tuners *tuners, struct tuner *t, const struct moment *now, const struct variety *v)
+void tuner_begin_call(struct tuners *tuners, struct tuner *t, const struct moment *now,
+    const struct variant_limits *limits)
 {
     /* Without a predicted choice there is no incumbent yet. */
     if (!t->predicted.algorithm || tuners->trying == TRIES_NOTHING) return;
@@ -332,9 +333,9 @@ void tuner_begin_call(struct tuners *tuners, struct tuner *t, const struct momen
         tuner_restores_incumbent(t, now);
         return;
     }
-    if (tuners->trying == TRIES_ANYTHING) { tuner_run_next_variant(t, now, v); return; }
+    if (tuners->trying == TRIES_ANYTHING) { tuner_run_next_variant(t, now, limits); return; }
     if (t->block >= 0) tuner_continue_test(t, now);
-    if (t->block < 0) tuner_start_test(t, now, v);
+    if (t->block < 0) tuner_start_test(t, now, limits);
 }
 void tuner_add_time(struct tuner *t, uint64_t operation, double ns)
 {

@@ -85,7 +85,7 @@ int tuner_get_decider(const struct tuner_key *key, int ranks);
 /* The operation that begins, and how many operations other ranks may be behind and ahead of it. */
 struct moment { uint64_t operation, behind, ahead; };
 void tuner_begin_call(struct tuners *tuners, struct tuner *tuner, const struct moment *now,
-    const struct variety *variety);
+    const struct variant_limits *limits);
 /* Returns the number of calls whose times are read together. */
 uint64_t tuner_get_batch(const struct tuner *tuner);
 /* Adds the time of a timed call. */

@@ -55,60 +55,61 @@ void choice_format(const struct choice *c, char out[CHOICE_TEXT_BYTES])
 }
 
 /* ---- variants ---- */
-static tutti_status variant_choose_for_placement(const struct variety *v, const struct question *q,
-    enum placement_kind placement, bool reading, struct choice *out)
+static tutti_status variant_choose_for_placement(const struct variant_limits *limits, const struct question *q,
+    enum placement_kind placement, bool must_read, struct choice *out)
 {
     struct question other = *q;
     other.placement = placement;
-    other.reading = reading;
-    return chooser_make_choice(v->chooser, &other, out);
+    other.must_read = must_read;
+    return chooser_make_choice(limits->chooser, &other, out);
 }
 /* A call that looks first waits for all ranks. So it does not replace a one-sided operation (execute/tracks.h): the
    time of a single call does not show what one-sidedness saves. */
-static tutti_status variant_select_late(const struct variety *v, const struct question *q, struct choice *out,
-    bool *exists)
+static tutti_status variant_select_late(const struct variant_limits *limits, const struct question *q,
+    struct choice *out, bool *exists)
 {
-    size_t part = q->message_bytes / (size_t)v->chooser->layout->largest;
+    size_t part = q->message_bytes / (size_t)limits->chooser->layout->largest;
     bool awaits_all = !collective_has_root(q->collective) || part > TRACK_BYTES;
-    if (!choice_is_shared(v->could_be) || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
-    TRY(chooser_make_choice(v->chooser, q, out));
-    bool is_dear = 1 + choice_cost_of_late_selection(v->chooser, out) > v->most;
-    if (choice_selects_late(v->chooser, out) || is_dear) return TUTTI_OK;
+    if (!choice_is_shared(limits->could_be) || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
+    TRY(chooser_make_choice(limits->chooser, q, out));
+    bool is_dear = 1 + choice_cost_of_late_selection(limits->chooser, out) > limits->most;
+    if (choice_selects_late(limits->chooser, out) || is_dear) return TUTTI_OK;
     *exists = true;
-    TRY(variant_choose_for_placement(v, q, v->could_be, false, out));
+    TRY(variant_choose_for_placement(limits, q, limits->could_be, false, out));
     out->selects_late = true;
     return TUTTI_OK;
 }
 /* Private tensors can be opened for reading if the call looks first anyway. */
-static tutti_status variant_toggle_reading(const struct variety *v, const struct question *q, struct choice *c,
-    bool *exists)
+static tutti_status variant_toggle_reading(const struct variant_limits *limits, const struct question *q,
+    struct choice *c, bool *exists)
 {
     struct choice least;
-    bool open = choice_is_open(q->placement), could_be = q->placement == TENSORS_PRIVATE && choice_is_open(v->could_be);
-    if (q->reading || !(open || could_be)) return TUTTI_OK;
-    TRY(chooser_make_choice(v->chooser, q, &least));
-    bool may_read = open || choice_selects_late(v->chooser, &least);
-    if (c->reads) TRY(variant_choose_for_placement(v, q, TENSORS_PRIVATE, false, c));
-    else TRY(variant_choose_for_placement(v, q, open ? q->placement : v->could_be, true, c));
-    *exists = may_read && c->cost <= v->most * least.cost;
+    bool open = choice_is_open(q->placement),
+         could_be = q->placement == TENSORS_PRIVATE && choice_is_open(limits->could_be);
+    if (q->must_read || !(open || could_be)) return TUTTI_OK;
+    TRY(chooser_make_choice(limits->chooser, q, &least));
+    bool may_read = open || choice_selects_late(limits->chooser, &least);
+    if (c->reads) TRY(variant_choose_for_placement(limits, q, TENSORS_PRIVATE, false, c));
+    else TRY(variant_choose_for_placement(limits, q, open ? q->placement : limits->could_be, true, c));
+    *exists = may_read && c->cost <= limits->most * least.cost;
     return TUTTI_OK;
 }
 /* Makes the choice of another algorithm as it is predicted, if that cost is not too high. Variants that differ only in
    cuts or stores are not predicted, because predicting their costs would take longer than many calls. */
-static tutti_status variant_change_algorithm(const struct variety *v, const struct question *q,
+static tutti_status variant_change_algorithm(const struct variant_limits *limits, const struct question *q,
     const struct choice *from, int number, struct choice *out, bool *exists)
 {
     struct question asked = *q;
     struct choice least;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
-        if (a->collective != q->collective || a == from->algorithm || !chooser_considers_algorithm(v->chooser, a)
+        if (a->collective != q->collective || a == from->algorithm || !chooser_considers_algorithm(limits->chooser, a)
             || number-- > 0)
             continue;
         asked.algorithm = a;
-        TRY(chooser_make_choice(v->chooser, q, &least));
-        TRY(chooser_make_choice(v->chooser, &asked, out));
+        TRY(chooser_make_choice(limits->chooser, q, &least));
+        TRY(chooser_make_choice(limits->chooser, &asked, out));
         out->selects_late = from->selects_late;
-        *exists = out->cost <= v->most * least.cost;
+        *exists = out->cost <= limits->most * least.cost;
         return TUTTI_OK;
     }
     return TUTTI_OK;
@@ -127,25 +128,26 @@ static bool variant_change_cutting(const struct question *q, int change, struct 
     default: c->slots--; return !one && c->slots >= 2;
     }
 }
-tutti_status choice_make_variant(const struct variety *v, const struct question *q, const struct choice *from,
-    int number, struct choice *out, bool *exists)
+tutti_status choice_make_variant(const struct variant_limits *limits, const struct question *q,
+    const struct choice *from, int number, struct choice *out, bool *exists)
 {
     struct choice found = *from;
     *exists = false;
     if (number == 0) {
-        if (v->paced && q->message_bytes >= STORED_AT_LEAST) TRY(choice_writes_slots(v->chooser, q, &found, exists));
+        if (limits->paced && q->message_bytes >= STORED_AT_LEAST)
+            TRY(choice_writes_slots(limits->chooser, q, &found, exists));
         found.ordinary = !found.ordinary;
     } else if (number == 1) {
-        TRY(choice_writes_slots(v->chooser, q, &found, exists));
+        TRY(choice_writes_slots(limits->chooser, q, &found, exists));
         found.short_laps = !found.short_laps;
     } else if (number < READ_VARIANT) {
         *exists = variant_change_cutting(q, number - 2, &found);
     } else if (number == READ_VARIANT) {
-        TRY(variant_toggle_reading(v, q, &found, exists));
+        TRY(variant_toggle_reading(limits, q, &found, exists));
     } else if (number == LATE_SELECTION_VARIANT) {
-        TRY(variant_select_late(v, q, &found, exists));
+        TRY(variant_select_late(limits, q, &found, exists));
     } else {
-        TRY(variant_change_algorithm(v, q, from, number - FIRST_ALGORITHM, &found, exists));
+        TRY(variant_change_algorithm(limits, q, from, number - FIRST_ALGORITHM, &found, exists));
     }
     *out = found;
     return TUTTI_OK;

@@ -22,7 +22,7 @@ void choice_format(const struct choice *choice, char out[CHOICE_TEXT_BYTES]);
    FIRST_ALGORITHM and later ones take another algorithm. The last three kinds are used as predicted. Variants that can
    change the time most come last, because by then the incumbent has improved. */
 enum { READ_VARIANT = 7, LATE_SELECTION_VARIANT, FIRST_ALGORITHM, VARIANTS = FIRST_ALGORITHM + 4 };
-struct variety {
+struct variant_limits {
     struct chooser *chooser;
     bool paced;
     /* The highest cost of a variant, relative to the least cost. */
@@ -31,5 +31,5 @@ struct variety {
     enum placement_kind could_be;
 };
 /* Sets *exists to false if the variant is impossible, has no effect, or has a cost above `most`. NO_MEMORY. */
-tutti_status choice_make_variant(const struct variety *variety, const struct question *question,
+tutti_status choice_make_variant(const struct variant_limits *limits, const struct question *question,
     const struct choice *from, int number, struct choice *out, bool *exists);

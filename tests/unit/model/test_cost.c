@@ -1,4 +1,4 @@
-/* Prices of the plans that really run, on machines that were measured once. */
+/* Costs of the plans that really run, on machines that were measured once. */
 #include "backend/base/memory.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/cost.h"

@@ -18,7 +18,7 @@ struct bench {                                          /* a decider, and what i
     struct chooser chooser;
     struct tuning tuning;
     struct tuners tuners;
-    struct variety variety;
+    struct variant_limits limits;
 };
 static struct bench *bench_create(enum trying trying)
 {
@@ -31,7 +31,7 @@ static struct bench *bench_create(enum trying trying)
     assert_non_null(b->chooser.cache);
     b->tuners.tuning = &b->tuning;
     b->tuners.trying = trying;
-    b->variety = (struct variety){ &b->chooser, true, HUGE_VAL, TENSORS_PRIVATE };
+    b->limits = (struct variant_limits){ &b->chooser, true, HUGE_VAL, TENSORS_PRIVATE };
     return b;
 }
 static void bench_destroy(struct bench *b)
@@ -130,7 +130,7 @@ static void step(struct bench *b, struct tuner *kinds[KINDS], int rank, int inde
     struct tuner *t = kinds[h->at[index].kind];
     uint64_t operation = h->at[index].number;
     bool decides = rank == tuner_get_decider(&t->key, RANKS);
-    if (decides) tuner_begin_call(&b->tuners, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
+    if (decides) tuner_begin_call(&b->tuners, t, &(struct moment){ operation, h->apart, h->apart }, &b->limits);
     uint32_t code = code_at(t, operation);
     if (h->at[index].code == UINT32_MAX) h->at[index].code = code;
     assert_int_equal(h->at[index].code, code);
@@ -193,7 +193,7 @@ static double call(struct bench *b, struct tuner *t, uint64_t *operation, int ca
 {
     double spent = 0;
     for (int i = 0; i < calls; i++, ++*operation) {
-        tuner_begin_call(&b->tuners, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
+        tuner_begin_call(&b->tuners, t, &(struct moment){ *operation, 0, 0 }, &b->limits);
         uint32_t code = code_at(t, *operation);
         struct choice runs = t->this.choice;
         uint32_t chosen = code & ~(uint32_t)TUNER_TIMED;
@@ -234,7 +234,7 @@ static void lasts_as_long_as_tensors_allow(struct bench *b, struct tuner *t, con
     uint64_t operation = 0, noise = 3;
     call(b, t, &operation, 6000, venture->ns, &noise);
     assert_false(venture->is_of(t->this.code));         /* this rank's tensors do not allow it */
-    b->variety.could_be = venture->could_be;
+    b->limits.could_be = venture->could_be;
     lies = venture->are;                                /* as the others' are; a choice of another cost */
     call(b, t, &operation, 6000, venture->ns, &noise);
     assert_true(venture->is_of(t->this.code) && t->look.seen == venture->are);
@@ -247,7 +247,7 @@ static void lasts_as_long_as_tensors_allow(struct bench *b, struct tuner *t, con
         candidates += venture->is_of(code_at(t, operation - 1));
     }
     assert_true(operation - before == 20000 && candidates < 200);         /* seldom, although this rank's allow it */
-    b->variety.could_be = TENSORS_PRIVATE;
+    b->limits.could_be = TENSORS_PRIVATE;
     call(b, t, &operation, 3 * TRACKS, venture->ns, &noise);
     for (int i = 0; i < 2000; i++) {
         call(b, t, &operation, 1, venture->ns, &noise);
@@ -323,7 +323,7 @@ static void what_nobody_times_is_seldom_asked_for(void **state)
     int timed = 0, calls = 20000;
     (void)state;
     for (int operation = 0; operation < calls; operation++) {
-        tuner_begin_call(&b->tuners, t, &(struct moment){ (uint64_t)operation, 0, 0 }, &b->variety);
+        tuner_begin_call(&b->tuners, t, &(struct moment){ (uint64_t)operation, 0, 0 }, &b->limits);
         timed += (code_at(t, (uint64_t)operation) & TUNER_TIMED) != 0;
     }
     assert_true(timed > 0 && timed < calls / 20);
