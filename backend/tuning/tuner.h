@@ -1,4 +1,4 @@
-/* Trials compare choices while operations run. A cost is only a prediction: caches are shared with other virtual
+/* The tuner compares choices while operations run. A cost is only a prediction: caches are shared with other virtual
  * machines, and the hypervisor moves cores. So for each kind of call one rank, its *decider*, sometimes lets all ranks
  * run a candidate. It measures the candidate and the incumbent, the choice that ran so far, in turns, and keeps the
  * faster one.
@@ -12,11 +12,12 @@
  * difference like any other disagreement.
  *
  * An A/B test is six blocks of calls, of incumbent and candidate in turns, each judged by its median. A call lasts
- * from when the last rank has begun until the last rank has ended. Trials cost at most a tenth of the first calls, and
- * a hundredth later. They run on one host with a core for each rank, and only while no setting and no rank asks for a
- * choice. The bits of a sum are the same for all candidates. */
+ * from when the last rank has begun until the last rank has ended. A/B tests cost at most a tenth of the first calls,
+ * and a hundredth later. They run on one host with a core for each rank, and only while no setting and no rank asks for
+ * a choice. The bits of a sum are the same for all candidates. */
 #pragma once
 #include "backend/host/segment.h"
+#include "backend/tuning/choice_code.h"
 #include "backend/tuning/variants.h"
 
 /* ---- the shared word ---- */

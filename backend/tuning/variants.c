@@ -1,60 +1,12 @@
+/* Makes variants of a choice. The chooser predicts a variant that reads, selects late or has another algorithm. It does
+   not predict one that differs only in cuts or stores, because that would take longer than many calls. */
 #include "backend/tuning/variants.h"
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
 #include "backend/host/segment.h"
-#include <stdio.h>
 
-enum { ROW_BITS = 7, TILE_BITS = 5, SLOT_BITS = 4, FLAG_BITS = 4 };
-_Static_assert(ROW_BITS + TILE_BITS + SLOT_BITS + FLAG_BITS == CHOICE_BITS, "all of it");
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
 
-/* ---- the code of a choice ---- */
-static uint32_t code_take_bits(uint32_t *code, int bits)
-{
-    uint32_t field = *code & ((1u << bits) - 1);
-    *code >>= bits;
-    return field;
-}
-uint32_t choice_encode(const struct choice *c)
-{
-    uint32_t code = (uint32_t)(c->algorithm - collectives_table);
-    code = code << TILE_BITS | (uint32_t)__builtin_ctzll(c->tile_bytes);
-    code = code << SLOT_BITS | (uint32_t)c->slots;
-    uint32_t flags =
-        (uint32_t)c->selects_late << 3 | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
-    return code << FLAG_BITS | flags;
-}
-bool choice_decode(uint32_t code, enum collective collective, struct choice *out)
-{
-    *out = (struct choice){ .ordinary = code_take_bits(&code, 1) };
-    out->reads = code_take_bits(&code, 1);
-    out->short_laps = code_take_bits(&code, 1);
-    out->selects_late = code_take_bits(&code, 1);
-    out->slots = (int)code_take_bits(&code, SLOT_BITS);
-    out->tile_bytes = (size_t)1 << code_take_bits(&code, TILE_BITS);
-    out->algorithm = collectives_table;
-    while (out->algorithm->name && code) { out->algorithm++; code--; }
-    const struct algorithm *a = out->algorithm;
-    return a->name && a->collective == collective && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
-}
-bool choice_take_candidate(uint32_t code, bool open, struct choice *choice)
-{
-    struct choice tried;
-    if (!code || !choice_decode(code, choice->algorithm->collective, &tried)) return false;
-    tried.reads &= open;
-    *choice = tried;
-    return true;
-}
-bool choice_code_selects_late(uint32_t code) { return code >> 3 & 1; }
-bool choice_code_reads(uint32_t code) { return code >> 1 & 1; }
-void choice_format(const struct choice *c, char out[CHOICE_TEXT_BYTES])
-{
-    snprintf(out, CHOICE_TEXT_BYTES, "%s %zuKx%d%s%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
-        c->reads ? " single" : "", c->ordinary ? " stored" : "", c->short_laps ? " short" : "",
-        c->selects_late ? " looks" : "");
-}
-
-/* ---- variants ---- */
 static tutti_status variant_choose_for_placement(const struct variant_limits *limits, const struct question *q,
     enum placement_kind placement, bool must_read, struct choice *out)
 {
@@ -94,8 +46,7 @@ static tutti_status variant_toggle_reading(const struct variant_limits *limits, 
     *exists = may_read && c->cost <= limits->most * least.cost;
     return TUTTI_OK;
 }
-/* Makes the choice of another algorithm as it is predicted, if that cost is not too high. Variants that differ only in
-   cuts or stores are not predicted, because predicting their costs would take longer than many calls. */
+/* Makes the choice of another algorithm as it is predicted, if that cost is not too high. */
 static tutti_status variant_change_algorithm(const struct variant_limits *limits, const struct question *q,
     const struct choice *from, int number, struct choice *out, bool *exists)
 {

@@ -1,20 +1,6 @@
-/* Variants of a choice, which differ from it in one thing, and a code by which ranks exchange choices. */
+/* Variants of a choice, which differ from it in one thing. The tuner tests them. */
 #pragma once
 #include "backend/tuning/selection.h"
-
-enum { CHOICE_BITS = 20 };
-/* Encodes all of a choice but its cost in CHOICE_BITS bits; never 0. Its tile must be a power of two. */
-uint32_t choice_encode(const struct choice *choice);
-/* Decodes it. False: the code is invalid, so the shared memory that held it is corrupt. */
-bool choice_decode(uint32_t code, enum collective collective, struct choice *out);
-/* Replaces the predicted choice by the candidate. `open`: private tensors can be read. False: the choice stays. */
-bool choice_take_candidate(uint32_t code, bool open, struct choice *choice);
-/* True if the choice with that code looks first, or reads open tensors. Code 0 gives false. */
-bool choice_code_selects_late(uint32_t code);
-bool choice_code_reads(uint32_t code);
-enum { CHOICE_TEXT_BYTES = 64 };
-/* Formats a choice as in "two_shot 256Kx3 stored". */
-void choice_format(const struct choice *choice, char out[CHOICE_TEXT_BYTES]);
 
 /* Numbers of the variants. 0 changes how slots are written (if `paced` allows both ways), and 1 how soon slots are
    reused. 2 to 4 change the tile size (double, half, quarter), 5 and 6 the tiles in flight (one more, one less).
