@@ -1,3 +1,4 @@
+/* Follows the two standards step by step, in plain C. Buffers that depend on a key are overwritten after their use. */
 #include "backend/base/sha256.h"
 #include <string.h>
 

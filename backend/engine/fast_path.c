@@ -1,3 +1,5 @@
+/* The caller becomes the driver, or takes the ordinary path. `submission.settled` is set if a repetition of the last
+   call needs only a sequence number; fast_path_applies compares the call and its buffers with the last one. */
 #include "backend/engine/fast_path.h"
 #include "backend/engine/comm.h"
 

@@ -1,3 +1,5 @@
+/* All ranks record when they begin and end a timed call, next to their declarations. The decider reads these stamps
+   some operations later, when all ranks have written them. */
 #include "backend/engine/tuner_run.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"

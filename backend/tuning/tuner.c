@@ -1,3 +1,7 @@
+/* The decider's side of an A/B test. In each call it continues the current block, or begins the next one by writing the
+   shared word, or starts a test of the next candidate. All of this stays within a budget of lost time. */
+/* The decider's side of an A/B test. In each call it continues the current block, or begins the next one by writing the
+   shared word, or starts a test of the next candidate. All of this stays within a budget of lost time. */
 #include "backend/tuning/tuner.h"
 #include "backend/base/ab_test.h"
 #include "backend/base/clock.h"

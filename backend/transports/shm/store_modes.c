@@ -1,3 +1,5 @@
+/* The writer numbers the fillings of an A/B test from 1, and sends the number and its own time in one word. So the
+   reader knows the block of each filling and its place there, and judges a block by the median of its samples. */
 #include "backend/transports/shm/store_modes.h"
 #include "backend/base/ab_test.h"
 #include "backend/base/sorted.h"
