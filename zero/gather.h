@@ -32,8 +32,8 @@ struct gatherer {
     struct pages pages;
     struct gathered_unit *unit;                                 /* [units], owned */
     struct prefetcher prefetcher;
-    /* `foreseen` has the predicted units. */
-    int prefetch, *predicted;                            /* up to [prefetch], owned */
+    /* `predicted` has the units of the next uses, as predicted, and `prefetch` is the most of them. */
+    int prefetch, *predicted;                           /* up to [prefetch], owned */
     int64_t timeout_ms;
     /* True: whole units stay whole. */
     bool keeps;

@@ -11,8 +11,8 @@ struct version { _Alignas(64) _Atomic uint64_t steps; };
 struct placed_unit {
     /* `flat` is the whole array. */
     void *flat;                                         /* owned */
-    /* `said` has the versions of this host's slices if the unit is SHARED. */
-    struct version *versions_here;                               /* [ranks of this host] */
+    /* `versions_here` has the versions of this host's slices if the unit is SHARED. */
+    struct version *versions_here;                      /* [ranks of this host] */
     struct zero_placement *placement;
     /* This request gathers the slices that other ranks have updated. */
     tutti_request gathering;
@@ -27,9 +27,9 @@ struct zero_placement {
     const struct partition *partition;
     int64_t timeout_ms;
     /* Slices travel on `lanes`. SHARED uses `across` on several hosts. */
-    struct priority_comms *lanes;                                /* owned by the caller */
-    /* Small messages travel on `word`, which also reports failures on this host. */
-    tutti_comm *control_comm;                                   /* owned by the caller */
+    struct priority_comms *lanes;                       /* owned by the caller */
+    /* Small messages travel on `control_comm`, which also reports failures on this host. */
+    tutti_comm *control_comm;                           /* owned by the caller */
     struct trace *trace;
     struct topology places;
     /* `across` gathers these parts. */

@@ -143,7 +143,7 @@ static tutti_status zero_update_unit(tutti_zero *z, int unit)
     trace_record(&z->trace, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
     return placement_publish(&z->placement, unit, z->steps);
 }
-/* Updates units in the order of their sums; async steps use the order of next use. Each is the same on all ranks. */
+/* Updates units in the order of their sums; async steps reverse it. The order is the same on all ranks. */
 static tutti_status zero_update_units(tutti_zero *z)
 {
     int units = z->partition.units, *turn = z->reducer.order.turn;

@@ -1,10 +1,11 @@
 /* Allreduce over several hosts: every rank sums its slices over the host, allreduces each slice with its owners on the
- * other hosts, and reads the other slices from its peers. */
+ * other hosts, and reads the other slices from its peers. n is the bytes of the message, and H the number of hosts. */
 #include "backend/collectives/hierarchy.h"
 
 /* On the host: 1 round of reading before and 1 after; each rank reads about 2n. Between hosts: the rounds of the team's
    algorithm, one slice of a rank after the other. A host sends the bytes that one of H ranks would send, from all its
-   ranks at once. (Jia et al. 2018: Highly scalable deep learning training system; the levels of MPI's hierarchies) */
+   ranks at once. `between` needs each slice cut into `pieces` chunks. (Jia et al. 2018: Highly scalable deep learning
+   training system; the levels of MPI's hierarchies) */
 static void allreduce_by_slices(struct schedule *s, team_function *between, int pieces)
 {
     struct slices all = slices_cut(s, pieces);

@@ -129,6 +129,7 @@ static void agreement_poll_host(struct agreement *a)
 }
 
 /* ---- outputs ---- */
+/* Adds the rank that is missed on this host to the message, behind the agreed part of each declaration. */
 static void agreement_add_missed_rank(const struct agreement *a, struct agree_message *m)
 {
     for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++) {
@@ -215,17 +216,19 @@ void agreement_record_lost(struct agreement *a, int rank)
 }
 
 /* ---- messages, on the watch thread ---- */
+/* Stores the number of the peer's latest call, and the rank that the peer misses in it, which travels behind the agreed
+   part of the declaration (agreement_add_missed_rank). */
 static void agreement_store_report(struct agreement *a, int from, const struct agree_message *m)
 {
-    struct peer_report *h = &a->reports[from];
+    struct peer_report *report = &a->reports[from];
     int32_t missed = -1;
-    *h = (struct peer_report){ .number = a->agree.begun, .at_ms = a->agree.now_ms, .missed = -1 };
+    *report = (struct peer_report){ .number = a->agree.begun, .at_ms = a->agree.now_ms, .missed = -1 };
     for (int i = 0; i < AGREE_HISTORY; i++) {
-        if (m->calls[i].number < h->begun) continue;
-        h->begun = m->calls[i].number;
+        if (m->calls[i].number < report->begun) continue;
+        report->begun = m->calls[i].number;
         memcpy(&missed, m->calls[i].declaration + AGREED_BYTES, sizeof missed);
     }
-    if (missed >= 0 && missed < agreement_get_group(a)->size) h->missed = missed;
+    if (missed >= 0 && missed < agreement_get_group(a)->size) report->missed = missed;
 }
 static void agreement_on_message(void *context, int from, const void *bytes, size_t length)
 {
@@ -333,10 +336,13 @@ void agreement_poll(tutti_comm *comm)
     }
     agreement_apply_and_unlock(a);
 }
+/* True if the rank's report, which came during this operation, names a rank that has not begun it: itself, or the one
+   that it misses. */
 static bool agreement_knows_absent(const struct agreement *a, uint64_t number, int rank)
 {
-    const struct peer_report *h = &a->reports[rank];
-    return h->number == number && (h->begun < number || (h->begun == number && h->missed >= 0));
+    const struct peer_report *report = &a->reports[rank];
+    bool misses_another = report->begun == number && report->missed >= 0;
+    return report->number == number && (report->begun < number || misses_another);
 }
 bool agreement_delays_timeout(struct agreement *a, uint64_t number)
 {

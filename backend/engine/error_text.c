@@ -1,5 +1,5 @@
-/* Formats calls and causes of failure. The text is the same on every rank, because it depends only on the
-   declarations. */
+/* Formats calls and causes of failure. The text of a call depends only on its declaration, so it is the same on every
+   rank. The text of a death also names the rank that saw it. */
 #include "backend/engine/error_text.h"
 #include "backend/base/dtype.h"
 #include "backend/collectives/collectives.h"

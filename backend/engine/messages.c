@@ -104,8 +104,8 @@ static tutti_status messages_read_private_tensor(void *context, int index, uint6
     int error = reading_copy(source, to, at, bytes);
     return error ? reading_failure_status(source, error, comm->group.rank, owner) : TUTTI_OK;
 }
-/* Sets the flag, then checks for a failure, like may_touch in execute.c. A failing rank first publishes the failure,
-   then checks the flags. */
+/* Sets the flag, then checks for a failure, like executor_try_touching_tensors (execute/execute.c). A failing rank
+   first publishes the failure, then checks the flags. */
 static bool messages_begin_copying(void *context)
 {
     const tutti_comm *comm = context;

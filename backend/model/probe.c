@@ -50,7 +50,7 @@ struct probe {
     unsigned char *slot[2], *message[2];
     size_t message_bytes;
 };
-/* beside: both threads are on one core. */
+/* `on_same_core`: both threads are on one core. `meetings` counts the calls of side_meet_other. */
 struct side { struct probe *probe; int who; uint32_t meetings; bool on_same_core; };
 
 /* ---- time ---- */
@@ -257,9 +257,9 @@ static bool side_measure_kernel_reads(struct side *me)
     m->lost_fetch = fmax(lost - m->reading / SLOT, m->near);
     return true;
 }
-/* Tiles in flight as in an allreduce: each is copied into this side's slots, and added from the other side's slots one
-   tile later. For an allgather, `take` copies instead. Taken tiles go `to` bytes behind the message's beginning. Slots
-   are reused after the same number of bytes for every tile size. */
+/* A passage moves a message through slots, tile by tile, as an allreduce does. A side copies each tile into its slot.
+   One tile later it adds the other side's tile from that side's slot, or copies it, as an allgather does. Taken tiles
+   go `to` bytes behind the message's beginning. Slots are reused after the same number of bytes for every tile size. */
 struct passage { size_t tile, bytes, to; machine_copy *take; };
 static bool side_pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct passage *passage)
 {
@@ -296,8 +296,8 @@ static bool side_measure_tiles(struct side *me)
 {
     struct machine *m = me->probe->found;
     size_t bytes = me->probe->message_bytes;
-    const struct passage small = { SMALL_TILE, bytes, 0, floats_add_to_sum },
-                         large = { LARGE_TILE, bytes, 0, floats_add_to_sum };
+    const struct passage small = { .tile = SMALL_TILE, .bytes = bytes, .take = floats_add_to_sum },
+                         large = { .tile = LARGE_TILE, .bytes = bytes, .take = floats_add_to_sum };
     double longer[PASSES], shorter;
     /* Small and large tiles alternate, because the machine drifts. */
     for (int k = 0; k < PASSES; k++) {
@@ -324,7 +324,9 @@ static bool side_read_message(struct side *me, size_t bytes, double *out)
 static bool side_measure_one_copy(struct side *me, size_t bytes, double *out)
 {
     struct probe *p = me->probe;
-    const struct passage staged = { LARGE_TILE, bytes, p->message_bytes / 2, bytes_copy_ordinary };
+    const struct passage staged = {
+        .tile = LARGE_TILE, .bytes = bytes, .to = p->message_bytes / 2, .take = bytes_copy_ordinary
+    };
     double ratio[PASSES], by_slots;
     for (int k = 0; k < PASSES; k++) {
         memset(p->message[me->who], k, bytes);

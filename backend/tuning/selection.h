@@ -44,9 +44,9 @@ struct choice {
     double cost;                                       /* ns */
     /* Open tensors are read in place, not staged. */
     bool reads;
-    /* Slots are written by ordinary stores, whatever pace.h decides. */
+    /* Slots are written by ordinary stores, whatever execute/pace.h decides. */
     bool ordinary;
-    /* Slots are reused while caches still hold them; see slots.c. */
+    /* Slots are reused while caches still hold them; see execute/slots.c. */
     bool short_laps;
     /* Late selection against the cost: the call looks first where tensors lie. */
     bool selects_late;

@@ -191,8 +191,8 @@ static void tuner_log_test(const struct tuner *t)
     LOG(DEBUG, "%s of %zu bytes: %s took %.2f us, %s %.2f us", collective_name(t->key.collective), t->key.message_bytes,
         this, t->this.ns / 1e3, that, t->that.ns / 1e3);
 }
-/* Prefers ordinary stores. The incumbent, whose stores change at run time (pace.h), may have used ordinary stores
-   during the test, too. */
+/* Prefers ordinary stores. The incumbent, whose stores change at run time (execute/pace.h), may have used ordinary
+   stores during the test, too. */
 static bool tuner_candidate_wins(const struct tuner *t)
 {
     const struct candidate *this = &t->this, *that = &t->that;

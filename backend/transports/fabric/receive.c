@@ -83,10 +83,10 @@ static void pending_rndv_free(struct fabric_transport *p, struct pending_rndv *p
     pending->link->pending--;
     free(pending);
 }
-/* Starts to fetch the bytes of an announced message for the receive that it has met. They go straight to the receive
-   only if it is one piece with room for all of them, and if the link has an endpoint that is not broken. When the
-   caller takes its memory back, only a disconnect of the endpoint ends a fetch into that memory
-   (fabric_link_release_memory). All other fetches go to the room of the op. */
+/* Starts to fetch the bytes of an announced message whose receive is posted. They go directly into the tensor if it
+   takes all of them in one piece, and if a fetch can be ended when the peer is lost: fabric_link_release_memory then
+   disconnects the endpoint, which must exist and be whole. Other bytes go to the room of the op, and are copied when
+   the fetch is complete. */
 static void pending_rndv_fetch(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
     struct pending_rndv *pending)
 {
