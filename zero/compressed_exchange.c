@@ -103,6 +103,8 @@ static struct packing exchange_choose_packing(const struct compressed_exchange *
     float threshold = (float)(back ? x->how.threshold / x->ranks : x->how.threshold);
     return (struct packing){ forms[x->how.form], kept, x->how.stochastic, seed, threshold };
 }
+/* Replaces buffers that have no room for slices of p->slot or p->back bytes. packed_finish zeroes these two fields, so
+   they are set again. */
 static tutti_status packed_reserve(struct packed_slices *p, const struct compressed_exchange *x)
 {
     size_t sides = (size_t)x->sides, slot = p->slot, back = p->back, room = size_larger(slot, back);

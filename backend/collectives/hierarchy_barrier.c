@@ -2,7 +2,8 @@
 #include "backend/collectives/hierarchy.h"
 
 /* The leader of each host reads its peers, the leaders signal each other by dissemination, and then their peers read
-   them. ⌈log2 H⌉ rounds between hosts, 2 on the host. */
+   them. A leader without peers reads nothing, and signals from its INPUT. ⌈log2 H⌉ rounds between hosts, 2 on the
+   host. */
 void barrier_hierarchy(struct schedule *s)
 {
     struct team leaders = team_of_leaders(s);

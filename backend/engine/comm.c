@@ -42,17 +42,18 @@ void comm_set_machine(tutti_comm *comm, const struct machine *machine, int cores
 {
     struct group *g = &comm->group;
     struct machine typical = machine_typical();
-    bool alone = !group_has_several_hosts(g);
+    bool one_host = !group_has_several_hosts(g);
     /* All hosts have agreed on the parameters of the network. */
     machine_copy_network_costs(&typical, machine);
-    launcher_set_machine(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical,
-        g->segment->tuning);
+    launcher_set_machine(&comm->launcher, g->layout, one_host ? cores : g->layout->largest,
+        one_host ? machine : &typical, g->segment->tuning);
     struct spin_budget spin_budget = machine_spin_budget(machine, group_uses_links(g) ? NETWORK_POLL_NS : 0);
+    /* Ranks that share cores keep the backoff of group.c. */
     if (g->segment->ranks <= cores) g->backoff = backoff_of_budget(spin_budget.pauses, spin_budget.yields);
     int polls = g->backoff.pauses / 10;
     /* On several hosts tiles are cut by shared parameters, so their slots must not depend on the caches of one
        machine. */
-    size_t ring = alone ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
+    size_t ring = one_host ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
     executor_set_tuning(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring, fences);
 }
 tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm *a)

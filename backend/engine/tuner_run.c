@@ -15,11 +15,11 @@ tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, 
 {
     struct launcher *l = &comm->launcher;
     struct tuner_key key = { (enum collective)op->collective, op->root, stage_inputs, size_floor_half_octave(bytes) };
-    bool alone = !group_has_several_hosts(&comm->group) && l->ranks > 1, cut = l->tile_setting || l->slots_setting;
-    bool can = alone && !cut && !op->uneven && op->collective != BARRIER && bytes >= TRIED_AT_LEAST;
+    bool one_host = !group_has_several_hosts(&comm->group) && l->ranks > 1, cut = l->tile_setting || l->slots_setting;
+    bool can = one_host && !cut && !op->uneven && op->collective != BARRIER && bytes >= TRIED_AT_LEAST;
     *out = NULL;
     if (can) TRY(tuners_find_or_create(&l->tuners, &key, out));
-    if (alone && asked) tuners_stop_collective(&l->tuners, key.collective);
+    if (one_host && asked) tuners_stop_collective(&l->tuners, key.collective);
     if (asked) *out = NULL;
     return TUTTI_OK;
 }

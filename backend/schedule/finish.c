@@ -4,6 +4,8 @@
  * it; chunks staged later are copies of finished values. */
 #include "backend/schedule/build.h"
 
+/* True if the step makes the final value of chunk `index` of `to` on its own rank. A copy from an OUTPUT only passes on
+   a value that another step has finished. */
 static bool step_finishes_chunk(const struct build *b, const struct schedule *s, int step, struct span to, int index)
 {
     const struct step *t = &s->steps[step];

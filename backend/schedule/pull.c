@@ -17,6 +17,7 @@ struct pulls {
     int *begin;
 };
 
+/* True if the write goes into a private tensor of another rank, so that it must become a read by the owner. */
 static bool write_is_private(const struct plan *p, const struct schedule *writer, struct span to)
 {
     return to.rank != writer->rank && to.buffer != SCRATCH && !plan_is_shared(p, to.rank);
@@ -33,6 +34,7 @@ static bool plan_has_private_writes(const struct plan *p)
 }
 
 /* ---- the writer ---- */
+/* Adds a copy of the step without its private writes, but no step that had only such writes. */
 static void schedule_keep_step(const struct plan *p, struct schedule *s, const struct schedule *old,
     const struct step *t)
 {

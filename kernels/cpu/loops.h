@@ -166,6 +166,8 @@ INLINE bool pair_is_common(tutti_dtype dtype, tutti_op op)
     return op == TUTTI_SUM && (dtype == TUTTI_FLOAT32 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT16);
 }
 
+/* Copies a task's one source to its targets. With several targets this is a reduction of one source, whose operation
+   does not matter. */
 static void task_copy_source(struct task task, size_t bytes)
 {
     if (task.to_count == 1) {

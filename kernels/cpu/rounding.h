@@ -9,7 +9,8 @@
 INLINE vector lanes_smaller(vector a, vector b) { return vector_select((vector)((lanes_i32)a < (lanes_i32)b), a, b); }
 INLINE vector lanes_larger(vector a, vector b) { return vector_select((vector)((lanes_i32)a > (lanes_i32)b), a, b); }
 
-/* Returns the power of two that rounds each magnitude to `mantissa` bits. */
+/* Returns, for each magnitude, the power of two whose addition rounds the magnitude to `mantissa` bits. The callers
+   then subtract it again. */
 INLINE vector rounding_magic(vector magnitude, int mantissa, uint32_t smallest_normal)
 {
     vector exponent = lanes_larger(magnitude & 0x7f800000u, vector_all(smallest_normal));
