@@ -19,7 +19,7 @@ size_t agreement_account_bytes(void);
 /* Call it before the executor announces an operation, and agreement_begin_operation afterwards. */
 void agreement_begin_announcing(struct agreement *agreement);
 void agreement_begin_operation(tutti_comm *comm);
-/* The last check before an operation succeeds; see agree.h. */
+/* The last check before an operation succeeds; see agree/agree.h. */
 bool agreement_may_end(struct agreement *agreement, uint64_t number);
 /* Updates which ranks this rank waits for, which early messages have come, and the time. It returns at once if the last
    update is recent. */

@@ -26,6 +26,7 @@ void pace_record_measurement(struct pace *p, double line_ns)
     if (p->line_ns < NEAR_NS) p->ordinary = true;
     else if (p->line_ns > FAR_NS) p->ordinary = false;
 }
+/* Times the fetch of a line for writing. The addition of no bit writes nothing, but needs the line as a store does. */
 static double line_time_fetch(void *to)
 {
     int64_t begin = clock_ns();

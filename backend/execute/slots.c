@@ -1,8 +1,8 @@
 /* A rank's slots are a ring, then a small slot for each track, then two halves. A slot that is reused at once is still
-   in its reader's cache, and to regain it from there is expensive (probe.c). So operations take their slots one behind
-   the other from a ring that exceeds such a cache. Peers may still read the slots of the last operation, but not those
-   of the one before. An operation that needs more than a third of the ring would overlap the last one, so it uses the
-   halves in turn. An operation that needs only a few lines also uses them, because these lines return faster than
+   in its reader's cache, and to regain it from there is expensive (model/probe.c). So operations take their slots one
+   behind the other from a ring that exceeds such a cache. Peers may still read the slots of the last operation, but not
+   those of the one before. An operation that needs more than a third of the ring would overlap the last one, so it uses
+   the halves in turn. An operation that needs only a few lines also uses them, because these lines return faster than
    others are fetched. All ranks compute the same places. One-sided operations, in which ranks are farther apart, use
    the small slot of their track (tracks.h).
 
@@ -64,6 +64,8 @@ static uint32_t slots_count_tile_slots(const struct executor *x, const struct pr
     size_t times = slots_lap_bytes(x, c) / 2 / (slots * tile_slot_bytes);
     return (uint32_t)(slots * size_larger(times, 1));
 }
+/* Computes the bytes of this cut's slots, and decides whether they lie in the ring, in the halves, or in the small slot
+   of a track. */
 void slots_lay_out(struct executor *x, struct program_cut *c)
 {
     const struct plan *plan = x->launch.program->plan;

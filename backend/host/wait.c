@@ -152,6 +152,8 @@ static bool wait_set_has_changed(const struct wait_set *set)
         if (atomic_load(set->item[i].word) != set->item[i].seen) return true;
     return false;
 }
+/* A sleep was late if it timed out although a word had changed: a wake-up was missed. Only this count includes the
+   sleeps of an idle thread, which waits for no operation. */
 static void waiting_count_sleep(const struct wait_set *set, int64_t ns, bool timed_out)
 {
     if (timed_out && wait_set_has_changed(set)) waiting_counter_add(WAITING_LATE, 1);

@@ -9,10 +9,11 @@
  * after it came. The other ranks wait a little longer than their deadline, so that they report the error that rank 0
  * found.
  *
- * Rank 0's record also has the group's key (keys.h) and the token by which the processes of one host find each other
- * (host_election.h). Each rank adds the key and claims the token before it answers. It releases the claim when the
- * result has come, because all have claimed by then. A count of restarts would not identify attempts. Each agent of
- * torchrun counts only the restarts that it began, so ranks of one attempt may have different counts.
+ * Rank 0's record also has the group's key (processes/keys.h) and the token by which the processes of one host find
+ * each other (processes/host_election.h). Each rank adds the key and claims the token before it answers. It releases
+ * the claim when the result has come, because all have claimed by then. A count of restarts would not identify
+ * attempts. Each agent of torchrun counts only the restarts that it began, so ranks of one attempt may have different
+ * counts.
  *
  * "r0" has the terms of the group (terms.h) as text. A rank with other terms, also one that joins as rank 0, writes its
  * own under "<token>/other", which rank 0 reads before it decides. So all ranks get a MISMATCH, and no record of a rank

@@ -1,6 +1,6 @@
 /* Forms a group by a unique id. The name of a socket and a key follow from the id. Rank 0 listens on the socket, and
- * every other rank connects. Both prove that they know the id (handshake.h), and the rank sends its record. Rank 0
- * answers all ranks with one result, when all have come or one cannot join.
+ * every other rank connects. Both prove that they know the id (processes/handshake.h), and the rank sends its record.
+ * Rank 0 answers all ranks with one result, when all have come or one cannot join.
  *
  * Rank 0 has a place for each rank and a few more. A client that sends no record within two seconds loses its place. So
  * does a silent client when all places are taken. Rank 0 first reads what the client has sent, because rank 0 may have

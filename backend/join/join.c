@@ -27,7 +27,7 @@
 /* NETWORK differs from the number of any host. */
 enum { CHECK_EVERY = 64, NETWORK = -1 };
 /* Bytes of one rank's slots, of which only the used ones take memory. With several hosts they serve two operations
-   (slots.c). */
+   (execute/slots.c). */
 enum { SLOT_BYTES = 16 << 20, NETWORK_SLOT_BYTES = 2 * STAGED_AT_MOST * BYTES_WITH_MESSAGES };
 
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };

@@ -9,8 +9,8 @@
    - Bytes: their cost depends on where they lie. A slot is read by a core that did not write it. So is the part of a
      peer's tensor that the peer's cache holds; the rest is equally far for both. Bytes in the cache of a core are near
      for all ranks on that core.
-   - Slots rotate over so many bytes that no second-level cache holds them any more (slots.c). Such lines cost less to
-     write and to read than lines that a peer has just read.
+   - Slots rotate over so many bytes that no second-level cache holds them any more (execute/slots.c). Such lines cost
+     less to write and to read than lines that a peer has just read.
    - Bytes that the kernel reads from a peer (plan.reads) are copied directly to their destination; terms of a sum go
      through this rank's cache. Each read costs a system call.
    - Displaced bytes: slots displace the message from the cache, and it must be fetched again.
@@ -431,7 +431,7 @@ tutti_status plan_choose_tile(const struct plan *plan, const struct machine *mac
 /* ---- waiting ---- */
 /* Competitive spinning: a thread that polls for as long as a sleep costs takes at most twice the best time. Pauses keep
    the core from others, so they take a quarter of that time. Yields give the core away, so they may take much longer:
-   ranks that compute arrive 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (bench_decode.py). */
+   ranks that compute arrive 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (tests/bench/bench_decode.py). */
 enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
 static int time_count_rounds(double time, double each)
 {

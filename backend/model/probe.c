@@ -31,7 +31,7 @@ enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 6 << 20 };
 enum { SMALL_TILE = 16 << 10, LARGE_TILE = 128 << 10, IN_FLIGHT = 3, PASSES = 7 };
 
 /* Streaming counts as faster only below this fraction. With a shared cache both ways take about the same time, and
-   pace.c uses ordinary stores. */
+   execute/pace.c uses ordinary stores. */
 static const double CLEARLY = 0.8;
 
 /* A word is two lines long, so that values are in different lines at any alignment. */

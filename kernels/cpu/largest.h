@@ -196,7 +196,8 @@ INLINE size_t strips_list_reaching(const struct strips *s, uint32_t bound, uint3
     }
     return reach;
 }
-/* Packs the numbers that reach the bound. Their count precedes them. */
+/* Packs the numbers that reach the bound, or the largest ones if more than `most` reach it. The packed count precedes
+   the values, and the places follow them. The list is made where the values go, so it is first copied behind them. */
 INLINE void strips_pack_reaching(char *packed, struct strips *s, size_t most, uint32_t bound)
 {
     uint32_t count, *list = (void *)(packed + sizeof count);
