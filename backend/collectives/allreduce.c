@@ -145,6 +145,7 @@ void team_allreduce_circulant(struct schedule *s, const struct team *t)
         piece_run_send(s, team_piece_run(s, t, have, me + skip, half), team_rank(t, me + skip));
         step_recv(s, received, team_rank(t, me - skip));
         piece_run_accumulate(s, team_piece_run(s, t, OUTPUT, me, half), team_piece_run(s, t, have, me, half), received);
+        /* An odd number of pieces leaves one between the halves, which must be in OUTPUT for the next round. */
         if (half < skip && have != OUTPUT)
             step_copy(s, team_piece(s, t, OUTPUT, me + half), team_piece(s, t, have, me + half));
     }

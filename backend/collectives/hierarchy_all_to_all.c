@@ -2,7 +2,8 @@
  * n is the message of all p blocks. A host sends (H - 1)/H of its ranks' messages. */
 #include "backend/collectives/hierarchy.h"
 
-static void read_host_blocks(struct schedule *s)
+/* Reads this rank's blocks from the INPUTs of all ranks of its host. */
+static void blocks_read_on_host(struct schedule *s)
 {
     struct team host = team_of_host(s);
     for (int i = 0; i < host.size; i++) {
@@ -28,7 +29,7 @@ void all_to_all_hierarchy(struct schedule *s)
         }
         blocks_recv_from_host(s, OUTPUT, from, layout_carrier_of_rank(l, from, s->rank));
     }
-    read_host_blocks(s);
+    blocks_read_on_host(s);
 }
 
 /* Direct between hosts: every rank sends its own blocks. A block goes from its place in one tensor to its place in
@@ -43,5 +44,5 @@ void all_to_all_hierarchy_direct(struct schedule *s)
         for (int i = 0; i < layout_host_size(l, to); i++)
             step_send(s, span_of_chunk(s->rank, INPUT, layout_rank(l, to, i)), layout_rank(l, to, i));
     }
-    read_host_blocks(s);
+    blocks_read_on_host(s);
 }

@@ -37,7 +37,8 @@ static bool tuner_is_decider(const tutti_comm *comm, const struct tuner *t)
 {
     return tuner_get_decider(&t->key, comm->launcher.ranks) == comm->group.rank;
 }
-/* If all ranks wait for all in an operation, each begins the next one only after it is over. */
+/* In a collective with a root ranks may be TRACKS operations apart, unless its late selection awaits all. In any other
+   no rank gets ahead of this one, and every rank has come to the last operation in which all met (tracks.joined). */
 static struct moment tuner_get_moment(const tutti_comm *comm, const struct operation *op)
 {
     const struct executor *x = &comm->executor;

@@ -35,6 +35,7 @@ static void inference_delay_peer_return(struct inference *x, int r, int j, struc
     int leave = plan_schedule_of_rank(x->b->plan, a.rank)->step_count - 1;
     inference_add_wait(x, a.rank, leave, r, inference_completion_of_step(x, r, j), EVERY_TILE);
 }
+/* Step j of rank r reads an INPUT chunk. The first write that destroys the chunk must wait for that step. */
 static void inference_order_input_writes(struct inference *x, int r, int j, const struct writer *w)
 {
     struct plan *p = x->b->plan;
@@ -45,6 +46,7 @@ static void inference_order_input_writes(struct inference *x, int r, int j, cons
         p->cycle_rank = r;
     }
 }
+/* Step j of rank r reads a chunk of `a`, whose writer is w: the step waits for the last write. */
 static void inference_await_written_chunk(struct inference *x, int r, int j, struct span a, const struct writer *w)
 {
     if (a.buffer == INPUT) inference_order_input_writes(x, r, j, w);

@@ -38,6 +38,7 @@ bool collective_has_buffer(enum collective collective, int root, int rank, enum 
          output_on_root = collective == REDUCE || collective == GATHER;
     return rank == root || !((buffer == INPUT && input_on_root) || (buffer == OUTPUT && output_on_root));
 }
+/* In a collective with a root (here rank 0) the other ranks (here rank 1) lack one of the two buffers. */
 bool collective_has_root(enum collective collective)
 {
     return !collective_has_buffer(collective, 0, 1, INPUT) || !collective_has_buffer(collective, 0, 1, OUTPUT);
@@ -53,19 +54,34 @@ bool collective_is_reduction(enum collective collective)
     return collective == ALLREDUCE || collective == REDUCE || collective == REDUCE_SCATTER;
 }
 
+/* team.slice is the host of a TEAM_HOST, and the slice of the message that a TEAM_ACROSS works on. */
 enum { TEAM_ALL, TEAM_HOST, TEAM_ACROSS };
 struct team team_of_group(const struct schedule *s)
 {
-    return (struct team){ s->layout, TEAM_ALL, 0, s->size, s->rank, 0, s->cut, INPUT };
+    return (struct team){
+        .layout = s->layout, .kind = TEAM_ALL, .size = s->size, .me = s->rank, .pieces = s->cut, .source = INPUT
+    };
 }
 struct team team_of_host(const struct schedule *s)
 {
     int host = s->place.host;
-    return (struct team){ s->layout, TEAM_HOST, host, layout_host_size(s->layout, host), s->place.index, 0, 1, INPUT };
+    return (struct team){ .layout = s->layout,
+        .kind = TEAM_HOST,
+        .slice = host,
+        .size = layout_host_size(s->layout, host),
+        .me = s->place.index,
+        .pieces = 1,
+        .source = INPUT };
 }
 struct team team_across_hosts(const struct schedule *s, int slice)
 {
-    return (struct team){ s->layout, TEAM_ACROSS, slice, s->layout->hosts, s->place.host, 0, 1, INPUT };
+    return (struct team){ .layout = s->layout,
+        .kind = TEAM_ACROSS,
+        .slice = slice,
+        .size = s->layout->hosts,
+        .me = s->place.host,
+        .pieces = 1,
+        .source = INPUT };
 }
 int team_rank(const struct team *t, int index)
 {

@@ -107,6 +107,7 @@ INLINE float block_round_to_codes(uint8_t *restrict code, float *restrict x, siz
     }
     return scale;
 }
+/* Packs a block as codes of 8 bits, or of 4 bits if `small`; then a byte has a code of each half of the block. */
 INLINE void block_pack_integers(char *scale, uint8_t *codes, float *x, size_t count, const struct packing *how,
     uint32_t first, bool small)
 {
