@@ -4,7 +4,7 @@
  * Invariant: the operation reads a tensor after all earlier work of its stream, because fetch() synchronizes the
  * stream. Work that a stream gets after a wait runs after the result has arrived: the wait enqueues the copy on that
  * stream, or makes the stream wait for the event of a copy that another thread has enqueued. */
-#include "shim/footprint.hpp"
+#include "shim/work.hpp"
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -122,6 +122,74 @@ bool Footprint::touches(const std::vector<Extent> &written) const
             [&](const Extent &theirs) { return extents_overlap(mine, theirs); });
     };
     return std::any_of(inputs.begin(), inputs.end(), among) || std::any_of(outputs.begin(), outputs.end(), among);
+}
+
+/* ---- the copies of results ---- */
+/* Copies that may be unfinished. The list is never destroyed, because threads may outlive main(). */
+struct PendingCopies {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<PendingCopy>> expected;
+};
+static PendingCopies *&pending_copies_pointer()
+{
+    static auto *all = new PendingCopies;
+    return all;
+}
+static PendingCopies &pending_copies_get() { return *pending_copies_pointer(); }
+void PendingCopy::reset_in_child() { pending_copies_pointer() = new PendingCopies; }
+PendingCopy::PendingCopy(Operation &of)
+    : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of),
+      written_(of.footprint.written_on_devices())
+{}
+void PendingCopy::enqueue()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const c10::Event &event : events_)
+        event.block(c10::impl::VirtualGuardImpl(event.device_type()).getStream(event.device()));
+    if (brought_) return;
+    if (operation_->outcome == TUTTI_OK) operation_->footprint.deliver(events_);
+    /* After an exception of deliver(), the next call tries again and gets the exception, too. */
+    brought_ = true;
+    work_.reset();
+}
+bool PendingCopy::is_over()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!brought_) return work_.expired();
+    return std::all_of(events_.begin(), events_.end(), [](const auto &event) { return event.query(); });
+}
+void PendingCopy::settle()
+{
+    c10::intrusive_ptr<Work> alive;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!brought_) alive = work_.lock();
+        /* The copies have failed, and the Work is gone. */
+        if (!brought_ && !alive) return;
+    }
+    if (alive) {
+        alive->detach();
+        operation_->over.wait(false);
+    }
+    enqueue();
+}
+void PendingCopy::register_pending(std::shared_ptr<PendingCopy> pending_copy)
+{
+    std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
+    auto &expected = pending_copies_get().expected;
+    expected.erase(std::remove_if(expected.begin(), expected.end(), [](const auto &one) { return one->is_over(); }),
+        expected.end());
+    expected.push_back(std::move(pending_copy));
+}
+void PendingCopy::wait_for_overlapping(const Footprint &next)
+{
+    std::vector<std::shared_ptr<PendingCopy>> earlier;
+    {
+        std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
+        for (const auto &pending_copy : pending_copies_get().expected)
+            if (next.touches(pending_copy->written_)) earlier.push_back(pending_copy);
+    }
+    for (const auto &pending_copy : earlier) pending_copy->settle();
 }
 
 } // namespace tutti

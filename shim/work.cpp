@@ -306,71 +306,6 @@ void Work::reap_unless_ending()
 }
 
 /* ---- results on other devices ---- */
-/* Copies that may be unfinished. The list is never destroyed, because threads may outlive main(). */
-struct PendingCopies {
-    std::mutex mutex;
-    std::vector<std::shared_ptr<PendingCopy>> expected;
-};
-static PendingCopies *&pending_copies_pointer()
-{
-    static auto *all = new PendingCopies;
-    return all;
-}
-static PendingCopies &pending_copies_get() { return *pending_copies_pointer(); }
-PendingCopy::PendingCopy(Operation &of)
-    : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of),
-      written_(of.footprint.written_on_devices())
-{}
-void PendingCopy::enqueue()
-{
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const c10::Event &event : events_)
-        event.block(c10::impl::VirtualGuardImpl(event.device_type()).getStream(event.device()));
-    if (brought_) return;
-    if (operation_->outcome == TUTTI_OK) operation_->footprint.deliver(events_);
-    /* After an exception of deliver(), the next call tries again and gets the exception, too. */
-    brought_ = true;
-    work_.reset();
-}
-bool PendingCopy::is_over()
-{
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!brought_) return work_.expired();
-    return std::all_of(events_.begin(), events_.end(), [](const auto &event) { return event.query(); });
-}
-void PendingCopy::settle()
-{
-    c10::intrusive_ptr<Work> alive;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (!brought_) alive = work_.lock();
-        /* The copies have failed, and the Work is gone. */
-        if (!brought_ && !alive) return;
-    }
-    if (alive) {
-        alive->detach();
-        operation_->over.wait(false);
-    }
-    enqueue();
-}
-void PendingCopy::register_pending(std::shared_ptr<PendingCopy> pending_copy)
-{
-    std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
-    auto &expected = pending_copies_get().expected;
-    expected.erase(std::remove_if(expected.begin(), expected.end(), [](const auto &one) { return one->is_over(); }),
-        expected.end());
-    expected.push_back(std::move(pending_copy));
-}
-void PendingCopy::wait_for_overlapping(const Footprint &next)
-{
-    std::vector<std::shared_ptr<PendingCopy>> earlier;
-    {
-        std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
-        for (const auto &pending_copy : pending_copies_get().expected)
-            if (next.touches(pending_copy->written_)) earlier.push_back(pending_copy);
-    }
-    for (const auto &pending_copy : earlier) pending_copy->settle();
-}
 void Work::deliver()
 {
     for_each_operation([](const Operation &operation) {
@@ -383,7 +318,7 @@ void Work::deliver()
 static void work_reset_in_child()
 {
     Futures::reset_in_child();
-    pending_copies_pointer() = new PendingCopies;
+    PendingCopy::reset_in_child();
     /* The finished Works leak in the child, because their tensors belong to the parent. */
     finished = nullptr;
     child_mutex = new std::mutex;

@@ -141,6 +141,8 @@ class PendingCopy {
     /* Waits for earlier operations whose results go to memory that `next` touches. The current streams wait for the
      * copies. */
     static void wait_for_overlapping(const Footprint &next);
+    /* A forked child forgets its parent's copies. */
+    static void reset_in_child();
 
   private:
     void settle();
