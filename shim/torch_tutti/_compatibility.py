@@ -20,7 +20,7 @@ from torch_tutti._replacements import Replacements, parameters_of
 FOR_EVER = timedelta(days=36500)     # 64 bits hold the nanoseconds of 292 years
 # Of torch: some are private, but what torchtitan and others call.
 KNOWN = {"monitored_barrier": ("group", "timeout", "wait_all_ranks"), "_set_pg_timeout": ("timeout", "group"),
-         "_coalescing_manager": ("group", "device", "async_ops")}
+         "set_timeout": ("timeout", "group"), "_coalescing_manager": ("group", "device", "async_ops")}
 _installing = threading.Lock()
 _replaced: Replacements | None = None
 
@@ -47,7 +47,7 @@ def _replace(replaced: Replacements) -> None:
     import torch
     import torch.distributed as distributed
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    befores = _before_barrier, _before_set_timeout, _around_coalescing
+    befores = _before_barrier, _before_set_timeout, _before_set_timeout, _around_coalescing
     for (name, parameters), before in zip(KNOWN.items(), befores):
         original = getattr(c10d, name, None)
         if original is None:
@@ -126,13 +126,15 @@ def _before_set_timeout(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def set_timeout(timeout: timedelta, group: Any = None) -> None:
         import torch.distributed as distributed
-        if group == distributed.GroupMember.NON_GROUP_MEMBER:
+        if group == distributed.GroupMember.NON_GROUP_MEMBER or not (ours := backends_of(group)):
             return original(timeout, group)
-        ours = backends_of(group)
         for backend in ours:
-            backend._set_default_timeout(limit(timeout, "_set_pg_timeout"))
-        if len(ours) < len(_all_backends(group)):       # torch would warn that it found nothing to do
-            original(timeout, group)
+            backend._set_default_timeout(limit(timeout, original.__name__))
+        others = [backend for backend in _all_backends(group) if backend not in ours]
+        if others and not hasattr(others[0], "set_timeout"):        # torch before 2.14
+            return original(timeout, group)
+        for backend in others:
+            backend.set_timeout(timeout)
     return set_timeout
 
 

@@ -111,10 +111,23 @@ def check(names: tuple[str, ...]) -> None:
             raise TypeError(f"take_over takes names of backends as str, not {type(name).__name__}")
         if name.lower() in REFUSED:
             raise ValueError(f'tutti cannot take over "{name}": {REFUSED[name.lower()]}')
+        _load_backend(name)
         if name.lower() not in Backend.backend_list:
             known = [known for known in Backend.backend_list if known not in REFUSED]
             raise ValueError(f'tutti cannot take over "{name}": torch knows no backend of this name; it knows '
                              f"{', '.join(known)}")
+
+
+def _load_backend(name: str) -> None:
+    """torch 2.14 knows the names of some backends, such as "nccl2", only after they have been named once."""
+    from torch.distributed import Backend
+    ensure = getattr(Backend, "_ensure_backend_registered", None)
+    if ensure is None:
+        return
+    try:
+        ensure(name)
+    except Exception as error:
+        raise ValueError(f'tutti cannot take over "{name}": torch cannot load this backend: {error}') from error
 
 
 def accepts_foreign_options(options: Any) -> bool:
