@@ -109,6 +109,22 @@ WorkPointer ProcessGroupTutti::_allgather_base(at::Tensor &output, at::Tensor &i
         return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
     });
 }
+WorkPointer ProcessGroupTutti::gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &options)
+{
+    Call call{ "tutti:gather_single", c10d::OpType::GATHER, options.asyncOp, options.timeout };
+    int root = root_of(call, options.rootRank);
+    Footprint footprint(call.name());
+    Buffer in = footprint.input(input);
+    char *received = nullptr;
+    if (root == getRank()) {
+        Buffer out = footprint.output(output);
+        buffers_check_parts(call.name(), out, "output", in, "input", root, size());
+        received = out.data;
+    }
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        return tutti_gather(in.data, received, in.count, in.dtype, root, comm, request);
+    });
+}
 WorkPointer ProcessGroupTutti::_reduce_scatter_base(at::Tensor &output, at::Tensor &input,
     const c10d::ReduceScatterOptions &options)
 {

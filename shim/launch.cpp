@@ -139,10 +139,38 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
     operation.record = recorder::record_add_operation(std::move(record), work.numbers);
 }
 
+/* ---- longer timeouts for some time ---- */
+void ProcessGroupTutti::addEphemeralTimeout(const std::chrono::milliseconds &timeout)
+{
+    if (timeout.count() < 0)
+        error_throw(TUTTI_INVALID_ARGUMENT, "add_ephemeral_timeout: the timeout is negative; it is added to others");
+    std::lock_guard<std::mutex> lock(extensions_mutex_);
+    extensions_.push_back({ timeout, c10::weak_intrusive_ptr<Work>(c10::intrusive_ptr<Work>()) });
+    extended_ = true;
+}
+std::chrono::milliseconds ProcessGroupTutti::extend_timeout(const c10::intrusive_ptr<Work> &work)
+{
+    std::chrono::milliseconds sum{ 0 };
+    if (!extended_.load(std::memory_order_relaxed)) return sum;
+    std::lock_guard<std::mutex> lock(extensions_mutex_);
+    std::erase_if(extensions_, [](const TimeoutExtension &extension) {
+        if (!extension.has_first) return false;
+        auto first = extension.first.lock();
+        return !first || first->is_over();
+    });
+    for (TimeoutExtension &extension : extensions_) {
+        sum += extension.timeout;
+        if (std::exchange(extension.has_first, true)) continue;
+        extension.first = c10::weak_intrusive_ptr<Work>(work);
+    }
+    extended_ = !extensions_.empty();
+    return sum;
+}
+
 /* ---- starting ---- */
 bool ProcessGroupTutti::needs_work() const
 {
-    return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || open_work();
+    return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || open_work() || extended_;
 }
 c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
 {
@@ -151,6 +179,8 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
     auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, title, inputs, sequence);
     if (timing_.load(std::memory_order_relaxed)) work->start_clock();
     if (options_->blocking_futures) work->block_futures();
+    work->extension = extend_timeout(work);
+    work->set_timeout(options_->timeout + work->extension);
     return work;
 }
 /* Takes back the numbers of an operation that the core has refused. */
@@ -185,6 +215,10 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     }
     Operation &operation = work->add(std::move(footprint));
     operation_apply_options(operation, call);
+    int64_t &timeout_ms = operation.request.timeout_ms;
+    if (work->extension.count())
+        timeout_ms = (timeout_ms ? timeout_ms : options_->timeout.count()) + work->extension.count();
+    if (timeout_ms) work->set_timeout(std::chrono::milliseconds(timeout_ms));
     if (recorded_as_) record(operation, call, *work, std::move(stack));
     bool blocking = !call.async && !batch;
     operation.request.blocking = blocking;

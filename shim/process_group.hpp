@@ -17,6 +17,8 @@ struct Options final : c10d::Backend::Options {
     explicit Options(std::string algorithms = "", std::chrono::milliseconds limit = c10d::kUnsetTimeout)
         : c10d::Backend::Options("tutti", limit), algorithm(std::move(algorithms))
     {}
+    /* Overrides a virtual function of torch 2.14, which clones the options for the groups that it splits off. */
+    c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
     /* A list such as "allreduce=ring,broadcast=chain". The core chooses for every other collective. */
     std::string algorithm;
     /* A future is complete when the caller gets it. */
@@ -62,11 +64,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     ~ProcessGroupTutti() override;
 
     const std::string getBackendName() const override { return "tutti"; }
-    /* Returns a copy, because torch changes these options for the groups that it splits off. */
-    c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override
-    {
-        return c10::make_intrusive<Options>(*options_);
-    }
+    /* Returns a copy, because torch before 2.14 changes these options for the groups that it splits off. */
+    c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_->clone(); }
     c10::intrusive_ptr<Options> options() const { return options_; }
     /* Up to torch 2.14 these functions override virtual ones. Later, torch reads capabilities and ignores them. */
     bool supportsSplitting() const { return true; }
@@ -97,8 +96,38 @@ class ProcessGroupTutti final : public c10d::Backend {
         std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &options) override;
     WorkPointer alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options) override;
     WorkPointer gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override;
+    /* The output counts on the root only. Torch 2.14 has this collective, and the new names below. */
+    WorkPointer gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &options);
     WorkPointer scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options) override;
     WorkPointer barrier(const c10d::BarrierOptions &options) override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+    /* Torch 2.14 calls these collectives by new names. Its base class would forward each of them to the old name, but
+     * refuses a second call of the thread inside of the first, for example from a debugging wrapper. */
+    WorkPointer all_gather_single(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options) override
+    {
+        return _allgather_base(output, input, options);
+    }
+    WorkPointer all_gather_single_coalesced(Tensors &outputs, Tensors &inputs,
+        const c10d::AllgatherOptions &options) override
+    {
+        return allgather_into_tensor_coalesced(outputs, inputs, options);
+    }
+    WorkPointer reduce_scatter_single(at::Tensor &output, at::Tensor &input,
+        const c10d::ReduceScatterOptions &options) override
+    {
+        return _reduce_scatter_base(output, input, options);
+    }
+    WorkPointer reduce_scatter_single_coalesced(Tensors &outputs, Tensors &inputs,
+        const c10d::ReduceScatterOptions &options) override
+    {
+        return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+    }
+    WorkPointer all_to_all_single(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
+        std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &options) override
+    {
+        return alltoall_base(output, input, output_splits, input_splits, options);
+    }
+#endif
     /* Fails on all ranks and aborts the group if a rank is missing. The error of rank 0 names the missing ranks. */
     void monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks) override;
 
@@ -120,6 +149,9 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Returns the core's communicator for other users of tutti.h. It is valid as long as the group. Local. */
     uintptr_t address() const;
     void setTimeout(std::chrono::milliseconds timeout) override;
+    /* Lengthens the timeouts of the operations that start from now on, until the first of their Works is over. Several
+     * extensions add up. Overrides a virtual function of torch 2.14. Local. */
+    void addEphemeralTimeout(const std::chrono::milliseconds &timeout);
     void enableCollectivesTiming() override { timing_ = true; }
     BackendPointer split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
         const c10::intrusive_ptr<c10d::Backend::Options> &options) override;
@@ -144,6 +176,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
     void take_back_number(const Call &call, Work &work, const Operation &operation);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
+    /* Returns by how much the timeouts of the operations of a new Work are longer. */
+    std::chrono::milliseconds extend_timeout(const c10::intrusive_ptr<Work> &work);
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     /* Returns the global ranks of the group's members. */
     std::vector<uint64_t> members() const;
@@ -162,6 +196,16 @@ class ProcessGroupTutti final : public c10d::Backend {
     c10::intrusive_ptr<Communicator> communicator_;
     std::atomic<uint64_t> sequence_{ 0 };
     std::atomic<bool> timing_{ false };
+    struct TimeoutExtension {
+        std::chrono::milliseconds timeout;
+        /* The first Work after the extension, or null. */
+        c10::weak_intrusive_ptr<Work> first;
+        bool has_first = false;
+    };
+    /* Protects the extensions. */
+    std::mutex extensions_mutex_;
+    std::vector<TimeoutExtension> extensions_;
+    std::atomic<bool> extended_{ false };
     /* The number of the group in the flight recorder. */
     std::optional<size_t> recorded_as_;
     /* The last group of a name that was split off from this group or merged from it. */

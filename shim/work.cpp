@@ -72,9 +72,10 @@ int Futures::add_thread(Queue *q)
 bool Futures::ensure_idle(Queue *q)
 {
     int refused = q->idle ? 0 : add_thread(q);
-    if (refused)
+    if (refused) {
         TORCH_WARN_ONCE("tutti: cannot start another thread for callbacks of futures: pthread_create returned error ",
             refused, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
+    }
     q->lacks_threads = refused && !q->works.empty();
     return !refused;
 }

@@ -77,6 +77,12 @@ class Work final : public c10d::Work {
     FuturePointer getFuture() override;
     FuturePointer getFutureResult() override;
     float getDuration() const override;
+    /* Returns the timeout of the operations, without that of wait(). Overrides a virtual function of torch 2.14. */
+    std::chrono::milliseconds getTimeout() const { return timeout_; }
+    void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+    /* How much longer than asked the timeouts of the operations are. */
+    std::chrono::milliseconds extension{ 0 };
+    bool is_over() const { return settled_; }
     uint64_t getSequencenumber() const override { return sequence_; }
 
     /* Numbers of the flight recorder that all operations share, and the id of the record that ends a coalesced call. */
@@ -119,6 +125,7 @@ class Work final : public c10d::Work {
     bool future_taken_ = false, outcome_taken_ = false; /* under mutex_ */
     std::chrono::steady_clock::time_point begun_, ended_;
     bool staged_ = false, blocking_futures_ = false;
+    std::chrono::milliseconds timeout_{ 0 };
     /* The device that was current on the thread that called getFuture. */
     std::optional<c10::Device> device_;
     /* The next Work on the list of finished Works. */
