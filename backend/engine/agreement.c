@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAILURE, DECISION, RECORDS, POKE = AGREE_MESSAGES, POLL_MS = 5, ANSWER_MS = 200 };
+enum { FAILURE, DECISION, RECORDS, POKE = AGREE_MESSAGES, POLL_MS = 5, ANSWER_LEAST_MS = 200, ANSWER_MOST_MS = 2000 };
 /* The part of a declaration that all ranks must agree on. */
 enum { AGREED_BYTES = offsetof(struct declaration, tensor) };
 _Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "it travels, and who is missed");
@@ -344,9 +344,12 @@ static bool agreement_knows_absent(const struct agreement *a, uint64_t number, i
     bool misses_another = report->begun == number && report->missed >= 0;
     return report->number == number && (report->begun < number || misses_another);
 }
-bool agreement_delays_timeout(struct agreement *a, uint64_t number)
+bool agreement_delays_timeout(struct agreement *a, uint64_t number, int64_t timeout_ms)
 {
+    int64_t answer_ms = timeout_ms / 4;
     bool asks = false, known = false;
+    if (answer_ms < ANSWER_LEAST_MS) answer_ms = ANSWER_LEAST_MS;
+    if (answer_ms > ANSWER_MOST_MS) answer_ms = ANSWER_MOST_MS;
     agreement_lock_and_tick(a);
     if (a->late != number) {
         a->late = number;
@@ -359,7 +362,7 @@ bool agreement_delays_timeout(struct agreement *a, uint64_t number)
         known |= agreement_knows_absent(a, number, r);
     }
     agreement_apply_and_unlock(a);
-    return (asks && passed_ms < ANSWER_MS) || (!known && passed_ms < 2 * ANSWER_MS);
+    return (asks && passed_ms < answer_ms) || (!known && passed_ms < 2 * answer_ms);
 }
 void agreement_list_absent(struct agreement *a, uint64_t number, bool *absent)
 {

@@ -30,8 +30,9 @@ void agreement_propose_cause(struct agreement *agreement, const struct agree_cau
 void agreement_accept_deaths(struct agreement *agreement);
 /* Delays the failure of a late operation in which all ranks of this host have arrived. True: the driver checks again
    later. Until then the awaited ranks can answer whether they have begun it, or a rank that knows more can fail
-   first. */
-bool agreement_delays_timeout(struct agreement *agreement, uint64_t number);
+   first. They have a quarter of the operation's timeout for that, from 200 ms to 2 s, and twice as long while no rank
+   is known to be missing. */
+bool agreement_delays_timeout(struct agreement *agreement, uint64_t number, int64_t timeout_ms);
 /* Marks ranks that have not begun the operation: ranks of other hosts, and the ranks that those miss on their hosts. */
 void agreement_list_absent(struct agreement *agreement, uint64_t number, bool *absent);
 /* Informs the other hosts that this rank leaves. It sends a pending decision first. */

@@ -71,14 +71,17 @@ static tutti_status comm_fail_late_message(tutti_comm *comm, const struct operat
 }
 static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct operation *op)
 {
+    /* Without an answer in time this rank knows nothing about the ranks of other hosts. */
+    const char *none_absent = comm->agreement
+        ? "no rank is known to be missing: one is too slow or stopped, or one of another host has not made this call"
+        : "all ranks have come, but one is too slow or stopped";
     char what[224], absent[128] = "";
     if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
     failure_describe_running(comm, what, sizeof what);
     failure_list_absent_ranks(comm, absent, sizeof absent);
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->group.rank,
         (long long)atomic_load(&op->limit.timeout_ms), what,
-        absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
-        absent);
+        absent[0] ? "this call has not been made by rank " : none_absent, absent);
 }
 /* A message from a rank of another host may still be on its way when this rank learns that the sender has left. So the
    check waits for UNDER_WAY_MS. */
@@ -189,7 +192,7 @@ static bool comm_delays_timeout(const tutti_comm *comm, const struct operation *
 {
     bool running = late == comm->run_queue.head && comm->run_queue.running;
     return comm->agreement && running && executor_roll_call_is_complete(&comm->executor)
-        && agreement_delays_timeout(comm->agreement, late->sequence);
+        && agreement_delays_timeout(comm->agreement, late->sequence, atomic_load(&late->limit.timeout_ms));
 }
 static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
 {
