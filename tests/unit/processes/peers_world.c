@@ -47,13 +47,15 @@ int count_threads(void)
 }
 bool descriptors_settle_at(int expected)
 {
-    for (int64_t until = clock_ms() + GENEROUS_MS; count_descriptors() != expected && clock_ms() < until;) sleep_ms(1);
-    return count_descriptors() == expected;
+    for (int64_t until = clock_ms() + GENEROUS_MS; clock_ms() < until; sleep_ms(1))
+        if (count_descriptors() == expected) return true;
+    return false;
 }
 bool threads_settle_at(int expected)
 {
-    for (int64_t until = clock_ms() + GENEROUS_MS; count_threads() != expected && clock_ms() < until;) sleep_ms(1);
-    return count_threads() == expected;
+    for (int64_t until = clock_ms() + GENEROUS_MS; clock_ms() < until; sleep_ms(1))
+        if (count_threads() == expected) return true;
+    return false;
 }
 /* Runs `body` in so many processes. True: all have exited with 0 but those killed on purpose (`victims` bits). */
 void world_run(int count, void (*body)(void), unsigned victims)
