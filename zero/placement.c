@@ -30,7 +30,7 @@ static void poll_back_off(int n)
 static tutti_status placement_init_topology(struct zero_placement *h)
 {
     const struct topology *p = &h->places;
-    TRY(topology_init(&h->places, h->lanes->all[0]));
+    TRY(topology_init(&h->places, h->comms->all[0]));
     h->lengths = memory_alloc_zeroed((size_t)p->hosts, sizeof *h->lengths);
     h->offsets = memory_alloc_zeroed((size_t)p->hosts, sizeof *h->offsets);
     if (!h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d hosts", p->hosts);
@@ -49,16 +49,16 @@ static tutti_status placement_allocate_unit(struct zero_placement *h, int unit)
     placed->placement = h;
     if (h->kind == TUTTI_ZERO_SHARED) {
         placed->versions_here = h->versions + (size_t)unit * (size_t)h->places.here;
-        return tutti_mem_alloc_common(&placed->flat, bytes, h->lanes->all[0]);
+        return tutti_mem_alloc_common(&placed->flat, bytes, h->comms->all[0]);
     }
     return tutti_mem_alloc(&placed->flat, bytes);
 }
 tutti_status placement_init(struct zero_placement *h, const struct partition *partition, const tutti_zero_config *c,
-    struct priority_comms *lanes, tutti_comm *control_comm, struct trace *trace)
+    struct priority_comms *comms, tutti_comm *control_comm, struct trace *trace)
 {
-    tutti_comm *all = lanes->all[0];
+    tutti_comm *all = comms->all[0];
     *h = (struct zero_placement){
-        .kind = c->placement, .partition = partition, .lanes = lanes, .control_comm = control_comm, .trace = trace
+        .kind = c->placement, .partition = partition, .comms = comms, .control_comm = control_comm, .trace = trace
     };
     h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
     if (h->kind == TUTTI_ZERO_SHARDED)
@@ -70,7 +70,7 @@ tutti_status placement_init(struct zero_placement *h, const struct partition *pa
         size_t words = (size_t)partition->units * (size_t)h->places.here;
         TRY(tutti_mem_alloc_common((void **)&h->versions, words * sizeof *h->versions, all));
         const struct topology *p = &h->places;
-        if (p->hosts > 1) TRY(priority_comms_split_across(lanes, p->index, p->host));
+        if (p->hosts > 1) TRY(priority_comms_split_across(comms, p->index, p->host));
     }
     for (int u = 0; u < partition->units; u++) TRY(placement_allocate_unit(h, u));
     return TUTTI_OK;
@@ -111,7 +111,7 @@ void placement_await_until(struct zero_placement *h, int64_t until_ms)
 tutti_status placement_broadcast_values(struct zero_placement *h)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_scatter_values(&h->gatherer);
-    tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->lanes->across[0] : h->lanes->all[0];
+    tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->comms->across[0] : h->comms->all[0];
     /* Rank 0 has index 0 on its host, so the ranks of index 0 broadcast between hosts. */
     bool first = h->places.index == 0;
     bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || first);
@@ -187,8 +187,8 @@ tutti_status placement_publish(struct zero_placement *h, int unit, uint64_t step
     }
     size_t others = (size_t)(h->kind == TUTTI_ZERO_SHARED ? h->places.hosts : h->partition->ranks) - 1;
     trace_span_begin(&placed->span, h->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
-    TRY(h->kind == TUTTI_ZERO_SHARED ? placed_unit_gather_across(h, placed, u, priority_comms_across(h->lanes, unit))
-                                     : placed_unit_gather_all(h, placed, u, priority_comms_all(h->lanes, unit)));
+    TRY(h->kind == TUTTI_ZERO_SHARED ? placed_unit_gather_across(h, placed, u, priority_comms_across(h->comms, unit))
+                                     : placed_unit_gather_all(h, placed, u, priority_comms_all(h->comms, unit)));
     placed->gathers = true;
     return TUTTI_OK;
 }
@@ -208,7 +208,7 @@ static tutti_status placement_await_versions(struct zero_placement *h, int unit,
         poll_back_off(n);
         if (n % LOOKS) continue;
         TRY(tutti_comm_get_async_error(h->control_comm));
-        if (h->lanes->across[0]) TRY(tutti_comm_get_async_error(h->lanes->across[0]));
+        if (h->comms->across[0]) TRY(tutti_comm_get_async_error(h->comms->across[0]));
         if (clock_ms() > deadline_ms)
             return status_fail(TUTTI_TIMEOUT,
                 "zero: rank %d has not updated its slice of unit %d within %lld ms; is it stopped?",
@@ -219,7 +219,7 @@ static tutti_status placement_await_versions(struct zero_placement *h, int unit,
 static tutti_status placement_await_gather(struct zero_placement *h, int unit)
 {
     tutti_status status = tutti_wait(&h->placed[unit].gathering, h->timeout_ms);
-    if (status != TUTTI_OK && h->lanes->across[0]) {
+    if (status != TUTTI_OK && h->comms->across[0]) {
         char why[STATUS_DETAIL_BYTES / 2];
         snprintf(why, sizeof why, "%s", status_detail());
         return status_fail(status,

@@ -26,8 +26,8 @@ struct zero_placement {
     tutti_zero_placement kind;
     const struct partition *partition;
     int64_t timeout_ms;
-    /* Slices travel on `lanes`. SHARED uses `across` on several hosts. */
-    struct priority_comms *lanes;                       /* owned by the caller */
+    /* Slices travel on `comms`. SHARED uses `across` on several hosts. */
+    struct priority_comms *comms;                       /* owned by the caller */
     /* Small messages travel on `control_comm`, which also reports failures on this host. */
     tutti_comm *control_comm;                           /* owned by the caller */
     struct trace *trace;
@@ -44,7 +44,7 @@ struct zero_placement {
 };
 /* Collective. The caller must call placement_finish in every case. */
 tutti_status placement_init(struct zero_placement *placement, const struct partition *partition,
-    const tutti_zero_config *config, struct priority_comms *lanes, tutti_comm *control_comm, struct trace *trace);
+    const tutti_zero_config *config, struct priority_comms *comms, tutti_comm *control_comm, struct trace *trace);
 void placement_finish(struct zero_placement *placement);
 /* Ends the waits of other ranks for this rank with an error. */
 void placement_abort_comms(struct zero_placement *placement);

@@ -1,37 +1,37 @@
-/* Lanes are the communicators on which a unit's bytes travel. Async steps have several lanes of falling priority. The
- * units that the next forward pass uses first have the most urgent lane, so their gradients and slices overtake those
- * of the others. Each lane has its own order, the same on all ranks. */
+/* The communicators on which the bytes of units travel. Async steps have several, of falling priority. The units that
+ * the next forward pass uses first have the most urgent communicator, so their gradients and slices overtake those of
+ * the others. Each communicator has its own order, the same on all ranks. */
 #pragma once
 #include "zero/partition.h"
 
-enum { MOST_LANES = 4 };
+enum { MOST_PRIORITIES = 4 };
 struct priority_comms {
     int count;
     /* `all` connects all ranks. Its first communicator also serves all other purposes. */
-    tutti_comm *all[MOST_LANES];
+    tutti_comm *all[MOST_PRIORITIES];
     /* `across` connects the ranks with this rank's index on each host; placement.c makes it. */
-    tutti_comm *across[MOST_LANES];
-    /* `of_unit` has the lane of each unit. */
+    tutti_comm *across[MOST_PRIORITIES];
+    /* `of_unit` has the index of each unit's communicators; 0 is the most urgent. */
     int *of_unit;                                       /* [units], owned */
 };
 /* Collective. The caller must call priority_comms_finish in every case. */
-tutti_status priority_comms_init(struct priority_comms *lanes, const struct partition *partition,
+tutti_status priority_comms_init(struct priority_comms *comms, const struct partition *partition,
     const tutti_zero_config *config);
 /* Collective: makes the `across` communicators. */
-tutti_status priority_comms_split_across(struct priority_comms *lanes, int index, int host);
-/* Assigns units to lanes. turn[units] is the order of sums, the reverse of the order of uses. No operation may be in
-   flight. */
-void priority_comms_assign_units(struct priority_comms *lanes, const struct partition *partition, const int *turn);
+tutti_status priority_comms_split_across(struct priority_comms *comms, int index, int host);
+/* Assigns units to communicators. turn[units] is the order of sums, the reverse of the order of uses. No operation may
+   be in flight. */
+void priority_comms_assign_units(struct priority_comms *comms, const struct partition *partition, const int *turn);
 /* Ends the waits of other ranks for this rank with an error. */
-void priority_comms_abort(struct priority_comms *lanes);
+void priority_comms_abort(struct priority_comms *comms);
 /* Destroys the communicators, which ends operations in flight. */
-void priority_comms_destroy(struct priority_comms *lanes);
-void priority_comms_finish(struct priority_comms *lanes);
-static inline tutti_comm *priority_comms_all(const struct priority_comms *lanes, int unit)
+void priority_comms_destroy(struct priority_comms *comms);
+void priority_comms_finish(struct priority_comms *comms);
+static inline tutti_comm *priority_comms_all(const struct priority_comms *comms, int unit)
 {
-    return lanes->all[lanes->of_unit[unit]];
+    return comms->all[comms->of_unit[unit]];
 }
-static inline tutti_comm *priority_comms_across(const struct priority_comms *lanes, int unit)
+static inline tutti_comm *priority_comms_across(const struct priority_comms *comms, int unit)
 {
-    return lanes->across[lanes->of_unit[unit]];
+    return comms->across[comms->of_unit[unit]];
 }

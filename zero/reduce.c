@@ -277,7 +277,7 @@ static tutti_status reducer_learn_order(struct reducer *r)
     int *turn = r->order.turn;
     sum_order_finish_learning(&r->order);
     TRY(tutti_broadcast(turn, turn, (size_t)r->partition->units, TUTTI_INT32, 0, r->control_comm, NULL));
-    priority_comms_assign_units(r->lanes, r->partition, turn);
+    priority_comms_assign_units(r->comms, r->partition, turn);
     return TUTTI_OK;
 }
 tutti_status reducer_begin_step(struct reducer *r)
@@ -314,9 +314,9 @@ tutti_status reducer_discard_gradients(struct reducer *r)
 
 /* ---- lifetime ---- */
 tutti_status reducer_init(struct reducer *r, const struct partition *partition, const tutti_zero_config *c,
-    struct priority_comms *lanes, tutti_comm *control_comm, struct trace *trace)
+    struct priority_comms *comms, tutti_comm *control_comm, struct trace *trace)
 {
-    *r = (struct reducer){ .partition = partition, .lanes = lanes, .control_comm = control_comm };
+    *r = (struct reducer){ .partition = partition, .comms = comms, .control_comm = control_comm };
     r->buffers = reducer_sums_in_place(r) ? INT_MAX : c->buffers ? c->buffers : USUAL_BUFFERS;
     r->unit = memory_alloc_zeroed((size_t)partition->units, sizeof *r->unit);
     r->flying = memory_alloc_zeroed((size_t)partition->units, sizeof *r->flying);
@@ -327,8 +327,8 @@ tutti_status reducer_init(struct reducer *r, const struct partition *partition, 
         sum_order_init(&r->order, partition->units) && r->unit && r->flying && r->presence && r->asked && r->used;
     if (!fine)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
-    priority_comms_assign_units(lanes, partition, r->order.turn);
-    return sums_init(&r->sums, partition, &c->compression, lanes, trace);
+    priority_comms_assign_units(comms, partition, r->order.turn);
+    return sums_init(&r->sums, partition, &c->compression, comms, trace);
 }
 void reducer_finish(struct reducer *r)
 {

@@ -37,7 +37,7 @@ struct gathering_sum {
 struct reducer {
     const struct partition *partition;
     struct sums sums;
-    struct priority_comms *lanes;                                /* owned by the caller */
+    struct priority_comms *comms;                                /* owned by the caller */
     tutti_comm *control_comm;                                   /* owned by the caller */
     struct gathering_sum *unit;                         /* [units], owned */
     /* `asked` marks parameters whose caller has asked for the place of the gradient. */
@@ -58,7 +58,7 @@ struct reducer {
 };
 /* The caller must call reducer_finish in every case, after it has destroyed the communicators. */
 tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, const tutti_zero_config *config,
-    struct priority_comms *lanes, tutti_comm *control_comm, struct trace *trace);
+    struct priority_comms *comms, tutti_comm *control_comm, struct trace *trace);
 void reducer_finish(struct reducer *reducer);
 tutti_status reducer_get_gradient_address(struct reducer *reducer, int parameter, void **out, bool *adds);
 tutti_status reducer_mark_ready(struct reducer *reducer, int parameter);

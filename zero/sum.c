@@ -17,11 +17,11 @@ static size_t sums_count_residual(const struct sums *s, int unit)
     return s->partition->unit[unit].slice * (size_t)s->exchange.sides;
 }
 tutti_status sums_init(struct sums *s, const struct partition *partition, const tutti_compression *how,
-    const struct priority_comms *lanes, struct trace *trace)
+    const struct priority_comms *comms, struct trace *trace)
 {
-    *s = (struct sums){ .partition = partition, .lanes = lanes, .trace = trace };
+    *s = (struct sums){ .partition = partition, .comms = comms, .trace = trace };
     if (how->form == TUTTI_COMPRESS_NONE) return TUTTI_OK;
-    TRY(exchange_init(&s->exchange, how, lanes->all[0]));
+    TRY(exchange_init(&s->exchange, how, comms->all[0]));
     if (!how->feedback) return TUTTI_OK;
     s->lost = memory_alloc_zeroed((size_t)partition->units, sizeof *s->lost);
     bool fine = s->lost;
@@ -59,7 +59,7 @@ static tutti_status sum_start_uncompressed(struct sums *s, struct gradient_sum *
     sum->request.factor = 1.0 / s->partition->ranks;
     trace_span_follow_request(&sum->span, &sum->request);
     tutti_op op = average_choose_op(s->partition->ranks);
-    tutti_comm *comm = priority_comms_all(s->lanes, sum->unit);
+    tutti_comm *comm = priority_comms_all(s->comms, sum->unit);
     if (s->partition->slices == 1)
         return tutti_all_reduce(sum->from, sum->into, u->slice, u->dtype, op, comm, &sum->request);
     return tutti_reduce_scatter(sum->from, sum->into, u->slice, u->dtype, op, comm, &sum->request);

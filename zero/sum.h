@@ -7,9 +7,9 @@
 /* All sums share this state. */
 struct sums {
     const struct partition *partition;
-    const struct priority_comms *lanes;
+    const struct priority_comms *comms;
     struct trace *trace;
-    /* With how.form NONE gradients travel uncompressed, in lanes. */
+    /* With how.form NONE gradients travel uncompressed, in comms. */
     struct compressed_exchange exchange;
     uint64_t begun, packed_bytes, lost_bytes;
     /* `lost` has the residual of each side's slice, or is NULL. */
@@ -33,7 +33,7 @@ struct gradient_sum {
 };
 /* Collective if gradients are packed. The caller must call sums_finish in every case. */
 tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
-    const struct priority_comms *lanes, struct trace *trace);
+    const struct priority_comms *comms, struct trace *trace);
 void sums_finish(struct sums *sums);
 /* `from` and `into` must stay until sum_wait has returned; the sum may change `from`. All ranks start the same sums in
    the same order, and pass each to sum_advance or sum_wait in that order. */

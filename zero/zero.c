@@ -20,8 +20,8 @@ struct tutti_zero {
     struct zero_placement placement;
     struct reducer reducer;
     struct optimizer optimizer;
-    /* `lanes` carry large messages, `control_comm` small ones. `async` is NULL without async steps. */
-    struct priority_comms lanes;
+    /* `comms` carry large messages, `control_comm` small ones. `async` is NULL without async steps. */
+    struct priority_comms comms;
     tutti_comm *control_comm;
     struct async_step *async;
     struct trace trace;
@@ -41,7 +41,7 @@ struct tutti_zero {
 /* Ends the waits of other ranks for this rank with an error. */
 static void zero_abort_comms(tutti_zero *z)
 {
-    priority_comms_abort(&z->lanes);
+    priority_comms_abort(&z->comms);
     if (z->control_comm) tutti_comm_abort(z->control_comm);
     placement_abort_comms(&z->placement);
     exchange_abort_comms(&z->reducer.sums.exchange);
@@ -204,10 +204,10 @@ static tutti_status zero_init_parts(tutti_zero *z, const tutti_zero_config *c)
     tutti_status mine = partition_init(&z->partition, c, tutti_comm_user_rank(c->comm), tutti_comm_count(c->comm));
     if (mine == TUTTI_OK) mine = config_check_choices(c);
     TRY(zero_compare_models(z, c, mine));
-    TRY(priority_comms_init(&z->lanes, &z->partition, c));
+    TRY(priority_comms_init(&z->comms, &z->partition, c));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->control_comm));
-    TRY(placement_init(&z->placement, &z->partition, c, &z->lanes, z->control_comm, &z->trace));
-    TRY(reducer_init(&z->reducer, &z->partition, c, &z->lanes, z->control_comm, &z->trace));
+    TRY(placement_init(&z->placement, &z->partition, c, &z->comms, z->control_comm, &z->trace));
+    TRY(reducer_init(&z->reducer, &z->partition, c, &z->comms, z->control_comm, &z->trace));
     TRY(optimizer_init(&z->optimizer, &z->partition, c->rule));
     z->rates = memory_alloc_zeroed((size_t)z->partition.groups, sizeof *z->rates);
     if (!z->rates) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d groups", z->partition.groups);
@@ -251,7 +251,7 @@ tutti_status tutti_zero_destroy(tutti_zero *z)
     if (!z) return TUTTI_OK;
     if (z->process == getpid()) zero_drain_and_stop(z);
     /* Operations use the memory below until this has ended them. */
-    priority_comms_finish(&z->lanes);
+    priority_comms_finish(&z->comms);
     tutti_comm_destroy(z->control_comm);
     if (z->placement.partition) placement_finish(&z->placement);
     if (z->reducer.partition) reducer_finish(&z->reducer);
