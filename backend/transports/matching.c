@@ -31,14 +31,14 @@ struct arrival *matching_post_receive(struct matching *m, struct transfer *recei
     struct bucket *b = matching_bucket(m, receive->name);
     for (struct arrival *before = NULL, *a = b->first; a; before = a, a = a->next)
         if (receive_accepts_message(receive, a->source, a->name)) return bucket_unlink_arrival(b, before);
-    queue_push(&b->posted, receive);
+    transfer_list_push(&b->posted, receive);
     return NULL;
 }
 struct transfer *matching_take_receive(struct matching *m, int source, struct message_name name)
 {
     struct bucket *b = matching_bucket(m, name);
     for (struct transfer *before = NULL, *x = b->posted.first; x; before = x, x = x->next)
-        if (receive_accepts_message(x, source, name)) return queue_take(&b->posted, before);
+        if (receive_accepts_message(x, source, name)) return transfer_list_take(&b->posted, before);
     return NULL;
 }
 void matching_keep_arrival(struct matching *m, struct arrival *arrival)
@@ -51,13 +51,13 @@ void matching_keep_arrival(struct matching *m, struct arrival *arrival)
 }
 bool matching_cancel_receive(struct matching *m, const struct transfer *receive)
 {
-    return queue_remove(&matching_bucket(m, receive->name)->posted, receive);
+    return transfer_list_remove(&matching_bucket(m, receive->name)->posted, receive);
 }
 struct transfer *matching_pop_receive(struct matching *m, int peer)
 {
     for (struct bucket *b = m->bucket; b < m->bucket + MATCHING_BUCKETS; b++)
         for (struct transfer *before = NULL, *x = b->posted.first; x; before = x, x = x->next)
-            if (peer == TRANSFER_ANY_PEER || x->peer == peer) return queue_take(&b->posted, before);
+            if (peer == TRANSFER_ANY_PEER || x->peer == peer) return transfer_list_take(&b->posted, before);
     return NULL;
 }
 struct arrival *matching_withdraw_arrival(struct matching *m, const struct transport *by, int source,

@@ -1,7 +1,7 @@
 /* Matches posted receives with arriving messages. A rank has one matching for all its messages in a communicator:
    transports pass arrivals to it, the router passes posted receives. */
 #pragma once
-#include "backend/transports/queue.h"
+#include "backend/transports/transfer_list.h"
 
 struct transport;
 enum { MATCHING_BUCKETS = 256, MATCHING_CLASSES = 22 };
@@ -24,7 +24,7 @@ struct arrival {
 };
 struct matching {
     struct bucket {
-        struct queue posted;
+        struct transfer_list posted;
         struct arrival *first, *last;
     } bucket[MATCHING_BUCKETS];
     /* Free arrivals, indexed by the power of two of their room for data. */

@@ -14,7 +14,7 @@
 
 enum { SMALL = 4096, BOUNCE = 4096 };
 static int inproc_port_rank(const struct inproc_port *p) { return p->base.router->rank; }
-static struct transfer *queue_find_by_key(const struct queue *q, uint64_t key)
+static struct transfer *queue_find_by_key(const struct transfer_list *q, uint64_t key)
 {
     struct transfer *x = q->first;
     while (x && x->key != key) x = x->next;
@@ -76,7 +76,7 @@ static void inproc_send(struct transport *t, int to, struct transfer *x)
         p->bonds[to].buffered++;
         pieces_gather(x, m->data, (size_t)x->wire);
         transfer_complete(x);
-    } else queue_push(&p->open, x);
+    } else transfer_list_push(&p->open, x);
     if (m) p->bytes_sent += m->bytes;
     if (m) inproc_message_enqueue(p, m, to);
     inproc_port_unlock(p);
@@ -103,7 +103,7 @@ static void inproc_accept_announced(struct inproc_port *p, int source, struct tr
     }
     bool halted = p->world->options.halted == 1 + inproc_port_rank(p);
     x->others = halted ? UINT64_MAX : inproc_world_due_time(p->world);
-    queue_push(&p->reads, x);
+    transfer_list_push(&p->reads, x);
 }
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)
 {
@@ -154,7 +154,7 @@ static void inproc_handle_over(struct inproc_port *p, const struct inproc_messag
     struct transfer *x = queue_find_by_key(&p->open, m->id);
     /* The send is missing if it was cancelled meanwhile. */
     if (!x) return;
-    queue_remove(&p->open, x);
+    transfer_list_remove(&p->open, x);
     if (m->agreed) transfer_complete(x);
     else transfer_fail(x, TUTTI_MISMATCH, m->bytes);
 }
@@ -192,7 +192,7 @@ static void inproc_read_due(struct inproc_port *p)
             before = x;
             continue;
         }
-        queue_take(&p->reads, before);
+        transfer_list_take(&p->reads, before);
         if (from) {
             transfer_complete(x);
             inproc_send_control(p, OVER, x, x->source, true);
@@ -222,13 +222,13 @@ static bool send_is_being_read(const struct inproc_port *p, const struct transfe
 static bool inproc_forget_send(struct inproc_port *p, struct transfer *x)
 {
     if (send_is_being_read(p, x)) return false;
-    queue_remove(&p->open, x);
+    transfer_list_remove(&p->open, x);
     inproc_send_control(p, WITHDRAW, x, x->peer, false);
     return true;
 }
 static bool inproc_forget_receive(struct inproc_port *p, struct transfer *x)
 {
-    if (queue_remove(&p->reads, x)) inproc_send_control(p, OVER, x, x->source, true);
+    if (transfer_list_remove(&p->reads, x)) inproc_send_control(p, OVER, x, x->source, true);
     return true;
 }
 static bool inproc_cancel(struct transport *t, int member, struct transfer *x)
@@ -250,8 +250,8 @@ static void inproc_lose(struct transport *t, int member, tutti_status status)
 {
     struct inproc_port *p = inproc_port_lock(t);
     p->bonds[member].lost = true;
-    queue_fail_all_with_rank(&p->open, member, status);
-    queue_fail_all_with_rank(&p->reads, member, status);
+    transfer_list_fail_all_with_rank(&p->open, member, status);
+    transfer_list_fail_all_with_rank(&p->reads, member, status);
     for (struct inproc_message **at = &p->inbox, *m; (m = *at) != NULL;) {
         if (m->source != member) {
             at = &m->next;
@@ -274,7 +274,7 @@ static bool inproc_arm(struct transport *t)
 static void inproc_close(struct transport *t)
 {
     struct inproc_port *p = inproc_port_lock(t);
-    p->open = p->reads = (struct queue){ NULL, NULL };
+    p->open = p->reads = (struct transfer_list){ NULL, NULL };
     t->router = NULL;
     p->armed = false;
     inproc_port_unlock(p);

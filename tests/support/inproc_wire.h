@@ -30,7 +30,7 @@ struct inproc_port {
     struct inproc_world *world;
     /* Messages in the order of their due times. */
     struct inproc_message *inbox;
-    struct queue open, reads;
+    struct transfer_list open, reads;
     uint64_t bytes_sent;
     bool armed;
     /* The state with each other rank. */

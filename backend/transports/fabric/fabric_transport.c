@@ -151,7 +151,7 @@ static bool fabric_op_cancel_is_overdue(struct fabric_transport *p, struct fabri
 }
 static bool fabric_link_remove_waiting(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x)
 {
-    if (!queue_remove(&link->waiting, x)) return false;
+    if (!transfer_list_remove(&link->waiting, x)) return false;
     p->waiting -= !link->waiting.first;
     return true;
 }
@@ -159,7 +159,7 @@ static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
 {
     struct fabric_transport *p = fabric_transport_lock(t);
     struct fabric_link *link = &p->links[member];
-    bool forgotten = fabric_link_remove_waiting(p, link, x) || queue_remove(&link->held, x)
+    bool forgotten = fabric_link_remove_waiting(p, link, x) || transfer_list_remove(&link->held, x)
         || fabric_link_forget_receive(p, link, x),
          late = false;
     struct fabric_op *f = forgotten ? NULL : fabric_op_find(p, x);
@@ -211,8 +211,8 @@ static void fabric_link_end(struct fabric_transport *p, struct fabric_link *link
     fabric_transport_end_completed(p);
     p->broken -= link->broken_ms != 0;
     p->waiting -= link->waiting.first != NULL;
-    queue_fail_all(&link->held, status);
-    queue_fail_all(&link->waiting, status);
+    transfer_list_fail_all(&link->held, status);
+    transfer_list_fail_all(&link->waiting, status);
     for (struct fabric_op *f = p->ops; f; f = f->next)
         if (f->link == link && f->transfer) {
             transfer_fail(f->transfer, status, 0);

@@ -45,9 +45,9 @@ struct fabric_link {
     /* The latest endpoint that was found to lead to the rank's process. */
     const struct endpoint *by;
     /* Sends that wait for an endpoint. */
-    struct queue waiting;
+    struct transfer_list waiting;
     /* Transfers that the broken connection has ended. */
-    struct queue held;
+    struct transfer_list held;
 };
 /* An announced message, from its arrival until its fetch starts or its sender withdraws it. The link and the id
    identify it. */

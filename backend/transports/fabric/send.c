@@ -99,7 +99,7 @@ static void fabric_link_announce_transfer(struct fabric_transport *p, struct fab
 static void fabric_link_hold_transfer(struct fabric_transport *p, struct fabric_link *link, struct transfer *x,
     const char *why)
 {
-    queue_push(&link->held, x);
+    transfer_list_push(&link->held, x);
     fabric_link_mark_broken(p, link, why);
 }
 static void fabric_link_send_now(struct fabric_transport *p, struct fabric_link *link, struct transfer *x)
@@ -142,7 +142,7 @@ bool fabric_link_connect(struct fabric_transport *p, struct fabric_link *link)
     link->unreachable = status;
     fabric_link_mark_broken(p, link, "no connection is possible");
     for (struct transfer *x; link->waiting.first;) {
-        x = queue_take(&link->waiting, NULL);
+        x = transfer_list_take(&link->waiting, NULL);
         fabric_transport_refuse(p, x, status);
     }
     return false;
@@ -190,7 +190,7 @@ void fabric_link_send(struct fabric_transport *p, struct fabric_link *link, stru
         fabric_link_send_now(p, link, x);
         return;
     }
-    queue_push(&link->waiting, x);
+    transfer_list_push(&link->waiting, x);
     p->waiting += !waits;
     if (!waits) fabric_transport_send_waiting(p);
 }
@@ -202,7 +202,7 @@ bool fabric_transport_send_waiting(struct fabric_transport *p)
         struct fabric_link *link = &p->links[r];
         if (!link->waiting.first) continue;
         if (fabric_link_connect(p, link))
-            while (link->waiting.first) fabric_link_send_now(p, link, queue_take(&link->waiting, NULL));
+            while (link->waiting.first) fabric_link_send_now(p, link, transfer_list_take(&link->waiting, NULL));
         moved |= !link->waiting.first;
         p->waiting += link->waiting.first != NULL;
     }

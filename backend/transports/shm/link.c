@@ -12,11 +12,17 @@
 #include "backend/base/status.h"
 
 /* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
-static struct queue *open_transfers_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
-void open_transfers_add(struct shm *shm, struct transfer *x) { queue_push(open_transfers_bucket(shm, x->key), x); }
+static struct transfer_list *open_transfers_bucket(struct shm *shm, uint64_t id)
+{
+    return &shm->open[id % OPEN_BUCKETS];
+}
+void open_transfers_add(struct shm *shm, struct transfer *x)
+{
+    transfer_list_push(open_transfers_bucket(shm, x->key), x);
+}
 bool open_transfers_remove(struct shm *shm, const struct transfer *x)
 {
-    return queue_remove(open_transfers_bucket(shm, x->key), x);
+    return transfer_list_remove(open_transfers_bucket(shm, x->key), x);
 }
 struct transfer *open_transfers_find(struct shm *shm, int rank, uint64_t id, bool is_send)
 {
@@ -154,7 +160,7 @@ static bool shm_link_flush_outbox(struct shm *shm, struct shm_link *l)
         shm->spare_envelopes = queued;
     }
     for (; l->outbox.first && writer_has_room(&l->out); moved = true) {
-        struct transfer *x = queue_take(&l->outbox, NULL);
+        struct transfer *x = transfer_list_take(&l->outbox, NULL);
         tutti_status status = TUTTI_OK;
         if (!x->is_send) shm_link_clear_receive(shm, l, x);
         else if (writer_has_credit(&l->out, x->wire)) status = shm_link_send_eager(shm, l, x);
@@ -172,7 +178,7 @@ static bool shm_link_stream_sends(struct shm *shm, struct shm_link *l)
         /* The bell rings after each slot, so that the peer empties it while this rank fills the next. */
         shm->callbacks.ring(shm->callbacks.context, l->peer);
         if (x->moved < x->wire) continue;
-        queue_take(&l->streams, NULL);
+        transfer_list_take(&l->streams, NULL);
         transfer_complete(x);
     }
     return moved;
@@ -196,7 +202,7 @@ __attribute__((noinline)) static void shm_link_send_queued(struct shm *shm, stru
         router_refuse_transfer(shm->base.router, x, status);
         return;
     }
-    queue_push(&l->outbox, x);
+    transfer_list_push(&l->outbox, x);
     shm_link_flush_outbox(shm, l);
     shm_link_settle(shm, l);
 }
@@ -215,7 +221,7 @@ void shm_link_accept_receive(struct shm *shm, struct shm_link *l, struct transfe
     x->key = e->id;
     x->place = e->place;
     if (share_accept_receive(shm, l, x)) return;
-    queue_push(&l->outbox, x);
+    transfer_list_push(&l->outbox, x);
     tutti_status status = shm_link_open_outgoing(shm, l);
     if (status < 0) router_fail(shm->base.router, status);
     else shm_link_flush_outbox(shm, l);
@@ -268,7 +274,7 @@ static void shm_link_handle_answer(struct shm *shm, struct shm_link *l, const st
     if (!x) return;
     open_transfers_remove(shm, x);
     if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
-    else queue_push(&l->streams, x);
+    else transfer_list_push(&l->streams, x);
 }
 static struct transfer *shm_link_find_uncleared(const struct shm_link *l, uint64_t id)
 {
@@ -285,7 +291,7 @@ static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *l, const 
         open_transfers_remove(shm, x);
         l->expecting--;
         l->dropping = true;
-    } else if (!a && (x = shm_link_find_uncleared(l, e->id)) != NULL) queue_remove(&l->outbox, x);
+    } else if (!a && (x = shm_link_find_uncleared(l, e->id)) != NULL) transfer_list_remove(&l->outbox, x);
     else if (!a && (x = share_find_receive(l, e->id)) != NULL) share_remove_transfer(shm, l, x);
     if (x) transfer_fail(x, TUTTI_ABORTED, 0);
 }
@@ -374,14 +380,14 @@ bool shm_link_poll(struct shm *shm, struct shm_link *l)
 /* ---- cancelling: the peer uses shared memory only, so a transfer can be forgotten at any time ---- */
 void shm_link_cancel_transfer(struct shm *shm, struct shm_link *l, struct transfer *x)
 {
-    if (queue_remove(&l->outbox, x)) {
+    if (transfer_list_remove(&l->outbox, x)) {
         /* The sender of a cancelled receive still streams its message, and this rank drops the slots. */
         if (!x->is_send) shm_link_send_control(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key);
         l->dropping |= !x->is_send;
     } else if (share_remove_transfer(shm, l, x)) {
         /* share_remove_transfer has notified the other end. */
     } else if (x->is_send) {
-        if (!queue_remove(&l->streams, x)) open_transfers_remove(shm, x);
+        if (!transfer_list_remove(&l->streams, x)) open_transfers_remove(shm, x);
         shm_link_send_control(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
     } else if (open_transfers_remove(shm, x)) {
         l->expecting--;
@@ -399,10 +405,10 @@ static void shm_link_deactivate(struct shm *shm, struct shm_link *l)
 }
 void shm_link_lose_peer(struct shm *shm, struct shm_link *l, tutti_status status)
 {
-    for (int i = 0; i < OPEN_BUCKETS; i++) queue_fail_all_with_rank(&shm->open[i], l->rank, status);
-    queue_fail_all(&l->outbox, status);
-    queue_fail_all(&l->streams, status);
-    queue_fail_all(&l->shares, status);
+    for (int i = 0; i < OPEN_BUCKETS; i++) transfer_list_fail_all_with_rank(&shm->open[i], l->rank, status);
+    transfer_list_fail_all(&l->outbox, status);
+    transfer_list_fail_all(&l->streams, status);
+    transfer_list_fail_all(&l->shares, status);
     if (l->helped) transfer_fail(l->helped, status, 0);
     l->helped = NULL;
     l->lost = true;

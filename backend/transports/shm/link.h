@@ -17,11 +17,11 @@ struct shm_link {
     struct reader in;
     struct pair_writer out;
     /* Sends to write or announce and receives to clear, in order. */
-    struct queue outbox;
+    struct transfer_list outbox;
     /* Sends that are cleared, in the order of the clearances. */
-    struct queue streams;
+    struct transfer_list streams;
     /* Receives that are copied from tensor to tensor, one after the other. */
-    struct queue shares;
+    struct transfer_list shares;
     /* The send that this rank helps to copy into its receiver's tensor, or NULL. */
     struct transfer *helped;
     /* These envelopes leave before the outbox. */
@@ -62,7 +62,7 @@ struct shm {
     struct shm_link **active;
     uint64_t last_id;
     /* Announced sends and cleared receives, by id. */
-    struct queue open[OPEN_BUCKETS];
+    struct transfer_list open[OPEN_BUCKETS];
     struct queued_envelope *spare_envelopes;
     /* The matching of the router. */
     struct matching *matching;

@@ -113,14 +113,14 @@ bool share_accept_receive(struct shm *shm, struct shm_link *l, struct transfer *
     /* If the sender can reach the receive, it copies the message alone, and this rank does not read it. */
     if (remote_is_reachable(mine) && x->place.block == REMOTE_OPEN) x->place.block = REMOTE_PRIVATE;
     x->others = 0;
-    queue_push(&l->shares, x);
+    transfer_list_push(&l->shares, x);
     if (l->shares.first == x) share_begin_receive(shm, l);
     return true;
 }
 /* Removes the first shared receive and begins the next. */
 static void share_end_receive(struct shm *shm, struct shm_link *l)
 {
-    queue_take(&l->shares, NULL);
+    transfer_list_take(&l->shares, NULL);
     part_claims_open(l->in.pair, 0);
     share_begin_receive(shm, l);
 }
@@ -212,7 +212,7 @@ bool share_remove_transfer(struct shm *shm, struct shm_link *l, struct transfer 
         return true;
     }
     bool first = x == l->shares.first, found = first;
-    if (!first) found = queue_remove(&l->shares, x);
+    if (!first) found = transfer_list_remove(&l->shares, x);
     if (found) share_send_envelope(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
     if (first) share_end_receive(shm, l);
     return found;

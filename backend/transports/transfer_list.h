@@ -1,0 +1,41 @@
+/* A first-in first-out list of transfers, linked through transfer->next. A transfer is in one list at most. Zeroed
+   memory is an empty list. */
+#pragma once
+#include "backend/transports/transfer.h"
+
+struct transfer_list { struct transfer *first, *last; };
+
+static inline void transfer_list_push(struct transfer_list *list, struct transfer *x)
+{
+    x->next = NULL;
+    if (list->first) list->last->next = x;
+    else list->first = x;
+    list->last = x;
+}
+/* Removes the transfer that follows `before`, or the first one if `before` is NULL. */
+static inline struct transfer *transfer_list_take(struct transfer_list *list, struct transfer *before)
+{
+    struct transfer *x = before ? before->next : list->first;
+    if (before) before->next = x->next;
+    else list->first = x->next;
+    if (list->last == x) list->last = before;
+    x->next = NULL;
+    return x;
+}
+static inline void transfer_list_fail_all(struct transfer_list *list, tutti_status status)
+{
+    while (list->first) transfer_fail(transfer_list_take(list, NULL), status, 0);
+}
+static inline void transfer_list_fail_all_with_rank(struct transfer_list *list, int rank, tutti_status status)
+{
+    for (struct transfer *before = NULL, *x = list->first; x; x = before ? before->next : list->first)
+        if (transfer_peer_rank(x) == rank) transfer_fail(transfer_list_take(list, before), status, 0);
+        else before = x;
+}
+static inline bool transfer_list_remove(struct transfer_list *list, const struct transfer *x)
+{
+    struct transfer *before = NULL, *at = list->first;
+    for (; at && at != x; at = at->next) before = at;
+    if (at) transfer_list_take(list, before);
+    return at != NULL;
+}
