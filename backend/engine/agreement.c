@@ -258,7 +258,7 @@ static void agreement_on_tick(void *context)
 
 /* ---- operations ---- */
 /* Makes deaths wait as if the operation were open: peers may complete it and die before this rank has begun it. */
-void agreement_begin_announcing(struct agreement *a) { atomic_store(&a->announcing, true); }
+void agreement_hold_deaths(struct agreement *a) { atomic_store(&a->announcing, true); }
 void agreement_begin_operation(tutti_comm *comm)
 {
     struct agreement *a = comm->agreement;

@@ -16,8 +16,8 @@ void agreement_destroy(struct agreement *agreement);
 size_t agreement_account_bytes(void);
 
 /* ---- driver only ---- */
-/* Call it before the executor announces an operation, and agreement_begin_operation afterwards. */
-void agreement_begin_announcing(struct agreement *agreement);
+/* Call it before the executor publishes an operation: deaths then wait until agreement_begin_operation. */
+void agreement_hold_deaths(struct agreement *agreement);
 void agreement_begin_operation(tutti_comm *comm);
 /* The last check before an operation succeeds; see agree/agree.h. */
 bool agreement_may_end(struct agreement *agreement, uint64_t number);

@@ -68,7 +68,7 @@ static tutti_status driver_advance_head(tutti_comm *comm)
     struct run_queue *b = &comm->run_queue;
     if (!b->running) {
         b->head->sequence = ++b->sequence;
-        if (comm->agreement) agreement_begin_announcing(comm->agreement);
+        if (comm->agreement) agreement_hold_deaths(comm->agreement);
         TRY(launch_start(comm, b->head));
         b->running = true;
         if (comm->agreement) agreement_begin_operation(comm);

@@ -348,7 +348,7 @@ static tutti_status launch_choose_late(tutti_comm *comm, const struct operation 
     enum placement_kind kind = placement_get_kind(&p, ranks);
     TRY(launch_choose_algorithm(comm, op, p.asked ? r->algorithm : NULL, operation_agreed_bytes(comm, op), kind, r,
         &choice));
-    TRY(launch_plan_candidate(comm, op, &choice, choice_is_open(kind), r));
+    TRY(launch_plan_candidate(comm, op, &choice, placement_is_open(kind), r));
     p = tensors_get_placement(comm, op, r->runs.reads);
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);
@@ -410,9 +410,9 @@ tutti_status launcher_init(struct launcher *l, int ranks)
     l->single_copy = settings_get()->single_copy;
     l->ranks = ranks;
     l->cache = plan_cache_create(KEPT_BYTES, launch_evict_program, l);
-    l->predicted = plan_cache_create(PREDICTED_BYTES, NULL, NULL);
+    l->plans_to_predict = plan_cache_create(PREDICTED_BYTES, NULL, NULL);
     l->masks = memory_alloc_zeroed(2 * COLLECTIVE_COUNT * words, sizeof *l->masks);
-    if (!l->cache || !l->predicted || !l->masks)
+    if (!l->cache || !l->plans_to_predict || !l->masks)
         return status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
     for (int f = 0; f < COLLECTIVE_COUNT; f++) {
         l->recent[f].shared = l->masks + 2 * (size_t)f * words;
@@ -424,7 +424,8 @@ void launcher_set_machine(struct launcher *l, const struct layout *layout, int c
     struct tuning *tuning)
 {
     tuners_init(&l->tuners, tuning, layout->largest > cores);
-    l->chooser = (struct chooser){ .layout = layout, .cache = l->predicted, .cores = cores, .machine = *machine };
+    l->chooser =
+        (struct chooser){ .layout = layout, .cache = l->plans_to_predict, .cores = cores, .machine = *machine };
 }
 void launcher_finish(struct launcher *l)
 {
@@ -432,6 +433,6 @@ void launcher_finish(struct launcher *l)
     chooser_finish(&l->chooser);
     tuners_finish(&l->tuners);
     plan_cache_destroy(l->cache);
-    plan_cache_destroy(l->predicted);
+    plan_cache_destroy(l->plans_to_predict);
     free(l->masks);
 }

@@ -67,8 +67,8 @@ struct launcher {
     int ranks;
     /* Plans to run, with their programs. */
     struct plan_cache *cache;
-    /* Plans of all ranks, to be predicted. */
-    struct plan_cache *predicted;
+    /* Plans of all ranks, from which the chooser computes costs. */
+    struct plan_cache *plans_to_predict;
     struct chooser chooser;
     struct recent recent[COLLECTIVE_COUNT];
     /* Two masks for each collective. */
@@ -89,7 +89,8 @@ struct launcher {
     int64_t begun_ns;
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
-/* `cores` is the number of cores that the ranks of this host may use together. */
+/* `cores`: on one host the cores that its ranks may use together; over several hosts the ranks of the largest host, so
+   that all hosts choose alike. */
 void launcher_set_machine(struct launcher *launcher, const struct layout *layout, int cores,
     const struct machine *machine, struct tuning *tuning);
 void launcher_finish(struct launcher *launcher);

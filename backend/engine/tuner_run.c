@@ -30,7 +30,7 @@ static enum placement_kind tuner_guess_placement(tutti_comm *comm, const struct 
 {
     enum placement_kind guess = tensors_guess_placement(comm, op);
     bool asks = comm->launcher.single_copy < 0 && !comm->launcher.recent[op->collective].may_read;
-    if (choice_is_open(guess) && !(asks && tensors_can_read_peers(comm))) return TENSORS_PRIVATE;
+    if (placement_is_open(guess) && !(asks && tensors_can_read_peers(comm))) return TENSORS_PRIVATE;
     return guess;
 }
 static bool tuner_is_decider(const tutti_comm *comm, const struct tuner *t)

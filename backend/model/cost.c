@@ -58,7 +58,7 @@ struct plan_cost {
     double round, chunk_bytes, load;
     /* Costs per byte of a peer's memory; some peers share this core. */
     double peer_read, peer_write;
-    /* The message fits in the cache. */
+    /* The message takes at most half of the second-level cache. */
     bool fits;
     /* The fraction of a peer's tensor that is in the peer's cache. */
     double cached_fraction;
@@ -80,6 +80,8 @@ static bool span_is_read_by_kernel(const struct plan_cost *x, int rank, struct s
 {
     return a.rank != rank && a.buffer != SCRATCH && !plan_is_shared(x->plan, a.rank);
 }
+/* Returns the cost per byte that the rank reads from a span. The machine's `near` and `far` are costs of copies within
+   and beyond the second-level cache, and half of a copy is its read. */
 static double cost_of_read_byte(const struct plan_cost *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
@@ -89,6 +91,8 @@ static double cost_of_read_byte(const struct plan_cost *x, int rank, struct span
     if (a.rank != rank) return cost_of_peer_byte(x, x->peer_read);
     return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
 }
+/* Returns the cost per byte that the rank writes to a span. Half of a copy is its write. Slots rotate, so their lines
+   have left every second-level cache. */
 static double cost_of_written_byte(const struct plan_cost *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;

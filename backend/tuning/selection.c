@@ -58,7 +58,7 @@ static tutti_status chooser_make_sample(struct chooser *x)
 /* Open tensors that are not read are staged, like private ones. */
 static enum placement_kind placement_for_cost(enum placement_kind p, bool reads)
 {
-    return choice_is_open(p) && !reads ? TENSORS_PRIVATE : p;
+    return placement_is_open(p) && !reads ? TENSORS_PRIVATE : p;
 }
 static tutti_status chooser_plan_for_layout(struct chooser *x, const struct layout *layout, const struct algorithm *a,
     enum placement_kind placement, const struct plan **out)
@@ -68,8 +68,8 @@ static tutti_status chooser_plan_for_layout(struct chooser *x, const struct layo
         .layout = layout,
         .slots = SLOTS_TO_PREDICT,
         .in_place = apart ? NULL : mask_all,
-        .shared = choice_is_shared(placement) ? mask_all : NULL,
-        .reads = choice_is_open(placement) };
+        .shared = placement_is_shared(placement) ? mask_all : NULL,
+        .reads = placement_is_open(placement) };
     return plan_cache_get(x->cache, &key, out);
 }
 static tutti_status chooser_plan_algorithm(struct chooser *x, const struct algorithm *a, enum placement_kind placement,
@@ -174,7 +174,7 @@ static tutti_status chooser_compare_algorithms(struct chooser *x, const struct q
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         struct choice c;
         if (!algorithm_is_candidate(x, q, a)) continue;
-        for (int reads = q->must_read; reads <= choice_is_open(q->placement); reads++) {
+        for (int reads = q->must_read; reads <= placement_is_open(q->placement); reads++) {
             TRY(chooser_cost_candidate(x, q, a, reads, &c));
             if (!best->algorithm || choice_weighted_cost(&c) < WORTH_IT * choice_weighted_cost(best)) *best = c;
         }
@@ -222,7 +222,7 @@ tutti_status chooser_make_choice(struct chooser *x, const struct question *asked
             "%s %s works on one host only, but the %d ranks are on %d hosts: choose another algorithm, or none",
             collective_name(q.collective), q.algorithm->name, x->layout->ranks, x->layout->hosts);
     if (x->layout->hosts > 1) q.placement = TENSORS_PRIVATE;
-    q.must_read &= choice_is_open(q.placement);
+    q.must_read &= placement_is_open(q.placement);
     if (x->layout->ranks == 1 || messages || q.collective == BARRIER) {
         *out = chooser_take_only_candidate(x, &q);
         return TUTTI_OK;

@@ -17,11 +17,11 @@ enum placement_kind {
     TENSORS_OPEN_IN_PLACE,
     TENSORS_OPEN_APART
 };
-static inline bool choice_is_open(enum placement_kind p)
+static inline bool placement_is_open(enum placement_kind p)
 {
     return p == TENSORS_OPEN_IN_PLACE || p == TENSORS_OPEN_APART;
 }
-static inline bool choice_is_shared(enum placement_kind p)
+static inline bool placement_is_shared(enum placement_kind p)
 {
     return p == TENSORS_SHARED_IN_PLACE || p == TENSORS_SHARED_APART;
 }

@@ -120,7 +120,7 @@ int tuner_get_decider(const struct tuner_key *key, int ranks)
 static int tuner_placement_variant(const struct tuner *t, const struct choice *c)
 {
     if (c->selects_late) return LATE_SELECTION_VARIANT;
-    return c->reads && !choice_is_open(t->question.placement) ? READ_VARIANT : 0;
+    return c->reads && !placement_is_open(t->question.placement) ? READ_VARIANT : 0;
 }
 /* Makes `that` the incumbent. */
 static void tuner_promote_candidate(struct tuner *t)
@@ -160,7 +160,7 @@ void tuner_report_placement(struct tuner *t, enum placement_kind placement)
         that = t->block >= 0 ? tuner_placement_variant(t, &t->that.choice) : 0;
     int variant = this ? this : that;
     if (!variant) return;
-    bool allows = variant == LATE_SELECTION_VARIANT ? choice_is_shared(placement) : choice_is_open(placement);
+    bool allows = variant == LATE_SELECTION_VARIANT ? placement_is_shared(placement) : placement_is_open(placement);
     if (allows) { t->look.seen = placement; return; }
     if (this) t->this = t->look.before;
     tuner_skip_variant(t, variant);

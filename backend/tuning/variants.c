@@ -22,7 +22,7 @@ static tutti_status variant_select_late(const struct variant_limits *limits, con
 {
     size_t part = q->message_bytes / (size_t)limits->chooser->layout->largest;
     bool awaits_all = !collective_has_root(q->collective) || part > TRACK_BYTES;
-    if (!choice_is_shared(limits->could_be) || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
+    if (!placement_is_shared(limits->could_be) || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
     TRY(chooser_make_choice(limits->chooser, q, out));
     bool is_dear = 1 + choice_cost_of_late_selection(limits->chooser, out) > limits->most;
     if (choice_selects_late(limits->chooser, out) || is_dear) return TUTTI_OK;
@@ -36,8 +36,8 @@ static tutti_status variant_toggle_reading(const struct variant_limits *limits, 
     struct choice *c, bool *exists)
 {
     struct choice least;
-    bool open = choice_is_open(q->placement),
-         could_be = q->placement == TENSORS_PRIVATE && choice_is_open(limits->could_be);
+    bool open = placement_is_open(q->placement),
+         could_be = q->placement == TENSORS_PRIVATE && placement_is_open(limits->could_be);
     if (q->must_read || !(open || could_be)) return TUTTI_OK;
     TRY(chooser_make_choice(limits->chooser, q, &least));
     bool may_read = open || choice_selects_late(limits->chooser, &least);

@@ -97,7 +97,7 @@ static void check_bound(const struct rank *me, size_t most)
 static void limit(const struct rank *me, size_t most)
 {
     plan_cache_set_limit(me->comm->launcher.cache, most);
-    plan_cache_set_limit(me->comm->launcher.predicted, most);
+    plan_cache_set_limit(me->comm->launcher.plans_to_predict, most);
 }
 static void ask(const struct rank *me, uint32_t *state, const struct call_kind *k)
 {
