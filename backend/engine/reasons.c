@@ -172,7 +172,7 @@ static struct reason reason_find_on_host(const tutti_comm *comm)
     if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ .cause = PEER_DIED };
     return reason_find_own(comm);
 }
-/* In a group of several hosts, a reason known to any rank leads to a decision; this rank need not act. */
+/* In a group of several hosts, a reason that any rank knows leads to a decision, and this rank need not act. */
 static struct reason reason_find_between_hosts(const tutti_comm *comm)
 {
     const struct agreement *a = comm->agreement;

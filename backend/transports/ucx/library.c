@@ -3,6 +3,7 @@
    docs/decisions/ucx.md has the measurements behind them. setenv is unsafe while other threads read the environment, so
    it happens once. */
 #include "backend/transports/ucx/library.h"
+#include "backend/base/dynamic_library.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include <dirent.h>
@@ -17,12 +18,8 @@ enum { LEAST_MINOR = 13, UCX_ERROR = 1, UCX_WARN = 2 };
 UCX_CALLS(X)
 #undef X
 struct ucx_calls ucx;
-static struct {
-    pthread_once_t once;
-    tutti_status status;
-    char name[256], problem[600];
-    const char *(*status_string)(ucs_status_t);
-} library = { .once = PTHREAD_ONCE_INIT };
+static struct dynamic_library library;
+static const char *(*status_string)(ucs_status_t);
 
 bool ucx_has_rdma(void)
 {
@@ -66,16 +63,11 @@ static void ucx_redirect_log(void)
     void *common = dlopen("libucs.so.0", RTLD_NOW | RTLD_NOLOAD);
     if (!common) return;
     void (*push)(log_handler *) = (void (*)(log_handler *))dlsym(common, "ucs_log_push_handler");
-    library.status_string = (const char *(*)(ucs_status_t))dlsym(common, "ucs_status_string");
+    status_string = (const char *(*)(ucs_status_t))dlsym(common, "ucs_status_string");
     if (push) push(ucx_handle_log_line);
 }
 
 /* ---- opening the library ---- */
-static void library_record_problem(const char *path, const char *why)
-{
-    size_t used = strlen(library.problem);
-    snprintf(library.problem + used, sizeof library.problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
-}
 static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;
@@ -84,24 +76,18 @@ static bool library_find_calls(void *opened, const char *path)
     if (!ucx.name) missing = #name;
     UCX_CALLS(X)
 #undef X
-    if (missing) library_record_problem(path, missing);
+    if (missing) dynamic_library_record_problem(&library, path, missing);
     return !missing;
 }
-static bool library_open_path(const char *path)
+static bool library_accept(void *opened, const char *path)
 {
     unsigned major = 0, minor = 0, release = 0;
     char text[64];
-    void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!opened) {
-        const char *why = dlerror();
-        library_record_problem(path, why ? why : "it cannot be opened");
-        return false;
-    }
     if (!library_find_calls(opened, path)) return false;
     ucx.ucp_get_version(&major, &minor, &release);
     if (major != 1 || minor < LEAST_MINOR) {
         snprintf(text, sizeof text, "it is version %u.%u.%u", major, minor, release);
-        library_record_problem(path, text);
+        dynamic_library_record_problem(&library, path, text);
         return false;
     }
     snprintf(library.name, sizeof library.name, "%u.%u.%u (%.200s)", major, minor, release, path);
@@ -109,26 +95,18 @@ static bool library_open_path(const char *path)
 }
 static void library_load_once(void)
 {
-    char list[1024], *rest = NULL;
-    bool opened = false;
     ucx_set_environment_defaults();
-    snprintf(list, sizeof list, "%s", settings_get()->ucx);
-    for (char *path = strtok_r(list, ":", &rest); path && !opened; path = strtok_r(NULL, ":", &rest))
-        opened = library_open_path(path);
-    if (opened) ucx_redirect_log();
-    library.status = opened ? TUTTI_OK : TUTTI_UNSUPPORTED;
+    if (dynamic_library_open_first(&library, settings_get()->ucx, library_accept)) ucx_redirect_log();
 }
 tutti_status ucx_library_load(void)
 {
-    pthread_once(&library.once, library_load_once);
-    if (library.status == TUTTI_OK) return TUTTI_OK;
-    return status_fail(library.status,
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, library_load_once);
+    if (library.name[0]) return TUTTI_OK;
+    return status_fail(TUTTI_UNSUPPORTED,
         "no UCX of version 1.%d or later (%s): install it (apt-get install libucx0), set TUTTI_UCX to the path of "
         "libucp.so.0, or set TUTTI_TRANSPORT=tcp on all ranks",
         LEAST_MINOR, library.problem[0] ? library.problem : "TUTTI_UCX names none");
 }
 const char *ucx_library_name(void) { return library.name; }
-const char *ucx_status_text(ucs_status_t status)
-{
-    return library.status_string ? library.status_string(status) : "an error of UCX";
-}
+const char *ucx_status_text(ucs_status_t status) { return status_string ? status_string(status) : "an error of UCX"; }

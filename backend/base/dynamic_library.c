@@ -1,0 +1,30 @@
+/* A rejected library stays open: what its constructors have changed in the process would stay anyway. */
+#include "backend/base/dynamic_library.h"
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+void dynamic_library_record_problem(struct dynamic_library *library, const char *path, const char *why)
+{
+    size_t used = strlen(library->problem);
+    snprintf(library->problem + used, sizeof library->problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
+}
+static void *library_open_path(struct dynamic_library *library, const char *path)
+{
+    void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (opened) return opened;
+    const char *why = dlerror();
+    dynamic_library_record_problem(library, path, why ? why : "it cannot be opened");
+    return NULL;
+}
+bool dynamic_library_open_first(struct dynamic_library *library, const char *paths,
+    bool (*accept)(void *opened, const char *path))
+{
+    char list[1024], *rest = NULL;
+    snprintf(list, sizeof list, "%s", paths);
+    for (char *path = strtok_r(list, ":", &rest); path; path = strtok_r(NULL, ":", &rest)) {
+        void *opened = library_open_path(library, path);
+        if (opened && accept(opened, path)) return true;
+    }
+    return false;
+}

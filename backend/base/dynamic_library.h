@@ -1,0 +1,15 @@
+/* Opens the first usable one of several shared libraries, and records why those before it are not usable. */
+#pragma once
+#include <stdbool.h>
+
+struct dynamic_library {
+    /* The accepted library, as accept() names it. It is empty until there is one. */
+    char name[256];
+    /* The paths that were rejected, each with its reason. */
+    char problem[600];
+};
+/* Opens the paths of a list, separated by colons, until accept() returns true for the handle of one. accept() sets the
+   name, or records a problem and returns false. Returns true if a library was accepted. */
+bool dynamic_library_open_first(struct dynamic_library *library, const char *paths,
+    bool (*accept)(void *opened, const char *path));
+void dynamic_library_record_problem(struct dynamic_library *library, const char *path, const char *why);
