@@ -145,7 +145,7 @@ void ProcessGroupTutti::addEphemeralTimeout(const std::chrono::milliseconds &tim
     if (timeout.count() < 0)
         error_throw(TUTTI_INVALID_ARGUMENT, "add_ephemeral_timeout: the timeout is negative; it is added to others");
     std::lock_guard<std::mutex> lock(extensions_mutex_);
-    extensions_.push_back({ timeout, c10::weak_intrusive_ptr<Work>(c10::intrusive_ptr<Work>()) });
+    extensions_.push_back({ timeout, std::nullopt });
     extended_ = true;
 }
 std::chrono::milliseconds ProcessGroupTutti::extend_timeout(const c10::intrusive_ptr<Work> &work)
@@ -154,14 +154,13 @@ std::chrono::milliseconds ProcessGroupTutti::extend_timeout(const c10::intrusive
     if (!extended_.load(std::memory_order_relaxed)) return sum;
     std::lock_guard<std::mutex> lock(extensions_mutex_);
     std::erase_if(extensions_, [](const TimeoutExtension &extension) {
-        if (!extension.has_first) return false;
-        auto first = extension.first.lock();
+        if (!extension.first) return false;
+        auto first = extension.first->lock();
         return !first || first->is_over();
     });
     for (TimeoutExtension &extension : extensions_) {
         sum += extension.timeout;
-        if (std::exchange(extension.has_first, true)) continue;
-        extension.first = c10::weak_intrusive_ptr<Work>(work);
+        if (!extension.first) extension.first.emplace(work);
     }
     extended_ = !extensions_.empty();
     return sum;

@@ -198,9 +198,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     std::atomic<bool> timing_{ false };
     struct TimeoutExtension {
         std::chrono::milliseconds timeout;
-        /* The first Work after the extension, or null. */
-        c10::weak_intrusive_ptr<Work> first;
-        bool has_first = false;
+        /* The first Work after the extension. */
+        std::optional<c10::weak_intrusive_ptr<Work>> first;
     };
     /* Protects the extensions. */
     std::mutex extensions_mutex_;
