@@ -19,7 +19,7 @@ stores = []
 
 
 def preload(backend):
-    """What ranks would import one after the other."""
+    """Imports here what the ranks would import one after the other."""
     import pytest  # noqa: F401
     import torch._dynamo
     import torch.distributed.checkpoint

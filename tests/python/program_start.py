@@ -22,14 +22,14 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_POR
 
 @dataclass
 class Ended:
-    """What processes of one program have printed, one after the other, and their exit codes."""
+    """The output of the processes of one program, one after the other, and their exit codes."""
     exitcodes: list
     stdout: str
     stderr: str
 
 
 def run_as_main(words, folder, environment, outputs, prepare):
-    """What `python WORDS…` does, in this process, which first calls prepare if there is one."""
+    """Does in this process what `python WORDS…` does. It calls prepare first, if there is one."""
     import torch
     os.chdir(folder)
     for number, path in enumerate(outputs, 1):
@@ -122,6 +122,6 @@ def run_torchrun(count, *words, folder=".", **variables):
 
 
 def succeeded(ended):
-    """What it printed, of a program that must succeed."""
+    """Returns the output of a program that must succeed."""
     assert not any(ended.exitcodes), f"exit codes {ended.exitcodes}: {ended.stdout}\n{ended.stderr[-6000:]}"
     return ended.stdout

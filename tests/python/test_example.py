@@ -37,7 +37,7 @@ def options(*arguments):
 
 
 def train(*arguments):
-    """What it prints, of as many ranks as it would start itself."""
+    """Returns the output of as many ranks as it would start itself."""
     words = options(*arguments)
     return succeeded(run_ranks(train_gpt.parse(words).ranks, SCRIPT, *words))
 

@@ -1,4 +1,4 @@
-"""What torch 2.14 asks of a backend beyond 2.13. Where an older torch is installed, its parts are skipped."""
+"""The parts of torch 2.14 that torch 2.13 does not ask of a backend. With an older torch these tests are skipped."""
 import subprocess
 import sys
 import warnings
@@ -23,7 +23,7 @@ def capabilities(world):
 
 
 def test_torch_sees_what_the_backend_supports(shared):
-    """A later torch may ask by another way, and would then not see the functions that say so."""
+    """A later torch may ask in another way. It would then not see the functions that answer."""
     for names in shared(2).run(capabilities):
         assert {"supports_splitting", "supports_coalescing"} <= set(names)
 
@@ -137,7 +137,7 @@ def test_a_work_knows_its_timeout(shared):
 
 
 def extend_timeouts(world):
-    """Rank 1 makes the first call, and the others when rank 0 has started them all."""
+    """Rank 1 makes the first call when rank 0 has made three, and the others when rank 0 has started them."""
     group = dist.new_group(timeout=timedelta(seconds=20))
     x, works = torch.ones(3), []
 
@@ -146,12 +146,14 @@ def extend_timeouts(world):
             backend_of(group)._add_ephemeral_timeout(timedelta(seconds=more_s))
         works.extend(dist.all_reduce(x, group=group, async_op=True) for _ in range(count))
     if world.rank == 1:
+        world.store.wait(["extended"])
         start()
         world.store.wait(["started"])
         start(count=4)
     else:
         start(more_s=1)
         start(count=2, more_s=2)
+        world.store.set("extended", "")
         works[0].wait()
         start()
         world.store.set("started", "")

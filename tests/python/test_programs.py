@@ -50,7 +50,7 @@ def leave_at_once():
 
 
 def start(program, backend, arguments, folder, how=run_ranks):
-    """What it prints on standard output."""
+    """Returns the standard output of one start."""
     words = [ROOT / "tests/programs" / program.script, "--backend", backend, *arguments]
     options = {"prepare": leave_gloo_at_once} if backend == "gloo" else {}
     return succeeded(how(program.ranks, *words, folder=folder, **options))

@@ -14,9 +14,9 @@
 
 enum { SMALL = 4096, BOUNCE = 4096 };
 static int inproc_port_rank(const struct inproc_port *p) { return p->base.router->rank; }
-static struct transfer *queue_find_by_key(const struct transfer_list *q, uint64_t key)
+static struct transfer *transfer_list_find_by_key(const struct transfer_list *list, uint64_t key)
 {
-    struct transfer *x = q->first;
+    struct transfer *x = list->first;
     while (x && x->key != key) x = x->next;
     return x;
 }
@@ -151,7 +151,7 @@ static void inproc_handle_withdraw(struct inproc_port *p, const struct inproc_me
 }
 static void inproc_handle_over(struct inproc_port *p, const struct inproc_message *m)
 {
-    struct transfer *x = queue_find_by_key(&p->open, m->id);
+    struct transfer *x = transfer_list_find_by_key(&p->open, m->id);
     /* The send is missing if it was cancelled meanwhile. */
     if (!x) return;
     transfer_list_remove(&p->open, x);
@@ -187,7 +187,7 @@ static bool inproc_read_part(struct inproc_port *p, struct transfer *from, struc
 static void inproc_read_due(struct inproc_port *p)
 {
     for (struct transfer *before = NULL, *x = p->reads.first; x; x = before ? before->next : p->reads.first) {
-        struct transfer *from = queue_find_by_key(&p->world->ports[x->source].open, x->key);
+        struct transfer *from = transfer_list_find_by_key(&p->world->ports[x->source].open, x->key);
         if (x->others > p->world->clock || (from && !inproc_read_part(p, from, x))) {
             before = x;
             continue;
@@ -217,7 +217,7 @@ static bool inproc_poll(struct transport *t)
 /* Returns true also after the last read, until OVER arrives. */
 static bool send_is_being_read(const struct inproc_port *p, const struct transfer *send)
 {
-    return send->moved || queue_find_by_key(&p->world->ports[send->peer].reads, send->key);
+    return send->moved || transfer_list_find_by_key(&p->world->ports[send->peer].reads, send->key);
 }
 static bool inproc_forget_send(struct inproc_port *p, struct transfer *x)
 {

@@ -1,5 +1,5 @@
-/* What every unit test includes: cmocka, the headers that it needs before it, and those of libc that most tests
-   use.
+/* Every unit test includes this header: it has cmocka, the headers that cmocka needs before it, and those of libc that
+   most tests use.
    A test file exports one function, which has the name of the file. The program of a folder has the tests of several
    files, and runs those of one: `unit_engine test_queue`. So each file has a process to itself. */
 #pragma once

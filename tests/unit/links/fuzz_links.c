@@ -66,7 +66,8 @@ static void spoil(unsigned char *stream, size_t *bytes)
 }
 
 /* ---- what comes out ---- */
-static int hear(struct frame_stream *w)                 /* frames, or -EPROTO */
+/* Returns the number of frames, or -EPROTO. */
+static int frames_count(struct frame_stream *w)
 {
     union link_message *m = malloc(sizeof *m); /* of its very size, so the sanitizer sees one byte too many */
     int count = 0, bytes;
@@ -98,7 +99,7 @@ static void execute(unsigned char *stream)
         memcpy(w->in + w->in_bytes, stream + at, piece);
         w->in_bytes += piece;
         at += piece;
-        int count = hear(w);
+        int count = frames_count(w);
         heard = count < 0 ? count : heard + count;
     }
     if (!mistakes) REQUIRE(heard == frames && w->got == (uint32_t)bytes && !w->in_bytes);

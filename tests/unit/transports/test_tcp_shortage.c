@@ -116,7 +116,7 @@ static void test_a_whole_connection_opens(void **state)
 }
 
 /* ---- callers ---- */
-static int call(void)
+static int listener_call(void)
 {
     struct tcp_address address;
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -146,7 +146,7 @@ static void test_a_shortage_of_descriptors_is_logged_once(void **state)
     static const char line[] = "tcp cannot accept a connection: Too many open files";
     (void)state;
     for (int episode = 0; episode < 2; episode++) {
-        int s = call();
+        int s = listener_call();
         assert_int_equal(lines_with(said_by(accept_without_descriptors), line), 1);
         assert_int_equal(tcp_sockets_of(&fabric)->pending_count, 0);
         assert_int_equal(lines_with(said_by(accept_for_a_second), line), 0);
@@ -162,7 +162,7 @@ static void test_a_later_shortage_is_logged(void **state)
     (void)state;
     struct sockets *s = tcp_sockets_of(&fabric);
     for (int episode = 0; episode < 2; episode++) {
-        int caller = call();
+        int caller = listener_call();
         assert_int_equal(lines_with(said_by(accept_without_descriptors), "cannot accept a connection"), 1);
         close(caller);
         s->accept_failed_ms -= 1000;
@@ -178,7 +178,7 @@ static void accept_until_the_listener_pauses(void)
 static void test_the_listener_is_watched_again(void **state)
 {
     (void)state;
-    int caller = call();
+    int caller = listener_call();
     run_without_descriptors(accept_until_the_listener_pauses);
     watches_left = 0;
     accept_for_a_second();

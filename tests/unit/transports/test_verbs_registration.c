@@ -129,7 +129,7 @@ static struct registered take(const void *at, size_t bytes)
     need(begin <= (uintptr_t)at && (uintptr_t)at + bytes <= begin + t.region->length, "what is registered covers it");
     return t;
 }
-static void give(struct registered t) { registration_cache_give(r, &t); }
+static void registered_give(struct registered t) { registration_cache_give(r, &t); }
 static int asked_since(void)
 {
     int count = asked;
@@ -147,11 +147,11 @@ static void keeps(void)
     need(asked_since() == 2 && regions == 2, "a part of what is registered, or on its pages, is not registered again");
     need(first.region == second.region && first.region != third.region, "each serves its own");
     need(((struct region *)(void *)first.region)->access == TENSOR_ACCESS, "peers may read it and not write it");
-    give(first);
-    give(second);
-    give(third);
+    registered_give(first);
+    registered_give(second);
+    registered_give(third);
     need(regions == 2, "and stays when it is given back");
-    give(take(at, 2 * page));
+    registered_give(take(at, 2 * page));
     need(asked_since() == 0, "until it is wanted again");
     struct registration_counts counts = registration_cache_get_counts(r);
     need(counts.hits == 2 && counts.misses == 2 && counts.entries == 2 && counts.bytes == 3 * page, "that is counted");
@@ -162,22 +162,22 @@ static void keeps_bounded(void)
     need_watching();
     unsigned char *at = pages_at(NULL, 64, 1);
     struct registered used = take(at, 1);
-    give(take(at + 2 * page, 1));
-    give(take(at + 4 * page, 1));
-    give(take(at + 2 * page, 1));
-    give(take(at + 6 * page, 1)); /* the fourth: what was at 4 goes */
+    registered_give(take(at + 2 * page, 1));
+    registered_give(take(at + 4 * page, 1));
+    registered_give(take(at + 2 * page, 1));
+    registered_give(take(at + 6 * page, 1)); /* the fourth: what was at 4 goes */
     need(regions == 3, "entries are bounded");
     asked_since();
-    give(take(at, 1));
-    give(take(at + 2 * page, 1));
+    registered_give(take(at, 1));
+    registered_give(take(at + 2 * page, 1));
     need(asked_since() == 0, "what was used later, or is in use, stays");
-    give(take(at + 4 * page, 1));
+    registered_give(take(at + 4 * page, 1));
     need(asked_since() == 1, "the longest unused has gone");
-    give(take(at + 16 * page, 7 * page));
+    registered_give(take(at + 16 * page, 7 * page));
     need(regions == 2 && registered_bytes == 8 * page, "bytes are bounded, and what is in use stays");
-    give(take(at + 32 * page, 9 * page));
+    registered_give(take(at + 32 * page, 9 * page));
     need(regions == 2 && registration_cache_get_counts(r).once == 1, "what is larger than all that is registered once");
-    give(used);
+    registered_give(used);
 }
 static void reads_only(void)
 {
@@ -188,12 +188,12 @@ static void reads_only(void)
     read_only = at;
     need(registration_cache_take(r, at, page, false, &t) == TUTTI_OK && last_access == IBV_ACCESS_REMOTE_READ,
         "what this process may not write can be read");
-    give(t);
+    registered_give(t);
     need(registration_cache_take(r, at, page, true, &t) == TUTTI_INVALID_ARGUMENT, "and not be written");
     need(strstr(status_detail(), "made0") != NULL, "which the text says");
     asked_since();
     need(registration_cache_take(r, at, page, false, &t) == TUTTI_OK && asked_since() == 0, "reading goes on");
-    give(t);
+    registered_give(t);
 }
 
 /* ---- what is something else now ---- */
@@ -205,7 +205,7 @@ static void maps_anew(void)
     for (uint64_t word = 1; word < 300; word++) {
         struct registered t = take(at, 4 * page);
         need(seen(&t, at + page) == word, "the device sees what lies there");
-        give(t);
+        registered_give(t);
         munmap(at, 4 * page);
         pages_at(at, 4, word + 1);
     }
@@ -218,20 +218,20 @@ static void drops_pages(void)
     need_watching();
     unsigned char *at = pages_at(NULL, 8, 1);
     const uint64_t two = 2;
-    give(take(at, 8 * page));
+    registered_give(take(at, 8 * page));
     madvise(at + 4 * page, page, MADV_DONTNEED);
     memcpy(at + 4 * page, &two, sizeof two);
     struct registered t = take(at, 8 * page);
     need(seen(&t, at + 4 * page) == 2, "dropped pages are registered anew");
-    give(t);
+    registered_give(t);
     unsigned char *there = mmap(NULL, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     need(mremap(at, 8 * page, 8 * page, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there, "it moves");
     pages_at(at, 8, 3);
     t = take(at, 8 * page);
     struct registered moved = take(there, 8 * page);
     need(seen(&t, at) == 3 && seen(&moved, there + 4 * page) == 2, "what has moved is registered where it is");
-    give(t);
-    give(moved);
+    registered_give(t);
+    registered_give(moved);
 }
 static void changes_in_use(void)
 {
@@ -245,9 +245,9 @@ static void changes_in_use(void)
     need(regions == 1, "what is in use stays registered though it is gone");
     struct registered new = take(at, page);
     need(seen(&new, at) == 2 && seen(&old, at) == 1, "but nobody finds it any more");
-    give(old);
+    registered_give(old);
     need(regions == 1, "and it goes when it is given back");
-    give(new);
+    registered_give(new);
 }
 static unsigned char *unmapped_meanwhile;
 static struct ibv_mr *register_slowly(struct ibv_pd *pd, void *at, size_t bytes, int access)
@@ -263,12 +263,12 @@ static void changes_while_registered(void)
     need_watching();
     unmapped_meanwhile = pages_at(NULL, 1, 1);
     verbs.ibv_reg_mr = register_slowly;
-    give(take(unmapped_meanwhile, page));
+    registered_give(take(unmapped_meanwhile, page));
     verbs.ibv_reg_mr = register_memory;
     need(regions == 0, "what changed meanwhile is not kept");
     struct registered t = take(unmapped_meanwhile, page);
     need(seen(&t, unmapped_meanwhile) == 2, "and not found");
-    give(t);
+    registered_give(t);
 }
 #ifndef NO_PROCESSES /* a child that starts threads */
 static void forks(void)
@@ -277,7 +277,7 @@ static void forks(void)
     make(0, 0);
     need_watching();
     unsigned char *at = pages_at(NULL, 2, 1);
-    give(take(at, page));
+    registered_give(take(at, page));
     pid_t child = fork();
     if (child == 0) {
         registration_cache_destroy(r);
@@ -287,14 +287,14 @@ static void forks(void)
         at = pages_at(at, 2, 5);
         struct registered t = take(at, page);
         need(registration_cache_can_watch(r) && seen(&t, at) == 5, "and may have a device of its own");
-        give(t);
+        registered_give(t);
         registration_cache_destroy(r);
         need(regions == 1, "which it leaves as it should");
         _exit(0);
     }
     need(waitpid(child, &how, 0) == child && how == 0, "the child ended well");
     asked_since();
-    give(take(at, page));
+    registered_give(take(at, page));
     need(asked_since() == 0, "the parent's stays as it was");
 }
 #endif
@@ -308,8 +308,8 @@ static void of_the_arena(void)
     need(arena_allocate(BYTES, &first) == TUTTI_OK && arena_allocate(BYTES, &second) == TUTTI_OK, "there is memory");
     struct registered t = take(first, BYTES), other = take((unsigned char *)second + 5, 7);
     need(asked_since() == 1 && t.region == other.region, "a block is registered whole, and once");
-    give(t);
-    give(other);
+    registered_give(t);
+    registered_give(other);
     need(arena_free(first) == TUTTI_OK && arena_free(second) == TUTTI_OK, "it is given back");
     registration_cache_sweep(r);
     need(regions == 1, "the spare block is a block still");
@@ -329,13 +329,13 @@ static void reuses_the_arena(void)
         memcpy(at, &i, sizeof i);
         struct registered t = take(at, page);
         need(seen(&t, at) == i, "a block at the address of an earlier one is another block");
-        give(t);
+        registered_give(t);
         need(arena_free(at) == TUTTI_OK, "it is given back");
     }
     registration_cache_sweep(r);
     need(regions == 0, "and the earlier ones are let go of");
 }
-static void permanent(void)
+static void registered_permanently(void)
 {
     struct registered kept, ring;
     make(0, 0);
@@ -350,16 +350,16 @@ static void permanent(void)
     struct registered part = take(at + page, page), anew = take(at + 4 * page, page);
     need(asked_since() == 1 && part.region == kept.region,
         "slots serve who uses a part; a ring that may not be read not");
-    give(part);
-    give(anew);
+    registered_give(part);
+    registered_give(anew);
     part = take(at, page);
     need(part.region == kept.region, "for as long as they are");
-    give(kept);
+    registered_give(kept);
     struct registered other = take(at, page);
     need(other.region != kept.region, "what is given back is found no more");
-    give(part);
-    give(other);
-    give(ring);
+    registered_give(part);
+    registered_give(other);
+    registered_give(ring);
 }
 
 /* ---- refusals ---- */
@@ -376,14 +376,14 @@ static void once_each(void)
     unsigned char *at = pages_at(NULL, 2, 1);
     struct registered t = take(at, page), again = take(at, page);
     need(asked_since() == 2 && regions == 2, "each use registers");
-    give(t);
-    give(again);
+    registered_give(t);
+    registered_give(again);
     need(regions == 0 && registration_cache_get_counts(r).once == 2, "and nothing is kept");
     munmap(at, page);
     pages_at(at, 1, 2);
     t = take(at, page);
     need(seen(&t, at) == 2, "so it is right");
-    give(t);
+    registered_give(t);
     registration_cache_destroy(r);
     asked = 0;
     of_the_arena(); /* blocks are kept all the same: their numbers tell */
@@ -396,9 +396,9 @@ static void too_much(void)
     need_watching();
     limit = 4 * page;
     unsigned char *at = pages_at(NULL, 16, 1);
-    give(take(at, 2 * page));
-    give(take(at + 2 * page, 2 * page));
-    give(take(at + 4 * page, 3 * page));
+    registered_give(take(at, 2 * page));
+    registered_give(take(at + 2 * page, 2 * page));
+    registered_give(take(at + 4 * page, 3 * page));
     need(regions == 1, "what is unused makes room for what is needed");
     setrlimit(RLIMIT_MEMLOCK, &memlock);
     need(registration_cache_take(r, at, 5 * page, true, &t) == TUTTI_NO_MEMORY && !t.region, "too much is refused");
@@ -406,7 +406,7 @@ static void too_much(void)
         "LimitMEMLOCK=infinity", "--ulimit memlock=-1" };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) need(strstr(status_detail(), words[i]), words[i]);
     need(registration_cache_add_permanent(r, at, 5 * page, TENSOR_ACCESS, &t) == TUTTI_NO_MEMORY, "for good, too");
-    give(take(at, page)); /* and all goes on */
+    registered_give(take(at, page)); /* and all goes on */
 }
 static void too_large_a_block(void)
 {
@@ -416,7 +416,7 @@ static void too_large_a_block(void)
     limit = 2 << 20; /* less than a block */
     struct registered t = take(at, 1 << 20);
     need(t.region->length < 2 << 20, "a tensor of a block that is too large is registered alone");
-    give(t);
+    registered_give(t);
     limit = 0;
     need(arena_free(at) == TUTTI_OK, "it is given back");
 }
@@ -426,7 +426,7 @@ static void of_a_device(void)
     make(0, 0);
     need(registration_cache_take_dmabuf(r, 7, 4096, 100, 0x1000, &t) == TUTTI_OK, "memory of a device is registered");
     need(last_descriptor == 7 && last_access == TENSOR_ACCESS && t.region->length == 100, "as it was exported");
-    give(t);
+    registered_give(t);
     need(registration_cache_take_dmabuf(r, -1, 0, 100, 0, &t) == TUTTI_UNSUPPORTED && strstr(status_detail(), "dmabuf"),
         "a device may refuse");
     verbs.ibv_reg_dmabuf_mr = NULL;
@@ -454,7 +454,7 @@ static void *worker(void *argument)
             struct registered t = take(at + at_page * page, (count - at_page) * page);
             need(seen(&t, at + at_page * page) == word,
                 "the device sees this thread's memory, not what was there before");
-            give(t);
+            registered_give(t);
         }
         if (rand_r(&seed) % 2) madvise(at, count * page, MADV_DONTNEED);
         munmap(at, count * page);
@@ -495,7 +495,7 @@ int test_verbs_registration(void)
 #endif
         TEST(of_the_arena),
         TEST(reuses_the_arena),
-        TEST(permanent),
+        TEST(registered_permanently),
         TEST(once_each),
         TEST(too_much),
         TEST(too_large_a_block),
