@@ -66,11 +66,19 @@ def words_of_code():
     return {word for name in files for word in re.findall(r"\w+", read(name) + " " + Path(name).stem)}
 
 
+def command_gone(name, text):
+    """A command that runs a test, in a document or a script, names a file of tests/unit."""
+    for folder, test in re.findall(r"\bunit_(\w+)[\s\"',]+(test_\w+)", text):
+        if not (ROOT / f"tests/unit/{folder}/{test}.c").exists():
+            yield f"{name} runs unit_{folder} with {test}, which does not exist"
+
+
 RULES = {
     "links": (link_broken, lambda name: name.endswith(".md")),
     "paths": (path_gone, lambda name: name.endswith(".md")),
     "words": (word_gone, lambda name: re.match(r"(backend|kernels|shim)/.*\.md", name)),
     "floors": (page_of_floor_wrong, lambda name: re.fullmatch(r"backend/.+/README\.md", name)),
+    "commands": (command_gone, lambda name: name.endswith((".md", ".sh", ".py")) or name.startswith("script/")),
 }
 
 
@@ -93,6 +101,7 @@ def test_documents_keep(rule):
     ("words", "backend/engine/README.md", "`operation_" + "nowhere` starts it"),
     ("floors", "backend/base/README.md", "`status` only"),
     ("floors", "backend/base/README.md", "line\n" * (LONGEST_PAGE + 1)),
+    ("commands", "script/test", "build/release/tests/unit_" + "transports test_nowhere"),
 ])
 def test_breach_is_caught(rule, name, text):
     finds, concerns = RULES[rule]

@@ -76,6 +76,6 @@ check 'the same as a datagram' pair ib_send_lat -c UD -x 1 -F -n 50 -s 8
 check 'RDMA write, 64 KiB' pair ib_write_bw -x 1 -F -n 50 -s 65536
 check 'RDMA read, 64 KiB' pair ib_read_bw -x 1 -F -n 50 -s 65536
 check 'two hosts with a device each' on_hosts
-check 'the contract of a transport, and a process that dies' build/release/tests/unit_transports test_verbs_soft
+check 'the contract of a transport, and a process that dies' build/release/tests/unit_transports test_contract verbs
 torch_ranks
 exit $failed
