@@ -160,11 +160,12 @@ static void hello_comes(void)
     push((struct ibv_wc){
         .wr_id = slot, .byte_len = bytes, .qp_num = nic.datagram_queue.pair->qp_num, .opcode = IBV_WC_RECV });
 }
-/* Near to what is written behind what was consumed last. */
+/* Writes a message near the place behind the last consumed one. A device delivers nothing to a queue pair that has not
+   been connected. */
 static void written_comes(struct fuzz_rank *r)
 {
     struct verbs_endpoint *e = some_endpoint();
-    if (!e || !e->lanes[0].pair) return;
+    if (!e || !e->lane_count) return;
     unsigned char message[WRITTEN_MOST];
     struct header header = rank_header(r, &in);
     struct prefix prefix = { .consumed = e->ring.written, .what = input_byte(&in) % 8 };
