@@ -1,5 +1,6 @@
 /* Fails a communicator: here, on the other ranks of the host through the segment, and on other hosts through the
    agreement. */
+#include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/error_text.h"
 #include <stdio.h>
@@ -19,6 +20,9 @@ void failure_describe_running(const tutti_comm *comm, char *out, size_t bytes)
 }
 
 /* ---- failing ---- */
+/* A rank completes its record within microseconds, unless it dies or loses its core meanwhile. */
+enum { RECORD_WAIT_MS = 1000 };
+
 /* Claims the right to write the failure. False: another rank was first. */
 static bool failure_acquire_record(struct failure *failure)
 {
@@ -45,10 +49,20 @@ static uint64_t failure_first_operation(const tutti_comm *comm)
 {
     return comm->executor.operation + (comm->run_queue.running && comm->executor.run.arrived);
 }
+/* Waits for the record of another rank. False: its writer has died before the record was complete. */
+static bool failure_await_record(const struct group *g)
+{
+    int64_t deadline_ms = clock_deadline(RECORD_WAIT_MS);
+    for (int64_t n = 0; !(atomic_load(&g->segment->failure->state) & FAILURE_READY); n++) {
+        if (clock_ms() >= deadline_ms) return false;
+        group_back_off(g, n);
+    }
+    return true;
+}
+/* Writes the record, which this rank has acquired. */
 static void failure_publish(const tutti_comm *comm)
 {
     const struct group *g = &comm->group;
-    if (!g->segment || !failure_acquire_record(g->segment->failure)) return;
     struct failure *failure = g->segment->failure;
     group_alert(g);
     failure->status = comm->outcome.status;
@@ -89,9 +103,14 @@ __attribute__((format(printf, 4, 0))) static tutti_status comm_fail_with_argumen
         bool known = agreement_is_failing(comm->agreement);
         return known ? status_repeat(status, detail) : failure_propose_cause(comm, about, status, detail);
     }
+    const struct segment *s = comm->group.segment;
+    bool first = s && failure_acquire_record(s->failure);
+    /* All ranks report the first error, except that an abort by this rank is told to its own callers. */
+    if (s && !first && status != TUTTI_ABORTED && failure_await_record(&comm->group))
+        return comm_adopt_peer_failure(comm);
     outcome_store(&comm->outcome, status, format, arguments);
     status_fail(status, "%s", comm->outcome.detail);
-    failure_publish(comm);
+    if (first) failure_publish(comm);
     return status;
 }
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
@@ -134,7 +153,8 @@ tutti_status comm_adopt_peer_failure(tutti_comm *comm)
     int rank = f->rank;
     tutti_status status = (tutti_status)f->status;
     if (status >= 0 || status < TUTTI_INTERNAL) status = TUTTI_INTERNAL;
-    return comm_fail(comm, status, "rank %d failed the group: %s", rank, detail);
+    comm_fail_locally(comm, status, "rank %d failed the group: %s", rank, detail);
+    return status_fail(status, "%s", comm->outcome.detail);
 }
 tutti_status comm_adopt_decision(tutti_comm *comm)
 {

@@ -1,5 +1,5 @@
 /* Why a communicator failed, as text that names ranks and gives the remedy. The first error wins, on this rank and,
- * through the segment, on all others. No function here waits. */
+ * through the segment, on all others. No function here waits, except for the record of a rank that was first. */
 #pragma once
 #include "backend/agree/agree.h"
 #include "backend/base/status.h"

@@ -377,6 +377,37 @@ static void aborts(struct rank *me)
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_ABORTED);
     SAYS("by rank 0");
 }
+/* Two ranks see different causes at once, as after two deaths. */
+static void both_fail(struct rank *me)
+{
+    static _Atomic int has_failed;
+    if (me->rank == 1)
+        while (!atomic_load(&has_failed)) sleep_us(50);
+    REQUIRE(comm_fail(me->comm, TUTTI_PEER_LOST, "cause %d", me->rank) == TUTTI_PEER_LOST);
+    SAYS("cause 0");
+    REQUIRE(me->rank == 0 || strstr(tutti_get_last_error(), "rank 0 failed the group: "));
+    if (me->rank == 0) atomic_store(&has_failed, 1);
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_PEER_LOST);
+    SAYS("cause 0");
+}
+static void test_all_ranks_report_the_first_error(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, both_fail, NULL);
+}
+/* A rank that died while it wrote its record leaves the others their own causes. */
+static void first_dies_early(struct rank *me)
+{
+    if (me->rank == 1) return;
+    atomic_fetch_or(&me->comm->group.segment->failure->state, FAILURE_TELLING);
+    REQUIRE(comm_fail(me->comm, TUTTI_PEER_LOST, "cause %d", me->rank) == TUTTI_PEER_LOST);
+    SAYS("cause 0");
+}
+static void test_an_incomplete_record_is_not_awaited_for_ever(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, first_dies_early, NULL);
+}
 static void test_an_abort_reaches_everyone(void **state)
 {
     (void)state;
@@ -486,6 +517,8 @@ int test_errors(void)
         cmocka_unit_test(test_a_wait_can_time_out),
         cmocka_unit_test(test_a_rank_that_never_joins_is_named),
         cmocka_unit_test(test_a_setting_that_is_refused_is_named),
+        cmocka_unit_test(test_all_ranks_report_the_first_error),
+        cmocka_unit_test(test_an_incomplete_record_is_not_awaited_for_ever),
         cmocka_unit_test(test_an_abort_reaches_everyone),
         cmocka_unit_test(test_a_rank_that_has_left_is_named),
         cmocka_unit_test(test_destroy_does_not_wait_for_what_runs),
