@@ -1,6 +1,7 @@
 /* Sends and receives of shared tensors through communicators: what arrives does not depend on where it lay or where it
  * goes, nothing leaks, and when something goes wrong in the middle the memory belongs to its owner again. */
 #include "backend/engine/comm.h"
+#include "tests/support/bytes.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
@@ -15,7 +16,6 @@ static unsigned char *shared(size_t bytes)
     REQUIRE(tutti_mem_alloc(&at, bytes) == TUTTI_OK);
     return at;
 }
-static unsigned char byte_at(size_t i, int seed) { return (unsigned char)(i * 7 + (i >> 8) * 13 + (size_t)seed); }
 static tutti_status start(struct rank *me, bool is_send, void *at, size_t bytes, int peer, tutti_request *request)
 {
     return is_send ? tutti_send(at, bytes, TUTTI_UINT8, peer, 1, me->comm, request)
@@ -28,13 +28,13 @@ static void exchange(struct rank *me, unsigned char *out, unsigned char *in, siz
 {
     int next = (me->rank + 1) % me->size, before = (me->rank + me->size - 1) % me->size;
     tutti_request send = TUTTI_REQUEST_INIT;
-    for (size_t i = 0; i < bytes; i++) out[i] = byte_at(i, seed + me->rank);
+    bytes_fill(out, bytes, (uint64_t)(seed + me->rank));
     memset(in - GUARD, 0xa5, bytes + 2 * GUARD);
     REQUIRE(start(me, true, out, bytes, next, &send) == TUTTI_OK);
     REQUIRE(start(me, false, in, bytes, before, NULL) == TUTTI_OK);
     REQUIRE(tutti_wait(&send, 0) == TUTTI_OK);
     memset(out, 0, bytes);
-    for (size_t i = 0; i < bytes; i++) REQUIRE(in[i] == byte_at(i, seed + before));
+    REQUIRE(bytes_are(in, bytes, (uint64_t)(seed + before)));
     for (int i = 0; i < GUARD; i++) REQUIRE(in[-1 - i] == 0xa5 && in[bytes + (size_t)i] == 0xa5);
 }
 static void every_placement(struct rank *me)

@@ -351,17 +351,3 @@ struct transfer *rank_recv(struct rank *me, struct transfer *x, int peer, uint64
     *piece = (struct piece){ at, bytes, bytes };
     return rank_post(me, x, peer, name, false, piece);
 }
-static unsigned char byte_at(uint64_t message, size_t i)
-{
-    return (unsigned char)(message * 31 + i * 7 + (i >> 8) * 13 + (i >> 16));
-}
-void bytes_fill(unsigned char *at, size_t bytes, uint64_t message)
-{
-    for (size_t i = 0; i < bytes; i++) at[i] = byte_at(message, i);
-}
-bool bytes_are(const unsigned char *at, size_t bytes, uint64_t message)
-{
-    for (size_t i = 0; i < bytes; i++)
-        if (at[i] != byte_at(message, i)) return false;
-    return true;
-}

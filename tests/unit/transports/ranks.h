@@ -2,6 +2,7 @@
    processes. A body that finds something wrong stops the program with the place and the rank. */
 #pragma once
 #include "backend/transports/shm/shm.h"
+#include "tests/support/bytes.h"
 #include "tests/support/inproc.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,10 +78,6 @@ struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64
     const void *at, size_t bytes);
 struct transfer *rank_recv(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at,
     size_t bytes);
-
-/* Bytes that tell from which message they are and where they stood in it. */
-void bytes_fill(unsigned char *at, size_t bytes, uint64_t message);
-bool bytes_are(const unsigned char *at, size_t bytes, uint64_t message);
 
 /* ---- for those who make worlds of ranks ---- */
 void *shared_memory(size_t bytes, int protection);
