@@ -25,13 +25,13 @@ tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int expert
     if (!counts || !first || !rows) return experts_refuse_null();
     return experts_compute_offsets(counts, ranks, experts, padded, first, rows);
 }
-static tutti_status experts_check_rows(const tutti_experts_rows *r, const void *other)
+static tutti_status experts_check_rows(const tutti_experts_rows *rows, const void *other)
 {
-    if (!r) return experts_refuse_null();
-    if (r->struct_size != sizeof *r)
-        return call_refuse_struct_size("tutti_experts_rows", "TUTTI_EXPERTS_ROWS_INIT", r->struct_size, sizeof *r,
-            sizeof *r);
-    if (r->tokens && (!r->expert || !r->place || !r->first || !other)) return experts_refuse_null();
+    if (!rows) return experts_refuse_null();
+    if (rows->struct_size != sizeof *rows)
+        return call_refuse_struct_size("tutti_experts_rows", "TUTTI_EXPERTS_ROWS_INIT", rows->struct_size, sizeof *rows,
+            sizeof *rows);
+    if (rows->tokens && (!rows->expert || !rows->place || !rows->first || !other)) return experts_refuse_null();
     return TUTTI_OK;
 }
 tutti_status tutti_experts_scatter(const tutti_experts_rows *rows, const void *from, const float *weight)

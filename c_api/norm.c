@@ -19,7 +19,7 @@ tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, siz
 }
 static tutti_status norm_check_options(const tutti_norm *norm, size_t columns, const struct operation *op)
 {
-    const struct group *g = &op->comm->group;
+    const struct group *group = &op->comm->group;
     if (!norm)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_all_reduce_norm: the pointer to the tutti_norm is NULL");
     if (norm->struct_size != sizeof *norm)
@@ -34,10 +34,10 @@ static tutti_status norm_check_options(const tutti_norm *norm, size_t columns, c
     if (!columns || columns > ROWS_MOST_COLUMNS)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "rows of %zu columns: there must be 1 to %d", columns,
             ROWS_MOST_COLUMNS);
-    if (norm->own_rows && group_has_several_hosts(g))
+    if (norm->own_rows && group_has_several_hosts(group))
         return status_refuse(TUTTI_UNSUPPORTED,
             "own_rows needs all ranks on one host, but those of %s are on several: give residuals of all rows",
-            g->name);
+            group->name);
     return TUTTI_OK;
 }
 /* Refuses a residual, weight or bias that overlaps recv, which holds the normalised rows. The residual must not overlap

@@ -17,12 +17,13 @@ enum { LEAST_SLICE = 16 };
    `kept` elements from `at` on. */
 struct compress_cut { size_t part, slice, at, kept; };
 
-static struct compress_cut compressor_cut_array(const tutti_compressor *c, size_t count)
+static struct compress_cut compressor_cut_array(const tutti_compressor *compressor, size_t count)
 {
-    const struct compressed_exchange *x = &c->exchange;
-    size_t parts = x->here ? (size_t)x->places.here : 1, index = x->here ? (size_t)x->places.index : 0;
+    const struct compressed_exchange *exchange = &compressor->exchange;
+    size_t parts = exchange->here ? (size_t)exchange->places.here : 1,
+           index = exchange->here ? (size_t)exchange->places.index : 0;
     struct compress_cut k = { .part = (count + parts - 1) / parts };
-    k.slice = size_round_up((k.part + (size_t)x->sides - 1) / (size_t)x->sides, LEAST_SLICE);
+    k.slice = size_round_up((k.part + (size_t)exchange->sides - 1) / (size_t)exchange->sides, LEAST_SLICE);
     k.at = size_smaller(index * k.part, count);
     k.kept = size_smaller(k.part, count - k.at);
     return k;
@@ -47,10 +48,10 @@ static tutti_status compression_compare_ranks(tutti_comm *comm, const tutti_comp
         "momentum and seed must be the same on all",
         tutti_comm_user_rank(comm));
 }
-static tutti_status compressor_init(tutti_compressor *c, tutti_comm *comm, const tutti_compression *how)
+static tutti_status compressor_init(tutti_compressor *compressor, tutti_comm *comm, const tutti_compression *how)
 {
     TRY(compression_compare_ranks(comm, how));
-    return exchange_init(&c->exchange, how, comm);
+    return exchange_init(&compressor->exchange, how, comm);
 }
 tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how)
 {
@@ -61,51 +62,52 @@ tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, c
     TRY(compression_check_options(how));
     if (how->form == TUTTI_COMPRESS_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a tutti_compressor needs a form other than NONE");
-    tutti_compressor *c = memory_alloc_zeroed(1, sizeof *c);
-    if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_compressor");
-    tutti_status status = compressor_init(c, comm, how);
-    if (status == TUTTI_OK) *out = c;
-    else tutti_compressor_destroy(c);
+    tutti_compressor *compressor = memory_alloc_zeroed(1, sizeof *compressor);
+    if (!compressor) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_compressor");
+    tutti_status status = compressor_init(compressor, comm, how);
+    if (status == TUTTI_OK) *out = compressor;
+    else tutti_compressor_destroy(compressor);
     return status;
 }
-tutti_status tutti_compressor_destroy(tutti_compressor *c)
+tutti_status tutti_compressor_destroy(tutti_compressor *compressor)
 {
-    if (!c) return TUTTI_OK;
+    if (!compressor) return TUTTI_OK;
     /* Operations use the memory below until this has ended them. */
-    exchange_finish(&c->exchange);
-    packed_finish(&c->packed);
-    free(c->rest);
-    free(c);
+    exchange_finish(&compressor->exchange);
+    packed_finish(&compressor->packed);
+    free(compressor->rest);
+    free(compressor);
     return TUTTI_OK;
 }
-tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size_t *at, size_t *kept, int *keepers)
+tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t count, size_t *at, size_t *kept,
+    int *keepers)
 {
-    if (!c || !at || !kept || !keepers)
+    if (!compressor || !at || !kept || !keepers)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span: a pointer to a result is NULL");
-    struct compress_cut k = compressor_cut_array(c, count);
+    struct compress_cut k = compressor_cut_array(compressor, count);
     *at = k.at;
     *kept = k.kept;
-    *keepers = c->exchange.sides;
+    *keepers = compressor->exchange.sides;
     return TUTTI_OK;
 }
 
 /* ---- averaging ---- */
-static tutti_status compressor_reserve_slice(tutti_compressor *c, size_t slice)
+static tutti_status compressor_reserve_slice(tutti_compressor *compressor, size_t slice)
 {
-    TRY(packed_resize(&c->packed, &c->exchange, slice));
-    if (slice <= c->room) return TUTTI_OK;
-    free(c->rest);
-    c->room = 0;
-    c->rest = memory_alloc_zeroed(slice, sizeof *c->rest);
-    if (!c->rest) return status_fail(TUTTI_NO_MEMORY, "no memory to compress slices of %zu numbers", slice);
-    c->room = slice;
+    TRY(packed_resize(&compressor->packed, &compressor->exchange, slice));
+    if (slice <= compressor->room) return TUTTI_OK;
+    free(compressor->rest);
+    compressor->room = 0;
+    compressor->rest = memory_alloc_zeroed(slice, sizeof *compressor->rest);
+    if (!compressor->rest) return status_fail(TUTTI_NO_MEMORY, "no memory to compress slices of %zu numbers", slice);
+    compressor->room = slice;
     return TUTTI_OK;
 }
-static void exchange_set_host_parts(const struct compressed_exchange *x, struct compress_cut k, size_t count)
+static void exchange_set_host_parts(const struct compressed_exchange *exchange, struct compress_cut k, size_t count)
 {
-    for (int i = 0; i < x->places.here; i++) {
-        x->offsets[i] = size_smaller((size_t)i * k.part, count);
-        x->lengths[i] = size_smaller(k.part, count - x->offsets[i]);
+    for (int i = 0; i < exchange->places.here; i++) {
+        exchange->offsets[i] = size_smaller((size_t)i * k.part, count);
+        exchange->lengths[i] = size_smaller(k.part, count - exchange->offsets[i]);
     }
 }
 /* The label compares the lengths of arrays, because arrays of different lengths may be packed in the same bytes. */
@@ -115,55 +117,60 @@ static uint64_t array_make_label(size_t count, tutti_dtype dtype, uint64_t turn)
 }
 /* Averages this rank's slice and packs the average. The residual of that joins this rank's residual, in the scale of a
    sum. */
-static tutti_status compressor_average_slice(tutti_compressor *c, struct numbers mine, float *lost)
+static tutti_status compressor_average_slice(tutti_compressor *compressor, struct numbers mine, float *lost)
 {
-    const struct compressed_exchange *x = &c->exchange;
-    TRY(packed_average_slices(&c->packed, x, mine));
-    for (size_t i = 0; i < mine.count; i++) c->rest[i] = 0;
-    packed_write_average(&c->packed, x, mine, lost ? c->rest : NULL);
-    for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
+    const struct compressed_exchange *exchange = &compressor->exchange;
+    TRY(packed_average_slices(&compressor->packed, exchange, mine));
+    for (size_t i = 0; i < mine.count; i++) compressor->rest[i] = 0;
+    packed_write_average(&compressor->packed, exchange, mine, lost ? compressor->rest : NULL);
+    for (size_t i = 0; lost && i < mine.count; i++) lost[i] += compressor->rest[i] * (float)exchange->ranks;
     return TUTTI_OK;
 }
-static tutti_status compressor_exchange_slices(tutti_compressor *c, struct compress_cut k, void *data,
+static tutti_status compressor_exchange_slices(tutti_compressor *compressor, struct compress_cut k, void *data,
     tutti_dtype dtype, float *array, uint64_t turn, uint64_t label)
 {
-    const struct compressed_exchange *x = &c->exchange;
-    struct numbers mine = compress_cut_get_slice(k, x->side, data, dtype, turn);
+    const struct compressed_exchange *exchange = &compressor->exchange;
+    struct numbers mine = compress_cut_get_slice(k, exchange->side, data, dtype, turn);
     tutti_request request = { .struct_size = sizeof request, .blocking = true, .label = label };
-    struct kept_numbers kept = exchange_split_kept(x, array, k.kept);
-    for (int side = 0; side < x->sides; side++) {
+    struct kept_numbers kept = exchange_split_kept(exchange, array, k.kept);
+    for (int side = 0; side < exchange->sides; side++) {
         struct numbers n = compress_cut_get_slice(k, side, data, dtype, turn);
-        packed_write_slice(&c->packed, x, side, n, kept_numbers_offset(kept, n.first - k.at));
+        packed_write_slice(&compressor->packed, exchange, side, n, kept_numbers_offset(kept, n.first - k.at));
     }
-    if (exchange_sends_lengths(x)) TRY(packed_send_lengths(&c->packed, x, &request));
+    if (exchange_sends_lengths(exchange)) TRY(packed_send_lengths(&compressor->packed, exchange, &request));
     request = (tutti_request){ .struct_size = sizeof request, .blocking = true, .label = label };
-    TRY(packed_send(&c->packed, x, &request));
-    TRY(compressor_average_slice(c, mine, kept_numbers_offset(kept, mine.first - k.at).lost));
-    TRY(packed_send_average(&c->packed, x));
-    for (int side = 0; side < x->sides; side++)
-        TRY(packed_read_average(&c->packed, x, side, compress_cut_get_slice(k, side, data, dtype, turn)));
+    TRY(packed_send(&compressor->packed, exchange, &request));
+    TRY(compressor_average_slice(compressor, mine, kept_numbers_offset(kept, mine.first - k.at).lost));
+    TRY(packed_send_average(&compressor->packed, exchange));
+    for (int side = 0; side < exchange->sides; side++)
+        TRY(packed_read_average(&compressor->packed, exchange, side,
+            compress_cut_get_slice(k, side, data, dtype, turn)));
     return TUTTI_OK;
 }
-tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t count, tutti_dtype dtype, float *lost,
-    uint64_t turn, uint64_t *sent)
+tutti_status tutti_compressor_average(tutti_compressor *compressor, void *data, size_t count, tutti_dtype dtype,
+    float *lost, uint64_t turn, uint64_t *sent)
 {
-    if (c && sent && count == 0) return TUTTI_OK;
-    if (!c || !data || !sent)
+    if (compressor && sent && count == 0) return TUTTI_OK;
+    if (!compressor || !data || !sent)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_average: the array is NULL");
     if (!pack_find(dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "gradients of type %s cannot be compressed; use float32 or bfloat16",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
-    const struct compressed_exchange *x = &c->exchange;
-    struct compress_cut k = compressor_cut_array(c, count);
+    const struct compressed_exchange *exchange = &compressor->exchange;
+    struct compress_cut k = compressor_cut_array(compressor, count);
     char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
-    TRY(compressor_reserve_slice(c, k.slice));
-    exchange_set_host_parts(x, k, count);
-    if (x->here) TRY(tutti_reduce_scatter_v(data, x->lengths, x->offsets, mine, dtype, TUTTI_SUM, x->here, NULL));
+    TRY(compressor_reserve_slice(compressor, k.slice));
+    exchange_set_host_parts(exchange, k, count);
+    if (exchange->here)
+        TRY(tutti_reduce_scatter_v(data, exchange->lengths, exchange->offsets, mine, dtype, TUTTI_SUM, exchange->here,
+            NULL));
     tutti_status status =
-        compressor_exchange_slices(c, k, data, dtype, lost, turn, array_make_label(count, dtype, turn));
-    if (status == TUTTI_INTERNAL) exchange_abort_comms(&c->exchange);
+        compressor_exchange_slices(compressor, k, data, dtype, lost, turn, array_make_label(count, dtype, turn));
+    if (status == TUTTI_INTERNAL) exchange_abort_comms(&compressor->exchange);
     if (status != TUTTI_OK) return status;
-    *sent += c->packed.sent;
-    return x->here ? tutti_all_gather_v(mine, data, x->lengths, x->offsets, dtype, x->here, NULL) : TUTTI_OK;
+    *sent += compressor->packed.sent;
+    return exchange->here
+        ? tutti_all_gather_v(mine, data, exchange->lengths, exchange->offsets, dtype, exchange->here, NULL)
+        : TUTTI_OK;
 }

@@ -15,27 +15,33 @@
 
 enum { NAP_NS = 50000 };
 
-static size_t gatherer_unit_bytes(const struct gatherer *g, int unit) { return partition_bytes(g->partition, unit); }
-static bool gatherer_has_unit(const struct gatherer *g, int u) { return g->unit && u < g->partition->units; }
+static size_t gatherer_unit_bytes(const struct gatherer *gatherer, int unit)
+{
+    return partition_bytes(gatherer->partition, unit);
+}
+static bool gatherer_has_unit(const struct gatherer *gatherer, int u)
+{
+    return gatherer->unit && u < gatherer->partition->units;
+}
 
 /* ---- opening and closing a unit ---- */
-static tutti_status gatherer_commit_unit(struct gatherer *g, int unit)
+static tutti_status gatherer_commit_unit(struct gatherer *gatherer, int unit)
 {
-    TRY(pages_commit_range(g->unit[unit].flat, gatherer_unit_bytes(g, unit)));
-    g->whole_bytes += gatherer_unit_bytes(g, unit);
-    if (g->whole_bytes > g->most_bytes) g->most_bytes = g->whole_bytes;
+    TRY(pages_commit_range(gatherer->unit[unit].flat, gatherer_unit_bytes(gatherer, unit)));
+    gatherer->whole_bytes += gatherer_unit_bytes(gatherer, unit);
+    if (gatherer->whole_bytes > gatherer->most_bytes) gatherer->most_bytes = gatherer->whole_bytes;
     return TUTTI_OK;
 }
-static tutti_status gatherer_await_unit(struct gatherer *g, int unit)
+static tutti_status gatherer_await_unit(struct gatherer *gatherer, int unit)
 {
-    struct gathered_unit *w = &g->unit[unit];
-    if (w->state != GATHERING) return TUTTI_OK;
+    struct gathered_unit *gathered = &gatherer->unit[unit];
+    if (gathered->state != GATHERING) return TUTTI_OK;
     int64_t began_ns = clock_ns();
-    tutti_status status = tutti_wait(&w->request, g->timeout_ms);
-    g->waited_ns += (uint64_t)(clock_ns() - began_ns);
+    tutti_status status = tutti_wait(&gathered->request, gatherer->timeout_ms);
+    gatherer->waited_ns += (uint64_t)(clock_ns() - began_ns);
     if (status == TUTTI_OK) {
-        trace_span_await_end(&w->span);
-        w->state = WHOLE;
+        trace_span_await_end(&gathered->span);
+        gathered->state = WHOLE;
         return TUTTI_OK;
     }
     char why[STATUS_DETAIL_BYTES / 2];
@@ -45,172 +51,181 @@ static tutti_status gatherer_await_unit(struct gatherer *g, int unit)
         "order: %s",
         unit, why);
 }
-static tutti_status gatherer_start_unit(struct gatherer *g, int unit)
+static tutti_status gatherer_start_unit(struct gatherer *gatherer, int unit)
 {
-    const struct unit_partition *u = &g->partition->unit[unit];
-    struct gathered_unit *w = &g->unit[unit];
+    const struct unit_partition *u = &gatherer->partition->unit[unit];
+    struct gathered_unit *gathered = &gatherer->unit[unit];
     /* A prefetch whose use did not happen may still be in flight. */
-    TRY(gatherer_await_unit(g, unit));
-    if (w->state == CLOSED) TRY(gatherer_commit_unit(g, unit));
-    w->here = true;
-    w->request = (tutti_request)TUTTI_REQUEST_INIT;
-    w->request.label = (uint64_t)unit + 1;
-    size_t bytes = u->slice * u->element * (size_t)(g->partition->ranks - 1);
-    trace_span_begin(&w->span, g->trace, TUTTI_ZERO_GATHERED, unit, bytes);
-    trace_span_follow_request(&w->span, &w->request);
-    TRY(tutti_all_gather(w->slice, w->flat, u->slice, u->dtype, g->comm, &w->request));
-    w->state = GATHERING;
-    g->moved_bytes += bytes;
+    TRY(gatherer_await_unit(gatherer, unit));
+    if (gathered->state == CLOSED) TRY(gatherer_commit_unit(gatherer, unit));
+    gathered->here = true;
+    gathered->request = (tutti_request)TUTTI_REQUEST_INIT;
+    gathered->request.label = (uint64_t)unit + 1;
+    size_t bytes = u->slice * u->element * (size_t)(gatherer->partition->ranks - 1);
+    trace_span_begin(&gathered->span, gatherer->trace, TUTTI_ZERO_GATHERED, unit, bytes);
+    trace_span_follow_request(&gathered->span, &gathered->request);
+    TRY(tutti_all_gather(gathered->slice, gathered->flat, u->slice, u->dtype, gatherer->comm, &gathered->request));
+    gathered->state = GATHERING;
+    gatherer->moved_bytes += bytes;
     return TUTTI_OK;
 }
-static tutti_status gatherer_free_unit(struct gatherer *g, int unit)
+static tutti_status gatherer_free_unit(struct gatherer *gatherer, int unit)
 {
-    struct gathered_unit *w = &g->unit[unit];
-    if (w->state == CLOSED) return TUTTI_OK;
-    TRY(gatherer_await_unit(g, unit));
-    w->state = CLOSED;
-    g->whole_bytes -= gatherer_unit_bytes(g, unit);
-    return pages_decommit_range(&g->pages, w->flat, gatherer_unit_bytes(g, unit));
+    struct gathered_unit *gathered = &gatherer->unit[unit];
+    if (gathered->state == CLOSED) return TUTTI_OK;
+    TRY(gatherer_await_unit(gatherer, unit));
+    gathered->state = CLOSED;
+    gatherer->whole_bytes -= gatherer_unit_bytes(gatherer, unit);
+    return pages_decommit_range(&gatherer->pages, gathered->flat, gatherer_unit_bytes(gatherer, unit));
 }
-static void gathered_unit_end_use(struct gathered_unit *w) { w->here = w->done = w->early = false; }
-static tutti_status gatherer_free_units(struct gatherer *g)
+static void gathered_unit_end_use(struct gathered_unit *gathered)
 {
-    for (int u = 0; u < g->partition->units; u++) {
-        gathered_unit_end_use(&g->unit[u]);
-        g->unit[u].waits = 0;
-        TRY(gatherer_free_unit(g, u));
+    gathered->here = gathered->done = gathered->early = false;
+}
+static tutti_status gatherer_free_units(struct gatherer *gatherer)
+{
+    for (int u = 0; u < gatherer->partition->units; u++) {
+        gathered_unit_end_use(&gatherer->unit[u]);
+        gatherer->unit[u].waits = 0;
+        TRY(gatherer_free_unit(gatherer, u));
     }
     return TUTTI_OK;
 }
 
 /* ---- uses ---- */
-static bool gatherer_predicts_unit(const struct gatherer *g, int count, int unit)
+static bool gatherer_predicts_unit(const struct gatherer *gatherer, int count, int unit)
 {
     for (int i = 0; i < count; i++)
-        if (g->predicted[i] == unit) return true;
+        if (gatherer->predicted[i] == unit) return true;
     return false;
 }
 /* Frees finished units and stale prefetches, then starts the new prefetches. */
-tutti_status gatherer_update_prefetches(struct gatherer *g)
+tutti_status gatherer_update_prefetches(struct gatherer *gatherer)
 {
-    int count = prefetcher_predict(&g->prefetcher, g->prefetch, g->predicted);
-    for (int u = 0; u < g->partition->units && !g->keeps; u++) {
-        struct gathered_unit *w = &g->unit[u];
-        if ((w->done || w->early) && !gatherer_predicts_unit(g, count, u)) gathered_unit_end_use(w);
-        if (!w->here && !w->waits) TRY(gatherer_free_unit(g, u));
+    int count = prefetcher_predict(&gatherer->prefetcher, gatherer->prefetch, gatherer->predicted);
+    for (int u = 0; u < gatherer->partition->units && !gatherer->keeps; u++) {
+        struct gathered_unit *gathered = &gatherer->unit[u];
+        if ((gathered->done || gathered->early) && !gatherer_predicts_unit(gatherer, count, u))
+            gathered_unit_end_use(gathered);
+        if (!gathered->here && !gathered->waits) TRY(gatherer_free_unit(gatherer, u));
     }
     for (int i = 0; i < count; i++) {
-        struct gathered_unit *w = &g->unit[g->predicted[i]];
+        struct gathered_unit *gathered = &gatherer->unit[gatherer->predicted[i]];
         /* A unit that is here and not done is in use. */
-        w->early |= w->done || !w->here;
-        if (!w->here) TRY(gatherer_start_unit(g, g->predicted[i]));
+        gathered->early |= gathered->done || !gathered->here;
+        if (!gathered->here) TRY(gatherer_start_unit(gatherer, gatherer->predicted[i]));
     }
     return TUTTI_OK;
 }
-tutti_status gatherer_use(struct gatherer *g, int unit, bool backward)
+tutti_status gatherer_use(struct gatherer *gatherer, int unit, bool backward)
 {
-    struct gathered_unit *w = &g->unit[unit];
-    bool comes = w->early || !w->here;
-    if (!w->here) {
-        g->unforeseen++;
-        TRY(gatherer_start_unit(g, unit));
+    struct gathered_unit *gathered = &gatherer->unit[unit];
+    bool comes = gathered->early || !gathered->here;
+    if (!gathered->here) {
+        gatherer->unforeseen++;
+        TRY(gatherer_start_unit(gatherer, unit));
     }
-    w->early = w->done = false;
-    w->waits = backward ? g->partition->unit[unit].parameters : 0;
+    gathered->early = gathered->done = false;
+    gathered->waits = backward ? gatherer->partition->unit[unit].parameters : 0;
     if (comes) {
-        prefetcher_record(&g->prefetcher, unit);
-        TRY(gatherer_update_prefetches(g));
+        prefetcher_record(&gatherer->prefetcher, unit);
+        TRY(gatherer_update_prefetches(gatherer));
     }
-    w->done = backward;
-    return gatherer_await_unit(g, unit);
+    gathered->done = backward;
+    return gatherer_await_unit(gatherer, unit);
 }
-void gatherer_release(struct gatherer *g, int unit) { g->unit[unit].done = g->unit[unit].here; }
-tutti_status gatherer_check_unit_whole(const struct gatherer *g, int unit)
+void gatherer_release(struct gatherer *gatherer, int unit) { gatherer->unit[unit].done = gatherer->unit[unit].here; }
+tutti_status gatherer_check_unit_whole(const struct gatherer *gatherer, int unit)
 {
     /* A unit that waits for gradients may be in a second gather, which keeps its bytes. */
-    if (g->unit[unit].state == WHOLE || g->unit[unit].waits) return TUTTI_OK;
+    if (gatherer->unit[unit].state == WHOLE || gatherer->unit[unit].waits) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
         "zero: a gradient of unit %d was computed while its parameters were not gathered: the program has not used "
         "the unit for this backward pass",
         unit);
 }
-void gatherer_count_gradient(struct gatherer *g, int unit) { g->unit[unit].waits -= g->unit[unit].waits > 0; }
-tutti_status gatherer_keep_units(struct gatherer *g, bool kept)
+void gatherer_count_gradient(struct gatherer *gatherer, int unit)
 {
-    g->keeps = kept;
-    if (!kept) return gatherer_update_prefetches(g);
-    for (int u = 0; u < g->partition->units; u++)
-        if (!g->unit[u].here) {
-            TRY(gatherer_start_unit(g, u));
+    gatherer->unit[unit].waits -= gatherer->unit[unit].waits > 0;
+}
+tutti_status gatherer_keep_units(struct gatherer *gatherer, bool kept)
+{
+    gatherer->keeps = kept;
+    if (!kept) return gatherer_update_prefetches(gatherer);
+    for (int u = 0; u < gatherer->partition->units; u++)
+        if (!gatherer->unit[u].here) {
+            TRY(gatherer_start_unit(gatherer, u));
             /* The unit has no use, so it is freed when units are no longer kept. */
-            g->unit[u].done = true;
+            gatherer->unit[u].done = true;
         }
-    for (int u = 0; u < g->partition->units; u++) TRY(gatherer_await_unit(g, u));
+    for (int u = 0; u < gatherer->partition->units; u++) TRY(gatherer_await_unit(gatherer, u));
     return TUTTI_OK;
 }
-tutti_status gatherer_begin_update(struct gatherer *g)
+tutti_status gatherer_begin_update(struct gatherer *gatherer)
 {
-    g->keeps = false;
-    prefetcher_record(&g->prefetcher, PREFETCH_STEP);
-    return gatherer_free_units(g);
+    gatherer->keeps = false;
+    prefetcher_record(&gatherer->prefetcher, PREFETCH_STEP);
+    return gatherer_free_units(gatherer);
 }
-tutti_status gatherer_scatter_values(struct gatherer *g)
+tutti_status gatherer_scatter_values(struct gatherer *gatherer)
 {
-    for (int u = 0; u < g->partition->units; u++) {
-        const struct unit_partition *p = &g->partition->unit[u];
-        TRY(tutti_scatter(g->unit[u].flat, g->unit[u].slice, p->slice, p->dtype, 0, g->comm, NULL));
+    for (int u = 0; u < gatherer->partition->units; u++) {
+        const struct unit_partition *p = &gatherer->partition->unit[u];
+        TRY(tutti_scatter(gatherer->unit[u].flat, gatherer->unit[u].slice, p->slice, p->dtype, 0, gatherer->comm,
+            NULL));
     }
     /* The report leaves out the memory of the first values. */
-    if (!g->prefetcher.count) g->most_bytes = 0;
-    return gatherer_begin_update(g);
+    if (!gatherer->prefetcher.count) gatherer->most_bytes = 0;
+    return gatherer_begin_update(gatherer);
 }
 
 /* ---- lifetime ---- */
-static tutti_status gatherer_init_unit(struct gatherer *g, int unit)
+static tutti_status gatherer_init_unit(struct gatherer *gatherer, int unit)
 {
-    struct gathered_unit *w = &g->unit[unit];
-    TRY(tutti_mem_alloc(&w->slice, gatherer_unit_bytes(g, unit) / (size_t)g->partition->ranks));
-    TRY(pages_reserve_range(&g->pages, gatherer_unit_bytes(g, unit), &w->flat));
-    TRY(gatherer_commit_unit(g, unit));
-    w->state = WHOLE;
-    w->here = true;
+    struct gathered_unit *gathered = &gatherer->unit[unit];
+    TRY(tutti_mem_alloc(&gathered->slice, gatherer_unit_bytes(gatherer, unit) / (size_t)gatherer->partition->ranks));
+    TRY(pages_reserve_range(&gatherer->pages, gatherer_unit_bytes(gatherer, unit), &gathered->flat));
+    TRY(gatherer_commit_unit(gatherer, unit));
+    gathered->state = WHOLE;
+    gathered->here = true;
     return TUTTI_OK;
 }
-tutti_status gatherer_init(struct gatherer *g, const struct partition *partition, int prefetch, int64_t timeout_ms,
-    tutti_comm *all, struct trace *trace)
+tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
+    int64_t timeout_ms, tutti_comm *all, struct trace *trace)
 {
     size_t largest = 0;
-    *g = (struct gatherer){ .partition = partition, .prefetch = prefetch, .timeout_ms = timeout_ms, .keeps = true };
-    g->pages.file = -1;
-    g->trace = trace;
-    g->unit = memory_alloc_zeroed((size_t)partition->units, sizeof *g->unit);
-    g->predicted = memory_alloc_zeroed((size_t)prefetch + 1, sizeof *g->predicted);
-    if (!prefetcher_init(&g->prefetcher, partition->units) || !g->unit || !g->predicted)
+    *gatherer =
+        (struct gatherer){ .partition = partition, .prefetch = prefetch, .timeout_ms = timeout_ms, .keeps = true };
+    gatherer->pages.file = -1;
+    gatherer->trace = trace;
+    gatherer->unit = memory_alloc_zeroed((size_t)partition->units, sizeof *gatherer->unit);
+    gatherer->predicted = memory_alloc_zeroed((size_t)prefetch + 1, sizeof *gatherer->predicted);
+    if (!prefetcher_init(&gatherer->prefetcher, partition->units) || !gatherer->unit || !gatherer->predicted)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory to gather %d units", partition->units);
-    for (int u = 0; u < partition->units; u++) largest = size_larger(largest, gatherer_unit_bytes(g, u));
-    TRY(pages_init(&g->pages, largest));
-    TRY(tutti_comm_split(all, 0, partition->rank, &g->comm));
-    for (int u = 0; u < partition->units; u++) TRY(gatherer_init_unit(g, u));
+    for (int u = 0; u < partition->units; u++) largest = size_larger(largest, gatherer_unit_bytes(gatherer, u));
+    TRY(pages_init(&gatherer->pages, largest));
+    TRY(tutti_comm_split(all, 0, partition->rank, &gatherer->comm));
+    for (int u = 0; u < partition->units; u++) TRY(gatherer_init_unit(gatherer, u));
     return TUTTI_OK;
 }
-void gatherer_await_until(struct gatherer *g, int64_t until_ms)
+void gatherer_await_until(struct gatherer *gatherer, int64_t until_ms)
 {
-    for (int u = 0; gatherer_has_unit(g, u); u++)
-        while (g->unit[u].state == GATHERING && tutti_test(&g->unit[u].request) == TUTTI_IN_PROGRESS
+    for (int u = 0; gatherer_has_unit(gatherer, u); u++)
+        while (gatherer->unit[u].state == GATHERING && tutti_test(&gatherer->unit[u].request) == TUTTI_IN_PROGRESS
             && clock_ms() < until_ms)
             nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 }
-void gatherer_finish(struct gatherer *g)
+void gatherer_finish(struct gatherer *gatherer)
 {
-    if (!g->partition) return;
+    if (!gatherer->partition) return;
     /* Gathers use the memory below until this has ended them. */
-    tutti_comm_destroy(g->comm);
-    for (int u = 0; gatherer_has_unit(g, u); u++) {
-        pages_release_range(g->unit[u].flat, gatherer_unit_bytes(g, u));
-        tutti_mem_free(g->unit[u].slice);
+    tutti_comm_destroy(gatherer->comm);
+    for (int u = 0; gatherer_has_unit(gatherer, u); u++) {
+        pages_release_range(gatherer->unit[u].flat, gatherer_unit_bytes(gatherer, u));
+        tutti_mem_free(gatherer->unit[u].slice);
     }
-    pages_finish(&g->pages);
-    prefetcher_finish(&g->prefetcher);
-    free(g->predicted);
-    free(g->unit);
+    pages_finish(&gatherer->pages);
+    prefetcher_finish(&gatherer->prefetcher);
+    free(gatherer->predicted);
+    free(gatherer->unit);
 }

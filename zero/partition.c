@@ -8,32 +8,32 @@
 enum { LINE_BYTES = 64, SLICE_BYTES = 4096 };
 
 /* ---- checks ---- */
-static tutti_status config_check_parameter(const tutti_zero_config *c, int i)
+static tutti_status config_check_parameter(const tutti_zero_config *config, int i)
 {
-    const tutti_zero_parameter *p = &c->parameter[i];
-    int least = i ? c->parameter[i - 1].unit : 0;
+    const tutti_zero_parameter *p = &config->parameter[i];
+    int least = i ? config->parameter[i - 1].unit : 0;
     if (!p->count) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d has no elements", i);
-    if (p->unit < least || p->unit >= c->units)
+    if (p->unit < least || p->unit >= config->units)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: parameter %d is of unit %d; parameters must come in the order of their units, of which there are %d",
-            i, p->unit, c->units);
-    if (p->group < 0 || p->group >= c->groups)
+            i, p->unit, config->units);
+    if (p->group < 0 || p->group >= config->groups)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d is of group %d, of which there are %d", i,
-            p->group, c->groups);
+            p->group, config->groups);
     return TUTTI_OK;
 }
-static tutti_status config_check_model(const tutti_zero_config *c)
+static tutti_status config_check_model(const tutti_zero_config *config)
 {
-    if (c->parameters < 1 || c->units < 1 || c->groups < 1 || !c->parameter || !c->dtype)
+    if (config->parameters < 1 || config->units < 1 || config->groups < 1 || !config->parameter || !config->dtype)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: a model must have at least one parameter, one unit and one group; given are %d, %d and %d",
-            c->parameters, c->units, c->groups);
-    for (int i = 0; i < c->parameters; i++) TRY(config_check_parameter(c, i));
-    for (int u = 0; u < c->units; u++)
-        if (c->dtype[u] != TUTTI_FLOAT32 && c->dtype[u] != TUTTI_BFLOAT16)
+            config->parameters, config->units, config->groups);
+    for (int i = 0; i < config->parameters; i++) TRY(config_check_parameter(config, i));
+    for (int u = 0; u < config->units; u++)
+        if (config->dtype[u] != TUTTI_FLOAT32 && config->dtype[u] != TUTTI_BFLOAT16)
             return status_refuse(TUTTI_INVALID_ARGUMENT,
                 "zero: unit %d has elements of type %s; use float32 or bfloat16", u,
-                tutti_dtype_name(c->dtype[u]) ? tutti_dtype_name(c->dtype[u]) : "no known");
+                tutti_dtype_name(config->dtype[u]) ? tutti_dtype_name(config->dtype[u]) : "no known");
     return TUTTI_OK;
 }
 
@@ -43,24 +43,25 @@ static tutti_status unit_refuse_size(int unit)
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d exceeds the address space", unit);
 }
 /* Places the parameters of a unit, from *next on, and advances *next. */
-static tutti_status partition_cut_unit(struct partition *partition, const tutti_zero_config *c, int number, int *next)
+static tutti_status partition_cut_unit(struct partition *partition, const tutti_zero_config *config, int number,
+    int *next)
 {
-    struct unit_partition *u = &partition->unit[number];
+    struct unit_partition *unit = &partition->unit[number];
     size_t end = 0, line, slices = SLICE_BYTES * (size_t)partition->slices, bytes;
-    *u = (struct unit_partition){ .dtype = c->dtype[number], .first_parameter = *next };
-    u->element = tutti_dtype_bytes(u->dtype);
-    line = LINE_BYTES / u->element;
-    for (; *next < c->parameters && c->parameter[*next].unit == number; ++*next) {
-        const tutti_zero_parameter *p = &c->parameter[*next];
+    *unit = (struct unit_partition){ .dtype = config->dtype[number], .first_parameter = *next };
+    unit->element = tutti_dtype_bytes(unit->dtype);
+    line = LINE_BYTES / unit->element;
+    for (; *next < config->parameters && config->parameter[*next].unit == number; ++*next) {
+        const tutti_zero_parameter *p = &config->parameter[*next];
         partition->parameter[*next] = (struct place_of_parameter){ p->count, end, number, p->group };
         if (p->count > PTRDIFF_MAX || !size_add(end, size_round_up(p->count, line), &end))
             return unit_refuse_size(number);
-        u->parameters++;
+        unit->parameters++;
     }
-    if (!size_multiply(end, u->element, &bytes) || bytes > PTRDIFF_MAX - slices) return unit_refuse_size(number);
+    if (!size_multiply(end, unit->element, &bytes) || bytes > PTRDIFF_MAX - slices) return unit_refuse_size(number);
     /* A unit without parameters also has pages. */
-    u->count = size_round_up(bytes ? bytes : 1, slices) / u->element;
-    u->slice = u->count / (size_t)partition->slices;
+    unit->count = size_round_up(bytes ? bytes : 1, slices) / unit->element;
+    unit->slice = unit->count / (size_t)partition->slices;
     return TUTTI_OK;
 }
 struct slice_piece partition_piece(const struct partition *partition, int parameter, int rank)
@@ -76,30 +77,30 @@ static void partition_find_pieces(struct partition *partition)
 {
     int next = 0;
     for (int n = 0; n < partition->units; n++) {
-        struct unit_partition *u = &partition->unit[n];
-        u->first_piece = next;
-        for (int i = 0; i < u->parameters; i++) {
-            struct slice_piece piece = partition_piece(partition, u->first_parameter + i, partition->rank);
+        struct unit_partition *unit = &partition->unit[n];
+        unit->first_piece = next;
+        for (int i = 0; i < unit->parameters; i++) {
+            struct slice_piece piece = partition_piece(partition, unit->first_parameter + i, partition->rank);
             if (piece.count) partition->piece[next++] = piece;
         }
-        u->pieces = next - u->first_piece;
+        unit->pieces = next - unit->first_piece;
     }
 }
-tutti_status partition_init(struct partition *partition, const tutti_zero_config *c, int rank, int ranks)
+tutti_status partition_init(struct partition *partition, const tutti_zero_config *config, int rank, int ranks)
 {
     int next = 0;
     *partition =
-        (struct partition){ .rank = rank, .ranks = ranks, .slices = c->placement == TUTTI_ZERO_WHOLE ? 1 : ranks };
-    TRY(config_check_model(c));
-    partition->parameters = c->parameters;
-    partition->units = c->units;
-    partition->groups = c->groups;
-    partition->parameter = memory_alloc_zeroed((size_t)c->parameters, sizeof *partition->parameter);
-    partition->unit = memory_alloc_zeroed((size_t)c->units, sizeof *partition->unit);
-    partition->piece = memory_alloc_zeroed((size_t)c->parameters, sizeof *partition->piece);
+        (struct partition){ .rank = rank, .ranks = ranks, .slices = config->placement == TUTTI_ZERO_WHOLE ? 1 : ranks };
+    TRY(config_check_model(config));
+    partition->parameters = config->parameters;
+    partition->units = config->units;
+    partition->groups = config->groups;
+    partition->parameter = memory_alloc_zeroed((size_t)config->parameters, sizeof *partition->parameter);
+    partition->unit = memory_alloc_zeroed((size_t)config->units, sizeof *partition->unit);
+    partition->piece = memory_alloc_zeroed((size_t)config->parameters, sizeof *partition->piece);
     if (!partition->parameter || !partition->unit || !partition->piece)
-        return status_fail(TUTTI_NO_MEMORY, "zero: no memory to partition %d parameters", c->parameters);
-    for (int n = 0; n < c->units; n++) TRY(partition_cut_unit(partition, c, n, &next));
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory to partition %d parameters", config->parameters);
+    for (int n = 0; n < config->units; n++) TRY(partition_cut_unit(partition, config, n, &next));
     partition_find_pieces(partition);
     return TUTTI_OK;
 }
@@ -116,12 +117,13 @@ static uint64_t digest_mix_number(uint64_t digest, uint64_t number)
     digest = (digest ^ number) * UINT64_C(0x9e3779b97f4a7c15);
     return digest ^ digest >> 29;
 }
-uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *c)
+uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *config)
 {
     uint64_t digest = digest_mix_number(digest_mix_number(digest_mix_number(0, (uint64_t)partition->parameters),
-                                            (uint64_t)c->placement),
-        (uint64_t)c->rule);
-    digest = digest_mix_number(digest, c->placement == TUTTI_ZERO_SHARDED ? (uint64_t)c->prefetch : (uint64_t)c->ahead);
+                                            (uint64_t)config->placement),
+        (uint64_t)config->rule);
+    digest = digest_mix_number(digest,
+        config->placement == TUTTI_ZERO_SHARDED ? (uint64_t)config->prefetch : (uint64_t)config->ahead);
     for (int i = 0; i < partition->parameters; i++) {
         const struct place_of_parameter *p = &partition->parameter[i];
         digest = digest_mix_number(digest_mix_number(digest_mix_number(digest_mix_number(digest, p->count), p->offset),

@@ -27,114 +27,116 @@ static void poll_back_off(int n)
 }
 
 /* ---- lifetime ---- */
-static tutti_status placement_init_topology(struct zero_placement *h)
+static tutti_status placement_init_topology(struct zero_placement *placement)
 {
-    const struct topology *p = &h->places;
-    TRY(topology_init(&h->places, h->comms->all[0]));
-    h->lengths = memory_alloc_zeroed((size_t)p->hosts, sizeof *h->lengths);
-    h->offsets = memory_alloc_zeroed((size_t)p->hosts, sizeof *h->offsets);
-    if (!h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d hosts", p->hosts);
-    if (h->kind == TUTTI_ZERO_SHARED && !p->even)
+    const struct topology *topology = &placement->places;
+    TRY(topology_init(&placement->places, placement->comms->all[0]));
+    placement->lengths = memory_alloc_zeroed((size_t)topology->hosts, sizeof *placement->lengths);
+    placement->offsets = memory_alloc_zeroed((size_t)topology->hosts, sizeof *placement->offsets);
+    if (!placement->lengths || !placement->offsets)
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d hosts", topology->hosts);
+    if (placement->kind == TUTTI_ZERO_SHARED && !topology->even)
         return status_refuse(TUTTI_UNSUPPORTED,
             "zero: parameters that the ranks of a host share need the same number of ranks on each host; here %d "
             "ranks are on %d hosts, and %d on the largest. Start the same number on each, or keep parameters "
             "replicated",
-            p->ranks, p->hosts, p->largest);
+            topology->ranks, topology->hosts, topology->largest);
     return TUTTI_OK;
 }
-static tutti_status placement_allocate_unit(struct zero_placement *h, int unit)
+static tutti_status placement_allocate_unit(struct zero_placement *placement, int unit)
 {
-    struct placed_unit *placed = &h->placed[unit];
-    size_t bytes = partition_bytes(h->partition, unit);
-    placed->placement = h;
-    if (h->kind == TUTTI_ZERO_SHARED) {
-        placed->versions_here = h->versions + (size_t)unit * (size_t)h->places.here;
-        return tutti_mem_alloc_common(&placed->flat, bytes, h->comms->all[0]);
+    struct placed_unit *placed = &placement->placed[unit];
+    size_t bytes = partition_bytes(placement->partition, unit);
+    placed->placement = placement;
+    if (placement->kind == TUTTI_ZERO_SHARED) {
+        placed->versions_here = placement->versions + (size_t)unit * (size_t)placement->places.here;
+        return tutti_mem_alloc_common(&placed->flat, bytes, placement->comms->all[0]);
     }
     return tutti_mem_alloc(&placed->flat, bytes);
 }
-tutti_status placement_init(struct zero_placement *h, const struct partition *partition, const tutti_zero_config *c,
-    struct priority_comms *comms, tutti_comm *control_comm, struct trace *trace)
+tutti_status placement_init(struct zero_placement *placement, const struct partition *partition,
+    const tutti_zero_config *config, struct priority_comms *comms, tutti_comm *control_comm, struct trace *trace)
 {
     tutti_comm *all = comms->all[0];
-    *h = (struct zero_placement){
-        .kind = c->placement, .partition = partition, .comms = comms, .control_comm = control_comm, .trace = trace
+    *placement = (struct zero_placement){
+        .kind = config->placement, .partition = partition, .comms = comms, .control_comm = control_comm, .trace = trace
     };
-    h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
-    if (h->kind == TUTTI_ZERO_SHARDED)
-        return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all, trace);
-    TRY(placement_init_topology(h));
-    h->placed = memory_alloc_zeroed((size_t)partition->units, sizeof *h->placed);
-    if (!h->placed) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
-    if (h->kind == TUTTI_ZERO_SHARED) {
-        size_t words = (size_t)partition->units * (size_t)h->places.here;
-        TRY(tutti_mem_alloc_common((void **)&h->versions, words * sizeof *h->versions, all));
-        const struct topology *p = &h->places;
-        if (p->hosts > 1) TRY(priority_comms_split_across(comms, p->index, p->host));
+    placement->timeout_ms = config->timeout_ms > 0 ? config->timeout_ms : HALF_AN_HOUR_MS;
+    if (placement->kind == TUTTI_ZERO_SHARDED)
+        return gatherer_init(&placement->gatherer, partition, config->prefetch, placement->timeout_ms, all, trace);
+    TRY(placement_init_topology(placement));
+    placement->placed = memory_alloc_zeroed((size_t)partition->units, sizeof *placement->placed);
+    if (!placement->placed) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
+    if (placement->kind == TUTTI_ZERO_SHARED) {
+        size_t words = (size_t)partition->units * (size_t)placement->places.here;
+        TRY(tutti_mem_alloc_common((void **)&placement->versions, words * sizeof *placement->versions, all));
+        const struct topology *topology = &placement->places;
+        if (topology->hosts > 1) TRY(priority_comms_split_across(comms, topology->index, topology->host));
     }
-    for (int u = 0; u < partition->units; u++) TRY(placement_allocate_unit(h, u));
+    for (int u = 0; u < partition->units; u++) TRY(placement_allocate_unit(placement, u));
     return TUTTI_OK;
 }
-void placement_abort_comms(struct zero_placement *h)
+void placement_abort_comms(struct zero_placement *placement)
 {
-    if (h->gatherer.comm) tutti_comm_abort(h->gatherer.comm);
+    if (placement->gatherer.comm) tutti_comm_abort(placement->gatherer.comm);
 }
-void placement_finish(struct zero_placement *h)
+void placement_finish(struct zero_placement *placement)
 {
-    gatherer_finish(&h->gatherer);
-    for (int u = 0; h->placed && u < h->partition->units; u++) tutti_mem_free(h->placed[u].flat);
-    tutti_mem_free(h->versions);
-    free(h->placed);
-    topology_finish(&h->places);
-    free(h->lengths);
-    free(h->offsets);
+    gatherer_finish(&placement->gatherer);
+    for (int u = 0; placement->placed && u < placement->partition->units; u++)
+        tutti_mem_free(placement->placed[u].flat);
+    tutti_mem_free(placement->versions);
+    free(placement->placed);
+    topology_finish(&placement->places);
+    free(placement->lengths);
+    free(placement->offsets);
 }
-tutti_status placement_keep_units(struct zero_placement *h, uint64_t steps, bool kept)
+tutti_status placement_keep_units(struct zero_placement *placement, uint64_t steps, bool kept)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_keep_units(&h->gatherer, kept);
-    for (int u = 0; u < h->partition->units && kept; u++) TRY(placement_await(h, u, steps));
+    if (placement->kind == TUTTI_ZERO_SHARDED) return gatherer_keep_units(&placement->gatherer, kept);
+    for (int u = 0; u < placement->partition->units && kept; u++) TRY(placement_await(placement, u, steps));
     return TUTTI_OK;
 }
-tutti_status placement_claim_units(struct zero_placement *h, uint64_t steps)
+tutti_status placement_claim_units(struct zero_placement *placement, uint64_t steps)
 {
-    TRY(placement_keep_units(h, steps, true));
-    return tutti_barrier(h->control_comm, NULL);
+    TRY(placement_keep_units(placement, steps, true));
+    return tutti_barrier(placement->control_comm, NULL);
 }
-void placement_await_until(struct zero_placement *h, int64_t until_ms)
+void placement_await_until(struct zero_placement *placement, int64_t until_ms)
 {
-    gatherer_await_until(&h->gatherer, until_ms);
-    for (int u = 0; h->placed && u < h->partition->units; u++)
-        while (h->placed[u].gathers && tutti_test(&h->placed[u].gathering) == TUTTI_IN_PROGRESS
+    gatherer_await_until(&placement->gatherer, until_ms);
+    for (int u = 0; placement->placed && u < placement->partition->units; u++)
+        while (placement->placed[u].gathers && tutti_test(&placement->placed[u].gathering) == TUTTI_IN_PROGRESS
             && clock_ms() < until_ms)
             poll_back_off(YIELDS);
 }
-tutti_status placement_broadcast_values(struct zero_placement *h)
+tutti_status placement_broadcast_values(struct zero_placement *placement)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_scatter_values(&h->gatherer);
-    tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->comms->across[0] : h->comms->all[0];
+    if (placement->kind == TUTTI_ZERO_SHARDED) return gatherer_scatter_values(&placement->gatherer);
+    tutti_comm *comm = placement->kind == TUTTI_ZERO_SHARED ? placement->comms->across[0] : placement->comms->all[0];
     /* Rank 0 has index 0 on its host, so the ranks of index 0 broadcast between hosts. */
-    bool first = h->places.index == 0;
-    bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || first);
-    for (int u = 0; joins && u < h->partition->units; u++)
-        TRY(tutti_broadcast(h->placed[u].flat, h->placed[u].flat, h->partition->unit[u].count,
-            h->partition->unit[u].dtype, 0, comm, NULL));
-    return tutti_barrier(h->control_comm, NULL);
+    bool first = placement->places.index == 0;
+    bool joins = comm && (placement->kind != TUTTI_ZERO_SHARED || first);
+    for (int u = 0; joins && u < placement->partition->units; u++)
+        TRY(tutti_broadcast(placement->placed[u].flat, placement->placed[u].flat, placement->partition->unit[u].count,
+            placement->partition->unit[u].dtype, 0, comm, NULL));
+    return tutti_barrier(placement->control_comm, NULL);
 }
-void *placement_slice(const struct zero_placement *h, int unit)
+void *placement_slice(const struct zero_placement *placement, int unit)
 {
-    const struct unit_partition *u = &h->partition->unit[unit];
-    if (h->kind == TUTTI_ZERO_SHARDED) return h->gatherer.unit[unit].slice;
-    return (char *)h->placed[unit].flat
-        + u->slice * u->element * (size_t)partition_slice(h->partition, h->partition->rank);
+    const struct unit_partition *u = &placement->partition->unit[unit];
+    if (placement->kind == TUTTI_ZERO_SHARDED) return placement->gatherer.unit[unit].slice;
+    return (char *)placement->placed[unit].flat
+        + u->slice * u->element * (size_t)partition_slice(placement->partition, placement->partition->rank);
 }
-uint64_t placement_count_copy_ranks(const struct zero_placement *h)
+uint64_t placement_count_copy_ranks(const struct zero_placement *placement)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) return (uint64_t)h->partition->ranks;
-    return h->kind == TUTTI_ZERO_SHARED ? (uint64_t)h->places.here : 1;
+    if (placement->kind == TUTTI_ZERO_SHARDED) return (uint64_t)placement->partition->ranks;
+    return placement->kind == TUTTI_ZERO_SHARED ? (uint64_t)placement->places.here : 1;
 }
-void *placement_flat(const struct zero_placement *h, int unit)
+void *placement_flat(const struct zero_placement *placement, int unit)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? h->gatherer.unit[unit].flat : h->placed[unit].flat;
+    return placement->kind == TUTTI_ZERO_SHARDED ? placement->gatherer.unit[unit].flat : placement->placed[unit].flat;
 }
 
 /* ---- publishing ---- */
@@ -152,112 +154,119 @@ static void placed_unit_on_gathered(tutti_request *request, void *context)
     trace_span_end(&placed->span);
     if (fine) placed_unit_publish_version(placed);
 }
-static tutti_status placed_unit_gather_across(struct zero_placement *h, struct placed_unit *placed,
-    const struct unit_partition *u, tutti_comm *comm)
+static tutti_status placed_unit_gather_across(struct zero_placement *placement, struct placed_unit *placed,
+    const struct unit_partition *unit, tutti_comm *comm)
 {
-    for (int host = 0; host < h->places.hosts; host++) {
-        h->lengths[host] = u->slice;
-        h->offsets[host] = u->slice * (size_t)topology_rank(&h->places, host, h->places.index);
+    for (int host = 0; host < placement->places.hosts; host++) {
+        placement->lengths[host] = unit->slice;
+        placement->offsets[host] =
+            unit->slice * (size_t)topology_rank(&placement->places, host, placement->places.index);
     }
-    void *mine = (char *)placed->flat + u->slice * u->element * (size_t)h->partition->rank;
+    void *mine = (char *)placed->flat + unit->slice * unit->element * (size_t)placement->partition->rank;
     placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
     placed->gathering.done = placed_unit_on_gathered;
     placed->gathering.context = placed;
-    h->moved_bytes += u->slice * u->element * (size_t)(h->places.hosts - 1);
-    return tutti_all_gather_v(mine, placed->flat, h->lengths, h->offsets, u->dtype, comm, &placed->gathering);
+    placement->moved_bytes += unit->slice * unit->element * (size_t)(placement->places.hosts - 1);
+    return tutti_all_gather_v(mine, placed->flat, placement->lengths, placement->offsets, unit->dtype, comm,
+        &placed->gathering);
 }
-static tutti_status placed_unit_gather_all(struct zero_placement *h, struct placed_unit *placed,
-    const struct unit_partition *u, tutti_comm *comm)
+static tutti_status placed_unit_gather_all(struct zero_placement *placement, struct placed_unit *placed,
+    const struct unit_partition *unit, tutti_comm *comm)
 {
-    void *mine = (char *)placed->flat + u->slice * u->element * (size_t)h->partition->rank;
+    void *mine = (char *)placed->flat + unit->slice * unit->element * (size_t)placement->partition->rank;
     placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
     trace_span_follow_request(&placed->span, &placed->gathering);
-    h->moved_bytes += u->slice * u->element * (size_t)(h->partition->ranks - 1);
-    return tutti_all_gather(mine, placed->flat, u->slice, u->dtype, comm, &placed->gathering);
+    placement->moved_bytes += unit->slice * unit->element * (size_t)(placement->partition->ranks - 1);
+    return tutti_all_gather(mine, placed->flat, unit->slice, unit->dtype, comm, &placed->gathering);
 }
-tutti_status placement_publish(struct zero_placement *h, int unit, uint64_t steps)
+tutti_status placement_publish(struct zero_placement *placement, int unit, uint64_t steps)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED || h->kind == TUTTI_ZERO_WHOLE) return TUTTI_OK;
-    struct placed_unit *placed = &h->placed[unit];
-    const struct unit_partition *u = &h->partition->unit[unit];
+    if (placement->kind == TUTTI_ZERO_SHARDED || placement->kind == TUTTI_ZERO_WHOLE) return TUTTI_OK;
+    struct placed_unit *placed = &placement->placed[unit];
+    const struct unit_partition *u = &placement->partition->unit[unit];
     placed->steps = steps;
-    if (h->kind == TUTTI_ZERO_SHARED && h->places.hosts == 1) {
+    if (placement->kind == TUTTI_ZERO_SHARED && placement->places.hosts == 1) {
         placed_unit_publish_version(placed);
         return TUTTI_OK;
     }
-    size_t others = (size_t)(h->kind == TUTTI_ZERO_SHARED ? h->places.hosts : h->partition->ranks) - 1;
-    trace_span_begin(&placed->span, h->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
-    TRY(h->kind == TUTTI_ZERO_SHARED ? placed_unit_gather_across(h, placed, u, priority_comms_across(h->comms, unit))
-                                     : placed_unit_gather_all(h, placed, u, priority_comms_all(h->comms, unit)));
+    size_t others =
+        (size_t)(placement->kind == TUTTI_ZERO_SHARED ? placement->places.hosts : placement->partition->ranks) - 1;
+    trace_span_begin(&placed->span, placement->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
+    TRY(placement->kind == TUTTI_ZERO_SHARED
+            ? placed_unit_gather_across(placement, placed, u, priority_comms_across(placement->comms, unit))
+            : placed_unit_gather_all(placement, placed, u, priority_comms_all(placement->comms, unit)));
     placed->gathers = true;
     return TUTTI_OK;
 }
 
 /* ---- waiting ---- */
 /* Returns the index of a rank on this host whose slice has had fewer steps, or -1. */
-static int placed_unit_find_late_rank(const struct zero_placement *h, const struct placed_unit *placed, uint64_t steps)
+static int placed_unit_find_late_rank(const struct zero_placement *placement, const struct placed_unit *placed,
+    uint64_t steps)
 {
-    for (int i = 0; i < h->places.here; i++)
+    for (int i = 0; i < placement->places.here; i++)
         if (atomic_load_explicit(&placed->versions_here[i].steps, memory_order_acquire) < steps) return i;
     return -1;
 }
-static tutti_status placement_await_versions(struct zero_placement *h, int unit, uint64_t steps)
+static tutti_status placement_await_versions(struct zero_placement *placement, int unit, uint64_t steps)
 {
-    int64_t deadline_ms = clock_deadline(h->timeout_ms);
-    for (int n = 0, late; (late = placed_unit_find_late_rank(h, &h->placed[unit], steps)) >= 0; n++) {
+    int64_t deadline_ms = clock_deadline(placement->timeout_ms);
+    for (int n = 0, late; (late = placed_unit_find_late_rank(placement, &placement->placed[unit], steps)) >= 0; n++) {
         poll_back_off(n);
         if (n % LOOKS) continue;
-        TRY(tutti_comm_get_async_error(h->control_comm));
-        if (h->comms->across[0]) TRY(tutti_comm_get_async_error(h->comms->across[0]));
+        TRY(tutti_comm_get_async_error(placement->control_comm));
+        if (placement->comms->across[0]) TRY(tutti_comm_get_async_error(placement->comms->across[0]));
         if (clock_ms() > deadline_ms)
             return status_fail(TUTTI_TIMEOUT,
                 "zero: rank %d has not updated its slice of unit %d within %lld ms; is it stopped?",
-                topology_rank(&h->places, h->places.host, late), unit, (long long)h->timeout_ms);
+                topology_rank(&placement->places, placement->places.host, late), unit,
+                (long long)placement->timeout_ms);
     }
     return TUTTI_OK;
 }
-static tutti_status placement_await_gather(struct zero_placement *h, int unit)
+static tutti_status placement_await_gather(struct zero_placement *placement, int unit)
 {
-    tutti_status status = tutti_wait(&h->placed[unit].gathering, h->timeout_ms);
-    if (status != TUTTI_OK && h->comms->across[0]) {
+    tutti_status status = tutti_wait(&placement->placed[unit].gathering, placement->timeout_ms);
+    if (status != TUTTI_OK && placement->comms->across[0]) {
         char why[STATUS_DETAIL_BYTES / 2];
         snprintf(why, sizeof why, "%s", status_detail());
         return status_fail(status,
             "zero: unit %d was not received from the other hosts; a rank in the following text is a host: %s", unit,
             why);
     }
-    h->placed[unit].gathers = false;
-    trace_span_await_end(&h->placed[unit].span);
+    placement->placed[unit].gathers = false;
+    trace_span_await_end(&placement->placed[unit].span);
     return status;
 }
-tutti_status placement_await(struct zero_placement *h, int unit, uint64_t steps)
+tutti_status placement_await(struct zero_placement *placement, int unit, uint64_t steps)
 {
     /* Only this rank reads its SHARDED slices. */
-    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
-    struct placed_unit *placed = &h->placed[unit];
-    bool shared = h->kind == TUTTI_ZERO_SHARED;
-    if (!placed->gathers && (!shared || placed_unit_find_late_rank(h, placed, steps) < 0)) return TUTTI_OK;
+    if (placement->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
+    struct placed_unit *placed = &placement->placed[unit];
+    bool shared = placement->kind == TUTTI_ZERO_SHARED;
+    if (!placed->gathers && (!shared || placed_unit_find_late_rank(placement, placed, steps) < 0)) return TUTTI_OK;
     int64_t began_ns = clock_ns();
-    tutti_status status = placed->gathers ? placement_await_gather(h, unit) : TUTTI_OK;
-    if (status == TUTTI_OK && shared) status = placement_await_versions(h, unit, steps);
-    h->waited_ns += (uint64_t)(clock_ns() - began_ns);
+    tutti_status status = placed->gathers ? placement_await_gather(placement, unit) : TUTTI_OK;
+    if (status == TUTTI_OK && shared) status = placement_await_versions(placement, unit, steps);
+    placement->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return status;
 }
-tutti_status placement_use(struct zero_placement *h, int unit, uint64_t steps, bool backward)
+tutti_status placement_use(struct zero_placement *placement, int unit, uint64_t steps, bool backward)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_use(&h->gatherer, unit, backward) : placement_await(h, unit, steps);
+    return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_use(&placement->gatherer, unit, backward)
+                                                 : placement_await(placement, unit, steps);
 }
-tutti_status placement_claim_pieces(struct zero_placement *h, uint64_t steps)
+tutti_status placement_claim_pieces(struct zero_placement *placement, uint64_t steps)
 {
-    if (h->kind != TUTTI_ZERO_SHARDED) return placement_claim_units(h, steps);
-    TRY(gatherer_begin_update(&h->gatherer));
-    return tutti_barrier(h->control_comm, NULL);
+    if (placement->kind != TUTTI_ZERO_SHARDED) return placement_claim_units(placement, steps);
+    TRY(gatherer_begin_update(&placement->gatherer));
+    return tutti_barrier(placement->control_comm, NULL);
 }
-tutti_status placement_begin_update(struct zero_placement *h)
+tutti_status placement_begin_update(struct zero_placement *placement)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_begin_update(&h->gatherer) : TUTTI_OK;
+    return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_begin_update(&placement->gatherer) : TUTTI_OK;
 }
-tutti_status placement_end_update(struct zero_placement *h)
+tutti_status placement_end_update(struct zero_placement *placement)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_update_prefetches(&h->gatherer) : TUTTI_OK;
+    return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_update_prefetches(&placement->gatherer) : TUTTI_OK;
 }

@@ -5,55 +5,59 @@
 #include "backend/base/status.h"
 #include <stdlib.h>
 
-static tutti_status priority_comms_open(struct priority_comms *l, tutti_comm *from, int color, int key,
+static tutti_status priority_comms_open(struct priority_comms *comms, tutti_comm *from, int color, int key,
     tutti_comm **out, int priority)
 {
     TRY(tutti_comm_split(from, color, key, out));
-    return tutti_comm_set_priority(*out, l->count - 1 - priority);
+    return tutti_comm_set_priority(*out, comms->count - 1 - priority);
 }
-tutti_status priority_comms_init(struct priority_comms *l, const struct partition *partition,
-    const tutti_zero_config *c)
+tutti_status priority_comms_init(struct priority_comms *comms, const struct partition *partition,
+    const tutti_zero_config *config)
 {
-    *l = (struct priority_comms){ .count = c->ahead && c->placement != TUTTI_ZERO_SHARDED ? MOST_PRIORITIES : 1 };
-    l->of_unit = memory_alloc_zeroed((size_t)partition->units, sizeof *l->of_unit);
-    if (!l->of_unit) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
-    for (int i = 0; i < l->count; i++) TRY(priority_comms_open(l, c->comm, 0, partition->rank, &l->all[i], i));
+    *comms =
+        (struct priority_comms){ .count =
+                                     config->ahead && config->placement != TUTTI_ZERO_SHARDED ? MOST_PRIORITIES : 1 };
+    comms->of_unit = memory_alloc_zeroed((size_t)partition->units, sizeof *comms->of_unit);
+    if (!comms->of_unit) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
+    for (int i = 0; i < comms->count; i++)
+        TRY(priority_comms_open(comms, config->comm, 0, partition->rank, &comms->all[i], i));
     return TUTTI_OK;
 }
-tutti_status priority_comms_split_across(struct priority_comms *l, int index, int host)
+tutti_status priority_comms_split_across(struct priority_comms *comms, int index, int host)
 {
-    for (int i = 0; i < l->count; i++) TRY(priority_comms_open(l, l->all[0], index, host, &l->across[i], i));
+    for (int i = 0; i < comms->count; i++)
+        TRY(priority_comms_open(comms, comms->all[0], index, host, &comms->across[i], i));
     return TUTTI_OK;
 }
-void priority_comms_assign_units(struct priority_comms *l, const struct partition *p, const int *turn)
+void priority_comms_assign_units(struct priority_comms *comms, const struct partition *p, const int *turn)
 {
     size_t all = 0, before = 0;
     for (int u = 0; u < p->units; u++) all += partition_bytes(p, u);
-    size_t least = all / (((size_t)1 << l->count) - 1), end = least;
+    size_t least = all / (((size_t)1 << comms->count) - 1), end = least;
     for (int i = p->units - 1, priority = 0; i >= 0; i--) {
-        while (before >= end && priority < l->count - 1) end += least << ++priority;
-        l->of_unit[turn[i]] = priority;
+        while (before >= end && priority < comms->count - 1) end += least << ++priority;
+        comms->of_unit[turn[i]] = priority;
         before += partition_bytes(p, turn[i]);
     }
 }
-void priority_comms_abort(struct priority_comms *l)
+void priority_comms_abort(struct priority_comms *comms)
 {
-    for (int i = 0; i < l->count; i++) {
-        if (l->all[i]) tutti_comm_abort(l->all[i]);
-        if (l->across[i]) tutti_comm_abort(l->across[i]);
+    for (int i = 0; i < comms->count; i++) {
+        if (comms->all[i]) tutti_comm_abort(comms->all[i]);
+        if (comms->across[i]) tutti_comm_abort(comms->across[i]);
     }
 }
-void priority_comms_destroy(struct priority_comms *l)
+void priority_comms_destroy(struct priority_comms *comms)
 {
-    for (int i = 0; i < l->count; i++) {
-        tutti_comm_destroy(l->all[i]);
-        tutti_comm_destroy(l->across[i]);
-        l->all[i] = l->across[i] = NULL;
+    for (int i = 0; i < comms->count; i++) {
+        tutti_comm_destroy(comms->all[i]);
+        tutti_comm_destroy(comms->across[i]);
+        comms->all[i] = comms->across[i] = NULL;
     }
 }
-void priority_comms_finish(struct priority_comms *l)
+void priority_comms_finish(struct priority_comms *comms)
 {
-    priority_comms_destroy(l);
-    free(l->of_unit);
-    l->of_unit = NULL;
+    priority_comms_destroy(comms);
+    free(comms->of_unit);
+    comms->of_unit = NULL;
 }

@@ -3,24 +3,25 @@
 #include "backend/base/status.h"
 #include <stdlib.h>
 
-tutti_status topology_init(struct topology *p, tutti_comm *comm)
+tutti_status topology_init(struct topology *topology, tutti_comm *comm)
 {
     int host, index;
-    *p = (struct topology){ .ranks = tutti_comm_count(comm) };
-    TRY(tutti_comm_place(comm, tutti_comm_user_rank(comm), &p->host, &p->index));
-    for (int r = 0; r < p->ranks; r++) {
+    *topology = (struct topology){ .ranks = tutti_comm_count(comm) };
+    TRY(tutti_comm_place(comm, tutti_comm_user_rank(comm), &topology->host, &topology->index));
+    for (int r = 0; r < topology->ranks; r++) {
         TRY(tutti_comm_place(comm, r, &host, &index));
-        if (host >= p->hosts) p->hosts = host + 1;
-        if (index >= p->largest) p->largest = index + 1;
-        p->here += host == p->host;
+        if (host >= topology->hosts) topology->hosts = host + 1;
+        if (index >= topology->largest) topology->largest = index + 1;
+        topology->here += host == topology->host;
     }
-    p->even = p->hosts * p->largest == p->ranks;
-    p->rank_at = memory_alloc_zeroed((size_t)p->hosts * (size_t)p->largest, sizeof *p->rank_at);
-    if (!p->rank_at) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d ranks", p->ranks);
-    for (int r = 0; r < p->ranks; r++) {
+    topology->even = topology->hosts * topology->largest == topology->ranks;
+    topology->rank_at =
+        memory_alloc_zeroed((size_t)topology->hosts * (size_t)topology->largest, sizeof *topology->rank_at);
+    if (!topology->rank_at) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d ranks", topology->ranks);
+    for (int r = 0; r < topology->ranks; r++) {
         TRY(tutti_comm_place(comm, r, &host, &index));
-        p->rank_at[host * p->largest + index] = r;
+        topology->rank_at[host * topology->largest + index] = r;
     }
     return TUTTI_OK;
 }
-void topology_finish(struct topology *p) { free(p->rank_at); }
+void topology_finish(struct topology *topology) { free(topology->rank_at); }

@@ -14,7 +14,7 @@ struct topology {
 /* The caller must call topology_finish in every case. */
 tutti_status topology_init(struct topology *places, tutti_comm *comm);
 void topology_finish(struct topology *places);
-static inline int topology_rank(const struct topology *p, int host, int index)
+static inline int topology_rank(const struct topology *topology, int host, int index)
 {
-    return p->rank_at[host * p->largest + index];
+    return topology->rank_at[host * topology->largest + index];
 }

@@ -7,55 +7,58 @@
 #include <stdlib.h>
 #include <string.h>
 
-void trace_init(struct trace *j)
+void trace_init(struct trace *trace)
 {
-    *j = (struct trace){ .room = 0 };
-    pthread_mutex_init(&j->lock, NULL);
+    *trace = (struct trace){ .room = 0 };
+    pthread_mutex_init(&trace->lock, NULL);
 }
-void trace_finish(struct trace *j)
+void trace_finish(struct trace *trace)
 {
-    pthread_mutex_destroy(&j->lock);
-    free(j->event);
+    pthread_mutex_destroy(&trace->lock);
+    free(trace->event);
 }
-tutti_status trace_open(struct trace *j, size_t events)
+tutti_status trace_open(struct trace *trace, size_t events)
 {
     tutti_zero_event *fresh = events ? memory_alloc_zeroed(events, sizeof *fresh) : NULL;
     if (events && !fresh) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu events", events);
-    pthread_mutex_lock(&j->lock);
+    pthread_mutex_lock(&trace->lock);
     if (events) {
-        free(j->event);
-        j->event = fresh;
-        j->room = events;
-        j->count = j->missed = 0;
+        free(trace->event);
+        trace->event = fresh;
+        trace->room = events;
+        trace->count = trace->missed = 0;
     }
-    j->open = events > 0;
-    pthread_mutex_unlock(&j->lock);
+    trace->open = events > 0;
+    pthread_mutex_unlock(&trace->lock);
     return TUTTI_OK;
 }
-size_t trace_read(struct trace *j, tutti_zero_event *out, size_t capacity, size_t *missed)
+size_t trace_read(struct trace *trace, tutti_zero_event *out, size_t capacity, size_t *missed)
 {
-    pthread_mutex_lock(&j->lock);
-    size_t count = j->count, copied = count < capacity ? count : capacity;
-    if (copied) memcpy(out, j->event, copied * sizeof *out);
-    *missed = j->missed;
-    pthread_mutex_unlock(&j->lock);
+    pthread_mutex_lock(&trace->lock);
+    size_t count = trace->count, copied = count < capacity ? count : capacity;
+    if (copied) memcpy(out, trace->event, copied * sizeof *out);
+    *missed = trace->missed;
+    pthread_mutex_unlock(&trace->lock);
     return count;
 }
-int64_t trace_now(struct trace *j) { return atomic_load_explicit(&j->open, memory_order_relaxed) ? clock_ns() : 0; }
-static void trace_add_event(struct trace *j, const tutti_zero_event *event)
+int64_t trace_now(struct trace *trace)
 {
-    pthread_mutex_lock(&j->lock);
-    if (j->open && j->count < j->room) j->event[j->count++] = *event;
-    else j->missed += j->open;
-    pthread_mutex_unlock(&j->lock);
+    return atomic_load_explicit(&trace->open, memory_order_relaxed) ? clock_ns() : 0;
 }
-void trace_record(struct trace *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
+static void trace_add_event(struct trace *trace, const tutti_zero_event *event)
 {
-    if (began_ns) trace_add_event(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
+    pthread_mutex_lock(&trace->lock);
+    if (trace->open && trace->count < trace->room) trace->event[trace->count++] = *event;
+    else trace->missed += trace->open;
+    pthread_mutex_unlock(&trace->lock);
 }
-void trace_span_begin(struct trace_span *s, struct trace *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
+void trace_record(struct trace *trace, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
 {
-    *s = (struct trace_span){ j, { kind, unit, trace_now(j), 0, bytes }, false };
+    if (began_ns) trace_add_event(trace, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
+}
+void trace_span_begin(struct trace_span *s, struct trace *trace, tutti_zero_event_kind kind, int unit, uint64_t bytes)
+{
+    *s = (struct trace_span){ trace, { kind, unit, trace_now(trace), 0, bytes }, false };
 }
 static void trace_span_on_request_done(tutti_request *request, void *span)
 {

@@ -13,46 +13,47 @@ static bool rule_has_first_moment(tutti_zero_rule rule) { return rule > TUTTI_ZE
 static bool rule_has_second_moment(tutti_zero_rule rule) { return rule > TUTTI_ZERO_MOMENTUM; }
 
 /* ---- lifetime ---- */
-tutti_status optimizer_init(struct optimizer *o, const struct partition *partition, tutti_zero_rule rule)
+tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition, tutti_zero_rule rule)
 {
-    *o = (struct optimizer){ .partition = partition, .rule = rule };
-    o->state = memory_alloc_zeroed((size_t)partition->units, sizeof *o->state);
-    o->steps = memory_alloc_zeroed((size_t)partition->parameters, sizeof *o->steps);
-    return o->state && o->steps ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
+    *optimizer = (struct optimizer){ .partition = partition, .rule = rule };
+    optimizer->state = memory_alloc_zeroed((size_t)partition->units, sizeof *optimizer->state);
+    optimizer->steps = memory_alloc_zeroed((size_t)partition->parameters, sizeof *optimizer->steps);
+    return optimizer->state && optimizer->steps ? TUTTI_OK
+                                                : status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
 }
-static bool unit_has_value_copy(const struct unit_partition *u) { return u->dtype != TUTTI_FLOAT32; }
-void optimizer_finish(struct optimizer *o)
+static bool unit_has_value_copy(const struct unit_partition *unit) { return unit->dtype != TUTTI_FLOAT32; }
+void optimizer_finish(struct optimizer *optimizer)
 {
-    for (int u = 0; o->state && u < o->partition->units; u++) {
-        if (unit_has_value_copy(&o->partition->unit[u])) free(o->state[u].value);
-        free(o->state[u].first);
-        free(o->state[u].second);
+    for (int u = 0; optimizer->state && u < optimizer->partition->units; u++) {
+        if (unit_has_value_copy(&optimizer->partition->unit[u])) free(optimizer->state[u].value);
+        free(optimizer->state[u].first);
+        free(optimizer->state[u].second);
     }
-    free(o->state);
-    free(o->steps);
+    free(optimizer->state);
+    free(optimizer->steps);
 }
-static tutti_status optimizer_allocate_floats(struct optimizer *o, int unit, bool wanted, float **out)
+static tutti_status optimizer_allocate_floats(struct optimizer *optimizer, int unit, bool wanted, float **out)
 {
-    size_t bytes = o->partition->unit[unit].slice * sizeof(float);
+    size_t bytes = optimizer->partition->unit[unit].slice * sizeof(float);
     if (!wanted || *out) return TUTTI_OK;
     *out = memory_alloc_aligned(bytes);
     if (!*out)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu bytes of optimizer state, unit %d", bytes, unit);
-    o->state_bytes += bytes;
+    optimizer->state_bytes += bytes;
     return TUTTI_OK;
 }
-tutti_status optimizer_set_slice(struct optimizer *o, int unit, void *slice)
+tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *slice)
 {
-    const struct unit_partition *u = &o->partition->unit[unit];
-    struct optimizer_state *s = &o->state[unit];
+    const struct unit_partition *u = &optimizer->partition->unit[unit];
+    struct optimizer_state *s = &optimizer->state[unit];
     s->slice = slice;
-    TRY(optimizer_allocate_floats(o, unit, rule_has_first_moment(o->rule), &s->first));
-    TRY(optimizer_allocate_floats(o, unit, rule_has_second_moment(o->rule), &s->second));
+    TRY(optimizer_allocate_floats(optimizer, unit, rule_has_first_moment(optimizer->rule), &s->first));
+    TRY(optimizer_allocate_floats(optimizer, unit, rule_has_second_moment(optimizer->rule), &s->second));
     if (!unit_has_value_copy(u)) {
         s->value = slice;
         return TUTTI_OK;
     }
-    TRY(optimizer_allocate_floats(o, unit, true, &s->value));
+    TRY(optimizer_allocate_floats(optimizer, unit, true, &s->value));
     const uint16_t *narrow = slice;
     /* A value of a checkpoint that rounds to the slice's number is more precise, and stays. */
     for (size_t i = 0; i < u->slice; i++)
@@ -77,43 +78,43 @@ static struct update_factors rule_compute_factors(tutti_zero_rule rule, const tu
     if (rule == TUTTI_ZERO_ADAMW) f.decay = (float)(1 - r->rate * r->decay);
     return f;
 }
-static void optimizer_update_piece(const struct optimizer *o, int unit, const struct slice_piece *piece,
+static void optimizer_update_piece(const struct optimizer *optimizer, int unit, const struct slice_piece *piece,
     const void *gradient, const struct update_factors *f)
 {
-    const struct unit_partition *u = &o->partition->unit[unit];
-    const struct optimizer_state *s = &o->state[unit];
+    const struct unit_partition *u = &optimizer->partition->unit[unit];
+    const struct optimizer_state *s = &optimizer->state[unit];
     size_t from = piece->from;
     struct update_arrays a = { .value = s->value + from, .gradient = (const char *)gradient + from * u->element };
     if (s->first) a.first = s->first + from;
     if (s->second) a.second = s->second + from;
     if (unit_has_value_copy(u)) a.narrow = (uint16_t *)s->slice + from;
-    update_find(kernel_of[o->rule], u->dtype)(&a, piece->count, f);
+    update_find(kernel_of[optimizer->rule], u->dtype)(&a, piece->count, f);
 }
-void optimizer_update_unit(struct optimizer *o, int unit, const void *gradient, const uint8_t *used,
+void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale)
 {
-    const struct unit_partition *u = &o->partition->unit[unit];
-    const struct slice_piece *piece = &o->partition->piece[u->first_piece];
-    for (int i = u->first_parameter; i < u->first_parameter + u->parameters; i++) o->steps[i] += used[i];
+    const struct unit_partition *u = &optimizer->partition->unit[unit];
+    const struct slice_piece *piece = &optimizer->partition->piece[u->first_piece];
+    for (int i = u->first_parameter; i < u->first_parameter + u->parameters; i++) optimizer->steps[i] += used[i];
     for (int i = 0; i < u->pieces; i++) {
         int parameter = piece[i].parameter;
         if (!used[parameter]) continue;
-        const tutti_zero_rates *r = &rates[o->partition->parameter[parameter].group];
-        struct update_factors f = rule_compute_factors(o->rule, r, (double)o->steps[parameter], scale);
-        optimizer_update_piece(o, unit, &piece[i], gradient, &f);
+        const tutti_zero_rates *r = &rates[optimizer->partition->parameter[parameter].group];
+        struct update_factors f = rule_compute_factors(optimizer->rule, r, (double)optimizer->steps[parameter], scale);
+        optimizer_update_piece(optimizer, unit, &piece[i], gradient, &f);
     }
 }
-void optimizer_copy_to_slice(struct optimizer *o, int unit)
+void optimizer_copy_to_slice(struct optimizer *optimizer, int unit)
 {
-    const struct unit_partition *u = &o->partition->unit[unit];
-    const struct optimizer_state *s = &o->state[unit];
+    const struct unit_partition *u = &optimizer->partition->unit[unit];
+    const struct optimizer_state *s = &optimizer->state[unit];
     if (!unit_has_value_copy(u)) return;
     for (size_t i = 0; i < u->slice; i++) ((uint16_t *)s->slice)[i] = bfloat16_from_float(s->value[i]);
 }
-double optimizer_sum_squares(const struct optimizer *o, int unit, const void *gradient)
+double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const void *gradient)
 {
-    const struct unit_partition *u = &o->partition->unit[unit];
-    const struct slice_piece *piece = &o->partition->piece[u->first_piece];
+    const struct unit_partition *u = &optimizer->partition->unit[unit];
+    const struct slice_piece *piece = &optimizer->partition->piece[u->first_piece];
     double sum = 0;
     for (int i = 0; i < u->pieces; i++)
         sum += squares_find(u->dtype)((const char *)gradient + piece[i].from * u->element, piece[i].count);

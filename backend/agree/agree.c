@@ -13,26 +13,29 @@ static void flags_set(uint16_t *flags, int these) { *flags = (uint16_t)(*flags |
 static void flags_clear(uint16_t *flags, int these) { *flags = (uint16_t)(*flags & ~these); }
 
 /* ---- peers and speakers ---- */
-static int agree_own_host(const struct agree *a) { return a->layout.host_of[a->layout.rank]; }
-static bool agree_peer_is_remote(const struct agree *a, int peer)
+static int agree_own_host(const struct agree *agree) { return agree->layout.host_of[agree->layout.rank]; }
+static bool agree_peer_is_remote(const struct agree *agree, int peer)
 {
-    return a->layout.host_of[peer] != agree_own_host(a);
+    return agree->layout.host_of[peer] != agree_own_host(agree);
 }
-static bool agree_peer_is_gone(const struct agree *a, int peer) { return a->layout.peers[peer].flags & GONE; }
-static bool agree_is_speaker(const struct agree *a) { return a->layout.speakers[agree_own_host(a)] == a->layout.rank; }
-static void agree_peer_owe_message(struct agree *a, int peer, enum agree_message_kind kind)
+static bool agree_peer_is_gone(const struct agree *agree, int peer) { return agree->layout.peers[peer].flags & GONE; }
+static bool agree_is_speaker(const struct agree *agree)
 {
-    struct agree_peer *p = &a->layout.peers[peer];
-    if (agree_peer_is_gone(a, peer)) return;
-    if (!(p->flags & OWES_ALL)) a->owed++;
+    return agree->layout.speakers[agree_own_host(agree)] == agree->layout.rank;
+}
+static void agree_peer_owe_message(struct agree *agree, int peer, enum agree_message_kind kind)
+{
+    struct agree_peer *p = &agree->layout.peers[peer];
+    if (agree_peer_is_gone(agree, peer)) return;
+    if (!(p->flags & OWES_ALL)) agree->owed++;
     flags_set(&p->flags, message_kind_owed_flag(kind));
 }
 /* Makes the first rank of the host from `from` on that is not gone its speaker. */
-static void agree_choose_speaker(struct agree *a, int host, int from)
+static void agree_choose_speaker(struct agree *agree, int host, int from)
 {
     int r = from;
-    while (r < a->layout.size && (a->layout.host_of[r] != host || agree_peer_is_gone(a, r))) r++;
-    a->layout.speakers[host] = r < a->layout.size ? r : -1;
+    while (r < agree->layout.size && (agree->layout.host_of[r] != host || agree_peer_is_gone(agree, r))) r++;
+    agree->layout.speakers[host] = r < agree->layout.size ? r : -1;
 }
 void agree_init(struct agree *out, const struct agree_layout *layout)
 {
@@ -51,129 +54,133 @@ bool agree_cause_precedes(const struct agree_cause *x, const struct agree_cause 
     if (x->operation != y->operation) return x->operation < y->operation;
     return x->reporter < y->reporter;
 }
-static bool agree_host_sent_same_cause(const struct agree *a, int host)
+static bool agree_host_sent_same_cause(const struct agree *agree, int host)
 {
-    int speaker = a->layout.speakers[host];
-    if (host == agree_own_host(a) || speaker < 0) return true;
-    const struct agree_peer *p = &a->layout.peers[speaker];
+    int speaker = agree->layout.speakers[host];
+    if (host == agree_own_host(agree) || speaker < 0) return true;
+    const struct agree_peer *peer = &agree->layout.peers[speaker];
     /* These three fields identify a cause, because a rank finds at most one. */
-    return p->flags & SAID && p->kind == a->held.kind && p->operation == a->held.operation
-        && p->reporter == a->held.reporter;
+    return peer->flags & SAID && peer->kind == agree->held.kind && peer->operation == agree->held.operation
+        && peer->reporter == agree->held.reporter;
 }
 static bool agree_causes_are_same(const struct agree_cause *x, const struct agree_cause *y)
 {
     return !agree_cause_precedes(x, y) && !agree_cause_precedes(y, x);
 }
-static void agree_decide_if_unanimous(struct agree *a)
+static void agree_decide_if_unanimous(struct agree *agree)
 {
-    if (a->state != AGREE_KNOWS || !agree_is_speaker(a)) return;
-    for (int h = 0; h < a->layout.hosts; h++)
-        if (!agree_host_sent_same_cause(a, h)) return;
-    a->state = AGREE_DECIDES;
+    if (agree->state != AGREE_KNOWS || !agree_is_speaker(agree)) return;
+    for (int h = 0; h < agree->layout.hosts; h++)
+        if (!agree_host_sent_same_cause(agree, h)) return;
+    agree->state = AGREE_DECIDES;
 }
 static void deadline_set_earlier(int64_t *at_ms, int64_t than_ms)
 {
     if (!*at_ms || than_ms < *at_ms) *at_ms = than_ms;
 }
 /* Makes the speaker send its cause to the other speakers, after the cause or the speaker has changed. */
-static void agree_spread_cause(struct agree *a)
+static void agree_spread_cause(struct agree *agree)
 {
-    if (agree_is_speaker(a)) {
-        deadline_set_earlier(&a->settle_at_ms, a->now_ms + AGREE_SETTLE_MS);
-        deadline_set_earlier(&a->repeat_at_ms, a->now_ms + AGREE_REPEAT_MS);
+    if (agree_is_speaker(agree)) {
+        deadline_set_earlier(&agree->settle_at_ms, agree->now_ms + AGREE_SETTLE_MS);
+        deadline_set_earlier(&agree->repeat_at_ms, agree->now_ms + AGREE_REPEAT_MS);
     }
-    for (int h = 0; agree_is_speaker(a) && h < a->layout.hosts; h++)
-        if (h != agree_own_host(a) && a->layout.speakers[h] >= 0)
-            agree_peer_owe_message(a, a->layout.speakers[h], AGREE_FAIL);
-    agree_decide_if_unanimous(a);
+    for (int h = 0; agree_is_speaker(agree) && h < agree->layout.hosts; h++)
+        if (h != agree_own_host(agree) && agree->layout.speakers[h] >= 0)
+            agree_peer_owe_message(agree, agree->layout.speakers[h], AGREE_FAIL);
+    agree_decide_if_unanimous(agree);
 }
-static bool agree_knows_failure(const struct agree *a) { return a->state >= AGREE_KNOWS && a->state <= AGREE_OVER; }
-static void agree_bar_operation(struct agree *a, uint64_t operation)
+static bool agree_knows_failure(const struct agree *agree)
 {
-    if (operation < a->barred) a->barred = operation;
+    return agree->state >= AGREE_KNOWS && agree->state <= AGREE_OVER;
+}
+static void agree_bar_operation(struct agree *agree, uint64_t operation)
+{
+    if (operation < agree->barred) agree->barred = operation;
 }
 /* A rank reports a cause only while it knows of no failure, so every cause was found before its finder knew another. */
-void agree_report_cause(struct agree *a, const struct agree_cause *cause)
+void agree_report_cause(struct agree *agree, const struct agree_cause *cause)
 {
-    if (a->state != AGREE_RUNS) return;
-    a->held = *cause;
-    a->state = AGREE_CLAIMS;
-    agree_bar_operation(a, cause->operation);
+    if (agree->state != AGREE_RUNS) return;
+    agree->held = *cause;
+    agree->state = AGREE_CLAIMS;
+    agree_bar_operation(agree, cause->operation);
 }
 /* A rank without a decision adopts every decision that it receives, whatever cause it holds. */
-static void agree_handle_cause(struct agree *a, const struct agree_cause *cause, bool decided)
+static void agree_handle_cause(struct agree *agree, const struct agree_cause *cause, bool decided)
 {
-    agree_bar_operation(a, cause->operation);
-    if (decided && a->state < AGREE_DECIDES) {
-        a->held = *cause;
-        a->state = AGREE_DECIDES;
-    } else if (a->state == AGREE_RUNS || (a->state == AGREE_CLAIMS && agree_cause_precedes(cause, &a->held))) {
-        a->held = *cause;
-        a->state = AGREE_CLAIMS;
-    } else if (a->state == AGREE_KNOWS && agree_cause_precedes(cause, &a->held)) {
-        a->held = *cause;
-        agree_spread_cause(a);
+    agree_bar_operation(agree, cause->operation);
+    if (decided && agree->state < AGREE_DECIDES) {
+        agree->held = *cause;
+        agree->state = AGREE_DECIDES;
+    } else if (agree->state == AGREE_RUNS
+        || (agree->state == AGREE_CLAIMS && agree_cause_precedes(cause, &agree->held))) {
+        agree->held = *cause;
+        agree->state = AGREE_CLAIMS;
+    } else if (agree->state == AGREE_KNOWS && agree_cause_precedes(cause, &agree->held)) {
+        agree->held = *cause;
+        agree_spread_cause(agree);
     }
 }
 /* A rank drops its own cause if another rank of its host has written the failure record first. */
-void agree_on_failure_record(struct agree *a, const struct agree_cause *record)
+void agree_on_failure_record(struct agree *agree, const struct agree_cause *record)
 {
-    if (a->state != AGREE_RUNS && a->state != AGREE_CLAIMS) return;
-    bool mine = a->state == AGREE_CLAIMS && a->held.reporter == a->layout.rank;
-    if (a->state == AGREE_RUNS || mine || agree_cause_precedes(record, &a->held)) a->held = *record;
-    agree_bar_operation(a, record->operation);
-    a->state = AGREE_KNOWS;
+    if (agree->state != AGREE_RUNS && agree->state != AGREE_CLAIMS) return;
+    bool mine = agree->state == AGREE_CLAIMS && agree->held.reporter == agree->layout.rank;
+    if (agree->state == AGREE_RUNS || mine || agree_cause_precedes(record, &agree->held)) agree->held = *record;
+    agree_bar_operation(agree, record->operation);
+    agree->state = AGREE_KNOWS;
     /* agree_spread_cause sets earlier times if this rank is the speaker. */
-    a->settle_at_ms = a->now_ms + AGREE_TAKE_OVER_MS;
-    a->repeat_at_ms = a->now_ms + AGREE_STAND_IN_MS;
-    agree_spread_cause(a);
+    agree->settle_at_ms = agree->now_ms + AGREE_TAKE_OVER_MS;
+    agree->repeat_at_ms = agree->now_ms + AGREE_STAND_IN_MS;
+    agree_spread_cause(agree);
 }
-void agree_on_decision_record(struct agree *a, const struct agree_cause *record)
+void agree_on_decision_record(struct agree *agree, const struct agree_cause *record)
 {
-    if (a->state >= AGREE_OVER) return;
-    bool same = a->state >= AGREE_KNOWS && agree_causes_are_same(record, &a->held);
-    a->held = *record;
-    agree_bar_operation(a, record->operation);
-    a->state = AGREE_OVER;
-    a->decided = 1;
-    if (!same) agree_spread_cause(a);
+    if (agree->state >= AGREE_OVER) return;
+    bool same = agree->state >= AGREE_KNOWS && agree_causes_are_same(record, &agree->held);
+    agree->held = *record;
+    agree_bar_operation(agree, record->operation);
+    agree->state = AGREE_OVER;
+    agree->decided = 1;
+    if (!same) agree_spread_cause(agree);
 }
 
 /* ---- causes that this object finds itself ---- */
-static const struct agree_call *agree_recall_call(const struct agree *a, uint64_t number)
+static const struct agree_call *agree_recall_call(const struct agree *agree, uint64_t number)
 {
-    const struct agree_call *call = &a->history[number % AGREE_HISTORY];
+    const struct agree_call *call = &agree->history[number % AGREE_HISTORY];
     return number && call->number == number ? call : NULL;
 }
-static struct agree_cause agree_make_cause(const struct agree *a, enum agree_kind kind, tutti_status status, int other,
-    uint64_t operation)
+static struct agree_cause agree_make_cause(const struct agree *agree, enum agree_kind kind, tutti_status status,
+    int other, uint64_t operation)
 {
     struct agree_cause cause;
     memset(&cause, 0, sizeof cause);
     cause.kind = kind;
     cause.status = status;
-    cause.reporter = a->layout.rank;
+    cause.reporter = agree->layout.rank;
     cause.other = other;
     cause.operation = operation;
-    const struct agree_call *open = a->begun > a->ended ? agree_recall_call(a, a->begun) : NULL;
+    const struct agree_call *open = agree->begun > agree->ended ? agree_recall_call(agree, agree->begun) : NULL;
     if (open) cause.calls[0] = *open;
     return cause;
 }
 /* Fails with the first call that differs, because later calls differ only as its consequence. */
-static void agree_compare_calls(struct agree *a, int peer, const struct agree_message *m)
+static void agree_compare_calls(struct agree *agree, int peer, const struct agree_message *m)
 {
     const struct agree_call *theirs = NULL;
     for (int i = 0; i < AGREE_HISTORY; i++) {
-        const struct agree_call *call = &m->calls[i], *mine = agree_recall_call(a, call->number);
+        const struct agree_call *call = &m->calls[i], *mine = agree_recall_call(agree, call->number);
         bool differs = mine && mine->fingerprint != call->fingerprint;
         if (differs && (!theirs || call->number < theirs->number)) theirs = call;
     }
     if (!theirs) return;
-    struct agree_cause cause = agree_make_cause(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, theirs->number);
-    cause.calls[0] = *agree_recall_call(a, theirs->number);
+    struct agree_cause cause = agree_make_cause(agree, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, theirs->number);
+    cause.calls[0] = *agree_recall_call(agree, theirs->number);
     cause.calls[1] = *theirs;
-    agree_bar_operation(a, theirs->number);
-    agree_report_cause(a, &cause);
+    agree_bar_operation(agree, theirs->number);
+    agree_report_cause(agree, &cause);
 }
 static uint64_t message_last_operation(const struct agree_message *m)
 {
@@ -182,187 +189,190 @@ static uint64_t message_last_operation(const struct agree_message *m)
         if (m->calls[i].number > last) last = m->calls[i].number;
     return last;
 }
-static void agree_check_left_peer(struct agree *a, int peer)
+static void agree_check_left_peer(struct agree *agree, int peer)
 {
-    const struct agree_peer *p = &a->layout.peers[peer];
-    if (!(p->flags & LEFT) || !(p->flags & WAITS) || p->operation >= a->begun) return;
-    struct agree_cause cause = agree_make_cause(a, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, a->begun);
-    agree_report_cause(a, &cause);
+    const struct agree_peer *p = &agree->layout.peers[peer];
+    if (!(p->flags & LEFT) || !(p->flags & WAITS) || p->operation >= agree->begun) return;
+    struct agree_cause cause = agree_make_cause(agree, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, agree->begun);
+    agree_report_cause(agree, &cause);
 }
-static void agree_replace_speaker(struct agree *a, int host, int from)
+static void agree_replace_speaker(struct agree *agree, int host, int from)
 {
-    agree_choose_speaker(a, host, from);
-    int speaker = a->layout.speakers[host];
-    if (!agree_knows_failure(a) || !agree_is_speaker(a)) return;
+    agree_choose_speaker(agree, host, from);
+    int speaker = agree->layout.speakers[host];
+    if (!agree_knows_failure(agree) || !agree_is_speaker(agree)) return;
     /* A new speaker of this rank's own host is this rank. */
-    if (host == agree_own_host(a)) agree_spread_cause(a);
-    else if (speaker >= 0) agree_peer_owe_message(a, speaker, AGREE_FAIL);
-    agree_decide_if_unanimous(a);
+    if (host == agree_own_host(agree)) agree_spread_cause(agree);
+    else if (speaker >= 0) agree_peer_owe_message(agree, speaker, AGREE_FAIL);
+    agree_decide_if_unanimous(agree);
 }
-static void remove_peer(struct agree *a, int peer, int flag)
+static void remove_peer(struct agree *agree, int peer, int flag)
 {
-    struct agree_peer *p = &a->layout.peers[peer];
-    int host = a->layout.host_of[peer];
-    if (p->flags & OWES_ALL) a->owed--;
+    struct agree_peer *p = &agree->layout.peers[peer];
+    int host = agree->layout.host_of[peer];
+    if (p->flags & OWES_ALL) agree->owed--;
     flags_clear(&p->flags, OWES_ALL);
     flags_set(&p->flags, flag);
-    if (a->layout.speakers[host] == peer) agree_replace_speaker(a, host, peer);
+    if (agree->layout.speakers[host] == peer) agree_replace_speaker(agree, host, peer);
 }
-void agree_on_peer_lost(struct agree *a, int peer)
+void agree_on_peer_lost(struct agree *agree, int peer)
 {
-    if (peer == a->layout.rank) return;
-    bool known = agree_peer_is_gone(a, peer);
-    remove_peer(a, peer, LOST);
-    struct agree_cause cause = agree_make_cause(a, AGREE_LOST, TUTTI_PEER_LOST, peer, a->ended + 1);
-    if (!known) agree_report_cause(a, &cause);
+    if (peer == agree->layout.rank) return;
+    bool known = agree_peer_is_gone(agree, peer);
+    remove_peer(agree, peer, LOST);
+    struct agree_cause cause = agree_make_cause(agree, AGREE_LOST, TUTTI_PEER_LOST, peer, agree->ended + 1);
+    if (!known) agree_report_cause(agree, &cause);
 }
-void agree_on_peer_left(struct agree *a, int peer, uint64_t last)
+void agree_on_peer_left(struct agree *agree, int peer, uint64_t last)
 {
-    a->layout.peers[peer].operation = last;
-    remove_peer(a, peer, LEFT);
-    agree_check_left_peer(a, peer);
+    agree->layout.peers[peer].operation = last;
+    remove_peer(agree, peer, LEFT);
+    agree_check_left_peer(agree, peer);
 }
 
 /* ---- operations ---- */
-void agree_begin(struct agree *a, const struct agree_call *call)
+void agree_begin(struct agree *agree, const struct agree_call *call)
 {
-    a->history[call->number % AGREE_HISTORY] = *call;
-    a->begun = call->number;
-    a->ask_at_ms = 0;
+    agree->history[call->number % AGREE_HISTORY] = *call;
+    agree->begun = call->number;
+    agree->ask_at_ms = 0;
 }
-bool agree_on_first_message(struct agree *a, int peer, uint64_t number, uint64_t fingerprint)
+bool agree_on_first_message(struct agree *agree, int peer, uint64_t number, uint64_t fingerprint)
 {
-    if (number > a->begun) return false;
-    const struct agree_call *mine = agree_recall_call(a, number);
+    if (number > agree->begun) return false;
+    const struct agree_call *mine = agree_recall_call(agree, number);
     if (!mine || mine->fingerprint == fingerprint) return true;
-    agree_bar_operation(a, number);                                     /* fails in any case */
-    if (a->state != AGREE_RUNS || a->suspect.operation) return true;
-    a->suspect = (struct agree_suspect){ number, fingerprint, a->now_ms + AGREE_SUSPECT_MS, peer };
-    agree_peer_owe_message(a, peer, AGREE_ASK);
+    agree_bar_operation(agree, number);                                     /* fails in any case */
+    if (agree->state != AGREE_RUNS || agree->suspect.operation) return true;
+    agree->suspect = (struct agree_suspect){ number, fingerprint, agree->now_ms + AGREE_SUSPECT_MS, peer };
+    agree_peer_owe_message(agree, peer, AGREE_ASK);
     return true;
 }
-void agree_set_waiting(struct agree *a, int peer, bool waits)
+void agree_set_waiting(struct agree *agree, int peer, bool waits)
 {
-    struct agree_peer *p = &a->layout.peers[peer];
-    assert(agree_peer_is_remote(a, peer));
+    struct agree_peer *p = &agree->layout.peers[peer];
+    assert(agree_peer_is_remote(agree, peer));
     if (!waits) { flags_clear(&p->flags, WAITS); return; }
     flags_set(&p->flags, WAITS);
-    if (!a->ask_at_ms) {
-        a->ask_gap_ms = AGREE_ASK_MS;
-        a->ask_at_ms = a->now_ms + AGREE_ASK_MS;
+    if (!agree->ask_at_ms) {
+        agree->ask_gap_ms = AGREE_ASK_MS;
+        agree->ask_at_ms = agree->now_ms + AGREE_ASK_MS;
     }
-    agree_check_left_peer(a, peer);
+    agree_check_left_peer(agree, peer);
 }
-bool agree_may_end_operation(struct agree *a, uint64_t number)
+bool agree_may_end_operation(struct agree *agree, uint64_t number)
 {
-    if (a->state == AGREE_LEFT || number >= a->barred) return false;
-    a->ended = number;
+    if (agree->state == AGREE_LEFT || number >= agree->barred) return false;
+    agree->ended = number;
     return true;
 }
-void agree_leave(struct agree *a)
+void agree_leave(struct agree *agree)
 {
-    for (int r = 0; r < a->layout.size; r++) {
-        if (!agree_peer_is_remote(a, r)) continue;
+    for (int r = 0; r < agree->layout.size; r++) {
+        if (!agree_peer_is_remote(agree, r)) continue;
         /* A rank that has not decided must not decide without this rank. */
-        if (a->decided) agree_peer_owe_message(a, r, AGREE_FAIL);
-        agree_peer_owe_message(a, r, AGREE_BYE);
+        if (agree->decided) agree_peer_owe_message(agree, r, AGREE_FAIL);
+        agree_peer_owe_message(agree, r, AGREE_BYE);
     }
-    a->state = AGREE_LEFT;
+    agree->state = AGREE_LEFT;
 }
 
 /* ---- messages ---- */
-void agree_handle_message(struct agree *a, int peer, const struct agree_message *m)
+void agree_handle_message(struct agree *agree, int peer, const struct agree_message *m)
 {
     /* A message after the sender's BYE is ignored. */
-    if (a->state == AGREE_LEFT || a->layout.peers[peer].flags & LEFT) return;
-    if (a->state == AGREE_OVER && !m->decided) agree_peer_owe_message(a, peer, AGREE_FAIL);
-    else if (m->kind == AGREE_ASK) agree_peer_owe_message(a, peer, AGREE_ANSWER);
-    if (m->kind != AGREE_FAIL) agree_compare_calls(a, peer, m);
-    if (m->kind == AGREE_BYE) agree_on_peer_left(a, peer, message_last_operation(m));
+    if (agree->state == AGREE_LEFT || agree->layout.peers[peer].flags & LEFT) return;
+    if (agree->state == AGREE_OVER && !m->decided) agree_peer_owe_message(agree, peer, AGREE_FAIL);
+    else if (m->kind == AGREE_ASK) agree_peer_owe_message(agree, peer, AGREE_ANSWER);
+    if (m->kind != AGREE_FAIL) agree_compare_calls(agree, peer, m);
+    if (m->kind == AGREE_BYE) agree_on_peer_left(agree, peer, message_last_operation(m));
     if (m->kind != AGREE_FAIL) return;
-    struct agree_peer *p = &a->layout.peers[peer];
+    struct agree_peer *p = &agree->layout.peers[peer];
     p->operation = m->cause.operation;
     p->kind = (uint16_t)m->cause.kind;
     p->reporter = m->cause.reporter;
     flags_set(&p->flags, SAID);
-    agree_handle_cause(a, &m->cause, m->decided);
-    agree_decide_if_unanimous(a);
+    agree_handle_cause(agree, &m->cause, m->decided);
+    agree_decide_if_unanimous(agree);
 }
-static void agree_compose_message(const struct agree *a, enum agree_message_kind kind, struct agree_message *out)
+static void agree_compose_message(const struct agree *agree, enum agree_message_kind kind, struct agree_message *out)
 {
     memset(out, 0, sizeof *out);
     out->kind = kind;
-    if (kind != AGREE_FAIL) { memcpy(out->calls, a->history, sizeof out->calls); return; }
-    out->cause = a->held;
-    out->decided = a->decided;
+    if (kind != AGREE_FAIL) { memcpy(out->calls, agree->history, sizeof out->calls); return; }
+    out->cause = agree->held;
+    out->decided = agree->decided;
 }
 /* A peer gets its messages in this order, with BYE as the last. */
-bool agree_next_message(struct agree *a, int *to, struct agree_message *out)
+bool agree_next_message(struct agree *agree, int *to, struct agree_message *out)
 {
     static const enum agree_message_kind order[AGREE_MESSAGES] = { AGREE_FAIL, AGREE_ANSWER, AGREE_ASK, AGREE_BYE };
-    if (!a->owed) return false;
-    while (!(a->layout.peers[a->cursor].flags & OWES_ALL)) a->cursor = (a->cursor + 1) % (uint64_t)a->layout.size;
-    struct agree_peer *p = &a->layout.peers[a->cursor];
+    if (!agree->owed) return false;
+    while (!(agree->layout.peers[agree->cursor].flags & OWES_ALL))
+        agree->cursor = (agree->cursor + 1) % (uint64_t)agree->layout.size;
+    struct agree_peer *peer = &agree->layout.peers[agree->cursor];
     int i = 0;
-    while (!(p->flags & message_kind_owed_flag(order[i]))) i++;
-    flags_clear(&p->flags, message_kind_owed_flag(order[i]));
-    if (!(p->flags & OWES_ALL)) a->owed--;
-    *to = (int)a->cursor;
-    agree_compose_message(a, order[i], out);
+    while (!(peer->flags & message_kind_owed_flag(order[i]))) i++;
+    flags_clear(&peer->flags, message_kind_owed_flag(order[i]));
+    if (!(peer->flags & OWES_ALL)) agree->owed--;
+    *to = (int)agree->cursor;
+    agree_compose_message(agree, order[i], out);
     return true;
 }
 
 /* ---- time ---- */
-static void agree_ask_awaited_peers(struct agree *a)
+static void agree_ask_awaited_peers(struct agree *agree)
 {
     bool any = false;
-    for (int r = 0; r < a->layout.size; r++) {
-        if (!(a->layout.peers[r].flags & WAITS) || agree_peer_is_gone(a, r)) continue;
-        agree_peer_owe_message(a, r, AGREE_ASK);
+    for (int r = 0; r < agree->layout.size; r++) {
+        if (!(agree->layout.peers[r].flags & WAITS) || agree_peer_is_gone(agree, r)) continue;
+        agree_peer_owe_message(agree, r, AGREE_ASK);
         any = true;
     }
-    a->ask_gap_ms = a->ask_gap_ms * 2 < AGREE_ASK_MOST_MS ? a->ask_gap_ms * 2 : AGREE_ASK_MOST_MS;
-    a->ask_at_ms = any ? a->now_ms + a->ask_gap_ms : 0;
+    agree->ask_gap_ms = agree->ask_gap_ms * 2 < AGREE_ASK_MOST_MS ? agree->ask_gap_ms * 2 : AGREE_ASK_MOST_MS;
+    agree->ask_at_ms = any ? agree->now_ms + agree->ask_gap_ms : 0;
 }
-void agree_ask_now(struct agree *a)
+void agree_ask_now(struct agree *agree)
 {
-    if (a->state == AGREE_RUNS) agree_ask_awaited_peers(a);
+    if (agree->state == AGREE_RUNS) agree_ask_awaited_peers(agree);
 }
 /* Reports the suspect's different call by its fingerprint alone, because the suspect has not answered. */
-static void agree_accuse_suspect(struct agree *a)
+static void agree_accuse_suspect(struct agree *agree)
 {
-    const struct agree_call *mine = agree_recall_call(a, a->suspect.operation);
-    int peer = (int)a->suspect.peer;
-    struct agree_cause cause = agree_make_cause(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, a->suspect.operation);
+    const struct agree_call *mine = agree_recall_call(agree, agree->suspect.operation);
+    int peer = (int)agree->suspect.peer;
+    struct agree_cause cause =
+        agree_make_cause(agree, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, agree->suspect.operation);
     if (mine) cause.calls[0] = *mine;
-    cause.calls[1].fingerprint = a->suspect.fingerprint;
-    a->suspect.operation = 0;
-    agree_report_cause(a, &cause);
+    cause.calls[1].fingerprint = agree->suspect.fingerprint;
+    agree->suspect.operation = 0;
+    agree_report_cause(agree, &cause);
 }
 /* Repeats FAIL to hosts whose speaker has not sent the same cause. The speaker may be stopped, so each repetition
    reaches twice as many ranks of its host. */
-static void agree_repeat_failure(struct agree *a)
+static void agree_repeat_failure(struct agree *agree)
 {
-    uint64_t most = (uint64_t)1 << ++a->repeats;
-    a->repeat_at_ms = 0;
-    for (int h = 0; h < a->layout.hosts; h++) {
+    uint64_t most = (uint64_t)1 << ++agree->repeats;
+    agree->repeat_at_ms = 0;
+    for (int h = 0; h < agree->layout.hosts; h++) {
         uint64_t told = 0;
-        int first = a->layout.speakers[h];
-        if (first < 0 || agree_host_sent_same_cause(a, h)) continue;
-        if (a->repeats < AGREE_REPEATS) a->repeat_at_ms = a->now_ms + AGREE_REPEAT_MS;
-        for (int r = first; r < a->layout.size && told < most; r++)
-            if (a->layout.host_of[r] == h && !agree_peer_is_gone(a, r)) {
-                agree_peer_owe_message(a, r, AGREE_FAIL);
+        int first = agree->layout.speakers[h];
+        if (first < 0 || agree_host_sent_same_cause(agree, h)) continue;
+        if (agree->repeats < AGREE_REPEATS) agree->repeat_at_ms = agree->now_ms + AGREE_REPEAT_MS;
+        for (int r = first; r < agree->layout.size && told < most; r++)
+            if (agree->layout.host_of[r] == h && !agree_peer_is_gone(agree, r)) {
+                agree_peer_owe_message(agree, r, AGREE_FAIL);
                 told++;
             }
     }
 }
-void agree_advance_time(struct agree *a, int64_t now_ms)
+void agree_advance_time(struct agree *agree, int64_t now_ms)
 {
-    a->now_ms = now_ms;
-    if (a->state == AGREE_RUNS && a->ask_at_ms && now_ms >= a->ask_at_ms) agree_ask_awaited_peers(a);
-    if (a->state == AGREE_RUNS && a->suspect.operation && now_ms >= a->suspect.until_ms) agree_accuse_suspect(a);
-    if (a->state != AGREE_KNOWS) return;
-    if (now_ms >= a->settle_at_ms) a->state = AGREE_DECIDES;
-    else if (a->repeat_at_ms && now_ms >= a->repeat_at_ms) agree_repeat_failure(a);
+    agree->now_ms = now_ms;
+    if (agree->state == AGREE_RUNS && agree->ask_at_ms && now_ms >= agree->ask_at_ms) agree_ask_awaited_peers(agree);
+    if (agree->state == AGREE_RUNS && agree->suspect.operation && now_ms >= agree->suspect.until_ms)
+        agree_accuse_suspect(agree);
+    if (agree->state != AGREE_KNOWS) return;
+    if (now_ms >= agree->settle_at_ms) agree->state = AGREE_DECIDES;
+    else if (agree->repeat_at_ms && now_ms >= agree->repeat_at_ms) agree_repeat_failure(agree);
 }

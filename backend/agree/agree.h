@@ -148,43 +148,43 @@ struct agree {
 /* ---- inputs from this rank ---- */
 void agree_init(struct agree *out, const struct agree_layout *layout);
 /* Begins an operation; numbers grow by 1. */
-void agree_begin(struct agree *a, const struct agree_call *call);
+void agree_begin(struct agree *agree, const struct agree_call *call);
 /* Reports the first message of an operation from a rank of another host. It returns false if this rank has not begun
    the operation; the caller then reports it again later (the matching keeps early messages). */
-bool agree_on_first_message(struct agree *a, int peer, uint64_t number, uint64_t fingerprint);
+bool agree_on_first_message(struct agree *agree, int peer, uint64_t number, uint64_t fingerprint);
 /* Reports whether this rank waits for a rank of another host. */
-void agree_set_waiting(struct agree *a, int peer, bool waits);
+void agree_set_waiting(struct agree *agree, int peer, bool waits);
 /* Checks an operation before it ends. After true the caller must report success. After false the operation fails with
    the decision. Operations before the failed one may still end after the decision. */
-bool agree_may_end_operation(struct agree *a, uint64_t number);
+bool agree_may_end_operation(struct agree *agree, uint64_t number);
 /* Reports a cause that this rank has found. It counts only in state RUNS. */
-void agree_report_cause(struct agree *a, const struct agree_cause *cause);
+void agree_report_cause(struct agree *agree, const struct agree_cause *cause);
 /* Leaves the group; no operation may be open. */
-void agree_leave(struct agree *a);
+void agree_leave(struct agree *agree);
 /* ---- inputs from the host's segment ---- */
-void agree_on_failure_record(struct agree *a, const struct agree_cause *record);
-void agree_on_decision_record(struct agree *a, const struct agree_cause *record);
+void agree_on_failure_record(struct agree *agree, const struct agree_cause *record);
+void agree_on_decision_record(struct agree *agree, const struct agree_cause *record);
 /* ---- inputs from peers ---- */
-void agree_handle_message(struct agree *a, int peer, const struct agree_message *message);
+void agree_handle_message(struct agree *agree, int peer, const struct agree_message *message);
 /* Reports a rank of any host as lost: its process has died, its link broke or carried an invalid message, or no link to
    it can be opened. The caller first ends all operations that can still end. */
-void agree_on_peer_lost(struct agree *a, int peer);
+void agree_on_peer_lost(struct agree *agree, int peer);
 /* Reports that a rank has left; ranks of this host send no BYE, but set a word in the segment. */
-void agree_on_peer_left(struct agree *a, int peer, uint64_t last);
+void agree_on_peer_left(struct agree *agree, int peer, uint64_t last);
 /* ---- time ---- */
 /* Sets the time. The caller calls it at least every 20 ms while an operation is open, and before other inputs, which
    set timers by it. */
-void agree_advance_time(struct agree *a, int64_t now_ms);
+void agree_advance_time(struct agree *agree, int64_t now_ms);
 
 /* Sends ASK now, because the operation's time is running out. */
-void agree_ask_now(struct agree *a);
+void agree_ask_now(struct agree *agree);
 
 /* ---- outputs ---- */
 /* After each input the caller does the following, in this order. In state CLAIMS it writes `held` to the failure record
    unless that is written, and passes the record to agree_on_failure_record. In state DECIDES it does so with the
    decision record and agree_on_decision_record. Then it sends the messages of agree_next_message until that returns
    false, and drops a message for which it has no link. */
-bool agree_next_message(struct agree *a, int *to, struct agree_message *out);
+bool agree_next_message(struct agree *agree, int *to, struct agree_message *out);
 /* Returns true if cause x takes precedence over cause y. */
 bool agree_cause_precedes(const struct agree_cause *x, const struct agree_cause *y);
 

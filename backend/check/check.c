@@ -13,28 +13,28 @@
 
 /* ---- operations ---- */
 /* Synchronizes the threads of a rank at the ends of an operation. */
-static void checker_join_threads(struct checker *k, int rank)
+static void checker_join_threads(struct checker *checker, int rank)
 {
-    int first = rank * k->slots;
-    for (int i = 1; i < k->slots; i++) checker_merge_clock(k, first, k->thread[first + i].clock);
-    for (int i = 1; i < k->slots; i++) checker_merge_clock(k, first + i, k->thread[first].clock);
+    int first = rank * checker->slots;
+    for (int i = 1; i < checker->slots; i++) checker_merge_clock(checker, first, checker->thread[first + i].clock);
+    for (int i = 1; i < checker->slots; i++) checker_merge_clock(checker, first + i, checker->thread[first].clock);
 }
 /* Ends the last call and makes the next one: its tensors are new, and the rank announces its arrival. */
-static void checker_begin_call(struct checker *k, int rank)
+static void checker_begin_call(struct checker *checker, int rank)
 {
-    const struct schedule *s = &k->plan->ranks[rank];
-    struct walker *w = &k->walker[rank];
-    if (w->operation) checker_judge_operation(k, s, w->operation - 1);
-    checker_rewrite_tensors(k, s, w->operation);
-    ++*checker_clock_now(k, rank * k->slots);
-    checker_join_threads(k, rank);
+    const struct schedule *schedule = &checker->plan->ranks[rank];
+    struct walker *w = &checker->walker[rank];
+    if (w->operation) checker_judge_operation(checker, schedule, w->operation - 1);
+    checker_rewrite_tensors(checker, schedule, w->operation);
+    ++*checker_clock_now(checker, rank * checker->slots);
+    checker_join_threads(checker, rank);
     w->called = true;
-    if (w->operation == k->operations) return;
-    int *arrival = &w->arrival[(size_t)w->operation * (size_t)k->threads];
-    for (int i = 0; i < k->threads; i++) arrival[i] = k->thread[rank * k->slots].clock[i];
-    for (int i = 0; i < k->slots; i++) {
-        k->thread[rank * k->slots + i].tile = i;
-        k->thread[rank * k->slots + i].step = 0;
+    if (w->operation == checker->operations) return;
+    int *arrival = &w->arrival[(size_t)w->operation * (size_t)checker->threads];
+    for (int i = 0; i < checker->threads; i++) arrival[i] = checker->thread[rank * checker->slots].clock[i];
+    for (int i = 0; i < checker->slots; i++) {
+        checker->thread[rank * checker->slots + i].tile = i;
+        checker->thread[rank * checker->slots + i].step = 0;
     }
 }
 static bool walker_has_arrived(const struct walker *w, int operation)
@@ -42,266 +42,273 @@ static bool walker_has_arrived(const struct walker *w, int operation)
     return w->operation > operation || (w->operation == operation && w->called);
 }
 /* True if all ranks of the host have arrived. The rank's threads then know their earlier accesses. */
-static bool checker_poll_roll_call(struct checker *k, int rank)
+static bool checker_poll_roll_call(struct checker *checker, int rank)
 {
-    const struct schedule *s = &k->plan->ranks[rank];
-    struct walker *w = &k->walker[rank];
+    const struct schedule *schedule = &checker->plan->ranks[rank];
+    struct walker *w = &checker->walker[rank];
     if (w->arrived) return true;
-    int host = s->place.host, size = layout_host_size(s->layout, host);
+    int host = schedule->place.host, size = layout_host_size(schedule->layout, host);
     for (int n = 0; n < size; n++)
-        if (!walker_has_arrived(&k->walker[layout_rank(s->layout, host, n)], w->operation)) return false;
+        if (!walker_has_arrived(&checker->walker[layout_rank(schedule->layout, host, n)], w->operation)) return false;
     for (int n = 0; n < size; n++) {
-        int q = layout_rank(s->layout, host, n);
-        for (int i = 0; q != rank && i < k->slots; i++)
-            checker_merge_clock(k, rank * k->slots + i,
-                &k->walker[q].arrival[(size_t)w->operation * (size_t)k->threads]);
+        int q = layout_rank(schedule->layout, host, n);
+        for (int i = 0; q != rank && i < checker->slots; i++)
+            checker_merge_clock(checker, rank * checker->slots + i,
+                &checker->walker[q].arrival[(size_t)w->operation * (size_t)checker->threads]);
     }
     return w->arrived = true;
 }
 
 /* ---- steps ---- */
-static void checker_post_message(struct checker *k, int thread, int step, int tile, int operation)
+static void checker_post_message(struct checker *checker, int thread, int step, int tile, int operation)
 {
-    const struct schedule *s = &k->plan->ranks[thread / k->slots];
-    const struct step *t = &s->steps[step];
+    const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
+    const struct step *t = &schedule->steps[step];
     struct check_message *m = memory_alloc_zeroed(1, sizeof *m);
     int n = 0;
-    *checker_message(k, s->rank, step, tile, operation) = m;
-    if (m) m->value_count = step_count_chunks(s, t);
+    *checker_message(checker, schedule->rank, step, tile, operation) = m;
+    if (m) m->value_count = step_count_chunks(schedule, t);
     if (m && t->kind == SEND) m->values = memory_alloc_zeroed((size_t)m->value_count, sizeof *m->values);
     if (!m || (t->kind == SEND && !m->values)) {
-        checker_report_error(k, "the checker is out of memory", s->rank, step, tile);
+        checker_report_error(checker, "the checker is out of memory", schedule->rank, step, tile);
         return;
     }
     for (int x = 0; x < t->from_count + t->to_count; x++)
-        for (int i = 0; i < s->spans[t->span + x].count; i++) {
-            struct check_cell *c = checker_cell(k, s->spans[t->span + x], i, tile, operation);
-            checker_record_access(k, c, thread, t->kind == RECV, m, step, tile);
+        for (int i = 0; i < schedule->spans[t->span + x].count; i++) {
+            struct check_cell *c = checker_cell(checker, schedule->spans[t->span + x], i, tile, operation);
+            checker_record_access(checker, c, thread, t->kind == RECV, m, step, tile);
             if (t->kind == SEND) m->values[n++] = c->value;
         }
-    ++*checker_clock_now(k, thread);
-    m->clock = checker_copy_clock(k, thread);
+    ++*checker_clock_now(checker, thread);
+    m->clock = checker_copy_clock(checker, thread);
 }
-static void checker_receive_message(struct checker *k, const struct schedule *s, int step,
+static void checker_receive_message(struct checker *checker, const struct schedule *schedule, int step,
     const struct check_message *sent, int tile, int operation)
 {
-    const struct step *t = &s->steps[step];
+    const struct step *t = &schedule->steps[step];
     int n = 0;
     for (int d = 0; d < t->to_count; d++)
-        for (int i = 0; i < step_to(s, t)[d].count; i++) {
-            struct value *v = &checker_cell(k, step_to(s, t)[d], i, tile, operation)->value;
-            *v = sent->values[n++];
-            v->valid &= v->tile == tile && v->operation == operation;
+        for (int i = 0; i < step_to(schedule, t)[d].count; i++) {
+            struct value *value = &checker_cell(checker, step_to(schedule, t)[d], i, tile, operation)->value;
+            *value = sent->values[n++];
+            value->valid &= value->tile == tile && value->operation == operation;
         }
 }
 /* True if the message that this rank posted at `step` is complete. Completes it if its other end is posted. */
-static bool checker_complete_message(struct checker *k, int thread, int step, int tile, int operation)
+static bool checker_complete_message(struct checker *checker, int thread, int step, int tile, int operation)
 {
-    const struct schedule *s = &k->plan->ranks[thread / k->slots];
-    struct check_message *m = *checker_message(k, s->rank, step, tile, operation), *other = NULL;
-    struct position end = match_find_other_end(k->match, s->rank, step);
-    if (!m) checker_report_error(k, "awaits a message before posting it", s->rank, step, tile);
+    const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
+    struct check_message *m = *checker_message(checker, schedule->rank, step, tile, operation), *other = NULL;
+    struct position end = match_find_other_end(checker->match, schedule->rank, step);
+    if (!m) checker_report_error(checker, "awaits a message before posting it", schedule->rank, step, tile);
     if (!m || m->done_at) return m != NULL;
-    if (end.rank >= 0) other = *checker_message(k, end.rank, end.step, tile, operation);
+    if (end.rank >= 0) other = *checker_message(checker, end.rank, end.step, tile, operation);
     if (!other || !other->clock) return false;
     if (other->value_count != m->value_count) {
-        checker_report_error(k, "the ends of a message differ in length", s->rank, step, tile);
+        checker_report_error(checker, "the ends of a message differ in length", schedule->rank, step, tile);
         return false;
     }
-    if (s->steps[step].kind == RECV) {
-        checker_receive_message(k, s, step, other, tile, operation);
-        checker_merge_clock(k, thread, other->clock);
+    if (schedule->steps[step].kind == RECV) {
+        checker_receive_message(checker, schedule, step, other, tile, operation);
+        checker_merge_clock(checker, thread, other->clock);
     }
-    m->done_at = ++*checker_clock_now(k, thread);
+    m->done_at = ++*checker_clock_now(checker, thread);
     return true;
 }
-static void checker_run_work(struct checker *k, int thread, int step, int tile, int operation)
+static void checker_run_work(struct checker *checker, int thread, int step, int tile, int operation)
 {
-    const struct schedule *s = &k->plan->ranks[thread / k->slots];
-    const struct step *t = &s->steps[step];
-    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
+    const struct step *t = &schedule->steps[step];
+    const struct span *from = step_from(schedule, t), *to = step_to(schedule, t);
     for (int i = 0; t->to_count && i < to->count; i++) {
-        struct check_cell *first = checker_cell(k, *from, i, tile, operation);
+        struct check_cell *first = checker_cell(checker, *from, i, tile, operation);
         struct value sum = first->value;
         for (int f = 0; f < t->from_count; f++) {
-            struct check_cell *c = checker_cell(k, from[f], i, tile, operation);
-            checker_record_access(k, c, thread, false, NULL, step, tile);
-            if (f) value_reduce(k, &sum, &c->value);
+            struct check_cell *c = checker_cell(checker, from[f], i, tile, operation);
+            checker_record_access(checker, c, thread, false, NULL, step, tile);
+            if (f) value_reduce(checker, &sum, &c->value);
         }
         sum.valid &= sum.tile == tile && sum.operation == operation;
-        if (t->finish && sum.finished) checker_report_error(k, "finishes a value twice", s->rank, step, tile);
+        if (t->finish && sum.finished)
+            checker_report_error(checker, "finishes a value twice", schedule->rank, step, tile);
         if (t->raw && (sum.raw || t->from_count > 1))
-            checker_report_error(k, "multiplies a value twice", s->rank, step, tile);
+            checker_report_error(checker, "multiplies a value twice", schedule->rank, step, tile);
         sum.finished |= t->finish;
         sum.raw |= t->raw;
         for (int d = 0; d < t->to_count; d++) {
-            struct check_cell *c = checker_cell(k, to[d], i, tile, operation);
-            if (c != first || t->from_count > 1) checker_record_access(k, c, thread, true, NULL, step, tile);
+            struct check_cell *c = checker_cell(checker, to[d], i, tile, operation);
+            if (c != first || t->from_count > 1) checker_record_access(checker, c, thread, true, NULL, step, tile);
             c->value = sum;
         }
     }
-    ++*checker_clock_now(k, thread);
+    ++*checker_clock_now(checker, thread);
 }
 
 /* ---- counters ---- */
-static uint64_t checker_step_position(const struct checker *k, int operation, int tile, int step)
+static uint64_t checker_step_position(const struct checker *checker, int operation, int tile, int step)
 {
-    uint64_t rounds = (uint64_t)((k->tiles + k->slots - 1) / k->slots);
-    uint64_t round = (uint64_t)operation * rounds + (uint64_t)(tile / k->slots);
-    return round * (uint64_t)k->plan->period + (uint64_t)step + 1;
+    uint64_t rounds = (uint64_t)((checker->tiles + checker->slots - 1) / checker->slots);
+    uint64_t round = (uint64_t)operation * rounds + (uint64_t)(tile / checker->slots);
+    return round * (uint64_t)checker->plan->period + (uint64_t)step + 1;
 }
-static void checker_publish_position(struct checker *k, int thread, uint64_t value)
+static void checker_publish_position(struct checker *checker, int thread, uint64_t value)
 {
-    struct thread *t = &k->thread[thread];
+    struct thread *t = &checker->thread[thread];
     struct published *log = memory_grow(t->log, t->logged, &t->room, sizeof *log);
-    int *clock = log ? checker_copy_clock(k, thread) : NULL;
+    int *clock = log ? checker_copy_clock(checker, thread) : NULL;
     if (log) t->log = log;
     if (clock) log[t->logged++] = (struct published){ value, clock };
-    else checker_report_error(k, "the checker is out of memory", thread / k->slots, 0, 0);
+    else checker_report_error(checker, "the checker is out of memory", thread / checker->slots, 0, 0);
 }
 /* Merges the clock of the earliest publication that covers the position. False: it is not published yet. */
-static bool checker_position_is_reached(struct checker *k, int thread, int peer, int tile, uint64_t target)
+static bool checker_position_is_reached(struct checker *checker, int thread, int peer, int tile, uint64_t target)
 {
-    const struct thread *q = &k->thread[peer * k->slots + tile % k->slots];
+    const struct thread *q = &checker->thread[peer * checker->slots + tile % checker->slots];
     int low = 0, high = q->logged;
     while (low < high) {
         int middle = low + (high - low) / 2;
         if (q->log[middle].position < target) low = middle + 1;
         else high = middle;
     }
-    if (low < q->logged) checker_merge_clock(k, thread, q->log[low].clock);
+    if (low < q->logged) checker_merge_clock(checker, thread, q->log[low].clock);
     return low < q->logged;
 }
-static bool checker_wait_is_met(struct checker *k, int thread, const struct wait *w, int tile, int operation)
+static bool checker_wait_is_met(struct checker *checker, int thread, const struct wait *wait, int tile, int operation)
 {
-    int of = w->lag == SLOT_REUSE ? tile - k->slots : tile;
-    if (w->rank == thread / k->slots) return checker_complete_message(k, thread, w->step, tile, operation);
-    if (w->lag != EVERY_TILE)
+    int of = wait->lag == SLOT_REUSE ? tile - checker->slots : tile;
+    if (wait->rank == thread / checker->slots)
+        return checker_complete_message(checker, thread, wait->step, tile, operation);
+    if (wait->lag != EVERY_TILE)
         return of < 0
-            || checker_position_is_reached(k, thread, w->rank, of, checker_step_position(k, operation, of, w->step));
-    for (int t = k->tiles > k->slots ? k->tiles - k->slots : 0; t < k->tiles; t++)
-        if (!checker_position_is_reached(k, thread, w->rank, t, checker_step_position(k, operation, t, w->step)))
+            || checker_position_is_reached(checker, thread, wait->rank, of,
+                checker_step_position(checker, operation, of, wait->step));
+    for (int t = checker->tiles > checker->slots ? checker->tiles - checker->slots : 0; t < checker->tiles; t++)
+        if (!checker_position_is_reached(checker, thread, wait->rank, t,
+                checker_step_position(checker, operation, t, wait->step)))
             return false;
     return true;
 }
 
 /* ---- ranks ---- */
-static bool checker_run_step(struct checker *k, int thread, int operation)
+static bool checker_run_step(struct checker *checker, int thread, int operation)
 {
-    struct thread *me = &k->thread[thread];
-    const struct schedule *s = &k->plan->ranks[thread / k->slots];
-    const struct step *t = &s->steps[me->step];
+    struct thread *me = &checker->thread[thread];
+    const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
+    const struct step *step = &schedule->steps[me->step];
     /* LEAVE belongs to the operation, not to a tile. */
-    if (t->kind == LEAVE) return true;
-    if (me->step >= s->prelude && !checker_poll_roll_call(k, s->rank)) return false;
-    for (int i = 0; i < t->wait_count; i++)
-        if (!checker_wait_is_met(k, thread, &s->waits[t->wait + i], me->tile, operation)) return false;
-    if (step_is_message(t)) checker_post_message(k, thread, me->step, me->tile, operation);
-    else checker_run_work(k, thread, me->step, me->tile, operation);
-    if (step_publishes(t, me->tile, k->tiles, k->slots))
-        checker_publish_position(k, thread, checker_step_position(k, operation, me->tile, me->step));
+    if (step->kind == LEAVE) return true;
+    if (me->step >= schedule->prelude && !checker_poll_roll_call(checker, schedule->rank)) return false;
+    for (int i = 0; i < step->wait_count; i++)
+        if (!checker_wait_is_met(checker, thread, &schedule->waits[step->wait + i], me->tile, operation)) return false;
+    if (step_is_message(step)) checker_post_message(checker, thread, me->step, me->tile, operation);
+    else checker_run_work(checker, thread, me->step, me->tile, operation);
+    if (step_publishes(step, me->tile, checker->tiles, checker->slots))
+        checker_publish_position(checker, thread, checker_step_position(checker, operation, me->tile, me->step));
     return true;
 }
-static bool checker_messages_are_complete(struct checker *k, int thread, int operation)
+static bool checker_messages_are_complete(struct checker *checker, int thread, int operation)
 {
-    const struct schedule *s = &k->plan->ranks[thread / k->slots];
-    for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
-        if (step_is_message(&s->steps[j]) && !checker_complete_message(k, thread, j, k->thread[thread].tile, operation))
+    const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
+    for (int j = schedule->first_message; j >= 0 && j <= schedule->last_message; j++)
+        if (step_is_message(&schedule->steps[j])
+            && !checker_complete_message(checker, thread, j, checker->thread[thread].tile, operation))
             return false;
     return true;
 }
 /* Runs up to `most` steps of one slot. True: it moved. */
-static bool checker_walk_slot(struct checker *k, int thread, int most)
+static bool checker_walk_slot(struct checker *checker, int thread, int most)
 {
-    struct thread *me = &k->thread[thread];
-    const struct schedule *s = &k->plan->ranks[thread / k->slots];
-    int operation = k->walker[s->rank].operation;
+    struct thread *me = &checker->thread[thread];
+    const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
+    int operation = checker->walker[schedule->rank].operation;
     bool moved = false;
-    for (; me->tile < k->tiles && most > 0 && !k->failed; most--, moved = true) {
-        if (me->step < s->step_count) {
-            if (!checker_run_step(k, thread, operation)) break;
+    for (; me->tile < checker->tiles && most > 0 && !checker->failed; most--, moved = true) {
+        if (me->step < schedule->step_count) {
+            if (!checker_run_step(checker, thread, operation)) break;
             me->step++;
         } else {
-            if (!checker_messages_are_complete(k, thread, operation)) break;
-            me->tile += k->slots;
+            if (!checker_messages_are_complete(checker, thread, operation)) break;
+            me->tile += checker->slots;
             me->step = 0;
         }
     }
     return moved;
 }
-static int checker_draw_number(struct checker *k, int n)
+static int checker_draw_number(struct checker *checker, int n)
 {
     /* Knuth's MMIX generator. */
-    k->random = k->random * 6364136223846793005u + 1442695040888963407u;
-    return (int)((k->random >> 33) % (uint64_t)n);
+    checker->random = checker->random * 6364136223846793005u + 1442695040888963407u;
+    return (int)((checker->random >> 33) % (uint64_t)n);
 }
-static bool checker_operation_is_over(struct checker *k, int rank)
+static bool checker_operation_is_over(struct checker *checker, int rank)
 {
-    const struct schedule *s = &k->plan->ranks[rank];
-    for (int i = 0; i < k->slots; i++)
-        if (k->thread[rank * k->slots + i].tile < k->tiles) return false;
-    if (!checker_poll_roll_call(k, rank)) return false;
-    checker_join_threads(k, rank);
-    const struct step *leave = s->step_count ? &s->steps[s->step_count - 1] : NULL;
+    const struct schedule *schedule = &checker->plan->ranks[rank];
+    for (int i = 0; i < checker->slots; i++)
+        if (checker->thread[rank * checker->slots + i].tile < checker->tiles) return false;
+    if (!checker_poll_roll_call(checker, rank)) return false;
+    checker_join_threads(checker, rank);
+    const struct step *leave = schedule->step_count ? &schedule->steps[schedule->step_count - 1] : NULL;
     for (int i = 0; leave && leave->kind == LEAVE && i < leave->wait_count; i++)
-        if (!checker_wait_is_met(k, rank * k->slots, &s->waits[leave->wait + i], k->tiles - 1,
-                k->walker[rank].operation))
+        if (!checker_wait_is_met(checker, rank * checker->slots, &schedule->waits[leave->wait + i], checker->tiles - 1,
+                checker->walker[rank].operation))
             return false;
     return true;
 }
 /* Runs the rank as far as it gets, or a few steps if the order is random. */
-static bool checker_walk_rank(struct checker *k, int rank)
+static bool checker_walk_rank(struct checker *checker, int rank)
 {
-    struct walker *w = &k->walker[rank];
-    int start = k->random ? checker_draw_number(k, k->slots) : 0;
+    struct walker *w = &checker->walker[rank];
+    int start = checker->random ? checker_draw_number(checker, checker->slots) : 0;
     bool moved = false;
     if (!w->called) {
-        checker_begin_call(k, rank);
+        checker_begin_call(checker, rank);
         moved = true;
     }
-    if (w->operation == k->operations) return moved;
-    for (int i = 0; i < k->slots; i++) {
-        int most = k->random ? checker_draw_number(k, 4) + 1 : INT32_MAX;
-        moved |= checker_walk_slot(k, rank * k->slots + (start + i) % k->slots, most);
+    if (w->operation == checker->operations) return moved;
+    for (int i = 0; i < checker->slots; i++) {
+        int most = checker->random ? checker_draw_number(checker, 4) + 1 : INT32_MAX;
+        moved |= checker_walk_slot(checker, rank * checker->slots + (start + i) % checker->slots, most);
     }
-    if (k->failed || !checker_operation_is_over(k, rank)) return moved;
+    if (checker->failed || !checker_operation_is_over(checker, rank)) return moved;
     w->operation++;
     w->called = w->arrived = false;
     return true;
 }
-static void checker_run_plan(struct checker *k)
+static void checker_run_plan(struct checker *checker)
 {
-    int size = k->plan->size;
-    for (bool moved = true; moved && !k->failed;) {
-        int start = k->random ? checker_draw_number(k, size) : 0,
-            way = k->random && checker_draw_number(k, 2) ? size - 1 : 1;
+    int size = checker->plan->size;
+    for (bool moved = true; moved && !checker->failed;) {
+        int start = checker->random ? checker_draw_number(checker, size) : 0,
+            way = checker->random && checker_draw_number(checker, 2) ? size - 1 : 1;
         moved = false;
-        for (int i = 0; i < size && !k->failed; i++) moved |= checker_walk_rank(k, (start + i * way) % size);
+        for (int i = 0; i < size && !checker->failed; i++)
+            moved |= checker_walk_rank(checker, (start + i * way) % size);
     }
     for (int r = 0; r < size; r++) {
-        const struct thread *t = &k->thread[r * k->slots];
-        if (k->walker[r].operation < k->operations) checker_report_error(k, "deadlock", r, t->step, t->tile);
+        const struct thread *t = &checker->thread[r * checker->slots];
+        if (checker->walker[r].operation < checker->operations)
+            checker_report_error(checker, "deadlock", r, t->step, t->tile);
     }
 }
-bool plan_check(const struct plan *p, int tiles, int operations, unsigned seed, char *why, size_t why_bytes)
+bool plan_check(const struct plan *plan, int tiles, int operations, unsigned seed, char *why, size_t why_bytes)
 {
-    const int *chunks = p->ranks[0].chunks;
-    struct checker k = {
-        .plan = p,
+    const int *chunks = plan->ranks[0].chunks;
+    struct checker checker = {
+        .plan = plan,
         .tiles = tiles,
         .operations = operations,
-        .slots = p->slots,
-        .threads = p->size * p->slots,
+        .slots = plan->slots,
+        .threads = plan->size * plan->slots,
         .tensor_cells = chunks[INPUT] + chunks[OUTPUT],
         .random = seed,
         .why = why,
         .why_bytes = why_bytes,
     };
-    if (p->count < p->size || p->size > CHECK_RANKS) {
+    if (plan->count < plan->size || plan->size > CHECK_RANKS) {
         snprintf(why, why_bytes, "the checker takes plans of all ranks, %d at most", CHECK_RANKS);
         return false;
     }
-    if (checker_init(&k)) checker_run_plan(&k);
-    checker_finish(&k);
-    return !k.failed;
+    if (checker_init(&checker)) checker_run_plan(&checker);
+    checker_finish(&checker);
+    return !checker.failed;
 }

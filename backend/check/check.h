@@ -42,21 +42,24 @@ struct checker {
     bool failed;
 };
 
-bool checker_init(struct checker *k);
-void checker_finish(struct checker *k);
-void checker_report_error(struct checker *k, const char *what, int rank, int step, int tile);
-struct check_message **checker_message(struct checker *k, int rank, int step, int tile, int operation);
+bool checker_init(struct checker *checker);
+void checker_finish(struct checker *checker);
+void checker_report_error(struct checker *checker, const char *what, int rank, int step, int tile);
+struct check_message **checker_message(struct checker *checker, int rank, int step, int tile, int operation);
 /* Returns the cell of a chunk. Tensors have one for every tile; SCRATCH has one for every slot, of two operations. */
-struct check_cell *checker_cell(struct checker *k, struct span a, int index, int tile, int operation);
+struct check_cell *checker_cell(struct checker *checker, struct span span, int index, int tile, int operation);
 /* Records an access of the thread, and fails if a conflicting earlier access is not ordered before it. */
-void checker_record_access(struct checker *k, struct check_cell *c, int thread, bool write,
+void checker_record_access(struct checker *checker, struct check_cell *c, int thread, bool write,
     const struct check_message *m, int step, int tile);
-void checker_merge_clock(struct checker *k, int thread, const int *clock);
+void checker_merge_clock(struct checker *checker, int thread, const int *clock);
 /* Returns a copy of the thread's clock. NULL: out of memory; the check has then failed. */
-int *checker_copy_clock(struct checker *k, int thread);
-static inline int *checker_clock_now(struct checker *k, int thread) { return &k->thread[thread].clock[thread]; }
+int *checker_copy_clock(struct checker *checker, int thread);
+static inline int *checker_clock_now(struct checker *checker, int thread)
+{
+    return &checker->thread[thread].clock[thread];
+}
 /* Fails if a result of the operation is wrong, or its INPUT has changed. */
-void checker_judge_operation(struct checker *k, const struct schedule *s, int operation);
-void checker_rewrite_tensors(struct checker *k, const struct schedule *s, int operation);
+void checker_judge_operation(struct checker *checker, const struct schedule *schedule, int operation);
+void checker_rewrite_tensors(struct checker *checker, const struct schedule *schedule, int operation);
 /* Adds `from` to `into` as a reduction does. `into` becomes invalid if the values do not belong together. */
-void value_reduce(struct checker *k, struct value *into, const struct value *from);
+void value_reduce(struct checker *checker, struct value *into, const struct value *from);

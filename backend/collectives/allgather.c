@@ -5,49 +5,51 @@
 #include "backend/collectives/common.h"
 
 /* Ring: every block travels once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
-void team_allgather_ring(struct schedule *s, const struct team *t)
+void team_allgather_ring(struct schedule *schedule, const struct team *team)
 {
-    for (int k = 0; k < t->size - 1; k++) {
-        step_send(s, team_piece(s, t, OUTPUT, t->me - k), team_rank(t, t->me + 1));
-        step_recv(s, team_piece(s, t, OUTPUT, t->me - k - 1), team_rank(t, t->me - 1));
+    for (int k = 0; k < team->size - 1; k++) {
+        step_send(schedule, team_piece(schedule, team, OUTPUT, team->me - k), team_rank(team, team->me + 1));
+        step_recv(schedule, team_piece(schedule, team, OUTPUT, team->me - k - 1), team_rank(team, team->me - 1));
     }
 }
-void allgather_ring(struct schedule *s)
+void allgather_ring(struct schedule *schedule)
 {
-    struct team all = team_of_blocks(s);
-    step_copy_input_to_block(s);
-    team_allgather_ring(s, &all);
+    struct team all = team_of_blocks(schedule);
+    step_copy_input_to_block(schedule);
+    team_allgather_ring(schedule, &all);
 }
 
 /* Bruck: in round k each rank sends all its blocks to the rank 2^k below, and receives equally many from the rank 2^k
    above. ⌈log2 p⌉ rounds and (p - 1)/p n for every p. Blocks that wrap are received into their places, so they need no
    rotation at the end. (Bruck et al. 1997) */
-void allgather_bruck(struct schedule *s)
+void allgather_bruck(struct schedule *schedule)
 {
-    struct team all = team_of_blocks(s);
-    step_copy_input_to_block(s);
-    for (int have = 1, more; have < s->size; have += more) {
-        more = int_min(have, s->size - have);
-        piece_run_send(s, team_piece_run(s, &all, OUTPUT, s->rank, more), int_modulo(s->rank - have, s->size));
-        piece_run_recv(s, team_piece_run(s, &all, OUTPUT, s->rank + have, more), int_modulo(s->rank + have, s->size));
+    struct team all = team_of_blocks(schedule);
+    step_copy_input_to_block(schedule);
+    for (int have = 1, more; have < schedule->size; have += more) {
+        more = int_min(have, schedule->size - have);
+        piece_run_send(schedule, team_piece_run(schedule, &all, OUTPUT, schedule->rank, more),
+            int_modulo(schedule->rank - have, schedule->size));
+        piece_run_recv(schedule, team_piece_run(schedule, &all, OUTPUT, schedule->rank + have, more),
+            int_modulo(schedule->rank + have, schedule->size));
     }
 }
 
 /* ---- on one host ---- */
 /* Read: each rank takes the blocks of all ranks, its own first. 1 round; each rank reads (p - 1)/p n. */
-void allgather_read(struct schedule *s)
+void allgather_read(struct schedule *schedule)
 {
-    for (int hop = 0; hop < s->size; hop++) {
-        int peer = int_modulo(s->rank + hop, s->size);
-        step_copy(s, span_of_chunk(s->rank, OUTPUT, peer), span_of_buffer(s, peer, INPUT));
+    for (int hop = 0; hop < schedule->size; hop++) {
+        int peer = int_modulo(schedule->rank + hop, schedule->size);
+        step_copy(schedule, span_of_chunk(schedule->rank, OUTPUT, peer), span_of_buffer(schedule, peer, INPUT));
     }
 }
 
 /* Write: each rank puts its block into the memory of all ranks. 1 round; each rank writes (p - 1)/p n and reads only
    its own block. */
-void allgather_write(struct schedule *s)
+void allgather_write(struct schedule *schedule)
 {
-    for (int hop = 0; hop < s->size; hop++)
-        step_copy(s, span_of_chunk(int_modulo(s->rank + hop, s->size), OUTPUT, s->rank),
-            span_of_buffer(s, s->rank, INPUT));
+    for (int hop = 0; hop < schedule->size; hop++)
+        step_copy(schedule, span_of_chunk(int_modulo(schedule->rank + hop, schedule->size), OUTPUT, schedule->rank),
+            span_of_buffer(schedule, schedule->rank, INPUT));
 }

@@ -6,185 +6,193 @@
 
 /* Naive: rank 0 adds up all messages in rank order and sends the sum to all ranks. 2(p - 1) rounds; rank 0 sends
    (p - 1)n, the others n. */
-void allreduce_naive(struct schedule *s)
+void allreduce_naive(struct schedule *schedule)
 {
-    struct span out = span_of_buffer(s, s->rank, OUTPUT), have = span_of_buffer(s, s->rank, INPUT),
-                landing = span_new_scratch(s, 2 * out.count);
-    struct team all = team_of_group(s);
-    if (team_is_alone(s, &all)) return;
-    if (s->rank > 0) {
-        step_send(s, have, 0);
-        step_recv(s, out, 0);
+    struct span out = span_of_buffer(schedule, schedule->rank, OUTPUT),
+                have = span_of_buffer(schedule, schedule->rank, INPUT),
+                landing = span_new_scratch(schedule, 2 * out.count);
+    struct team all = team_of_group(schedule);
+    if (team_is_alone(schedule, &all)) return;
+    if (schedule->rank > 0) {
+        step_send(schedule, have, 0);
+        step_recv(schedule, out, 0);
         return;
     }
-    for (int peer = 1; peer < s->size; peer++) {
+    for (int peer = 1; peer < schedule->size; peer++) {
         struct span received = span_part(landing, peer % 2 * out.count, out.count);
-        step_recv(s, received, peer);
-        have = step_accumulate(s, out, have, received);
+        step_recv(schedule, received, peer);
+        have = step_accumulate(schedule, out, have, received);
     }
-    for (int peer = 1; peer < s->size; peer++) step_send(s, out, peer);
+    for (int peer = 1; peer < schedule->size; peer++) step_send(schedule, out, peer);
 }
 
 /* Tree: binomial reduce to rank 0, then binomial broadcast. 2 ⌈log2 p⌉ rounds; rank 0 sends ⌈log2 p⌉ n. */
-void allreduce_tree(struct schedule *s)
+void allreduce_tree(struct schedule *schedule)
 {
-    struct team all = team_of_group(s);
-    team_reduce_binomial(s, &all, 0, span_of_buffer(s, s->rank, OUTPUT));
-    team_broadcast_binomial(s, &all, 0);
+    struct team all = team_of_group(schedule);
+    team_reduce_binomial(schedule, &all, 0, span_of_buffer(schedule, schedule->rank, OUTPUT));
+    team_broadcast_binomial(schedule, &all, 0);
 }
 
 /* Double tree: each half of the message goes up and down a tree of its own. At most 4 ⌈log2 p⌉ + 1 rounds of n/2; a
    rank sends at most 2n. Tiles follow each other, so a long message takes the time of 2n, at logarithmic depth.
    (Sanders, Speck, Träff 2009) */
-void team_allreduce_double_tree(struct schedule *s, const struct team *t)
+void team_allreduce_double_tree(struct schedule *schedule, const struct team *team)
 {
-    assert(t->pieces == 2);
-    team_reduce_double_tree(s, t, 0, team_all_pieces(s, t, OUTPUT));
-    team_broadcast_double_tree(s, t, 0);
+    assert(team->pieces == 2);
+    team_reduce_double_tree(schedule, team, 0, team_all_pieces(schedule, team, OUTPUT));
+    team_broadcast_double_tree(schedule, team, 0);
 }
-void allreduce_double_tree(struct schedule *s)
+void allreduce_double_tree(struct schedule *schedule)
 {
-    schedule_cut(s, 2);
-    struct team all = team_of_group(s);
-    team_allreduce_double_tree(s, &all);
+    schedule_cut(schedule, 2);
+    struct team all = team_of_group(schedule);
+    team_allreduce_double_tree(schedule, &all);
 }
 
 /* Ring: partial sums travel once around the ring, then the complete pieces do. 2(p - 1) rounds of n/p. (Patarasuk, Yuan
    2009) */
-void team_allreduce_ring(struct schedule *s, const struct team *t)
+void team_allreduce_ring(struct schedule *schedule, const struct team *team)
 {
-    struct span landing = span_new_scratch(s, 2), have = team_piece(s, t, t->source, t->me - 1);
-    assert(t->pieces == t->size);
-    if (team_is_alone(s, t)) return;
-    for (int k = 1; k < t->size; k++) {
+    struct span landing = span_new_scratch(schedule, 2), have = team_piece(schedule, team, team->source, team->me - 1);
+    assert(team->pieces == team->size);
+    if (team_is_alone(schedule, team)) return;
+    for (int k = 1; k < team->size; k++) {
         struct span received = span_part(landing, k % 2, 1);
-        int next = t->me - k - 1;
-        step_send(s, have, team_rank(t, t->me + 1));
-        step_recv(s, received, team_rank(t, t->me - 1));
-        have = step_accumulate(s, team_piece(s, t, OUTPUT, next), team_piece(s, t, t->source, next), received);
+        int next = team->me - k - 1;
+        step_send(schedule, have, team_rank(team, team->me + 1));
+        step_recv(schedule, received, team_rank(team, team->me - 1));
+        have = step_accumulate(schedule, team_piece(schedule, team, OUTPUT, next),
+            team_piece(schedule, team, team->source, next), received);
     }
-    team_allgather_ring(s, t);
+    team_allgather_ring(schedule, team);
 }
-void allreduce_ring(struct schedule *s)
+void allreduce_ring(struct schedule *schedule)
 {
-    schedule_cut(s, s->size);
-    struct team all = team_of_group(s);
-    team_allreduce_ring(s, &all);
+    schedule_cut(schedule, schedule->size);
+    struct team all = team_of_group(schedule);
+    team_allreduce_ring(schedule, &all);
 }
 
 /* Recursive doubling, the butterfly: in round k exchange sums with the rank 2^k away. log2 p rounds of n for powers of
    two, else ⌊log2 p⌋ + 2, to fold. For short messages. (Thakur, Rabenseifner, Gropp 2005) */
-void team_allreduce_doubling(struct schedule *s, const struct team *t)
+void team_allreduce_doubling(struct schedule *schedule, const struct team *team)
 {
-    struct fold f = fold_for_rank(t->size, t->me);
-    struct span landing = span_new_scratch(s, 2 * t->pieces), out = team_all_pieces(s, t, OUTPUT),
-                have = team_all_pieces(s, t, t->source);
-    if (team_is_alone(s, t) || !fold_join_pair(s, t, &f, out, &have)) return;
-    for (int bit = 1, half = 0; bit < f.power; bit *= 2, half = !half) {
-        struct span received = span_part(landing, half * t->pieces, t->pieces);
-        int peer = team_rank(t, fold_member_of_id(&f, f.id ^ bit));
-        step_send(s, have, peer);
-        step_recv(s, received, peer);
-        have = step_accumulate(s, out, have, received);
+    struct fold fold = fold_for_rank(team->size, team->me);
+    struct span landing = span_new_scratch(schedule, 2 * team->pieces), out = team_all_pieces(schedule, team, OUTPUT),
+                have = team_all_pieces(schedule, team, team->source);
+    if (team_is_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
+    for (int bit = 1, half = 0; bit < fold.power; bit *= 2, half = !half) {
+        struct span received = span_part(landing, half * team->pieces, team->pieces);
+        int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit));
+        step_send(schedule, have, peer);
+        step_recv(schedule, received, peer);
+        have = step_accumulate(schedule, out, have, received);
     }
-    fold_return_result(s, t, &f, out);
+    fold_return_result(schedule, team, &fold, out);
 }
-void allreduce_doubling(struct schedule *s)
+void allreduce_doubling(struct schedule *schedule)
 {
-    struct team all = team_of_group(s);
-    team_allreduce_doubling(s, &all);
+    struct team all = team_of_group(schedule);
+    team_allreduce_doubling(schedule, &all);
 }
 
 /* Rabenseifner: halve the message with the rank 2^k away, from far to near, then double it back. 2 log2 p rounds and
    2(p - 1)/p n for powers of two; else 2 ⌊log2 p⌋ + 2 rounds and up to n more, to fold.
    (Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005) */
-void team_allreduce_rabenseifner(struct schedule *s, const struct team *t)
+void team_allreduce_rabenseifner(struct schedule *schedule, const struct team *team)
 {
-    struct fold f = fold_for_rank(t->size, t->me);
-    struct span out = team_all_pieces(s, t, OUTPUT), have = team_all_pieces(s, t, t->source);
+    struct fold fold = fold_for_rank(team->size, team->me);
+    struct span out = team_all_pieces(schedule, team, OUTPUT), have = team_all_pieces(schedule, team, team->source);
     int first = 0;
-    assert(t->pieces == f.power);
-    if (team_is_alone(s, t) || !fold_join_pair(s, t, &f, out, &have)) return;
-    for (int bit = f.power / 2; bit; bit /= 2, have = out) {
-        int peer = team_rank(t, fold_member_of_id(&f, f.id ^ bit)), its = first + (~f.id & bit),
-            mine = first + (f.id & bit);
-        struct span received = span_new_scratch(s, bit);
-        step_send(s, span_part(have, its, bit), peer);
-        step_recv(s, received, peer);
-        step_accumulate(s, span_part(out, mine, bit), span_part(have, mine, bit), received);
+    assert(team->pieces == fold.power);
+    if (team_is_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
+    for (int bit = fold.power / 2; bit; bit /= 2, have = out) {
+        int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit)), its = first + (~fold.id & bit),
+            mine = first + (fold.id & bit);
+        struct span received = span_new_scratch(schedule, bit);
+        step_send(schedule, span_part(have, its, bit), peer);
+        step_recv(schedule, received, peer);
+        step_accumulate(schedule, span_part(out, mine, bit), span_part(have, mine, bit), received);
         first = mine;
     }
-    for (int bit = 1; bit < f.power; bit *= 2, first &= ~(bit - 1)) {
-        int peer = team_rank(t, fold_member_of_id(&f, f.id ^ bit));
-        step_send(s, span_part(out, first, bit), peer);
-        step_recv(s, span_part(out, first ^ bit, bit), peer);
+    for (int bit = 1; bit < fold.power; bit *= 2, first &= ~(bit - 1)) {
+        int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit));
+        step_send(schedule, span_part(out, first, bit), peer);
+        step_recv(schedule, span_part(out, first ^ bit, bit), peer);
     }
-    fold_return_result(s, t, &f, out);
+    fold_return_result(schedule, team, &fold, out);
 }
-void allreduce_rabenseifner(struct schedule *s)
+void allreduce_rabenseifner(struct schedule *schedule)
 {
-    schedule_cut(s, power_of_two_below(s->size));
-    struct team all = team_of_group(s);
-    team_allreduce_rabenseifner(s, &all);
+    schedule_cut(schedule, power_of_two_below(schedule->size));
+    struct team all = team_of_group(schedule);
+    team_allreduce_rabenseifner(schedule, &all);
 }
 
 /* Circulant: in each round a rank sends the far half of its remaining pieces and adds the received ones to the near
    half; then the same rounds run backwards. 2 ⌈log2 p⌉ rounds and 2(p - 1)/p n for every p.
    (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
-void team_allreduce_circulant(struct schedule *s, const struct team *t)
+void team_allreduce_circulant(struct schedule *schedule, const struct team *team)
 {
-    int me = t->me, widths[32], rounds = 0;
-    enum buffer have = t->source;
-    assert(t->pieces == t->size);
-    if (team_is_alone(s, t)) return;
-    for (int width = t->size, skip; width > 1; width = skip, have = OUTPUT) {
+    int me = team->me, widths[32], rounds = 0;
+    enum buffer have = team->source;
+    assert(team->pieces == team->size);
+    if (team_is_alone(schedule, team)) return;
+    for (int width = team->size, skip; width > 1; width = skip, have = OUTPUT) {
         int half = width / 2;
-        struct span received = span_new_scratch(s, half);
+        struct span received = span_new_scratch(schedule, half);
         widths[rounds++] = width;
         skip = width - half;
-        piece_run_send(s, team_piece_run(s, t, have, me + skip, half), team_rank(t, me + skip));
-        step_recv(s, received, team_rank(t, me - skip));
-        piece_run_accumulate(s, team_piece_run(s, t, OUTPUT, me, half), team_piece_run(s, t, have, me, half), received);
+        piece_run_send(schedule, team_piece_run(schedule, team, have, me + skip, half), team_rank(team, me + skip));
+        step_recv(schedule, received, team_rank(team, me - skip));
+        piece_run_accumulate(schedule, team_piece_run(schedule, team, OUTPUT, me, half),
+            team_piece_run(schedule, team, have, me, half), received);
         /* An odd number of pieces leaves one between the halves, which must be in OUTPUT for the next round. */
         if (half < skip && have != OUTPUT)
-            step_copy(s, team_piece(s, t, OUTPUT, me + half), team_piece(s, t, have, me + half));
+            step_copy(schedule, team_piece(schedule, team, OUTPUT, me + half),
+                team_piece(schedule, team, have, me + half));
     }
     while (rounds-- > 0) {
         int half = widths[rounds] / 2, skip = widths[rounds] - half;
-        piece_run_send(s, team_piece_run(s, t, OUTPUT, me, half), team_rank(t, me - skip));
-        piece_run_recv(s, team_piece_run(s, t, OUTPUT, me + skip, half), team_rank(t, me + skip));
+        piece_run_send(schedule, team_piece_run(schedule, team, OUTPUT, me, half), team_rank(team, me - skip));
+        piece_run_recv(schedule, team_piece_run(schedule, team, OUTPUT, me + skip, half), team_rank(team, me + skip));
     }
 }
-void allreduce_circulant(struct schedule *s)
+void allreduce_circulant(struct schedule *schedule)
 {
-    schedule_cut(s, s->size);
-    struct team all = team_of_group(s);
-    team_allreduce_circulant(s, &all);
+    schedule_cut(schedule, schedule->size);
+    struct team all = team_of_group(schedule);
+    team_allreduce_circulant(schedule, &all);
 }
 
 /* ---- on one host ---- */
 /* One shot: each rank reads the messages of all ranks. 1 round; each rank reads (p - 1)n. */
-void allreduce_one_shot(struct schedule *s) { step_sum_all_inputs(s, span_of_buffer(s, s->rank, OUTPUT), 0); }
+void allreduce_one_shot(struct schedule *schedule)
+{
+    step_sum_all_inputs(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), 0);
+}
 
 /* Two shot: each rank sums its chunk over all ranks and writes the result to all. 2 rounds; each rank reads
    (p - 1)/p n and writes (p - 1)/p n. */
-void allreduce_two_shot(struct schedule *s)
+void allreduce_two_shot(struct schedule *schedule)
 {
-    schedule_cut(s, s->size);
-    struct span mine = span_of_chunk(s->rank, OUTPUT, s->rank);
-    step_sum_all_inputs(s, mine, s->rank);
-    for (int hop = 1; hop < s->size; hop++)
-        step_copy(s, span_of_chunk(int_modulo(s->rank + hop, s->size), OUTPUT, s->rank), mine);
+    schedule_cut(schedule, schedule->size);
+    struct span mine = span_of_chunk(schedule->rank, OUTPUT, schedule->rank);
+    step_sum_all_inputs(schedule, mine, schedule->rank);
+    for (int hop = 1; hop < schedule->size; hop++)
+        step_copy(schedule, span_of_chunk(int_modulo(schedule->rank + hop, schedule->size), OUTPUT, schedule->rank),
+            mine);
 }
 
 /* Two shot read: each rank sums its chunk over all ranks, then reads the other results. 2 rounds; each rank reads
    2(p - 1)/p n. */
-void allreduce_two_shot_read(struct schedule *s)
+void allreduce_two_shot_read(struct schedule *schedule)
 {
-    schedule_cut(s, s->size);
-    step_sum_all_inputs(s, span_of_chunk(s->rank, OUTPUT, s->rank), s->rank);
-    for (int hop = 1; hop < s->size; hop++) {
-        int peer = int_modulo(s->rank + hop, s->size);
-        step_copy(s, span_of_chunk(s->rank, OUTPUT, peer), span_of_chunk(peer, OUTPUT, peer));
+    schedule_cut(schedule, schedule->size);
+    step_sum_all_inputs(schedule, span_of_chunk(schedule->rank, OUTPUT, schedule->rank), schedule->rank);
+    for (int hop = 1; hop < schedule->size; hop++) {
+        int peer = int_modulo(schedule->rank + hop, schedule->size);
+        step_copy(schedule, span_of_chunk(schedule->rank, OUTPUT, peer), span_of_chunk(peer, OUTPUT, peer));
     }
 }

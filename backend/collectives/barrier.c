@@ -4,23 +4,26 @@
 
 /* Dissemination: in round k signal the rank 2^k above, wait for the rank 2^k below. ⌈log2 p⌉ rounds for every p.
    (Hensgen, Finkel, Manber 1988) */
-void team_barrier_dissemination(struct schedule *s, const struct team *t)
+void team_barrier_dissemination(struct schedule *schedule, const struct team *team)
 {
-    struct span have = team_all_pieces(s, t, t->source), landing = span_new_scratch(s, 2);
-    if (team_is_alone(s, t)) return;
-    for (int distance = 1, half = 0; distance < t->size; distance *= 2, half = !half) {
+    struct span have = team_all_pieces(schedule, team, team->source), landing = span_new_scratch(schedule, 2);
+    if (team_is_alone(schedule, team)) return;
+    for (int distance = 1, half = 0; distance < team->size; distance *= 2, half = !half) {
         struct span received = span_part(landing, half, 1);
-        step_send(s, have, team_rank(t, t->me + distance));
-        step_recv(s, received, team_rank(t, t->me - distance));
-        have = step_accumulate(s, team_all_pieces(s, t, OUTPUT), have, received);
+        step_send(schedule, have, team_rank(team, team->me + distance));
+        step_recv(schedule, received, team_rank(team, team->me - distance));
+        have = step_accumulate(schedule, team_all_pieces(schedule, team, OUTPUT), have, received);
     }
 }
-void barrier_dissemination(struct schedule *s)
+void barrier_dissemination(struct schedule *schedule)
 {
-    struct team all = team_of_group(s);
-    team_barrier_dissemination(s, &all);
+    struct team all = team_of_group(schedule);
+    team_barrier_dissemination(schedule, &all);
 }
 
 /* ---- on one host ---- */
 /* Read: each rank reads all ranks. 1 round. */
-void barrier_read(struct schedule *s) { step_sum_all_inputs(s, span_of_buffer(s, s->rank, OUTPUT), 0); }
+void barrier_read(struct schedule *schedule)
+{
+    step_sum_all_inputs(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), 0);
+}

@@ -26,36 +26,36 @@ struct node double_tree_node(int size, int me, int root, int tree)
 }
 /* Returns the tree that this rank serves first. In it the rank is a leaf, so its parent there need not wait for its
    children in the other tree. */
-static int double_tree_first_served(const struct team *t, int root)
+static int double_tree_first_served(const struct team *team, int root)
 {
-    struct node node = double_tree_node(t->size, t->me, root, 0);
-    return t->me != root && (node.child[0] >= 0 || node.child[1] >= 0);
+    struct node node = double_tree_node(team->size, team->me, root, 0);
+    return team->me != root && (node.child[0] >= 0 || node.child[1] >= 0);
 }
-static void double_tree_reduce_half(struct schedule *s, const struct team *t, struct node node, struct span have,
-    struct span sum)
+static void double_tree_reduce_half(struct schedule *schedule, const struct team *team, struct node node,
+    struct span have, struct span sum)
 {
-    struct span landing = span_new_scratch(s, 2);
+    struct span landing = span_new_scratch(schedule, 2);
     for (int i = 0; i < 2; i++)
-        if (node.child[i] >= 0) step_recv(s, span_part(landing, i, 1), team_rank(t, node.child[i]));
+        if (node.child[i] >= 0) step_recv(schedule, span_part(landing, i, 1), team_rank(team, node.child[i]));
     for (int i = 0; i < 2; i++)
-        if (node.child[i] >= 0) have = step_accumulate(s, sum, have, span_part(landing, i, 1));
-    if (node.parent >= 0) step_send(s, have, team_rank(t, node.parent));
+        if (node.child[i] >= 0) have = step_accumulate(schedule, sum, have, span_part(landing, i, 1));
+    if (node.parent >= 0) step_send(schedule, have, team_rank(team, node.parent));
 }
-void team_reduce_double_tree(struct schedule *s, const struct team *t, int root, struct span sum)
+void team_reduce_double_tree(struct schedule *schedule, const struct team *team, int root, struct span sum)
 {
-    struct span have = team_all_pieces(s, t, t->source);
-    if (team_is_alone_with_sum(s, t, sum)) return;
-    for (int i = 0, tree = double_tree_first_served(t, root); i < 2; i++, tree = !tree)
-        double_tree_reduce_half(s, t, double_tree_node(t->size, t->me, root, tree), span_part(have, tree, 1),
-            span_part(sum, tree, 1));
+    struct span have = team_all_pieces(schedule, team, team->source);
+    if (team_is_alone_with_sum(schedule, team, sum)) return;
+    for (int i = 0, tree = double_tree_first_served(team, root); i < 2; i++, tree = !tree)
+        double_tree_reduce_half(schedule, team, double_tree_node(team->size, team->me, root, tree),
+            span_part(have, tree, 1), span_part(sum, tree, 1));
 }
-void team_broadcast_double_tree(struct schedule *s, const struct team *t, int root)
+void team_broadcast_double_tree(struct schedule *schedule, const struct team *team, int root)
 {
-    for (int i = 0, tree = double_tree_first_served(t, root); i < 2; i++, tree = !tree) {
-        struct node node = double_tree_node(t->size, t->me, root, tree);
-        struct span half = team_piece(s, t, OUTPUT, tree);
-        if (node.parent >= 0) step_recv(s, half, team_rank(t, node.parent));
+    for (int i = 0, tree = double_tree_first_served(team, root); i < 2; i++, tree = !tree) {
+        struct node node = double_tree_node(team->size, team->me, root, tree);
+        struct span half = team_piece(schedule, team, OUTPUT, tree);
+        if (node.parent >= 0) step_recv(schedule, half, team_rank(team, node.parent));
         for (int k = 0; k < 2; k++)
-            if (node.child[k] >= 0) step_send(s, half, team_rank(t, node.child[k]));
+            if (node.child[k] >= 0) step_send(schedule, half, team_rank(team, node.child[k]));
     }
 }

@@ -11,23 +11,23 @@
 /* Slice k begins at chunk k * pieces. */
 struct slices { struct team host; int count, pieces; };
 /* Cuts the message into slices of `pieces` chunks. */
-struct slices slices_cut(struct schedule *s, int pieces);
+struct slices slices_cut(struct schedule *schedule, int pieces);
 struct span slice_span_of_rank(const struct slices *all, int rank, enum buffer buffer, int k);
 /* Returns the owners of slice k on all hosts. The host's sum is in OUTPUT, or in INPUT on a host of one rank. */
-struct team slice_owner_team(const struct schedule *s, const struct slices *all, int k);
+struct team slice_owner_team(const struct schedule *schedule, const struct slices *all, int k);
 /* Copies the slices that peers own from their OUTPUT. */
-void slices_read_from_peers(struct schedule *s, const struct slices *all);
+void slices_read_from_peers(struct schedule *schedule, const struct slices *all);
 
 /* Records into = the sum of INPUT from chunk `first` on over the ranks of this host, read where it lies and added in
    their order. */
-void step_sum_host_inputs(struct schedule *s, struct span into, int first);
+void step_sum_host_inputs(struct schedule *schedule, struct span into, int first);
 
 /* Returns the rank on `host` that acts for a rank of another host. They take turns, so that a host's work is spread
    evenly. */
-int layout_carrier_of_rank(const struct layout *l, int host, int rank);
+int layout_carrier_of_rank(const struct layout *layout, int host, int rank);
 /* Returns one rank of each host, the root on its own host. The leaders work on the whole message. */
-struct team team_of_leaders(const struct schedule *s);
+struct team team_of_leaders(const struct schedule *schedule);
 /* True if this rank is a leader. */
-bool team_has_rank_as_leader(const struct schedule *s, const struct team *leaders);
+bool team_has_rank_as_leader(const struct schedule *schedule, const struct team *leaders);
 /* Receives the blocks of all ranks of a host, as one message, into their places in one of this rank's buffers. */
-void blocks_recv_from_host(struct schedule *s, enum buffer buffer, int host, int peer);
+void blocks_recv_from_host(struct schedule *schedule, enum buffer buffer, int host, int peer);

@@ -4,11 +4,13 @@
 /* The leader of each host reads its peers, the leaders signal each other by dissemination, and then their peers read
    them. A leader without peers reads nothing, and signals from its INPUT. ⌈log2 H⌉ rounds between hosts, 2 on the
    host. */
-void barrier_hierarchy(struct schedule *s)
+void barrier_hierarchy(struct schedule *schedule)
 {
-    struct team leaders = team_of_leaders(s);
-    int leader = team_rank(&leaders, s->place.host);
-    if (s->rank == leader && leaders.source == OUTPUT) step_sum_host_inputs(s, span_of_buffer(s, s->rank, OUTPUT), 0);
-    if (s->rank == leader) team_barrier_dissemination(s, &leaders);
-    else step_copy(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, leader, OUTPUT));
+    struct team leaders = team_of_leaders(schedule);
+    int leader = team_rank(&leaders, schedule->place.host);
+    if (schedule->rank == leader && leaders.source == OUTPUT)
+        step_sum_host_inputs(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), 0);
+    if (schedule->rank == leader) team_barrier_dissemination(schedule, &leaders);
+    else
+        step_copy(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), span_of_buffer(schedule, leader, OUTPUT));
 }

@@ -4,50 +4,52 @@
 
 static int slices_per_rank(const struct slices *all) { return (all->count + all->host.size - 1) / all->host.size; }
 /* Returns where the owner of slice k on this host makes its sum. Its SCRATCH holds only the slices that it owns. */
-static struct span slice_sum_span(const struct schedule *s, const struct slices *all, struct span sums, int k)
+static struct span slice_sum_span(const struct schedule *schedule, const struct slices *all, struct span sums, int k)
 {
     int owner = team_rank(&all->host, k);
-    if (owner == s->root) return slice_span_of_rank(all, owner, OUTPUT, k);
+    if (owner == schedule->root) return slice_span_of_rank(all, owner, OUTPUT, k);
     return (struct span){ owner, SCRATCH, sums.first + k / all->host.size * all->pieces, all->pieces };
 }
 /* On the host 1 round of reading before, and 1 after, by the root. Between hosts every host other than the root's sends
    n. */
-static void reduce_by_slices(struct schedule *s, team_reduction *between, int pieces)
+static void reduce_by_slices(struct schedule *schedule, team_reduction *between, int pieces)
 {
-    struct slices all = slices_cut(s, pieces);
-    struct span sums = span_new_scratch(s, slices_per_rank(&all) * pieces);
+    struct slices all = slices_cut(schedule, pieces);
+    struct span sums = span_new_scratch(schedule, slices_per_rank(&all) * pieces);
     for (int k = all.host.me; k < all.count; k += all.host.size) {
-        struct team across = slice_owner_team(s, &all, k);
-        struct span sum = slice_sum_span(s, &all, sums, k);
+        struct team across = slice_owner_team(schedule, &all, k);
+        struct span sum = slice_sum_span(schedule, &all, sums, k);
         if (all.host.size > 1) {
-            step_sum_host_inputs(s, sum, k * pieces);
+            step_sum_host_inputs(schedule, sum, k * pieces);
             across.base = sum.first;
             across.source = sum.buffer;
         }
-        between(s, &across, layout_host(s->layout, s->root), sum);
+        between(schedule, &across, layout_host(schedule->layout, schedule->root), sum);
     }
-    for (int k = 0; k < all.count && s->rank == s->root; k++)
+    for (int k = 0; k < all.count && schedule->rank == schedule->root; k++)
         if (k % all.host.size != all.host.me)
-            step_copy(s, slice_span_of_rank(&all, s->rank, OUTPUT, k), slice_sum_span(s, &all, sums, k));
+            step_copy(schedule, slice_span_of_rank(&all, schedule->rank, OUTPUT, k),
+                slice_sum_span(schedule, &all, sums, k));
 }
 
 /* ⌈log2 H⌉ rounds of n. */
-void reduce_hierarchy_binomial(struct schedule *s) { reduce_by_slices(s, team_reduce_binomial, 1); }
+void reduce_hierarchy_binomial(struct schedule *schedule) { reduce_by_slices(schedule, team_reduce_binomial, 1); }
 
 /* At most 2 ⌈log2 H⌉ rounds of n/2; tiles follow each other. */
-void reduce_hierarchy_double_tree(struct schedule *s) { reduce_by_slices(s, team_reduce_double_tree, 2); }
+void reduce_hierarchy_double_tree(struct schedule *schedule) { reduce_by_slices(schedule, team_reduce_double_tree, 2); }
 
 /* Leaders: one rank of each host, the root on its own host, sums the whole message; the sums go up a binomial tree. For
    comparison, and for messages too short to be cut. */
-void reduce_leaders(struct schedule *s)
+void reduce_leaders(struct schedule *schedule)
 {
-    struct team leaders = team_of_leaders(s);
-    if (!team_has_rank_as_leader(s, &leaders)) return;
-    struct span sum = s->rank == s->root ? span_of_buffer(s, s->rank, OUTPUT) : span_new_scratch(s, s->chunks[INPUT]);
+    struct team leaders = team_of_leaders(schedule);
+    if (!team_has_rank_as_leader(schedule, &leaders)) return;
+    struct span sum = schedule->rank == schedule->root ? span_of_buffer(schedule, schedule->rank, OUTPUT)
+                                                       : span_new_scratch(schedule, schedule->chunks[INPUT]);
     if (leaders.source == OUTPUT) {
-        step_sum_host_inputs(s, sum, 0);
+        step_sum_host_inputs(schedule, sum, 0);
         leaders.base = sum.first;
         leaders.source = sum.buffer;
     }
-    team_reduce_binomial(s, &leaders, layout_host(s->layout, s->root), sum);
+    team_reduce_binomial(schedule, &leaders, layout_host(schedule->layout, schedule->root), sum);
 }

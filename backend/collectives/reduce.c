@@ -3,80 +3,84 @@
 #include "backend/collectives/common.h"
 
 /* Returns where this rank may sum the message. */
-static struct span reduce_own_sum_span(struct schedule *s)
+static struct span reduce_own_sum_span(struct schedule *schedule)
 {
-    return s->rank == s->root ? span_of_buffer(s, s->rank, OUTPUT) : span_new_scratch(s, s->chunks[INPUT]);
+    return schedule->rank == schedule->root ? span_of_buffer(schedule, schedule->rank, OUTPUT)
+                                            : span_new_scratch(schedule, schedule->chunks[INPUT]);
 }
 
 /* Naive: the root receives all messages and adds them up. p - 1 rounds of n. */
-void reduce_naive(struct schedule *s)
+void reduce_naive(struct schedule *schedule)
 {
-    struct span have = span_of_buffer(s, s->rank, INPUT), landing = span_new_scratch(s, 2 * have.count);
-    struct team all = team_of_group(s);
-    if (s->rank != s->root) step_send(s, have, s->root);
-    if (s->rank != s->root || team_is_alone(s, &all)) return;
-    for (int hop = 1; hop < s->size; hop++) {
+    struct span have = span_of_buffer(schedule, schedule->rank, INPUT),
+                landing = span_new_scratch(schedule, 2 * have.count);
+    struct team all = team_of_group(schedule);
+    if (schedule->rank != schedule->root) step_send(schedule, have, schedule->root);
+    if (schedule->rank != schedule->root || team_is_alone(schedule, &all)) return;
+    for (int hop = 1; hop < schedule->size; hop++) {
         struct span received = span_part(landing, hop % 2 * have.count, have.count);
-        step_recv(s, received, int_modulo(s->root + hop, s->size));
-        have = step_accumulate(s, span_of_buffer(s, s->rank, OUTPUT), have, received);
+        step_recv(schedule, received, int_modulo(schedule->root + hop, schedule->size));
+        have = step_accumulate(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), have, received);
     }
 }
 
 /* Binomial tree: in round k the rank 2^k away sends its sum. ⌈log2 p⌉ rounds; every other rank than the root sends n
    once. */
-void team_reduce_binomial(struct schedule *s, const struct team *t, int root, struct span sum)
+void team_reduce_binomial(struct schedule *schedule, const struct team *team, int root, struct span sum)
 {
-    int v = int_modulo(t->me - root, t->size), half = 0, bit = 1;
-    struct span have = team_all_pieces(s, t, t->source), landing = span_new_scratch(s, 2 * sum.count);
-    if (team_is_alone_with_sum(s, t, sum)) return;
-    for (; bit < t->size && !(v & bit); bit *= 2, half = !half) {
-        if (v + bit >= t->size) continue;
+    int v = int_modulo(team->me - root, team->size), half = 0, bit = 1;
+    struct span have = team_all_pieces(schedule, team, team->source),
+                landing = span_new_scratch(schedule, 2 * sum.count);
+    if (team_is_alone_with_sum(schedule, team, sum)) return;
+    for (; bit < team->size && !(v & bit); bit *= 2, half = !half) {
+        if (v + bit >= team->size) continue;
         struct span received = span_part(landing, half * sum.count, sum.count);
-        step_recv(s, received, team_rank(t, v + bit + root));
-        have = step_accumulate(s, sum, have, received);
+        step_recv(schedule, received, team_rank(team, v + bit + root));
+        have = step_accumulate(schedule, sum, have, received);
     }
-    if (v) step_send(s, have, team_rank(t, v - bit + root));
+    if (v) step_send(schedule, have, team_rank(team, v - bit + root));
 }
-void reduce_binomial(struct schedule *s)
+void reduce_binomial(struct schedule *schedule)
 {
-    struct team all = team_of_group(s);
-    team_reduce_binomial(s, &all, s->root, reduce_own_sum_span(s));
+    struct team all = team_of_group(schedule);
+    team_reduce_binomial(schedule, &all, schedule->root, reduce_own_sum_span(schedule));
 }
 
 /* Double tree: each half of the message goes up a tree of its own. At most 2 ⌈log2 p⌉ rounds of n/2; a rank sends at
    most n, and tiles follow each other. (Sanders, Speck, Träff 2009) */
-void reduce_double_tree(struct schedule *s)
+void reduce_double_tree(struct schedule *schedule)
 {
-    schedule_cut(s, 2);
-    struct team all = team_of_group(s);
-    team_reduce_double_tree(s, &all, s->root, reduce_own_sum_span(s));
+    schedule_cut(schedule, 2);
+    struct team all = team_of_group(schedule);
+    team_reduce_double_tree(schedule, &all, schedule->root, reduce_own_sum_span(schedule));
 }
 
 /* ---- on one host ---- */
 /* Read: the root reads the messages of all ranks. 1 round; only the root reads, (p - 1)n. */
-void reduce_read(struct schedule *s)
+void reduce_read(struct schedule *schedule)
 {
-    if (s->rank == s->root) step_sum_all_inputs(s, span_of_buffer(s, s->rank, OUTPUT), 0);
+    if (schedule->rank == schedule->root)
+        step_sum_all_inputs(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), 0);
 }
 
 /* Two shot: every rank sums one chunk over all ranks and writes the result to the root. 1 round; each rank reads
    (p - 1)/p n and writes n/p. */
-void reduce_two_shot(struct schedule *s)
+void reduce_two_shot(struct schedule *schedule)
 {
-    schedule_cut(s, s->size);
-    step_sum_all_inputs(s, span_of_chunk(s->root, OUTPUT, s->rank), s->rank);
+    schedule_cut(schedule, schedule->size);
+    step_sum_all_inputs(schedule, span_of_chunk(schedule->root, OUTPUT, schedule->rank), schedule->rank);
 }
 
 /* Two shot read: every rank sums one chunk over all ranks, and the root reads the results. 2 rounds; each rank reads
    (p - 1)/p n, the root twice that. */
-void reduce_two_shot_read(struct schedule *s)
+void reduce_two_shot_read(struct schedule *schedule)
 {
-    schedule_cut(s, s->size);
-    struct span mine = span_new_scratch(s, 1),
-                sum = s->rank == s->root ? span_of_chunk(s->rank, OUTPUT, s->rank) : mine;
-    step_sum_all_inputs(s, sum, s->rank);
-    for (int hop = 1; hop < s->size && s->rank == s->root; hop++) {
-        int peer = int_modulo(s->root + hop, s->size);
-        step_copy(s, span_of_chunk(s->rank, OUTPUT, peer), span_of_chunk(peer, SCRATCH, mine.first));
+    schedule_cut(schedule, schedule->size);
+    struct span mine = span_new_scratch(schedule, 1),
+                sum = schedule->rank == schedule->root ? span_of_chunk(schedule->rank, OUTPUT, schedule->rank) : mine;
+    step_sum_all_inputs(schedule, sum, schedule->rank);
+    for (int hop = 1; hop < schedule->size && schedule->rank == schedule->root; hop++) {
+        int peer = int_modulo(schedule->root + hop, schedule->size);
+        step_copy(schedule, span_of_chunk(schedule->rank, OUTPUT, peer), span_of_chunk(peer, SCRATCH, mine.first));
     }
 }

@@ -31,7 +31,7 @@ const char *collective_name(enum collective collective)
 }
 const struct algorithm *collectives_find_algorithm(enum collective collective, const char *name)
 {
-    for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (a->collective == collective && strcmp(a->name, name) == 0) return a;
+    for (const struct algorithm *algorithm = collectives_table; algorithm->name; algorithm++)
+        if (algorithm->collective == collective && strcmp(algorithm->name, name) == 0) return algorithm;
     return NULL;
 }

@@ -34,27 +34,30 @@ struct sharing {
     /* The reports of all ranks of the group. */
     struct report *all;
 };
-static bool sharing_rank_is_maker(const struct sharing *s)
+static bool sharing_rank_is_maker(const struct sharing *sharing)
 {
-    return shm_group_is_maker(&s->shm_group, s->comm->group.rank);
+    return shm_group_is_maker(&sharing->shm_group, sharing->comm->group.rank);
 }
-static bool sharing_is_own_process(const struct sharing *s, int index)
+static bool sharing_is_own_process(const struct sharing *sharing, int index)
 {
-    const struct group *g = &s->comm->group;
-    return member_shares_process(&g->members[s->shm_group.ranks[index]], &g->members[g->rank]);
+    const struct group *group = &sharing->comm->group;
+    return member_shares_process(&group->members[sharing->shm_group.ranks[index]], &group->members[group->rank]);
 }
 
-static const unsigned char *sharing_get_token(const struct sharing *s) { return s->all[s->shm_group.ranks[0]].token; }
+static const unsigned char *sharing_get_token(const struct sharing *sharing)
+{
+    return sharing->all[sharing->shm_group.ranks[0]].token;
+}
 
 /* ---- reports of all ranks ---- */
-static tutti_status sharing_check_bytes(const struct sharing *s)
+static tutti_status sharing_check_bytes(const struct sharing *sharing)
 {
-    for (int r = 1; r < s->comm->group.size; r++)
-        if (s->all[r].bytes != s->all[0].bytes)
+    for (int r = 1; r < sharing->comm->group.size; r++)
+        if (sharing->all[r].bytes != sharing->all[0].bytes)
             return status_refuse(TUTTI_MISMATCH,
                 "common memory: rank 0 asks for %llu bytes and rank %d for %llu; all ranks must ask for the same "
                 "number",
-                (unsigned long long)s->all[0].bytes, r, (unsigned long long)s->all[r].bytes);
+                (unsigned long long)sharing->all[0].bytes, r, (unsigned long long)sharing->all[r].bytes);
     return TUTTI_OK;
 }
 /* A rank that failed keeps its own error text; the other ranks report which rank failed. */
@@ -72,69 +75,75 @@ static tutti_status sharing_exchange_reports(struct sharing *s, struct report *m
 }
 
 /* ---- one host ---- */
-static tutti_status sharing_make_memfd(struct sharing *s, struct report *mine)
+static tutti_status sharing_make_memfd(struct sharing *sharing, struct report *mine)
 {
-    TRY(memory_check(s->mapped_bytes, "common memory"));
+    TRY(memory_check(sharing->mapped_bytes, "common memory"));
     TRY(random_fill(mine->token, sizeof mine->token));
-    TRY(shared_mapping_enter(mine->token, &s->common));
-    return memfd_create_sealed(s->mapped_bytes, &s->descriptor);
+    TRY(shared_mapping_enter(mine->token, &sharing->common));
+    return memfd_create_sealed(sharing->mapped_bytes, &sharing->descriptor);
 }
-static tutti_status sharing_pass_memfd(struct sharing *s)
+static tutti_status sharing_pass_memfd(struct sharing *sharing)
 {
-    const struct group *g = &s->comm->group;
-    if (sharing_rank_is_maker(s))
-        return shm_group_send_descriptor(g, &s->shm_group, sharing_get_token(s), s->descriptor);
-    int64_t deadline_ms = clock_deadline(s->comm->timeout_ms);
-    TRY(shm_group_receive_descriptor(g, &s->shm_group, sharing_get_token(s), deadline_ms, "common memory",
-        &s->descriptor));
-    return memfd_check(s->descriptor, s->mapped_bytes, "the group's");
+    const struct group *group = &sharing->comm->group;
+    if (sharing_rank_is_maker(sharing))
+        return shm_group_send_descriptor(group, &sharing->shm_group, sharing_get_token(sharing), sharing->descriptor);
+    int64_t deadline_ms = clock_deadline(sharing->comm->timeout_ms);
+    TRY(shm_group_receive_descriptor(group, &sharing->shm_group, sharing_get_token(sharing), deadline_ms,
+        "common memory", &sharing->descriptor));
+    return memfd_check(sharing->descriptor, sharing->mapped_bytes, "the group's");
 }
 /* Makes the parts of all ranks of this process real. */
-static tutti_status sharing_allocate_pages(const struct sharing *s)
+static tutti_status sharing_allocate_pages(const struct sharing *sharing)
 {
-    size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->shm_group.count;
-    for (int i = 0; i < s->shm_group.count; i++) {
+    size_t pages = sharing->mapped_bytes / page_bytes(), ranks = (size_t)sharing->shm_group.count;
+    for (int i = 0; i < sharing->shm_group.count; i++) {
         size_t from = pages * (size_t)i / ranks * page_bytes(), to = pages * ((size_t)i + 1) / ranks * page_bytes();
-        if (sharing_is_own_process(s, i)) TRY(memfd_allocate(s->descriptor, from, to - from, "common memory"));
+        if (sharing_is_own_process(sharing, i))
+            TRY(memfd_allocate(sharing->descriptor, from, to - from, "common memory"));
     }
     return TUTTI_OK;
 }
-static tutti_status sharing_map_memory(struct sharing *s)
+static tutti_status sharing_map_memory(struct sharing *sharing)
 {
-    if (!s->common) TRY(shared_mapping_enter(sharing_get_token(s), &s->common));
-    if (!shm_group_is_first_of_process(&s->comm->group, &s->shm_group, s->comm->group.rank)) return TUTTI_OK;
-    TRY(sharing_pass_memfd(s));
-    TRY(sharing_allocate_pages(s));
-    return shared_mapping_map(s->common, s->descriptor, s->mapped_bytes);
+    if (!sharing->common) TRY(shared_mapping_enter(sharing_get_token(sharing), &sharing->common));
+    if (!shm_group_is_first_of_process(&sharing->comm->group, &sharing->shm_group, sharing->comm->group.rank))
+        return TUTTI_OK;
+    TRY(sharing_pass_memfd(sharing));
+    TRY(sharing_allocate_pages(sharing));
+    return shared_mapping_map(sharing->common, sharing->descriptor, sharing->mapped_bytes);
 }
 
 /* ---- all of it ---- */
 /* In the first round sizes are compared and each host makes a memfd. In the second each process has mapped it. */
-static tutti_status sharing_allocate_and_map(struct sharing *s, void **out)
+static tutti_status sharing_allocate_and_map(struct sharing *sharing, void **out)
 {
-    struct report mine = { .bytes = s->bytes };
-    if (sharing_rank_is_maker(s)) mine.status = sharing_make_memfd(s, &mine);
-    TRY(sharing_exchange_reports(s, &mine));
-    TRY(sharing_check_bytes(s));
-    mine.status = sharing_map_memory(s);
-    TRY(sharing_exchange_reports(s, &mine));
-    *out = shared_mapping_base(s->common);
+    struct report mine = { .bytes = sharing->bytes };
+    if (sharing_rank_is_maker(sharing)) mine.status = sharing_make_memfd(sharing, &mine);
+    TRY(sharing_exchange_reports(sharing, &mine));
+    TRY(sharing_check_bytes(sharing));
+    mine.status = sharing_map_memory(sharing);
+    TRY(sharing_exchange_reports(sharing, &mine));
+    *out = shared_mapping_base(sharing->common);
     return TUTTI_OK;
 }
 tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
 {
-    const struct group *g = &comm->group;
-    int first = g->layout->first[g->host];
+    const struct group *group = &comm->group;
+    int first = group->layout->first[group->host];
     size_t page = page_bytes(), most = PTRDIFF_MAX - page;
     if (!bytes || bytes > most)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "common memory of %zu bytes: allowed are 1 to %zu", bytes, most);
-    struct sharing s = { .comm = comm, .bytes = bytes, .mapped_bytes = size_round_up(bytes, page), .descriptor = -1 };
-    s.shm_group = (struct shm_group){ g->layout->rank + first, layout_host_size(g->layout, g->host), MEMORY_IN_COMMON };
-    s.all = memory_alloc_zeroed((size_t)g->size, sizeof *s.all);
-    if (!s.all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on common memory", g->rank);
-    tutti_status status = sharing_allocate_and_map(&s, out);
-    if (status != TUTTI_OK) shared_mapping_leave(s.common);
-    if (s.descriptor >= 0) close(s.descriptor);
-    free(s.all);
+    struct sharing sharing = {
+        .comm = comm, .bytes = bytes, .mapped_bytes = size_round_up(bytes, page), .descriptor = -1
+    };
+    sharing.shm_group = (struct shm_group){ group->layout->rank + first, layout_host_size(group->layout, group->host),
+        MEMORY_IN_COMMON };
+    sharing.all = memory_alloc_zeroed((size_t)group->size, sizeof *sharing.all);
+    if (!sharing.all)
+        return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on common memory", group->rank);
+    tutti_status status = sharing_allocate_and_map(&sharing, out);
+    if (status != TUTTI_OK) shared_mapping_leave(sharing.common);
+    if (sharing.descriptor >= 0) close(sharing.descriptor);
+    free(sharing.all);
     return status;
 }

@@ -62,15 +62,16 @@ static tutti_status comm_bootstrap_members(const tutti_config *config, const tut
 {
     struct member mine;
     struct terms terms;
-    struct group *g = &comm->group;
+    struct group *group = &comm->group;
     TRY(join_init_member(comm, &mine));
     mine.job = config->members ? job_current() : 0;
     mine.status = member_introduce_host(config, id, &mine);
     terms_init(config, comm->chosen, &terms);
-    if (id || g->size == 1) TRY(mine.status);
-    if (config_uses_store(config, id)) return bootstrap_store(config, &mine, &terms, deadline_ms, g->members, &g->key);
-    if (g->size > 1) return bootstrap_id(id, g->rank, &mine, deadline_ms, g->members, &g->key);
-    g->members[0] = mine;
+    if (id || group->size == 1) TRY(mine.status);
+    if (config_uses_store(config, id))
+        return bootstrap_store(config, &mine, &terms, deadline_ms, group->members, &group->key);
+    if (group->size > 1) return bootstrap_id(id, group->rank, &mine, deadline_ms, group->members, &group->key);
+    group->members[0] = mine;
     return id ? TUTTI_OK : comm_publish_alone(config, &mine, &terms);
 }
 static tutti_status comm_build_and_join(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
@@ -78,14 +79,14 @@ static tutti_status comm_build_and_join(const tutti_config *config, const tutti_
     TRY(config_check_job(config));
     TRY(comm_allocate_and_init(config->rank, config->size, config->name, config->timeout_ms, out));
     tutti_comm *comm = *out;
-    struct group *g = &comm->group;
+    struct group *group = &comm->group;
     TRY(config_check_members(config));
     if (config->algorithm) TRY(status_mark_refusal(algorithms_parse_list(config->algorithm, comm->chosen)));
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
     TRY(comm_bootstrap_members(config, id, comm, deadline_ms));
     TRY(join_members(comm, deadline_ms));
-    if (config_uses_store(config, id) && g->rank == 0) bootstrap_shorten_result(config, &g->members[0]);
-    if (config->job_size == 0 && !config->members) job_begin(&g->members[0]);
+    if (config_uses_store(config, id) && group->rank == 0) bootstrap_shorten_result(config, &group->members[0]);
+    if (config->job_size == 0 && !config->members) job_begin(&group->members[0]);
     for (int f = 0; f < COLLECTIVE_COUNT; f++) TRY(comm_check_algorithm(comm, comm->chosen[f]));
     return TUTTI_OK;
 }

@@ -13,7 +13,7 @@ enum { GRACE_MS = 10 };
    milliseconds. A peer that touches a shared tensor gets the time to finish. */
 static void comm_stop_operations(tutti_comm *comm, bool always, bool leaves)
 {
-    const struct group *g = &comm->group;
+    const struct group *group = &comm->group;
     failure_request_stop(comm, TUTTI_ABORTED);
     driver_acquire_role(comm);
     /* Operations that the other ranks have completed still succeed. */
@@ -21,8 +21,8 @@ static void comm_stop_operations(tutti_comm *comm, bool always, bool leaves)
     bool open = always || comm->run_queue.head || comm->messages.open || atomic_load(&comm->submission.submitted);
     for (int64_t n = 0; open && !driver_abandon_operations(comm); n++) group_back_off(&comm->group, n);
     if (leaves)
-        comm_fail_locally(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one", g->name,
-            g->rank);
+        comm_fail_locally(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",
+            group->name, group->rank);
     driver_hand_over_role(comm);
 }
 void comm_abort(tutti_comm *comm)
@@ -50,14 +50,14 @@ static void comm_wait_for_callers(const tutti_comm *comm)
 }
 static void comm_leave_group(tutti_comm *comm)
 {
-    const struct group *g = &comm->group;
-    LOG(INFO, "%s: rank %d of %d leaves", g->name, g->rank, g->size);
-    if (g->segment) {
+    const struct group *group = &comm->group;
+    LOG(INFO, "%s: rank %d of %d leaves", group->name, group->rank, group->size);
+    if (group->segment) {
         comm_wait_for_callers(comm);
         comm_stop_operations(comm, false, true);
         operations_close_comm(comm);
         comm_announce_leaving(comm);
-        job_end(&g->members[0]);
+        job_end(&group->members[0]);
     }
     struct membership *membership = comm->membership;
     join_unwatch_peers(comm);

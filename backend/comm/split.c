@@ -45,17 +45,17 @@ static tutti_status comm_create_split_group(tutti_comm *parent, const struct spl
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out)
 {
     *out = NULL;
-    const struct group *g = &parent->group;
-    struct split *all = memory_alloc_zeroed((size_t)g->size, sizeof *all);
-    if (!all) return status_fail(TUTTI_NO_MEMORY, "no memory to split %d ranks", g->size);
-    struct split mine = { .member = g->members[g->rank], .color = color, .key = key };
+    const struct group *group = &parent->group;
+    struct split *all = memory_alloc_zeroed((size_t)group->size, sizeof *all);
+    if (!all) return status_fail(TUTTI_NO_MEMORY, "no memory to split %d ranks", group->size);
+    struct split mine = { .member = group->members[group->rank], .color = color, .key = key };
     /* The token of the rank that becomes rank 0 names the group. */
     tutti_status status = random_fill(mine.member.token, sizeof mine.member.token);
     if (status == TUTTI_OK) status = comm_gather(parent, &mine, sizeof mine, all);
     int rank = 0, size = 0;
-    for (int q = 0; q < g->size; q++) {
+    for (int q = 0; q < group->size; q++) {
         size += all[q].color == color;
-        rank += all[q].color == color && split_compare_ranks(all, q, g->rank) < 0;
+        rank += all[q].color == color && split_compare_ranks(all, q, group->rank) < 0;
     }
     if (status == TUTTI_OK && color >= 0)
         status = comm_destroy_on_error(comm_create_split_group(parent, all, rank, size, out), out);

@@ -45,34 +45,36 @@ static struct {
 
 /* ---- sending ---- */
 /* Sends a message to the next process on its route. A final message makes no link, and a closed channel makes none. */
-static bool ctrl_msg_send_routed(const struct channel *c, bool is_open, const struct ctrl_msg *msg)
+static bool ctrl_msg_send_routed(const struct channel *channel, bool is_open, const struct ctrl_msg *msg)
 {
-    struct peer *peer = routes_next_peer(c->routes, msg->to.rank, is_open && msg->from == c->me.rank);
+    struct peer *peer = routes_next_peer(channel->routes, msg->to.rank, is_open && msg->from == channel->me.rank);
     bool calls = is_open && !(msg->flags & FINAL_MSG);
     return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post_ctrl_msg(peer, msg);
 }
-static bool ctrl_msg_post(struct channel *c, const struct ctrl_msg *msg)
+static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
 {
-    struct peer *peer = c->peers[msg->to.rank];
+    struct peer *peer = channel->peers[msg->to.rank];
     if (!peer) {
         registry_wake();
         return ctrl_queue_add_or_replace(&registry.incoming, msg, registry.self.nonce);
     }
-    if (!c->routes) return peer_post_ctrl_msg(peer, msg);
-    bool sent = ctrl_msg_send_routed(c, true, msg);
-    if (!(msg->flags & FINAL_MSG)) routes_record_sent(c->routes, msg->to.rank);
+    if (!channel->routes) return peer_post_ctrl_msg(peer, msg);
+    bool sent = ctrl_msg_send_routed(channel, true, msg);
+    if (!(msg->flags & FINAL_MSG)) routes_record_sent(channel->routes, msg->to.rank);
     return sent;
 }
-static bool ctrl_msg_send(struct channel *c, int to, unsigned type, int flags, const void *bytes, size_t length)
+static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int flags, const void *bytes, size_t length)
 {
-    struct ctrl_msg msg = { .to = c->me, .from = c->me.rank, .type = (uint16_t)type, .length = (uint32_t)length };
+    struct ctrl_msg msg = {
+        .to = channel->me, .from = channel->me.rank, .type = (uint16_t)type, .length = (uint32_t)length
+    };
     assert(length <= CHANNEL_BYTES && type < CHANNEL_TYPES);
     msg.to.rank = to;
     msg.flags = (uint8_t)flags;
     if (length) memcpy(msg.bytes, bytes, length);
     pthread_mutex_lock(&registry.lock);
-    if (flags) c->last = msg;
-    bool sent = ctrl_msg_post(c, &msg);
+    if (flags) channel->last = msg;
+    bool sent = ctrl_msg_post(channel, &msg);
     pthread_mutex_unlock(&registry.lock);
     return sent;
 }
@@ -87,10 +89,10 @@ bool channel_send_final(struct channel *channel, int to, unsigned type, const vo
 
 /* ---- delivering, on the watch thread ---- */
 /* Calls the channel's user for a message, or for a tick if `msg` is NULL. */
-static void channel_call_user(struct channel *c, const struct ctrl_msg *msg)
+static void channel_call_user(struct channel *channel, const struct ctrl_msg *msg)
 {
-    struct channel_user user = c->user;
-    channels.calling = c;
+    struct channel_user user = channel->user;
+    channels.calling = channel;
     pthread_mutex_unlock(&registry.lock);
     if (msg) user.receive(user.context, msg->from, msg->bytes, msg->length);
     else user.tick(user.context);
@@ -100,9 +102,9 @@ static void channel_call_user(struct channel *c, const struct ctrl_msg *msg)
 }
 static struct channel *channel_find_open(const struct channel_address *to)
 {
-    struct channel *c = channels.open;
-    while (c && !channel_address_equal(&c->me, to)) c = c->next;
-    return c;
+    struct channel *channel = channels.open;
+    while (channel && !channel_address_equal(&channel->me, to)) channel = channel->next;
+    return channel;
 }
 /* Returns a closed channel that is still kept, or NULL past the last one. */
 static struct channel *channel_closed_at(unsigned i)
@@ -111,9 +113,9 @@ static struct channel *channel_closed_at(unsigned i)
 }
 static struct channel *channel_find_closed(const struct channel_address *to)
 {
-    struct channel *c = NULL;
-    for (unsigned i = 0; (c = channel_closed_at(i)) != NULL && !channel_address_equal(&c->me, to);) i++;
-    return c;
+    struct channel *channel = NULL;
+    for (unsigned i = 0; (channel = channel_closed_at(i)) != NULL && !channel_address_equal(&channel->me, to);) i++;
+    return channel;
 }
 static void ctrl_entry_keep_early(const struct ctrl_entry *entry)
 {
@@ -122,38 +124,38 @@ static void ctrl_entry_keep_early(const struct ctrl_entry *entry)
 }
 /* Sends the final message of a closed channel to a rank that wrote to it. An answer is not answered, so two closed
    channels do not go on writing. */
-static void channel_reply_final(const struct channel *c, const struct ctrl_msg *msg)
+static void channel_reply_final(const struct channel *channel, const struct ctrl_msg *msg)
 {
-    struct ctrl_msg last = c->last;
-    if (!c->routes || !last.flags || msg->flags & ANSWER) return;
-    if (!routes_can_forward(c->routes, c->me.rank, msg->from)) return;
+    struct ctrl_msg last = channel->last;
+    if (!channel->routes || !last.flags || msg->flags & ANSWER) return;
+    if (!routes_can_forward(channel->routes, channel->me.rank, msg->from)) return;
     last.to.rank = msg->from;
     last.flags = FINAL_MSG | ANSWER;
-    ctrl_msg_send_routed(c, false, &last);
+    ctrl_msg_send_routed(channel, false, &last);
 }
-/* Returns true if `c` can pass the message on, and is nearer to its rank than channel `than`. */
-static bool channel_is_nearer(const struct channel *c, const struct ctrl_msg *p, const struct channel *than)
+/* Returns true if `channel` can pass the message on, and is nearer to its rank than channel `than`. */
+static bool channel_is_nearer(const struct channel *channel, const struct ctrl_msg *p, const struct channel *than)
 {
-    if (!c->routes || !nonce_equal(c->me.token, p->to.token)) return false;
-    if (!routes_can_forward(c->routes, p->from, p->to.rank)) return false;
-    return !than || routes_steps_left(c->routes, p->to.rank) < routes_steps_left(than->routes, p->to.rank);
+    if (!channel->routes || !nonce_equal(channel->me.token, p->to.token)) return false;
+    if (!routes_can_forward(channel->routes, p->from, p->to.rank)) return false;
+    return !than || routes_steps_left(channel->routes, p->to.rank) < routes_steps_left(than->routes, p->to.rank);
 }
 /* Returns true if that rank belongs to the process with that nonce. */
-static bool channel_member_is_process(const struct channel *c, int member, const unsigned char nonce[16])
+static bool channel_member_is_process(const struct channel *channel, int member, const unsigned char nonce[16])
 {
-    const struct peer *peer = c->peers[member];
+    const struct peer *peer = channel->peers[member];
     return nonce_equal(peer ? peer->identity.nonce : registry.self.nonce, nonce);
 }
 /* Returns true if the process that delivered a message may send it. A message that was not passed on must come from its
    rank's process, and any other from a process of the group. A closed channel knows no processes and accepts all. */
-static bool ctrl_entry_is_authentic(const struct channel *c, const struct ctrl_entry *entry)
+static bool ctrl_entry_is_authentic(const struct channel *channel, const struct ctrl_entry *entry)
 {
     const struct ctrl_msg *p = &entry->msg;
-    if (p->from < 0 || p->from >= c->size) return false;
-    if (!c->peers || nonce_equal(entry->via, registry.self.nonce)) return true;
-    if (p->hops == 0) return channel_member_is_process(c, p->from, entry->via);
-    for (int r = 0; c->routes && r < c->size; r++)
-        if (channel_member_is_process(c, r, entry->via)) return true;
+    if (p->from < 0 || p->from >= channel->size) return false;
+    if (!channel->peers || nonce_equal(entry->via, registry.self.nonce)) return true;
+    if (p->hops == 0) return channel_member_is_process(channel, p->from, entry->via);
+    for (int r = 0; channel->routes && r < channel->size; r++)
+        if (channel_member_is_process(channel, r, entry->via)) return true;
     return false;
 }
 /* Closes the connection of a process that sent a message as a rank that it does not have. */
@@ -183,11 +185,12 @@ static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
 }
 static void ctrl_entry_deliver(struct ctrl_entry *entry)
 {
-    struct channel *c = channel_find_open(&entry->msg.to);
-    if (c && !ctrl_entry_is_authentic(c, entry)) { ctrl_entry_refuse(entry); return; }
-    if (c && c->routes) routes_record_received(c->routes, entry->msg.from);
-    if (c && !c->closing) channel_call_user(c, &entry->msg);
-    else if (c || (c = channel_find_closed(&entry->msg.to)) != NULL) channel_reply_final(c, &entry->msg);
+    struct channel *channel = channel_find_open(&entry->msg.to);
+    if (channel && !ctrl_entry_is_authentic(channel, entry)) { ctrl_entry_refuse(entry); return; }
+    if (channel && channel->routes) routes_record_received(channel->routes, entry->msg.from);
+    if (channel && !channel->closing) channel_call_user(channel, &entry->msg);
+    else if (channel || (channel = channel_find_closed(&entry->msg.to)) != NULL)
+        channel_reply_final(channel, &entry->msg);
     else if (!ctrl_entry_pass_on(entry)) ctrl_entry_keep_early(entry);
 }
 void channels_deliver(void)
@@ -201,9 +204,9 @@ void channels_deliver(void)
 /* Returns a channel that has not been called in this round, or NULL. */
 static struct channel *channel_find_due(unsigned round)
 {
-    struct channel *c = channels.open;
-    while (c && (!c->ticks || c->closing || c->round == round)) c = c->next;
-    return c;
+    struct channel *channel = channels.open;
+    while (channel && (!channel->ticks || channel->closing || channel->round == round)) channel = channel->next;
+    return channel;
 }
 int channels_poll_timeout_ms(void)
 {
@@ -216,22 +219,22 @@ void channels_call_ticks(void)
     if (channels_poll_timeout_ms() != 0) return;
     channels.ticked_ms = clock_ms();
     channels.round++;
-    for (struct channel *c; (c = channel_find_due(channels.round)) != NULL;) {
-        c->round = channels.round;
-        channel_call_user(c, NULL);
+    for (struct channel *channel; (channel = channel_find_due(channels.round)) != NULL;) {
+        channel->round = channels.round;
+        channel_call_user(channel, NULL);
     }
 }
 
 /* ---- lifetime ---- */
 /* Moves early messages of a new channel's communicator in front of the incoming ones. Some of them are for this rank,
    and others are to be passed on. */
-static void channel_deliver_early(const struct channel *c)
+static void channel_deliver_early(const struct channel *channel)
 {
     struct ctrl_queue early = channels.early, incoming = registry.incoming;
     channels.early = registry.incoming = (struct ctrl_queue){ 0 };
     while (early.first) {
         struct ctrl_entry *entry = ctrl_queue_pop(&early);
-        bool comes = nonce_equal(entry->msg.to.token, c->me.token);
+        bool comes = nonce_equal(entry->msg.to.token, channel->me.token);
         ctrl_queue_push(comes ? &registry.incoming : &channels.early, entry);
     }
     while (incoming.first) ctrl_queue_push(&registry.incoming, ctrl_queue_pop(&incoming));
@@ -239,25 +242,25 @@ static void channel_deliver_early(const struct channel *c)
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out)
 {
-    struct channel *c = memory_alloc_zeroed(1, sizeof *c);
-    if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a control channel");
-    tutti_status status = map ? routes_create(map, peers, &c->routes) : TUTTI_OK;
+    struct channel *channel = memory_alloc_zeroed(1, sizeof *channel);
+    if (!channel) return status_fail(TUTTI_NO_MEMORY, "no memory for a control channel");
+    tutti_status status = map ? routes_create(map, peers, &channel->routes) : TUTTI_OK;
     if (status != TUTTI_OK) {
-        free(c);
+        free(channel);
         return status;
     }
-    memcpy(c->me.token, token, sizeof c->me.token);
-    c->me.rank = rank;
-    c->peers = peers;
-    c->size = size;
-    c->user = *user;
+    memcpy(channel->me.token, token, sizeof channel->me.token);
+    channel->me.rank = rank;
+    channel->peers = peers;
+    channel->size = size;
+    channel->user = *user;
     pthread_mutex_lock(&registry.lock);
-    c->next = channels.open;
-    channels.open = c;
-    channel_deliver_early(c);
+    channel->next = channels.open;
+    channels.open = channel;
+    channel_deliver_early(channel);
     registry_wake();
     pthread_mutex_unlock(&registry.lock);
-    *out = c;
+    *out = channel;
     return TUTTI_OK;
 }
 void channel_set_tick(struct channel *channel, bool on)
@@ -267,11 +270,11 @@ void channel_set_tick(struct channel *channel, bool on)
     channel->ticks = on;
     pthread_mutex_unlock(&registry.lock);
 }
-static void channel_free(struct channel *c)
+static void channel_free(struct channel *channel)
 {
-    if (!c) return;
-    routes_free(c->routes);
-    free(c);
+    if (!channel) return;
+    routes_free(channel->routes);
+    free(channel);
 }
 void channel_close(struct channel *channel)
 {

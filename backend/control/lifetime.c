@@ -33,9 +33,9 @@ static void registry_after_fork_parent(void) { pthread_mutex_unlock(&registry.lo
    it shares with the parent. It keeps the inherited memory, because inherited communicators still point there. */
 static void registry_after_fork_child(void)
 {
-    for (struct peer *p = registry.peers; p; p = p->next) {
-        descriptor_close(&p->descriptor);
-        p->state = LEFT;
+    for (struct peer *peer = registry.peers; peer; peer = peer->next) {
+        descriptor_close(&peer->descriptor);
+        peer->state = LEFT;
     }
     for (int i = 0; i < registry.pending_count; i++) close(registry.pending[i].descriptor);
     for (int i = 0; i < registry.kept_count; i++) descriptor_close(&registry.kept[i].descriptor);
@@ -67,9 +67,9 @@ static void peers_flush_all(void)
     bool left = true;
     for (int64_t until_ms = clock_ms() + FLUSH_MS; left && clock_ms() < until_ms;) {
         left = false;
-        for (struct peer *p = registry.peers; p; p = p->next) {
-            if (p->unsent.first || p->owes_join_aborts) peer_flush_queue(p);
-            left |= p->link ? link_push(p) : p->unsent.first != NULL;
+        for (struct peer *peer = registry.peers; peer; peer = peer->next) {
+            if (peer->unsent.first || peer->owes_join_aborts) peer_flush_queue(peer);
+            left |= peer->link ? link_push(peer) : peer->unsent.first != NULL;
         }
         if (left) registry_wait(clock_ms() + FLUSH_PAUSE_MS);
     }

@@ -55,111 +55,112 @@ int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *co
 }
 
 /* ---- lifetime ---- */
-static void routes_sort_by_host(struct routes *r)
+static void routes_sort_by_host(struct routes *routes)
 {
-    for (int i = 0; i < r->map.size; i++) r->first[r->host_of[i] + 1]++;
-    for (int h = 0; h < r->map.hosts; h++) r->first[h + 1] += r->first[h];
-    for (int i = r->map.size - 1; i >= 0; i--) r->ranks[--r->first[r->host_of[i] + 1]] = i;
+    for (int i = 0; i < routes->map.size; i++) routes->first[routes->host_of[i] + 1]++;
+    for (int h = 0; h < routes->map.hosts; h++) routes->first[h + 1] += routes->first[h];
+    for (int i = routes->map.size - 1; i >= 0; i--) routes->ranks[--routes->first[routes->host_of[i] + 1]] = i;
     /* The loop has turned first[h + 1] from the end of host h into its start, so the starts move down by one entry. */
-    memmove(r->first, r->first + 1, (size_t)r->map.hosts * sizeof *r->first);
-    r->first[r->map.hosts] = r->map.size;
+    memmove(routes->first, routes->first + 1, (size_t)routes->map.hosts * sizeof *routes->first);
+    routes->first[routes->map.hosts] = routes->map.size;
 }
-static void routes_free_all(struct routes *r)
+static void routes_free_all(struct routes *routes)
 {
-    free(r->host_of);
-    free(r->first);
-    free(r->ranks);
-    free(r->peers);
-    free(r->unanswered);
-    free(r);
+    free(routes->host_of);
+    free(routes->first);
+    free(routes->ranks);
+    free(routes->peers);
+    free(routes->unanswered);
+    free(routes);
 }
-static bool routes_allocate(struct routes *r)
+static bool routes_allocate(struct routes *routes)
 {
-    size_t size = (size_t)r->map.size;
-    r->host_of = memory_alloc_zeroed(size, sizeof *r->host_of);
-    r->first = memory_alloc_zeroed((size_t)r->map.hosts + 1, sizeof *r->first);
-    r->ranks = memory_alloc_zeroed(size, sizeof *r->ranks);
-    r->peers = memory_alloc_zeroed(size, sizeof *r->peers);
-    r->unanswered = memory_alloc_zeroed(size, sizeof *r->unanswered);
-    return r->host_of && r->first && r->ranks && r->peers && r->unanswered;
+    size_t size = (size_t)routes->map.size;
+    routes->host_of = memory_alloc_zeroed(size, sizeof *routes->host_of);
+    routes->first = memory_alloc_zeroed((size_t)routes->map.hosts + 1, sizeof *routes->first);
+    routes->ranks = memory_alloc_zeroed(size, sizeof *routes->ranks);
+    routes->peers = memory_alloc_zeroed(size, sizeof *routes->peers);
+    routes->unanswered = memory_alloc_zeroed(size, sizeof *routes->unanswered);
+    return routes->host_of && routes->first && routes->ranks && routes->peers && routes->unanswered;
 }
 tutti_status routes_create(const struct route_map *map, struct peer *const *peers, struct routes **out)
 {
-    struct routes *r = memory_alloc_zeroed(1, sizeof *r);
-    if (r) r->map = *map;
-    if (!r || !routes_allocate(r)) {
-        if (r) routes_free_all(r);
+    struct routes *routes = memory_alloc_zeroed(1, sizeof *routes);
+    if (routes) routes->map = *map;
+    if (!routes || !routes_allocate(routes)) {
+        if (routes) routes_free_all(routes);
         return status_fail(TUTTI_NO_MEMORY, "no memory for the routes to %d ranks", map->size);
     }
-    memcpy(r->host_of, map->host_of, (size_t)map->size * sizeof *r->host_of);
-    r->map.host_of = r->host_of;
-    routes_sort_by_host(r);
-    for (int i = 0; i < map->size; i++) r->peers[i].peer = peers[i];
-    *out = r;
+    memcpy(routes->host_of, map->host_of, (size_t)map->size * sizeof *routes->host_of);
+    routes->map.host_of = routes->host_of;
+    routes_sort_by_host(routes);
+    for (int i = 0; i < map->size; i++) routes->peers[i].peer = peers[i];
+    *out = routes;
     return TUTTI_OK;
 }
-void routes_free(struct routes *r)
+void routes_free(struct routes *routes)
 {
-    if (!r) return;
-    for (int i = 0; i < r->map.size; i++) peer_weak_ref_clear(&r->peers[i]);
-    routes_free_all(r);
+    if (!routes) return;
+    for (int i = 0; i < routes->map.size; i++) peer_weak_ref_clear(&routes->peers[i]);
+    routes_free_all(routes);
 }
-void routes_retire(struct routes *r)
+void routes_retire(struct routes *routes)
 {
-    for (int i = 0; i < r->map.size; i++) {
-        struct peer *peer = r->peers[i].peer;
-        if (peer && peer->state == OPEN) peer_weak_ref_set(&r->peers[i], peer);
-        else if (peer) r->peers[i].peer = &peer_freed;
+    for (int i = 0; i < routes->map.size; i++) {
+        struct peer *peer = routes->peers[i].peer;
+        if (peer && peer->state == OPEN) peer_weak_ref_set(&routes->peers[i], peer);
+        else if (peer) routes->peers[i].peer = &peer_freed;
     }
 }
 
 /* ---- the next process on a route ---- */
 /* Returns the first rank of that host that can pass a message on, or -1. */
-static int routes_forwarder_of_host(const struct routes *r, int host)
+static int routes_forwarder_of_host(const struct routes *routes, int host)
 {
-    for (int i = r->first[host]; i < r->first[host + 1]; i++) {
-        const struct peer *peer = r->peers[r->ranks[i]].peer;
-        if (!peer || peer->state <= OPEN) return r->ranks[i];
+    for (int i = routes->first[host]; i < routes->first[host + 1]; i++) {
+        const struct peer *peer = routes->peers[routes->ranks[i]].peer;
+        if (!peer || peer->state <= OPEN) return routes->ranks[i];
     }
     return -1;
 }
 static bool routes_has_forwarder(const void *context, int host) { return routes_forwarder_of_host(context, host) >= 0; }
 /* Returns true if messages go directly to that rank: it is on this host, or its link is open, over or in use. */
-static bool routes_is_direct(const struct routes *r, int to)
+static bool routes_is_direct(const struct routes *routes, int to)
 {
-    const struct peer *peer = r->peers[to].peer;
+    const struct peer *peer = routes->peers[to].peer;
     return peer != &peer_freed && (!peer->link || peer->state >= OPEN || peer->unsent.first);
 }
 /* Looks for the next process even if this process cannot reach the rank itself, because others may. It skips hosts
    whose first process is this one, which happens when hosts are simulated. */
-struct peer *routes_next_peer(const struct routes *r, int to, bool mine)
+struct peer *routes_next_peer(const struct routes *routes, int to, bool mine)
 {
-    struct peer *straight = r->peers[to].peer;
-    if (!straight || routes_is_direct(r, to) || (mine && r->unanswered[to] >= MOST_UNANSWERED)) return straight;
-    for (int host = r->map.host; host >= 0;) {
-        int forwarder = routes_forwarder_of_host(r, host);
-        if (forwarder >= 0 && r->peers[forwarder].peer) return r->peers[forwarder].peer;
-        if (host == r->host_of[to]) break;
-        host = route_next_host(r->map.hosts, host, r->host_of[to], routes_has_forwarder, r);
+    struct peer *straight = routes->peers[to].peer;
+    if (!straight || routes_is_direct(routes, to) || (mine && routes->unanswered[to] >= MOST_UNANSWERED))
+        return straight;
+    for (int host = routes->map.host; host >= 0;) {
+        int forwarder = routes_forwarder_of_host(routes, host);
+        if (forwarder >= 0 && routes->peers[forwarder].peer) return routes->peers[forwarder].peer;
+        if (host == routes->host_of[to]) break;
+        host = route_next_host(routes->map.hosts, host, routes->host_of[to], routes_has_forwarder, routes);
     }
     return straight;
 }
-bool routes_can_forward(const struct routes *r, int from, int to)
+bool routes_can_forward(const struct routes *routes, int from, int to)
 {
-    return from >= 0 && from < r->map.size && to >= 0 && to < r->map.size && r->peers[to].peer;
+    return from >= 0 && from < routes->map.size && to >= 0 && to < routes->map.size && routes->peers[to].peer;
 }
-int routes_steps_left(const struct routes *r, int to)
+int routes_steps_left(const struct routes *routes, int to)
 {
-    return route_distance(r->map.hosts, r->map.host, r->host_of[to]);
+    return route_distance(routes->map.hosts, routes->map.host, routes->host_of[to]);
 }
 /* Two more steps lead to the first process of the own host, and from that of the last host to the rank. */
-int routes_most_hops(const struct routes *r) { return route_longest_distance(r->map.hosts) + 2; }
-void routes_record_sent(struct routes *r, int to)
+int routes_most_hops(const struct routes *routes) { return route_longest_distance(routes->map.hosts) + 2; }
+void routes_record_sent(struct routes *routes, int to)
 {
-    const struct peer *peer = r->peers[to].peer;
-    if (peer && peer->link && r->unanswered[to] < MOST_UNANSWERED) r->unanswered[to]++;
+    const struct peer *peer = routes->peers[to].peer;
+    if (peer && peer->link && routes->unanswered[to] < MOST_UNANSWERED) routes->unanswered[to]++;
 }
-void routes_record_received(struct routes *r, int from)
+void routes_record_received(struct routes *routes, int from)
 {
-    if (from >= 0 && from < r->map.size) r->unanswered[from] = 0;
+    if (from >= 0 && from < routes->map.size) routes->unanswered[from] = 0;
 }

@@ -25,44 +25,44 @@ void comm_set_layout(tutti_comm *comm, struct layout *layout)
 }
 tutti_status comm_attach_segments(tutti_comm *comm, const struct segment *segment, const struct segment *network)
 {
-    struct group *g = &comm->group;
+    struct group *group = &comm->group;
     int64_t streaming = settings_get()->streaming;
-    g->segment = segment;
-    g->network = network;
-    tutti_status status = executor_init(&comm->executor, segment, g->layout, g->rank,
+    group->segment = segment;
+    group->network = network;
+    tutti_status status = executor_init(&comm->executor, segment, group->layout, group->rank,
         streaming == 0 ? NULL : stream_find(), streaming < 0);
     /* The contact is needed even after an error, because ending the communicator uses it. */
-    executor_set_contact(&comm->executor, group_control_of_rank(g, g->rank));
+    executor_set_contact(&comm->executor, group_control_of_rank(group, group->rank));
     TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
     TRY(tensor_access_init(&comm->tensor_access, segment->ranks));
-    return group_has_several_hosts(g) ? agreement_create(comm, &comm->agreement) : TUTTI_OK;
+    return group_has_several_hosts(group) ? agreement_create(comm, &comm->agreement) : TUTTI_OK;
 }
 void comm_set_machine(tutti_comm *comm, const struct machine *machine, int cores, bool fences)
 {
-    struct group *g = &comm->group;
+    struct group *group = &comm->group;
     struct machine typical = machine_typical();
-    bool one_host = !group_has_several_hosts(g);
+    bool one_host = !group_has_several_hosts(group);
     /* All hosts have agreed on the parameters of the network. */
     machine_copy_network_costs(&typical, machine);
-    launcher_set_machine(&comm->launcher, g->layout, one_host ? cores : g->layout->largest,
-        one_host ? machine : &typical, g->segment->tuning);
-    struct spin_budget spin_budget = machine_spin_budget(machine, group_uses_links(g) ? NETWORK_POLL_NS : 0);
+    launcher_set_machine(&comm->launcher, group->layout, one_host ? cores : group->layout->largest,
+        one_host ? machine : &typical, group->segment->tuning);
+    struct spin_budget spin_budget = machine_spin_budget(machine, group_uses_links(group) ? NETWORK_POLL_NS : 0);
     /* Ranks that share cores keep the backoff of group.c. */
-    if (g->segment->ranks <= cores) g->backoff = backoff_of_budget(spin_budget.pauses, spin_budget.yields);
-    int polls = g->backoff.pauses / 10;
+    if (group->segment->ranks <= cores) group->backoff = backoff_of_budget(spin_budget.pauses, spin_budget.yields);
+    int polls = group->backoff.pauses / 10;
     /* On several hosts tiles are cut by shared parameters, so their slots must not depend on the caches of one
        machine. */
-    size_t ring = one_host ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
+    size_t ring = one_host ? (size_t)(4 * machine->l2) / (size_t)group->segment->ranks : 0;
     executor_set_tuning(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring, fences);
 }
-tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm *a)
+tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm *algorithm)
 {
-    const struct group *g = &comm->group;
-    if (!a || !a->host_memory || !group_has_several_hosts(g)) return TUTTI_OK;
+    const struct group *group = &comm->group;
+    if (!algorithm || !algorithm->host_memory || !group_has_several_hosts(group)) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "%s by algorithm %s needs all ranks on one host, but those of %s are on %d; tutti algorithms lists the others",
-        collective_name(a->collective), a->name, g->name, g->layout->hosts);
+        collective_name(algorithm->collective), algorithm->name, group->name, group->layout->hosts);
 }
 void comm_free(tutti_comm *comm)
 {
@@ -83,8 +83,8 @@ void comm_finish(tutti_comm *comm)
 }
 void comm_announce_leaving(tutti_comm *comm)
 {
-    const struct group *g = &comm->group;
-    struct control *mine = group_control_at_index(g, group_index_of_rank(g, g->rank));
+    const struct group *group = &comm->group;
+    struct control *mine = group_control_at_index(group, group_index_of_rank(group, group->rank));
     if (comm->agreement) agreement_announce_leaving(comm);
     atomic_store(&mine->departed, 1);
     if (comm->agreement) agreement_notify_host(comm->agreement);

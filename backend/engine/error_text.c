@@ -10,50 +10,53 @@
 /* The row comes from a peer's declaration, so it may be out of range. */
 static const char *error_text_algorithm_name(uint64_t row)
 {
-    const struct algorithm *a = collectives_table;
-    while (a->name && row > 0) { a++; row--; }
-    return a->name ? a->name : "?";
+    const struct algorithm *algorithm = collectives_table;
+    while (algorithm->name && row > 0) { algorithm++; row--; }
+    return algorithm->name ? algorithm->name : "?";
 }
-void error_text_of_call(const struct declaration *d, char *out, size_t bytes)
+void error_text_of_call(const struct declaration *declaration, char *out, size_t bytes)
 {
     char root[32] = "", op[128] = "";
-    enum collective f = (enum collective)d->operation;
+    enum collective f = (enum collective)declaration->operation;
     bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
     if (f >= COLLECTIVE_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
-    if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", op_name((tutti_op)d->op));
-    if (reduces && d->op == OP_OF_ROWS) {
+    if (reduces && declaration->op < TUTTI_OP_COUNT)
+        snprintf(op, sizeof op, ", %s", op_name((tutti_op)declaration->op));
+    if (reduces && declaration->op == OP_OF_ROWS) {
         strcpy(op, ", sum, ");
-        rows_format_bits(d->bits, op + strlen(op), sizeof op - strlen(op));
+        rows_format_bits(declaration->bits, op + strlen(op), sizeof op - strlen(op));
     }
-    if (collective_has_root(f)) snprintf(root, sizeof root, ", root %d", d->root);
-    const char *name = collective_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
+    if (collective_has_root(f)) snprintf(root, sizeof root, ", root %d", declaration->root);
+    const char *name = collective_name(f), *dtype = dtype_name((tutti_dtype)declaration->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
-    else if (d->count == UNEVEN_COUNT) snprintf(out, bytes, "%s(uneven counts, %s%s)", name, dtype, op);
+    else if (declaration->count == UNEVEN_COUNT) snprintf(out, bytes, "%s(uneven counts, %s%s)", name, dtype, op);
     else
-        snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
-            error_text_algorithm_name(d->algorithm));
+        snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)declaration->count, dtype, op,
+            root, error_text_algorithm_name(declaration->algorithm));
 }
 /* Adds the properties that must also agree, but seldom differ. */
-static void error_text_add_details(const struct declaration *d, char *out, size_t bytes)
+static void error_text_add_details(const struct declaration *declaration, char *out, size_t bytes)
 {
     size_t used = strlen(out);
     double factor;
-    memcpy(&factor, &d->bits, sizeof factor);
-    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", error_text_algorithm_name(d->algorithm));
-    if (d->op == TUTTI_PREMUL_SUM && used < bytes)
+    memcpy(&factor, &declaration->bits, sizeof factor);
+    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s",
+        error_text_algorithm_name(declaration->algorithm));
+    if (declaration->op == TUTTI_PREMUL_SUM && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
-    else if (d->bits && d->op != OP_OF_ROWS && used < bytes)
-        used += (size_t)snprintf(out + used, bytes - used, ", label %llu", (unsigned long long)d->bits);
-    if (d->tile_bytes && used < bytes)
-        used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);
-    if (d->slots && used < bytes)
-        used += (size_t)snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);
-    if (d->counts && used < bytes)
-        used +=
-            (size_t)snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
-    if (d->tuner && used < bytes) snprintf(out + used, bytes - used, ", trying another way (TUTTI_TUNER)");
+    else if (declaration->bits && declaration->op != OP_OF_ROWS && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", label %llu", (unsigned long long)declaration->bits);
+    if (declaration->tile_bytes && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes",
+            (unsigned long long)declaration->tile_bytes);
+    if (declaration->slots && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)declaration->slots);
+    if (declaration->counts && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", counts with the digest %08x",
+            (unsigned)(declaration->counts >> 32));
+    if (declaration->tuner && used < bytes) snprintf(out + used, bytes - used, ", trying another way (TUTTI_TUNER)");
 }
-void error_text_of_disagreement(const struct group *g, int rank, const struct declaration *call, int other,
+void error_text_of_disagreement(const struct group *group, int rank, const struct declaration *call, int other,
     const struct declaration *its_call, char *out, size_t bytes)
 {
     char here[ERROR_TEXT_BYTES], there[ERROR_TEXT_BYTES];
@@ -67,48 +70,49 @@ void error_text_of_disagreement(const struct group *g, int rank, const struct de
     snprintf(out, bytes,
         "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
         "calls %s%s; all ranks must make the same calls in the same order",
-        (unsigned long long)call->sequence, g->name, rank, here, other, there,
+        (unsigned long long)call->sequence, group->name, rank, here, other, there,
         its_call->sequence != call->sequence ? " (and has made a different number of calls)" : "");
 }
-void error_text_of_death(const struct group *g, int dead, int seer, const char *where, char *out, size_t bytes)
+void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes)
 {
-    const struct member *m = &g->members[dead];
+    const struct member *m = &group->members[dead];
     snprintf(out, bytes,
         "rank %d of %s (process %llu on %.40s) died, seen by rank %d%s; "
         "destroy this group and make a new one without it",
-        dead, g->name, (unsigned long long)m->identity.pid, m->identity.host, seer, where);
+        dead, group->name, (unsigned long long)m->identity.pid, m->identity.host, seer, where);
 }
-void error_text_of_leaving(const struct group *g, int gone, int waiter, const char *where, char *out, size_t bytes)
+void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes)
 {
     snprintf(out, bytes,
         "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the same "
         "calls before they destroy it",
-        gone, g->name, waiter, where);
+        gone, group->name, waiter, where);
 }
 
 /* ---- causes from backend/agree ---- */
 static struct declaration agree_call_to_declaration(const struct agree_call *call)
 {
-    struct declaration d = { 0 };
-    memcpy(&d, call->declaration, offsetof(struct declaration, tensor));
-    d.sequence = call->number;
-    return d;
+    struct declaration declaration = { 0 };
+    memcpy(&declaration, call->declaration, offsetof(struct declaration, tensor));
+    declaration.sequence = call->number;
+    return declaration;
 }
-static void error_text_format_where(const struct group *g, const struct agree_call *call, char *out, size_t bytes)
+static void error_text_format_where(const struct group *group, const struct agree_call *call, char *out, size_t bytes)
 {
-    struct declaration d = agree_call_to_declaration(call);
+    struct declaration declaration = agree_call_to_declaration(call);
     char what[ERROR_TEXT_BYTES];
     out[0] = 0;
     if (!call->number) return;
-    error_text_of_call(&d, what, sizeof what);
-    snprintf(out, bytes, " in %s, operation %llu of %s", what, (unsigned long long)call->number, g->name);
+    error_text_of_call(&declaration, what, sizeof what);
+    snprintf(out, bytes, " in %s, operation %llu of %s", what, (unsigned long long)call->number, group->name);
 }
-static void error_text_format_disagreement(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+static void error_text_format_disagreement(const struct group *group, const struct agree_cause *c, char *out,
+    size_t bytes)
 {
     struct declaration mine = agree_call_to_declaration(&c->calls[0]), theirs = agree_call_to_declaration(&c->calls[1]);
     char here[ERROR_TEXT_BYTES];
     if (c->calls[1].number) {
-        error_text_of_disagreement(g, c->reporter, &mine, c->other, &theirs, out, bytes);
+        error_text_of_disagreement(group, c->reporter, &mine, c->other, &theirs, out, bytes);
         return;
     }
     /* The other rank has not reported its call. */
@@ -116,23 +120,23 @@ static void error_text_format_disagreement(const struct group *g, const struct a
     snprintf(out, bytes,
         "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d makes another call, or made one "
         "before; all ranks must make the same calls in the same order",
-        (unsigned long long)c->operation, g->name, c->reporter, here, c->other);
+        (unsigned long long)c->operation, group->name, c->reporter, here, c->other);
 }
-static void error_text_format_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+static void error_text_format_cause(const struct group *group, const struct agree_cause *c, char *out, size_t bytes)
 {
     char where[ERROR_TEXT_BYTES + 64];
-    error_text_format_where(g, &c->calls[0], where, sizeof where);
+    error_text_format_where(group, &c->calls[0], where, sizeof where);
     if (c->detail[0]) snprintf(out, bytes, "%.*s", AGREE_DETAIL_BYTES - 1, c->detail);
-    else if (c->kind == AGREE_DISAGREEMENT) error_text_format_disagreement(g, c, out, bytes);
-    else if (c->kind == AGREE_LEFT_ALONE) error_text_of_leaving(g, c->other, c->reporter, where, out, bytes);
-    else error_text_of_death(g, c->other >= 0 ? c->other : c->reporter, c->reporter, where, out, bytes);
+    else if (c->kind == AGREE_DISAGREEMENT) error_text_format_disagreement(group, c, out, bytes);
+    else if (c->kind == AGREE_LEFT_ALONE) error_text_of_leaving(group, c->other, c->reporter, where, out, bytes);
+    else error_text_of_death(group, c->other >= 0 ? c->other : c->reporter, c->reporter, where, out, bytes);
 }
-void error_text_of_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+void error_text_of_cause(const struct group *group, const struct agree_cause *c, char *out, size_t bytes)
 {
     size_t used = 0;
     /* The text of a disagreement names both ranks, so the reporter needs no prefix. */
     bool names_both = c->kind == AGREE_DISAGREEMENT && !c->detail[0];
-    if (c->reporter != g->rank && !names_both)
+    if (c->reporter != group->rank && !names_both)
         used = (size_t)snprintf(out, bytes, "rank %d failed the group: ", c->reporter);
-    error_text_format_cause(g, c, out + used, bytes - used);
+    error_text_format_cause(group, c, out + used, bytes - used);
 }

@@ -32,14 +32,14 @@ static bool failure_acquire_record(struct failure *failure)
     return false;
 }
 /* Wakes all sleepers on words of that rank. */
-static void rank_wake_sleepers(const struct segment *s, int index)
+static void rank_wake_sleepers(const struct segment *segment, int index)
 {
-    struct control *c = segment_control(s, index);
+    struct control *c = segment_control(segment, index);
     atomic_fetch_add(&c->bell, 1);
     word_wake(&c->bell, true);
     for (int track = 0; track < TRACKS; track++)
         for (int i = -1; i < MAX_SLOTS; i++) {
-            struct line *line = segment_line(s, index, track);
+            struct line *line = segment_line(segment, index, track);
             word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
         }
 }
@@ -50,27 +50,27 @@ static uint64_t failure_first_operation(const tutti_comm *comm)
     return comm->executor.operation + (comm->run_queue.running && comm->executor.run.arrived);
 }
 /* Waits for the record of another rank. False: its writer has died before the record was complete. */
-static bool failure_await_record(const struct group *g)
+static bool failure_await_record(const struct group *group)
 {
     int64_t deadline_ms = clock_deadline(RECORD_WAIT_MS);
-    for (int64_t n = 0; !(atomic_load(&g->segment->failure->state) & FAILURE_READY); n++) {
+    for (int64_t n = 0; !(atomic_load(&group->segment->failure->state) & FAILURE_READY); n++) {
         if (clock_ms() >= deadline_ms) return false;
-        group_back_off(g, n);
+        group_back_off(group, n);
     }
     return true;
 }
 /* Writes the record, which this rank has acquired. */
 static void failure_publish(const tutti_comm *comm)
 {
-    const struct group *g = &comm->group;
-    struct failure *failure = g->segment->failure;
-    group_alert(g);
+    const struct group *group = &comm->group;
+    struct failure *failure = group->segment->failure;
+    group_alert(group);
     failure->status = comm->outcome.status;
-    failure->rank = g->rank;
+    failure->rank = group->rank;
     failure->operation = failure_first_operation(comm);
     snprintf(failure->detail, sizeof failure->detail, "%.499s", comm->outcome.detail);
     atomic_fetch_or(&failure->state, FAILURE_READY);
-    for (int peer = 0; peer < g->segment->ranks; peer++) rank_wake_sleepers(g->segment, peer);
+    for (int peer = 0; peer < group->segment->ranks; peer++) rank_wake_sleepers(group->segment, peer);
 }
 __attribute__((format(printf, 3, 0))) static void outcome_store(struct outcome *outcome, tutti_status status,
     const char *format, va_list arguments)
@@ -103,10 +103,10 @@ __attribute__((format(printf, 4, 0))) static tutti_status comm_fail_with_argumen
         bool known = agreement_is_failing(comm->agreement);
         return known ? status_repeat(status, detail) : failure_propose_cause(comm, about, status, detail);
     }
-    const struct segment *s = comm->group.segment;
-    bool first = s && failure_acquire_record(s->failure);
+    const struct segment *segment = comm->group.segment;
+    bool first = segment && failure_acquire_record(segment->failure);
     /* All ranks report the first error, except that an abort by this rank is told to its own callers. */
-    if (s && !first && status != TUTTI_ABORTED && failure_await_record(&comm->group))
+    if (segment && !first && status != TUTTI_ABORTED && failure_await_record(&comm->group))
         return comm_adopt_peer_failure(comm);
     outcome_store(&comm->outcome, status, format, arguments);
     status_fail(status, "%s", comm->outcome.detail);
@@ -177,9 +177,9 @@ tutti_status comm_adopt_decision(tutti_comm *comm)
 /* ---- any thread ---- */
 bool comm_rank_has_left(const tutti_comm *comm, int rank)
 {
-    const struct group *g = &comm->group;
-    if (!group_rank_is_here(g, rank)) return agreement_rank_has_left(comm->agreement, rank);
-    return atomic_load_explicit(&group_control_at_index(g, group_index_of_rank(g, rank))->departed,
+    const struct group *group = &comm->group;
+    if (!group_rank_is_here(group, rank)) return agreement_rank_has_left(comm->agreement, rank);
+    return atomic_load_explicit(&group_control_at_index(group, group_index_of_rank(group, rank))->departed,
                memory_order_acquire)
         != 0;
 }

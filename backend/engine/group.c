@@ -6,35 +6,35 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-tutti_status group_init(struct group *g, int rank, int size, const char *name)
+tutti_status group_init(struct group *group, int rank, int size, const char *name)
 {
-    g->rank = rank;
-    g->size = size;
-    snprintf(g->name, sizeof g->name, "%.31s", name ? name : "the group");
-    g->backoff = backoff_for_thread(true);
-    g->members = memory_alloc_zeroed((size_t)size, sizeof *g->members);
-    g->peers = memory_alloc_zeroed((size_t)size, sizeof *g->peers);
-    return g->members && g->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
+    group->rank = rank;
+    group->size = size;
+    snprintf(group->name, sizeof group->name, "%.31s", name ? name : "the group");
+    group->backoff = backoff_for_thread(true);
+    group->members = memory_alloc_zeroed((size_t)size, sizeof *group->members);
+    group->peers = memory_alloc_zeroed((size_t)size, sizeof *group->peers);
+    return group->members && group->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
 }
-void group_release_peers(struct group *g)
+void group_release_peers(struct group *group)
 {
-    for (int r = 0; g->peers && r < g->size; r++) peer_release(g->peers[r]);
-    free(g->peers);
-    g->peers = NULL;
+    for (int r = 0; group->peers && r < group->size; r++) peer_release(group->peers[r]);
+    free(group->peers);
+    group->peers = NULL;
 }
-void group_finish(struct group *g)
+void group_finish(struct group *group)
 {
-    free(g->members);
-    layout_destroy(g->layout);
-    g->members = NULL;
-    g->layout = NULL;
+    free(group->members);
+    layout_destroy(group->layout);
+    group->members = NULL;
+    group->layout = NULL;
 }
-void group_back_off(const struct group *g, int64_t n)
+void group_back_off(const struct group *group, int64_t n)
 {
     static const struct wait_set none;
-    backoff_wait(&g->backoff, n, &none, 1);
+    backoff_wait(&group->backoff, n, &none, 1);
 }
-void group_alert(const struct group *g)
+void group_alert(const struct group *group)
 {
-    for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control_at_index(g, i)->alert, 1);
+    for (int i = 0; i < group->segment->ranks; i++) atomic_store(&group_control_at_index(group, i)->alert, 1);
 }

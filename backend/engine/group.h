@@ -36,28 +36,31 @@ void group_finish(struct group *group);
 /* Waits after the n-th poll without result, for a condition that wakes no sleeper. */
 void group_back_off(const struct group *group, int64_t n);
 
-static inline bool group_has_several_hosts(const struct group *g) { return g->layout->hosts > 1; }
+static inline bool group_has_several_hosts(const struct group *group) { return group->layout->hosts > 1; }
 /* True for several hosts that communicate by links and a network. `network` is then NULL. */
-static inline bool group_uses_links(const struct group *g)
+static inline bool group_uses_links(const struct group *group)
 {
-    uint32_t simulates = g->members[0].simulates;
-    return group_has_several_hosts(g) && (!simulates || simulates & SIMULATES_LINKS);
+    uint32_t simulates = group->members[0].simulates;
+    return group_has_several_hosts(group) && (!simulates || simulates & SIMULATES_LINKS);
 }
 
 /* ---- the ranks of this host ---- */
-static inline bool group_rank_is_here(const struct group *g, int rank)
+static inline bool group_rank_is_here(const struct group *group, int rank)
 {
-    return layout_host(g->layout, rank) == g->host;
+    return layout_host(group->layout, rank) == group->host;
 }
 /* The index of a rank of this host. */
-static inline int group_index_of_rank(const struct group *g, int rank) { return layout_place(g->layout, rank).index; }
-static inline int group_rank_at_index(const struct group *g, int index)
+static inline int group_index_of_rank(const struct group *group, int rank)
 {
-    return layout_rank(g->layout, g->host, index);
+    return layout_place(group->layout, rank).index;
 }
-static inline struct control *group_control_at_index(const struct group *g, int index)
+static inline int group_rank_at_index(const struct group *group, int index)
 {
-    return segment_control(g->segment, index);
+    return layout_rank(group->layout, group->host, index);
+}
+static inline struct control *group_control_at_index(const struct group *group, int index)
+{
+    return segment_control(group->segment, index);
 }
 
 /* Makes the ranks of this host check the shared failure record in their next roll call. Without an alert they skip that
@@ -66,7 +69,8 @@ void group_alert(const struct group *group);
 
 /* The control block with a rank's bell and its `joined` flag. The rank is on this host, or on a simulated host that
    shares the network segment. */
-static inline struct control *group_control_of_rank(const struct group *g, int rank)
+static inline struct control *group_control_of_rank(const struct group *group, int rank)
 {
-    return g->network ? segment_control(g->network, rank) : group_control_at_index(g, group_index_of_rank(g, rank));
+    return group->network ? segment_control(group->network, rank)
+                          : group_control_at_index(group, group_index_of_rank(group, rank));
 }

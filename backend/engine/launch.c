@@ -26,10 +26,10 @@ static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
 /* Returns the message size once all ranks have arrived and agree. */
 static size_t operation_agreed_bytes(const tutti_comm *comm, const struct operation *op)
 {
-    const struct uneven *u = op->uneven;
+    const struct uneven *uneven = op->uneven;
     size_t sum = 0;
-    if (!u || !uneven_is_equal_on_ranks(u)) return message_bytes(comm, op);
-    for (int q = 0; q < comm->group.size; q++) sum += u->lengths[u->agreement][q];
+    if (!uneven || !uneven_is_equal_on_ranks(uneven)) return message_bytes(comm, op);
+    for (int q = 0; q < comm->group.size; q++) sum += uneven->lengths[uneven->agreement][q];
     return sum;
 }
 /* Returns the message size as far as all ranks know it before others arrive. */
@@ -38,50 +38,51 @@ static size_t operation_early_bytes(const tutti_comm *comm, const struct operati
     return group_has_several_hosts(&comm->group) ? operation_agreed_bytes(comm, op) : message_bytes(comm, op);
 }
 /* Applies the settings, and the limits of several hosts, to how the message is cut. */
-static void choice_limit_cutting(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
+static void choice_limit_cutting(const tutti_comm *comm, const struct uneven *uneven, struct choice *choice)
 {
-    if (comm->launcher.tile_setting) c->tile_bytes = (size_t)comm->launcher.tile_setting;
-    if (comm->launcher.slots_setting) c->slots = (int)comm->launcher.slots_setting;
+    if (comm->launcher.tile_setting) choice->tile_bytes = (size_t)comm->launcher.tile_setting;
+    if (comm->launcher.slots_setting) choice->slots = (int)comm->launcher.slots_setting;
     if (!group_has_several_hosts(&comm->group)) return;
     /* All hosts must cut the message equally. If no rank knows the longest block, the message stays whole. Otherwise
        the scratch of a tile must fit into the slots of every host. */
-    size_t most = BYTES_WITH_MESSAGES / (size_t)c->slots;
-    if (uneven && !uneven_is_equal_on_ranks(uneven)) c->tile_bytes = SIZE_MAX;
-    else if (c->tile_bytes > most) c->tile_bytes = most;
+    size_t most = BYTES_WITH_MESSAGES / (size_t)choice->slots;
+    if (uneven && !uneven_is_equal_on_ranks(uneven)) choice->tile_bytes = SIZE_MAX;
+    else if (choice->tile_bytes > most) choice->tile_bytes = most;
 }
 /* Informs the tuner about the placement. If this call looked first, or was to read, only because of the tuner, the
    candidate lasts as long as tensors keep that placement. */
-static void tuner_update_placement(const struct launcher *l, const struct question *question, const struct recent *r,
-    const struct choice *predicted)
+static void tuner_update_placement(const struct launcher *launcher, const struct question *question,
+    const struct recent *recent, const struct choice *predicted)
 {
-    bool tries_to_look = l->plans_late && !r->selects_late, tries_to_read = choice_code_reads(l->code) && !r->may_read;
-    if (r->tuner && (tries_to_look || tries_to_read)) tuner_report_placement(r->tuner, question->placement);
-    else if (r->tuner) tuner_set_placement(r->tuner, question, predicted);
+    bool tries_to_look = launcher->plans_late && !recent->selects_late,
+         tries_to_read = choice_code_reads(launcher->code) && !recent->may_read;
+    if (recent->tuner && (tries_to_look || tries_to_read)) tuner_report_placement(recent->tuner, question->placement);
+    else if (recent->tuner) tuner_set_placement(recent->tuner, question, predicted);
 }
 /* Chooses the algorithm, unless the call asks for one, and how the message is cut. */
 static tutti_status launch_choose_algorithm(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
-    size_t bytes, enum placement_kind placement, const struct recent *r, struct choice *out)
+    size_t bytes, enum placement_kind placement, const struct recent *recent, struct choice *out)
 {
     struct question question = { (enum collective)op->collective, asked, bytes, placement, op->uneven != NULL,
-        r->must_read && r->open };
+        recent->must_read && recent->open };
     TRY(chooser_make_choice(&comm->launcher.chooser, &question, out));
     choice_limit_cutting(comm, op->uneven, out);
-    tuner_update_placement(&comm->launcher, &question, r, out);
+    tuner_update_placement(&comm->launcher, &question, recent, out);
     return TUTTI_OK;
 }
 tutti_status launch_predict_cost(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out)
 {
-    struct chooser *x = &comm->launcher.chooser;
+    struct chooser *chooser = &comm->launcher.chooser;
     struct question q = *question;
     struct choice made;
-    TRY(chooser_make_choice(x, &q, &made));
-    if (can_read && q.message_bytes && choice_selects_late(x, &made)) {
+    TRY(chooser_make_choice(chooser, &q, &made));
+    if (can_read && q.message_bytes && choice_selects_late(chooser, &made)) {
         q.placement = TENSORS_OPEN_IN_PLACE;
         q.must_read = comm->launcher.single_copy > 0;
-        TRY(chooser_make_choice(x, &q, &made));
+        TRY(chooser_make_choice(chooser, &q, &made));
     }
     choice_limit_cutting(comm, NULL, &made);
-    TRY(choice_compute_cost(x, &q, &made));
+    TRY(choice_compute_cost(chooser, &q, &made));
     *out = made;
     return TUTTI_OK;
 }
@@ -110,42 +111,42 @@ static tutti_status launch_get_program(tutti_comm *comm, const struct plan *plan
    the next call repeats. */
 static bool launch_evict_program(void *context, const struct plan *plan, void *made)
 {
-    const struct launcher *l = context;
+    const struct launcher *launcher = context;
     (void)plan;
     for (int f = 0; f < COLLECTIVE_COUNT && made; f++)
-        if (l->recent[f].program == made) return false;
+        if (launcher->recent[f].program == made) return false;
     program_destroy(made);
     return true;
 }
 /* Private tensors count as in place, because a staged plan for tensors in place is also correct for others. */
 static tutti_status launch_make_plan(tutti_comm *comm, const struct operation *op, const struct choice *choice,
-    const struct placement *placement, struct recent *r)
+    const struct placement *placement, struct recent *recent)
 {
-    const struct group *g = &comm->group;
+    const struct group *group = &comm->group;
     const struct algorithm *algorithm = choice->algorithm;
     bool touches = algorithm->host_memory || algorithm->hierarchical;
     struct plan key = {
         .algorithm = algorithm,
-        .layout = g->layout,
+        .layout = group->layout,
         .root = op->root,
         .one_host = true,
-        .host = g->host,
+        .host = group->host,
         .slots = choice->slots,
         .in_place = placement->in_place,
         .shared = touches ? placement->shared : NULL,
         .reads = choice->reads,
-        .stage_inputs = r->stage_inputs,
+        .stage_inputs = recent->stage_inputs,
         .hoist = !algorithm->host_memory,
         .one_rank = true,
-        .rank = g->rank,
+        .rank = group->rank,
     };
-    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
+    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", group->name, group->rank,
         collective_name(algorithm->collective), message_bytes(comm, op), algorithm->name, key.slots, choice->tile_bytes,
         (unsigned long long)mask_word(key.shared, 0, comm->launcher.ranks));
     const struct plan *plan;
     TRY(plan_cache_get(comm->launcher.cache, &key, &plan));
-    r->runs = *choice;
-    return launch_get_program(comm, plan, &r->program);
+    recent->runs = *choice;
+    return launch_get_program(comm, plan, &recent->program);
 }
 /* Returns the size that the choice depends on. It is 0 for uneven counts that differ between ranks, so all such calls
    repeat one choice. */
@@ -155,20 +156,21 @@ static uint64_t operation_choice_bytes(const tutti_comm *comm, const struct oper
 }
 /* Finds out whether the call may read private tensors in place if all ranks can. To know whether they can takes system
    calls, so it is asked only where reading could be chosen. */
-static tutti_status launch_find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes, struct recent *r)
+static tutti_status launch_find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes,
+    struct recent *recent)
 {
     int64_t setting = comm->launcher.single_copy;
     struct question question = {
         .collective = (enum collective)op->collective, .message_bytes = bytes, .uneven = op->uneven
     };
-    bool could = r->selects_late && !group_has_several_hosts(&comm->group);
-    r->may_read = could && setting > 0;
+    bool could = recent->selects_late && !group_has_several_hosts(&comm->group);
+    recent->may_read = could && setting > 0;
     if (!could || setting >= 0) return TUTTI_OK;
-    for (int kind = TENSORS_OPEN_IN_PLACE; kind <= TENSORS_OPEN_APART && !r->may_read; kind++) {
+    for (int kind = TENSORS_OPEN_IN_PLACE; kind <= TENSORS_OPEN_APART && !recent->may_read; kind++) {
         struct choice choice;
         question.placement = (enum placement_kind)kind;
         TRY(chooser_make_choice(&comm->launcher.chooser, &question, &choice));
-        r->may_read = choice.reads;
+        recent->may_read = choice.reads;
     }
     return TUTTI_OK;
 }
@@ -188,7 +190,7 @@ static tutti_status launch_choose_early(tutti_comm *comm, const struct operation
     size_t bytes = operation_early_bytes(comm, op);
     struct tuner *tuner;
     TRY(tuners_find_for_call(comm, op, asked, stage_inputs, message_bytes(comm, op), &tuner));
-    struct recent r = { .bytes = operation_choice_bytes(comm, op),
+    struct recent recent = { .bytes = operation_choice_bytes(comm, op),
         .uneven = op->uneven != NULL,
         .root = op->root,
         .stage_inputs = stage_inputs,
@@ -197,13 +199,13 @@ static tutti_status launch_choose_early(tutti_comm *comm, const struct operation
         .in_place = out->in_place };
     struct choice choice;
     bool usable = asked && !(op->uneven && !algorithm_takes_uneven(comm->group.layout, asked));
-    TRY(launch_choose_algorithm(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
-    r.algorithm = choice.algorithm;
-    r.selects_late = op->uneven || (bytes && choice_selects_late(&comm->launcher.chooser, &choice));
-    TRY(launch_find_may_read(comm, op, bytes, &r));
+    TRY(launch_choose_algorithm(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &recent, &choice));
+    recent.algorithm = choice.algorithm;
+    recent.selects_late = op->uneven || (bytes && choice_selects_late(&comm->launcher.chooser, &choice));
+    TRY(launch_find_may_read(comm, op, bytes, &recent));
     /* The tuner is set last, because the questions above do not have its placement yet. */
-    r.tuner = tuner;
-    *out = r;
+    recent.tuner = tuner;
+    *out = recent;
     return TUTTI_OK;
 }
 /* Before other ranks arrive, all private tensors count as in place, except in an all-to-all. */
@@ -215,31 +217,32 @@ static struct placement launch_get_placement(tutti_comm *comm, const struct oper
 /* Plans the candidate of the tuner, if there is one. If it does not fit into the slots, which all ranks find equally,
    it plans the predicted choice. */
 static tutti_status launch_plan_candidate(tutti_comm *comm, const struct operation *op, const struct choice *predicted,
-    bool open, struct recent *r)
+    bool open, struct recent *recent)
 {
     struct choice tried = *predicted;
     bool tries = choice_take_candidate(comm->launcher.code, open, &tried);
     struct placement p = launch_get_placement(comm, op, tried.reads);
-    r->code = comm->launcher.code;
-    r->program = NULL;
-    tutti_status status = launch_make_plan(comm, op, &tried, &p, r);
+    recent->code = comm->launcher.code;
+    recent->program = NULL;
+    tutti_status status = launch_make_plan(comm, op, &tried, &p, recent);
     if (!tries || status != TUTTI_UNSUPPORTED) return status;
     p = launch_get_placement(comm, op, predicted->reads);
-    return launch_make_plan(comm, op, predicted, &p, r);
+    return launch_make_plan(comm, op, predicted, &p, recent);
 }
-static tutti_status launch_plan_early(tutti_comm *comm, const struct operation *op, struct recent *r)
+static tutti_status launch_plan_early(tutti_comm *comm, const struct operation *op, struct recent *recent)
 {
     struct choice choice;
     size_t bytes = operation_early_bytes(comm, op);
-    TRY(launch_choose_algorithm(comm, op, r->asked ? r->algorithm : NULL, bytes, TENSORS_PRIVATE, r, &choice));
-    return launch_plan_candidate(comm, op, &choice, false, r);
+    TRY(launch_choose_algorithm(comm, op, recent->asked ? recent->algorithm : NULL, bytes, TENSORS_PRIVATE, recent,
+        &choice));
+    return launch_plan_candidate(comm, op, &choice, false, recent);
 }
 
 /* ---- the launch ---- */
 static void launch_fill_declaration(tutti_comm *comm)
 {
-    const struct launcher *l = &comm->launcher;
-    const struct call *call = &l->last;
+    const struct launcher *launcher = &comm->launcher;
+    const struct call *call = &launcher->last;
     struct declaration *out = comm->executor.run.declaration;
     out->operation = (uint32_t)call->collective;
     out->dtype = (uint32_t)call->dtype;
@@ -247,10 +250,10 @@ static void launch_fill_declaration(tutti_comm *comm)
     out->root = call->root;
     out->count = call->uneven ? UNEVEN_COUNT : call->count;
     out->bits = call->bits;
-    out->tile_bytes = (uint64_t)l->tile_setting;
-    out->slots = (uint64_t)l->slots_setting;
-    out->algorithm = (uint64_t)(l->recent[call->collective].algorithm - collectives_table);
-    out->tuner = l->code;
+    out->tile_bytes = (uint64_t)launcher->tile_setting;
+    out->slots = (uint64_t)launcher->slots_setting;
+    out->algorithm = (uint64_t)(launcher->recent[call->collective].algorithm - collectives_table);
+    out->tuner = launcher->code;
     out->extent = out->counts = 0;
     executor_hash_declaration(&comm->executor);
 }
@@ -266,12 +269,13 @@ void launch_declare(tutti_comm *comm, uint64_t sequence)
 static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
 {
     struct launch *out = &comm->executor.launch;
-    struct recent *r = &comm->launcher.recent[op->collective];
+    struct recent *recent = &comm->launcher.recent[op->collective];
     bool reduces = collective_is_reduction((enum collective)op->collective),
          premultiplies = reduces && op->op == TUTTI_PREMUL_SUM;
-    if (!r->algorithm || r->bytes != operation_choice_bytes(comm, op) || r->uneven != (op->uneven != NULL)
-        || r->root != op->root || r->stage_inputs != premultiplies || r->asked != asked)
-        TRY(launch_choose_early(comm, op, asked, premultiplies, r));
+    if (!recent->algorithm || recent->bytes != operation_choice_bytes(comm, op)
+        || recent->uneven != (op->uneven != NULL) || recent->root != op->root || recent->stage_inputs != premultiplies
+        || recent->asked != asked)
+        TRY(launch_choose_early(comm, op, asked, premultiplies, recent));
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->collective == BARRIER ? 1 : dtype_bytes(op->dtype);
     out->reduce = op->sum.reduce;
@@ -282,17 +286,17 @@ static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation
     out->uneven = op->uneven;
     return TUTTI_OK;
 }
-static void launch_set_program(struct executor *x, const struct recent *r)
+static void launch_set_program(struct executor *executor, const struct recent *recent)
 {
-    x->launch.program = r->program;
-    x->launch.tile_bytes = r->runs.tile_bytes;
-    x->launch.ordinary = r->runs.ordinary;
-    x->launch.short_laps = r->runs.short_laps;
+    executor->launch.program = recent->program;
+    executor->launch.tile_bytes = recent->runs.tile_bytes;
+    executor->launch.ordinary = recent->runs.ordinary;
+    executor->launch.short_laps = recent->runs.short_laps;
 }
 static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
 {
-    struct executor *x = &comm->executor;
-    struct recent *r = &comm->launcher.recent[op->collective];
+    struct executor *executor = &comm->executor;
+    struct recent *recent = &comm->launcher.recent[op->collective];
     const struct algorithm *asked =
         op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->collective], memory_order_relaxed);
     struct call call = { op->collective, op->root, op->dtype, op->op, op->count, op->bits, asked, op->uneven != NULL,
@@ -304,24 +308,24 @@ static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
         TRY(launch_prepare_call(comm, op, asked));
         comm->launcher.last = call;
     }
-    uint32_t code = tuner_run_begin(comm, op, r->tuner);
+    uint32_t code = tuner_run_begin(comm, op, recent->tuner);
     /* The declaration must contain the new code. */
     if (code != comm->launcher.code) comm->launcher.repeats = 0;
     comm->launcher.code = code;
-    bool plans_late = comm->launcher.plans_late = r->selects_late || choice_code_selects_late(code);
-    if (!plans_late && (!r->program || r->code != code)) TRY(launch_plan_early(comm, op, r));
-    if (!plans_late && !repeated) TRY(launch_check_rows(comm, op, r->program));
-    executor_prepare_declaration(x);
-    if (plans_late) x->launch.program = NULL;
-    else launch_set_program(x, r);
-    x->launch.input = op->input;
-    x->launch.output = op->output;
-    x->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
+    bool plans_late = comm->launcher.plans_late = recent->selects_late || choice_code_selects_late(code);
+    if (!plans_late && (!recent->program || recent->code != code)) TRY(launch_plan_early(comm, op, recent));
+    if (!plans_late && !repeated) TRY(launch_check_rows(comm, op, recent->program));
+    executor_prepare_declaration(executor);
+    if (plans_late) executor->launch.program = NULL;
+    else launch_set_program(executor, recent);
+    executor->launch.input = op->input;
+    executor->launch.output = op->output;
+    executor->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
     launch_declare(comm, op->sequence);
-    x->run.exposed = false;
+    executor->run.exposed = false;
     bool tries_to_read = choice_code_reads(code) && comm->launcher.single_copy;
-    bool may_read = (r->may_read || tries_to_read) && !op->sum.rows.function;
-    if (plans_late) tensors_describe(comm, op, asked && asked == r->algorithm, may_read);
+    bool may_read = (recent->may_read || tries_to_read) && !op->sum.rows.function;
+    if (plans_late) tensors_describe(comm, op, asked && asked == recent->algorithm, may_read);
     return TUTTI_OK;
 }
 static enum placement_kind placement_get_kind(const struct placement *p, int ranks)
@@ -332,52 +336,52 @@ static enum placement_kind placement_get_kind(const struct placement *p, int ran
 }
 /* If a rank insists on the algorithm that all would choose for private tensors, all ranks use it. A rank without input
    or output counts as in place, and so does not affect the others. */
-static tutti_status launch_choose_late(tutti_comm *comm, const struct operation *op, struct recent *r)
+static tutti_status launch_choose_late(tutti_comm *comm, const struct operation *op, struct recent *recent)
 {
-    struct placement p = tensors_get_placement(comm, op, r->runs.reads);
+    struct placement p = tensors_get_placement(comm, op, recent->runs.reads);
     int ranks = comm->launcher.ranks;
-    bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->must_read == p.must_read
-        && r->code == comm->launcher.code && mask_equal(r->shared, p.shared, ranks)
-        && mask_equal(r->in_place, p.in_place, ranks);
+    bool repeated = recent->program && recent->asked_for == p.asked && recent->open == p.open
+        && recent->must_read == p.must_read && recent->code == comm->launcher.code
+        && mask_equal(recent->shared, p.shared, ranks) && mask_equal(recent->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
     p = tensors_get_placement(comm, op, true);
-    r->asked_for = p.asked;
-    r->open = p.open;
-    r->must_read = p.must_read;
+    recent->asked_for = p.asked;
+    recent->open = p.open;
+    recent->must_read = p.must_read;
     enum placement_kind kind = placement_get_kind(&p, ranks);
-    TRY(launch_choose_algorithm(comm, op, p.asked ? r->algorithm : NULL, operation_agreed_bytes(comm, op), kind, r,
-        &choice));
-    TRY(launch_plan_candidate(comm, op, &choice, placement_is_open(kind), r));
-    p = tensors_get_placement(comm, op, r->runs.reads);
-    mask_copy(r->shared, p.shared, ranks);
-    mask_copy(r->in_place, p.in_place, ranks);
+    TRY(launch_choose_algorithm(comm, op, p.asked ? recent->algorithm : NULL, operation_agreed_bytes(comm, op), kind,
+        recent, &choice));
+    TRY(launch_plan_candidate(comm, op, &choice, placement_is_open(kind), recent));
+    p = tensors_get_placement(comm, op, recent->runs.reads);
+    mask_copy(recent->shared, p.shared, ranks);
+    mask_copy(recent->in_place, p.in_place, ranks);
     return TUTTI_OK;
 }
 static tutti_status launch_finish_late(tutti_comm *comm, const struct operation *op)
 {
-    struct executor *x = &comm->executor;
-    struct recent *r = &comm->launcher.recent[op->collective];
-    tutti_status status = executor_finish_roll_call(x);
+    struct executor *executor = &comm->executor;
+    struct recent *recent = &comm->launcher.recent[op->collective];
+    tutti_status status = executor_finish_roll_call(executor);
     if (status != TUTTI_OK) return status;
-    if (!x->launch.program) {
-        TRY(launch_choose_late(comm, op, r));
-        TRY(launch_check_rows(comm, op, r->program));
-        launch_set_program(x, r);
+    if (!executor->launch.program) {
+        TRY(launch_choose_late(comm, op, recent));
+        TRY(launch_check_rows(comm, op, recent->program));
+        launch_set_program(executor, recent);
     }
     status = tensors_find_operands(comm, op);
-    return status == TUTTI_OK ? executor_start_program(x) : status;
+    return status == TUTTI_OK ? executor_start_program(executor) : status;
 }
 
 /* ---- start, step, cancel ---- */
 /* True if later calls of this kind need no choice, no tuner, no look-up and no new binding. */
 static bool launch_is_repeatable(const tutti_comm *comm)
 {
-    const struct launcher *l = &comm->launcher;
-    const struct recent *r = &l->recent[l->last.collective];
-    bool plain =
-        !l->last.rows && !l->last.uneven && !l->plans_late && !r->tuner && !group_has_several_hosts(&comm->group);
-    return plain && r->program->is_fixed && r->program->schedule->first_message < 0;
+    const struct launcher *launcher = &comm->launcher;
+    const struct recent *recent = &launcher->recent[launcher->last.collective];
+    bool plain = !launcher->last.rows && !launcher->last.uneven && !launcher->plans_late && !recent->tuner
+        && !group_has_several_hosts(&comm->group);
+    return plain && recent->program->is_fixed && recent->program->schedule->first_message < 0;
 }
 tutti_status launch_start(tutti_comm *comm, struct operation *op)
 {
@@ -401,38 +405,38 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
 bool launch_cancel(tutti_comm *comm) { return executor_cancel(&comm->executor); }
 
 /* ---- lifetime ---- */
-tutti_status launcher_init(struct launcher *l, int ranks)
+tutti_status launcher_init(struct launcher *launcher, int ranks)
 {
     size_t words = (size_t)mask_words(ranks);
     int64_t tile = settings_get()->tile_bytes, slots = settings_get()->slots;
-    l->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
-    l->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
-    l->single_copy = settings_get()->single_copy;
-    l->ranks = ranks;
-    l->cache = plan_cache_create(KEPT_BYTES, launch_evict_program, l);
-    l->plans_to_predict = plan_cache_create(PREDICTED_BYTES, NULL, NULL);
-    l->masks = memory_alloc_zeroed(2 * COLLECTIVE_COUNT * words, sizeof *l->masks);
-    if (!l->cache || !l->plans_to_predict || !l->masks)
+    launcher->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
+    launcher->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
+    launcher->single_copy = settings_get()->single_copy;
+    launcher->ranks = ranks;
+    launcher->cache = plan_cache_create(KEPT_BYTES, launch_evict_program, launcher);
+    launcher->plans_to_predict = plan_cache_create(PREDICTED_BYTES, NULL, NULL);
+    launcher->masks = memory_alloc_zeroed(2 * COLLECTIVE_COUNT * words, sizeof *launcher->masks);
+    if (!launcher->cache || !launcher->plans_to_predict || !launcher->masks)
         return status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
     for (int f = 0; f < COLLECTIVE_COUNT; f++) {
-        l->recent[f].shared = l->masks + 2 * (size_t)f * words;
-        l->recent[f].in_place = l->recent[f].shared + words;
+        launcher->recent[f].shared = launcher->masks + 2 * (size_t)f * words;
+        launcher->recent[f].in_place = launcher->recent[f].shared + words;
     }
     return TUTTI_OK;
 }
-void launcher_set_machine(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine,
-    struct tuning *tuning)
+void launcher_set_machine(struct launcher *launcher, const struct layout *layout, int cores,
+    const struct machine *machine, struct tuning *tuning)
 {
-    tuners_init(&l->tuners, tuning, layout->largest > cores);
-    l->chooser =
-        (struct chooser){ .layout = layout, .cache = l->plans_to_predict, .cores = cores, .machine = *machine };
+    tuners_init(&launcher->tuners, tuning, layout->largest > cores);
+    launcher->chooser =
+        (struct chooser){ .layout = layout, .cache = launcher->plans_to_predict, .cores = cores, .machine = *machine };
 }
-void launcher_finish(struct launcher *l)
+void launcher_finish(struct launcher *launcher)
 {
-    for (int f = 0; f < COLLECTIVE_COUNT; f++) l->recent[f].program = NULL;
-    chooser_finish(&l->chooser);
-    tuners_finish(&l->tuners);
-    plan_cache_destroy(l->cache);
-    plan_cache_destroy(l->plans_to_predict);
-    free(l->masks);
+    for (int f = 0; f < COLLECTIVE_COUNT; f++) launcher->recent[f].program = NULL;
+    chooser_finish(&launcher->chooser);
+    tuners_finish(&launcher->tuners);
+    plan_cache_destroy(launcher->cache);
+    plan_cache_destroy(launcher->plans_to_predict);
+    free(launcher->masks);
 }

@@ -75,27 +75,27 @@ static void networks_format_name(void *context, int rank, char *out, size_t byte
 static void networks_close_all(void)
 {
     int number = 0;
-    for (struct fabric *f; (f = networks_next(&number)) != NULL;) fabric_close(f);
+    for (struct fabric *fabric; (fabric = networks_next(&number)) != NULL;) fabric_close(fabric);
 }
-static tutti_status networks_open_fabric(struct fabric *fabric, const struct group *g, struct addresses *all)
+static tutti_status networks_open_fabric(struct fabric *fabric, const struct group *group, struct addresses *all)
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes = sizeof address;
-    struct fabric_place place = { .device = g->interface[0] ? g->interface : NULL,
-        .simulated = g->members[0].simulates != 0 };
-    TRY(fabric_open(fabric, g->members[g->rank].identity.nonce, &place, address, &bytes));
+    struct fabric_place place = { .device = group->interface[0] ? group->interface : NULL,
+        .simulated = group->members[0].simulates != 0 };
+    TRY(fabric_open(fabric, group->members[group->rank].identity.nonce, &place, address, &bytes));
     tutti_status status = addresses_append(all, address, bytes);
     if (status != TUTTI_OK) fabric_close(fabric);
     return status;
 }
-static tutti_status networks_open_all(const struct group *g, struct addresses *all)
+static tutti_status networks_open_all(const struct group *group, struct addresses *all)
 {
     int number = 0;
-    for (struct fabric *f; (f = networks_next(&number)) != NULL;) {
-        tutti_status status = networks_open_fabric(f, g, all);
+    for (struct fabric *fabric; (fabric = networks_next(&number)) != NULL;) {
+        tutti_status status = networks_open_fabric(fabric, group, all);
         if (status == TUTTI_OK) continue;
         int opened = 0;
-        for (struct fabric *o; (o = networks_next(&opened)) != f;) fabric_close(o);
+        for (struct fabric *o; (o = networks_next(&opened)) != fabric;) fabric_close(o);
         return status;
     }
     if (!peers_set_at_end(networks_close_all)) networks_close_all();
@@ -112,6 +112,7 @@ tutti_status networks_connect(tutti_comm *comm)
     int number = 0;
     TRY(networks_open_all(&comm->group, &all));
     TRY(links_publish_address(all.content, all.bytes));
-    for (struct fabric *f; (f = networks_next(&number)) != NULL;) TRY(fabric_connect(f, comm->router, &callbacks));
+    for (struct fabric *fabric; (fabric = networks_next(&number)) != NULL;)
+        TRY(fabric_connect(fabric, comm->router, &callbacks));
     return TUTTI_OK;
 }

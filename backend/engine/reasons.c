@@ -20,13 +20,13 @@ static void failure_format_where(const tutti_comm *comm, char *out, size_t bytes
 /* Lists the ranks that have not made this call. It may miss ranks of other hosts. */
 static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t bytes)
 {
-    const struct group *g = &comm->group;
-    bool *absent = memory_alloc_zeroed((size_t)g->size, sizeof *absent);
+    const struct group *group = &comm->group;
+    bool *absent = memory_alloc_zeroed((size_t)group->size, sizeof *absent);
     size_t used = 0;
     out[0] = 0;
     if (absent && comm->agreement) agreement_list_absent(comm->agreement, comm->run_queue.sequence, absent);
-    for (int r = 0; absent && r < g->size && used + 16 < bytes; r++)
-        if (absent[r] || (group_rank_is_here(g, r) && !executor_rank_has_arrived(&comm->executor, r)))
+    for (int r = 0; absent && r < group->size && used + 16 < bytes; r++)
+        if (absent[r] || (group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r)))
             used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
     free(absent);
 }
@@ -175,11 +175,11 @@ static struct reason reason_find_on_host(const tutti_comm *comm)
 /* In a group of several hosts, a reason that any rank knows leads to a decision, and this rank need not act. */
 static struct reason reason_find_between_hosts(const tutti_comm *comm)
 {
-    const struct agreement *a = comm->agreement;
+    const struct agreement *agreement = comm->agreement;
     if (comm_has_failed(comm)) return (struct reason){ .cause = FAILED };
-    if (agreement_has_decided(a)) return (struct reason){ .cause = DECIDED };
-    if (agreement_has_lost_ranks(a)) return (struct reason){ .cause = PEER_DIED };
-    if (agreement_is_failing(a)) return (struct reason){ .cause = NONE };
+    if (agreement_has_decided(agreement)) return (struct reason){ .cause = DECIDED };
+    if (agreement_has_lost_ranks(agreement)) return (struct reason){ .cause = PEER_DIED };
+    if (agreement_is_failing(agreement)) return (struct reason){ .cause = NONE };
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
     return reason_find_own(comm);
 }

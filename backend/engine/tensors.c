@@ -26,9 +26,9 @@ static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buf
 }
 static size_t tensor_own_bytes(const tutti_comm *comm, const struct operation *op, enum buffer buffer)
 {
-    const struct uneven *u = op->uneven;
-    return tensor_bytes(op, comm->group.rank, buffer, comm->group.size, u ? u->lengths[buffer] : NULL,
-        u ? u->offsets[buffer] : NULL);
+    const struct uneven *uneven = op->uneven;
+    return tensor_bytes(op, comm->group.rank, buffer, comm->group.size, uneven ? uneven->lengths[buffer] : NULL,
+        uneven ? uneven->offsets[buffer] : NULL);
 }
 static bool operation_is_in_place(const tutti_comm *comm, const struct operation *op)
 {
@@ -36,9 +36,9 @@ static bool operation_is_in_place(const tutti_comm *comm, const struct operation
     int inputs = collective_buffer_parts((enum collective)op->collective, INPUT, comm->group.size),
         outputs = collective_buffer_parts((enum collective)op->collective, OUTPUT, comm->group.size);
     size_t mine = (size_t)comm->group.rank * op->part_bytes;
-    const struct uneven *u = op->uneven;
-    if (u && u->agreement == EQUAL_OUTPUT) return input == output + u->offsets[OUTPUT][comm->group.rank];
-    if (u && u->agreement == EQUAL_INPUT) return output == input + u->offsets[INPUT][comm->group.rank];
+    const struct uneven *uneven = op->uneven;
+    if (uneven && uneven->agreement == EQUAL_OUTPUT) return input == output + uneven->offsets[OUTPUT][comm->group.rank];
+    if (uneven && uneven->agreement == EQUAL_INPUT) return output == input + uneven->offsets[INPUT][comm->group.rank];
     /* An all-to-all never works in place. */
     if (inputs > 1 && outputs > 1) return false;
     if (inputs > 1) return output == input + mine;
@@ -58,9 +58,9 @@ static bool tensor_is_readable(const tutti_comm *comm, const struct operation *o
 /* Declares the addresses of private tensors in this process. True: peers can read them. */
 static bool tensors_describe_private(tutti_comm *comm, const struct operation *op, size_t input, size_t output)
 {
-    struct declaration *d = comm->executor.run.declaration;
-    d->tensor[INPUT] = (struct location){ 0, (uintptr_t)op->input };
-    d->tensor[OUTPUT] = (struct location){ 0, (uintptr_t)op->output };
+    struct declaration *declaration = comm->executor.run.declaration;
+    declaration->tensor[INPUT] = (struct location){ 0, (uintptr_t)op->input };
+    declaration->tensor[OUTPUT] = (struct location){ 0, (uintptr_t)op->output };
     return tensors_can_read_peers(comm) && tensor_is_readable(comm, op, INPUT, input)
         && tensor_is_readable(comm, op, OUTPUT, output);
 }
@@ -81,41 +81,41 @@ enum placement_kind tensors_guess_placement(const tutti_comm *comm, const struct
 }
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read)
 {
-    struct declaration *d = comm->executor.run.declaration;
+    struct declaration *declaration = comm->executor.run.declaration;
     size_t input = tensor_own_bytes(comm, op, INPUT), output = tensor_own_bytes(comm, op, OUTPUT);
-    bool shared = tensors_find_shared(op, input, output, d->tensor);
+    bool shared = tensors_find_shared(op, input, output, declaration->tensor);
     bool in_place = !input || !output || operation_is_in_place(comm, op);
     bool open = may_read && (shared ? tensors_can_read_peers(comm) : tensors_describe_private(comm, op, input, output));
-    d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u)
+    declaration->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u)
         | (open ? TENSOR_OPEN : 0u) | (open && comm->launcher.single_copy > 0 ? TENSOR_READING : 0u);
     comm->executor.run.exposed = shared || open;
 }
 
 /* ---- reading peers' memory ---- */
-static struct read_source tensors_get_source(const struct group *g, int index)
+static struct read_source tensors_get_source(const struct group *group, int index)
 {
-    const struct peer *peer = g->peers[group_rank_at_index(g, index)];
-    return peer ? peer_memory_source(peer, segment_join_info(g->segment, index)->nonce_at)
+    const struct peer *peer = group->peers[group_rank_at_index(group, index)];
+    return peer ? peer_memory_source(peer, segment_join_info(group->segment, index)->nonce_at)
                 : (struct read_source){ .process = 0 };
 }
 bool tensors_can_read_peers(tutti_comm *comm)
 {
     struct tensor_access *access = &comm->tensor_access;
-    const struct group *g = &comm->group;
+    const struct group *group = &comm->group;
     int known = atomic_load_explicit(&access->reading, memory_order_relaxed);
     if (known) return known == READING_WORKS;
     access->sources = memory_alloc_zeroed((size_t)access->ranks, sizeof *access->sources);
     /* Without memory the answer stays unknown, and the next call tries again. */
     if (!access->sources) return false;
     for (int i = 0; i < access->ranks && !access->error; i++) {
-        access->sources[i] = tensors_get_source(g, i);
-        access->unreadable = group_rank_at_index(g, i);
+        access->sources[i] = tensors_get_source(group, i);
+        access->unreadable = group_rank_at_index(group, i);
         /* A rank without a peer entry belongs to this process, which can always read it. */
-        if (g->peers[access->unreadable]) access->error = reading_test_source(&access->sources[i]);
+        if (group->peers[access->unreadable]) access->error = reading_test_source(&access->sources[i]);
     }
     atomic_store(&access->reading, access->error ? READING_REFUSED : READING_WORKS);
     if (access->error)
-        LOG(DEBUG, "%s rank %d: the memory of rank %d cannot be read: %s", g->name, g->rank, access->unreadable,
+        LOG(DEBUG, "%s rank %d: the memory of rank %d cannot be read: %s", group->name, group->rank, access->unreadable,
             reading_reason(access->error));
     return !access->error;
 }
@@ -170,24 +170,26 @@ tutti_status tensor_map_address(tutti_comm *comm, int rank, int use, struct loca
 }
 static tutti_status tensors_find_operand(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
 {
-    struct executor *x = &comm->executor;
+    struct executor *executor = &comm->executor;
     struct operand found = { .base = NULL };
     int index = group_index_of_rank(&comm->group, rank);
-    const struct declaration *d = tensors_get_declaration(comm, index);
+    const struct declaration *declaration = tensors_get_declaration(comm, index);
     if (op->uneven) {
-        found.lengths = segment_counts(x->site.segment, index, x->run.parity, (int)buffer);
-        found.offsets = segment_counts(x->site.segment, index, x->run.parity, COUNTS_OFFSETS + (int)buffer);
+        found.lengths = segment_counts(executor->site.segment, index, executor->run.parity, (int)buffer);
+        found.offsets =
+            segment_counts(executor->site.segment, index, executor->run.parity, COUNTS_OFFSETS + (int)buffer);
     }
     size_t bytes = tensor_bytes(op, rank, buffer, comm->group.size, found.lengths, found.offsets);
-    if (bytes && !(d->flags & TENSOR_SHARED)) {
-        found.base = (unsigned char *)(uintptr_t)d->tensor[buffer].offset;
+    if (bytes && !(declaration->flags & TENSOR_SHARED)) {
+        found.base = (unsigned char *)(uintptr_t)declaration->tensor[buffer].offset;
         found.source = comm->group.peers[rank] ? &comm->tensor_access.sources[index] : NULL;
     } else if (bytes) {
-        tutti_status status = tensor_map_address(comm, rank, (int)buffer, d->tensor[buffer], bytes, &found.base);
+        tutti_status status =
+            tensor_map_address(comm, rank, (int)buffer, declaration->tensor[buffer], bytes, &found.base);
         if (status != TUTTI_OK) return status;
     }
     found.bytes = bytes;
-    x->theirs[index][buffer] = found;
+    executor->theirs[index][buffer] = found;
     return TUTTI_OK;
 }
 tutti_status tensors_find_operands(tutti_comm *comm, const struct operation *op)
@@ -224,11 +226,11 @@ void tensor_access_finish(struct tensor_access *access)
 /* ---- the end ---- */
 bool tensors_are_released(tutti_comm *comm)
 {
-    const struct group *g = &comm->group;
+    const struct group *group = &comm->group;
     for (int peer = 0; peer < comm->tensor_access.ranks; peer++) {
-        int r = group_rank_at_index(g, peer);
-        bool gone = r == g->rank || (g->peers[r] && peer_is_gone(g->peers[r]));
-        const struct control *c = group_control_at_index(g, peer);
+        int r = group_rank_at_index(group, peer);
+        bool gone = r == group->rank || (group->peers[r] && peer_is_gone(group->peers[r]));
+        const struct control *c = group_control_at_index(group, peer);
         if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
         if (!comm->tensor_access.release_until_ms) comm->tensor_access.release_until_ms = clock_deadline(RELEASE_MS);
         if (clock_ms() < comm->tensor_access.release_until_ms) return false;
@@ -236,7 +238,7 @@ bool tensors_are_released(tutti_comm *comm)
         LOG(WARN,
             "%s: rank %d has not reported that it released the shared tensors of rank %d: it is stopped or too "
             "slow, and may still read or write them",
-            g->name, r, g->rank);
+            group->name, r, group->rank);
     }
     comm->tensor_access.release_told |=
         comm->tensor_access.release_until_ms && clock_ms() >= comm->tensor_access.release_until_ms;

@@ -13,13 +13,14 @@ static const double TRIED_AT_MOST = 1.6;
 tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, size_t bytes, struct tuner **out)
 {
-    struct launcher *l = &comm->launcher;
+    struct launcher *launcher = &comm->launcher;
     struct tuner_key key = { (enum collective)op->collective, op->root, stage_inputs, size_floor_half_octave(bytes) };
-    bool one_host = !group_has_several_hosts(&comm->group) && l->ranks > 1, cut = l->tile_setting || l->slots_setting;
+    bool one_host = !group_has_several_hosts(&comm->group) && launcher->ranks > 1,
+         cut = launcher->tile_setting || launcher->slots_setting;
     bool can = one_host && !cut && !op->uneven && op->collective != BARRIER && bytes >= TRIED_AT_LEAST;
     *out = NULL;
-    if (can) TRY(tuners_find_or_create(&l->tuners, &key, out));
-    if (one_host && asked) tuners_stop_collective(&l->tuners, key.collective);
+    if (can) TRY(tuners_find_or_create(&launcher->tuners, &key, out));
+    if (one_host && asked) tuners_stop_collective(&launcher->tuners, key.collective);
     if (asked) *out = NULL;
     return TUTTI_OK;
 }
@@ -33,36 +34,36 @@ static enum placement_kind tuner_guess_placement(tutti_comm *comm, const struct 
     if (placement_is_open(guess) && !(asks && tensors_can_read_peers(comm))) return TENSORS_PRIVATE;
     return guess;
 }
-static bool tuner_is_decider(const tutti_comm *comm, const struct tuner *t)
+static bool tuner_is_decider(const tutti_comm *comm, const struct tuner *tuner)
 {
-    return tuner_get_decider(&t->key, comm->launcher.ranks) == comm->group.rank;
+    return tuner_get_decider(&tuner->key, comm->launcher.ranks) == comm->group.rank;
 }
 /* In a collective with a root ranks may be TRACKS operations apart, unless its late selection awaits all. In any other
    no rank gets ahead of this one, and every rank has come to the last operation in which all met (tracks.joined). */
 static struct moment tuner_get_moment(const tutti_comm *comm, const struct operation *op)
 {
-    const struct executor *x = &comm->executor;
+    const struct executor *executor = &comm->executor;
     bool apart =
         collective_has_root((enum collective)op->collective) && !comm->launcher.recent[op->collective].selects_late;
-    if (apart) return (struct moment){ x->operation, TRACKS, TRACKS };
-    return (struct moment){ x->operation, x->operation - x->tracks.joined, 0 };
+    if (apart) return (struct moment){ executor->operation, TRACKS, TRACKS };
+    return (struct moment){ executor->operation, executor->operation - executor->tracks.joined, 0 };
 }
-uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tuner *t)
+uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tuner *tuner)
 {
-    struct executor *x = &comm->executor;
-    struct launcher *l = &comm->launcher;
-    l->timed = false;
-    if (!t || op->sum.rows.function) return 0;
-    if (tuner_is_decider(comm, t)) {
-        bool anything = l->tuners.trying == TRIES_ANYTHING;
-        struct variant_limits limits = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
-            tuner_may_search(&l->tuners, t) ? tuner_guess_placement(comm, op) : TENSORS_PRIVATE };
+    struct executor *executor = &comm->executor;
+    struct launcher *launcher = &comm->launcher;
+    launcher->timed = false;
+    if (!tuner || op->sum.rows.function) return 0;
+    if (tuner_is_decider(comm, tuner)) {
+        bool anything = launcher->tuners.trying == TRIES_ANYTHING;
+        struct variant_limits limits = { &launcher->chooser, executor->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
+            tuner_may_search(&launcher->tuners, tuner) ? tuner_guess_placement(comm, op) : TENSORS_PRIVATE };
         struct moment moment = tuner_get_moment(comm, op);
-        tuner_begin_call(&l->tuners, t, &moment, &limits);
+        tuner_begin_call(&launcher->tuners, tuner, &moment, &limits);
     }
-    uint32_t code = tuner_code_at(atomic_load_explicit(t->word, memory_order_acquire), x->operation);
-    l->timed = code & TUNER_TIMED;
-    if (l->timed) l->begun_ns = clock_ns();
+    uint32_t code = tuner_code_at(atomic_load_explicit(tuner->word, memory_order_acquire), executor->operation);
+    launcher->timed = code & TUNER_TIMED;
+    if (launcher->timed) launcher->begun_ns = clock_ns();
     return code & ~(uint32_t)TUNER_TIMED;
 }
 static struct stamp *call_get_stamp(const tutti_comm *comm, int index, uint64_t number)
@@ -109,16 +110,16 @@ static void tuner_read_pending_times(tutti_comm *comm)
     p->count = kept;
 }
 /* Each stamp of a peer moves a cache line from its core, so the stamps of several short calls are read together. */
-void tuner_run_end(tutti_comm *comm, struct tuner *t)
+void tuner_run_end(tutti_comm *comm, struct tuner *tuner)
 {
-    struct launcher *l = &comm->launcher;
-    struct pending_launch *p = &l->pending;
+    struct launcher *launcher = &comm->launcher;
+    struct pending_launch *p = &launcher->pending;
     /* The number of this operation from 1 is that of the next one from 0. */
     uint64_t number = comm->executor.operation;
-    if (l->timed) call_write_stamp(comm, number);
+    if (launcher->timed) call_write_stamp(comm, number);
     bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= tuner_get_batch(p->of[0].tuner));
     if (is_due) tuner_read_pending_times(comm);
-    if (!l->timed || !tuner_is_decider(comm, t) || p->count == PENDING) return;
-    p->of[p->count].tuner = t;
+    if (!launcher->timed || !tuner_is_decider(comm, tuner) || p->count == PENDING) return;
+    p->of[p->count].tuner = tuner;
     p->of[p->count++].number = number;
 }

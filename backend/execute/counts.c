@@ -5,62 +5,67 @@
 
 /* Hashes the counts that all ranks must give equally. Other hosts compare the hash, because they cannot read the
    counts but must cut equally and send the expected lengths. */
-static uint64_t uneven_hash_lengths(const struct uneven *u, int size)
+static uint64_t uneven_hash_lengths(const struct uneven *uneven, int size)
 {
     uint64_t sum = 0;
     for (int q = 0; q < size; q++) {
-        sum = (sum ^ u->lengths[u->agreement][q]) * 0x9e3779b97f4a7c15u;
+        sum = (sum ^ uneven->lengths[uneven->agreement][q]) * 0x9e3779b97f4a7c15u;
         sum ^= sum >> 32;
     }
     return sum;
 }
-static tutti_status counts_reserve(struct executor *x)
+static tutti_status counts_reserve(struct executor *executor)
 {
-    const struct segment *s = x->site.segment;
-    if (!x->counts_reserved)
-        TRY(segment_reserve(s, segment_counts(s, x->site.index, 0, 0), segment_counts_bytes(s), "uneven counts"));
-    x->counts_reserved = true;
+    const struct segment *segment = executor->site.segment;
+    if (!executor->counts_reserved)
+        TRY(segment_reserve(segment, segment_counts(segment, executor->site.index, 0, 0), segment_counts_bytes(segment),
+            "uneven counts"));
+    executor->counts_reserved = true;
     return TUTTI_OK;
 }
-tutti_status counts_publish_own(struct executor *x)
+tutti_status counts_publish_own(struct executor *executor)
 {
-    const struct uneven *u = x->launch.uneven;
-    const struct segment *s = x->site.segment;
+    const struct uneven *uneven = executor->launch.uneven;
+    const struct segment *segment = executor->site.segment;
     uint64_t extent = 0;
-    int me = x->site.index;
-    TRY(counts_reserve(x));
+    int me = executor->site.index;
+    TRY(counts_reserve(executor));
     for (int direction = INPUT; direction <= OUTPUT; direction++)
-        for (int q = 0; q < s->columns; q++) {
-            segment_counts(s, me, x->run.parity, direction)[q] = u->lengths[direction][q];
-            segment_counts(s, me, x->run.parity, COUNTS_OFFSETS + direction)[q] = u->offsets[direction][q];
-            if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
+        for (int q = 0; q < segment->columns; q++) {
+            segment_counts(segment, me, executor->run.parity, direction)[q] = uneven->lengths[direction][q];
+            segment_counts(segment, me, executor->run.parity, COUNTS_OFFSETS + direction)[q] =
+                uneven->offsets[direction][q];
+            if (uneven->lengths[direction][q] > extent) extent = uneven->lengths[direction][q];
         }
-    x->run.declaration->extent = extent;
-    bool told = x->site.spread && uneven_is_equal_on_ranks(u);
-    x->run.declaration->counts = told ? uneven_hash_lengths(u, s->columns) : 0;
+    executor->run.declaration->extent = extent;
+    bool told = executor->site.spread && uneven_is_equal_on_ranks(uneven);
+    executor->run.declaration->counts = told ? uneven_hash_lengths(uneven, segment->columns) : 0;
     return TUTTI_OK;
 }
 /* Compares the counts of index `a` with those of all ranks of this host or, if counts must be equal, with this
    rank's. */
-static bool counts_rank_agrees(const struct executor *x, int a)
+static bool counts_rank_agrees(const struct executor *executor, int a)
 {
-    const struct segment *s = x->site.segment;
-    int parity = x->run.parity, alike = x->launch.uneven->agreement, rank = site_rank(&x->site, a);
-    for (int b = 0; alike == IN_PAIRS && b < x->site.ranks; b++)
-        if (segment_counts(s, a, parity, INPUT)[site_rank(&x->site, b)] != segment_counts(s, b, parity, OUTPUT)[rank])
+    const struct segment *segment = executor->site.segment;
+    int parity = executor->run.parity, alike = executor->launch.uneven->agreement, rank = site_rank(&executor->site, a);
+    for (int b = 0; alike == IN_PAIRS && b < executor->site.ranks; b++)
+        if (segment_counts(segment, a, parity, INPUT)[site_rank(&executor->site, b)]
+            != segment_counts(segment, b, parity, OUTPUT)[rank])
             return false;
-    for (int q = 0; alike != IN_PAIRS && q < s->columns; q++)
-        if (segment_counts(s, a, parity, alike)[q] != segment_counts(s, x->site.index, parity, alike)[q]) return false;
+    for (int q = 0; alike != IN_PAIRS && q < segment->columns; q++)
+        if (segment_counts(segment, a, parity, alike)[q]
+            != segment_counts(segment, executor->site.index, parity, alike)[q])
+            return false;
     return true;
 }
-tutti_status counts_compare_all(struct executor *x)
+tutti_status counts_compare_all(struct executor *executor)
 {
     uint64_t extent = 0;
-    for (int a = 0; a < x->site.ranks; a++) {
-        const struct declaration *d = executor_declaration(x, a, x->operation);
-        if (d->extent > extent) extent = d->extent;
-        if (!counts_rank_agrees(x, a)) return TUTTI_MISMATCH;
+    for (int a = 0; a < executor->site.ranks; a++) {
+        const struct declaration *declaration = executor_declaration(executor, a, executor->operation);
+        if (declaration->extent > extent) extent = declaration->extent;
+        if (!counts_rank_agrees(executor, a)) return TUTTI_MISMATCH;
     }
-    x->run.extent = (size_t)extent;
+    executor->run.extent = (size_t)extent;
     return TUTTI_OK;
 }

@@ -15,124 +15,129 @@
 #include <string.h>
 
 /* ---- one tile without messages: the steps run in order ---- */
-static bool executor_runs_straight(const struct executor *x)
+static bool executor_runs_straight(const struct executor *executor)
 {
-    return x->run.cut->single && x->launch.program->schedule->first_message < 0;
+    return executor->run.cut->single && executor->launch.program->schedule->first_message < 0;
 }
-static bool step_is_ready_straight(struct executor *x, const struct step *t)
+static bool step_is_ready_straight(struct executor *executor, const struct step *step)
 {
-    const struct wait *w = &x->launch.program->schedule->waits[t->wait], *end = w + t->wait_count;
-    for (; w < end; w++)
-        if (w->lag != SLOT_REUSE
-            && !counter_is_reached_within(x, site_index(&x->site, w->rank), SEEN_COUNTER,
-                x->base + 2 + (uint64_t)w->step, executor_poll_limit(x)))
+    const struct wait *wait = &executor->launch.program->schedule->waits[step->wait], *end = wait + step->wait_count;
+    for (; wait < end; wait++)
+        if (wait->lag != SLOT_REUSE
+            && !counter_is_reached_within(executor, site_index(&executor->site, wait->rank), SEEN_COUNTER,
+                executor->base + 2 + (uint64_t)wait->step, executor_poll_limit(executor)))
             return false;
     return true;
 }
 /* False: see bind_compute_step. */
-static bool step_perform_straight(struct executor *x, int step)
+static bool step_perform_straight(struct executor *executor, int step)
 {
-    const struct program *p = x->launch.program;
-    const struct step *t = &p->schedule->steps[step];
-    if (t->kind == WORK && p->is_fixed) bind_compute_fixed_step(x, step);
-    else if (t->kind == WORK && !bind_compute_step(x, t, 0)) return false;
-    x->moves++;
-    if (t->by_tile || t->by_leave) executor_publish_counter(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
+    const struct program *program = executor->launch.program;
+    const struct step *t = &program->schedule->steps[step];
+    if (t->kind == WORK && program->is_fixed) bind_compute_fixed_step(executor, step);
+    else if (t->kind == WORK && !bind_compute_step(executor, t, 0)) return false;
+    executor->moves++;
+    if (t->by_tile || t->by_leave)
+        executor_publish_counter(executor, SEEN_COUNTER, executor->base + 2 + (uint64_t)step);
     return true;
 }
 /* Runs the prelude as part of the announcement. All work that precedes the first poll of a peer then overlaps with the
    transfer of the line. */
-static void executor_run_prelude(struct executor *x)
+static void executor_run_prelude(struct executor *executor)
 {
-    int end = x->launch.program->schedule->prelude;
-    for (int step = 0; step < end; step++) step_perform_straight(x, step);
-    x->run.pc[0] = end;
+    int end = executor->launch.program->schedule->prelude;
+    for (int step = 0; step < end; step++) step_perform_straight(executor, step);
+    executor->run.pc[0] = end;
 }
-static tutti_status executor_run_straight(struct executor *x)
+static tutti_status executor_run_straight(struct executor *executor)
 {
-    const struct schedule *s = x->launch.program->schedule;
+    const struct schedule *schedule = executor->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
-    if (!x->run.arrived && !executor_poll_roll_call(x, &status)) return status;
-    for (int step = x->run.pc[0]; step < s->step_count; step++) {
-        if (!step_is_ready_straight(x, &s->steps[step])) return status;
-        if (!step_perform_straight(x, step)) return status;
-        x->run.pc[0] = step + 1;
+    if (!executor->run.arrived && !executor_poll_roll_call(executor, &status)) return status;
+    for (int step = executor->run.pc[0]; step < schedule->step_count; step++) {
+        if (!step_is_ready_straight(executor, &schedule->steps[step])) return status;
+        if (!step_perform_straight(executor, step)) return status;
+        executor->run.pc[0] = step + 1;
     }
     return TUTTI_OK;
 }
 
 /* ---- an operation ---- */
-static void executor_stop_touching_tensors(struct executor *x) { atomic_store(&x->site.mine->touching, 0); }
-static void executor_end_operation(struct executor *x)
+static void executor_stop_touching_tensors(struct executor *executor)
 {
-    const struct plan *plan = x->launch.program->plan;
-    const struct program_cut *c = x->run.cut;
-    uint64_t slots = (uint64_t)plan->slots, rounds = c->single ? 1 : ((uint64_t)c->tiles + slots - 1) / slots;
-    x->base += x->run.one_sided ? TRACK_POSITIONS : 2 + rounds * (uint64_t)plan->period;
-    slots_end_operation(x);
-    tracks_end_operation(x);
-    x->operation++;
-    if (x->launch.program->touch_count) executor_stop_touching_tensors(x);
+    atomic_store(&executor->site.mine->touching, 0);
+}
+static void executor_end_operation(struct executor *executor)
+{
+    const struct plan *plan = executor->launch.program->plan;
+    const struct program_cut *cut = executor->run.cut;
+    uint64_t slots = (uint64_t)plan->slots, rounds = cut->single ? 1 : ((uint64_t)cut->tiles + slots - 1) / slots;
+    executor->base += executor->run.one_sided ? TRACK_POSITIONS : 2 + rounds * (uint64_t)plan->period;
+    slots_end_operation(executor);
+    tracks_end_operation(executor);
+    executor->operation++;
+    if (executor->launch.program->touch_count) executor_stop_touching_tensors(executor);
 }
 /* Makes the slots real memory and announces the operation. With one tile, the position that the prelude's last step
    publishes also announces the arrival. */
-static tutti_status executor_announce_operation(struct executor *x)
+static tutti_status executor_announce_operation(struct executor *executor)
 {
-    TRY(slots_reserve(x));
-    x->run.started = true;
-    if (!executor_runs_straight(x)) { executor_publish_arrival(x); return TUTTI_OK; }
-    x->run.first_poll_done = !x->run.cut->in_line;
-    x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
-    if (!x->launch.program->prelude_announces) executor_publish_arrival(x);
-    executor_run_prelude(x);
+    TRY(slots_reserve(executor));
+    executor->run.started = true;
+    if (!executor_runs_straight(executor)) { executor_publish_arrival(executor); return TUTTI_OK; }
+    executor->run.first_poll_done = !executor->run.cut->in_line;
+    executor->site.lines[executor->run.track].fingerprint = executor->run.fingerprint;
+    if (!executor->launch.program->prelude_announces) executor_publish_arrival(executor);
+    executor_run_prelude(executor);
     return TUTTI_OK;
 }
 /* Sets `touching`, then reads the failure state; a rank that fails does both in the opposite order. So at least one of
    the two ranks sees the other. */
-static bool executor_try_touching_tensors(struct executor *x)
+static bool executor_try_touching_tensors(struct executor *executor)
 {
-    atomic_store(&x->site.mine->touching, 1);
-    if (!(atomic_load(&x->site.segment->failure->state) & FAILURE_CERTAIN)) return true;
-    atomic_store(&x->site.mine->touching, 0);
+    atomic_store(&executor->site.mine->touching, 1);
+    if (!(atomic_load(&executor->site.segment->failure->state) & FAILURE_CERTAIN)) return true;
+    atomic_store(&executor->site.mine->touching, 0);
     return false;
 }
-tutti_status executor_start_program(struct executor *x)
+tutti_status executor_start_program(struct executor *executor)
 {
-    const struct uneven *u = x->launch.uneven;
-    if (u && uneven_is_equal_on_ranks(u)) TRY(program_find_blocks(x->launch.program));
-    bind_launch_operands(x);
-    if (u) bind_cut_message(x, x->run.extent);
-    TRY(slots_reserve(x));
-    if (x->launch.program->touch_count && !executor_try_touching_tensors(x)) return TUTTI_IN_PROGRESS;
-    x->run.started = true;
+    const struct uneven *uneven = executor->launch.uneven;
+    if (uneven && uneven_is_equal_on_ranks(uneven)) TRY(program_find_blocks(executor->launch.program));
+    bind_launch_operands(executor);
+    if (uneven) bind_cut_message(executor, executor->run.extent);
+    TRY(slots_reserve(executor));
+    if (executor->launch.program->touch_count && !executor_try_touching_tensors(executor)) return TUTTI_IN_PROGRESS;
+    executor->run.started = true;
     return TUTTI_OK;
 }
-void executor_prepare_declaration(struct executor *x)
+void executor_prepare_declaration(struct executor *executor)
 {
-    tracks_enter_operation(x);
-    x->run.declaration = executor_declaration(x, x->site.index, x->operation);
+    tracks_enter_operation(executor);
+    executor->run.declaration = executor_declaration(executor, executor->site.index, executor->operation);
 }
 /* ---- other hosts ---- */
 /* Adds this call to the history, which messages to other hosts carry in their names. */
-static void executor_update_history(struct executor *x)
+static void executor_update_history(struct executor *executor)
 {
-    if (!x->site.spread) return;
-    x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.declaration->counts) * 0x9e3779b97f4a7c15u;
-    x->run.history ^= x->run.history >> 32;
+    if (!executor->site.spread) return;
+    executor->run.history =
+        (executor->run.history ^ executor->run.fingerprint ^ executor->run.declaration->counts) * 0x9e3779b97f4a7c15u;
+    executor->run.history ^= executor->run.history >> 32;
 }
-void executor_list_awaited_ranks(const struct executor *x, bool *out)
+void executor_list_awaited_ranks(const struct executor *executor, bool *out)
 {
-    const struct program *program = x->run.started ? x->launch.program : NULL;
+    const struct program *program = executor->run.started ? executor->launch.program : NULL;
     if (!program || !program->transfers) return;
     for (int i = 0; i < program->plan->slots * program->schedule->step_count; i++)
         if (program->transfers[i].state == TRANSFER_POSTED) out[program->transfers[i].peer] = true;
 }
 
 /* ---- the operation ---- */
-static void executor_clear_waits(struct executor *x)
+static void executor_clear_waits(struct executor *executor)
 {
-    wait_set_clear(&x->blocked);
-    x->blocked_peer = -1;
+    wait_set_clear(&executor->blocked);
+    executor->blocked_peer = -1;
 }
 static void run_reset_progress(struct run *run, int ranks)
 {
@@ -142,128 +147,130 @@ static void run_reset_progress(struct run *run, int ranks)
     run->first_poll_done = true;
     memset(run->pc, 0, sizeof run->pc);
 }
-tutti_status executor_begin(struct executor *x)
+tutti_status executor_begin(struct executor *executor)
 {
-    run_reset_progress(&x->run, x->site.ranks);
-    x->run.message_status = TUTTI_OK;
-    x->run.failed_message = NULL;
-    x->run.failed_read.error = 0;
-    if (x->launch.uneven) TRY(counts_publish_own(x));
-    executor_make_fingerprint(x);
-    tracks_record_arrival(x);
-    executor_update_history(x);
-    x->run.one_sided = false;
-    x->run.deferred = !x->launch.program;
-    if (x->launch.program) {
-        bind_launch_operands(x);
-        x->run.one_sided = x->run.cut->one_sided;
-        if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
-        return executor_announce_operation(x);
+    run_reset_progress(&executor->run, executor->site.ranks);
+    executor->run.message_status = TUTTI_OK;
+    executor->run.failed_message = NULL;
+    executor->run.failed_read.error = 0;
+    if (executor->launch.uneven) TRY(counts_publish_own(executor));
+    executor_make_fingerprint(executor);
+    tracks_record_arrival(executor);
+    executor_update_history(executor);
+    executor->run.one_sided = false;
+    executor->run.deferred = !executor->launch.program;
+    if (executor->launch.program) {
+        bind_launch_operands(executor);
+        executor->run.one_sided = executor->run.cut->one_sided;
+        if (executor->run.one_sided) executor->run.declaration->fingerprint = executor->run.fingerprint;
+        return executor_announce_operation(executor);
     }
-    executor_publish_arrival(x);
+    executor_publish_arrival(executor);
     return TUTTI_OK;
 }
-tutti_status executor_finish_roll_call(struct executor *x)
+tutti_status executor_finish_roll_call(struct executor *executor)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    executor_clear_waits(x);
-    if (!x->run.arrived && !executor_poll_roll_call(x, &status)) {
-        x->blocked.core_is_wanted = executor_core_is_wanted(x);
+    executor_clear_waits(executor);
+    if (!executor->run.arrived && !executor_poll_roll_call(executor, &status)) {
+        executor->blocked.core_is_wanted = executor_core_is_wanted(executor);
         return status;
     }
-    if (x->launch.uneven && !x->run.agreed) TRY(counts_compare_all(x));
-    x->run.agreed = true;
+    if (executor->launch.uneven && !executor->run.agreed) TRY(counts_compare_all(executor));
+    executor->run.agreed = true;
     return TUTTI_OK;
 }
-tutti_status executor_run_steps(struct executor *x)
+tutti_status executor_run_steps(struct executor *executor)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    executor_clear_waits(x);
-    bool messages = x->launch.program->schedule->first_message >= 0;
+    executor_clear_waits(executor);
+    bool messages = executor->launch.program->schedule->first_message >= 0;
     /* The bell's value before the first poll. */
     uint32_t bell = 0;
     if (messages) {
-        bell_listen(x->site.contact);
-        bell = atomic_load_explicit(&x->site.contact->bell, memory_order_acquire);
+        bell_listen(executor->site.contact);
+        bell = atomic_load_explicit(&executor->site.contact->bell, memory_order_acquire);
     }
-    status = executor_runs_straight(x) ? executor_run_straight(x) : executor_run_tiles(x);
-    if (x->run.message_status != TUTTI_OK)
-        return status_fail(x->run.message_status, "a message of the schedule failed: %s",
-            status_message(x->run.message_status));
-    if (x->run.failed_read.error) return fetch_handle_failure(x);
+    status = executor_runs_straight(executor) ? executor_run_straight(executor) : executor_run_tiles(executor);
+    if (executor->run.message_status != TUTTI_OK)
+        return status_fail(executor->run.message_status, "a message of the schedule failed: %s",
+            status_message(executor->run.message_status));
+    if (executor->run.failed_read.error) return fetch_handle_failure(executor);
     if (status == TUTTI_OK) {
-        if (x->launch.rows && !x->launch.rows_early) rows_normalise_output(x);
-        executor_end_operation(x);
+        if (executor->launch.rows && !executor->launch.rows_early) rows_normalise_output(executor);
+        executor_end_operation(executor);
         return TUTTI_OK;
     }
-    x->blocked.core_is_wanted = executor_core_is_wanted(x);
-    if (messages) wait_set_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
+    executor->blocked.core_is_wanted = executor_core_is_wanted(executor);
+    if (messages)
+        wait_set_add(&executor->blocked, &executor->site.contact->bell, bell, &executor->site.contact->bell_waiters,
+            true);
     return status;
 }
-tutti_status executor_repeat_operation(struct executor *x)
+tutti_status executor_repeat_operation(struct executor *executor)
 {
-    run_reset_progress(&x->run, x->site.ranks);
-    executor_make_fingerprint(x);
-    tracks_record_arrival(x);
-    if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
-    bind_repeated_call(x);
-    TRY(executor_announce_operation(x));
-    executor_clear_waits(x);
-    tutti_status status = executor_run_straight(x);
-    if (status == TUTTI_OK) executor_end_operation(x);
-    else if (status == TUTTI_IN_PROGRESS) x->blocked.core_is_wanted = executor_core_is_wanted(x);
+    run_reset_progress(&executor->run, executor->site.ranks);
+    executor_make_fingerprint(executor);
+    tracks_record_arrival(executor);
+    if (executor->run.one_sided) executor->run.declaration->fingerprint = executor->run.fingerprint;
+    bind_repeated_call(executor);
+    TRY(executor_announce_operation(executor));
+    executor_clear_waits(executor);
+    tutti_status status = executor_run_straight(executor);
+    if (status == TUTTI_OK) executor_end_operation(executor);
+    else if (status == TUTTI_IN_PROGRESS) executor->blocked.core_is_wanted = executor_core_is_wanted(executor);
     return status;
 }
-bool executor_cancel(struct executor *x)
+bool executor_cancel(struct executor *executor)
 {
-    const struct program *program = x->launch.program;
+    const struct program *program = executor->launch.program;
     bool all = true;
     if (!program) return true;
     for (int i = 0; program->transfers && i < program->plan->slots * program->schedule->step_count; i++) {
         struct transfer *transfer = &program->transfers[i];
-        if (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer)) all = false;
+        if (transfer->state == TRANSFER_POSTED && !router_cancel(executor->site.router, transfer)) all = false;
     }
     /* Until now a transport may have read a message from a peer's tensor. */
-    if (all && program->touch_count) executor_stop_touching_tensors(x);
+    if (all && program->touch_count) executor_stop_touching_tensors(executor);
     return all;
 }
 
 /* ---- lifetime ---- */
-tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
-    stream_function *stream, bool paced)
+tutti_status executor_init(struct executor *executor, const struct segment *segment, const struct layout *layout,
+    int rank, stream_function *stream, bool paced)
 {
     struct place mine = layout_place(layout, rank);
-    *x = (struct executor){ .site = { .segment = segment,
-                                .rank = rank,
-                                .index = mine.index,
-                                .ranks = segment->ranks,
-                                .spread = layout->hosts > 1,
-                                .places = layout->place,
-                                .rank_at = layout->rank + layout->first[mine.host],
-                                .stream = stream,
-                                .paced = paced && stream,
-                                .mine = segment_control(segment, mine.index),
-                                .lines = segment_line(segment, mine.index, 0) },
+    *executor = (struct executor){ .site = { .segment = segment,
+                                       .rank = rank,
+                                       .index = mine.index,
+                                       .ranks = segment->ranks,
+                                       .spread = layout->hosts > 1,
+                                       .places = layout->place,
+                                       .rank_at = layout->rank + layout->first[mine.host],
+                                       .stream = stream,
+                                       .paced = paced && stream,
+                                       .mine = segment_control(segment, mine.index),
+                                       .lines = segment_line(segment, mine.index, 0) },
         .tracks = { .other = 1, .newest = 1 } };
-    x->seen = memory_alloc_aligned((size_t)segment->ranks * sizeof *x->seen);
-    x->theirs = memory_alloc_zeroed((size_t)segment->ranks, sizeof *x->theirs);
-    if (x->seen && x->theirs) return TUTTI_OK;
+    executor->seen = memory_alloc_aligned((size_t)segment->ranks * sizeof *executor->seen);
+    executor->theirs = memory_alloc_zeroed((size_t)segment->ranks, sizeof *executor->theirs);
+    if (executor->seen && executor->theirs) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", segment->ranks);
 }
-void executor_set_contact(struct executor *x, struct control *contact) { x->site.contact = contact; }
-void executor_set_router(struct executor *x, struct router *router) { x->site.router = router; }
-void executor_set_tuning(struct executor *x, int counter_polls, size_t cache_bytes, size_t ring_bytes,
+void executor_set_contact(struct executor *executor, struct control *contact) { executor->site.contact = contact; }
+void executor_set_router(struct executor *executor, struct router *router) { executor->site.router = router; }
+void executor_set_tuning(struct executor *executor, int counter_polls, size_t cache_bytes, size_t ring_bytes,
     bool may_be_unfenced)
 {
-    x->publisher.may_be_unfenced = may_be_unfenced;
-    x->site.polls = counter_polls;
-    x->site.cache_bytes = cache_bytes;
-    x->site.ring_bytes = ring_bytes;
+    executor->publisher.may_be_unfenced = may_be_unfenced;
+    executor->site.polls = counter_polls;
+    executor->site.cache_bytes = cache_bytes;
+    executor->site.ring_bytes = ring_bytes;
 }
-void executor_finish(struct executor *x)
+void executor_finish(struct executor *executor)
 {
-    free(x->seen);
-    free(x->theirs);
-    x->seen = NULL;
-    x->theirs = NULL;
+    free(executor->seen);
+    free(executor->theirs);
+    executor->seen = NULL;
+    executor->theirs = NULL;
 }

@@ -24,7 +24,7 @@ struct uneven {
     /* EQUAL_OUTPUT for all_gather_v, EQUAL_INPUT for reduce_scatter_v, IN_PAIRS for all_to_all_v. */
     int agreement;
 };
-static inline bool uneven_is_equal_on_ranks(const struct uneven *u) { return u->agreement != IN_PAIRS; }
+static inline bool uneven_is_equal_on_ranks(const struct uneven *uneven) { return uneven->agreement != IN_PAIRS; }
 /* The values that one operation binds to a program. */
 struct launch {
     /* NULL: the program is chosen after the roll call. */
@@ -171,60 +171,61 @@ struct executor {
     struct wait_set blocked;
 };
 /* Returns the declaration of the rank with that index. It is valid for the last DECLARATIONS operations. */
-static inline struct declaration *executor_declaration(const struct executor *x, int index, uint64_t operation)
+static inline struct declaration *executor_declaration(const struct executor *executor, int index, uint64_t operation)
 {
-    return segment_declaration(x->site.segment, index, operation);
+    return segment_declaration(executor->site.segment, index, operation);
 }
 /* Convert between a rank of this host and its index. */
 static inline int site_index(const struct site *s, int rank) { return s->places[rank].index; }
 static inline int site_rank(const struct site *s, int index) { return s->rank_at[index]; }
 
 /* `segment` must be the segment of this rank's host. NO_MEMORY. */
-tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
-    stream_function *stream, bool paced);
-void executor_set_contact(struct executor *x, struct control *contact);
-void executor_set_router(struct executor *x, struct router *router);
+tutti_status executor_init(struct executor *executor, const struct segment *segment, const struct layout *layout,
+    int rank, stream_function *stream, bool paced);
+void executor_set_contact(struct executor *executor, struct control *contact);
+void executor_set_router(struct executor *executor, struct router *router);
 /* `polls`: how often a small operation polls a counter before it returns. For the others see struct site and struct
    publisher. */
-void executor_set_tuning(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes, bool may_be_unfenced);
-void executor_finish(struct executor *x);
+void executor_set_tuning(struct executor *executor, int polls, size_t cache_bytes, size_t ring_bytes,
+    bool may_be_unfenced);
+void executor_finish(struct executor *executor);
 /* Chooses the line of the next operation, and with it the declaration to fill. */
-void executor_prepare_declaration(struct executor *x);
+void executor_prepare_declaration(struct executor *executor);
 /* The caller calls this after it has changed anything but the sequence number in the declaration. */
-void executor_hash_declaration(struct executor *x);
+void executor_hash_declaration(struct executor *executor);
 /* Announces the operation that launch and declaration describe. After an error the operation is not announced. */
-tutti_status executor_begin(struct executor *x);
+tutti_status executor_begin(struct executor *executor);
 /* Repeats the last operation as far as it gets, on the same buffers. It must have been one tile without messages. */
-tutti_status executor_repeat_operation(struct executor *x);
+tutti_status executor_repeat_operation(struct executor *executor);
 /* For an operation without a program: waits like executor_run_steps until all ranks have arrived and agree. After OK
    the caller may choose launch.program. */
-tutti_status executor_finish_roll_call(struct executor *x);
+tutti_status executor_finish_roll_call(struct executor *executor);
 /* Starts the chosen program. IN_PROGRESS: the group has failed meanwhile, so the program was not started. */
-tutti_status executor_start_program(struct executor *x);
+tutti_status executor_start_program(struct executor *executor);
 /* Runs as far as it gets. IN_PROGRESS: `blocked` holds what it waits for. MISMATCH: see executor_find_disagreement. */
-tutti_status executor_run_steps(struct executor *x);
+tutti_status executor_run_steps(struct executor *executor);
 /* Publishes this rank's core and returns true if another rank of this host that must move waited on the same core. A
    rank must yield its core to such a peer at once; otherwise it should keep spinning. */
-bool executor_core_is_wanted(struct executor *x);
+bool executor_core_is_wanted(struct executor *executor);
 /* Cancels the operation that runs. True: the caller's buffers are no longer touched. False: a transport still holds a
    transfer; the caller polls the router and calls again. All transfers are cancelled at once, so this takes at most
    TRANSPORT_CANCEL_MS. */
-bool executor_cancel(struct executor *x);
+bool executor_cancel(struct executor *executor);
 /* Returns the rank of this host whose declaration differs from this rank's, or -1. *operation is the first operation on
    which they differ, counted from 0: this one, or an earlier one-sided one. */
-int executor_find_disagreement(const struct executor *x, uint64_t *operation);
-bool executor_rank_has_arrived(const struct executor *x, int rank);
+int executor_find_disagreement(const struct executor *executor, uint64_t *operation);
+bool executor_rank_has_arrived(const struct executor *executor, int rank);
 /* True if the roll call ends now, unless a rank fails meanwhile. */
-bool executor_roll_call_is_complete(const struct executor *x);
+bool executor_roll_call_is_complete(const struct executor *executor);
 
 /* ---- between hosts ---- */
 /* Returns the name that messages of the running operation carry: its number, and a hash of all calls of this rank so
    far. After ranks have differed once, their names differ, so their messages no longer match. The top bit is left to
    the user's messages. */
-static inline uint64_t executor_message_name(const struct executor *x)
+static inline uint64_t executor_message_name(const struct executor *executor)
 {
-    return x->run.history << 33 >> 1 | (uint32_t)x->operation;
+    return executor->run.history << 33 >> 1 | (uint32_t)executor->operation;
 }
 static inline uint64_t executor_fingerprint_of_name(uint64_t name) { return name >> 32; }
 /* Sets out[rank] for each rank whose message this rank waits for. `out` has an entry per rank of the group. */
-void executor_list_awaited_ranks(const struct executor *x, bool *out);
+void executor_list_awaited_ranks(const struct executor *executor, bool *out);

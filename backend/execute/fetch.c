@@ -6,71 +6,73 @@
 
 enum { CACHE_LINE = 64 };
 
-static const struct operand *executor_peer_operand(const struct executor *x, struct span a)
+static const struct operand *executor_peer_operand(const struct executor *executor, struct span span)
 {
-    return &x->theirs[site_index(&x->site, a.rank)][a.buffer];
+    return &executor->theirs[site_index(&executor->site, span.rank)][span.buffer];
 }
-static bool span_is_fetched(const struct executor *x, struct span a)
+static bool span_is_fetched(const struct executor *executor, struct span span)
 {
-    return a.rank != x->site.rank && a.buffer != SCRATCH && executor_peer_operand(x, a)->source;
+    return span.rank != executor->site.rank && span.buffer != SCRATCH && executor_peer_operand(executor, span)->source;
 }
-static bool span_fetch(struct executor *x, struct span a, void *to, const void *at, size_t bytes)
+static bool span_fetch(struct executor *executor, struct span span, void *to, const void *at, size_t bytes)
 {
-    int error = bytes ? reading_copy(executor_peer_operand(x, a)->source, to, (uintptr_t)at, bytes) : 0;
-    if (error) x->run.failed_read = (struct failed_read){ a.rank, a.buffer, error };
+    int error = bytes ? reading_copy(executor_peer_operand(executor, span)->source, to, (uintptr_t)at, bytes) : 0;
+    if (error) executor->run.failed_read = (struct failed_read){ span.rank, span.buffer, error };
     return !error;
 }
-static bool step_fetch_copy(struct executor *x, const struct step *t, struct span from, const struct part *part)
+static bool step_fetch_copy(struct executor *executor, const struct step *step, struct span from,
+    const struct part *part)
 {
-    struct program *p = x->launch.program;
-    if (!span_fetch(x, from, p->piece.to[0], p->piece.from[0], part->bytes)) return false;
-    p->piece.from[0] = p->piece.to[0];
-    bind_compute_piece(x, t, p->piece.to, p->piece.from, part);
+    struct program *program = executor->launch.program;
+    if (!span_fetch(executor, from, program->piece.to[0], program->piece.from[0], part->bytes)) return false;
+    program->piece.from[0] = program->piece.to[0];
+    bind_compute_piece(executor, step, program->piece.to, program->piece.from, part);
     return true;
 }
-static bool step_fetch_and_add_block(struct executor *x, const struct step *t, size_t begin, size_t bytes, size_t block)
+static bool step_fetch_and_add_block(struct executor *executor, const struct step *t, size_t begin, size_t bytes,
+    size_t block)
 {
-    struct program *p = x->launch.program;
-    const struct span *spans = step_from(p->schedule, t);
-    unsigned char *room = p->fetched;
+    struct program *program = executor->launch.program;
+    const struct span *spans = step_from(program->schedule, t);
+    unsigned char *room = program->fetched;
     for (int f = 0; f < t->from_count; f++) {
-        const unsigned char *at = (const unsigned char *)p->piece.from[f] + begin;
-        p->block.from[f] = at;
-        if (!span_is_fetched(x, spans[f])) continue;
-        if (!span_fetch(x, spans[f], room, at, bytes)) return false;
-        p->block.from[f] = room;
+        const unsigned char *at = (const unsigned char *)program->piece.from[f] + begin;
+        program->block.from[f] = at;
+        if (!span_is_fetched(executor, spans[f])) continue;
+        if (!span_fetch(executor, spans[f], room, at, bytes)) return false;
+        program->block.from[f] = room;
         room += block;
     }
-    for (int d = 0; d < t->to_count; d++) p->block.to[d] = (unsigned char *)p->piece.to[d] + begin;
-    bind_compute_piece(x, t, p->block.to, p->block.from,
-        &(struct part){ .bytes = bytes, .count = bytes / x->launch.element_bytes });
+    for (int d = 0; d < t->to_count; d++) program->block.to[d] = (unsigned char *)program->piece.to[d] + begin;
+    bind_compute_piece(executor, t, program->block.to, program->block.from,
+        &(struct part){ .bytes = bytes, .count = bytes / executor->launch.element_bytes });
     return true;
 }
-bool fetch_compute_step(struct executor *x, const struct step *t, const struct part *part)
+bool fetch_compute_step(struct executor *executor, const struct step *step, const struct part *part)
 {
-    struct program *p = x->launch.program;
-    const struct span *from = step_from(p->schedule, t);
+    struct program *program = executor->launch.program;
+    const struct span *from = step_from(program->schedule, step);
     size_t peers = 0;
-    for (int f = 0; f < t->from_count; f++) peers += span_is_fetched(x, from[f]);
+    for (int f = 0; f < step->from_count; f++) peers += span_is_fetched(executor, from[f]);
     if (!peers) {
-        bind_compute_piece(x, t, p->piece.to, p->piece.from, part);
+        bind_compute_piece(executor, step, program->piece.to, program->piece.from, part);
         return true;
     }
-    if (t->from_count == 1 && !t->finish) return step_fetch_copy(x, t, from[0], part);
+    if (step->from_count == 1 && !step->finish) return step_fetch_copy(executor, step, from[0], part);
     size_t block = fetch_buffer_bytes(peers) / peers / CACHE_LINE * CACHE_LINE;
     for (size_t begin = 0; begin < part->bytes; begin += block) {
         size_t left = part->bytes - begin;
-        if (!step_fetch_and_add_block(x, t, begin, left < block ? left : block, block)) return false;
+        if (!step_fetch_and_add_block(executor, step, begin, left < block ? left : block, block)) return false;
     }
     return true;
 }
-tutti_status fetch_handle_failure(struct executor *x)
+tutti_status fetch_handle_failure(struct executor *executor)
 {
-    const struct failed_read *u = &x->run.failed_read;
-    const struct read_source *source = x->theirs[site_index(&x->site, u->rank)][u->buffer].source;
-    tutti_status status = reading_failure_status(source, u->error, x->site.rank, u->rank);
-    x->run.failed_read.error = 0;
-    x->blocked_peer = u->rank;
-    x->blocked.soon = true;
+    const struct failed_read *u = &executor->run.failed_read;
+    const struct read_source *source = executor->theirs[site_index(&executor->site, u->rank)][u->buffer].source;
+    tutti_status status = reading_failure_status(source, u->error, executor->site.rank, u->rank);
+    executor->run.failed_read.error = 0;
+    executor->blocked_peer = u->rank;
+    executor->blocked.soon = true;
     return status;
 }

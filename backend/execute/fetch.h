@@ -11,7 +11,7 @@ static inline size_t fetch_buffer_bytes(size_t peers)
 }
 /* Performs a step of arithmetic on one piece, whose addresses are in launch.program->piece. False: a peer could not be
    read, and run.unread holds the peer and the error. */
-bool fetch_compute_step(struct executor *x, const struct step *t, const struct part *part);
+bool fetch_compute_step(struct executor *executor, const struct step *step, const struct part *part);
 /* Returns the status of an operation whose read failed. IN_PROGRESS: the peer may have died, which the watch thread
    will report. */
-tutti_status fetch_handle_failure(struct executor *x);
+tutti_status fetch_handle_failure(struct executor *executor);

@@ -6,114 +6,116 @@
 #include "backend/execute/fetch.h"
 #include <stdlib.h>
 
-static void program_record_touch(struct program *p, struct span a)
+static void program_record_touch(struct program *program, struct span span)
 {
     int known = 0;
-    if (a.rank == p->schedule->rank || a.buffer == SCRATCH) return;
-    while (known < p->touch_count && (p->touches[known].rank != a.rank || p->touches[known].buffer != a.buffer))
+    if (span.rank == program->schedule->rank || span.buffer == SCRATCH) return;
+    while (known < program->touch_count
+        && (program->touches[known].rank != span.rank || program->touches[known].buffer != span.buffer))
         known++;
-    p->touches[known] = (struct touch){ a.rank, a.buffer };
-    if (known == p->touch_count) p->touch_count++;
+    program->touches[known] = (struct touch){ span.rank, span.buffer };
+    if (known == program->touch_count) program->touch_count++;
 }
-static void program_record_touches(struct program *p)
+static void program_record_touches(struct program *program)
 {
-    const struct schedule *s = p->schedule;
-    for (int step = 0; step < s->step_count; step++) {
-        const struct step *t = &s->steps[step];
-        for (int i = 0; i < t->from_count + t->to_count; i++) program_record_touch(p, s->spans[t->span + i]);
+    const struct schedule *schedule = program->schedule;
+    for (int step = 0; step < schedule->step_count; step++) {
+        const struct step *t = &schedule->steps[step];
+        for (int i = 0; i < t->from_count + t->to_count; i++)
+            program_record_touch(program, schedule->spans[t->span + i]);
     }
 }
-static int schedule_count_pieces(const struct schedule *s, int *piece_at)
+static int schedule_count_pieces(const struct schedule *schedule, int *piece_at)
 {
     int total = 0;
-    for (int step = 0; step < s->step_count; step++) {
-        const struct step *t = &s->steps[step];
+    for (int step = 0; step < schedule->step_count; step++) {
+        const struct step *t = &schedule->steps[step];
         if (piece_at) piece_at[step] = total;
-        if (step_is_message(t)) total += step_count_chunks(s, t);
+        if (step_is_message(t)) total += step_count_chunks(schedule, t);
     }
     return total;
 }
-static void *program_allocate_array(struct program *p, size_t count, size_t bytes)
+static void *program_allocate_array(struct program *program, size_t count, size_t bytes)
 {
-    p->bytes += count * bytes;
+    program->bytes += count * bytes;
     return memory_alloc_zeroed(count, bytes);
 }
-static bool program_allocate_parts(struct program *p)
+static bool program_allocate_parts(struct program *program)
 {
-    const struct schedule *s = p->schedule;
+    const struct schedule *schedule = program->schedule;
     size_t parts = 0, addresses = 0;
-    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++) {
-        if (t->kind != WORK) continue;
-        parts += (size_t)step_to(s, t)->count;
-        addresses += (size_t)step_to(s, t)->count * (size_t)(t->from_count + t->to_count);
+    for (const struct step *step = schedule->steps; step < schedule->steps + schedule->step_count; step++) {
+        if (step->kind != WORK) continue;
+        parts += (size_t)step_to(schedule, step)->count;
+        addresses += (size_t)step_to(schedule, step)->count * (size_t)(step->from_count + step->to_count);
     }
-    p->address_count = (int)addresses;
-    p->parts = program_allocate_array(p, parts + 1, sizeof *p->parts);
-    p->addresses = program_allocate_array(p, addresses + 1, sizeof *p->addresses);
-    p->part_at = program_allocate_array(p, (size_t)s->step_count + 1, sizeof *p->part_at);
-    p->pointers[0] = program_allocate_array(p, TRACKS * (addresses + 1), sizeof *p->pointers[0]);
-    for (int track = 1; track < TRACKS && p->pointers[0]; track++)
-        p->pointers[track] = p->pointers[track - 1] + addresses + 1;
-    return p->parts && p->addresses && p->part_at && p->pointers[0];
+    program->address_count = (int)addresses;
+    program->parts = program_allocate_array(program, parts + 1, sizeof *program->parts);
+    program->addresses = program_allocate_array(program, addresses + 1, sizeof *program->addresses);
+    program->part_at = program_allocate_array(program, (size_t)schedule->step_count + 1, sizeof *program->part_at);
+    program->pointers[0] = program_allocate_array(program, TRACKS * (addresses + 1), sizeof *program->pointers[0]);
+    for (int track = 1; track < TRACKS && program->pointers[0]; track++)
+        program->pointers[track] = program->pointers[track - 1] + addresses + 1;
+    return program->parts && program->addresses && program->part_at && program->pointers[0];
 }
-static bool program_allocate_messages(struct program *p)
+static bool program_allocate_messages(struct program *program)
 {
-    size_t steps = (size_t)p->schedule->step_count, slots = (size_t)p->plan->slots;
-    p->piece_at = program_allocate_array(p, steps, sizeof *p->piece_at);
-    if (p->piece_at) p->piece_count = schedule_count_pieces(p->schedule, p->piece_at);
-    p->transfers = program_allocate_array(p, slots * steps, sizeof *p->transfers);
-    p->pieces = program_allocate_array(p, slots * (size_t)p->piece_count, sizeof *p->pieces);
-    return p->piece_at && p->transfers && p->pieces;
+    size_t steps = (size_t)program->schedule->step_count, slots = (size_t)program->plan->slots;
+    program->piece_at = program_allocate_array(program, steps, sizeof *program->piece_at);
+    if (program->piece_at) program->piece_count = schedule_count_pieces(program->schedule, program->piece_at);
+    program->transfers = program_allocate_array(program, slots * steps, sizeof *program->transfers);
+    program->pieces = program_allocate_array(program, slots * (size_t)program->piece_count, sizeof *program->pieces);
+    return program->piece_at && program->transfers && program->pieces;
 }
-static bool program_allocate_fetch_buffer(struct program *p, size_t widest)
+static bool program_allocate_fetch_buffer(struct program *program, size_t widest)
 {
-    p->bytes += fetch_buffer_bytes(widest);
-    return (p->fetched = memory_alloc_aligned(fetch_buffer_bytes(widest))) != NULL;
+    program->bytes += fetch_buffer_bytes(widest);
+    return (program->fetched = memory_alloc_aligned(fetch_buffer_bytes(widest))) != NULL;
 }
-static bool program_list_needed_peers(struct program *p)
+static bool program_list_needed_peers(struct program *program)
 {
-    bool *needed = memory_alloc_zeroed((size_t)p->plan->size, sizeof *needed);
-    p->needed.ranks = program_allocate_array(p, (size_t)p->plan->size, sizeof *p->needed.ranks);
-    if (needed && p->needed.ranks) {
-        schedule_find_needed_peers(p->schedule, needed);
-        for (int r = 0; r < p->plan->size; r++)
-            if (needed[r]) p->needed.ranks[p->needed.count++] = r;
+    bool *needed = memory_alloc_zeroed((size_t)program->plan->size, sizeof *needed);
+    program->needed.ranks = program_allocate_array(program, (size_t)program->plan->size, sizeof *program->needed.ranks);
+    if (needed && program->needed.ranks) {
+        schedule_find_needed_peers(program->schedule, needed);
+        for (int r = 0; r < program->plan->size; r++)
+            if (needed[r]) program->needed.ranks[program->needed.count++] = r;
     }
     free(needed);
-    return needed && p->needed.ranks;
+    return needed && program->needed.ranks;
 }
-static bool program_allocate_all(struct program *p)
+static bool program_allocate_all(struct program *program)
 {
     size_t widest = 1;
-    for (int step = 0; step < p->schedule->step_count; step++) {
-        const struct step *t = &p->schedule->steps[step];
+    for (int step = 0; step < program->schedule->step_count; step++) {
+        const struct step *t = &program->schedule->steps[step];
         widest = size_larger(widest, (size_t)(t->from_count > t->to_count ? t->from_count : t->to_count));
     }
-    p->piece.to = program_allocate_array(p, 2 * widest, sizeof *p->piece.to);
-    p->piece.from = program_allocate_array(p, 2 * widest, sizeof *p->piece.from);
-    p->touches = program_allocate_array(p, 2 * (size_t)p->plan->count, sizeof *p->touches);
-    if (!p->piece.to || !p->piece.from || !p->touches) return false;
-    if (p->plan->one_sided && !program_list_needed_peers(p)) return false;
-    p->block = (struct pointers){ p->piece.to + widest, p->piece.from + widest };
-    if (p->plan->reads && !program_allocate_fetch_buffer(p, widest)) return false;
-    if (p->plan->shared || p->plan->reads) program_record_touches(p);
-    if (p->schedule->first_message >= 0) return program_allocate_messages(p);
-    return p->touch_count || program_allocate_parts(p);
+    program->piece.to = program_allocate_array(program, 2 * widest, sizeof *program->piece.to);
+    program->piece.from = program_allocate_array(program, 2 * widest, sizeof *program->piece.from);
+    program->touches = program_allocate_array(program, 2 * (size_t)program->plan->count, sizeof *program->touches);
+    if (!program->piece.to || !program->piece.from || !program->touches) return false;
+    if (program->plan->one_sided && !program_list_needed_peers(program)) return false;
+    program->block = (struct pointers){ program->piece.to + widest, program->piece.from + widest };
+    if (program->plan->reads && !program_allocate_fetch_buffer(program, widest)) return false;
+    if (program->plan->shared || program->plan->reads) program_record_touches(program);
+    if (program->schedule->first_message >= 0) return program_allocate_messages(program);
+    return program->touch_count || program_allocate_parts(program);
 }
 tutti_status program_create(const struct plan *plan, int rank, struct program **out)
 {
-    struct program *p = memory_alloc_zeroed(1, sizeof *p);
-    if (!p) return status_fail(TUTTI_NO_MEMORY, "no memory for a program");
-    p->plan = plan;
-    p->schedule = plan_schedule_of_rank(plan, rank);
-    p->bytes = sizeof *p;
-    p->prelude_announces = p->schedule->prelude > 0 && p->schedule->first_message < 0
-        && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1, plan->slots);
-    if (!program_allocate_all(p)) {
-        program_destroy(p);
+    struct program *program = memory_alloc_zeroed(1, sizeof *program);
+    if (!program) return status_fail(TUTTI_NO_MEMORY, "no memory for a program");
+    program->plan = plan;
+    program->schedule = plan_schedule_of_rank(plan, rank);
+    program->bytes = sizeof *program;
+    program->prelude_announces = program->schedule->prelude > 0 && program->schedule->first_message < 0
+        && step_publishes(&program->schedule->steps[program->schedule->prelude - 1], 0, 1, plan->slots);
+    if (!program_allocate_all(program)) {
+        program_destroy(program);
         return status_fail(TUTTI_NO_MEMORY, "no memory for the messages of a program");
     }
-    *out = p;
+    *out = program;
     return TUTTI_OK;
 }
 tutti_status program_find_blocks(struct program *program)

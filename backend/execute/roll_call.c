@@ -6,38 +6,44 @@
 
 /* ---- the roll call ---- */
 /* The factors are odd, so a difference in a single member always changes the hash. */
-void executor_hash_declaration(struct executor *x)
+void executor_hash_declaration(struct executor *executor)
 {
-    const struct declaration *d = x->run.declaration;
-    uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
-    x->run.kind = d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu + d->bits * 0xd6e8feb86659fd93u
-        + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu + d->tuner * 0xc4ceb9fe1a85ec53u;
+    const struct declaration *declaration = executor->run.declaration;
+    uint64_t kind = (uint64_t)declaration->operation << 48 ^ (uint64_t)declaration->dtype << 40
+        ^ (uint64_t)declaration->op << 32 ^ (uint32_t)declaration->root;
+    executor->run.kind = declaration->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu
+        + declaration->bits * 0xd6e8feb86659fd93u
+        + (declaration->algorithm << 48 ^ declaration->slots << 40 ^ declaration->tile_bytes) * 0xff51afd7ed558ccdu
+        + declaration->tuner * 0xc4ceb9fe1a85ec53u;
 }
-void executor_make_fingerprint(struct executor *x)
+void executor_make_fingerprint(struct executor *executor)
 {
-    uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind + x->tracks.one_sided_hash;
-    x->run.fingerprint = sum ^ sum >> 29;
+    uint64_t sum = executor->run.declaration->sequence * 0x9e3779b97f4a7c15u + executor->run.kind
+        + executor->tracks.one_sided_hash;
+    executor->run.fingerprint = sum ^ sum >> 29;
 }
 /* If a rank fails an operation before all ranks that it awaits have arrived, the operation fails on every rank that
    arrives later. That rank claims the failure and then reads the arrivals; the others arrive and then read the claim.
    The fence between these is that of counter_publish_and_wake. If ranks publish bare, the claiming rank inserts a fence
    into all of them. */
-static bool roll_call_is_refused(const struct executor *x)
+static bool roll_call_is_refused(const struct executor *executor)
 {
-    if (!atomic_load(&x->site.mine->alert)) return false;
-    const struct failure *f = x->site.segment->failure;
+    if (!atomic_load(&executor->site.mine->alert)) return false;
+    const struct failure *f = executor->site.segment->failure;
     uint32_t state = atomic_load(&f->state);
-    return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= x->operation);
+    return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= executor->operation);
 }
-static const struct line *executor_peer_line(const struct executor *x, int peer)
+static const struct line *executor_peer_line(const struct executor *executor, int peer)
 {
-    return segment_line(x->site.segment, peer, x->run.track);
+    return segment_line(executor->site.segment, peer, executor->run.track);
 }
 /* True if the peer has arrived and its fingerprint is equal. */
-static inline bool peer_has_arrived_and_agrees(struct executor *x, int peer, tutti_status *status)
+static inline bool peer_has_arrived_and_agrees(struct executor *executor, int peer, tutti_status *status)
 {
-    if (!counter_is_reached_within(x, peer, SEEN_COUNTER, counter_arrival(x), executor_poll_limit(x))) return false;
-    if (executor_peer_line(x, peer)->fingerprint == x->run.fingerprint) return true;
+    if (!counter_is_reached_within(executor, peer, SEEN_COUNTER, counter_arrival(executor),
+            executor_poll_limit(executor)))
+        return false;
+    if (executor_peer_line(executor, peer)->fingerprint == executor->run.fingerprint) return true;
     *status = TUTTI_MISMATCH;
     return false;
 }
@@ -53,95 +59,100 @@ static void first_poll_record_result(struct first_poll *f, bool in_vain)
     else if (f->after) f->after--;
     if (f->after >= LATEST) *f = (struct first_poll){ .at_once = AT_ONCE };
 }
-static void executor_poll_first_peer(struct executor *x)
+static void executor_poll_first_peer(struct executor *executor)
 {
-    struct first_poll *f = &x->first_poll;
-    x->run.first_poll_done = true;
-    if (x->core_is_shared || (f->at_once && f->at_once--)) return;
+    struct first_poll *f = &executor->first_poll;
+    executor->run.first_poll_done = true;
+    if (executor->core_is_shared || (f->at_once && f->at_once--)) return;
     cpu_spin_steps(f->after / STEP);
-    const struct line *line = executor_peer_line(x, x->site.index ? 0 : 1);
-    first_poll_record_result(f, atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(x));
+    const struct line *line = executor_peer_line(executor, executor->site.index ? 0 : 1);
+    first_poll_record_result(f, atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(executor));
 }
 /* Prefetches a line of a peer that arrived first, because it may be some operations ahead. That is its next line, or a
    later one if each line announces a slot that must be fetched too. */
-static void executor_prefetch_peer_line(const struct executor *x, int peer)
+static void executor_prefetch_peer_line(const struct executor *executor, int peer)
 {
-    int ahead = x->run.cut->in_line ? 1 : 3;
-    __builtin_prefetch(segment_line(x->site.segment, peer, (x->tracks.newest + ahead) % TRACKS));
+    int ahead = executor->run.cut->in_line ? 1 : 3;
+    __builtin_prefetch(segment_line(executor->site.segment, peer, (executor->tracks.newest + ahead) % TRACKS));
 }
-static inline bool roll_call_all_have_arrived(struct executor *x, tutti_status *status)
+static inline bool roll_call_all_have_arrived(struct executor *executor, tutti_status *status)
 {
-    if (!x->run.first_poll_done) executor_poll_first_peer(x);
-    for (; x->run.roll < x->site.ranks; x->run.roll++)
-        if (x->run.roll != x->site.index && !peer_has_arrived_and_agrees(x, x->run.roll, status)) return false;
+    if (!executor->run.first_poll_done) executor_poll_first_peer(executor);
+    for (; executor->run.roll < executor->site.ranks; executor->run.roll++)
+        if (executor->run.roll != executor->site.index
+            && !peer_has_arrived_and_agrees(executor, executor->run.roll, status))
+            return false;
     return true;
 }
-__attribute__((noinline)) static bool roll_call_needed_have_arrived(struct executor *x, tutti_status *status)
+__attribute__((noinline)) static bool roll_call_needed_have_arrived(struct executor *executor, tutti_status *status)
 {
-    const struct program *p = x->launch.program;
-    for (; x->run.roll < p->needed.count; x->run.roll++) {
-        int peer = site_index(&x->site, p->needed.ranks[x->run.roll]);
-        bool at_once = counter_is_reached(x, peer, SEEN_COUNTER, counter_arrival(x));
-        if (!peer_has_arrived_and_agrees(x, peer, status)) return false;
-        if (at_once) executor_prefetch_peer_line(x, peer);
+    const struct program *program = executor->launch.program;
+    for (; executor->run.roll < program->needed.count; executor->run.roll++) {
+        int peer = site_index(&executor->site, program->needed.ranks[executor->run.roll]);
+        bool at_once = counter_is_reached(executor, peer, SEEN_COUNTER, counter_arrival(executor));
+        if (!peer_has_arrived_and_agrees(executor, peer, status)) return false;
+        if (at_once) executor_prefetch_peer_line(executor, peer);
     }
-    if (p->needed.count < x->site.ranks - 1) return tracks_next_is_free(x, status);
-    x->tracks.joined = x->operation + 1;
+    if (program->needed.count < executor->site.ranks - 1) return tracks_next_is_free(executor, status);
+    executor->tracks.joined = executor->operation + 1;
     return true;
 }
 /* After the roll call, peers read this rank's next line only once it is written for the next operation. So the rank
    fetches that line for writing now. */
-bool executor_poll_roll_call(struct executor *x, tutti_status *status)
+bool executor_poll_roll_call(struct executor *executor, tutti_status *status)
 {
-    if (!(x->run.one_sided ? roll_call_needed_have_arrived(x, status) : roll_call_all_have_arrived(x, status)))
+    if (!(executor->run.one_sided ? roll_call_needed_have_arrived(executor, status)
+                                  : roll_call_all_have_arrived(executor, status)))
         return false;
-    if (roll_call_is_refused(x)) return false;
-    cache_line_prefetch_write(&x->site.lines[tracks_next(x)]);
-    return x->run.arrived = true;
+    if (roll_call_is_refused(executor)) return false;
+    cache_line_prefetch_write(&executor->site.lines[tracks_next(executor)]);
+    return executor->run.arrived = true;
 }
-static bool peer_has_arrived(const struct executor *x, int peer)
+static bool peer_has_arrived(const struct executor *executor, int peer)
 {
-    return peer == x->site.index || atomic_load(&executor_peer_line(x, peer)->counter) >= counter_arrival(x);
+    return peer == executor->site.index
+        || atomic_load(&executor_peer_line(executor, peer)->counter) >= counter_arrival(executor);
 }
-bool executor_rank_has_arrived(const struct executor *x, int rank)
+bool executor_rank_has_arrived(const struct executor *executor, int rank)
 {
-    return peer_has_arrived(x, site_index(&x->site, rank));
+    return peer_has_arrived(executor, site_index(&executor->site, rank));
 }
-bool executor_roll_call_is_complete(const struct executor *x)
+bool executor_roll_call_is_complete(const struct executor *executor)
 {
-    const struct program *p = x->launch.program;
-    if (!x->run.one_sided) {
-        for (int peer = 0; peer < x->site.ranks; peer++)
-            if (!peer_has_arrived(x, peer)) return false;
+    const struct program *program = executor->launch.program;
+    if (!executor->run.one_sided) {
+        for (int peer = 0; peer < executor->site.ranks; peer++)
+            if (!peer_has_arrived(executor, peer)) return false;
         return true;
     }
-    for (int i = 0; i < p->needed.count; i++)
-        if (!executor_rank_has_arrived(x, p->needed.ranks[i])) return false;
-    return p->needed.count == x->site.ranks - 1 || tracks_next_may_be_free(x);
+    for (int i = 0; i < program->needed.count; i++)
+        if (!executor_rank_has_arrived(executor, program->needed.ranks[i])) return false;
+    return program->needed.count == executor->site.ranks - 1 || tracks_next_may_be_free(executor);
 }
 /* Compares the last operation of this track. If it is not the running one, its line may be reused already, so its
    declarations are compared. */
-static int track_find_disagreement(const struct executor *x, int track)
+static int track_find_disagreement(const struct executor *executor, int track)
 {
-    uint64_t operation = x->tracks.last[track].number - 1;
-    bool runs = track == x->run.track;
-    uint64_t mine = runs ? x->run.fingerprint : executor_declaration(x, x->site.index, operation)->fingerprint;
-    for (int peer = 0; peer < x->site.ranks; peer++) {
-        if (peer == x->site.index || !track_is_reached_by_peer(x, peer, track)) continue;
-        uint64_t its =
-            runs ? executor_peer_line(x, peer)->fingerprint : executor_declaration(x, peer, operation)->fingerprint;
-        if (its != mine) return site_rank(&x->site, peer);
+    uint64_t operation = executor->tracks.last[track].number - 1;
+    bool runs = track == executor->run.track;
+    uint64_t mine =
+        runs ? executor->run.fingerprint : executor_declaration(executor, executor->site.index, operation)->fingerprint;
+    for (int peer = 0; peer < executor->site.ranks; peer++) {
+        if (peer == executor->site.index || !track_is_reached_by_peer(executor, peer, track)) continue;
+        uint64_t its = runs ? executor_peer_line(executor, peer)->fingerprint
+                            : executor_declaration(executor, peer, operation)->fingerprint;
+        if (its != mine) return site_rank(&executor->site, peer);
     }
     return -1;
 }
 /* Looks only at operations after tracks.joined, because all ranks have agreed up to that one. */
-int executor_find_disagreement(const struct executor *x, uint64_t *out)
+int executor_find_disagreement(const struct executor *executor, uint64_t *out)
 {
     int first = -1;
     *out = UINT64_MAX;
     for (int track = 0; track < TRACKS; track++) {
-        uint64_t number = x->tracks.last[track].number;
-        int other = number > x->tracks.joined && number <= *out ? track_find_disagreement(x, track) : -1;
+        uint64_t number = executor->tracks.last[track].number;
+        int other = number > executor->tracks.joined && number <= *out ? track_find_disagreement(executor, track) : -1;
         if (other < 0) continue;
         first = other;
         *out = number - 1;
@@ -151,17 +162,17 @@ int executor_find_disagreement(const struct executor *x, uint64_t *out)
 
 /* ---- who needs this rank's core ---- */
 /* Before all have arrived, a peer on this core needs it only if it is missing; afterwards any peer may need it. */
-bool executor_core_is_wanted(struct executor *x)
+bool executor_core_is_wanted(struct executor *executor)
 {
     uint32_t core = wait_core();
-    if (atomic_load_explicit(&x->site.mine->core, memory_order_relaxed) != core)
-        atomic_store_explicit(&x->site.mine->core, core, memory_order_relaxed);
-    x->core_is_shared = false;
-    for (int peer = 0; core && peer < x->site.ranks; peer++) {
-        const struct control *c = segment_control(x->site.segment, peer);
-        if (peer == x->site.index || atomic_load_explicit(&c->core, memory_order_relaxed) != core) continue;
-        x->core_is_shared = true;
-        if (x->run.arrived || !peer_has_arrived(x, peer)) return true;
+    if (atomic_load_explicit(&executor->site.mine->core, memory_order_relaxed) != core)
+        atomic_store_explicit(&executor->site.mine->core, core, memory_order_relaxed);
+    executor->core_is_shared = false;
+    for (int peer = 0; core && peer < executor->site.ranks; peer++) {
+        const struct control *c = segment_control(executor->site.segment, peer);
+        if (peer == executor->site.index || atomic_load_explicit(&c->core, memory_order_relaxed) != core) continue;
+        executor->core_is_shared = true;
+        if (executor->run.arrived || !peer_has_arrived(executor, peer)) return true;
     }
     return false;
 }

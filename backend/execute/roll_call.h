@@ -3,7 +3,7 @@
 #include "backend/execute/execute.h"
 
 /* Hashes the declaration, including its sequence number. */
-void executor_make_fingerprint(struct executor *x);
+void executor_make_fingerprint(struct executor *executor);
 /* True if all ranks that this one awaits have arrived (tracks.h). *status is MISMATCH if one of them has called
    something else. */
-bool executor_poll_roll_call(struct executor *x, tutti_status *status);
+bool executor_poll_roll_call(struct executor *executor, tutti_status *status);

@@ -37,58 +37,58 @@ void rows_format_bits(uint64_t bits, char *out, size_t bytes)
 
 /* ---- rows ---- */
 
-bool rows_fit_into_slots(const struct executor *x, const struct program *program, size_t row_bytes)
+bool rows_fit_into_slots(const struct executor *executor, const struct program *program, size_t row_bytes)
 {
     size_t chunks = (size_t)program->schedule->chunks[SCRATCH];
-    return row_bytes * chunks * (size_t)program->plan->slots <= slots_most_bytes(x);
+    return row_bytes * chunks * (size_t)program->plan->slots <= slots_most_bytes(executor);
 }
 /* If each rank sums everything, each can normalise all rows early. If each rank sums some rows for all, it can
    normalise them early only if it alone keeps their residuals. */
-bool rows_are_normalised_early(const struct executor *x)
+bool rows_are_normalised_early(const struct executor *executor)
 {
-    const struct plan *plan = x->launch.program->plan;
-    const struct rows *rows = x->launch.rows;
+    const struct plan *plan = executor->launch.program->plan;
+    const struct rows *rows = executor->launch.rows;
     if (!rows || plan->size == 1) return false;
     if (rows->own_rows_only) return true;
-    return plan->algorithm->host_memory && x->launch.program->schedule->cut == 1
-        && rows_fit_into_slots(x, x->launch.program, rows->row_bytes);
+    return plan->algorithm->host_memory && executor->launch.program->schedule->cut == 1
+        && rows_fit_into_slots(executor, executor->launch.program, rows->row_bytes);
 }
 /* Returns which destination of the step lies in this rank's OUTPUT. */
-static int step_index_of_own_output(const struct executor *x, const struct step *t)
+static int step_index_of_own_output(const struct executor *executor, const struct step *step)
 {
-    const struct span *to = step_to(x->launch.program->schedule, t);
-    for (int k = 0; k < t->to_count; k++)
-        if (to[k].rank == x->site.rank && to[k].buffer == OUTPUT) return k;
+    const struct span *to = step_to(executor->launch.program->schedule, step);
+    for (int k = 0; k < step->to_count; k++)
+        if (to[k].rank == executor->site.rank && to[k].buffer == OUTPUT) return k;
     /* Plans whose rows go early finish sums only in OUTPUT. */
     assert(false);
     return 0;
 }
-static char *rows_residual_at_offset(const struct executor *x, size_t offset)
+static char *rows_residual_at_offset(const struct executor *executor, size_t offset)
 {
-    const struct rows *rows = x->launch.rows;
-    size_t first = rows->own_rows_only ? (size_t)x->site.rank * x->run.cut->piece_bytes : 0;
+    const struct rows *rows = executor->launch.rows;
+    size_t first = rows->own_rows_only ? (size_t)executor->site.rank * executor->run.cut->piece_bytes : 0;
     return rows->residual ? (char *)rows->residual + (offset - first) : NULL;
 }
-void rows_normalise_sum(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
-    const struct part *part)
+void rows_normalise_sum(const struct executor *executor, const struct step *step, void *const *to,
+    const void *const *from, const struct part *part)
 {
-    const struct launch *l = &x->launch;
-    const struct rows *rows = l->rows;
-    const void **source = l->program->piece.from;
-    int mine = step_index_of_own_output(x, t);
-    char *residual = rows_residual_at_offset(x, (size_t)((char *)to[mine] - (char *)l->output));
-    memmove(source, from, (size_t)t->from_count * sizeof *source);
+    const struct launch *launch = &executor->launch;
+    const struct rows *rows = launch->rows;
+    const void **source = launch->program->piece.from;
+    int mine = step_index_of_own_output(executor, step);
+    char *residual = rows_residual_at_offset(executor, (size_t)((char *)to[mine] - (char *)launch->output));
+    memmove(source, from, (size_t)step->from_count * sizeof *source);
     for (size_t at = 0; at < part->bytes; at += rows->row_bytes) {
         void *row = (char *)to[mine] + at;
-        l->reduce(&row, 1, source, t->from_count, rows->norm.columns, 1);
+        launch->reduce(&row, 1, source, step->from_count, rows->norm.columns, 1);
         rows->function(&rows->norm, row, residual ? residual + at : NULL, 1);
-        for (int k = 0; k < t->to_count; k++)
+        for (int k = 0; k < step->to_count; k++)
             if (k != mine) memcpy((char *)to[k] + at, row, rows->row_bytes);
-        for (int k = 0; k < t->from_count; k++) source[k] = (const char *)source[k] + rows->row_bytes;
+        for (int k = 0; k < step->from_count; k++) source[k] = (const char *)source[k] + rows->row_bytes;
     }
 }
-void rows_normalise_output(const struct executor *x)
+void rows_normalise_output(const struct executor *executor)
 {
-    const struct rows *rows = x->launch.rows;
-    rows->function(&rows->norm, x->launch.output, rows->residual, x->launch.part_bytes / rows->row_bytes);
+    const struct rows *rows = executor->launch.rows;
+    rows->function(&rows->norm, executor->launch.output, rows->residual, executor->launch.part_bytes / rows->row_bytes);
 }

@@ -25,12 +25,12 @@ uint64_t rows_encode_bits(const struct rows *rows);
 /* Formats such a number as in "RMSNorm of rows of 4096, epsilon 1e-06". */
 void rows_format_bits(uint64_t bits, char *out, size_t bytes);
 /* True if a row of each chunk fits into the slots of this program. */
-bool rows_fit_into_slots(const struct executor *x, const struct program *program, size_t row_bytes);
+bool rows_fit_into_slots(const struct executor *executor, const struct program *program, size_t row_bytes);
 /* True if the rank that sums a row normalises it at once; else each rank normalises all rows at the end. The program
    must be known, and rows that are own_rows_only must fit it. */
-bool rows_are_normalised_early(const struct executor *x);
+bool rows_are_normalised_early(const struct executor *executor);
 /* Replaces the sum of a finishing step: sets to[0] = … = the normalised sum of the froms, row by row. */
-void rows_normalise_sum(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
-    const struct part *part);
+void rows_normalise_sum(const struct executor *executor, const struct step *step, void *const *to,
+    const void *const *from, const struct part *part);
 /* Normalises all of OUTPUT. */
-void rows_normalise_output(const struct executor *x);
+void rows_normalise_output(const struct executor *executor);

@@ -23,91 +23,98 @@ enum {
     SHORT_LAPS = 8
 };
 
-static size_t slots_tracks_bytes(const struct executor *x) { return x->site.spread ? 0 : TRACKS * TRACK_BYTES; }
-static size_t slots_ring_bytes(const struct executor *x)
+static size_t slots_tracks_bytes(const struct executor *executor)
 {
-    size_t most = (x->site.segment->slot_bytes - slots_tracks_bytes(x)) / 4;
-    return size_smaller(x->site.ring_bytes, most) / CACHE_LINE * CACHE_LINE;
+    return executor->site.spread ? 0 : TRACKS * TRACK_BYTES;
 }
-size_t slots_most_bytes(const struct executor *x)
+static size_t slots_ring_bytes(const struct executor *executor)
 {
-    return (x->site.segment->slot_bytes - slots_ring_bytes(x) - slots_tracks_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
+    size_t most = (executor->site.segment->slot_bytes - slots_tracks_bytes(executor)) / 4;
+    return size_smaller(executor->site.ring_bytes, most) / CACHE_LINE * CACHE_LINE;
 }
-size_t slots_most_chunks(const struct executor *x, int tiles)
+size_t slots_most_bytes(const struct executor *executor)
 {
-    return slots_most_bytes(x) / CACHE_LINE / (size_t)tiles;
+    return (executor->site.segment->slot_bytes - slots_ring_bytes(executor) - slots_tracks_bytes(executor)) / 2
+        / CACHE_LINE * CACHE_LINE;
 }
-static size_t slots_lap_bytes(const struct executor *x, const struct program_cut *c)
+size_t slots_most_chunks(const struct executor *executor, int tiles)
 {
-    return c->short_laps ? slots_ring_bytes(x) / SHORT_LAPS : slots_ring_bytes(x);
+    return slots_most_bytes(executor) / CACHE_LINE / (size_t)tiles;
 }
-static bool slots_begin_lap(const struct executor *x, const struct program_cut *c)
+static size_t slots_lap_bytes(const struct executor *executor, const struct program_cut *cut)
 {
-    size_t bytes = c->slots_bytes,
-           lap = size_larger(size_smaller(x->ring.taken / LAPS, slots_lap_bytes(x, c)), 3 * bytes);
-    return x->ring.at + bytes > lap && bytes <= x->ring.first;
+    return cut->short_laps ? slots_ring_bytes(executor) / SHORT_LAPS : slots_ring_bytes(executor);
 }
-void slots_choose_place(struct executor *x)
+static bool slots_begin_lap(const struct executor *executor, const struct program_cut *cut)
 {
-    const struct program_cut *c = x->run.cut;
-    if (c->in_line) x->run.slots_at = 0;
-    else if (c->one_sided && !x->run.deferred)
-        x->run.slots_at = slots_ring_bytes(x) + (size_t)x->run.track * TRACK_BYTES;
-    else if (!c->goes_round)
-        x->run.slots_at = slots_ring_bytes(x) + slots_tracks_bytes(x) + (size_t)x->run.parity * slots_most_bytes(x);
-    else x->run.slots_at = slots_begin_lap(x, c) ? 0 : x->ring.at;
+    size_t bytes = cut->slots_bytes,
+           lap = size_larger(size_smaller(executor->ring.taken / LAPS, slots_lap_bytes(executor, cut)), 3 * bytes);
+    return executor->ring.at + bytes > lap && bytes <= executor->ring.first;
+}
+void slots_choose_place(struct executor *executor)
+{
+    const struct program_cut *cut = executor->run.cut;
+    if (cut->in_line) executor->run.slots_at = 0;
+    else if (cut->one_sided && !executor->run.deferred)
+        executor->run.slots_at = slots_ring_bytes(executor) + (size_t)executor->run.track * TRACK_BYTES;
+    else if (!cut->goes_round)
+        executor->run.slots_at = slots_ring_bytes(executor) + slots_tracks_bytes(executor)
+            + (size_t)executor->run.parity * slots_most_bytes(executor);
+    else executor->run.slots_at = slots_begin_lap(executor, cut) ? 0 : executor->ring.at;
 }
 /* The tiles of one operation take turns in a number of tile slots that is a multiple of `slots`. */
-static uint32_t slots_count_tile_slots(const struct executor *x, const struct program_cut *c, size_t slots,
+static uint32_t slots_count_tile_slots(const struct executor *executor, const struct program_cut *cut, size_t slots,
     size_t tile_slot_bytes)
 {
-    size_t times = slots_lap_bytes(x, c) / 2 / (slots * tile_slot_bytes);
+    size_t times = slots_lap_bytes(executor, cut) / 2 / (slots * tile_slot_bytes);
     return (uint32_t)(slots * size_larger(times, 1));
 }
 /* Computes the bytes of this cut's slots, and decides whether they lie in the ring, in the halves, or in the small slot
    of a track. */
-void slots_lay_out(struct executor *x, struct program_cut *c)
+void slots_lay_out(struct executor *executor, struct program_cut *cut)
 {
-    const struct plan *plan = x->launch.program->plan;
-    c->tile_slot_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
-    c->tile_slots =
-        c->single || !c->tile_slot_bytes ? 1 : slots_count_tile_slots(x, c, (size_t)plan->slots, c->tile_slot_bytes);
-    c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->tile_slots) * c->tile_slot_bytes;
-    bool few = c->slots_bytes < (x->launch.program->plan->slot_writers == 1 ? ALONE_AT_LEAST : ROUND_AT_LEAST);
-    c->goes_round = !few && 3 * c->slots_bytes <= slots_ring_bytes(x);
-    c->one_sided = plan->one_sided && c->single && c->slots_bytes <= TRACK_BYTES && plan->period < TRACK_POSITIONS - 2;
-    slots_choose_place(x);
+    const struct plan *plan = executor->launch.program->plan;
+    cut->tile_slot_bytes = (size_t)executor->launch.program->schedule->chunks[SCRATCH] * cut->slot_stride;
+    cut->tile_slots = cut->single || !cut->tile_slot_bytes
+        ? 1
+        : slots_count_tile_slots(executor, cut, (size_t)plan->slots, cut->tile_slot_bytes);
+    cut->slots_bytes = cut->in_line ? 0 : size_smaller((size_t)cut->tiles, cut->tile_slots) * cut->tile_slot_bytes;
+    bool few = cut->slots_bytes < (executor->launch.program->plan->slot_writers == 1 ? ALONE_AT_LEAST : ROUND_AT_LEAST);
+    cut->goes_round = !few && 3 * cut->slots_bytes <= slots_ring_bytes(executor);
+    cut->one_sided =
+        plan->one_sided && cut->single && cut->slots_bytes <= TRACK_BYTES && plan->period < TRACK_POSITIONS - 2;
+    slots_choose_place(executor);
 }
 /* Reserves the small slots of all tracks at once, because they are few. */
-static tutti_status slots_reserve_tracks(struct executor *x)
+static tutti_status slots_reserve_tracks(struct executor *executor)
 {
-    size_t *reserved = &x->ring.reserved[3];
-    if (*reserved || x->run.cut->in_line) return TUTTI_OK;
-    unsigned char *slots = segment_slots(x->site.segment, x->site.index) + slots_ring_bytes(x);
-    TRY(segment_reserve(x->site.segment, slots, slots_tracks_bytes(x), "small staging slots"));
-    *reserved = slots_tracks_bytes(x);
+    size_t *reserved = &executor->ring.reserved[3];
+    if (*reserved || executor->run.cut->in_line) return TUTTI_OK;
+    unsigned char *slots = segment_slots(executor->site.segment, executor->site.index) + slots_ring_bytes(executor);
+    TRY(segment_reserve(executor->site.segment, slots, slots_tracks_bytes(executor), "small staging slots"));
+    *reserved = slots_tracks_bytes(executor);
     return TUTTI_OK;
 }
 /* Reserves only the slots that operations have reached, so a group that is seldom used takes little memory. */
-tutti_status slots_reserve(struct executor *x)
+tutti_status slots_reserve(struct executor *executor)
 {
-    const struct program_cut *c = x->run.cut;
-    if (c->one_sided && !x->run.deferred) return slots_reserve_tracks(x);
-    size_t first = c->goes_round ? 0 : x->run.slots_at;
-    size_t *reserved = &x->ring.reserved[c->goes_round ? 2 : x->run.parity];
-    size_t bytes = x->run.slots_at - first + c->slots_bytes;
+    const struct program_cut *cut = executor->run.cut;
+    if (cut->one_sided && !executor->run.deferred) return slots_reserve_tracks(executor);
+    size_t first = cut->goes_round ? 0 : executor->run.slots_at;
+    size_t *reserved = &executor->ring.reserved[cut->goes_round ? 2 : executor->run.parity];
+    size_t bytes = executor->run.slots_at - first + cut->slots_bytes;
     if (bytes <= *reserved) return TUTTI_OK;
-    size_t more = size_smaller(size_larger(2 * *reserved, FIRST_RESERVED), slots_ring_bytes(x));
-    if (c->goes_round) bytes = size_larger(bytes, more);
-    unsigned char *slots = segment_slots(x->site.segment, x->site.index);
-    TRY(segment_reserve(x->site.segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
+    size_t more = size_smaller(size_larger(2 * *reserved, FIRST_RESERVED), slots_ring_bytes(executor));
+    if (cut->goes_round) bytes = size_larger(bytes, more);
+    unsigned char *slots = segment_slots(executor->site.segment, executor->site.index);
+    TRY(segment_reserve(executor->site.segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
     *reserved = bytes;
     return TUTTI_OK;
 }
-void slots_end_operation(struct executor *x)
+void slots_end_operation(struct executor *executor)
 {
-    if (!x->run.cut->goes_round || x->run.one_sided) return;
-    x->ring.first = x->run.slots_at;
-    x->ring.at = x->run.slots_at + x->run.cut->slots_bytes;
-    x->ring.taken += x->run.cut->slots_bytes;
+    if (!executor->run.cut->goes_round || executor->run.one_sided) return;
+    executor->ring.first = executor->run.slots_at;
+    executor->ring.at = executor->run.slots_at + executor->run.cut->slots_bytes;
+    executor->ring.taken += executor->run.cut->slots_bytes;
 }

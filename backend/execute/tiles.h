@@ -3,4 +3,4 @@
 #include "backend/execute/execute.h"
 
 /* Runs the operation as far as it gets. Returns IN_PROGRESS, OK, or MISMATCH. */
-tutti_status executor_run_tiles(struct executor *x);
+tutti_status executor_run_tiles(struct executor *executor);

@@ -5,77 +5,79 @@
 #include "backend/execute/counters.h"
 #include <assert.h>
 
-static uint64_t executor_operation_number(const struct executor *x) { return x->operation + 1; }
-void tracks_enter_operation(struct executor *x)
+static uint64_t executor_operation_number(const struct executor *executor) { return executor->operation + 1; }
+void tracks_enter_operation(struct executor *executor)
 {
-    x->run.track = x->tracks.at;
-    x->run.parity = (int)(x->tracks.turn & 1);
+    executor->run.track = executor->tracks.at;
+    executor->run.parity = (int)(executor->tracks.turn & 1);
 }
-void tracks_record_arrival(struct executor *x)
+void tracks_record_arrival(struct executor *executor)
 {
-    x->tracks.last[x->run.track] = (struct track_use){ executor_operation_number(x), x->base };
+    executor->tracks.last[executor->run.track] =
+        (struct track_use){ executor_operation_number(executor), executor->base };
 }
 /* An operation has the newest track, or the one before it in the ring; `other` is the remaining one of the two. */
-int tracks_next(const struct executor *x)
+int tracks_next(const struct executor *executor)
 {
-    return x->run.one_sided ? (int)((x->tracks.newest + 1u) % TRACKS) : x->tracks.other;
+    return executor->run.one_sided ? (int)((executor->tracks.newest + 1u) % TRACKS) : executor->tracks.other;
 }
-void tracks_end_operation(struct executor *x)
+void tracks_end_operation(struct executor *executor)
 {
-    struct tracks *l = &x->tracks;
-    if (!x->run.one_sided) {
+    struct tracks *l = &executor->tracks;
+    if (!executor->run.one_sided) {
         l->at = l->other;
-        l->other = x->run.track;
-        l->joined = executor_operation_number(x);
+        l->other = executor->run.track;
+        l->joined = executor_operation_number(executor);
         l->turn++;
         return;
     }
     l->other = l->newest;
-    l->at = l->newest = tracks_next(x);
-    l->one_sided_hash = (l->one_sided_hash ^ x->run.fingerprint) * 0x9e3779b97f4a7c15u;
+    l->at = l->newest = tracks_next(executor);
+    l->one_sided_hash = (l->one_sided_hash ^ executor->run.fingerprint) * 0x9e3779b97f4a7c15u;
     l->one_sided_hash ^= l->one_sided_hash >> 32;
 }
 
 /* ---- is the next one free? ---- */
-bool track_is_reached_by_peer(const struct executor *x, int peer, int track)
+bool track_is_reached_by_peer(const struct executor *executor, int peer, int track)
 {
-    const struct line *line = segment_line(x->site.segment, peer, track);
-    return peer == x->site.index || atomic_load(&line->counter) > x->tracks.last[track].base;
+    const struct line *line = segment_line(executor->site.segment, peer, track);
+    return peer == executor->site.index || atomic_load(&line->counter) > executor->tracks.last[track].base;
 }
 /* Returns the track of the operation in which all ranks must have arrived; -1: all are known to have. */
-static int tracks_find_awaited(const struct executor *x)
+static int tracks_find_awaited(const struct executor *executor)
 {
-    uint64_t used = x->tracks.last[tracks_next(x)].number;
+    uint64_t used = executor->tracks.last[tracks_next(executor)].number;
     int track = 0;
-    if (!used || x->tracks.joined > used) return -1;
+    if (!used || executor->tracks.joined > used) return -1;
     /* The search succeeds, because every later operation has had a track of its own. */
-    while (x->tracks.last[track].number != used + TRACKS / 2) {
+    while (executor->tracks.last[track].number != used + TRACKS / 2) {
         track++;
         assert(track < TRACKS);
     }
     return track;
 }
-bool tracks_next_is_free(struct executor *x, tutti_status *status)
+bool tracks_next_is_free(struct executor *executor, tutti_status *status)
 {
-    int track = tracks_find_awaited(x);
+    int track = tracks_find_awaited(executor);
     if (track < 0) return true;
-    uint64_t arrived = x->tracks.last[track].base + 1, wanted = x->tracks.last[track].number;
-    uint64_t mine = executor_declaration(x, x->site.index, wanted - 1)->fingerprint;
-    for (int peer = 0; peer < x->site.ranks; peer++) {
-        if (peer == x->site.index) continue;
-        if (x->seen[peer][SEEN_COUNTER] < arrived && !track_poll_peer(x, peer, track, arrived, executor_poll_limit(x)))
+    uint64_t arrived = executor->tracks.last[track].base + 1, wanted = executor->tracks.last[track].number;
+    uint64_t mine = executor_declaration(executor, executor->site.index, wanted - 1)->fingerprint;
+    for (int peer = 0; peer < executor->site.ranks; peer++) {
+        if (peer == executor->site.index) continue;
+        if (executor->seen[peer][SEEN_COUNTER] < arrived
+            && !track_poll_peer(executor, peer, track, arrived, executor_poll_limit(executor)))
             return false;
-        if (executor_declaration(x, peer, wanted - 1)->fingerprint == mine) continue;
+        if (executor_declaration(executor, peer, wanted - 1)->fingerprint == mine) continue;
         *status = TUTTI_MISMATCH;
         return false;
     }
-    x->tracks.joined = wanted;
+    executor->tracks.joined = wanted;
     return true;
 }
-bool tracks_next_may_be_free(const struct executor *x)
+bool tracks_next_may_be_free(const struct executor *executor)
 {
-    int track = tracks_find_awaited(x);
-    for (int peer = 0; track >= 0 && peer < x->site.ranks; peer++)
-        if (!track_is_reached_by_peer(x, peer, track)) return false;
+    int track = tracks_find_awaited(executor);
+    for (int peer = 0; track >= 0 && peer < executor->site.ranks; peer++)
+        if (!track_is_reached_by_peer(executor, peer, track)) return false;
     return true;
 }

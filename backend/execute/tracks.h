@@ -27,17 +27,17 @@
 enum { TRACK_POSITIONS = 1024 };
 
 /* Sets the track and the turn of the operation that begins. */
-void tracks_enter_operation(struct executor *x);
+void tracks_enter_operation(struct executor *executor);
 /* Records that the operation is announced now. */
-void tracks_record_arrival(struct executor *x);
+void tracks_record_arrival(struct executor *executor);
 /* Returns the track of the next operation. */
-int tracks_next(const struct executor *x);
+int tracks_next(const struct executor *executor);
 /* In a one-sided operation: true if all ranks have left the last operation of the next track. *status is MISMATCH if
    one of them has called something else. */
-bool tracks_next_is_free(struct executor *x, tutti_status *status);
+bool tracks_next_is_free(struct executor *executor, tutti_status *status);
 /* Answers the same question without recording what it waits for or what it finds. */
-bool tracks_next_may_be_free(const struct executor *x);
+bool tracks_next_may_be_free(const struct executor *executor);
 /* True if the peer has arrived in the last operation of the track. */
-bool track_is_reached_by_peer(const struct executor *x, int peer, int track);
+bool track_is_reached_by_peer(const struct executor *executor, int peer, int track);
 /* Ends the operation. */
-void tracks_end_operation(struct executor *x);
+void tracks_end_operation(struct executor *executor);

@@ -48,33 +48,33 @@ tutti_status experts_compute_offsets(const uint64_t *counts, int ranks, int expe
 }
 
 /* ---- moving and combining rows ---- */
-static size_t experts_row_bytes(const tutti_experts_rows *r) { return r->columns * dtype_bytes(r->dtype); }
+static size_t experts_row_bytes(const tutti_experts_rows *rows) { return rows->columns * dtype_bytes(rows->dtype); }
 /* Returns the row of a choice, or NULL if the choice has no row. */
-static void *experts_row_at(const tutti_experts_rows *r, size_t choice)
+static void *experts_row_at(const tutti_experts_rows *rows, size_t choice)
 {
-    int64_t expert = r->expert[choice], place = r->place[choice];
-    return expert < 0 || place < 0 ? NULL : (char *)r->first[expert] + (size_t)place * experts_row_bytes(r);
+    int64_t expert = rows->expert[choice], place = rows->place[choice];
+    return expert < 0 || place < 0 ? NULL : (char *)rows->first[expert] + (size_t)place * experts_row_bytes(rows);
 }
-static tutti_status experts_check_rows(const tutti_experts_rows *r)
+static tutti_status experts_check_rows(const tutti_experts_rows *rows)
 {
-    if (!blend_find(r->dtype))
+    if (!blend_find(rows->dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "experts: rows of type %s cannot be moved: use float32, bfloat16 or float16", dtype_name(r->dtype));
-    if (r->choices < 1 || r->choices > MOST_CHOICES)
+            "experts: rows of type %s cannot be moved: use float32, bfloat16 or float16", dtype_name(rows->dtype));
+    if (rows->choices < 1 || rows->choices > MOST_CHOICES)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: %d choices for each token; allowed are 1 to %d",
-            r->choices, MOST_CHOICES);
+            rows->choices, MOST_CHOICES);
     return TUTTI_OK;
 }
-tutti_status experts_scatter(const tutti_experts_rows *r, const void *from, const float *weight)
+tutti_status experts_scatter(const tutti_experts_rows *rows, const void *from, const float *weight)
 {
-    TRY(experts_check_rows(r));
-    blend_function *blend = blend_find(r->dtype);
-    size_t bytes = experts_row_bytes(r), choices = (size_t)r->choices;
-    for (size_t token = 0; token < r->tokens; token++) {
+    TRY(experts_check_rows(rows));
+    blend_function *blend = blend_find(rows->dtype);
+    size_t bytes = experts_row_bytes(rows), choices = (size_t)rows->choices;
+    for (size_t token = 0; token < rows->tokens; token++) {
         const void *row = (const char *)from + token * bytes;
         for (size_t i = token * choices; i < (token + 1) * choices; i++) {
-            void *to = experts_row_at(r, i);
-            if (to && weight) blend(to, &row, weight + i, 1, r->columns);
+            void *to = experts_row_at(rows, i);
+            if (to && weight) blend(to, &row, weight + i, 1, rows->columns);
             else if (to) memcpy(to, row, bytes);
         }
     }
@@ -92,14 +92,14 @@ tutti_status experts_gather(const tutti_experts_rows *r, void *to, const float *
     }
     return TUTTI_OK;
 }
-tutti_status experts_dot(const tutti_experts_rows *r, const void *with, float *out)
+tutti_status experts_dot(const tutti_experts_rows *rows, const void *with, float *out)
 {
-    TRY(experts_check_rows(r));
-    dot_function *dot = dot_find(r->dtype);
-    size_t bytes = experts_row_bytes(r), choices = (size_t)r->choices;
-    for (size_t i = 0; i < r->tokens * choices; i++) {
-        const void *row = experts_row_at(r, i);
-        out[i] = row ? dot((const char *)with + i / choices * bytes, row, r->columns) : 0;
+    TRY(experts_check_rows(rows));
+    dot_function *dot = dot_find(rows->dtype);
+    size_t bytes = experts_row_bytes(rows), choices = (size_t)rows->choices;
+    for (size_t i = 0; i < rows->tokens * choices; i++) {
+        const void *row = experts_row_at(rows, i);
+        out[i] = row ? dot((const char *)with + i / choices * bytes, row, rows->columns) : 0;
     }
     return TUTTI_OK;
 }

@@ -19,18 +19,18 @@ static size_t axis_name_length(const char *text)
     while (isalnum((unsigned char)text[n])) n++;
     return n;
 }
-static int grid_find_axis(const tutti_grid *g, const char *name, size_t length)
+static int grid_find_axis(const tutti_grid *grid, const char *name, size_t length)
 {
-    for (int a = 0; a < g->axes; a++)
-        if (strlen(g->name[a]) == length && memcmp(g->name[a], name, length) == 0) return a;
+    for (int a = 0; a < grid->axes; a++)
+        if (strlen(grid->name[a]) == length && memcmp(grid->name[a], name, length) == 0) return a;
     return -1;
 }
-static tutti_status grid_add_axis(tutti_grid *g, const char *name, size_t length)
+static tutti_status grid_add_axis(tutti_grid *grid, const char *name, size_t length)
 {
-    if (g->axes == TUTTI_GRID_AXES)
+    if (grid->axes == TUTTI_GRID_AXES)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: more than %d names", TUTTI_GRID_AXES);
-    g->size[g->axes] = 1;
-    memcpy(g->name[g->axes++], name, length);
+    grid->size[grid->axes] = 1;
+    memcpy(grid->name[grid->axes++], name, length);
     return TUTTI_OK;
 }
 /* Reads the name at *text and advances *text behind it and the hyphen after it. */
@@ -47,20 +47,20 @@ static tutti_status axis_names_take_next(const char **text, const char *all, con
     *text = end + (*end == '-');
     return TUTTI_OK;
 }
-static tutti_status grid_parse_order(tutti_grid *g, const char *order)
+static tutti_status grid_parse_order(tutti_grid *grid, const char *order)
 {
     const char *text = order, *name;
     size_t length;
     do {
         TRY(axis_names_take_next(&text, order, &name, &length));
-        if (grid_find_axis(g, name, length) >= 0)
+        if (grid_find_axis(grid, name, length) >= 0)
             return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the order \"%s\" names %.*s twice", order, (int)length,
                 name);
-        TRY(grid_add_axis(g, name, length));
+        TRY(grid_add_axis(grid, name, length));
     } while (*text);
     return TUTTI_OK;
 }
-static tutti_status grid_parse_size(tutti_grid *g, const char *order, const char *sizes, const char **text,
+static tutti_status grid_parse_size(tutti_grid *grid, const char *order, const char *sizes, const char **text,
     uint32_t *given)
 {
     size_t length = axis_name_length(*text);
@@ -72,54 +72,54 @@ static tutti_status grid_parse_size(tutti_grid *g, const char *order, const char
     if (size < 1 || size > INT_MAX)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the size of %.*s is %ld; it must be at least 1",
             (int)length, name, size);
-    int axis = grid_find_axis(g, name, length);
+    int axis = grid_find_axis(grid, name, length);
     if (axis < 0 && size > 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has size %ld, but the order \"%s\" does not name it",
             (int)length, name, size, order);
-    if (axis < 0) TRY(grid_add_axis(g, name, length));
-    if (axis < 0) axis = g->axes - 1;
+    if (axis < 0) TRY(grid_add_axis(grid, name, length));
+    if (axis < 0) axis = grid->axes - 1;
     if (*given >> axis & 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has two sizes in \"%s\"", (int)length, name, sizes);
     *given |= 1u << axis;
-    g->size[axis] = (int)size;
+    grid->size[axis] = (int)size;
     *text = end + (*end == ',');
     return TUTTI_OK;
 }
-static tutti_status grid_check_product(const tutti_grid *g)
+static tutti_status grid_check_product(const tutti_grid *grid)
 {
     char text[STATUS_DETAIL_BYTES / 2] = "";
     long product = 1;
     size_t used = 0;
-    for (int a = 0; a < g->axes; a++) {
-        product = product > g->ranks ? product : product * g->size[a];
-        int more = snprintf(text + used, sizeof text - used, "%s%s %d", a ? " x " : "", g->name[a], g->size[a]);
+    for (int a = 0; a < grid->axes; a++) {
+        product = product > grid->ranks ? product : product * grid->size[a];
+        int more = snprintf(text + used, sizeof text - used, "%s%s %d", a ? " x " : "", grid->name[a], grid->size[a]);
         used += more > 0 && (size_t)more < sizeof text - used ? (size_t)more : 0;
     }
-    if (product == g->ranks) return TUTTI_OK;
+    if (product == grid->ranks) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %s are %s%ld ranks, but there are %d", text,
-        product > g->ranks ? "more than " : "", product > g->ranks ? (long)g->ranks : product, g->ranks);
+        product > grid->ranks ? "more than " : "", product > grid->ranks ? (long)grid->ranks : product, grid->ranks);
 }
 tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks)
 {
-    tutti_grid g = { .ranks = ranks };
+    tutti_grid grid = { .ranks = ranks };
     uint32_t given = 0;
     if (ranks < 1) return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %d ranks; there must be at least one", ranks);
-    TRY(grid_parse_order(&g, order));
-    for (const char *text = sizes; *text;) TRY(grid_parse_size(&g, order, sizes, &text, &given));
-    TRY(grid_check_product(&g));
-    *out = g;
+    TRY(grid_parse_order(&grid, order));
+    for (const char *text = sizes; *text;) TRY(grid_parse_size(&grid, order, sizes, &text, &given));
+    TRY(grid_check_product(&grid));
+    *out = grid;
     return TUTTI_OK;
 }
 
 /* ---- parts ---- */
-static tutti_status grid_choose_part(const tutti_grid *g, const char *names, struct grid_part *chosen)
+static tutti_status grid_choose_part(const tutti_grid *grid, const char *names, struct grid_part *chosen)
 {
     const char *text = names, *name;
     size_t length;
     bool is_chosen[TUTTI_GRID_AXES] = { false };
     do {
         TRY(axis_names_take_next(&text, names, &name, &length));
-        int axis = grid_find_axis(g, name, length);
+        int axis = grid_find_axis(grid, name, length);
         if (axis < 0)
             return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" names %.*s, which is not an axis of the grid",
                 names, (int)length, name);
@@ -127,100 +127,101 @@ static tutti_status grid_choose_part(const tutti_grid *g, const char *names, str
     } while (*text);
     *chosen = (struct grid_part){ .size = 1 };
     /* The part has the order of the grid, not that of the names. */
-    for (int a = 0; a < g->axes; a++) {
+    for (int a = 0; a < grid->axes; a++) {
         if (!is_chosen[a]) continue;
         chosen->axis[chosen->count++] = a;
-        chosen->size *= g->size[a];
+        chosen->size *= grid->size[a];
     }
     return TUTTI_OK;
 }
-static struct grid_part grid_other_axes(const tutti_grid *g, const struct grid_part *chosen)
+static struct grid_part grid_other_axes(const tutti_grid *grid, const struct grid_part *chosen)
 {
-    struct grid_part others = { .size = g->ranks / chosen->size };
-    for (int a = 0, c = 0; a < g->axes; a++) {
+    struct grid_part others = { .size = grid->ranks / chosen->size };
+    for (int a = 0, c = 0; a < grid->axes; a++) {
         if (c < chosen->count && chosen->axis[c] == a) c++;
         else others.axis[others.count++] = a;
     }
     return others;
 }
-static int grid_axis_stride(const tutti_grid *g, int axis)
+static int grid_axis_stride(const tutti_grid *grid, int axis)
 {
     int stride = 1;
-    for (int a = 0; a < axis; a++) stride *= g->size[a];
+    for (int a = 0; a < axis; a++) stride *= grid->size[a];
     return stride;
 }
 /* Returns the rank of the n-th position of a part, with index 0 in all other axes. grid_part_number is the inverse. */
-static int grid_part_rank(const tutti_grid *g, const struct grid_part *p, int n)
+static int grid_part_rank(const tutti_grid *grid, const struct grid_part *p, int n)
 {
     int rank = 0;
     for (int i = 0; i < p->count; i++) {
-        rank += n % g->size[p->axis[i]] * grid_axis_stride(g, p->axis[i]);
-        n /= g->size[p->axis[i]];
+        rank += n % grid->size[p->axis[i]] * grid_axis_stride(grid, p->axis[i]);
+        n /= grid->size[p->axis[i]];
     }
     return rank;
 }
-static int grid_part_number(const tutti_grid *g, const struct grid_part *p, int rank)
+static int grid_part_number(const tutti_grid *grid, const struct grid_part *p, int rank)
 {
     int n = 0, before = 1;
     for (int i = 0; i < p->count; i++) {
-        n += rank / grid_axis_stride(g, p->axis[i]) % g->size[p->axis[i]] * before;
-        before *= g->size[p->axis[i]];
+        n += rank / grid_axis_stride(grid, p->axis[i]) % grid->size[p->axis[i]] * before;
+        before *= grid->size[p->axis[i]];
     }
     return n;
 }
-static tutti_status grid_check_rank(const tutti_grid *g, int rank)
+static tutti_status grid_check_rank(const tutti_grid *grid, int rank)
 {
-    if (rank >= 0 && rank < g->ranks) return TUTTI_OK;
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: rank %d does not exist; there are %d ranks", rank, g->ranks);
+    if (rank >= 0 && rank < grid->ranks) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: rank %d does not exist; there are %d ranks", rank, grid->ranks);
 }
-tutti_status grid_get_indices(const tutti_grid *g, int rank, int *out)
+tutti_status grid_get_indices(const tutti_grid *grid, int rank, int *out)
 {
-    TRY(grid_check_rank(g, rank));
-    for (int a = 0; a < g->axes; a++) out[a] = rank / grid_axis_stride(g, a) % g->size[a];
+    TRY(grid_check_rank(grid, rank));
+    for (int a = 0; a < grid->axes; a++) out[a] = rank / grid_axis_stride(grid, a) % grid->size[a];
     return TUTTI_OK;
 }
-tutti_status grid_count_groups(const tutti_grid *g, const char *names, int *groups, int *size)
+tutti_status grid_count_groups(const tutti_grid *grid, const char *names, int *groups, int *size)
 {
     struct grid_part chosen;
-    TRY(grid_choose_part(g, names, &chosen));
-    *groups = g->ranks / chosen.size;
+    TRY(grid_choose_part(grid, names, &chosen));
+    *groups = grid->ranks / chosen.size;
     *size = chosen.size;
     return TUTTI_OK;
 }
-tutti_status grid_list_group(const tutti_grid *g, const char *names, int group, int *out)
+tutti_status grid_list_group(const tutti_grid *grid, const char *names, int group, int *out)
 {
     struct grid_part chosen, others;
-    TRY(grid_choose_part(g, names, &chosen));
-    others = grid_other_axes(g, &chosen);
+    TRY(grid_choose_part(grid, names, &chosen));
+    others = grid_other_axes(grid, &chosen);
     if (group < 0 || group >= others.size)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: group %d of \"%s\" does not exist; there are %d", group,
             names, others.size);
-    int first = grid_part_rank(g, &others, group);
-    for (int i = 0; i < chosen.size; i++) out[i] = first + grid_part_rank(g, &chosen, i);
+    int first = grid_part_rank(grid, &others, group);
+    for (int i = 0; i < chosen.size; i++) out[i] = first + grid_part_rank(grid, &chosen, i);
     return TUTTI_OK;
 }
-tutti_status grid_find_group(const tutti_grid *g, const char *names, int rank, int *group, int *place)
+tutti_status grid_find_group(const tutti_grid *grid, const char *names, int rank, int *group, int *place)
 {
     struct grid_part chosen, others;
-    TRY(grid_check_rank(g, rank));
-    TRY(grid_choose_part(g, names, &chosen));
-    others = grid_other_axes(g, &chosen);
-    *group = grid_part_number(g, &others, rank);
-    *place = grid_part_number(g, &chosen, rank);
+    TRY(grid_check_rank(grid, rank));
+    TRY(grid_choose_part(grid, names, &chosen));
+    others = grid_other_axes(grid, &chosen);
+    *group = grid_part_number(grid, &others, rank);
+    *place = grid_part_number(grid, &chosen, rank);
     return TUTTI_OK;
 }
-tutti_status grid_find_straddling_group(const tutti_grid *g, const char *names, const int *host, int *group, int *most)
+tutti_status grid_find_straddling_group(const tutti_grid *grid, const char *names, const int *host, int *group,
+    int *most)
 {
     struct grid_part chosen, others;
-    TRY(grid_choose_part(g, names, &chosen));
-    others = grid_other_axes(g, &chosen);
+    TRY(grid_choose_part(grid, names, &chosen));
+    others = grid_other_axes(grid, &chosen);
     *group = -1;
     *most = 0;
     for (int n = 0; n < others.size; n++) {
-        int first = grid_part_rank(g, &others, n), hosts = 0;
+        int first = grid_part_rank(grid, &others, n), hosts = 0;
         for (int i = 0; i < chosen.size; i++) {
-            int k = 0, mine = host[first + grid_part_rank(g, &chosen, i)];
-            while (k < i && host[first + grid_part_rank(g, &chosen, k)] != mine) k++;
+            int k = 0, mine = host[first + grid_part_rank(grid, &chosen, i)];
+            while (k < i && host[first + grid_part_rank(grid, &chosen, k)] != mine) k++;
             hosts += k == i;
         }
         if (hosts > 1 && *group < 0) *group = n;
@@ -230,9 +231,9 @@ tutti_status grid_find_straddling_group(const tutti_grid *g, const char *names, 
 }
 
 /* ---- experts ---- */
-static bool grid_axis_is_called(const tutti_grid *g, int axis, const char *name)
+static bool grid_axis_is_called(const tutti_grid *grid, int axis, const char *name)
 {
-    return strcmp(g->name[axis], name) == 0;
+    return strcmp(grid->name[axis], name) == 0;
 }
 static tutti_status grid_compare_pipelines(const tutti_grid *dense, const tutti_grid *experts)
 {
@@ -251,29 +252,30 @@ static tutti_status grid_compare_pipelines(const tutti_grid *dense, const tutti_
 }
 tutti_status grid_make_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep)
 {
-    tutti_grid g = *dense;
+    tutti_grid grid = *dense;
     long rest = dense->ranks;
-    for (int a = 0; a < g.axes; a++) {
-        bool tensor = grid_axis_is_called(&g, a, "tp"), experts = grid_axis_is_called(&g, a, "ep");
-        if (!grid_axis_is_called(&g, a, "pp")) g.size[a] = tensor ? tp : experts ? ep : 1;
+    for (int a = 0; a < grid.axes; a++) {
+        bool tensor = grid_axis_is_called(&grid, a, "tp"), experts = grid_axis_is_called(&grid, a, "ep");
+        if (!grid_axis_is_called(&grid, a, "pp")) grid.size[a] = tensor ? tp : experts ? ep : 1;
     }
-    int data = grid_find_axis(&g, "dp", 2), names[2] = { grid_find_axis(&g, "ep", 2), grid_find_axis(&g, "tp", 2) };
+    int data = grid_find_axis(&grid, "dp", 2),
+        names[2] = { grid_find_axis(&grid, "ep", 2), grid_find_axis(&grid, "tp", 2) };
     if (tp < 1 || ep < 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: tp %d and ep %d of experts; both must be at least 1", tp,
             ep);
     if (data < 0 || (ep > 1 && names[0] < 0) || (tp > 1 && names[1] < 0))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "grid: experts need an order that names dp, and ep and tp where they have more than one rank");
-    for (int a = 0; a < g.axes; a++) {
-        if (rest % g.size[a]) rest = 0;
-        if (rest) rest /= g.size[a];
+    for (int a = 0; a < grid.axes; a++) {
+        if (rest % grid.size[a]) rest = 0;
+        if (rest) rest /= grid.size[a];
     }
     if (!rest)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "grid: experts of tp %d and ep %d do not divide %d ranks with the pipelines of the grid", tp, ep,
             dense->ranks);
-    g.size[data] = (int)rest;
-    TRY(grid_compare_pipelines(dense, &g));
-    *out = g;
+    grid.size[data] = (int)rest;
+    TRY(grid_compare_pipelines(dense, &grid));
+    *out = grid;
     return TUTTI_OK;
 }

@@ -18,159 +18,164 @@ struct list_maker {
     int now;
 };
 /* A rule returns false if the rank takes no action in this tick. */
-typedef bool rule(struct list_maker *m, int rank, tutti_action *out);
+typedef bool rule(struct list_maker *maker, int rank, tutti_action *out);
 
 /* ---- ready actions ---- */
-static bool maker_work_is_over(const struct list_maker *m, tutti_work work, int stage, int microbatch)
+static bool maker_work_is_over(const struct list_maker *maker, tutti_work work, int stage, int microbatch)
 {
-    int over = m->over[work][pipeline_cell(m->p, stage, microbatch)];
-    return over && over <= m->now;
+    int over = maker->over[work][pipeline_cell(maker->p, stage, microbatch)];
+    return over && over <= maker->now;
 }
-static bool forward_is_ready(const struct list_maker *m, int stage)
+static bool forward_is_ready(const struct list_maker *maker, int stage)
 {
-    int n = m->taken[TUTTI_FORWARD][stage];
-    return n < m->p->microbatches && (stage == 0 || maker_work_is_over(m, TUTTI_FORWARD, stage - 1, n));
+    int n = maker->taken[TUTTI_FORWARD][stage];
+    return n < maker->p->microbatches && (stage == 0 || maker_work_is_over(maker, TUTTI_FORWARD, stage - 1, n));
 }
-static bool backward_is_ready(const struct list_maker *m, int stage)
+static bool backward_is_ready(const struct list_maker *maker, int stage)
 {
-    tutti_work work = pipeline_backward_work(m->p);
-    int n = m->taken[work][stage];
-    if (n >= m->p->microbatches || !maker_work_is_over(m, TUTTI_FORWARD, stage, n)) return false;
-    return stage == m->p->stages - 1 || maker_work_is_over(m, work, stage + 1, n);
+    tutti_work work = pipeline_backward_work(maker->p);
+    int n = maker->taken[work][stage];
+    if (n >= maker->p->microbatches || !maker_work_is_over(maker, TUTTI_FORWARD, stage, n)) return false;
+    return stage == maker->p->stages - 1 || maker_work_is_over(maker, work, stage + 1, n);
 }
-static bool weight_is_ready(const struct list_maker *m, int stage)
+static bool weight_is_ready(const struct list_maker *maker, int stage)
 {
-    int n = m->taken[TUTTI_BACKWARD_WEIGHT][stage];
-    return m->p->splits && n < m->taken[TUTTI_BACKWARD_INPUT][stage]
-        && maker_work_is_over(m, TUTTI_BACKWARD_INPUT, stage, n);
+    int n = maker->taken[TUTTI_BACKWARD_WEIGHT][stage];
+    return maker->p->splits && n < maker->taken[TUTTI_BACKWARD_INPUT][stage]
+        && maker_work_is_over(maker, TUTTI_BACKWARD_INPUT, stage, n);
 }
-static int maker_count_in_flight(const struct list_maker *m, int stage)
+static int maker_count_in_flight(const struct list_maker *maker, int stage)
 {
-    return m->taken[TUTTI_FORWARD][stage] - m->taken[pipeline_backward_work(m->p)][stage];
+    return maker->taken[TUTTI_FORWARD][stage] - maker->taken[pipeline_backward_work(maker->p)][stage];
 }
 /* Counts the activations of a stage that a later backward of weights, or a whole backward, still needs. */
-static int maker_count_activations(const struct list_maker *m, int stage)
+static int maker_count_activations(const struct list_maker *maker, int stage)
 {
-    return m->taken[TUTTI_FORWARD][stage] - m->taken[m->p->splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD][stage];
+    return maker->taken[TUTTI_FORWARD][stage]
+        - maker->taken[maker->p->splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD][stage];
 }
-static bool maker_choose_action(struct list_maker *m, tutti_work work, int stage, tutti_action *out)
+static bool maker_choose_action(struct list_maker *maker, tutti_work work, int stage, tutti_action *out)
 {
-    *out = (tutti_action){ work, stage, m->taken[work][stage] };
+    *out = (tutti_action){ work, stage, maker->taken[work][stage] };
     return true;
 }
 
 /* ---- rules ---- */
-static bool rule_gpipe(struct list_maker *m, int rank, tutti_action *out)
+static bool rule_gpipe(struct list_maker *maker, int rank, tutti_action *out)
 {
-    if (forward_is_ready(m, rank)) return maker_choose_action(m, TUTTI_FORWARD, rank, out);
-    bool all = m->taken[TUTTI_FORWARD][rank] == m->p->microbatches;
-    return all && backward_is_ready(m, rank) && maker_choose_action(m, pipeline_backward_work(m->p), rank, out);
+    if (forward_is_ready(maker, rank)) return maker_choose_action(maker, TUTTI_FORWARD, rank, out);
+    bool all = maker->taken[TUTTI_FORWARD][rank] == maker->p->microbatches;
+    return all && backward_is_ready(maker, rank)
+        && maker_choose_action(maker, pipeline_backward_work(maker->p), rank, out);
 }
 /* 1F1B: a rank runs ahead by one forward for each stage from its own to the last; each backward then allows another. */
-static bool rule_one_forward_one_backward(struct list_maker *m, int rank, tutti_action *out)
+static bool rule_one_forward_one_backward(struct list_maker *maker, int rank, tutti_action *out)
 {
-    if (backward_is_ready(m, rank)) return maker_choose_action(m, pipeline_backward_work(m->p), rank, out);
-    bool may = maker_count_in_flight(m, rank) < m->p->ranks - rank;
-    return may && forward_is_ready(m, rank) && maker_choose_action(m, TUTTI_FORWARD, rank, out);
+    if (backward_is_ready(maker, rank)) return maker_choose_action(maker, pipeline_backward_work(maker->p), rank, out);
+    bool may = maker_count_in_flight(maker, rank) < maker->p->ranks - rank;
+    return may && forward_is_ready(maker, rank) && maker_choose_action(maker, TUTTI_FORWARD, rank, out);
 }
 /* ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2023): 1F1B, with gradients of weights in idle ticks. A rank
    holds at most what the first rank of 1F1B holds. A permitted forward goes first, because later stages wait for it. */
-static bool rule_zero_bubble_h1(struct list_maker *m, int rank, tutti_action *out)
+static bool rule_zero_bubble_h1(struct list_maker *maker, int rank, tutti_action *out)
 {
-    bool may = maker_count_in_flight(m, rank) < m->p->ranks - rank && maker_count_activations(m, rank) < m->p->ranks;
-    if (may && forward_is_ready(m, rank)) return maker_choose_action(m, TUTTI_FORWARD, rank, out);
-    if (backward_is_ready(m, rank)) return maker_choose_action(m, TUTTI_BACKWARD_INPUT, rank, out);
-    return weight_is_ready(m, rank) && maker_choose_action(m, TUTTI_BACKWARD_WEIGHT, rank, out);
+    bool may = maker_count_in_flight(maker, rank) < maker->p->ranks - rank
+        && maker_count_activations(maker, rank) < maker->p->ranks;
+    if (may && forward_is_ready(maker, rank)) return maker_choose_action(maker, TUTTI_FORWARD, rank, out);
+    if (backward_is_ready(maker, rank)) return maker_choose_action(maker, TUTTI_BACKWARD_INPUT, rank, out);
+    return weight_is_ready(maker, rank) && maker_choose_action(maker, TUTTI_BACKWARD_WEIGHT, rank, out);
 }
 /* ZB-V (the same authors): each rank has one stage of the way up and one of the way down. So the first and the last
    stage share a rank. Each rank holds what 1F1B's first rank holds: 2 * ranks activations of half the size. */
-static bool rule_zero_bubble_v(struct list_maker *m, int rank, tutti_action *out)
+static bool rule_zero_bubble_v(struct list_maker *maker, int rank, tutti_action *out)
 {
-    int up = rank, down = 2 * m->p->ranks - 1 - rank;
-    bool may = maker_count_activations(m, up) + maker_count_activations(m, down) < 2 * m->p->ranks;
-    if (may && forward_is_ready(m, down)) return maker_choose_action(m, TUTTI_FORWARD, down, out);
-    if (may && forward_is_ready(m, up)) return maker_choose_action(m, TUTTI_FORWARD, up, out);
-    if (backward_is_ready(m, down)) return maker_choose_action(m, TUTTI_BACKWARD_INPUT, down, out);
-    if (backward_is_ready(m, up)) return maker_choose_action(m, TUTTI_BACKWARD_INPUT, up, out);
-    if (weight_is_ready(m, down)) return maker_choose_action(m, TUTTI_BACKWARD_WEIGHT, down, out);
-    return weight_is_ready(m, up) && maker_choose_action(m, TUTTI_BACKWARD_WEIGHT, up, out);
+    int up = rank, down = 2 * maker->p->ranks - 1 - rank;
+    bool may = maker_count_activations(maker, up) + maker_count_activations(maker, down) < 2 * maker->p->ranks;
+    if (may && forward_is_ready(maker, down)) return maker_choose_action(maker, TUTTI_FORWARD, down, out);
+    if (may && forward_is_ready(maker, up)) return maker_choose_action(maker, TUTTI_FORWARD, up, out);
+    if (backward_is_ready(maker, down)) return maker_choose_action(maker, TUTTI_BACKWARD_INPUT, down, out);
+    if (backward_is_ready(maker, up)) return maker_choose_action(maker, TUTTI_BACKWARD_INPUT, up, out);
+    if (weight_is_ready(maker, down)) return maker_choose_action(maker, TUTTI_BACKWARD_WEIGHT, down, out);
+    return weight_is_ready(maker, up) && maker_choose_action(maker, TUTTI_BACKWARD_WEIGHT, up, out);
 }
 
 /* ---- making lists ---- */
 static const int ticks[TUTTI_WORKS] = {
     [TUTTI_FORWARD] = 1, [TUTTI_BACKWARD] = 2, [TUTTI_BACKWARD_INPUT] = 1, [TUTTI_BACKWARD_WEIGHT] = 1
 };
-static void pipeline_add_action(struct tutti_pipeline *p, int rank, tutti_action action)
+static void pipeline_add_action(struct tutti_pipeline *pipeline, int rank, tutti_action action)
 {
-    p->list[rank].action[p->list[rank].count++] = action;
+    pipeline->list[rank].action[pipeline->list[rank].count++] = action;
 }
 /* Plays one tick; returns false when every action is done. */
-static bool maker_play_tick(struct list_maker *m, rule *choose)
+static bool maker_play_tick(struct list_maker *maker, rule *choose)
 {
-    int left = 0, each = m->p->chunks * m->p->microbatches * (m->p->splits ? 3 : 2);
-    for (int rank = 0; rank < m->p->ranks; rank++) {
-        tutti_action a;
-        left += m->p->list[rank].count < each || m->free_at[rank] > m->now;
-        if (m->free_at[rank] > m->now || !choose(m, rank, &a)) continue;
-        pipeline_add_action(m->p, rank, a);
-        m->taken[a.work][a.stage]++;
-        m->free_at[rank] = m->now + ticks[a.work];
-        m->over[a.work][pipeline_cell(m->p, a.stage, a.microbatch)] = m->free_at[rank];
+    int left = 0, each = maker->p->chunks * maker->p->microbatches * (maker->p->splits ? 3 : 2);
+    for (int rank = 0; rank < maker->p->ranks; rank++) {
+        tutti_action action;
+        left += maker->p->list[rank].count < each || maker->free_at[rank] > maker->now;
+        if (maker->free_at[rank] > maker->now || !choose(maker, rank, &action)) continue;
+        pipeline_add_action(maker->p, rank, action);
+        maker->taken[action.work][action.stage]++;
+        maker->free_at[rank] = maker->now + ticks[action.work];
+        maker->over[action.work][pipeline_cell(maker->p, action.stage, action.microbatch)] = maker->free_at[rank];
     }
-    m->now++;
+    maker->now++;
     return left > 0;
 }
-static tutti_status pipeline_make_by_rule(struct tutti_pipeline *p, rule *choose)
+static tutti_status pipeline_make_by_rule(struct tutti_pipeline *pipeline, rule *choose)
 {
-    struct list_maker m = { .p = p };
-    size_t cells = (size_t)p->stages * (size_t)p->microbatches;
-    bool fine = (m.free_at = memory_alloc_zeroed((size_t)p->ranks, sizeof *m.free_at));
+    struct list_maker maker = { .p = pipeline };
+    size_t cells = (size_t)pipeline->stages * (size_t)pipeline->microbatches;
+    bool fine = (maker.free_at = memory_alloc_zeroed((size_t)pipeline->ranks, sizeof *maker.free_at));
     for (int w = 0; w < TUTTI_WORKS; w++) {
-        m.over[w] = memory_alloc_zeroed(cells, sizeof(int));
-        m.taken[w] = memory_alloc_zeroed((size_t)p->stages, sizeof(int));
-        fine = fine && m.over[w] && m.taken[w];
+        maker.over[w] = memory_alloc_zeroed(cells, sizeof(int));
+        maker.taken[w] = memory_alloc_zeroed((size_t)pipeline->stages, sizeof(int));
+        fine = fine && maker.over[w] && maker.taken[w];
     }
     bool over = false;
-    while (fine && !over && m.now < LONGEST) over = !maker_play_tick(&m, choose);
+    while (fine && !over && maker.now < LONGEST) over = !maker_play_tick(&maker, choose);
     for (int w = 0; w < TUTTI_WORKS; w++) {
-        free(m.over[w]);
-        free(m.taken[w]);
+        free(maker.over[w]);
+        free(maker.taken[w]);
     }
-    free(m.free_at);
+    free(maker.free_at);
     if (!fine) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %zu pieces of work", cells);
     return over ? TUTTI_OK
                 : status_fail(TUTTI_INTERNAL, "pipeline: the schedule has not ended after %d ticks", LONGEST);
 }
 /* Each microbatch runs through all stages and back before the next begins. */
-static void pipeline_make_naive(struct tutti_pipeline *p)
+static void pipeline_make_naive(struct tutti_pipeline *pipeline)
 {
-    for (int rank = 0; rank < p->ranks; rank++)
-        for (int n = 0; n < p->microbatches; n++) {
-            pipeline_add_action(p, rank, (tutti_action){ TUTTI_FORWARD, rank, n });
-            pipeline_add_action(p, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
+    for (int rank = 0; rank < pipeline->ranks; rank++)
+        for (int n = 0; n < pipeline->microbatches; n++) {
+            pipeline_add_action(pipeline, rank, (tutti_action){ TUTTI_FORWARD, rank, n });
+            pipeline_add_action(pipeline, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
         }
 }
 /* Returns the n-th forward or backward of a rank. As in Megatron-LM, a chunk takes one microbatch for each rank, then
    the next chunk does. */
-static tutti_action interleaved_nth_action(const struct tutti_pipeline *p, int rank, int n, bool back)
+static tutti_action interleaved_nth_action(const struct tutti_pipeline *pipeline, int rank, int n, bool back)
 {
-    int chunk = n / p->ranks % p->chunks;
-    if (back) chunk = p->chunks - 1 - chunk;
-    int microbatch = n / (p->ranks * p->chunks) * p->ranks + n % p->ranks;
-    return (tutti_action){ back ? TUTTI_BACKWARD : TUTTI_FORWARD, chunk * p->ranks + rank, microbatch };
+    int chunk = n / pipeline->ranks % pipeline->chunks;
+    if (back) chunk = pipeline->chunks - 1 - chunk;
+    int microbatch = n / (pipeline->ranks * pipeline->chunks) * pipeline->ranks + n % pipeline->ranks;
+    return (tutti_action){ back ? TUTTI_BACKWARD : TUTTI_FORWARD, chunk * pipeline->ranks + rank, microbatch };
 }
-static void pipeline_make_interleaved(struct tutti_pipeline *p)
+static void pipeline_make_interleaved(struct tutti_pipeline *pipeline)
 {
-    int all = p->chunks * p->microbatches;
-    for (int rank = 0; rank < p->ranks; rank++) {
-        int ahead = (p->ranks - rank - 1) * 2 + (p->chunks - 1) * p->ranks;
+    int all = pipeline->chunks * pipeline->microbatches;
+    for (int rank = 0; rank < pipeline->ranks; rank++) {
+        int ahead = (pipeline->ranks - rank - 1) * 2 + (pipeline->chunks - 1) * pipeline->ranks;
         if (ahead > all) ahead = all;
-        for (int n = 0; n < ahead; n++) pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n, false));
+        for (int n = 0; n < ahead; n++)
+            pipeline_add_action(pipeline, rank, interleaved_nth_action(pipeline, rank, n, false));
         for (int n = ahead; n < all; n++) {
-            pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n, false));
-            pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n - ahead, true));
+            pipeline_add_action(pipeline, rank, interleaved_nth_action(pipeline, rank, n, false));
+            pipeline_add_action(pipeline, rank, interleaved_nth_action(pipeline, rank, n - ahead, true));
         }
-        for (int n = all - ahead; n < all; n++) pipeline_add_action(p, rank, interleaved_nth_action(p, rank, n, true));
+        for (int n = all - ahead; n < all; n++)
+            pipeline_add_action(pipeline, rank, interleaved_nth_action(pipeline, rank, n, true));
     }
 }
 
@@ -194,8 +199,8 @@ static void dual_add_weight(struct dual *d)
 {
     const struct pipeline_list *l = &d->p->list[d->rank];
     while (l->action[d->due].work != TUTTI_BACKWARD_INPUT) d->due++;
-    tutti_action a = l->action[d->due++];
-    pipeline_add_action(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
+    tutti_action action = l->action[d->due++];
+    pipeline_add_action(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, action.stage, action.microbatch });
 }
 /* Adds the last backwards of both halves; the second half of the pairs leaves the weights for later. */
 static void dual_add_last_backwards(struct dual *d, int pairs)
@@ -205,15 +210,15 @@ static void dual_add_last_backwards(struct dual *d, int pairs)
         dual_add_backward(d, 0, i >= pairs / 2);
     }
 }
-static void pipeline_make_dualpipe_v(struct tutti_pipeline *p)
+static void pipeline_make_dualpipe_v(struct tutti_pipeline *pipeline)
 {
-    for (int rank = 0; rank < p->ranks; rank++) {
-        struct dual d = { .p = p, .rank = rank };
-        int behind = p->ranks - rank - 1;
+    for (int rank = 0; rank < pipeline->ranks; rank++) {
+        struct dual d = { .p = pipeline, .rank = rank };
+        int behind = pipeline->ranks - rank - 1;
         for (int i = 0; i < 2 * behind; i++) dual_add_forward(&d, 0);
         for (int i = 0; i <= rank; i++) dual_add_forward(&d, 0), dual_add_forward(&d, 1);
         for (int i = 0; i < behind; i++) dual_add_backward(&d, 1, true), dual_add_weight(&d), dual_add_forward(&d, 1);
-        for (int i = 0; i < p->microbatches - 2 * p->ranks + rank + 1; i++) {
+        for (int i = 0; i < pipeline->microbatches - 2 * pipeline->ranks + rank + 1; i++) {
             dual_add_forward(&d, 0), dual_add_backward(&d, 1, false);
             dual_add_forward(&d, 1), dual_add_backward(&d, 0, false);
         }
@@ -284,34 +289,34 @@ static tutti_status pipeline_check_sizes(const struct pipeline_rule *s, const ch
             ranks, microbatches);
     return TUTTI_OK;
 }
-static tutti_status pipeline_fill_lists(struct tutti_pipeline *p, const struct pipeline_rule *s)
+static tutti_status pipeline_fill_lists(struct tutti_pipeline *pipeline, const struct pipeline_rule *s)
 {
-    size_t each = (size_t)p->chunks * (size_t)p->microbatches * 3;
-    p->list = memory_alloc_zeroed((size_t)p->ranks, sizeof *p->list);
-    for (int rank = 0; p->list && rank < p->ranks; rank++) {
-        p->list[rank].action = memory_alloc_zeroed(each, sizeof *p->list[rank].action);
-        if (!p->list[rank].action) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for rank %d", rank);
+    size_t each = (size_t)pipeline->chunks * (size_t)pipeline->microbatches * 3;
+    pipeline->list = memory_alloc_zeroed((size_t)pipeline->ranks, sizeof *pipeline->list);
+    for (int rank = 0; pipeline->list && rank < pipeline->ranks; rank++) {
+        pipeline->list[rank].action = memory_alloc_zeroed(each, sizeof *pipeline->list[rank].action);
+        if (!pipeline->list[rank].action) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for rank %d", rank);
     }
-    if (!p->list) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %d ranks", p->ranks);
-    if (s->choose) return pipeline_make_by_rule(p, s->choose);
-    s->write(p);
+    if (!pipeline->list) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %d ranks", pipeline->ranks);
+    if (s->choose) return pipeline_make_by_rule(pipeline, s->choose);
+    s->write(pipeline);
     return TUTTI_OK;
 }
 tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)
 {
     const struct pipeline_rule *s = pipeline_find_schedule(schedule);
     TRY(pipeline_check_sizes(s, schedule, ranks, chunks, microbatches));
-    struct tutti_pipeline *p = memory_alloc_zeroed(1, sizeof *p);
-    if (!p) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
-    *p = (struct tutti_pipeline){ ranks, chunks, ranks * chunks, microbatches, s->v_shaped, s->splits, NULL };
-    tutti_status status = pipeline_fill_lists(p, s);
-    if (status == TUTTI_OK) *out = p;
-    else pipeline_destroy(p);
+    struct tutti_pipeline *pipeline = memory_alloc_zeroed(1, sizeof *pipeline);
+    if (!pipeline) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
+    *pipeline = (struct tutti_pipeline){ ranks, chunks, ranks * chunks, microbatches, s->v_shaped, s->splits, NULL };
+    tutti_status status = pipeline_fill_lists(pipeline, s);
+    if (status == TUTTI_OK) *out = pipeline;
+    else pipeline_destroy(pipeline);
     return status;
 }
-void pipeline_destroy(struct tutti_pipeline *p)
+void pipeline_destroy(struct tutti_pipeline *pipeline)
 {
-    for (int rank = 0; p && p->list && rank < p->ranks; rank++) free(p->list[rank].action);
-    if (p) free(p->list);
-    free(p);
+    for (int rank = 0; pipeline && pipeline->list && rank < pipeline->ranks; rank++) free(pipeline->list[rank].action);
+    if (pipeline) free(pipeline->list);
+    free(pipeline);
 }

@@ -13,20 +13,20 @@ struct tutti_pipeline {
     bool splits;
     struct pipeline_list *list;                         /* [ranks] */
 };
-static inline int pipeline_stage_rank(const struct tutti_pipeline *p, int stage)
+static inline int pipeline_stage_rank(const struct tutti_pipeline *pipeline, int stage)
 {
-    int round = stage / p->ranks, place = stage % p->ranks;
-    return p->v_shaped && round % 2 ? p->ranks - 1 - place : place;
+    int round = stage / pipeline->ranks, place = stage % pipeline->ranks;
+    return pipeline->v_shaped && round % 2 ? pipeline->ranks - 1 - place : place;
 }
 /* Returns the index of a stage's microbatch in an array of stages * microbatches elements. */
-static inline size_t pipeline_cell(const struct tutti_pipeline *p, int stage, int microbatch)
+static inline size_t pipeline_cell(const struct tutti_pipeline *pipeline, int stage, int microbatch)
 {
-    return (size_t)stage * (size_t)p->microbatches + (size_t)microbatch;
+    return (size_t)stage * (size_t)pipeline->microbatches + (size_t)microbatch;
 }
 /* Returns the kind of backward that other stages wait for. */
-static inline tutti_work pipeline_backward_work(const struct tutti_pipeline *p)
+static inline tutti_work pipeline_backward_work(const struct tutti_pipeline *pipeline)
 {
-    return p->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
+    return pipeline->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
 }
 tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches);
 /* Frees a pipeline; NULL is allowed. */

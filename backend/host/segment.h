@@ -170,36 +170,43 @@ void segment_detach(struct segment *segment);
    NO_MEMORY names the bytes and their purpose. */
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what);
 /* The functions below take a rank's index on this host, which differs from its rank in the group. */
-static inline struct control *segment_control(const struct segment *s, int index) { return &s->controls[index]; }
-static inline struct line *segment_line(const struct segment *s, int index, int track)
+static inline struct control *segment_control(const struct segment *segment, int index)
 {
-    return &s->lines[index * TRACKS + track];
+    return &segment->controls[index];
 }
-static inline struct declaration *segment_declaration(const struct segment *s, int index, uint64_t operation)
+static inline struct line *segment_line(const struct segment *segment, int index, int track)
 {
-    return &s->declarations[(uint64_t)index * DECLARATIONS + operation % DECLARATIONS];
+    return &segment->lines[index * TRACKS + track];
 }
-static inline struct join_info *segment_join_info(const struct segment *s, int index) { return &s->join_infos[index]; }
-static inline unsigned char *segment_account(const struct segment *s, int index)
+static inline struct declaration *segment_declaration(const struct segment *segment, int index, uint64_t operation)
 {
-    return s->accounts + (size_t)index * s->account_bytes;
+    return &segment->declarations[(uint64_t)index * DECLARATIONS + operation % DECLARATIONS];
 }
-static inline unsigned char *segment_slots(const struct segment *s, int index)
+static inline struct join_info *segment_join_info(const struct segment *segment, int index)
 {
-    return s->slots + (size_t)index * s->slot_bytes;
+    return &segment->join_infos[index];
+}
+static inline unsigned char *segment_account(const struct segment *segment, int index)
+{
+    return segment->accounts + (size_t)index * segment->account_bytes;
+}
+static inline unsigned char *segment_slots(const struct segment *segment, int index)
+{
+    return segment->slots + (size_t)index * segment->slot_bytes;
 }
 /* The arrays of counts are the lengths of INPUT and OUTPUT, and from COUNTS_OFFSETS on the offsets of both. */
 enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };
 /* Returns the bytes of the counts of one rank. */
-static inline size_t segment_counts_bytes(const struct segment *s)
+static inline size_t segment_counts_bytes(const struct segment *segment)
 {
-    return 2 * COUNTS_ARRAYS * (size_t)s->columns * sizeof(uint64_t);
+    return 2 * COUNTS_ARRAYS * (size_t)segment->columns * sizeof(uint64_t);
 }
-static inline uint64_t *segment_counts(const struct segment *s, int index, int parity, int array)
+static inline uint64_t *segment_counts(const struct segment *segment, int index, int parity, int array)
 {
-    return s->counts + (((size_t)index * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)s->columns;
+    return segment->counts
+        + (((size_t)index * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)segment->columns;
 }
-static inline unsigned char *segment_pair(const struct segment *s, int from, int to)
+static inline unsigned char *segment_pair(const struct segment *segment, int from, int to)
 {
-    return s->pairs + ((size_t)from * (size_t)s->ranks + (size_t)to) * s->pair_bytes;
+    return segment->pairs + ((size_t)from * (size_t)segment->ranks + (size_t)to) * segment->pair_bytes;
 }

@@ -22,101 +22,101 @@
 #include <unistd.h>
 
 struct info_text { char *at; size_t capacity, length; };
-static void text_append(struct info_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void text_append(struct info_text *t, const char *format, ...)
+static void text_append(struct info_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void text_append(struct info_text *text, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    size_t room = t->length < t->capacity ? t->capacity - t->length : 0;
-    int n = vsnprintf(room ? t->at + t->length : NULL, room, format, arguments);
+    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
+    int n = vsnprintf(room ? text->at + text->length : NULL, room, format, arguments);
     va_end(arguments);
-    if (n > 0) t->length += (size_t)n;
+    if (n > 0) text->length += (size_t)n;
 }
 /* Appends a JSON string. */
-static void text_append_string(struct info_text *t, const char *s)
+static void text_append_string(struct info_text *text, const char *s)
 {
-    text_append(t, "\"");
+    text_append(text, "\"");
     for (; *s; s++) {
-        if (*s == '"' || *s == '\\') text_append(t, "\\%c", *s);
-        else if ((unsigned char)*s < 32) text_append(t, "\\u%04x", (unsigned)*s);
-        else text_append(t, "%c", *s);
+        if (*s == '"' || *s == '\\') text_append(text, "\\%c", *s);
+        else if ((unsigned char)*s < 32) text_append(text, "\\u%04x", (unsigned)*s);
+        else text_append(text, "%c", *s);
     }
-    text_append(t, "\"");
+    text_append(text, "\"");
 }
-static void text_append_pair(struct info_text *t, const char *name, const char *value, const char *after)
+static void text_append_pair(struct info_text *text, const char *name, const char *value, const char *after)
 {
-    text_append_string(t, name);
-    text_append(t, ": ");
-    text_append_string(t, value);
-    text_append(t, "%s", after);
+    text_append_string(text, name);
+    text_append(text, ": ");
+    text_append_string(text, value);
+    text_append(text, "%s", after);
 }
-static void text_append_limit(struct info_text *t, const char *name, int which, const char *after)
+static void text_append_limit(struct info_text *text, const char *name, int which, const char *after)
 {
     struct rlimit limit;
     bool known = getrlimit((__rlimit_resource_t)which, &limit) == 0;
-    text_append_string(t, name);
-    if (!known || limit.rlim_cur == RLIM_INFINITY) text_append(t, ": null%s", after);
-    else text_append(t, ": %llu%s", (unsigned long long)limit.rlim_cur, after);
+    text_append_string(text, name);
+    if (!known || limit.rlim_cur == RLIM_INFINITY) text_append(text, ": null%s", after);
+    else text_append(text, ": %llu%s", (unsigned long long)limit.rlim_cur, after);
 }
 
 /* ---- parts ---- */
-static void text_append_host(struct info_text *t)
+static void text_append_host(struct info_text *text)
 {
     struct utsname name;
     char host[64] = "";
     cpu_set_t set;
     int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     gethostname(host, sizeof host - 1);
-    text_append(t, "\"host\": {");
-    text_append_pair(t, "name", host, ", ");
-    text_append_pair(t, "kernel", uname(&name) == 0 ? name.release : "", ", ");
-    text_append(t, "\"usable_cores\": %d}, ", cores);
+    text_append(text, "\"host\": {");
+    text_append_pair(text, "name", host, ", ");
+    text_append_pair(text, "kernel", uname(&name) == 0 ? name.release : "", ", ");
+    text_append(text, "\"usable_cores\": %d}, ", cores);
 }
-static void text_append_limits(struct info_text *t)
+static void text_append_limits(struct info_text *text)
 {
     struct statvfs shm;
-    text_append(t, "\"limits\": {");
-    text_append_limit(t, "memlock_bytes", RLIMIT_MEMLOCK, ", ");
-    text_append_limit(t, "open_files", RLIMIT_NOFILE, ", ");
-    text_append_limit(t, "address_space_bytes", RLIMIT_AS, ", ");
+    text_append(text, "\"limits\": {");
+    text_append_limit(text, "memlock_bytes", RLIMIT_MEMLOCK, ", ");
+    text_append_limit(text, "open_files", RLIMIT_NOFILE, ", ");
+    text_append_limit(text, "address_space_bytes", RLIMIT_AS, ", ");
     if (statvfs("/dev/shm", &shm) == 0)
-        text_append(t, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
-    else text_append(t, "\"dev_shm_bytes\": null}, ");
+        text_append(text, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
+    else text_append(text, "\"dev_shm_bytes\": null}, ");
 }
-static void text_append_kernels(struct info_text *t)
+static void text_append_kernels(struct info_text *text)
 {
-    text_append(t, "\"isa\": {");
-    text_append_pair(t, "used", kernels_isa(), ", \"available\": [");
+    text_append(text, "\"isa\": {");
+    text_append_pair(text, "used", kernels_isa(), ", \"available\": [");
     for (int i = 0; kernels_isa_name(i); i++) {
-        if (i) text_append(t, ", ");
-        text_append_string(t, kernels_isa_name(i));
+        if (i) text_append(text, ", ");
+        text_append_string(text, kernels_isa_name(i));
     }
-    text_append(t, "]}, ");
+    text_append(text, "]}, ");
 }
 /* Appends a number as JSON requires it, in any locale. */
-static void text_append_decimal(struct info_text *t, double value)
+static void text_append_decimal(struct info_text *text, double value)
 {
     enum { MILLION = 1000000 };
     unsigned long long millionths = (unsigned long long)(value * MILLION + 0.5);
-    text_append(t, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
+    text_append(text, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
 }
 /* Appends the parameters that ranks of this host choose by. Measures them now if they are not available. */
-static void text_append_machine(struct info_text *t)
+static void text_append_machine(struct info_text *text)
 {
     const struct machine_row *rows;
     int count = machine_get_rows(&rows);
     struct machine machine = machine_get_or_measure(stream_find());
     struct spin_budget spin_budget = machine_spin_budget(&machine, 0);
     size_t tile = machine_largest_tile(&machine);
-    text_append(t, "\"machine\": {");
+    text_append(text, "\"machine\": {");
     for (int i = 0; i < count; i++) {
-        text_append(t, "\"%s (%s)\": ", rows[i].help, rows[i].unit);
-        text_append_decimal(t, machine_get_parameter(&machine, i));
-        text_append(t, ", ");
+        text_append(text, "\"%s (%s)\": ", rows[i].help, rows[i].unit);
+        text_append_decimal(text, machine_get_parameter(&machine, i));
+        text_append(text, ", ");
     }
-    text_append(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile,
+    text_append(text, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile,
         machine_tiles_in_flight(&machine, tile, false));
-    text_append(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", spin_budget.pauses,
+    text_append(text, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", spin_budget.pauses,
         spin_budget.yields);
 }
 static void transport_describe_choice(char *out, size_t bytes)
@@ -128,94 +128,94 @@ static void transport_describe_choice(char *out, size_t bytes)
     if (*given) snprintf(out, bytes, "%s", *names ? names : "TUTTI_TRANSPORT names an unknown transport");
     else snprintf(out, bytes, "%s, because %s RDMA port of this host is active", names, sockets ? "no" : "an");
 }
-static void text_append_transports(struct info_text *t)
+static void text_append_transports(struct info_text *text)
 {
     char ucx[1024], verbs[1024], choice[128];
     transport_describe_choice(choice, sizeof choice);
     ucx_describe(ucx, sizeof ucx);
     verbs_describe(verbs, sizeof verbs);
-    text_append(t, "\"transports\": {");
-    text_append_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
-    text_append_pair(t, "single copy", reading_describe(), ", ");
-    text_append_pair(t, "ucx", ucx, ", ");
-    text_append_pair(t, "verbs", verbs, ", ");
-    text_append_pair(t, "tcp", "yes: the system's sockets", ", ");
-    text_append_pair(t, "between hosts", choice, "}, ");
+    text_append(text, "\"transports\": {");
+    text_append_pair(text, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
+    text_append_pair(text, "single copy", reading_describe(), ", ");
+    text_append_pair(text, "ucx", ucx, ", ");
+    text_append_pair(text, "verbs", verbs, ", ");
+    text_append_pair(text, "tcp", "yes: the system's sockets", ", ");
+    text_append_pair(text, "between hosts", choice, "}, ");
 }
-static void text_append_settings(struct info_text *t)
+static void text_append_settings(struct info_text *text)
 {
     const struct settings_row *rows;
     int count = settings_table(&rows);
-    text_append(t, "\"settings\": [");
+    text_append(text, "\"settings\": [");
     for (int i = 0; i < count; i++) {
         const char *given = settings_read_variable(rows[i].variable);
-        text_append(t, "%s{", i ? ", " : "");
-        text_append_pair(t, "name", rows[i].variable, ", ");
-        text_append_pair(t, "default", rows[i].value, ", ");
-        text_append_pair(t, "range", rows[i].range, ", ");
-        text_append_pair(t, "help", rows[i].help, ", \"value\": ");
-        text_append_string(t, given ? given : rows[i].value);
-        text_append(t, "}");
+        text_append(text, "%s{", i ? ", " : "");
+        text_append_pair(text, "name", rows[i].variable, ", ");
+        text_append_pair(text, "default", rows[i].value, ", ");
+        text_append_pair(text, "range", rows[i].range, ", ");
+        text_append_pair(text, "help", rows[i].help, ", \"value\": ");
+        text_append_string(text, given ? given : rows[i].value);
+        text_append(text, "}");
     }
-    text_append(t, "], ");
+    text_append(text, "], ");
 }
-static void text_append_algorithms(struct info_text *t)
+static void text_append_algorithms(struct info_text *text)
 {
-    text_append(t, "\"algorithms\": {");
+    text_append(text, "\"algorithms\": {");
     for (int f = 0; f < COLLECTIVE_COUNT; f++) {
         const char *before = "";
-        text_append(t, "%s", f ? ", " : "");
-        text_append_string(t, collective_name((enum collective)f));
-        text_append(t, ": [");
-        for (const struct algorithm *a = collectives_table; a->name; a++)
-            if (a->collective == (enum collective)f) {
-                text_append(t, "%s", before);
-                text_append_string(t, a->name);
+        text_append(text, "%s", f ? ", " : "");
+        text_append_string(text, collective_name((enum collective)f));
+        text_append(text, ": [");
+        for (const struct algorithm *algorithm = collectives_table; algorithm->name; algorithm++)
+            if (algorithm->collective == (enum collective)f) {
+                text_append(text, "%s", before);
+                text_append_string(text, algorithm->name);
                 before = ", ";
             }
-        text_append(t, "]");
+        text_append(text, "]");
     }
-    text_append(t, "}");
+    text_append(text, "}");
 }
 tutti_status info_write_json(char *buffer, size_t capacity, size_t *bytes)
 {
-    struct info_text t = { buffer, capacity, 0 };
-    text_append(&t, "{");
-    text_append_pair(&t, "version", TUTTI_VERSION, ", ");
-    text_append_pair(&t, "compiler", __VERSION__, ", ");
-    text_append_host(&t);
-    text_append_kernels(&t);
-    text_append_machine(&t);
-    text_append_transports(&t);
-    text_append_limits(&t);
-    text_append_settings(&t);
-    text_append_algorithms(&t);
-    text_append(&t, "}");
-    if (bytes) *bytes = t.length;
+    struct info_text text = { buffer, capacity, 0 };
+    text_append(&text, "{");
+    text_append_pair(&text, "version", TUTTI_VERSION, ", ");
+    text_append_pair(&text, "compiler", __VERSION__, ", ");
+    text_append_host(&text);
+    text_append_kernels(&text);
+    text_append_machine(&text);
+    text_append_transports(&text);
+    text_append_limits(&text);
+    text_append_settings(&text);
+    text_append_algorithms(&text);
+    text_append(&text, "}");
+    if (bytes) *bytes = text.length;
     return TUTTI_OK;
 }
 
 /* ---- a group ---- */
-static void text_append_parameters(struct info_text *t, const struct machine *machine)
+static void text_append_parameters(struct info_text *text, const struct machine *machine)
 {
     const struct machine_row *rows;
     int count = machine_get_rows(&rows);
-    text_append(t, "\"figures\": {");
+    text_append(text, "\"figures\": {");
     for (int i = 0; i < count; i++) {
-        text_append_string(t, rows[i].name);
-        text_append(t, ": {\"value\": ");
-        text_append_decimal(t, machine_get_parameter(machine, i));
-        text_append(t, ", \"typical\": ");
-        text_append_decimal(t, rows[i].typical);
-        text_append(t, ", ");
-        text_append_pair(t, "unit", rows[i].unit, ", ");
-        text_append_pair(t, "help", rows[i].help, i + 1 < count ? "}, " : "}");
+        text_append_string(text, rows[i].name);
+        text_append(text, ": {\"value\": ");
+        text_append_decimal(text, machine_get_parameter(machine, i));
+        text_append(text, ", \"typical\": ");
+        text_append_decimal(text, rows[i].typical);
+        text_append(text, ", ");
+        text_append_pair(text, "unit", rows[i].unit, ", ");
+        text_append_pair(text, "help", rows[i].help, i + 1 < count ? "}, " : "}");
     }
-    text_append(t, "}");
+    text_append(text, "}");
 }
 /* Appends whether private tensors of peers can be read where they lie. The first operation that may need it tests
    this. */
-static void text_append_single_copy(struct info_text *t, const tutti_comm *comm)
+static void text_append_single_copy(struct info_text *text, const tutti_comm *comm)
 {
     const struct tensor_access *access = &comm->tensor_access;
     int known = atomic_load(&access->reading);
@@ -228,22 +228,23 @@ static void text_append_single_copy(struct info_text *t, const tutti_comm *comm)
     else
         snprintf(said, sizeof said, "no: the memory of rank %d cannot be read: %s", access->unreadable,
             reading_reason(access->error));
-    text_append_pair(t, "single_copy", said, ", ");
+    text_append_pair(text, "single_copy", said, ", ");
 }
 tutti_status info_write_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
-    struct info_text t = { buffer, capacity, 0 };
-    const struct group *g = &comm->group;
+    struct info_text text = { buffer, capacity, 0 };
+    const struct group *group = &comm->group;
     const struct chooser *chooser = &comm->launcher.chooser;
-    text_append(&t, "{");
-    text_append_pair(&t, "name", g->name, ", ");
-    text_append(&t, "\"rank\": %d, \"ranks\": %d, \"ranks_of_host\": [", g->rank, g->size);
-    for (int h = 0; h < g->layout->hosts; h++) text_append(&t, "%s%d", h ? ", " : "", layout_host_size(g->layout, h));
-    text_append(&t, "], \"cores_of_host\": %d, ", chooser->cores);
-    text_append_single_copy(&t, comm);
-    text_append_parameters(&t, &chooser->machine);
-    text_append(&t, "}");
-    if (bytes) *bytes = t.length;
+    text_append(&text, "{");
+    text_append_pair(&text, "name", group->name, ", ");
+    text_append(&text, "\"rank\": %d, \"ranks\": %d, \"ranks_of_host\": [", group->rank, group->size);
+    for (int h = 0; h < group->layout->hosts; h++)
+        text_append(&text, "%s%d", h ? ", " : "", layout_host_size(group->layout, h));
+    text_append(&text, "], \"cores_of_host\": %d, ", chooser->cores);
+    text_append_single_copy(&text, comm);
+    text_append_parameters(&text, &chooser->machine);
+    text_append(&text, "}");
+    if (bytes) *bytes = text.length;
     return TUTTI_OK;
 }
 

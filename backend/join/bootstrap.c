@@ -284,166 +284,173 @@ struct follower {
     /* Rank 0's statement if its terms differ from this rank's, else zero bytes. */
     struct statement differs;
 };
-static bool follower_has_other_terms(const struct follower *f) { return member_has_come(&f->differs.member); }
-static size_t follower_table_bytes(const struct follower *f)
+static bool follower_has_other_terms(const struct follower *follower)
 {
-    return sizeof *f->found + f->mine->size * sizeof *f->mine;
+    return member_has_come(&follower->differs.member);
 }
-static tutti_status follower_get_result(const struct follower *f, size_t *out)
+static size_t follower_table_bytes(const struct follower *follower)
+{
+    return sizeof *follower->found + follower->mine->size * sizeof *follower->mine;
+}
+static tutti_status follower_get_result(const struct follower *follower, size_t *out)
 {
     char key[STORE_KEY_BYTES];
-    store_key_of_attempt(&f->first, "table", key);
-    return store_get_value(&f->config->store, key, NOW, follower_table_bytes(f), f->found, out);
+    store_key_of_attempt(&follower->first, "table", key);
+    return store_get_value(&follower->config->store, key, NOW, follower_table_bytes(follower), follower->found, out);
 }
-static tutti_status follower_read_result(const struct follower *f)
+static tutti_status follower_read_result(const struct follower *follower)
 {
     size_t bytes = 0;
-    tutti_status status = follower_get_result(f, &bytes);
-    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && f->found->result.status == TUTTI_OK);
-    if (formed && follower_has_other_terms(f)) return terms_fail_mismatch(&f->differs, f->said);
-    size_t expected = f->found->result.status == TUTTI_OK ? follower_table_bytes(f) : sizeof *f->found;
-    if (status == TUTTI_OK && join_result_is_formed(&f->found->result, bytes))
+    tutti_status status = follower_get_result(follower, &bytes);
+    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && follower->found->result.status == TUTTI_OK);
+    if (formed && follower_has_other_terms(follower)) return terms_fail_mismatch(&follower->differs, follower->said);
+    size_t expected =
+        follower->found->result.status == TUTTI_OK ? follower_table_bytes(follower) : sizeof *follower->found;
+    if (status == TUTTI_OK && join_result_is_formed(&follower->found->result, bytes))
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "two processes have joined %s as rank %d: this process (%llu) and another one, with which the group was "
             "formed",
-            f->mine->group, f->config->rank, (unsigned long long)f->mine->identity.pid);
+            follower->mine->group, follower->config->rank, (unsigned long long)follower->mine->identity.pid);
     if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == expected)) return status;
     return status_fail(TUTTI_MISMATCH,
         "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
-        f->mine->group, f->first.size, f->mine->size);
+        follower->mine->group, follower->first.size, follower->mine->size);
 }
-static void follower_leave_attempt(struct follower *f)
+static void follower_leave_attempt(struct follower *follower)
 {
-    if (f->placed) member_release_host_token(&f->first, f->mine);
-    f->placed = false;
+    if (follower->placed) member_release_host_token(&follower->first, follower->mine);
+    follower->placed = false;
 }
 /* Removes this rank's record, which is not needed any more. */
-static void follower_remove_answer(const struct follower *f)
+static void follower_remove_answer(const struct follower *follower)
 {
     char key[STORE_KEY_BYTES];
-    if (!f->answered || follower_has_other_terms(f)) return;
-    store_key_of_record(&f->first, f->config->rank, key);
-    store_remove_value(f->config, key);
-    if (f->mine->status == TUTTI_OK) return;
-    store_key_of_rank(&f->first, "why", f->config->rank, key);
-    store_remove_value(f->config, key);
+    if (!follower->answered || follower_has_other_terms(follower)) return;
+    store_key_of_record(&follower->first, follower->config->rank, key);
+    store_remove_value(follower->config, key);
+    if (follower->mine->status == TUTTI_OK) return;
+    store_key_of_rank(&follower->first, "why", follower->config->rank, key);
+    store_remove_value(follower->config, key);
 }
-static tutti_status follower_publish_reason(const struct follower *f)
+static tutti_status follower_publish_reason(const struct follower *follower)
 {
     char key[STORE_KEY_BYTES];
-    if (f->mine->status == TUTTI_OK) return TUTTI_OK;
-    store_key_of_rank(&f->first, "why", f->config->rank, key);
-    return store_put_value(&f->config->store, key, f->why, strlen(f->why));
+    if (follower->mine->status == TUTTI_OK) return TUTTI_OK;
+    store_key_of_rank(&follower->first, "why", follower->config->rank, key);
+    return store_put_value(&follower->config->store, key, follower->why, strlen(follower->why));
 }
-static tutti_status follower_publish_answer(struct follower *f)
+static tutti_status follower_publish_answer(struct follower *follower)
 {
     char key[STORE_KEY_BYTES];
     /* The key must be known here before other processes see that this rank has come. */
-    TRY(group_key_add(f->first.key, f->key));
-    TRY(member_set_host_token(&f->first, f->key, f->deadline_ms, f->mine));
-    f->placed = true;
-    TRY(follower_publish_reason(f));
-    store_key_of_record(&f->first, f->config->rank, key);
-    return store_put_value(&f->config->store, key, f->mine, sizeof *f->mine);
+    TRY(group_key_add(follower->first.key, follower->key));
+    TRY(member_set_host_token(&follower->first, follower->key, follower->deadline_ms, follower->mine));
+    follower->placed = true;
+    TRY(follower_publish_reason(follower));
+    store_key_of_record(&follower->first, follower->config->rank, key);
+    return store_put_value(&follower->config->store, key, follower->mine, sizeof *follower->mine);
 }
 /* Handles an attempt with other terms. An attempt of the same job is current even if it is over: MISMATCH. */
-static tutti_status follower_publish_other_terms(struct follower *f)
+static tutti_status follower_publish_other_terms(struct follower *follower)
 {
-    if (!f->over) TRY(store_put_other_statement(&f->config->store, &f->first, f->said));
-    return member_shares_job(&f->first, f->mine) ? terms_fail_mismatch(&f->differs, f->said) : TUTTI_OK;
+    if (!follower->over) TRY(store_put_other_statement(&follower->config->store, &follower->first, follower->said));
+    return member_shares_job(&follower->first, follower->mine) ? terms_fail_mismatch(&follower->differs, follower->said)
+                                                               : TUTTI_OK;
 }
-static tutti_status follower_enter_attempt(struct follower *f, const struct statement *first)
+static tutti_status follower_enter_attempt(struct follower *follower, const struct statement *first)
 {
     size_t ignored;
-    follower_leave_attempt(f);
-    follower_remove_answer(f);
-    f->first = first->member;
-    f->differs = terms_differ(first, f->said) ? *first : (struct statement){ 0 };
-    tutti_status status = follower_get_result(f, &ignored);
-    f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
-    f->answered = status == TUTTI_TIMEOUT;
-    if (!f->over && !f->answered) return status;
-    if (follower_has_other_terms(f)) return follower_publish_other_terms(f);
-    if (f->answered) return follower_publish_answer(f);
+    follower_leave_attempt(follower);
+    follower_remove_answer(follower);
+    follower->first = first->member;
+    follower->differs = terms_differ(first, follower->said) ? *first : (struct statement){ 0 };
+    tutti_status status = follower_get_result(follower, &ignored);
+    follower->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
+    follower->answered = status == TUTTI_TIMEOUT;
+    if (!follower->over && !follower->answered) return status;
+    if (follower_has_other_terms(follower)) return follower_publish_other_terms(follower);
+    if (follower->answered) return follower_publish_answer(follower);
     /* A MISMATCH of the same job, which rank 0 published before this rank came, is this rank's result, too. */
-    f->answered = member_shares_job(&f->first, f->mine) && f->found->result.status == TUTTI_MISMATCH;
+    follower->answered =
+        member_shares_job(&follower->first, follower->mine) && follower->found->result.status == TUTTI_MISMATCH;
     return TUTTI_OK;
 }
-static tutti_status follower_read_first(struct follower *f, int64_t timeout_ms)
+static tutti_status follower_read_first(struct follower *follower, int64_t timeout_ms)
 {
     struct statement first;
-    tutti_status status = store_get_statement(&f->config->store, first_key, timeout_ms, &first);
+    tutti_status status = store_get_statement(&follower->config->store, first_key, timeout_ms, &first);
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
-    if (member_is_same_attempt(&first.member, &f->first)) return TUTTI_OK;
+    if (member_is_same_attempt(&first.member, &follower->first)) return TUTTI_OK;
     /* If this rank has answered an attempt with its own terms, that attempt's rank 0 sees the new "r0", too, and
        decides. */
-    bool agreed = f->answered && !follower_has_other_terms(f);
-    if (agreed && terms_differ(&first, f->said))
-        return store_put_other_statement(&f->config->store, &first.member, f->said);
-    return follower_enter_attempt(f, &first);
+    bool agreed = follower->answered && !follower_has_other_terms(follower);
+    if (agreed && terms_differ(&first, follower->said))
+        return store_put_other_statement(&follower->config->store, &first.member, follower->said);
+    return follower_enter_attempt(follower, &first);
 }
-static tutti_status follower_fail_timeout(const struct follower *f)
+static tutti_status follower_fail_timeout(const struct follower *follower)
 {
-    const struct member *mine = f->mine;
-    if (f->answered)
+    const struct member *mine = follower->mine;
+    if (follower->answered)
         return status_fail(TUTTI_TIMEOUT,
             "rank 0 of %u has joined %s, but within %lld ms has not announced the other ranks: it joined late and "
             "still waits, or it is stopped or gone",
             mine->size, mine->group, (long long)mine->timeout_ms);
     char earlier[160] = "";
-    if (f->over)
+    if (follower->over)
         snprintf(earlier, sizeof earlier,
             "; the store holds only an earlier attempt without this process (%u ranks, process %llu on %.39s), "
             "which has ended",
-            f->first.size, (unsigned long long)f->first.identity.pid, f->first.identity.host);
+            follower->first.size, (unsigned long long)follower->first.identity.pid, follower->first.identity.host);
     return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined %s within %lld ms%s", mine->size, mine->group,
         (long long)mine->timeout_ms, earlier);
 }
-static void follower_log_wait(const struct follower *f)
+static void follower_log_wait(const struct follower *follower)
 {
     LOG(WARN,
         "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
         "process %llu on %.39s), which ended without this process",
-        f->config->rank, f->mine->size, f->mine->group, f->first.size, (unsigned long long)f->first.identity.pid,
-        f->first.identity.host);
+        follower->config->rank, follower->mine->size, follower->mine->group, follower->first.size,
+        (unsigned long long)follower->first.identity.pid, follower->first.identity.host);
 }
-static tutti_status follower_await_result(struct follower *f)
+static tutti_status follower_await_result(struct follower *follower)
 {
     bool told = false;
-    int64_t began_ns = clock_ns(), deadline_ms = f->deadline_ms;
+    int64_t began_ns = clock_ns(), deadline_ms = follower->deadline_ms;
     /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. */
-    TRY(follower_read_first(f, f->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
+    TRY(follower_read_first(follower, follower->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
-        int64_t until_ms = f->answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;
-        tutti_status status = f->answered ? follower_read_result(f) : TUTTI_TIMEOUT;
+        int64_t until_ms = follower->answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;
+        tutti_status status = follower->answered ? follower_read_result(follower) : TUTTI_TIMEOUT;
         if (status != TUTTI_TIMEOUT) return status;
-        if (clock_ms() >= until_ms) return follower_fail_timeout(f);
+        if (clock_ms() >= until_ms) return follower_fail_timeout(follower);
         store_poll_pause(began_ns, until_ms);
-        if (!f->answered || store_wait_is_late(began_ns)) TRY(follower_read_first(f, NOW));
-        if (!f->answered && store_wait_is_late(began_ns)) TRY(store_check_alone(f->config, f->said, 0));
-        if (!f->over || told || clock_ns() - began_ns < HINT_NS) continue;
+        if (!follower->answered || store_wait_is_late(began_ns)) TRY(follower_read_first(follower, NOW));
+        if (!follower->answered && store_wait_is_late(began_ns))
+            TRY(store_check_alone(follower->config, follower->said, 0));
+        if (!follower->over || told || clock_ns() - began_ns < HINT_NS) continue;
         told = true;
-        follower_log_wait(f);
+        follower_log_wait(follower);
     }
 }
 /* Publishes that this rank cannot join. Ranks that join within GRACE_MS get its error. */
-static void follower_decline_join(struct follower *f)
+static void follower_decline_join(struct follower *follower)
 {
     size_t ignored;
     int64_t began_ns = clock_ns(), until_ms = clock_deadline(GRACE_MS);
-    if (until_ms > f->deadline_ms) until_ms = f->deadline_ms;
-    while (follower_read_first(f, NOW) == TUTTI_OK && clock_ms() < until_ms) {
-        if (f->answered && follower_get_result(f, &ignored) != TUTTI_TIMEOUT) break;
+    if (until_ms > follower->deadline_ms) until_ms = follower->deadline_ms;
+    while (follower_read_first(follower, NOW) == TUTTI_OK && clock_ms() < until_ms) {
+        if (follower->answered && follower_get_result(follower, &ignored) != TUTTI_TIMEOUT) break;
         store_poll_pause(began_ns, until_ms);
     }
-    follower_leave_attempt(f);
+    follower_leave_attempt(follower);
 }
-static tutti_status follower_join_attempt(struct follower *f)
+static tutti_status follower_join_attempt(struct follower *follower)
 {
-    tutti_status status = follower_await_result(f);
-    follower_leave_attempt(f);
-    if (status != TUTTI_TIMEOUT) follower_remove_answer(f);
+    tutti_status status = follower_await_result(follower);
+    follower_leave_attempt(follower);
+    if (status != TUTTI_TIMEOUT) follower_remove_answer(follower);
     return status;
 }
 

@@ -90,10 +90,10 @@ struct server {
     /* One entry for each client, then one for the listener. */
     struct pollfd *polls;
 };
-static void server_drop_client(struct server *r, int index)
+static void server_drop_client(struct server *server, int index)
 {
-    close(r->clients[index].socket);
-    r->clients[index] = r->clients[--r->count];
+    close(server->clients[index].socket);
+    server->clients[index] = server->clients[--server->count];
 }
 static void join_reply_send(int socket, const struct join_reply *reply, int64_t until_ms)
 {
@@ -103,51 +103,51 @@ static void join_reply_send(int socket, const struct join_reply *reply, int64_t 
         error = socket_send_all(socket, &reply->table[q], message_record_bytes(result->size, q), until_ms);
 }
 /* Sends the result to the ranks and closes their connections. */
-static void server_send_replies(struct server *r, const struct join_reply *reply)
+static void server_send_replies(struct server *server, const struct join_reply *reply)
 {
     /* One deadline for all clients limits the wait for stopped ones. */
     int64_t until_ms = clock_ms() + GRACE_MS;
-    for (int i = r->count - 1; i >= 0; i--) {
-        if (!r->clients[i].rank) continue;
-        join_reply_send(r->clients[i].socket, reply, until_ms);
-        server_drop_client(r, i);
+    for (int i = server->count - 1; i >= 0; i--) {
+        if (!server->clients[i].rank) continue;
+        join_reply_send(server->clients[i].socket, reply, until_ms);
+        server_drop_client(server, i);
     }
 }
-static tutti_status server_add_rank(struct server *r, struct client *client, const struct id_introduction *said)
+static tutti_status server_add_rank(struct server *server, struct client *client, const struct id_introduction *said)
 {
     const struct member *theirs = &said->member;
-    struct member *seat = (uint32_t)said->rank < r->mine->size ? &r->table[said->rank] : NULL;
+    struct member *seat = (uint32_t)said->rank < server->mine->size ? &server->table[said->rank] : NULL;
     bool taken = seat && member_has_come(seat);
     client->rank = said->rank;
-    r->joined += !taken;
-    if (theirs->size > r->awaited) r->awaited = theirs->size;
+    server->joined += !taken;
+    if (theirs->size > server->awaited) server->awaited = theirs->size;
     if (seat && !taken) member_copy_record(seat, theirs);
-    if (r->decided) return TUTTI_OK;
-    TRY(member_check_match(r->mine, said->rank, theirs));
+    if (server->decided) return TUTTI_OK;
+    TRY(member_check_match(server->mine, said->rank, theirs));
     if (taken)
         return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank %d: processes %llu and %llu",
-            r->mine->group, said->rank, (unsigned long long)seat->identity.pid,
+            server->mine->group, said->rank, (unsigned long long)seat->identity.pid,
             (unsigned long long)theirs->identity.pid);
     return TUTTI_OK;
 }
-static tutti_status server_fail_rank_left(const struct server *r, int rank)
+static tutti_status server_fail_rank_left(const struct server *server, int rank)
 {
     char ranks[256];
-    members_list_absent(r->table, r->mine->size, ranks, sizeof ranks);
+    members_list_absent(server->table, server->mine->size, ranks, sizeof ranks);
     return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while %s waited for %s of %u", rank,
-        (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
+        (unsigned long long)server->table[rank].identity.pid, server->mine->group, ranks, server->mine->size);
 }
 /* Returns true for the record of a rank. A rank out of range counts if its record has another group size. */
-static bool server_accepts_introduction(const struct server *r, int bytes, const struct id_introduction *said)
+static bool server_accepts_introduction(const struct server *server, int bytes, const struct id_introduction *said)
 {
     if (bytes != (int)sizeof *said || memcmp(said->magic, magic, sizeof magic) != 0) return false;
     if (said->rank <= 0 || !member_has_come(&said->member)) return false;
-    return (uint32_t)said->rank < r->mine->size || said->member.size != r->mine->size;
+    return (uint32_t)said->rank < server->mine->size || said->member.size != server->mine->size;
 }
 /* Returns 1 if the client has now proved that it knows the id, 0 if not yet, or -errno. */
-static int client_advance_handshake(const struct server *r, struct client *client)
+static int client_advance_handshake(const struct server *server, struct client *client)
 {
-    int got = handshake_receive_hello(&client->handshake, r->point->name, client->socket);
+    int got = handshake_receive_hello(&client->handshake, server->point->name, client->socket);
     if (got <= 0) return got;
     int error = handshake_send_answer(&client->handshake, HANDSHAKE_WELCOME, 0, client->socket);
     client->proved = !error;
@@ -155,105 +155,106 @@ static int client_advance_handshake(const struct server *r, struct client *clien
     return error ? error : 1;
 }
 /* Reads from a client. `last` drops a client that still has sent no message. */
-static tutti_status server_receive_from_client(struct server *r, int index, bool last)
+static tutti_status server_receive_from_client(struct server *server, int index, bool last)
 {
     struct id_introduction said;
-    struct client *client = &r->clients[index];
+    struct client *client = &server->clients[index];
     if (!client->proved) {
-        int proved = client_advance_handshake(r, client);
-        if (proved < 0 || (proved == 0 && last)) server_drop_client(r, index);
+        int proved = client_advance_handshake(server, client);
+        if (proved < 0 || (proved == 0 && last)) server_drop_client(server, index);
         if (proved <= 0) return TUTTI_OK;
         last = false;
     }
     int got = socket_receive(client->socket, &said, sizeof said, NULL);
     if (got == -EAGAIN && !last) return TUTTI_OK;
     /* A rank that has sent its record has no more to send, so this is the end of its connection. */
-    if (client->rank) return server_fail_rank_left(r, client->rank);
-    if (server_accepts_introduction(r, got, &said)) {
-        TRY(server_add_rank(r, client, &said));
-        if (!r->decided) return TUTTI_OK;
-        join_reply_send(client->socket, r->decided, clock_ms() + GRACE_MS);
+    if (client->rank) return server_fail_rank_left(server, client->rank);
+    if (server_accepts_introduction(server, got, &said)) {
+        TRY(server_add_rank(server, client, &said));
+        if (!server->decided) return TUTTI_OK;
+        join_reply_send(client->socket, server->decided, clock_ms() + GRACE_MS);
     }
-    server_drop_client(r, index);
+    server_drop_client(server, index);
     return TUTTI_OK;
 }
 /* Drops a client that is not a rank if all places are taken. There are more places than ranks, so one can be found. */
-static tutti_status server_make_room(struct server *r)
+static tutti_status server_make_room(struct server *server)
 {
-    for (int i = r->count - 1; i >= 0 && r->count == r->room; i--)
-        if (!r->clients[i].rank) TRY(server_receive_from_client(r, i, true));
+    for (int i = server->count - 1; i >= 0 && server->count == server->room; i--)
+        if (!server->clients[i].rank) TRY(server_receive_from_client(server, i, true));
     return TUTTI_OK;
 }
-static tutti_status server_accept_client(struct server *r)
+static tutti_status server_accept_client(struct server *server)
 {
-    TRY(server_make_room(r));
-    assert(r->count < r->room);
-    int socket = socket_accept(r->listener);
+    TRY(server_make_room(server));
+    assert(server->count < server->room);
+    int socket = socket_accept(server->listener);
     if (socket >= 0) {
-        struct client *client = &r->clients[r->count];
+        struct client *client = &server->clients[server->count];
         *client = (struct client){ .socket = socket, .until_ms = clock_ms() + HELLO_MS };
-        if (handshake_send_opening(&client->handshake, magic, socket) == 0) r->count++;
+        if (handshake_send_opening(&client->handshake, magic, socket) == 0) server->count++;
         else close(socket);
         /* Without free descriptors the listener stays ready, so the loop pauses. */
     } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);
     return TUTTI_OK;
 }
-static void server_poll(struct server *r, int64_t deadline_ms)
+static void server_poll(struct server *server, int64_t deadline_ms)
 {
     int64_t until_ms = deadline_ms;
-    for (int i = 0; i < r->count; i++) {
-        r->polls[i] = (struct pollfd){ .fd = r->clients[i].socket, .events = POLLIN };
-        if (!r->clients[i].rank && r->clients[i].until_ms < until_ms) until_ms = r->clients[i].until_ms;
+    for (int i = 0; i < server->count; i++) {
+        server->polls[i] = (struct pollfd){ .fd = server->clients[i].socket, .events = POLLIN };
+        if (!server->clients[i].rank && server->clients[i].until_ms < until_ms) until_ms = server->clients[i].until_ms;
     }
-    r->polls[r->count] = (struct pollfd){ .fd = r->listener, .events = POLLIN };
-    if (poll(r->polls, (nfds_t)r->count + 1, (int)deadline_remaining_ms(until_ms)) < 0)
-        for (int i = 0; i <= r->count; i++) r->polls[i].revents = 0;
+    server->polls[server->count] = (struct pollfd){ .fd = server->listener, .events = POLLIN };
+    if (poll(server->polls, (nfds_t)server->count + 1, (int)deadline_remaining_ms(until_ms)) < 0)
+        for (int i = 0; i <= server->count; i++) server->polls[i].revents = 0;
 }
-static tutti_status server_receive_all(struct server *r, int64_t deadline_ms)
+static tutti_status server_receive_all(struct server *server, int64_t deadline_ms)
 {
-    while (r->joined < r->awaited) {
-        server_poll(r, deadline_ms);
-        bool more = r->polls[r->count].revents != 0;
+    while (server->joined < server->awaited) {
+        server_poll(server, deadline_ms);
+        bool more = server->polls[server->count].revents != 0;
         /* The loop runs backwards, because the last client takes the place of a dismissed one. */
-        for (int i = r->count - 1; i >= 0; i--) {
-            bool last = !r->clients[i].rank && r->clients[i].until_ms <= clock_ms();
-            if (r->polls[i].revents || last) TRY(server_receive_from_client(r, i, last));
+        for (int i = server->count - 1; i >= 0; i--) {
+            bool last = !server->clients[i].rank && server->clients[i].until_ms <= clock_ms();
+            if (server->polls[i].revents || last) TRY(server_receive_from_client(server, i, last));
         }
-        if (more) TRY(server_accept_client(r));
-        if (r->joined < r->awaited && clock_ms() >= deadline_ms)
-            return r->decided ? TUTTI_OK : members_fail_absent(r->mine, r->table);
+        if (more) TRY(server_accept_client(server));
+        if (server->joined < server->awaited && clock_ms() >= deadline_ms)
+            return server->decided ? TUTTI_OK : members_fail_absent(server->mine, server->table);
     }
     return TUTTI_OK;
 }
 /* Sends the result to the connected ranks. An error also goes to the ranks that connect within GRACE_MS. */
-static void server_send_decision(struct server *r, tutti_status status, struct join_reply *reply)
+static void server_send_decision(struct server *server, tutti_status status, struct join_reply *reply)
 {
-    join_reply_decide(reply, status, r->mine->size);
-    server_send_replies(r, reply);
-    r->decided = reply;
-    if (r->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT) server_receive_all(r, clock_ms() + GRACE_MS);
+    join_reply_decide(reply, status, server->mine->size);
+    server_send_replies(server, reply);
+    server->decided = reply;
+    if (server->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT)
+        server_receive_all(server, clock_ms() + GRACE_MS);
 }
 static tutti_status id_run_rank0(const struct id_names *point, const struct member *mine, int64_t deadline_ms,
     struct join_reply *reply)
 {
-    struct server r = { .mine = mine, .point = point, .table = reply->table, .joined = 1, .awaited = mine->size };
-    r.room = (int)mine->size + MOST_UNKNOWN;
+    struct server server = { .mine = mine, .point = point, .table = reply->table, .joined = 1, .awaited = mine->size };
+    server.room = (int)mine->size + MOST_UNKNOWN;
     reply->table[0] = *mine;
-    r.clients = memory_alloc_zeroed((size_t)r.room, sizeof *r.clients);
-    r.polls = memory_alloc_zeroed((size_t)r.room + 1, sizeof *r.polls);
-    r.listener = r.clients && r.polls ? socket_listen("id", point->name) : -ENOMEM;
+    server.clients = memory_alloc_zeroed((size_t)server.room, sizeof *server.clients);
+    server.polls = memory_alloc_zeroed((size_t)server.room + 1, sizeof *server.polls);
+    server.listener = server.clients && server.polls ? socket_listen("id", point->name) : -ENOMEM;
     tutti_status status;
-    if (r.listener == -EADDRINUSE)
+    if (server.listener == -EADDRINUSE)
         status = status_fail(TUTTI_INVALID_ARGUMENT,
             "another process is rank 0 of %s, or its unique id is used twice at a time", mine->group);
-    else if (r.listener < 0)
-        status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
-    else status = server_receive_all(&r, deadline_ms);
-    server_send_decision(&r, status, reply);
-    while (r.count) server_drop_client(&r, 0);
-    if (r.listener >= 0) close(r.listener);
-    free(r.clients);
-    free(r.polls);
+    else if (server.listener < 0)
+        status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-server.listener));
+    else status = server_receive_all(&server, deadline_ms);
+    server_send_decision(&server, status, reply);
+    while (server.count) server_drop_client(&server, 0);
+    if (server.listener >= 0) close(server.listener);
+    free(server.clients);
+    free(server.polls);
     return status;
 }
 
@@ -301,14 +302,14 @@ static tutti_status id_receive_result(int socket, const struct member *mine, int
 /* Makes both ends prove that they know the id. Returns 0 or -errno. */
 static int id_run_handshake(const struct id_names *point, const struct member *mine, int socket, int64_t deadline_ms)
 {
-    struct handshake h;
+    struct handshake handshake;
     int got;
-    handshake_begin(&h, magic);
-    while ((got = handshake_receive_opening(&h, socket)) == 0)
+    handshake_begin(&handshake, magic);
+    while ((got = handshake_receive_opening(&handshake, socket)) == 0)
         if (!socket_await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
-    if (got > 0) got = handshake_send_hello(&h, &mine->identity, point->name, &point->key, 0, socket);
+    if (got > 0) got = handshake_send_hello(&handshake, &mine->identity, point->name, &point->key, 0, socket);
     if (got < 0) return got;
-    while ((got = handshake_receive_answer(&h, socket)) == 0)
+    while ((got = handshake_receive_answer(&handshake, socket)) == 0)
         if (!socket_await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
     return got < 0 ? got : 0;
 }

@@ -37,22 +37,22 @@ void calibration_introduce_rank(const tutti_comm *comm)
 /* Counts the cores on which any rank of the host may run. */
 static int host_count_cores(const tutti_comm *comm)
 {
-    const struct segment *s = comm->group.segment;
+    const struct segment *segment = comm->group.segment;
     int count = 0;
     for (int word = 0; word < CORE_WORDS; word++) {
         uint64_t cores = 0;
-        for (int peer = 0; peer < s->ranks; peer++) cores |= segment_join_info(s, peer)->cores[word];
+        for (int peer = 0; peer < segment->ranks; peer++) cores |= segment_join_info(segment, peer)->cores[word];
         count += __builtin_popcountll(cores);
     }
-    return count ? count : s->ranks;
+    return count ? count : segment->ranks;
 }
 
 /* Returns true if every rank lets others put fences into its threads. */
 static bool host_all_admit_fences(const tutti_comm *comm)
 {
-    const struct segment *s = comm->group.segment;
+    const struct segment *segment = comm->group.segment;
     bool all = true;
-    for (int peer = 0; peer < s->ranks; peer++) all &= segment_join_info(s, peer)->admits == 1;
+    for (int peer = 0; peer < segment->ranks; peer++) all &= segment_join_info(segment, peer)->admits == 1;
     return all;
 }
 
@@ -204,10 +204,11 @@ static struct parameters parameters_read_published(const tutti_comm *comm)
 /* Logs the networks that messages of several sizes take to other hosts. */
 static void router_log_networks(const tutti_comm *comm)
 {
-    const struct router *r = comm->router;
+    const struct router *router = comm->router;
     const char *by[4];
     uint64_t bytes = 64;
-    for (int i = 0; i < 4; i++, bytes <<= 7) by[i] = router_network_name(r, router_cheapest_network(r, bytes));
+    for (int i = 0; i < 4; i++, bytes <<= 7)
+        by[i] = router_network_name(router, router_cheapest_network(router, bytes));
     LOG(INFO, "%s: between hosts 64 bytes go by %s, 8 KiB by %s, 1 MiB by %s, 128 MiB by %s", comm->group.name, by[0],
         by[1], by[2], by[3]);
 }

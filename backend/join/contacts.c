@@ -48,29 +48,29 @@ tutti_status member_offer_address(const char *store_host, struct member *mine)
     bool listens = !mine->simulates || mine->simulates & SIMULATES_LINKS;
     return at.family && listens ? links_listen(&at, &mine->contact) : TUTTI_OK;
 }
-const char *member_print(const struct group *g, int rank, char out[MEMBER_TEXT_BYTES])
+const char *member_print(const struct group *group, int rank, char out[MEMBER_TEXT_BYTES])
 {
-    const struct member *m = &g->members[rank];
+    const struct member *m = &group->members[rank];
     char address[SOCK_ADDRESS_TEXT_BYTES];
     snprintf(out, MEMBER_TEXT_BYTES, "rank %d (process %llu on %.40s, %s)", rank, (unsigned long long)m->identity.pid,
         m->identity.host, sock_address_print(&m->contact, address));
     return out;
 }
-static int rank_on_other_host(const struct group *g, int rank)
+static int rank_on_other_host(const struct group *group, int rank)
 {
-    return layout_rank(g->layout, layout_host(g->layout, rank) == 0, 0);
+    return layout_rank(group->layout, layout_host(group->layout, rank) == 0, 0);
 }
-tutti_status members_check_addresses(const struct group *g)
+tutti_status members_check_addresses(const struct group *group)
 {
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
-    for (int r = 0; r < g->size; r++) {
-        const struct member *m = &g->members[r];
+    for (int r = 0; r < group->size; r++) {
+        const struct member *m = &group->members[r];
         bool nowhere = !m->contact.family || !m->contact.port;
         if (!nowhere && (m->simulates || !sock_address_is_loopback(&m->contact))) continue;
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%s cannot be reached from other hosts, but %s of %s is on another one: %s; name a network interface "
             "that leads there with TUTTI_SOCKET_IFNAME",
-            member_print(g, r, here), member_print(g, rank_on_other_host(g, r), there), g->name,
+            member_print(group, r, here), member_print(group, rank_on_other_host(group, r), there), group->name,
             nowhere ? "it offers no address" : "it offers a loopback address");
     }
     return TUTTI_OK;
@@ -79,11 +79,11 @@ tutti_status members_check_addresses(const struct group *g)
 /* ---- linking ---- */
 static tutti_status rank_fail_no_link(const tutti_comm *comm, int rank, tutti_status status)
 {
-    const struct group *g = &comm->group;
+    const struct group *group = &comm->group;
     char why[STATUS_DETAIL_BYTES / 2], here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
     snprintf(why, sizeof why, "%.500s", status_detail());
-    return status_fail(status, "%s of %s has no link to %s: %s", member_print(g, g->rank, here), g->name,
-        member_print(g, rank, there), why);
+    return status_fail(status, "%s of %s has no link to %s: %s", member_print(group, group->rank, here), group->name,
+        member_print(group, rank, there), why);
 }
 static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
@@ -100,11 +100,11 @@ static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline
 }
 tutti_status hosts_connect_links(tutti_comm *comm, int64_t deadline_ms)
 {
-    const struct group *g = &comm->group;
-    const int hosts = g->layout->hosts;
+    const struct group *group = &comm->group;
+    const int hosts = group->layout->hosts;
     for (int64_t ahead = 1; ahead < hosts; ahead *= 2) {
-        int rank = layout_rank(g->layout, (int)((g->host + ahead) % hosts), 0);
-        if (g->peers[rank]) TRY(rank_await_link(comm, rank, deadline_ms));
+        int rank = layout_rank(group->layout, (int)((group->host + ahead) % hosts), 0);
+        if (group->peers[rank]) TRY(rank_await_link(comm, rank, deadline_ms));
     }
     return TUTTI_OK;
 }

@@ -7,10 +7,10 @@
 #include "backend/join/host_exchange.h"
 #include "backend/join/link_cost.h"
 
-static int host_first_rank_ahead(const struct group *g, int64_t ahead)
+static int host_first_rank_ahead(const struct group *group, int64_t ahead)
 {
-    int hosts = g->layout->hosts;
-    return layout_rank(g->layout, (int)((g->host + ahead + hosts) % hosts), 0);
+    int hosts = group->layout->hosts;
+    return layout_rank(group->layout, (int)((group->host + ahead + hosts) % hosts), 0);
 }
 static void link_cost_keep_larger(struct link_cost *mine, const struct link_cost *theirs)
 {
@@ -22,13 +22,13 @@ static void link_cost_keep_larger(struct link_cost *mine, const struct link_cost
 static tutti_status link_costs_disseminate(tutti_comm *comm, uint64_t number, struct link_costs *parameters,
     int64_t deadline_ms)
 {
-    const struct group *g = &comm->group;
-    for (int64_t ahead = 1; ahead < g->layout->hosts; ahead *= 2, number++) {
+    const struct group *group = &comm->group;
+    for (int64_t ahead = 1; ahead < group->layout->hosts; ahead *= 2, number++) {
         struct link_costs mine = *parameters, theirs;
         const struct host_exchange round = {
             .number = number,
-            .to = host_first_rank_ahead(g, ahead),
-            .from = host_first_rank_ahead(g, -ahead),
+            .to = host_first_rank_ahead(group, ahead),
+            .from = host_first_rank_ahead(group, -ahead),
             .sent = &mine,
             .received = &theirs,
             .bytes = sizeof mine,

@@ -14,46 +14,47 @@ int host_exchange_count_networks(const tutti_comm *comm)
 }
 
 /* ---- errors ---- */
-static tutti_status host_exchange_fail_late(tutti_comm *comm, const struct transfer *x)
+static tutti_status host_exchange_fail_late(tutti_comm *comm, const struct transfer *transfer)
 {
-    const struct group *g = &comm->group;
+    const struct group *group = &comm->group;
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
     return comm_fail(comm, TUTTI_TIMEOUT,
         "%s of %s has a link with %s, but has not %s in time: either that host waits for one of its ranks or for "
         "another host, or messages do not get through (a firewall, or the wrong interface: see TUTTI_SOCKET_IFNAME)",
-        member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
-        x->is_send ? "reached it by messages" : "received its report that it has joined");
+        member_print(group, group->rank, here), group->name, member_print(group, transfer->peer, there),
+        transfer->is_send ? "reached it by messages" : "received its report that it has joined");
 }
-static tutti_status host_exchange_fail_message(tutti_comm *comm, const struct transfer *x)
+static tutti_status host_exchange_fail_message(tutti_comm *comm, const struct transfer *transfer)
 {
-    const struct group *g = &comm->group;
+    const struct group *group = &comm->group;
     const char *reason = comm->router->reason;
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
-    return comm_fail(comm, x->status, "%s of %s cannot exchange messages with %s: %.300s",
-        member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
-        *reason ? reason : status_message(x->status));
+    return comm_fail(comm, transfer->status, "%s of %s cannot exchange messages with %s: %.300s",
+        member_print(group, group->rank, here), group->name, member_print(group, transfer->peer, there),
+        *reason ? reason : status_message(transfer->status));
 }
 
 /* ---- waiting ---- */
-static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct transfer *x, int64_t deadline_ms)
+static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct transfer *transfer, int64_t deadline_ms)
 {
     for (int n = 0;; n++) {
         /* The alert is read first, because a rank may join and abort right after. */
         bool alerted = comm_has_reason_to_fail(comm);
         bool moved = router_poll(comm->router);
-        if (x->state == TRANSFER_DONE) return TUTTI_OK;
+        if (transfer->state == TRANSFER_DONE) return TUTTI_OK;
         if (alerted) TRY(comm_check(comm));
-        if (x->state == TRANSFER_FAILED && !comm_is_failing(comm)) return host_exchange_fail_message(comm, x);
+        if (transfer->state == TRANSFER_FAILED && !comm_is_failing(comm))
+            return host_exchange_fail_message(comm, transfer);
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(&comm->group));
-        if (clock_ms() > deadline_ms) return host_exchange_fail_late(comm, x);
+        if (clock_ms() > deadline_ms) return host_exchange_fail_late(comm, transfer);
         if (moved) n = 0;
         else group_back_off(&comm->group, n);
     }
 }
 /* Returns when the router no longer uses the transfer's memory. */
-static void host_exchange_end_transfer(struct router *router, struct transfer *x)
+static void host_exchange_end_transfer(struct router *router, struct transfer *transfer)
 {
-    while (x->state == TRANSFER_POSTED && !router_cancel(router, x)) router_poll(router);
+    while (transfer->state == TRANSFER_POSTED && !router_cancel(router, transfer)) router_poll(router);
 }
 tutti_status host_exchange_run(tutti_comm *comm, const struct host_exchange *x, int64_t deadline_ms)
 {

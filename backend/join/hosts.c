@@ -65,18 +65,18 @@ static int rank_host_compare(const struct rank_host *a, const struct rank_host *
     return order ? order : (a->host > b->host) - (a->host < b->host);
 }
 static int rank_host_qsort_compare(const void *a, const void *b) { return rank_host_compare(a, b); }
-static tutti_status hosts_check_member(const struct group *g, int r)
+static tutti_status hosts_check_member(const struct group *group, int r)
 {
-    const struct member *first = &g->members[0], *m = &g->members[r];
+    const struct member *first = &group->members[0], *m = &group->members[r];
     if (m->host < 0 || m->host >= MOST_HOSTS)
         return status_fail(TUTTI_MISMATCH, "rank %d of %s reports that it is on host %d; the limit is %d hosts", r,
-            g->name, m->host, MOST_HOSTS);
+            group->name, m->host, MOST_HOSTS);
     if (!m->simulates || memcmp(m->host_token, first->host_token, sizeof m->host_token) == 0) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "TUTTI_HOSTS simulates hosts for %s, but rank 0 (process %llu on %.40s) and rank %d (process %llu on %.40s) "
         "are on different hosts: unset it",
-        g->name, (unsigned long long)first->identity.pid, first->identity.host, r, (unsigned long long)m->identity.pid,
-        m->identity.host);
+        group->name, (unsigned long long)first->identity.pid, first->identity.host, r,
+        (unsigned long long)m->identity.pid, m->identity.host);
 }
 /* Numbers the hosts in the order of their lowest ranks. The tokens are random, but sums must have the same order in
    each run. */
@@ -91,22 +91,22 @@ static void hosts_number_by_rank(int size, struct rank_host *spare, int *out)
     }
 }
 /* Numbers the group's hosts from 0. The records have the job's numbers, of which a group may have only some. */
-static tutti_status hosts_number_all(const struct group *g, int *out)
+static tutti_status hosts_number_all(const struct group *group, int *out)
 {
-    for (int r = 0; r < g->size; r++) TRY(hosts_check_member(g, r));
-    struct rank_host *seats = memory_alloc_zeroed((size_t)g->size, sizeof *seats);
-    if (!seats) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", g->size);
-    for (int r = 0; r < g->size; r++) {
-        seats[r].host = g->members[r].host;
+    for (int r = 0; r < group->size; r++) TRY(hosts_check_member(group, r));
+    struct rank_host *seats = memory_alloc_zeroed((size_t)group->size, sizeof *seats);
+    if (!seats) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", group->size);
+    for (int r = 0; r < group->size; r++) {
+        seats[r].host = group->members[r].host;
         seats[r].rank = r;
-        memcpy(seats[r].token, g->members[r].host_token, sizeof seats[r].token);
+        memcpy(seats[r].token, group->members[r].host_token, sizeof seats[r].token);
     }
-    qsort(seats, (size_t)g->size, sizeof *seats, rank_host_qsort_compare);
-    for (int i = 0, host = 0; i < g->size; i++) {
+    qsort(seats, (size_t)group->size, sizeof *seats, rank_host_qsort_compare);
+    for (int i = 0, host = 0; i < group->size; i++) {
         if (i && rank_host_compare(&seats[i - 1], &seats[i]) != 0) host++;
         out[seats[i].rank] = host;
     }
-    hosts_number_by_rank(g->size, seats, out);
+    hosts_number_by_rank(group->size, seats, out);
     free(seats);
     return TUTTI_OK;
 }

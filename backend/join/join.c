@@ -78,16 +78,16 @@ void join_release_membership(struct membership *m)
 /* ---- joining ---- */
 tutti_status join_init_member(tutti_comm *comm, struct member *out)
 {
-    const struct group *g = &comm->group;
-    struct membership *m = memory_alloc_zeroed(1, sizeof *m + (size_t)g->size * sizeof *m->watches);
-    if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory to watch %d members", g->size);
-    m->size = g->size;
+    const struct group *group = &comm->group;
+    struct membership *m = memory_alloc_zeroed(1, sizeof *m + (size_t)group->size * sizeof *m->watches);
+    if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory to watch %d members", group->size);
+    m->size = group->size;
     comm->membership = m;
-    *out = (struct member){ .timeout_ms = comm->timeout_ms, .size = (uint32_t)g->size, .build = TUTTI_SOURCES | 1 };
-    snprintf(out->group, sizeof out->group, "%s", g->name);
+    *out = (struct member){ .timeout_ms = comm->timeout_ms, .size = (uint32_t)group->size, .build = TUTTI_SOURCES | 1 };
+    snprintf(out->group, sizeof out->group, "%s", group->name);
     TRY(peers_acquire(&out->identity));
     m->acquired = true;
-    return g->rank == 0 ? random_fill(out->token, sizeof out->token) : TUTTI_OK;
+    return group->rank == 0 ? random_fill(out->token, sizeof out->token) : TUTTI_OK;
 }
 tutti_status join_simulate_host(int rank, int size, struct member *out)
 {
@@ -115,11 +115,11 @@ tutti_status join_offer_address(const char *store_host, bool by_id, struct membe
 }
 static tutti_status join_connect_rank(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
-    const struct group *g = &comm->group;
-    const struct member *m = &g->members[rank];
-    bool links = group_uses_links(g) && !group_rank_is_here(g, rank);
-    return links ? link_acquire(&m->identity, &g->key, &m->contact, &g->peers[rank])
-                 : peer_connect(&m->identity, &g->key, deadline_ms, &g->peers[rank]);
+    const struct group *group = &comm->group;
+    const struct member *m = &group->members[rank];
+    bool links = group_uses_links(group) && !group_rank_is_here(group, rank);
+    return links ? link_acquire(&m->identity, &group->key, &m->contact, &group->peers[rank])
+                 : peer_connect(&m->identity, &group->key, deadline_ms, &group->peers[rank]);
 }
 static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
@@ -138,20 +138,21 @@ static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
 /* Waits for the ranks that share memory: those of this host in a linked group, else all. */
 static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
 {
-    const struct group *g = &comm->group;
-    bool linked = group_uses_links(g);
-    int ranks = linked ? g->segment->ranks : g->size;
-    atomic_store(&group_control_of_rank(g, g->rank)->joined, 1);
+    const struct group *group = &comm->group;
+    bool linked = group_uses_links(group);
+    int ranks = linked ? group->segment->ranks : group->size;
+    atomic_store(&group_control_of_rank(group, group->rank)->joined, 1);
     for (int i = 0, n = 0; i < ranks; n++) {
-        int r = linked ? group_rank_at_index(g, i) : i;
+        int r = linked ? group_rank_at_index(group, i) : i;
         /* The alert is read first, because a rank may join and abort right after. */
         bool alerted = comm_has_reason_to_fail(comm);
-        if (atomic_load(&group_control_of_rank(g, r)->joined)) { i++; continue; }
+        if (atomic_load(&group_control_of_rank(group, r)->joined)) { i++; continue; }
         if (alerted) TRY(comm_check(comm));
-        if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(g));
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(group));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
-                "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r, g->name);
+                "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r,
+                group->name);
         group_back_off(&comm->group, n);
     }
     return TUTTI_OK;
@@ -159,29 +160,29 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
 static tutti_status join_place_ranks(tutti_comm *comm)
 {
     struct layout *layout;
-    struct group *g = &comm->group;
-    TRY(hosts_create_layout(g, &layout));
+    struct group *group = &comm->group;
+    TRY(hosts_create_layout(group, &layout));
     comm_set_layout(comm, layout);
-    if (!group_uses_links(g)) return TUTTI_OK;
-    interface_find_name(&g->members[g->rank].contact, g->interface);
-    return members_check_addresses(g);
+    if (!group_uses_links(group)) return TUTTI_OK;
+    interface_find_name(&group->members[group->rank].contact, group->interface);
+    return members_check_addresses(group);
 }
-static tutti_status join_map_host(const struct group *g, int64_t deadline_ms, struct mapping **out)
+static tutti_status join_map_host(const struct group *group, int64_t deadline_ms, struct mapping **out)
 {
-    int ranks = layout_host_size(g->layout, g->host);
-    struct shm_group shm_group = { g->layout->rank + g->layout->first[g->host], ranks, g->host };
-    bool alone = !group_has_several_hosts(g);
+    int ranks = layout_host_size(group->layout, group->host);
+    struct shm_group shm_group = { group->layout->rank + group->layout->first[group->host], ranks, group->host };
+    bool alone = !group_has_several_hosts(group);
     size_t slots = alone ? SLOT_BYTES : NETWORK_SLOT_BYTES;
-    struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes(), alone ? 0 : agreement_account_bytes() };
-    return mapping_acquire(g, &shm_group, &shape, deadline_ms, out);
+    struct segment_shape shape = { ranks, group->size, slots, shm_pair_bytes(), alone ? 0 : agreement_account_bytes() };
+    return mapping_acquire(group, &shm_group, &shape, deadline_ms, out);
 }
 /* Maps the segment between simulated hosts, which has pairs for messages and bells. It has all ranks, host by host. */
-static tutti_status join_map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
+static tutti_status join_map_network(const struct group *group, int64_t deadline_ms, struct mapping **out)
 {
-    if (!group_has_several_hosts(g) || group_uses_links(g)) return TUTTI_OK;
-    struct shm_group shm_group = { g->layout->rank, g->size, NETWORK };
-    struct segment_shape shape = { g->size, 0, 0, shm_pair_bytes(), 0 };
-    return mapping_acquire(g, &shm_group, &shape, deadline_ms, out);
+    if (!group_has_several_hosts(group) || group_uses_links(group)) return TUTTI_OK;
+    struct shm_group shm_group = { group->layout->rank, group->size, NETWORK };
+    struct segment_shape shape = { group->size, 0, 0, shm_pair_bytes(), 0 };
+    return mapping_acquire(group, &shm_group, &shape, deadline_ms, out);
 }
 static tutti_status join_map_segments(tutti_comm *comm, int64_t deadline_ms)
 {

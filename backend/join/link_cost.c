@@ -150,15 +150,17 @@ static tutti_status link_measure_peer(struct link_measurement *m, struct link_co
 }
 tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
-    const struct group *g = &comm->group;
-    int other = g->host ^ 1;
+    const struct group *group = &comm->group;
+    int other = group->host ^ 1;
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, link_costs_prepare_fork);
     *out = (struct link_costs){ 0 };
-    if (other >= g->layout->hosts) return TUTTI_OK;
-    struct link_measurement m = { .comm = comm, .peer = layout_rank(g->layout, other, 0), .deadline_ms = deadline_ms };
+    if (other >= group->layout->hosts) return TUTTI_OK;
+    struct link_measurement m = {
+        .comm = comm, .peer = layout_rank(group->layout, other, 0), .deadline_ms = deadline_ms
+    };
     m.sent = memory_alloc_zeroed(2, LARGE_BYTES);
-    if (!m.sent) return comm_fail(comm, TUTTI_NO_MEMORY, "rank %d has no memory to measure the network", g->rank);
+    if (!m.sent) return comm_fail(comm, TUTTI_NO_MEMORY, "rank %d has no memory to measure the network", group->rank);
     m.got = m.sent + LARGE_BYTES;
     tutti_status status = link_measure_peer(&m, out);
     free(m.sent);

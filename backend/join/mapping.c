@@ -48,40 +48,40 @@ static void mapping_make_token(const struct joining *j, unsigned char out[16])
 }
 
 /* ---- making it ---- */
-static tutti_status mapping_create_segment(struct mapping *m, const struct joining *j)
+static tutti_status mapping_create_segment(struct mapping *mapping, const struct joining *j)
 {
     int descriptor = -1;
-    TRY(segment_create(&m->segment, j->shape, m->token, &descriptor));
-    tutti_status status = shm_group_send_descriptor(j->group, j->shm_group, m->token, descriptor);
+    TRY(segment_create(&mapping->segment, j->shape, mapping->token, &descriptor));
+    tutti_status status = shm_group_send_descriptor(j->group, j->shm_group, mapping->token, descriptor);
     close(descriptor);
     return status;
 }
-static tutti_status mapping_receive_segment(struct mapping *m, const struct joining *j)
+static tutti_status mapping_receive_segment(struct mapping *mapping, const struct joining *j)
 {
     int descriptor = -1;
-    TRY(shm_group_receive_descriptor(j->group, j->shm_group, m->token, j->deadline_ms, "the shared memory of the group",
-        &descriptor));
-    return segment_attach(&m->segment, j->shape, m->token, descriptor);
+    TRY(shm_group_receive_descriptor(j->group, j->shm_group, mapping->token, j->deadline_ms,
+        "the shared memory of the group", &descriptor));
+    return segment_attach(&mapping->segment, j->shape, mapping->token, descriptor);
 }
 
 /* ---- sharing it ---- */
 static struct mapping *mapping_find(const unsigned char token[16])
 {
-    for (struct mapping *m = mappings; m; m = m->next)
-        if (memcmp(m->token, token, sizeof m->token) == 0) return m;
+    for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
+        if (memcmp(mapping->token, token, sizeof mapping->token) == 0) return mapping;
     return NULL;
 }
 /* The caller holds the lock. Returns NULL without memory. */
 static struct mapping *mapping_get(const unsigned char token[16])
 {
-    struct mapping *m = mapping_find(token);
-    if (!m && (m = memory_alloc_zeroed(1, sizeof *m)) != NULL) {
-        memcpy(m->token, token, sizeof m->token);
-        m->next = mappings;
-        mappings = m;
+    struct mapping *mapping = mapping_find(token);
+    if (!mapping && (mapping = memory_alloc_zeroed(1, sizeof *mapping)) != NULL) {
+        memcpy(mapping->token, token, sizeof mapping->token);
+        mapping->next = mappings;
+        mappings = mapping;
     }
-    if (m) m->users++;
-    return m;
+    if (mapping) mapping->users++;
+    return mapping;
 }
 /* A ring of the latest groups that a rank of this process failed to join. */
 static struct {
@@ -107,32 +107,32 @@ static tutti_status mapping_check_failures(const struct group *group)
             return status_repeat(failures.group[i].status, failures.group[i].detail);
     return TUTTI_OK;
 }
-static tutti_status mapping_await_first(struct mapping *m, const struct joining *j)
+static tutti_status mapping_await_first(struct mapping *mapping, const struct joining *j)
 {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&lock);
-    while (!m->over && status == TUTTI_OK && clock_ms() < j->deadline_ms) {
+    while (!mapping->over && status == TUTTI_OK && clock_ms() < j->deadline_ms) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
-        if (!m->over) status = mapping_check_failures(j->group);
-        if (!m->over && status == TUTTI_OK) status = shm_group_check_aborts(j->group);
+        if (!mapping->over) status = mapping_check_failures(j->group);
+        if (!mapping->over && status == TUTTI_OK) status = shm_group_check_aborts(j->group);
     }
-    bool over = m->over;
+    bool over = mapping->over;
     pthread_mutex_unlock(&lock);
     TRY(status);
     if (!over)
         return status_fail(TUTTI_TIMEOUT, "another rank of this process has not mapped the group's memory in time");
-    return m->status == TUTTI_OK ? TUTTI_OK : status_repeat(m->status, m->detail);
+    return mapping->status == TUTTI_OK ? TUTTI_OK : status_repeat(mapping->status, mapping->detail);
 }
-static void mapping_publish_result(struct mapping *m, tutti_status status)
+static void mapping_publish_result(struct mapping *mapping, tutti_status status)
 {
     pthread_mutex_lock(&lock);
-    m->status = status;
-    if (status != TUTTI_OK) snprintf(m->detail, sizeof m->detail, "%.250s", status_detail());
-    m->over = true;
+    mapping->status = status;
+    if (status != TUTTI_OK) snprintf(mapping->detail, sizeof mapping->detail, "%.250s", status_detail());
+    mapping->over = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -144,28 +144,28 @@ tutti_status mapping_acquire(const struct group *group, const struct shm_group *
     mapping_make_token(&j, token);
     pthread_once(&once, mappings_prepare_fork);
     pthread_mutex_lock(&lock);
-    struct mapping *m = mapping_get(token);
+    struct mapping *mapping = mapping_get(token);
     pthread_mutex_unlock(&lock);
-    if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
+    if (!mapping) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
     if (shm_group_is_first_of_process(group, shm_group, group->rank)) {
-        status =
-            shm_group_is_maker(shm_group, group->rank) ? mapping_create_segment(m, &j) : mapping_receive_segment(m, &j);
-        mapping_publish_result(m, status);
-    } else status = mapping_await_first(m, &j);
-    if (status != TUTTI_OK) { mapping_release(m); return status; }
-    *out = m;
+        status = shm_group_is_maker(shm_group, group->rank) ? mapping_create_segment(mapping, &j)
+                                                            : mapping_receive_segment(mapping, &j);
+        mapping_publish_result(mapping, status);
+    } else status = mapping_await_first(mapping, &j);
+    if (status != TUTTI_OK) { mapping_release(mapping); return status; }
+    *out = mapping;
     return TUTTI_OK;
 }
-void mapping_release(struct mapping *m)
+void mapping_release(struct mapping *mapping)
 {
-    if (!m) return;
+    if (!mapping) return;
     pthread_mutex_lock(&lock);
-    bool last = --m->users == 0;
+    bool last = --mapping->users == 0;
     for (struct mapping **at = &mappings; last && *at; at = &(*at)->next)
-        if (*at == m) { *at = m->next; break; }
+        if (*at == mapping) { *at = mapping->next; break; }
     pthread_mutex_unlock(&lock);
     if (!last) return;
-    segment_detach(&m->segment);
-    free(m);
+    segment_detach(&mapping->segment);
+    free(mapping);
 }

@@ -8,10 +8,10 @@
 
 enum { SLICE_MS = 50 };
 
-bool shm_group_is_first_of_process(const struct group *g, const struct shm_group *s, int rank)
+bool shm_group_is_first_of_process(const struct group *group, const struct shm_group *s, int rank)
 {
     const int *r = s->ranks;
-    while (*r != rank && !member_shares_process(&g->members[*r], &g->members[rank])) r++;
+    while (*r != rank && !member_shares_process(&group->members[*r], &group->members[rank])) r++;
     return *r == rank;
 }
 tutti_status shm_group_check_aborts(const struct group *group)
@@ -34,25 +34,25 @@ static tutti_status shm_group_fail_send(int rank, tutti_status status)
     snprintf(why, sizeof why, "%.500s", status_detail());
     return status_fail(status, "sending the shared memory of the group to rank %d failed: %s", rank, why);
 }
-tutti_status shm_group_send_descriptor(const struct group *g, const struct shm_group *s, const unsigned char token[16],
-    int descriptor)
+tutti_status shm_group_send_descriptor(const struct group *group, const struct shm_group *s,
+    const unsigned char token[16], int descriptor)
 {
     tutti_status status = TUTTI_OK;
     for (int i = 1; i < s->count && status == TUTTI_OK; i++) {
-        struct peer *peer = g->peers[s->ranks[i]];
-        if (peer && shm_group_is_first_of_process(g, s, s->ranks[i]))
+        struct peer *peer = group->peers[s->ranks[i]];
+        if (peer && shm_group_is_first_of_process(group, s, s->ranks[i]))
             status = peer_send_descriptor(peer, token, descriptor);
         if (status != TUTTI_OK) status = shm_group_fail_send(s->ranks[i], status);
     }
     return status;
 }
-tutti_status shm_group_receive_descriptor(const struct group *g, const struct shm_group *s,
+tutti_status shm_group_receive_descriptor(const struct group *group, const struct shm_group *s,
     const unsigned char token[16], int64_t deadline_ms, const char *what, int *descriptor)
 {
-    const struct peer *maker = g->peers[s->ranks[0]];
+    const struct peer *maker = group->peers[s->ranks[0]];
     tutti_status status = TUTTI_TIMEOUT;
     while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
-        TRY(shm_group_check_aborts(g));
+        TRY(shm_group_check_aborts(group));
         int64_t slice_ms = clock_ms() + SLICE_MS;
         status = peers_await_descriptor(token, slice_ms < deadline_ms ? slice_ms : deadline_ms, descriptor);
     }

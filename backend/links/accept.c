@@ -90,17 +90,17 @@ static void incoming_link_open(int index)
 static bool incoming_link_receive(int index)
 {
     struct incoming_link *c = &links.callers[index];
-    struct handshake *h = &c->handshake;
-    int got = c->proved ? handshake_receive_confirm(h, c->descriptor)
-                        : handshake_receive_hello(h, registry.self.nonce, c->descriptor);
+    struct handshake *handshake = &c->handshake;
+    int got = c->proved ? handshake_receive_confirm(handshake, c->descriptor)
+                        : handshake_receive_hello(handshake, registry.self.nonce, c->descriptor);
     if (got == 0) return false;
     /* A caller hangs up (-ECONNRESET) when the two processes keep another connection. */
     if (got > 0 && c->proved) incoming_link_open(index);
     else if (got > 0) incoming_link_answer_hello(index);
     else if (got == -ECONNRESET) incoming_link_drop(index, NULL);
     else {
-        handshake_send_refusal(h, got, c->descriptor);
-        incoming_link_drop(index, handshake_refusal_text(h, got));
+        handshake_send_refusal(handshake, got, c->descriptor);
+        incoming_link_drop(index, handshake_refusal_text(handshake, got));
     }
     return true;
 }

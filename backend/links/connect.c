@@ -48,18 +48,18 @@ static void link_connect_start(struct peer *peer)
 /* Handles the next message of the handshake. Returns 1 if the link can open, 0 if not yet, or -errno. */
 static int link_connect_advance(struct peer *peer)
 {
-    struct handshake *h = peer->handshake;
+    struct handshake *handshake = peer->handshake;
     int socket = peer->descriptor;
-    if (h->has_sent_hello) {
-        int got = handshake_receive_answer(h, socket);
+    if (handshake->has_sent_hello) {
+        int got = handshake_receive_answer(handshake, socket);
         if (got <= 0) return got;
-        int error = handshake_send_confirm(h, socket);
+        int error = handshake_send_confirm(handshake, socket);
         return error ? error : 1;
     }
-    int got = handshake_receive_opening(h, socket);
+    int got = handshake_receive_opening(handshake, socket);
     if (got <= 0) return got;
     peer->link->stage = HELLO_SENT;
-    return handshake_send_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, socket);
+    return handshake_send_hello(handshake, &registry.self, peer->identity.nonce, &peer->key, 0, socket);
 }
 /* Sends the version over a new connection. Returns 0 or -errno. */
 static int link_connect_on_connected(struct peer *peer)

@@ -21,8 +21,8 @@ void links_schedule_tick(int64_t at_ms)
 /* ---- lifetime ---- */
 struct peer *link_find(const unsigned char nonce[16])
 {
-    for (struct peer *p = registry.peers; p; p = p->next)
-        if (p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
+    for (struct peer *peer = registry.peers; peer; peer = peer->next)
+        if (peer->link && peer->state <= OPEN && nonce_equal(peer->identity.nonce, nonce)) return peer;
     return NULL;
 }
 void link_request_connect(struct peer *peer)
@@ -42,11 +42,11 @@ static void link_flush_stream(struct peer *peer)
     if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
     link->is_full = full;
 }
-bool link_open(struct peer *peer, const struct handshake *h, bool called)
+bool link_open(struct peer *peer, const struct handshake *handshake, bool called)
 {
     struct link *link = peer->link;
     link->stream = memory_alloc_zeroed(1, sizeof *link->stream);
-    int error = link->stream ? tls_create_after_handshake(h, called, &link->stream->tls) : -ENOMEM;
+    int error = link->stream ? tls_create_after_handshake(handshake, called, &link->stream->tls) : -ENOMEM;
     if (error) { link_end(peer, error); return false; }
     link->stage = IDLE;
     link->was_open = true;

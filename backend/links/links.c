@@ -149,10 +149,10 @@ tutti_status links_publish_address(const void *content, size_t bytes)
         links.process_address->bytes = bytes;
         if (bytes) memcpy(links.process_address->content, content, bytes);
     }
-    for (struct peer *p = registry.peers; room && p; p = p->next)
-        if (p->link && p->link->was_asked) {
-            p->link->owes_address = true;
-            link_send_owed(p);
+    for (struct peer *peer = registry.peers; room && peer; peer = peer->next)
+        if (peer->link && peer->link->was_asked) {
+            peer->link->owes_address = true;
+            link_send_owed(peer);
         }
     pthread_mutex_unlock(&registry.lock);
     return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's address");
@@ -200,10 +200,10 @@ void links_tick(void)
     if (now_ms < links.due_ms) return;
     links.due_ms = INT64_MAX;
     incoming_links_tick(now_ms);
-    for (struct peer *p = registry.peers, *next; p; p = next) {
-        next = p->next;
-        if (p->link && p->state == OPEN) link_tick_open(p, now_ms);
-        if (p->link && p->state == CONNECTING) link_connect_tick(p, now_ms);
+    for (struct peer *peer = registry.peers, *next; peer; peer = next) {
+        next = peer->next;
+        if (peer->link && peer->state == OPEN) link_tick_open(peer, now_ms);
+        if (peer->link && peer->state == CONNECTING) link_connect_tick(peer, now_ms);
     }
 }
 int links_poll_timeout_ms(void)

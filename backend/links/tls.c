@@ -60,57 +60,57 @@ static struct {
 } all = { .once = PTHREAD_ONCE_INIT };
 
 /* ---- callbacks of OpenSSL ---- */
-static bool tls_make_room(struct tls *t, size_t bytes)
+static bool tls_make_room(struct tls *tls, size_t bytes)
 {
-    if (bytes <= t->room) return true;
+    if (bytes <= tls->room) return true;
     if (bytes > MOST_OUT_BYTES) return false;
-    size_t room = size_larger(bytes, size_larger(2 * t->room, LEAST_OUT_BYTES));
+    size_t room = size_larger(bytes, size_larger(2 * tls->room, LEAST_OUT_BYTES));
     unsigned char *grown = memory_alloc_zeroed(1, room);
     if (!grown) return false;
-    if (t->end) memcpy(grown, t->out, t->end);
-    free(t->out);
-    t->out = grown;
-    t->room = room;
+    if (tls->end) memcpy(grown, tls->out, tls->end);
+    free(tls->out);
+    tls->out = grown;
+    tls->room = room;
     return true;
 }
 static int tls_on_write(BIO *bio, const char *bytes, int count)
 {
-    struct tls *t = openssl.BIO_get_data(bio);
-    if (!tls_make_room(t, t->end + (size_t)count)) return -1;
-    memcpy(t->out + t->end, bytes, (size_t)count);
-    t->end += (size_t)count;
+    struct tls *tls = openssl.BIO_get_data(bio);
+    if (!tls_make_room(tls, tls->end + (size_t)count)) return -1;
+    memcpy(tls->out + tls->end, bytes, (size_t)count);
+    tls->end += (size_t)count;
     return count;
 }
 static int tls_on_read(BIO *bio, char *bytes, int count)
 {
-    struct tls *t = openssl.BIO_get_data(bio);
+    struct tls *tls = openssl.BIO_get_data(bio);
     ssize_t came;
     openssl.BIO_clear_flags(bio, BIO_RETRY);
-    if (!t->receiving) {
+    if (!tls->receiving) {
         openssl.BIO_set_flags(bio, BIO_RETRY_READ);
         return -1;
     }
-    do came = recv(t->socket, bytes, (size_t)count, MSG_DONTWAIT);
+    do came = recv(tls->socket, bytes, (size_t)count, MSG_DONTWAIT);
     while (came < 0 && errno == EINTR);
     if (came < 0 && errno == EAGAIN) openssl.BIO_set_flags(bio, BIO_RETRY_READ);
-    else if (came < 0) t->error = errno;
-    t->ended |= came == 0;
+    else if (came < 0) tls->error = errno;
+    tls->ended |= came == 0;
     return (int)came;
 }
 static long tls_on_control(BIO *bio, int command, long value, void *pointer)
 {
-    const struct tls *t = openssl.BIO_get_data(bio);
+    const struct tls *tls = openssl.BIO_get_data(bio);
     (void)value;
     (void)pointer;
-    return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && t->ended);
+    return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && tls->ended);
 }
 /* Returns the connection's key in the form that OpenSSL takes, an earlier session, or NULL without memory. */
 static SSL_SESSION *tls_create_session(SSL *ssl)
 {
     static const unsigned char aes_128_gcm_sha256[2] = { 0x13, 0x01 };
-    const struct tls *t = openssl.SSL_get_ex_data(ssl, 0);
+    const struct tls *tls = openssl.SSL_get_ex_data(ssl, 0);
     SSL_SESSION *session = openssl.SSL_SESSION_new();
-    if (session && openssl.SSL_SESSION_set1_master_key(session, t->key, sizeof t->key)
+    if (session && openssl.SSL_SESSION_set1_master_key(session, tls->key, sizeof tls->key)
         && openssl.SSL_SESSION_set_cipher(session, openssl.SSL_CIPHER_find(ssl, aes_128_gcm_sha256))
         && openssl.SSL_SESSION_set_protocol_version(session, TLS_1_3))
         return session;
@@ -168,99 +168,99 @@ tutti_status encryption_check(void)
 }
 
 /* ---- a connection ---- */
-void tls_free(struct tls *t)
+void tls_free(struct tls *tls)
 {
-    if (!t) return;
-    if (t->ssl) openssl.SSL_free(t->ssl);
-    free(t->out);
-    explicit_bzero(t, sizeof *t);
-    free(t);
+    if (!tls) return;
+    if (tls->ssl) openssl.SSL_free(tls->ssl);
+    free(tls->out);
+    explicit_bzero(tls, sizeof *tls);
+    free(tls);
 }
 /* Creates the OpenSSL object of the connection. Returns false without memory. */
-static bool tls_attach(struct tls *t, bool called)
+static bool tls_attach(struct tls *tls, bool called)
 {
     BIO *bio = openssl.BIO_new(all.method);
-    t->ssl = bio ? openssl.SSL_new(all.context) : NULL;
-    if (!t->ssl) return false;
-    openssl.BIO_set_data(bio, t);
+    tls->ssl = bio ? openssl.SSL_new(all.context) : NULL;
+    if (!tls->ssl) return false;
+    openssl.BIO_set_data(bio, tls);
     openssl.BIO_set_init(bio, 1);
-    openssl.SSL_set_bio(t->ssl, bio, bio);
-    if (called) openssl.SSL_set_accept_state(t->ssl);
-    else openssl.SSL_set_connect_state(t->ssl);
+    openssl.SSL_set_bio(tls->ssl, bio, bio);
+    if (called) openssl.SSL_set_accept_state(tls->ssl);
+    else openssl.SSL_set_connect_state(tls->ssl);
     /* The caller refuses any certificate: only the key proves who answers. */
-    if (!called) openssl.SSL_set_verify(t->ssl, VERIFY_PEER, NULL);
-    return openssl.SSL_set_ex_data(t->ssl, 0, t);
+    if (!called) openssl.SSL_set_verify(tls->ssl, VERIFY_PEER, NULL);
+    return openssl.SSL_set_ex_data(tls->ssl, 0, tls);
 }
 struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
 {
-    struct tls *t = memory_alloc_zeroed(1, sizeof *t);
-    if (!t) return NULL;
-    memcpy(t->key, key, sizeof t->key);
+    struct tls *tls = memory_alloc_zeroed(1, sizeof *tls);
+    if (!tls) return NULL;
+    memcpy(tls->key, key, sizeof tls->key);
     openssl.ERR_clear_error();
-    if (tls_attach(t, called)) return t;
-    tls_free(t);
+    if (tls_attach(tls, called)) return tls;
+    tls_free(tls);
     return NULL;
 }
-int tls_create_after_handshake(const struct handshake *h, bool called, struct tls **out)
+int tls_create_after_handshake(const struct handshake *handshake, bool called, struct tls **out)
 {
     unsigned char key[KEY_BYTES];
     *out = NULL;
     if (!encryption_is_required()) return 0;
     /* A rank that joins a group has reported the reason. */
     if (encryption_check() != TUTTI_OK) return -ENOTSUP;
-    handshake_derive_key(h, key);
+    handshake_derive_key(handshake, key);
     *out = tls_new(called, key);
     explicit_bzero(key, sizeof key);
     return *out ? 0 : -ENOMEM;
 }
-bool tls_has_unsent(const struct tls *t) { return t && t->begin < t->end; }
-bool tls_has_unread(const struct tls *t) { return t && t->unread; }
+bool tls_has_unsent(const struct tls *tls) { return tls && tls->begin < tls->end; }
+bool tls_has_unread(const struct tls *tls) { return tls && tls->unread; }
 /* Sends the unsent bytes as far as the socket takes them. Returns 0 or -errno. */
-static int tls_flush(struct tls *t)
+static int tls_flush(struct tls *tls)
 {
-    while (t->begin < t->end && !t->send_error) {
-        ssize_t sent = send(t->socket, t->out + t->begin, t->end - t->begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (tls->begin < tls->end && !tls->send_error) {
+        ssize_t sent = send(tls->socket, tls->out + tls->begin, tls->end - tls->begin, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS)) return 0;
-        if (sent < 0) t->send_error = errno;
-        else t->begin += (size_t)sent;
+        if (sent < 0) tls->send_error = errno;
+        else tls->begin += (size_t)sent;
     }
-    t->begin = t->end = 0;
-    return -t->send_error;
+    tls->begin = tls->end = 0;
+    return -tls->send_error;
 }
 /* Returns the error of a failed OpenSSL call as -errno, or 0 if it only needs more bytes. Clears the thread's list of
    errors, because the program may use OpenSSL on this thread, too. */
-static int tls_take_error(struct tls *t)
+static int tls_take_error(struct tls *tls)
 {
-    bool waits = openssl.SSL_get_error(t->ssl, 0) == ERROR_WANT_READ;
+    bool waits = openssl.SSL_get_error(tls->ssl, 0) == ERROR_WANT_READ;
     openssl.ERR_clear_error();
     if (waits) return 0;
-    if (!t->error && !t->ended) t->error = EPROTO;
-    return t->error ? -t->error : -ECONNRESET;
+    if (!tls->error && !tls->ended) tls->error = EPROTO;
+    return tls->error ? -tls->error : -ECONNRESET;
 }
 /* Returns 1 if both ends have proved that they have the key, 0 if not yet, or -errno. */
-static int tls_advance_handshake(struct tls *t)
+static int tls_advance_handshake(struct tls *tls)
 {
-    if (openssl.SSL_is_init_finished(t->ssl)) return 1;
+    if (openssl.SSL_is_init_finished(tls->ssl)) return 1;
     openssl.ERR_clear_error();
-    if (openssl.SSL_do_handshake(t->ssl) != 1) return tls_take_error(t);
+    if (openssl.SSL_do_handshake(tls->ssl) != 1) return tls_take_error(tls);
     /* A handshake with the key counts as one with an earlier session. Any other handshake proves nothing. */
-    if (!openssl.SSL_session_reused(t->ssl)) return -(t->error = EPROTO);
+    if (!openssl.SSL_session_reused(tls->ssl)) return -(tls->error = EPROTO);
     return 1;
 }
 /* Begins a call with that socket, and continues the TLS handshake. Returns the same as tls_advance_handshake. */
-static int tls_begin_call(struct tls *t, int socket, bool receiving)
+static int tls_begin_call(struct tls *tls, int socket, bool receiving)
 {
-    t->socket = socket;
-    t->receiving = receiving;
-    return t->error ? -t->error : tls_advance_handshake(t);
+    tls->socket = socket;
+    tls->receiving = receiving;
+    return tls->error ? -tls->error : tls_advance_handshake(tls);
 }
-int tls_push(struct tls *t, int socket)
+int tls_push(struct tls *tls, int socket)
 {
-    int can = tls_begin_call(t, socket, false);
-    return can < 0 ? can : tls_flush(t);
+    int can = tls_begin_call(tls, socket, false);
+    return can < 0 ? can : tls_flush(tls);
 }
-bool tls_is_open(const struct tls *t) { return !t || openssl.SSL_is_init_finished(t->ssl); }
+bool tls_is_open(const struct tls *tls) { return !tls || openssl.SSL_is_init_finished(tls->ssl); }
 
 /* ---- sending ---- */
 /* Moves the start of the list, which is *at within its first piece, by `bytes`, and returns `bytes`. */
@@ -271,7 +271,7 @@ static size_t iovec_skip_bytes(const struct iovec **list, int *count, size_t *at
 }
 /* Encrypts one record. It takes bytes of one piece, or joins short pieces. Returns 1 with the bytes in *taken, 0 if
    OpenSSL needs more bytes of the other end first, or -errno. */
-static int tls_send_record(struct tls *t, const struct iovec *list, int count, size_t at, size_t *taken)
+static int tls_send_record(struct tls *tls, const struct iovec *list, int count, size_t at, size_t *taken)
 {
     unsigned char together[RECORD_BYTES];
     const unsigned char *from = (const unsigned char *)list->iov_base + at;
@@ -285,44 +285,44 @@ static int tls_send_record(struct tls *t, const struct iovec *list, int count, s
         }
         from = together;
     }
-    if (++t->records % RECORDS_OF_A_KEY == 0) openssl.SSL_key_update(t->ssl, 0);
-    if (!openssl.SSL_write_ex(t->ssl, from, bytes, &done)) return tls_take_error(t);
+    if (++tls->records % RECORDS_OF_A_KEY == 0) openssl.SSL_key_update(tls->ssl, 0);
+    if (!openssl.SSL_write_ex(tls->ssl, from, bytes, &done)) return tls_take_error(tls);
     *taken = done;
     return 1;
 }
-ssize_t tls_send(struct tls *t, int socket, const struct iovec *list, int count)
+ssize_t tls_send(struct tls *tls, int socket, const struct iovec *list, int count)
 {
     size_t all_taken = 0, at = 0, taken = 0;
-    int can = tls_push(t, socket);
-    if (can == 0) can = tls_is_open(t) && !tls_has_unsent(t);
+    int can = tls_push(tls, socket);
+    if (can == 0) can = tls_is_open(tls) && !tls_has_unsent(tls);
     openssl.ERR_clear_error();
     iovec_skip_bytes(&list, &count, &at, 0);
     while (can > 0 && count > 0 && all_taken < SEND_BYTES) {
-        can = tls_send_record(t, list, count, at, &taken);
+        can = tls_send_record(tls, list, count, at, &taken);
         if (can > 0) all_taken += iovec_skip_bytes(&list, &count, &at, taken);
     }
-    if (can >= 0 && (can = tls_flush(t)) == 0 && !all_taken) can = -EAGAIN;
+    if (can >= 0 && (can = tls_flush(tls)) == 0 && !all_taken) can = -EAGAIN;
     if (can >= 0) return (ssize_t)all_taken;
     errno = -can;
     return -1;
 }
 
 /* ---- receiving ---- */
-ssize_t tls_receive(struct tls *t, int socket, const struct iovec *list, int count)
+ssize_t tls_receive(struct tls *tls, int socket, const struct iovec *list, int count)
 {
     size_t all_came = 0, at = 0, came = 0;
-    int can = tls_begin_call(t, socket, true);
+    int can = tls_begin_call(tls, socket, true);
     openssl.ERR_clear_error();
     iovec_skip_bytes(&list, &count, &at, 0);
     while (can > 0 && count > 0) {
-        if (openssl.SSL_read_ex(t->ssl, (unsigned char *)list->iov_base + at, list->iov_len - at, &came))
+        if (openssl.SSL_read_ex(tls->ssl, (unsigned char *)list->iov_base + at, list->iov_len - at, &came))
             all_came += iovec_skip_bytes(&list, &count, &at, came);
-        else can = tls_take_error(t);
+        else can = tls_take_error(tls);
     }
-    t->unread = can > 0;
-    tls_flush(t);
+    tls->unread = can > 0;
+    tls_flush(tls);
     if (all_came) return (ssize_t)all_came;
-    if (can < 0 && t->ended) return 0;
+    if (can < 0 && tls->ended) return 0;
     errno = can < 0 ? -can : EAGAIN;
     return -1;
 }

@@ -19,7 +19,7 @@ struct tls;
 struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES]);
 /* Creates the encryption of a connection after the answer of its handshake. *out is NULL if encryption is not required.
    Returns 0, -ENOMEM or -ENOTSUP. */
-int tls_create_after_handshake(const struct handshake *h, bool called, struct tls **out);
+int tls_create_after_handshake(const struct handshake *handshake, bool called, struct tls **out);
 /* NULL is allowed. */
 void tls_free(struct tls *tls);
 

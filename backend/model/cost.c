@@ -72,232 +72,246 @@ struct plan_cost {
 
 /* ---- steps ---- */
 /* Returns the cost per byte of a peer's tensor. `peer` is the cost of bytes in the peer's cache. */
-static double cost_of_peer_byte(const struct plan_cost *x, double peer)
+static double cost_of_peer_byte(const struct plan_cost *costs, double peer)
 {
-    return x->cached_fraction * peer + (1 - x->cached_fraction) * x->machine->far / 2;
+    return costs->cached_fraction * peer + (1 - costs->cached_fraction) * costs->machine->far / 2;
 }
-static bool span_is_read_by_kernel(const struct plan_cost *x, int rank, struct span a)
+static bool span_is_read_by_kernel(const struct plan_cost *costs, int rank, struct span span)
 {
-    return a.rank != rank && a.buffer != SCRATCH && !plan_is_shared(x->plan, a.rank);
+    return span.rank != rank && span.buffer != SCRATCH && !plan_is_shared(costs->plan, span.rank);
 }
 /* Returns the cost per byte that the rank reads from a span. The machine's `near` and `far` are costs of copies within
    and beyond the second-level cache, and half of a copy is its read. */
-static double cost_of_read_byte(const struct plan_cost *x, int rank, struct span a)
+static double cost_of_read_byte(const struct plan_cost *costs, int rank, struct span span)
 {
-    const struct machine *m = x->machine;
-    if (span_is_read_by_kernel(x, rank, a))
-        return x->cached_fraction * m->fetch + (1 - x->cached_fraction) * m->lost_fetch;
-    if (a.rank != rank && a.buffer == SCRATCH) return m->lost_read;
-    if (a.rank != rank) return cost_of_peer_byte(x, x->peer_read);
-    return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
+    const struct machine *machine = costs->machine;
+    if (span_is_read_by_kernel(costs, rank, span))
+        return costs->cached_fraction * machine->fetch + (1 - costs->cached_fraction) * machine->lost_fetch;
+    if (span.rank != rank && span.buffer == SCRATCH) return machine->lost_read;
+    if (span.rank != rank) return cost_of_peer_byte(costs, costs->peer_read);
+    return (span.buffer == SCRATCH || costs->fits ? machine->near : machine->far) / 2;
 }
 /* Returns the cost per byte that the rank writes to a span. Half of a copy is its write. Slots rotate, so their lines
    have left every second-level cache. */
-static double cost_of_written_byte(const struct plan_cost *x, int rank, struct span a)
+static double cost_of_written_byte(const struct plan_cost *costs, int rank, struct span span)
 {
-    const struct machine *m = x->machine;
-    if (a.rank != rank) return cost_of_peer_byte(x, x->peer_write);
-    if (a.buffer == SCRATCH) return m->lost_write;
-    return (x->fits ? m->near : m->far) / 2;
+    const struct machine *machine = costs->machine;
+    if (span.rank != rank) return cost_of_peer_byte(costs, costs->peer_write);
+    if (span.buffer == SCRATCH) return machine->lost_write;
+    return (costs->fits ? machine->near : machine->far) / 2;
 }
 /* True if the copy stays in its cell, so that no bytes move. Private tensors always count as in place. */
-static bool copy_stays_in_cell(const struct plan_cost *x, const struct schedule *s, const struct step *t,
+static bool copy_stays_in_cell(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step,
     struct span to)
 {
-    struct span from = *step_from(s, t);
-    return t->from_count == 1 && plan_is_shared(x->plan, s->rank) && from.rank == s->rank && to.rank == s->rank
-        && plan_cell_index(x->plan, s->rank, from.buffer, from.first)
-        == plan_cell_index(x->plan, s->rank, to.buffer, to.first);
+    struct span from = *step_from(schedule, step);
+    return step->from_count == 1 && plan_is_shared(costs->plan, schedule->rank) && from.rank == schedule->rank
+        && to.rank == schedule->rank
+        && plan_cell_index(costs->plan, schedule->rank, from.buffer, from.first)
+        == plan_cell_index(costs->plan, schedule->rank, to.buffer, to.first);
 }
-static double cost_of_step_bytes(const struct plan_cost *x, const struct schedule *s, const struct step *t)
+static double cost_of_step_bytes(const struct plan_cost *costs, const struct schedule *schedule,
+    const struct step *step)
 {
-    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    const struct span *from = step_from(schedule, step), *to = step_to(schedule, step);
     double cost = 0;
-    if (t->kind != WORK) return 0;
-    if (t->to_count == 1 && copy_stays_in_cell(x, s, t, to[0])) return 0;
+    if (step->kind != WORK) return 0;
+    if (step->to_count == 1 && copy_stays_in_cell(costs, schedule, step, to[0])) return 0;
     /* The kernel copies into the first destination. */
-    bool copies = t->from_count == 1 && span_is_read_by_kernel(x, s->rank, from[0]);
-    for (int f = 0; f < t->from_count; f++) cost += from[f].count * cost_of_read_byte(x, s->rank, from[f]);
-    for (int f = 0; f < t->from_count && !copies; f++)
-        if (span_is_read_by_kernel(x, s->rank, from[f])) cost += from[f].count * x->machine->near / 2;
-    for (int d = copies && x->fits; d < t->to_count; d++)
-        if (!copy_stays_in_cell(x, s, t, to[d])) cost += to[d].count * cost_of_written_byte(x, s->rank, to[d]);
-    return (cost + (t->from_count - 1) * to->count * x->machine->add) * x->chunk_bytes * x->load;
+    bool copies = step->from_count == 1 && span_is_read_by_kernel(costs, schedule->rank, from[0]);
+    for (int f = 0; f < step->from_count; f++)
+        cost += from[f].count * cost_of_read_byte(costs, schedule->rank, from[f]);
+    for (int f = 0; f < step->from_count && !copies; f++)
+        if (span_is_read_by_kernel(costs, schedule->rank, from[f])) cost += from[f].count * costs->machine->near / 2;
+    for (int d = copies && costs->fits; d < step->to_count; d++)
+        if (!copy_stays_in_cell(costs, schedule, step, to[d]))
+            cost += to[d].count * cost_of_written_byte(costs, schedule->rank, to[d]);
+    return (cost + (step->from_count - 1) * to->count * costs->machine->add) * costs->chunk_bytes * costs->load;
 }
-static int step_count_peer_waits(const struct schedule *s, const struct step *t)
+static int step_count_peer_waits(const struct schedule *schedule, const struct step *step)
 {
     int count = 0;
-    for (int w = 0; w < t->wait_count; w++) count += s->waits[t->wait + w].rank != s->rank;
+    for (int w = 0; w < step->wait_count; w++) count += schedule->waits[step->wait + w].rank != schedule->rank;
     return count;
 }
-static int step_count_peer_runs(const struct schedule *s, const struct step *t)
+static int step_count_peer_runs(const struct schedule *schedule, const struct step *step)
 {
-    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    const struct span *from = step_from(schedule, step), *to = step_to(schedule, step);
     int count = 0;
-    if (t->kind != WORK) return 0;
-    for (int f = 0; f < t->from_count; f++) count += from[f].rank != s->rank;
-    for (int d = 0; d < t->to_count; d++) count += to[d].rank != s->rank || to[d].buffer == SCRATCH;
+    if (step->kind != WORK) return 0;
+    for (int f = 0; f < step->from_count; f++) count += from[f].rank != schedule->rank;
+    for (int d = 0; d < step->to_count; d++) count += to[d].rank != schedule->rank || to[d].buffer == SCRATCH;
     return count;
 }
 /* A copy takes one read; terms of a sum are read in blocks. */
-static double cost_of_kernel_reads(const struct plan_cost *x, const struct schedule *s, const struct step *t)
+static double cost_of_kernel_reads(const struct plan_cost *costs, const struct schedule *schedule,
+    const struct step *step)
 {
-    const struct span *from = step_from(s, t);
+    const struct span *from = step_from(schedule, step);
     int peers = 0;
-    if (t->kind != WORK) return 0;
-    for (int f = 0; f < t->from_count; f++) peers += span_is_read_by_kernel(x, s->rank, from[f]);
-    double blocks = t->from_count == 1 ? 1 : double_larger(1, peers * x->chunk_bytes / READ_BLOCK);
-    return peers * from->count * blocks * x->machine->reading * x->load;
+    if (step->kind != WORK) return 0;
+    for (int f = 0; f < step->from_count; f++) peers += span_is_read_by_kernel(costs, schedule->rank, from[f]);
+    double blocks = step->from_count == 1 ? 1 : double_larger(1, peers * costs->chunk_bytes / READ_BLOCK);
+    return peers * from->count * blocks * costs->machine->reading * costs->load;
 }
-static double cost_of_step_lines(const struct plan_cost *x, const struct schedule *s, const struct step *t)
+static double cost_of_step_lines(const struct plan_cost *costs, const struct schedule *schedule,
+    const struct step *step)
 {
-    int lines = step_count_peer_waits(s, t) + (t->by_tile || t->by_reuse) + step_count_peer_runs(s, t);
-    return lines * x->machine->line * x->load;
+    int lines = step_count_peer_waits(schedule, step) + (step->by_tile || step->by_reuse)
+        + step_count_peer_runs(schedule, step);
+    return lines * costs->machine->line * costs->load;
 }
 /* A short message is copied through memory of both ends; a long one is announced and goes from tensor to tensor. */
-static double cost_of_message(const struct plan_cost *x, const struct schedule *s, const struct step *t, int thirds)
+static double cost_of_message(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step,
+    int thirds)
 {
-    double bytes = step_count_chunks(s, t) * x->chunk_bytes, whole = x->machine->announced, copy = 0;
-    if (bytes <= MOST_AT_ONCE) whole = x->machine->message, copy = bytes * x->machine->far;
-    return (whole * thirds / THIRDS + copy) * x->load;
+    double bytes = step_count_chunks(schedule, step) * costs->chunk_bytes, whole = costs->machine->announced, copy = 0;
+    if (bytes <= MOST_AT_ONCE) whole = costs->machine->message, copy = bytes * costs->machine->far;
+    return (whole * thirds / THIRDS + copy) * costs->load;
 }
-static double cost_of_step(const struct plan_cost *x, const struct schedule *s, const struct step *t)
+static double cost_of_step(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step)
 {
-    return cost_of_step_bytes(x, s, t) + cost_of_kernel_reads(x, s, t) + cost_of_step_lines(x, s, t)
-        + (t->kind == SEND ? cost_of_message(x, s, t, OF_SENDER) : 0);
+    return cost_of_step_bytes(costs, schedule, step) + cost_of_kernel_reads(costs, schedule, step)
+        + cost_of_step_lines(costs, schedule, step)
+        + (step->kind == SEND ? cost_of_message(costs, schedule, step, OF_SENDER) : 0);
 }
 
 /* ---- messages ---- */
-static double schedule_count_posted_chunks(const struct schedule *s, enum step_kind kind)
+static double schedule_count_posted_chunks(const struct schedule *schedule, enum step_kind kind)
 {
     double chunks = 0;
-    for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
-        if (s->steps[j].kind == kind) chunks += step_count_chunks(s, &s->steps[j]);
+    for (int j = schedule->first_message; j >= 0 && j <= schedule->last_message; j++)
+        if (schedule->steps[j].kind == kind) chunks += step_count_chunks(schedule, &schedule->steps[j]);
     return chunks;
 }
-static bool plan_has_messages(const struct plan *p)
+static bool plan_has_messages(const struct plan *plan)
 {
     bool any = false;
-    for (int m = 0; m < p->count; m++) any |= p->ranks[m].first_message >= 0;
+    for (int m = 0; m < plan->count; m++) any |= plan->ranks[m].first_message >= 0;
     return any;
 }
 /* False: out of memory. */
-static bool cost_find_messages(struct plan_cost *x)
+static bool cost_find_messages(struct plan_cost *costs)
 {
-    const struct plan *p = x->plan;
-    if (!plan_has_messages(p)) return true;
-    x->match = match_create(p);
-    x->chunks_between_hosts = memory_alloc_zeroed((size_t)p->layout->hosts, sizeof *x->chunks_between_hosts);
-    x->share = memory_alloc_zeroed((size_t)p->count, sizeof *x->share);
-    if (!x->match || !x->chunks_between_hosts || !x->share) return false;
-    for (int m = 0; m < p->count; m++) {
-        const struct schedule *s = &p->ranks[m];
-        x->chunks_between_hosts[s->place.host][0] += schedule_count_posted_chunks(s, SEND);
-        x->chunks_between_hosts[s->place.host][1] += schedule_count_posted_chunks(s, RECV);
+    const struct plan *plan = costs->plan;
+    if (!plan_has_messages(plan)) return true;
+    costs->match = match_create(plan);
+    costs->chunks_between_hosts = memory_alloc_zeroed((size_t)plan->layout->hosts, sizeof *costs->chunks_between_hosts);
+    costs->share = memory_alloc_zeroed((size_t)plan->count, sizeof *costs->share);
+    if (!costs->match || !costs->chunks_between_hosts || !costs->share) return false;
+    for (int m = 0; m < plan->count; m++) {
+        const struct schedule *schedule = &plan->ranks[m];
+        costs->chunks_between_hosts[schedule->place.host][0] += schedule_count_posted_chunks(schedule, SEND);
+        costs->chunks_between_hosts[schedule->place.host][1] += schedule_count_posted_chunks(schedule, RECV);
     }
-    for (int m = 0; m < p->count; m++) {
-        const struct schedule *s = &p->ranks[m];
-        const double *host = x->chunks_between_hosts[s->place.host];
-        x->share[m] = (host[0] + host[1])
-            / double_larger(1, schedule_count_posted_chunks(s, SEND) + schedule_count_posted_chunks(s, RECV));
+    for (int m = 0; m < plan->count; m++) {
+        const struct schedule *schedule = &plan->ranks[m];
+        const double *host = costs->chunks_between_hosts[schedule->place.host];
+        costs->share[m] = (host[0] + host[1])
+            / double_larger(1,
+                schedule_count_posted_chunks(schedule, SEND) + schedule_count_posted_chunks(schedule, RECV));
     }
     return true;
 }
 /* Returns the time that the bytes of a message take on their share of the host's link. */
-static double message_time_on_link(const struct plan_cost *x, const struct schedule *s, const struct step *t)
+static double message_time_on_link(const struct plan_cost *costs, const struct schedule *schedule,
+    const struct step *step)
 {
-    return x->machine->wire * step_count_chunks(s, t) * x->chunk_bytes
-        * x->share[plan_member_of_rank(x->plan, s->rank)];
+    return costs->machine->wire * step_count_chunks(schedule, step) * costs->chunk_bytes
+        * costs->share[plan_member_of_rank(costs->plan, schedule->rank)];
 }
 /* Returns the time of the busiest host's link. A link has equal bandwidth in both directions. */
-static double cost_of_busiest_link(const struct plan_cost *x)
+static double cost_of_busiest_link(const struct plan_cost *costs)
 {
     double chunks = 0;
-    for (int h = 0; x->chunks_between_hosts && h < x->plan->layout->hosts; h++)
-        chunks = double_larger(chunks, double_larger(x->chunks_between_hosts[h][0], x->chunks_between_hosts[h][1]));
-    return chunks * x->chunk_bytes * x->machine->wire;
+    for (int h = 0; costs->chunks_between_hosts && h < costs->plan->layout->hosts; h++)
+        chunks =
+            double_larger(chunks, double_larger(costs->chunks_between_hosts[h][0], costs->chunks_between_hosts[h][1]));
+    return chunks * costs->chunk_bytes * costs->machine->wire;
 }
 
 /* True if the bytes of the tile's longest message take FILLED times its fixed cost, or if the plan has no messages. */
-static bool messages_are_filled(const struct plan_cost *x)
+static bool messages_are_filled(const struct plan_cost *costs)
 {
     double filled = 0;
-    for (int m = 0; x->match && m < x->plan->count; m++) {
-        const struct schedule *s = &x->plan->ranks[m];
-        for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
-            if (s->steps[j].kind == SEND)
+    for (int m = 0; costs->match && m < costs->plan->count; m++) {
+        const struct schedule *schedule = &costs->plan->ranks[m];
+        for (int j = schedule->first_message; j >= 0 && j <= schedule->last_message; j++)
+            if (schedule->steps[j].kind == SEND)
                 filled = double_larger(filled,
-                    message_time_on_link(x, s, &s->steps[j]) / cost_of_message(x, s, &s->steps[j], THIRDS));
+                    message_time_on_link(costs, schedule, &schedule->steps[j])
+                        / cost_of_message(costs, schedule, &schedule->steps[j], THIRDS));
     }
-    return !x->match || filled >= FILLED;
+    return !costs->match || filled >= FILLED;
 }
 
 /* ---- the critical path of one tile ---- */
-static double *step_end_at(const struct plan_cost *x, int member, int step)
+static double *step_end_at(const struct plan_cost *costs, int member, int step)
 {
-    return &x->ends[(size_t)member * (size_t)x->plan->period + (size_t)step];
+    return &costs->ends[(size_t)member * (size_t)costs->plan->period + (size_t)step];
 }
 /* NULL: the step has no time yet, or the rank is not a member. */
-static double *step_end_of_rank(const struct plan_cost *x, int rank, int step)
+static double *step_end_of_rank(const struct plan_cost *costs, int rank, int step)
 {
-    int member = plan_member_of_rank(x->plan, rank);
-    return member >= 0 && x->at[member] > step ? step_end_at(x, member, step) : NULL;
+    int member = plan_member_of_rank(costs->plan, rank);
+    return member >= 0 && costs->at[member] > step ? step_end_at(costs, member, step) : NULL;
 }
 /* Sets *out to the time at which the message that the rank posts at the step is complete. False: its other end has no
    time yet. */
-static bool message_find_end(const struct plan_cost *x, const struct schedule *s, int step, double *out)
+static bool message_find_end(const struct plan_cost *costs, const struct schedule *schedule, int step, double *out)
 {
-    struct position other = match_find_other_end(x->match, s->rank, step);
-    double posted = *step_end_of_rank(x, s->rank, step), *there = NULL;
-    if (other.rank >= 0 && !(there = step_end_of_rank(x, other.rank, other.step))) return false;
+    struct position other = match_find_other_end(costs->match, schedule->rank, step);
+    double posted = *step_end_of_rank(costs, schedule->rank, step), *there = NULL;
+    if (other.rank >= 0 && !(there = step_end_of_rank(costs, other.rank, other.step))) return false;
     if (there && *there > posted) posted = *there;
-    *out = posted + cost_of_message(x, s, &s->steps[step], THIRDS - OF_SENDER)
-        + message_time_on_link(x, s, &s->steps[step]);
+    *out = posted + cost_of_message(costs, schedule, &schedule->steps[step], THIRDS - OF_SENDER)
+        + message_time_on_link(costs, schedule, &schedule->steps[step]);
     return true;
 }
 /* Raises *begin to the time at which the step's waits end. False: a wait is for a step that has no time yet. */
-static bool step_find_begin(const struct plan_cost *x, const struct schedule *s, const struct step *t, double *begin)
+static bool step_find_begin(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step,
+    double *begin)
 {
-    for (int w = 0; w < t->wait_count; w++) {
-        const struct wait *wait = &s->waits[t->wait + w];
-        int member = plan_member_of_rank(x->plan, wait->rank);
+    for (int w = 0; w < step->wait_count; w++) {
+        const struct wait *wait = &schedule->waits[step->wait + w];
+        int member = plan_member_of_rank(costs->plan, wait->rank);
         double there = 0;
         if (wait->lag == SLOT_REUSE) continue;
-        if (x->at[member] <= wait->step) return false;
-        if (wait->rank != s->rank) there = *step_end_at(x, member, wait->step) + x->round;
-        else if (!message_find_end(x, s, wait->step, &there)) return false;
+        if (costs->at[member] <= wait->step) return false;
+        if (wait->rank != schedule->rank) there = *step_end_at(costs, member, wait->step) + costs->round;
+        else if (!message_find_end(costs, schedule, wait->step, &there)) return false;
         if (there > *begin) *begin = there;
     }
     return true;
 }
 /* Times the member's steps as far as it gets. True: it moved. */
-static bool member_time_steps(const struct plan_cost *x, int member)
+static bool member_time_steps(const struct plan_cost *costs, int member)
 {
-    const struct schedule *s = &x->plan->ranks[member];
-    int from = x->at[member];
-    for (; x->at[member] < s->step_count; x->at[member]++) {
-        int step = x->at[member];
-        double begin = step ? *step_end_at(x, member, step - 1) : 0;
+    const struct schedule *schedule = &costs->plan->ranks[member];
+    int from = costs->at[member];
+    for (; costs->at[member] < schedule->step_count; costs->at[member]++) {
+        int step = costs->at[member];
+        double begin = step ? *step_end_at(costs, member, step - 1) : 0;
         /* Behind the prelude a step also waits for the roll call. */
-        if (step >= s->prelude && begin < x->round && x->ranks > 1) begin = x->round;
-        if (!step_find_begin(x, s, &s->steps[step], &begin)) break;
-        *step_end_at(x, member, step) = begin + cost_of_step(x, s, &s->steps[step]);
+        if (step >= schedule->prelude && begin < costs->round && costs->ranks > 1) begin = costs->round;
+        if (!step_find_begin(costs, schedule, &schedule->steps[step], &begin)) break;
+        *step_end_at(costs, member, step) = begin + cost_of_step(costs, schedule, &schedule->steps[step]);
     }
-    return x->at[member] > from;
+    return costs->at[member] > from;
 }
-static double cost_of_critical_path(const struct plan_cost *x)
+static double cost_of_critical_path(const struct plan_cost *costs)
 {
     double longest = 0;
     for (bool moved = true; moved;) {
         moved = false;
-        for (int m = 0; m < x->plan->count; m++) moved |= member_time_steps(x, m);
+        for (int m = 0; m < costs->plan->count; m++) moved |= member_time_steps(costs, m);
     }
-    for (int m = 0; m < x->plan->count; m++) {
-        const struct schedule *s = &x->plan->ranks[m];
-        if (s->step_count) longest = double_larger(longest, *step_end_at(x, m, s->step_count - 1));
-        for (int j = s->first_message; j >= 0 && j <= s->last_message; j++) {
+    for (int m = 0; m < costs->plan->count; m++) {
+        const struct schedule *schedule = &costs->plan->ranks[m];
+        if (schedule->step_count) longest = double_larger(longest, *step_end_at(costs, m, schedule->step_count - 1));
+        for (int j = schedule->first_message; j >= 0 && j <= schedule->last_message; j++) {
             double over = 0;
-            if (step_is_message(&s->steps[j]) && message_find_end(x, s, j, &over))
+            if (step_is_message(&schedule->steps[j]) && message_find_end(costs, schedule, j, &over))
                 longest = double_larger(longest, over);
         }
     }
@@ -305,81 +319,86 @@ static double cost_of_critical_path(const struct plan_cost *x)
 }
 
 /* ---- many tiles ---- */
-static double cost_of_busiest_rank(const struct plan_cost *x)
+static double cost_of_busiest_rank(const struct plan_cost *costs)
 {
     double busiest_rank = 0;
-    for (int m = 0; m < x->plan->count; m++) {
-        const struct schedule *s = &x->plan->ranks[m];
+    for (int m = 0; m < costs->plan->count; m++) {
+        const struct schedule *schedule = &costs->plan->ranks[m];
         double busy = 0;
-        for (int j = 0; j < s->step_count; j++)
-            busy += cost_of_step(x, s, &s->steps[j])
-                + (s->steps[j].kind == RECV ? cost_of_message(x, s, &s->steps[j], THIRDS - OF_SENDER) : 0);
-        busy += double_larger(schedule_count_posted_chunks(s, SEND), schedule_count_posted_chunks(s, RECV))
-            * x->chunk_bytes * x->machine->wire;
+        for (int j = 0; j < schedule->step_count; j++)
+            busy += cost_of_step(costs, schedule, &schedule->steps[j])
+                + (schedule->steps[j].kind == RECV
+                        ? cost_of_message(costs, schedule, &schedule->steps[j], THIRDS - OF_SENDER)
+                        : 0);
+        busy +=
+            double_larger(schedule_count_posted_chunks(schedule, SEND), schedule_count_posted_chunks(schedule, RECV))
+            * costs->chunk_bytes * costs->machine->wire;
         busiest_rank = double_larger(busiest_rank, busy);
     }
     return busiest_rank;
 }
 /* Returns the chunks of slots, its own and its peers', that pass through a rank's cache. */
-static double schedule_count_slot_chunks(const struct schedule *s)
+static double schedule_count_slot_chunks(const struct schedule *schedule)
 {
-    int chunks = s->chunks[SCRATCH];
-    for (int j = 0; j < s->step_count; j++)
-        for (int f = 0; f < s->steps[j].from_count; f++) {
-            struct span a = step_from(s, &s->steps[j])[f];
-            if (a.rank != s->rank && a.buffer == SCRATCH) chunks += a.count;
+    int chunks = schedule->chunks[SCRATCH];
+    for (int j = 0; j < schedule->step_count; j++)
+        for (int f = 0; f < schedule->steps[j].from_count; f++) {
+            struct span span = step_from(schedule, &schedule->steps[j])[f];
+            if (span.rank != schedule->rank && span.buffer == SCRATCH) chunks += span.count;
         }
     return chunks;
 }
 /* Lines fall into a cache at random, so a fuller cache is more likely to lose some. A lost byte costs the extra time to
    fetch it from beyond the cache. */
-static double cost_of_displaced_bytes(const struct plan_cost *x, const struct cutting *c, int in_flight)
+static double cost_of_displaced_bytes(const struct plan_cost *costs, const struct cutting *c, int in_flight)
 {
     double passing = 0, message = (double)c->message_bytes;
-    double longer = x->machine->far - x->machine->near, least_longer = x->machine->near / 8;
-    for (int m = 0; m < x->plan->count; m++) {
-        double bytes = schedule_count_slot_chunks(&x->plan->ranks[m]) * x->chunk_bytes * in_flight;
+    double longer = costs->machine->far - costs->machine->near, least_longer = costs->machine->near / 8;
+    for (int m = 0; m < costs->plan->count; m++) {
+        double bytes = schedule_count_slot_chunks(&costs->plan->ranks[m]) * costs->chunk_bytes * in_flight;
         passing = double_larger(passing, bytes);
     }
     if (longer < least_longer) longer = least_longer;
-    return double_smaller(passing, message) * double_smaller(1, (passing + message) / x->machine->l2) * longer
-        * x->load;
+    return double_smaller(passing, message) * double_smaller(1, (passing + message) / costs->machine->l2) * longer
+        * costs->load;
 }
-static double cost_of_all_tiles(struct plan_cost *x, const struct cutting *c)
+static double cost_of_all_tiles(struct plan_cost *costs, const struct cutting *c)
 {
-    const struct schedule *s = &x->plan->ranks[0];
-    int chunks = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
+    const struct schedule *schedule = &costs->plan->ranks[0];
+    int chunks =
+        schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT] : schedule->chunks[OUTPUT];
     double tile = double_smaller((double)c->tile_bytes, (double)c->message_bytes);
     double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
     double in_flight = double_smaller(c->slots, further + 1);
-    x->chunk_bytes = tile / chunks;
-    double busy = double_larger(cost_of_busiest_rank(x), cost_of_busiest_link(x)),
-           one = double_larger(cost_of_critical_path(x), busy), each = double_larger(one / c->slots, busy);
-    each += x->machine->tile * x->load;
-    return one + further * each + cost_of_displaced_bytes(x, c, (int)in_flight);
+    costs->chunk_bytes = tile / chunks;
+    double busy = double_larger(cost_of_busiest_rank(costs), cost_of_busiest_link(costs)),
+           one = double_larger(cost_of_critical_path(costs), busy), each = double_larger(one / c->slots, busy);
+    each += costs->machine->tile * costs->load;
+    return one + further * each + cost_of_displaced_bytes(costs, c, (int)in_flight);
 }
 static tutti_status plan_evaluate_cost(const struct plan *plan, const struct machine *machine, const struct cutting *c,
     double *out, bool *filled)
 {
-    struct plan_cost x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
-    x.ranks = plan->one_host ? plan->count : plan->layout->largest;
-    x.round = machine_cost_of_round(machine, x.ranks, c->cores);
-    x.cached_fraction = double_smaller(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
-    x.load = x.ranks > c->cores ? (double)x.ranks / c->cores : 1;
-    x.peer_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
-    x.peer_write = (machine->slot_write + (x.load - 1) * machine->near / 2) / x.load;
-    x.ends = memory_alloc_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *x.ends);
-    x.at = memory_alloc_zeroed((size_t)plan->count, sizeof *x.at);
-    bool fine = x.ends && x.at && cost_find_messages(&x);
+    struct plan_cost costs = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
+    costs.ranks = plan->one_host ? plan->count : plan->layout->largest;
+    costs.round = machine_cost_of_round(machine, costs.ranks, c->cores);
+    costs.cached_fraction =
+        double_smaller(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
+    costs.load = costs.ranks > c->cores ? (double)costs.ranks / c->cores : 1;
+    costs.peer_read = (machine->slot_read + (costs.load - 1) * machine->near / 2) / costs.load;
+    costs.peer_write = (machine->slot_write + (costs.load - 1) * machine->near / 2) / costs.load;
+    costs.ends = memory_alloc_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *costs.ends);
+    costs.at = memory_alloc_zeroed((size_t)plan->count, sizeof *costs.at);
+    bool fine = costs.ends && costs.at && cost_find_messages(&costs);
     if (fine) {
-        *out = cost_of_all_tiles(&x, c);
-        *filled = messages_are_filled(&x);
+        *out = cost_of_all_tiles(&costs, c);
+        *filled = messages_are_filled(&costs);
     }
-    match_destroy(x.match);
-    free(x.chunks_between_hosts);
-    free(x.share);
-    free(x.ends);
-    free(x.at);
+    match_destroy(costs.match);
+    free(costs.chunks_between_hosts);
+    free(costs.share);
+    free(costs.ends);
+    free(costs.at);
     return fine ? TUTTI_OK
                 : status_fail(TUTTI_NO_MEMORY, "no memory to predict the cost of a plan of %d ranks", plan->size);
 }

@@ -67,7 +67,7 @@ void machine_store_parameters(int distance, const struct machine *parameters, bo
 }
 struct machine machine_get_or_measure(machine_copy *stream)
 {
-    struct machine m;
-    if (!machine_find_parameters(0, &m)) machine_probe(stream, NULL, &m);
-    return m;
+    struct machine machine;
+    if (!machine_find_parameters(0, &machine)) machine_probe(stream, NULL, &machine);
+    return machine;
 }

@@ -21,9 +21,9 @@ double machine_get_parameter(const struct machine *machine, int row) { return (&
 void machine_set_parameter(struct machine *machine, int row, double figure) { (&machine->l2)[row] = figure; }
 struct machine machine_typical(void)
 {
-    struct machine m;
-    for (int i = 0; i < ROWS; i++) machine_set_parameter(&m, i, rows[i].typical);
-    return m;
+    struct machine machine;
+    for (int i = 0; i < ROWS; i++) machine_set_parameter(&machine, i, rows[i].typical);
+    return machine;
 }
 void machine_copy_network_costs(struct machine *machine, const struct machine *from)
 {

@@ -54,10 +54,10 @@ struct probe {
 struct side { struct probe *probe; int who; uint32_t meetings; bool on_same_core; };
 
 /* ---- time ---- */
-static bool probe_is_late(struct probe *p)
+static bool probe_is_late(struct probe *probe)
 {
-    if (clock_ns() > p->deadline_ns) atomic_store_explicit(&p->late, true, memory_order_relaxed);
-    return atomic_load_explicit(&p->late, memory_order_relaxed);
+    if (clock_ns() > probe->deadline_ns) atomic_store_explicit(&probe->late, true, memory_order_relaxed);
+    return atomic_load_explicit(&probe->late, memory_order_relaxed);
 }
 /* Disturbances only make a time longer, so times_lower_quartile takes the lower quartile. Differences may err both
    ways, and the time of a sleep varies, so times_median serves for these. */
@@ -85,16 +85,16 @@ static bool side_meet_other(struct side *me)
 /* Sends pings to and fro. Side 0 sets *out to the ns of one way. */
 static bool side_measure_pings(struct side *me, uint32_t rounds, double *out)
 {
-    struct probe *p = me->probe;
+    struct probe *probe = me->probe;
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
-        atomic_store(&p->ping.value, 0);
+        atomic_store(&probe->ping.value, 0);
         if (!side_meet_other(me)) return false;
         int64_t begin = clock_ns();
         for (uint32_t i = 0; i < rounds; i++) {
-            if (me->who && !word_wait_for_value(me, &p->ping, 2 * i + 1)) return false;
-            atomic_store_explicit(&p->ping.value, 2 * i + 1 + (uint32_t)me->who, memory_order_release);
-            if (!me->who && !word_wait_for_value(me, &p->ping, 2 * i + 2)) return false;
+            if (me->who && !word_wait_for_value(me, &probe->ping, 2 * i + 1)) return false;
+            atomic_store_explicit(&probe->ping.value, 2 * i + 1 + (uint32_t)me->who, memory_order_release);
+            if (!me->who && !word_wait_for_value(me, &probe->ping, 2 * i + 2)) return false;
         }
         times[k] = time_since(begin) / rounds / 2;
         if (!side_meet_other(me)) return false;
@@ -103,35 +103,35 @@ static bool side_measure_pings(struct side *me, uint32_t rounds, double *out)
     return true;
 }
 /* Wakes the other side after it has had the time to fall asleep. */
-static void probe_wake_sleeper(struct probe *p)
+static void probe_wake_sleeper(struct probe *probe)
 {
     for (int64_t until = clock_ns() + FALL_ASLEEP_NS; clock_ns() < until;) sched_yield();
-    p->woken_ns = clock_ns();
-    atomic_store(&p->ping.value, 1);
-    syscall(SYS_futex, &p->ping.value, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    probe->woken_ns = clock_ns();
+    atomic_store(&probe->ping.value, 1);
+    syscall(SYS_futex, &probe->ping.value, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
-static bool probe_sleep_until_woken(struct probe *p, double *out)
+static bool probe_sleep_until_woken(struct probe *probe, double *out)
 {
     struct timespec most = { 0, SLEEP_NS };
-    while (!atomic_load(&p->ping.value)) {
-        syscall(SYS_futex, &p->ping.value, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
-        if (probe_is_late(p)) return false;
+    while (!atomic_load(&probe->ping.value)) {
+        syscall(SYS_futex, &probe->ping.value, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
+        if (probe_is_late(probe)) return false;
     }
-    *out = time_since(p->woken_ns);
+    *out = time_since(probe->woken_ns);
     return true;
 }
 static bool side_measure_sleep(struct side *me)
 {
-    struct probe *p = me->probe;
+    struct probe *probe = me->probe;
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
-        atomic_store(&p->ping.value, 0);
+        atomic_store(&probe->ping.value, 0);
         if (!side_meet_other(me)) return false;
-        if (me->who) probe_wake_sleeper(p);
-        else if (!probe_sleep_until_woken(p, &times[k])) return false;
+        if (me->who) probe_wake_sleeper(probe);
+        else if (!probe_sleep_until_woken(probe, &times[k])) return false;
         if (!side_meet_other(me)) return false;
     }
-    if (!me->who) p->found->sleep = times_median(times, REPEATS);
+    if (!me->who) probe->found->sleep = times_median(times, REPEATS);
     return true;
 }
 
@@ -171,16 +171,16 @@ static double copy_time_per_byte(void *to, const void *from, size_t bytes)
     bytes_copy_ordinary(to, from, bytes);
     return work_time_per_byte(bytes_copy_ordinary, to, from, bytes);
 }
-static void probe_measure_copies(struct probe *p)
+static void probe_measure_copies(struct probe *probe)
 {
-    unsigned char *a = p->message[0], *b = p->message[1];
-    p->found->near = copy_time_per_byte(a, b, SLOT);
+    unsigned char *a = probe->message[0], *b = probe->message[1];
+    probe->found->near = copy_time_per_byte(a, b, SLOT);
     /* An addition moves three numbers where a copy moves two. It may hide behind the loads, so the cost has a least. */
-    double more = work_time_per_byte(floats_add_to_sum, a, b, SLOT) - 1.5 * p->found->near;
-    double least = p->found->near / 8;
-    p->found->add = more > least ? more : least;
-    p->found->far = copy_time_per_byte(a, b, p->message_bytes / 2);
-    if (p->found->far < p->found->near) p->found->far = p->found->near;
+    double more = work_time_per_byte(floats_add_to_sum, a, b, SLOT) - 1.5 * probe->found->near;
+    double least = probe->found->near / 8;
+    probe->found->add = more > least ? more : least;
+    probe->found->far = copy_time_per_byte(a, b, probe->message_bytes / 2);
+    if (probe->found->far < probe->found->near) probe->found->far = probe->found->near;
 }
 /* Each side writes one of its slots, then reads the other side's; each repetition uses the next slot. */
 static bool side_exchange_slots(struct side *me, machine_copy *write, machine_copy *fetch,
@@ -206,55 +206,58 @@ static bool side_exchange_slots(struct side *me, machine_copy *write, machine_co
 }
 static bool side_measure_slots(struct side *me)
 {
-    struct probe *p = me->probe;
+    struct probe *probe = me->probe;
     double written, read, streamed = 0, streamed_read = 0;
-    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_copy_ordinary, p->slot, 1, p->message, &written, &read))
+    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_copy_ordinary, probe->slot, 1, probe->message, &written,
+            &read))
         return false;
-    if (p->stream
-        && !side_exchange_slots(me, p->stream, bytes_copy_ordinary, p->slot, 1, p->message, &streamed, &streamed_read))
+    if (probe->stream
+        && !side_exchange_slots(me, probe->stream, bytes_copy_ordinary, probe->slot, 1, probe->message, &streamed,
+            &streamed_read))
         return false;
-    bool stream = p->stream && streamed + streamed_read < CLEARLY * (written + read);
+    bool stream = probe->stream && streamed + streamed_read < CLEARLY * (written + read);
     if (me->who) return true;
-    p->write = stream ? p->stream : bytes_copy_ordinary;
-    p->found->slot_write = stream ? streamed : written;
-    p->found->slot_read = stream ? streamed_read : read;
+    probe->write = stream ? probe->stream : bytes_copy_ordinary;
+    probe->found->slot_write = stream ? streamed : written;
+    probe->found->slot_read = stream ? streamed_read : read;
     return true;
 }
 /* Measures slots that are reused so late that no second-level cache holds them any more. */
 static bool side_measure_lost_lines(struct side *me)
 {
-    struct probe *p = me->probe;
+    struct probe *probe = me->probe;
     double written, read;
-    if (!side_exchange_slots(me, p->write, bytes_copy_ordinary, p->message, p->message_bytes / SLOT, p->slot, &written,
-            &read))
+    if (!side_exchange_slots(me, probe->write, bytes_copy_ordinary, probe->message, probe->message_bytes / SLOT,
+            probe->slot, &written, &read))
         return false;
     if (me->who) return true;
-    p->found->lost_write = fmin(written, p->found->slot_write);
-    p->found->lost_read = fmin(read, p->found->slot_read);
+    probe->found->lost_write = fmin(written, probe->found->slot_write);
+    probe->found->lost_read = fmin(read, probe->found->slot_read);
     return true;
 }
 /* Measures reads of the other side's tensor by the kernel, for bytes in the other side's cache and beyond it. */
 static bool side_measure_kernel_reads(struct side *me)
 {
-    struct probe *p = me->probe;
-    struct machine *m = p->found;
+    struct probe *probe = me->probe;
+    struct machine *machine = probe->found;
     double written, fetched, lost, calls[REPEATS];
     /* If the kernel cannot read, single copy is never chosen, and its cost does not matter. */
     if (!kernel_can_read_memory()) return true;
-    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_read_by_kernel, p->slot, 1, p->message, &written, &fetched))
+    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_read_by_kernel, probe->slot, 1, probe->message, &written,
+            &fetched))
         return false;
-    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_read_by_kernel, p->message, p->message_bytes / SLOT,
-            p->slot, &written, &lost))
+    if (!side_exchange_slots(me, bytes_copy_ordinary, bytes_read_by_kernel, probe->message, probe->message_bytes / SLOT,
+            probe->slot, &written, &lost))
         return false;
     if (me->who) return true;
     for (int k = 0; k < REPEATS; k++) {
         int64_t begin = clock_ns();
-        for (int i = 0; i < BATCH / 10; i++) bytes_read_by_kernel(p->slot[0], p->slot[1], 1);
+        for (int i = 0; i < BATCH / 10; i++) bytes_read_by_kernel(probe->slot[0], probe->slot[1], 1);
         calls[k] = time_since(begin) / (BATCH / 10);
     }
-    m->reading = times_lower_quartile(calls, REPEATS);
-    m->fetch = fmax(fetched - m->reading / SLOT, m->near);
-    m->lost_fetch = fmax(lost - m->reading / SLOT, m->near);
+    machine->reading = times_lower_quartile(calls, REPEATS);
+    machine->fetch = fmax(fetched - machine->reading / SLOT, machine->near);
+    machine->lost_fetch = fmax(lost - machine->reading / SLOT, machine->near);
     return true;
 }
 /* A passage moves a message through slots, tile by tile, as an allreduce does. A side copies each tile into its slot.
@@ -263,27 +266,27 @@ static bool side_measure_kernel_reads(struct side *me)
 struct passage { size_t tile, bytes, to; machine_copy *take; };
 static bool side_pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct passage *passage)
 {
-    struct probe *p = me->probe;
+    struct probe *probe = me->probe;
     int other = !me->who;
     size_t tile = passage->tile;
     uint32_t slots = (uint32_t)(IN_FLIGHT * LARGE_TILE / tile);
-    unsigned char *mine = p->message[me->who];
+    unsigned char *mine = probe->message[me->who];
     if (k < tiles) {
-        if (k >= IN_FLIGHT && !word_wait_for_value(me, &p->taken[other], k - IN_FLIGHT + 1)) return false;
-        p->write(p->slot[me->who] + k % slots * tile, mine + k * tile, tile);
-        atomic_store(&p->copied[me->who].value, k + 1);
+        if (k >= IN_FLIGHT && !word_wait_for_value(me, &probe->taken[other], k - IN_FLIGHT + 1)) return false;
+        probe->write(probe->slot[me->who] + k % slots * tile, mine + k * tile, tile);
+        atomic_store(&probe->copied[me->who].value, k + 1);
     }
     if (k == 0) return true;
-    if (!word_wait_for_value(me, &p->copied[other], k)) return false;
-    passage->take(mine + passage->to + (k - 1) * tile, p->slot[other] + (k - 1) % slots * tile, tile);
-    atomic_store(&p->taken[me->who].value, k);
+    if (!word_wait_for_value(me, &probe->copied[other], k)) return false;
+    passage->take(mine + passage->to + (k - 1) * tile, probe->slot[other] + (k - 1) % slots * tile, tile);
+    atomic_store(&probe->taken[me->who].value, k);
     return true;
 }
 static bool side_time_passage(struct side *me, const struct passage *passage, double *out)
 {
-    struct probe *p = me->probe;
-    atomic_store(&p->copied[me->who].value, 0);
-    atomic_store(&p->taken[me->who].value, 0);
+    struct probe *probe = me->probe;
+    atomic_store(&probe->copied[me->who].value, 0);
+    atomic_store(&probe->taken[me->who].value, 0);
     if (!side_meet_other(me)) return false;
     uint32_t tiles = (uint32_t)(passage->bytes / passage->tile);
     int64_t begin = clock_ns();
@@ -294,7 +297,7 @@ static bool side_time_passage(struct side *me, const struct passage *passage, do
 }
 static bool side_measure_tiles(struct side *me)
 {
-    struct machine *m = me->probe->found;
+    struct machine *machine = me->probe->found;
     size_t bytes = me->probe->message_bytes;
     const struct passage small = { .tile = SMALL_TILE, .bytes = bytes, .take = floats_add_to_sum },
                          large = { .tile = LARGE_TILE, .bytes = bytes, .take = floats_add_to_sum };
@@ -306,14 +309,14 @@ static bool side_measure_tiles(struct side *me)
     }
     double more = (double)bytes / SMALL_TILE - (double)bytes / LARGE_TILE;
     double each = times_median(longer, PASSES) / more;
-    if (!me->who) m->tile = each > 1 ? each : 1;
+    if (!me->who) machine->tile = each > 1 ? each : 1;
     return true;
 }
 /* Reads the beginning of the other side's message into the second half of this side's message. */
 static bool side_read_message(struct side *me, size_t bytes, double *out)
 {
-    struct probe *p = me->probe;
-    unsigned char *to = p->message[me->who] + p->message_bytes / 2, *from = p->message[!me->who];
+    struct probe *probe = me->probe;
+    unsigned char *to = probe->message[me->who] + probe->message_bytes / 2, *from = probe->message[!me->who];
     if (!side_meet_other(me)) return false;
     int64_t begin = clock_ns();
     for (size_t at = 0; at < bytes; at += LARGE_TILE) bytes_read_by_kernel(to + at, from + at, LARGE_TILE);
@@ -323,15 +326,15 @@ static bool side_read_message(struct side *me, size_t bytes, double *out)
 /* Each side writes its message just before the other reads it, as callers do between calls. */
 static bool side_measure_one_copy(struct side *me, size_t bytes, double *out)
 {
-    struct probe *p = me->probe;
+    struct probe *probe = me->probe;
     const struct passage staged = {
-        .tile = LARGE_TILE, .bytes = bytes, .to = p->message_bytes / 2, .take = bytes_copy_ordinary
+        .tile = LARGE_TILE, .bytes = bytes, .to = probe->message_bytes / 2, .take = bytes_copy_ordinary
     };
     double ratio[PASSES], by_slots;
     for (int k = 0; k < PASSES; k++) {
-        memset(p->message[me->who], k, bytes);
+        memset(probe->message[me->who], k, bytes);
         if (!side_time_passage(me, &staged, &by_slots)) return false;
-        memset(p->message[me->who], k, bytes);
+        memset(probe->message[me->who], k, bytes);
         if (!side_read_message(me, bytes, &ratio[k])) return false;
         ratio[k] /= by_slots;
     }
@@ -340,14 +343,15 @@ static bool side_measure_one_copy(struct side *me, size_t bytes, double *out)
 }
 static bool side_measure_single_copy(struct side *me)
 {
-    struct machine *m = me->probe->found;
+    struct machine *machine = me->probe->found;
     size_t most = me->probe->message_bytes / 2 / LARGE_TILE * LARGE_TILE;
     if (!kernel_can_read_memory()) return true;
-    return side_measure_one_copy(me, LARGE_TILE, &m->one_copy) && side_measure_one_copy(me, most, &m->lost_one_copy);
+    return side_measure_one_copy(me, LARGE_TILE, &machine->one_copy)
+        && side_measure_one_copy(me, most, &machine->lost_one_copy);
 }
 
 /* ---- waiting ---- */
-static void machine_measure_backoff(struct machine *m)
+static void machine_measure_backoff(struct machine *machine)
 {
     double pauses[REPEATS], yields[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
@@ -358,8 +362,8 @@ static void machine_measure_backoff(struct machine *m)
         for (int i = 0; i < BATCH / 10; i++) sched_yield();
         yields[k] = time_since(begin) / (BATCH / 10);
     }
-    m->pause = times_lower_quartile(pauses, REPEATS);
-    m->yield = times_lower_quartile(yields, REPEATS);
+    machine->pause = times_lower_quartile(pauses, REPEATS);
+    machine->yield = times_lower_quartile(yields, REPEATS);
 }
 
 /* ---- cores ---- */
@@ -385,43 +389,43 @@ static int cores_find_second(const cpu_set_t *set, int first)
 }
 /* Chooses the second core if the caller gave none: a core that the process may use. If the process is bound to one
    core, as ranks often are, it is a core that the system would allow. */
-static void probe_choose_cores(struct probe *p)
+static void probe_choose_cores(struct probe *probe)
 {
     cpu_set_t set;
-    int first = p->core[0];
-    if (p->core[1] >= 0) return;
-    p->core[1] = first;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = cores_find_second(&set, first);
-    if (p->core[1] != first) return;
+    int first = probe->core[0];
+    if (probe->core[1] >= 0) return;
+    probe->core[1] = first;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) probe->core[1] = cores_find_second(&set, first);
+    if (probe->core[1] != first) return;
     for (size_t i = 0; i < MOST_CPUS; i++) CPU_SET(i, &set);
     /* The system ignores cores that the process may not use. */
     sched_setaffinity(0, sizeof set, &set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = cores_find_second(&set, first);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) probe->core[1] = cores_find_second(&set, first);
 }
 static bool side_run_measurements(struct side *me)
 {
-    struct probe *p = me->probe;
-    struct machine *m = p->found;
+    struct probe *probe = me->probe;
+    struct machine *machine = probe->found;
     /* The threads may share a core until both are bound. */
     me->on_same_core = true;
-    if (!me->who) probe_choose_cores(p);
+    if (!me->who) probe_choose_cores(probe);
     if (!side_meet_other(me)) return false;
-    thread_bind_to_core(p->core[me->who]);
-    bool apart = p->core[0] != p->core[1];
-    if (!me->who && apart) machine_measure_backoff(m);
-    if (!me->who) probe_measure_copies(p);
+    thread_bind_to_core(probe->core[me->who]);
+    bool apart = probe->core[0] != probe->core[1];
+    if (!me->who && apart) machine_measure_backoff(machine);
+    if (!me->who) probe_measure_copies(probe);
     if (!side_meet_other(me)) return false;
     me->on_same_core = !apart;
-    if (apart && (!side_measure_pings(me, BATCH, &m->line) || !side_measure_slots(me))) return false;
+    if (apart && (!side_measure_pings(me, BATCH, &machine->line) || !side_measure_slots(me))) return false;
     if (apart
         && (!side_meet_other(me) || !side_measure_lost_lines(me) || !side_meet_other(me)
             || !side_measure_kernel_reads(me)))
         return false;
     if (apart && (!side_meet_other(me) || !side_measure_tiles(me) || !side_measure_single_copy(me))) return false;
     if (!side_measure_sleep(me)) return false;
-    thread_bind_to_core(p->core[0]);
+    thread_bind_to_core(probe->core[0]);
     me->on_same_core = true;
-    return side_measure_pings(me, BATCH / 4, &m->hand_over) && apart;
+    return side_measure_pings(me, BATCH / 4, &machine->hand_over) && apart;
 }
 static void *side_main(void *argument)
 {
@@ -432,9 +436,9 @@ static void *side_main(void *argument)
 }
 
 /* ---- all of it ---- */
-static bool probe_run_threads(struct probe *p)
+static bool probe_run_threads(struct probe *probe)
 {
-    struct side sides[2] = { { p, 0, 0, false }, { p, 1, 0, false } };
+    struct side sides[2] = { { probe, 0, 0, false }, { probe, 1, 0, false } };
     pthread_t threads[2];
     sigset_t all, before;
     sigfillset(&all);
@@ -443,24 +447,24 @@ static bool probe_run_threads(struct probe *p)
     int started = 0;
     while (started < 2 && pthread_create(&threads[started], NULL, side_main, &sides[started]) == 0) started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (started < 2) atomic_store(&p->late, true);
+    if (started < 2) atomic_store(&probe->late, true);
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
-    return started == 2 && p->complete;
+    return started == 2 && probe->complete;
 }
-static bool probe_measure_all(struct probe *p, double l2)
+static bool probe_measure_all(struct probe *probe, double l2)
 {
     double wanted = MESSAGE_CACHES * l2;
-    p->message_bytes = wanted < MOST_MESSAGE ? (size_t)wanted / LARGE_TILE * LARGE_TILE : MOST_MESSAGE;
-    if (p->message_bytes < 2 * LARGE_TILE) p->message_bytes = 2 * LARGE_TILE;
-    size_t each = p->message_bytes + IN_FLIGHT * LARGE_TILE;
+    probe->message_bytes = wanted < MOST_MESSAGE ? (size_t)wanted / LARGE_TILE * LARGE_TILE : MOST_MESSAGE;
+    if (probe->message_bytes < 2 * LARGE_TILE) probe->message_bytes = 2 * LARGE_TILE;
+    size_t each = probe->message_bytes + IN_FLIGHT * LARGE_TILE;
     unsigned char *memory = memory_alloc_aligned(2 * each);
     for (int i = 0; memory && i < 2; i++) {
         /* memset makes the memory real and gives it valid numbers. */
-        p->message[i] = memset(memory + (size_t)i * each, 1, each);
-        p->slot[i] = p->message[i] + p->message_bytes;
+        probe->message[i] = memset(memory + (size_t)i * each, 1, each);
+        probe->slot[i] = probe->message[i] + probe->message_bytes;
     }
-    p->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
-    bool complete = memory && probe_run_threads(p);
+    probe->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
+    bool complete = memory && probe_run_threads(probe);
     free(memory);
     return complete;
 }

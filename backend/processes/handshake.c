@@ -13,32 +13,32 @@ static_assert(sizeof(struct handshake_opening) == 32 && sizeof(struct handshake_
     "no padding");
 
 /* ---- messages ---- */
-static struct handshake_head handshake_head_make(const struct handshake *h, enum handshake_kind kind)
+static struct handshake_head handshake_head_make(const struct handshake *handshake, enum handshake_kind kind)
 {
     struct handshake_head head = { .version = HANDSHAKE_VERSION, .kind = kind };
-    memcpy(head.magic, h->magic, sizeof head.magic);
+    memcpy(head.magic, handshake->magic, sizeof head.magic);
     return head;
 }
 /* Checks the first `bytes` bytes of a head. Returns 0 or -errno. */
-static int handshake_head_check(const struct handshake *h, const struct handshake_head *head, size_t bytes)
+static int handshake_head_check(const struct handshake *handshake, const struct handshake_head *head, size_t bytes)
 {
     size_t known = bytes < sizeof head->magic ? bytes : sizeof head->magic;
-    if (memcmp(head->magic, h->magic, known) != 0) return -EPROTO;
+    if (memcmp(head->magic, handshake->magic, known) != 0) return -EPROTO;
     if (bytes < offsetof(struct handshake_head, kind)) return 0;
     return head->version == HANDSHAKE_VERSION ? 0 : -ENOPROTOOPT;
 }
-static int handshake_receive_message(struct handshake *h, void *message, size_t bytes, int socket)
+static int handshake_receive_message(struct handshake *handshake, void *message, size_t bytes, int socket)
 {
-    while (h->received < bytes) {
-        ssize_t got = recv(socket, (char *)message + h->received, bytes - h->received, MSG_DONTWAIT);
+    while (handshake->received < bytes) {
+        ssize_t got = recv(socket, (char *)message + handshake->received, bytes - handshake->received, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN) return 0;
         if (got <= 0) return got ? -errno : -ECONNRESET;
-        h->received += (size_t)got;
-        int error = handshake_head_check(h, message, h->received);
+        handshake->received += (size_t)got;
+        int error = handshake_head_check(handshake, message, handshake->received);
         if (error) return error;
     }
-    h->received = 0;
+    handshake->received = 0;
     return 1;
 }
 /* A new connection has room for a whole message, so a short send is an error. */
@@ -60,83 +60,84 @@ struct transcript {
     unsigned char to[16], challenge_of_caller[16], challenge_of_called[16];
 };
 static_assert(sizeof(struct transcript) == 144, "no padding");
-static struct transcript handshake_make_transcript(const struct handshake *h, enum handshake_kind kind, uint64_t number)
+static struct transcript handshake_make_transcript(const struct handshake *handshake, enum handshake_kind kind,
+    uint64_t number)
 {
-    struct transcript t = {
-        .head = handshake_head_make(h, kind), .numbers = { h->hello.number, number }, .from = h->hello.from
-    };
-    memcpy(t.to, h->hello.to, sizeof t.to);
-    memcpy(t.challenge_of_caller, h->hello.challenge, sizeof t.challenge_of_caller);
-    memcpy(t.challenge_of_called, h->opening.challenge, sizeof t.challenge_of_called);
+    struct transcript t = { .head = handshake_head_make(handshake, kind),
+        .numbers = { handshake->hello.number, number },
+        .from = handshake->hello.from };
+    memcpy(t.to, handshake->hello.to, sizeof t.to);
+    memcpy(t.challenge_of_caller, handshake->hello.challenge, sizeof t.challenge_of_caller);
+    memcpy(t.challenge_of_called, handshake->opening.challenge, sizeof t.challenge_of_called);
     return t;
 }
 
-static void handshake_init(struct handshake *h, const char magic[8])
+static void handshake_init(struct handshake *handshake, const char magic[8])
 {
-    memset(h, 0, sizeof *h);
-    memcpy(h->magic, magic, sizeof h->magic);
+    memset(handshake, 0, sizeof *handshake);
+    memcpy(handshake->magic, magic, sizeof handshake->magic);
 }
 
 /* ---- the called process ---- */
-int handshake_send_opening(struct handshake *h, const char magic[8], int socket)
+int handshake_send_opening(struct handshake *handshake, const char magic[8], int socket)
 {
-    handshake_init(h, magic);
-    h->opening.head = handshake_head_make(h, HANDSHAKE_OPENING);
-    if (random_fill(h->opening.challenge, sizeof h->opening.challenge) != TUTTI_OK) return -EIO;
-    return handshake_send_message(&h->opening, sizeof h->opening, socket);
+    handshake_init(handshake, magic);
+    handshake->opening.head = handshake_head_make(handshake, HANDSHAKE_OPENING);
+    if (random_fill(handshake->opening.challenge, sizeof handshake->opening.challenge) != TUTTI_OK) return -EIO;
+    return handshake_send_message(&handshake->opening, sizeof handshake->opening, socket);
 }
-int handshake_receive_hello(struct handshake *h, const unsigned char self[16], int socket)
+int handshake_receive_hello(struct handshake *handshake, const unsigned char self[16], int socket)
 {
-    struct handshake_hello *hello = &h->hello;
-    int got = handshake_receive_message(h, hello, sizeof *hello, socket);
+    struct handshake_hello *hello = &handshake->hello;
+    int got = handshake_receive_message(handshake, hello, sizeof *hello, socket);
     if (got <= 0) return got;
     if (hello->head.kind != HANDSHAKE_HELLO || memcmp(hello->to, self, sizeof hello->to) != 0) return -EPROTO;
     if (!hello->has_secret != !secret_is_set()) return -EKEYREJECTED;
-    if (!pair_key_derive(&hello->key, hello->from.nonce, hello->to, &h->key)) return -ENOKEY;
-    struct transcript t = handshake_make_transcript(h, HANDSHAKE_HELLO, 0);
-    if (!proof_check(&h->key, &t, sizeof t, hello->proof)) return -EKEYREJECTED;
+    if (!pair_key_derive(&hello->key, hello->from.nonce, hello->to, &handshake->key)) return -ENOKEY;
+    struct transcript t = handshake_make_transcript(handshake, HANDSHAKE_HELLO, 0);
+    if (!proof_check(&handshake->key, &t, sizeof t, hello->proof)) return -EKEYREJECTED;
     hello->from.host[sizeof hello->from.host - 1] = 0;
     return 1;
 }
-const char *handshake_refusal_text(const struct handshake *h, int error)
+const char *handshake_refusal_text(const struct handshake *handshake, int error)
 {
     if (error == -ENOPROTOOPT) return "runs another version of tutti";
     if (error == -ENOKEY) return "belongs to no group of this process";
     if (error != -EKEYREJECTED) return "sent an invalid handshake";
-    if (!h->hello.has_secret != !secret_is_set())
+    if (!handshake->hello.has_secret != !secret_is_set())
         return secret_is_set() ? "has no secret (TUTTI_SECRET_FILE)"
                                : "has a secret (TUTTI_SECRET_FILE) where this process has none";
     return secret_is_set() ? "does not know the secret (TUTTI_SECRET_FILE)" : "does not know the key of its group";
 }
-int handshake_send_answer(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket)
+int handshake_send_answer(struct handshake *handshake, enum handshake_kind kind, uint64_t number, int socket)
 {
-    struct transcript t = handshake_make_transcript(h, kind, number);
-    h->answer = (struct handshake_answer){ .head = handshake_head_make(h, kind), .number = number };
-    proof_make(&h->key, &t, sizeof t, h->answer.proof);
-    return handshake_send_message(&h->answer, sizeof h->answer, socket);
+    struct transcript t = handshake_make_transcript(handshake, kind, number);
+    handshake->answer = (struct handshake_answer){ .head = handshake_head_make(handshake, kind), .number = number };
+    proof_make(&handshake->key, &t, sizeof t, handshake->answer.proof);
+    return handshake_send_message(&handshake->answer, sizeof handshake->answer, socket);
 }
-void handshake_send_refusal(struct handshake *h, int error, int socket)
+void handshake_send_refusal(struct handshake *handshake, int error, int socket)
 {
     if (error != -ENOKEY && error != -EKEYREJECTED) return;
-    h->answer = (struct handshake_answer){ .head = handshake_head_make(h, HANDSHAKE_REFUSED) };
-    handshake_send_message(&h->answer, sizeof h->answer, socket);
+    handshake->answer = (struct handshake_answer){ .head = handshake_head_make(handshake, HANDSHAKE_REFUSED) };
+    handshake_send_message(&handshake->answer, sizeof handshake->answer, socket);
 }
-int handshake_receive_confirm(struct handshake *h, int socket)
+int handshake_receive_confirm(struct handshake *handshake, int socket)
 {
-    int got = handshake_receive_message(h, &h->confirm, sizeof h->confirm, socket);
-    return got <= 0 || h->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
+    int got = handshake_receive_message(handshake, &handshake->confirm, sizeof handshake->confirm, socket);
+    return got <= 0 || handshake->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
 }
 
-void handshake_derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
+void handshake_derive_key(const struct handshake *handshake, unsigned char out[KEY_BYTES])
 {
     struct {
         char purpose[8], magic[8];
         unsigned char challenges[2][16];
     } text = { .purpose = "traffic" };
-    memcpy(text.magic, h->magic, sizeof text.magic);
-    memcpy(text.challenges[0], h->hello.challenge, sizeof text.challenges[0]);
-    memcpy(text.challenges[1], h->opening.challenge, sizeof text.challenges[1]);
-    proof_make(&h->key, &text, sizeof text, out);
+    memcpy(text.magic, handshake->magic, sizeof text.magic);
+    memcpy(text.challenges[0], handshake->hello.challenge, sizeof text.challenges[0]);
+    memcpy(text.challenges[1], handshake->opening.challenge, sizeof text.challenges[1]);
+    proof_make(&handshake->key, &text, sizeof text, out);
 }
 int unproved_find_superfluous(const struct unproved *list, int count)
 {
@@ -154,51 +155,51 @@ int unproved_find_superfluous(const struct unproved *list, int count)
 }
 
 /* ---- the caller ---- */
-void handshake_begin(struct handshake *h, const char magic[8])
+void handshake_begin(struct handshake *handshake, const char magic[8])
 {
-    handshake_init(h, magic);
-    h->hello.head = handshake_head_make(h, HANDSHAKE_HELLO);
+    handshake_init(handshake, magic);
+    handshake->hello.head = handshake_head_make(handshake, HANDSHAKE_HELLO);
 }
-int handshake_send_version(struct handshake *h, int socket)
+int handshake_send_version(struct handshake *handshake, int socket)
 {
-    h->has_announced = true;
-    return handshake_send_message(&h->hello.head, sizeof h->hello.head, socket);
+    handshake->has_announced = true;
+    return handshake_send_message(&handshake->hello.head, sizeof handshake->hello.head, socket);
 }
-int handshake_receive_opening(struct handshake *h, int socket)
+int handshake_receive_opening(struct handshake *handshake, int socket)
 {
-    int got = handshake_receive_message(h, &h->opening, sizeof h->opening, socket);
-    return got <= 0 || h->opening.head.kind == HANDSHAKE_OPENING ? got : -EPROTO;
+    int got = handshake_receive_message(handshake, &handshake->opening, sizeof handshake->opening, socket);
+    return got <= 0 || handshake->opening.head.kind == HANDSHAKE_OPENING ? got : -EPROTO;
 }
-int handshake_send_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
+int handshake_send_hello(struct handshake *handshake, const struct identity *self, const unsigned char other[16],
     const struct key_id *key, uint64_t number, int socket)
 {
-    struct handshake_hello *hello = &h->hello;
-    size_t sent = h->has_announced ? sizeof hello->head : 0;
+    struct handshake_hello *hello = &handshake->hello;
+    size_t sent = handshake->has_announced ? sizeof hello->head : 0;
     hello->has_secret = secret_is_set();
     hello->number = number;
     hello->from = *self;
     hello->key = *key;
     memcpy(hello->to, other, sizeof hello->to);
     if (random_fill(hello->challenge, sizeof hello->challenge) != TUTTI_OK) return -EIO;
-    if (!pair_key_derive(key, self->nonce, other, &h->key)) return -ENOKEY;
-    struct transcript t = handshake_make_transcript(h, HANDSHAKE_HELLO, 0);
-    proof_make(&h->key, &t, sizeof t, hello->proof);
-    h->has_sent_hello = true;
+    if (!pair_key_derive(key, self->nonce, other, &handshake->key)) return -ENOKEY;
+    struct transcript t = handshake_make_transcript(handshake, HANDSHAKE_HELLO, 0);
+    proof_make(&handshake->key, &t, sizeof t, hello->proof);
+    handshake->has_sent_hello = true;
     return handshake_send_message((const char *)hello + sent, sizeof *hello - sent, socket);
 }
-int handshake_receive_answer(struct handshake *h, int socket)
+int handshake_receive_answer(struct handshake *handshake, int socket)
 {
-    struct handshake_answer *a = &h->answer;
-    int got = handshake_receive_message(h, a, sizeof *a, socket);
+    struct handshake_answer *a = &handshake->answer;
+    int got = handshake_receive_message(handshake, a, sizeof *a, socket);
     if (got <= 0) return got;
     if (a->head.kind == HANDSHAKE_REFUSED) return -EKEYREJECTED;
     if (a->head.kind != HANDSHAKE_WELCOME && a->head.kind != HANDSHAKE_SUPERFLUOUS) return -EPROTO;
-    struct transcript t = handshake_make_transcript(h, (enum handshake_kind)a->head.kind, a->number);
-    if (!proof_check(&h->key, &t, sizeof t, a->proof)) return -EKEYREJECTED;
+    struct transcript t = handshake_make_transcript(handshake, (enum handshake_kind)a->head.kind, a->number);
+    if (!proof_check(&handshake->key, &t, sizeof t, a->proof)) return -EKEYREJECTED;
     return a->head.kind == HANDSHAKE_WELCOME ? 1 : -EALREADY;
 }
-int handshake_send_confirm(const struct handshake *h, int socket)
+int handshake_send_confirm(const struct handshake *handshake, int socket)
 {
-    struct handshake_head head = handshake_head_make(h, HANDSHAKE_CONFIRM);
+    struct handshake_head head = handshake_head_make(handshake, HANDSHAKE_CONFIRM);
     return handshake_send_message(&head, sizeof head, socket);
 }

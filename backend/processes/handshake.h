@@ -55,7 +55,7 @@ struct handshake {
 };
 extern const char handshake_of_links[8], handshake_of_peers[8];
 /* Returns the reason for which a hello was refused, to follow the words "a connection that". */
-const char *handshake_refusal_text(const struct handshake *h, int error);
+const char *handshake_refusal_text(const struct handshake *handshake, int error);
 
 /* Sockets do not block. Functions that receive read no byte past their message. They return 1 when the message is whole
    and valid, 0 when more is to come, or a negative errno. -ECONNRESET: the connection has ended. -EPROTO: the message
@@ -64,14 +64,14 @@ const char *handshake_refusal_text(const struct handshake *h, int error);
    negative errno. */
 
 /* ---- the called process ---- */
-int handshake_send_opening(struct handshake *h, const char magic[8], int socket);
-int handshake_receive_hello(struct handshake *h, const unsigned char self[16], int socket);
+int handshake_send_opening(struct handshake *handshake, const char magic[8], int socket);
+int handshake_receive_hello(struct handshake *handshake, const unsigned char self[16], int socket);
 /* Sends a welcome or superfluous, after a valid hello. */
-int handshake_send_answer(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket);
+int handshake_send_answer(struct handshake *handshake, enum handshake_kind kind, uint64_t number, int socket);
 /* Sends a refusal if `error`, the result of the caller's hello, is an unknown key or a wrong proof. Any other caller
    gets no answer. */
-void handshake_send_refusal(struct handshake *h, int error, int socket);
-int handshake_receive_confirm(struct handshake *h, int socket);
+void handshake_send_refusal(struct handshake *handshake, int error, int socket);
+int handshake_receive_confirm(struct handshake *handshake, int socket);
 
 /* Connections without a proof have a bounded number of places. When all are taken, the network with the most of them
    loses its oldest, so callers of one network leave room for callers of others. Returns the index of the connection to
@@ -80,15 +80,15 @@ struct unproved { uint64_t network; int64_t since_ms; };
 int unproved_find_superfluous(const struct unproved *list, int count);
 
 /* Derives a key for this connection after the answer. It is equal at both ends. */
-void handshake_derive_key(const struct handshake *h, unsigned char out[KEY_BYTES]);
+void handshake_derive_key(const struct handshake *handshake, unsigned char out[KEY_BYTES]);
 
 /* ---- the caller ---- */
-void handshake_begin(struct handshake *h, const char magic[8]);
+void handshake_begin(struct handshake *handshake, const char magic[8]);
 /* Sends the version before the opening arrives, so that a process of another version can report it. Links only. */
-int handshake_send_version(struct handshake *h, int socket);
-int handshake_receive_opening(struct handshake *h, int socket);
+int handshake_send_version(struct handshake *handshake, int socket);
+int handshake_receive_opening(struct handshake *handshake, int socket);
 /* Sends the hello. Each side receives the other's `number`, whose meaning is up to the user of the connection. */
-int handshake_send_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
+int handshake_send_hello(struct handshake *handshake, const struct identity *self, const unsigned char other[16],
     const struct key_id *key, uint64_t number, int socket);
-int handshake_receive_answer(struct handshake *h, int socket);
-int handshake_send_confirm(const struct handshake *h, int socket);
+int handshake_receive_answer(struct handshake *handshake, int socket);
+int handshake_send_confirm(const struct handshake *handshake, int socket);

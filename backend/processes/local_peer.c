@@ -56,13 +56,14 @@ static bool local_peer_handle_packet(struct peer *peer, const struct packet *pac
    the attempt is over. */
 static bool local_peer_connect_advance(struct peer *peer)
 {
-    struct handshake *h = peer->handshake;
-    bool said = h->has_sent_hello;
-    int got = said ? handshake_receive_answer(h, peer->descriptor) : handshake_receive_opening(h, peer->descriptor);
+    struct handshake *handshake = peer->handshake;
+    bool said = handshake->has_sent_hello;
+    int got = said ? handshake_receive_answer(handshake, peer->descriptor)
+                   : handshake_receive_opening(handshake, peer->descriptor);
     if (got == 0) return false;
     if (got > 0 && said) peer_open(peer);
     else if (got > 0)
-        got = handshake_send_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, peer->descriptor);
+        got = handshake_send_hello(handshake, &registry.self, peer->identity.nonce, &peer->key, 0, peer->descriptor);
     if (got >= 0) return true;
     if (got == -EALREADY) {
         registry_close_descriptor(&peer->descriptor);

@@ -59,8 +59,8 @@ static void peer_send_join_aborts(struct peer *peer)
 void peers_forward_join_abort(const unsigned char token[16], const struct peer *sender)
 {
     const struct join_abort *record = registry_find_join_abort(token);
-    for (struct peer *p = registry.peers; p; p = p->next)
-        if (p != sender && (!sender || p->link || sender->link)) peer_send_join_abort(p, record);
+    for (struct peer *peer = registry.peers; peer; peer = peer->next)
+        if (peer != sender && (!sender || peer->link || sender->link)) peer_send_join_abort(peer, record);
 }
 void peer_flush_queue(struct peer *peer)
 {

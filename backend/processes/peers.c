@@ -189,8 +189,8 @@ void peer_unwatch(struct peer_watch *watch)
 }
 static struct peer_watch *peer_watch_find_due(void)
 {
-    for (struct peer *p = registry.peers; p; p = p->next)
-        for (struct peer_watch *w = peer_is_over(p) ? p->watches : NULL; w; w = w->next)
+    for (struct peer *peer = registry.peers; peer; peer = peer->next)
+        for (struct peer_watch *w = peer_is_over(peer) ? peer->watches : NULL; w; w = w->next)
             if (!w->called) return w;
     return NULL;
 }

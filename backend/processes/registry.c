@@ -55,8 +55,8 @@ void registry_refuse_connection(int descriptor, const char *why)
 /* ---- lists of the registry ---- */
 struct peer *registry_find_peer(const unsigned char nonce[16])
 {
-    for (struct peer *p = registry.peers; p; p = p->next)
-        if (!p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
+    for (struct peer *peer = registry.peers; peer; peer = peer->next)
+        if (!peer->link && peer->state <= OPEN && nonce_equal(peer->identity.nonce, nonce)) return peer;
     return NULL;
 }
 struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops)

@@ -9,223 +9,229 @@
 #include <string.h>
 
 /* Formats the first sticky error into p->error. */
-static tutti_status plan_get_build_status(struct plan *p)
+static tutti_status plan_get_build_status(struct plan *plan)
 {
-    for (int m = 0; m < p->count; m++) {
-        const struct schedule *s = &p->ranks[m];
-        if (!s->error) continue;
-        if (s->error_rank >= 0)
-            snprintf(p->error, sizeof p->error, "rank %d: rank %d %s", s->rank, s->error_rank, s->error);
-        else snprintf(p->error, sizeof p->error, "rank %d: %s", s->rank, s->error);
-        return s->error == schedule_no_memory ? TUTTI_NO_MEMORY : TUTTI_INTERNAL;
+    for (int m = 0; m < plan->count; m++) {
+        const struct schedule *schedule = &plan->ranks[m];
+        if (!schedule->error) continue;
+        if (schedule->error_rank >= 0)
+            snprintf(plan->error, sizeof plan->error, "rank %d: rank %d %s", schedule->rank, schedule->error_rank,
+                schedule->error);
+        else snprintf(plan->error, sizeof plan->error, "rank %d: %s", schedule->rank, schedule->error);
+        return schedule->error == schedule_no_memory ? TUTTI_NO_MEMORY : TUTTI_INTERNAL;
     }
     return TUTTI_OK;
 }
 
 /* ---- recording ---- */
-static void plan_record_schedule(const struct plan *p, int rank, struct schedule *s)
+static void plan_record_schedule(const struct plan *plan, int rank, struct schedule *schedule)
 {
-    enum collective collective = p->algorithm->collective;
-    *s = (struct schedule){
+    enum collective collective = plan->algorithm->collective;
+    *schedule = (struct schedule){
         .collective = collective,
         .rank = rank,
-        .size = p->size,
-        .root = p->root,
-        .layout = p->layout,
+        .size = plan->size,
+        .root = plan->root,
+        .layout = plan->layout,
         .cut = 1,
-        .place = layout_place(p->layout, rank),
+        .place = layout_place(plan->layout, rank),
         .error_rank = -1,
         .first_message = -1,
         .last_message = -1,
     };
-    s->chunks[INPUT] = collective_buffer_parts(collective, INPUT, p->size);
-    s->chunks[OUTPUT] = collective_buffer_parts(collective, OUTPUT, p->size);
-    s->absent[INPUT] = !collective_has_buffer(collective, p->root, rank, INPUT);
-    s->absent[OUTPUT] = !collective_has_buffer(collective, p->root, rank, OUTPUT);
-    p->algorithm->record(s);
+    schedule->chunks[INPUT] = collective_buffer_parts(collective, INPUT, plan->size);
+    schedule->chunks[OUTPUT] = collective_buffer_parts(collective, OUTPUT, plan->size);
+    schedule->absent[INPUT] = !collective_has_buffer(collective, plan->root, rank, INPUT);
+    schedule->absent[OUTPUT] = !collective_has_buffer(collective, plan->root, rank, OUTPUT);
+    plan->algorithm->record(schedule);
 }
 /* All members must have the same cut, because equal chunks must be the same bytes. */
-static void plan_check_cuts(struct plan *p)
+static void plan_check_cuts(struct plan *plan)
 {
-    for (int m = 1; m < p->count; m++)
-        if (p->ranks[m].cut != p->ranks[0].cut)
-            schedule_set_error(&p->ranks[m], "divides the message differently from its peers");
+    for (int m = 1; m < plan->count; m++)
+        if (plan->ranks[m].cut != plan->ranks[0].cut)
+            schedule_set_error(&plan->ranks[m], "divides the message differently from its peers");
 }
 
 /* ---- building ---- */
-static tutti_status build_update_writers(struct build *b)
+static tutti_status build_update_writers(struct build *build)
 {
-    build_find_writers(b);
-    return plan_get_build_status(b->plan);
+    build_find_writers(build);
+    return plan_get_build_status(build->plan);
 }
-static tutti_status build_prepare_schedules(struct build *b)
+static tutti_status build_prepare_schedules(struct build *build)
 {
-    struct plan *p = b->plan;
-    for (int m = 0; m < p->count; m++) plan_record_schedule(p, plan_rank_of_member(p, m), &p->ranks[m]);
-    plan_check_cuts(p);
-    TRY(plan_get_build_status(p));
-    TRY(build_update_writers(b));
-    plan_mark_finishing_steps(b);
-    plan_pull_private_writes(p);
-    TRY(plan_get_build_status(p));
-    TRY(build_update_writers(b));
-    build_stage_private(b);
-    TRY(plan_get_build_status(p));
-    if (!p->hoist) return TUTTI_OK;
-    TRY(build_update_writers(b));
-    plan_hoist_receives(b);
-    return plan_get_build_status(p);
+    struct plan *plan = build->plan;
+    for (int m = 0; m < plan->count; m++) plan_record_schedule(plan, plan_rank_of_member(plan, m), &plan->ranks[m]);
+    plan_check_cuts(plan);
+    TRY(plan_get_build_status(plan));
+    TRY(build_update_writers(build));
+    plan_mark_finishing_steps(build);
+    plan_pull_private_writes(plan);
+    TRY(plan_get_build_status(plan));
+    TRY(build_update_writers(build));
+    build_stage_private(build);
+    TRY(plan_get_build_status(plan));
+    if (!plan->hoist) return TUTTI_OK;
+    TRY(build_update_writers(build));
+    plan_hoist_receives(build);
+    return plan_get_build_status(plan);
 }
-static tutti_status build_infer_and_verify(struct build *b)
+static tutti_status build_infer_and_verify(struct build *build)
 {
-    struct plan *p = b->plan;
-    TRY(build_update_writers(b));
-    for (int m = 0; m < p->count; m++) schedule_insert_awaits(b, &p->ranks[m]);
-    TRY(plan_get_build_status(p));
-    TRY(build_update_writers(b));
-    plan_number_messages(p);
-    build_infer_waits(b);
-    TRY(plan_get_build_status(p));
-    bool fine = plan_is_deadlock_free(b);
-    TRY(plan_get_build_status(p));
+    struct plan *plan = build->plan;
+    TRY(build_update_writers(build));
+    for (int m = 0; m < plan->count; m++) schedule_insert_awaits(build, &plan->ranks[m]);
+    TRY(plan_get_build_status(plan));
+    TRY(build_update_writers(build));
+    plan_number_messages(plan);
+    build_infer_waits(build);
+    TRY(plan_get_build_status(plan));
+    bool fine = plan_is_deadlock_free(build);
+    TRY(plan_get_build_status(plan));
     return fine ? TUTTI_OK : TUTTI_INTERNAL;
 }
-static tutti_status plan_set_no_memory(struct plan *p)
+static tutti_status plan_set_no_memory(struct plan *plan)
 {
-    snprintf(p->error, sizeof p->error, "%s", schedule_no_memory);
+    snprintf(plan->error, sizeof plan->error, "%s", schedule_no_memory);
     return TUTTI_NO_MEMORY;
 }
 /* ---- the kept schedules ---- */
-static int plan_count_kept_schedules(const struct plan *p) { return p->kept ? 1 : p->count; }
-static bool schedule_writes_slots(const struct schedule *s)
+static int plan_count_kept_schedules(const struct plan *plan) { return plan->kept ? 1 : plan->count; }
+static bool schedule_writes_slots(const struct schedule *schedule)
 {
-    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
-        for (int d = 0; d < t->to_count; d++)
-            if (step_to(s, t)[d].buffer == SCRATCH) return true;
+    for (const struct step *step = schedule->steps; step < schedule->steps + schedule->step_count; step++)
+        for (int d = 0; d < step->to_count; d++)
+            if (step_to(schedule, step)[d].buffer == SCRATCH) return true;
     return false;
 }
 /* True if the rank waits only for memory that it reads: it writes its own memory only and has no LEAVE. */
-static bool schedule_only_awaits_reads(const struct schedule *s)
+static bool schedule_only_awaits_reads(const struct schedule *schedule)
 {
-    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
-        for (int d = 0; d < t->to_count || t->kind == LEAVE; d++)
-            if (t->kind == LEAVE || step_to(s, t)[d].rank != s->rank) return false;
+    for (const struct step *step = schedule->steps; step < schedule->steps + schedule->step_count; step++)
+        for (int d = 0; d < step->to_count || step->kind == LEAVE; d++)
+            if (step->kind == LEAVE || step_to(schedule, step)[d].rank != schedule->rank) return false;
     return true;
 }
 /* Sets p->one_sided. False: out of memory. */
-static bool plan_find_one_sided(struct plan *p)
+static bool plan_find_one_sided(struct plan *plan)
 {
-    bool *needed = memory_alloc_zeroed((size_t)p->size, sizeof *needed), fine = !p->any_message && p->count == p->size;
-    p->one_sided = false;
-    for (int m = 0; m < p->count && fine && needed; m++) {
-        fine = schedule_only_awaits_reads(&p->ranks[m]);
-        memset(needed, 0, (size_t)p->size * sizeof *needed);
-        p->one_sided |= schedule_find_needed_peers(&p->ranks[m], needed) < p->size - 1;
+    bool *needed = memory_alloc_zeroed((size_t)plan->size, sizeof *needed),
+         fine = !plan->any_message && plan->count == plan->size;
+    plan->one_sided = false;
+    for (int m = 0; m < plan->count && fine && needed; m++) {
+        fine = schedule_only_awaits_reads(&plan->ranks[m]);
+        memset(needed, 0, (size_t)plan->size * sizeof *needed);
+        plan->one_sided |= schedule_find_needed_peers(&plan->ranks[m], needed) < plan->size - 1;
     }
-    p->one_sided &= fine;
+    plan->one_sided &= fine;
     bool known = needed != NULL;
     free(needed);
     return known;
 }
-static bool plan_summarize_members(struct plan *p)
+static bool plan_summarize_members(struct plan *plan)
 {
-    p->slot_writers = 0;
-    p->any_message = false;
-    for (int m = 0; m < p->count; m++) {
-        p->slot_writers += schedule_writes_slots(&p->ranks[m]);
-        p->any_message |= p->ranks[m].first_message >= 0;
+    plan->slot_writers = 0;
+    plan->any_message = false;
+    for (int m = 0; m < plan->count; m++) {
+        plan->slot_writers += schedule_writes_slots(&plan->ranks[m]);
+        plan->any_message |= plan->ranks[m].first_message >= 0;
     }
-    return plan_find_one_sided(p);
+    return plan_find_one_sided(plan);
 }
 /* Keeps the schedule of p->rank only: to run it, a rank needs the waits of its own schedule and no other schedules. */
-static void plan_keep_one_schedule(struct plan *p)
+static void plan_keep_one_schedule(struct plan *plan)
 {
-    int member = plan_member_of_rank(p, p->rank), room = p->count;
-    struct schedule mine = p->ranks[member];
-    p->ranks[member] = p->ranks[0];
-    p->ranks[0] = mine;
-    for (int m = 1; m < p->count; m++) schedule_free_arrays(&p->ranks[m]);
-    p->ranks = memory_trim(p->ranks, 1, &room, sizeof *p->ranks);
-    p->kept = member + 1;
+    int member = plan_member_of_rank(plan, plan->rank), room = plan->count;
+    struct schedule mine = plan->ranks[member];
+    plan->ranks[member] = plan->ranks[0];
+    plan->ranks[0] = mine;
+    for (int m = 1; m < plan->count; m++) schedule_free_arrays(&plan->ranks[m]);
+    plan->ranks = memory_trim(plan->ranks, 1, &room, sizeof *plan->ranks);
+    plan->kept = member + 1;
 }
-static tutti_status plan_keep_schedules(struct plan *p)
+static tutti_status plan_keep_schedules(struct plan *plan)
 {
-    if (!plan_summarize_members(p)) return plan_set_no_memory(p);
-    if (p->one_rank) plan_keep_one_schedule(p);
-    for (int m = 0; m < plan_count_kept_schedules(p); m++) {
-        struct schedule *s = &p->ranks[m];
-        s->steps = memory_trim(s->steps, s->step_count, &s->step_room, sizeof *s->steps);
-        s->spans = memory_trim(s->spans, s->span_count, &s->span_room, sizeof *s->spans);
-        s->waits = memory_trim(s->waits, s->wait_count, &s->wait_room, sizeof *s->waits);
+    if (!plan_summarize_members(plan)) return plan_set_no_memory(plan);
+    if (plan->one_rank) plan_keep_one_schedule(plan);
+    for (int m = 0; m < plan_count_kept_schedules(plan); m++) {
+        struct schedule *schedule = &plan->ranks[m];
+        schedule->steps =
+            memory_trim(schedule->steps, schedule->step_count, &schedule->step_room, sizeof *schedule->steps);
+        schedule->spans =
+            memory_trim(schedule->spans, schedule->span_count, &schedule->span_room, sizeof *schedule->spans);
+        schedule->waits =
+            memory_trim(schedule->waits, schedule->wait_count, &schedule->wait_room, sizeof *schedule->waits);
     }
     return TUTTI_OK;
 }
-size_t plan_held_bytes(const struct plan *p)
+size_t plan_held_bytes(const struct plan *plan)
 {
-    size_t bytes = sizeof *p + (p->unshared ? (size_t)mask_words(p->count) * sizeof *p->unshared : 0);
-    for (int m = 0; m < plan_count_kept_schedules(p); m++) {
-        const struct schedule *s = &p->ranks[m];
-        bytes += sizeof *s + (size_t)s->step_room * sizeof *s->steps + (size_t)s->span_room * sizeof *s->spans
-            + (size_t)s->wait_room * sizeof *s->waits;
+    size_t bytes = sizeof *plan + (plan->unshared ? (size_t)mask_words(plan->count) * sizeof *plan->unshared : 0);
+    for (int m = 0; m < plan_count_kept_schedules(plan); m++) {
+        const struct schedule *schedule = &plan->ranks[m];
+        bytes += sizeof *schedule + (size_t)schedule->step_room * sizeof *schedule->steps
+            + (size_t)schedule->span_room * sizeof *schedule->spans
+            + (size_t)schedule->wait_room * sizeof *schedule->waits;
     }
     return bytes;
 }
 
 /* ---- all of it ---- */
-tutti_status plan_build(struct plan *p)
+tutti_status plan_build(struct plan *plan)
 {
-    struct build b = { .plan = p };
-    assert(p->slots > 0 && (!p->one_host || (p->host >= 0 && p->host < p->layout->hosts)));
-    assert(!p->one_rank || plan_member_of_rank(p, p->rank) >= 0);
-    p->size = p->layout->ranks;
-    p->count = plan_count_members(p);
-    p->cycle_rank = -1;
-    p->kept = 0;
-    p->error[0] = 0;
-    p->stage_sends |= p->algorithm->stage_in_place;
-    p->ranks = memory_alloc_zeroed((size_t)p->count, sizeof *p->ranks);
-    if (!p->ranks) return plan_set_no_memory(p);
-    tutti_status status = build_prepare_schedules(&b);
-    if (status == TUTTI_OK) status = build_infer_and_verify(&b);
-    if (status == TUTTI_OK) status = plan_keep_schedules(p);
-    free(b.writers);
+    struct build build = { .plan = plan };
+    assert(plan->slots > 0 && (!plan->one_host || (plan->host >= 0 && plan->host < plan->layout->hosts)));
+    assert(!plan->one_rank || plan_member_of_rank(plan, plan->rank) >= 0);
+    plan->size = plan->layout->ranks;
+    plan->count = plan_count_members(plan);
+    plan->cycle_rank = -1;
+    plan->kept = 0;
+    plan->error[0] = 0;
+    plan->stage_sends |= plan->algorithm->stage_in_place;
+    plan->ranks = memory_alloc_zeroed((size_t)plan->count, sizeof *plan->ranks);
+    if (!plan->ranks) return plan_set_no_memory(plan);
+    tutti_status status = build_prepare_schedules(&build);
+    if (status == TUTTI_OK) status = build_infer_and_verify(&build);
+    if (status == TUTTI_OK) status = plan_keep_schedules(plan);
+    free(build.writers);
     return status;
 }
-static void plan_release_schedules(struct plan *p)
+static void plan_release_schedules(struct plan *plan)
 {
-    for (int m = 0; p->ranks && m < plan_count_kept_schedules(p); m++) schedule_free_arrays(&p->ranks[m]);
-    free(p->ranks);
-    p->ranks = NULL;
-    p->kept = 0;
+    for (int m = 0; plan->ranks && m < plan_count_kept_schedules(plan); m++) schedule_free_arrays(&plan->ranks[m]);
+    free(plan->ranks);
+    plan->ranks = NULL;
+    plan->kept = 0;
 }
 /* Returns the next member to treat as private: the one that waits for itself if it is open, else the first open one;
    -1: all are private. */
-static int plan_next_member_to_stage(const struct plan *p)
+static int plan_next_member_to_stage(const struct plan *plan)
 {
-    if (plan_is_open(p, p->cycle_rank)) return plan_member_of_rank(p, p->cycle_rank);
-    for (int m = 0; m < p->count; m++)
-        if (plan_is_open(p, plan_rank_of_member(p, m))) return m;
+    if (plan_is_open(plan, plan->cycle_rank)) return plan_member_of_rank(plan, plan->cycle_rank);
+    for (int m = 0; m < plan->count; m++)
+        if (plan_is_open(plan, plan_rank_of_member(plan, m))) return m;
     return -1;
 }
 /* Stages first the sent chunks that are overwritten, then the tensors of ranks that wait for themselves. */
-tutti_status plan_build_staging(struct plan *p)
+tutti_status plan_build_staging(struct plan *plan)
 {
     for (;;) {
-        tutti_status status = plan_build(p);
-        if (status != TUTTI_INTERNAL || p->cycle_rank < 0) return status;
-        int member = p->stage_sends ? plan_next_member_to_stage(p) : -1;
-        if (p->stage_sends && member < 0) return status;
-        if (member >= 0 && !p->unshared)
-            p->unshared = memory_alloc_zeroed((size_t)mask_words(p->count), sizeof(uint64_t));
-        plan_release_schedules(p);
-        if (member < 0) p->stage_sends = true;
-        else if (p->unshared) mask_add(p->unshared, member);
-        else return plan_set_no_memory(p);
+        tutti_status status = plan_build(plan);
+        if (status != TUTTI_INTERNAL || plan->cycle_rank < 0) return status;
+        int member = plan->stage_sends ? plan_next_member_to_stage(plan) : -1;
+        if (plan->stage_sends && member < 0) return status;
+        if (member >= 0 && !plan->unshared)
+            plan->unshared = memory_alloc_zeroed((size_t)mask_words(plan->count), sizeof(uint64_t));
+        plan_release_schedules(plan);
+        if (member < 0) plan->stage_sends = true;
+        else if (plan->unshared) mask_add(plan->unshared, member);
+        else return plan_set_no_memory(plan);
     }
 }
-void plan_finish(struct plan *p)
+void plan_finish(struct plan *plan)
 {
-    plan_release_schedules(p);
-    free(p->unshared);
-    p->unshared = NULL;
+    plan_release_schedules(plan);
+    free(plan->unshared);
+    plan->unshared = NULL;
 }

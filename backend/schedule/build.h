@@ -22,46 +22,47 @@ struct edge { int member, step; struct wait wait; };
 struct edges { struct edge *list; int count, room; bool failed; };
 
 /* record.c */
-void schedule_set_error(struct schedule *s, const char *error);
+void schedule_set_error(struct schedule *schedule, const char *error);
 /* Records lack of memory as the error of the first member. */
-void plan_fail_out_of_memory(struct plan *p);
-void schedule_free_arrays(struct schedule *s);
+void plan_fail_out_of_memory(struct plan *plan);
+void schedule_free_arrays(struct schedule *schedule);
 /* Empties s, and returns its old steps so that the caller can record them again. The caller releases them. */
-struct schedule schedule_restart_recording(struct schedule *s);
-bool spans_overlap(struct span a, struct span b);
+struct schedule schedule_restart_recording(struct schedule *schedule);
+bool spans_overlap(struct span span, struct span b);
 /* Returns NULL if s has failed; the functions below accept that. Only the last step may get more spans. */
-struct step *schedule_add_step(struct schedule *s, enum step_kind kind);
-void step_add_from(struct schedule *s, struct step *t, struct span a);
-void step_add_to(struct schedule *s, struct step *t, struct span a);
-void schedule_append_step(struct schedule *s, const struct schedule *old, const struct step *t);
-bool step_touches_peer(const struct schedule *s, const struct step *t);
+struct step *schedule_add_step(struct schedule *schedule, enum step_kind kind);
+void step_add_from(struct schedule *schedule, struct step *step, struct span span);
+void step_add_to(struct schedule *schedule, struct step *step, struct span span);
+void schedule_append_step(struct schedule *schedule, const struct schedule *old, const struct step *step);
+bool step_touches_peer(const struct schedule *schedule, const struct step *step);
 /* writers.c: fills b->writers from the schedules as they are now. */
-void build_find_writers(struct build *b);
-struct writer *build_writer_of_chunk(const struct build *b, struct span a, int index);
-static inline int plan_cell_of_chunk(const struct plan *p, struct span a, int index)
+void build_find_writers(struct build *build);
+struct writer *build_writer_of_chunk(const struct build *build, struct span span, int index);
+static inline int plan_cell_of_chunk(const struct plan *plan, struct span span, int index)
 {
-    return plan_cell_index(p, a.rank, a.buffer, a.first + index);
+    return plan_cell_index(plan, span.rank, span.buffer, span.first + index);
 }
 /* edges.c: edges_add_edge adds an edge, unless it equals the last one. plan_attach_waits gives every step the waits of
    its edges. */
 void edges_add_edge(struct edges *e, struct edge edge);
-void plan_attach_waits(struct plan *p, const struct edges *e);
+void plan_attach_waits(struct plan *plan, const struct edges *e);
 /* finish.c: marks the steps that leave a full sum in OUTPUT. */
-void plan_mark_finishing_steps(const struct build *b);
+void plan_mark_finishing_steps(const struct build *build);
 /* pull.c: turns writes into private tensors of peers into reads by their owners. */
-void plan_pull_private_writes(struct plan *p);
+void plan_pull_private_writes(struct plan *plan);
 /* stage.c: copies chunks into slots that peers may not read where they lie, and ends open ranks with LEAVE. */
-void build_stage_private(struct build *b);
+void build_stage_private(struct build *build);
 /* hoist.c: posts receives as early as possible. */
-void plan_hoist_receives(const struct build *b);
+void plan_hoist_receives(const struct build *build);
 /* handles.c: schedule_insert_awaits inserts AWAIT steps. schedule_find_message_waits then adds an edge for every
    message of the rank that a step awaits. completed[j] is the step by which message j is known to be complete, or
    -1. */
-void schedule_insert_awaits(const struct build *b, struct schedule *s);
-void schedule_find_message_waits(const struct build *b, struct schedule *s, struct edges *edges, int *completed);
+void schedule_insert_awaits(const struct build *build, struct schedule *schedule);
+void schedule_find_message_waits(const struct build *build, struct schedule *schedule, struct edges *edges,
+    int *completed);
 /* infer.c: infers all waits, the publishing steps and the preludes. */
-void build_infer_waits(struct build *b);
+void build_infer_waits(struct build *build);
 /* match.c: numbers the messages of each member. */
-void plan_number_messages(struct plan *p);
+void plan_number_messages(struct plan *plan);
 /* deadlock.c: runs one tile. False: a member stops at a step, or a message lacks its other end; p->error has it. */
-bool plan_is_deadlock_free(const struct build *b);
+bool plan_is_deadlock_free(const struct build *build);

@@ -26,14 +26,14 @@ struct plan_cache {
     struct cache_entry *rows[CACHE_ROWS];
 };
 
-static void cache_entry_destroy(struct cache_entry *e)
+static void cache_entry_destroy(struct cache_entry *entry)
 {
-    plan_finish(&e->plan);
-    free(e);
+    plan_finish(&entry->plan);
+    free(entry);
 }
-static bool cache_may_evict(struct plan_cache *cache, const struct cache_entry *e)
+static bool cache_may_evict(struct plan_cache *cache, const struct cache_entry *entry)
 {
-    return !cache->release || cache->release(cache->context, &e->plan, e->made);
+    return !cache->release || cache->release(cache->context, &entry->plan, entry->made);
 }
 struct plan_cache *plan_cache_create(size_t most, plan_release *release, void *context)
 {
@@ -46,10 +46,10 @@ struct plan_cache *plan_cache_create(size_t most, plan_release *release, void *c
 }
 void plan_cache_destroy(struct plan_cache *cache)
 {
-    for (struct cache_entry *e = cache ? cache->newest : NULL, *older; e; e = older) {
-        older = e->older;
-        cache_may_evict(cache, e);
-        cache_entry_destroy(e);
+    for (struct cache_entry *entry = cache ? cache->newest : NULL, *older; entry; entry = older) {
+        older = entry->older;
+        cache_may_evict(cache, entry);
+        cache_entry_destroy(entry);
     }
     free(cache);
 }
@@ -57,17 +57,17 @@ void plan_cache_set_limit(struct plan_cache *cache, size_t most) { cache->most =
 size_t plan_cache_held_bytes(const struct plan_cache *cache) { return cache->bytes; }
 
 /* ---- order of use ---- */
-static void cache_unlink_entry(struct plan_cache *cache, struct cache_entry *e)
+static void cache_unlink_entry(struct plan_cache *cache, struct cache_entry *entry)
 {
-    *(e->newer ? &e->newer->older : &cache->newest) = e->older;
-    *(e->older ? &e->older->newer : &cache->oldest) = e->newer;
+    *(entry->newer ? &entry->newer->older : &cache->newest) = entry->older;
+    *(entry->older ? &entry->older->newer : &cache->oldest) = entry->newer;
 }
-static void cache_set_newest(struct plan_cache *cache, struct cache_entry *e)
+static void cache_set_newest(struct plan_cache *cache, struct cache_entry *entry)
 {
-    e->newer = NULL;
-    e->older = cache->newest;
-    *(cache->newest ? &cache->newest->newer : &cache->oldest) = e;
-    cache->newest = e;
+    entry->newer = NULL;
+    entry->older = cache->newest;
+    *(cache->newest ? &cache->newest->newer : &cache->oldest) = entry;
+    cache->newest = entry;
 }
 
 /* ---- keys ---- */
@@ -92,25 +92,26 @@ static size_t plan_key_row(const struct plan *key)
 }
 static struct cache_entry *cache_find_entry(const struct plan_cache *cache, const struct plan *key)
 {
-    struct cache_entry *e = cache->rows[plan_key_row(key)];
-    while (e && !plan_keys_are_equal(&e->key, key)) e = e->next;
-    return e;
+    struct cache_entry *entry = cache->rows[plan_key_row(key)];
+    while (entry && !plan_keys_are_equal(&entry->key, key)) entry = entry->next;
+    return entry;
 }
-static void cache_evict_entry(struct plan_cache *cache, struct cache_entry *e)
+static void cache_evict_entry(struct plan_cache *cache, struct cache_entry *entry)
 {
-    struct cache_entry **at = &cache->rows[plan_key_row(&e->key)];
-    while (*at != e) at = &(*at)->next;
-    *at = e->next;
-    cache_unlink_entry(cache, e);
-    cache->bytes -= e->bytes;
-    cache_entry_destroy(e);
+    struct cache_entry **at = &cache->rows[plan_key_row(&entry->key)];
+    while (*at != entry) at = &(*at)->next;
+    *at = entry->next;
+    cache_unlink_entry(cache, entry);
+    cache->bytes -= entry->bytes;
+    cache_entry_destroy(entry);
 }
 /* Evicts the oldest entries until the bound holds. The newest entry always stays. */
 static void cache_evict_oldest(struct plan_cache *cache)
 {
-    for (struct cache_entry *e = cache->oldest, *newer; cache->bytes > cache->most && e != cache->newest; e = newer) {
-        newer = e->newer;
-        if (cache_may_evict(cache, e)) cache_evict_entry(cache, e);
+    for (struct cache_entry *entry = cache->oldest, *newer; cache->bytes > cache->most && entry != cache->newest;
+        entry = newer) {
+        newer = entry->newer;
+        if (cache_may_evict(cache, entry)) cache_evict_entry(cache, entry);
     }
 }
 
@@ -118,48 +119,48 @@ static void cache_evict_oldest(struct plan_cache *cache)
 static struct cache_entry *cache_entry_create(const struct plan *key)
 {
     int members = plan_count_members(key), words = mask_words(members);
-    struct cache_entry *e = memory_alloc_zeroed(1, sizeof *e + 2 * (size_t)words * sizeof *e->masks);
-    if (!e) return NULL;
-    mask_copy(e->masks, key->in_place, members);
-    mask_copy(e->masks + words, key->shared, members);
-    e->key = *key;
-    e->key.in_place = e->masks;
-    e->key.shared = e->masks + words;
-    e->plan = e->key;
-    e->bytes = sizeof *e - sizeof e->plan + 2 * (size_t)words * sizeof *e->masks;
-    return e;
+    struct cache_entry *entry = memory_alloc_zeroed(1, sizeof *entry + 2 * (size_t)words * sizeof *entry->masks);
+    if (!entry) return NULL;
+    mask_copy(entry->masks, key->in_place, members);
+    mask_copy(entry->masks + words, key->shared, members);
+    entry->key = *key;
+    entry->key.in_place = entry->masks;
+    entry->key.shared = entry->masks + words;
+    entry->plan = entry->key;
+    entry->bytes = sizeof *entry - sizeof entry->plan + 2 * (size_t)words * sizeof *entry->masks;
+    return entry;
 }
-static void cache_add_entry(struct plan_cache *cache, struct cache_entry *e)
+static void cache_add_entry(struct plan_cache *cache, struct cache_entry *entry)
 {
-    struct cache_entry **row = &cache->rows[plan_key_row(&e->key)];
-    e->next = *row;
-    *row = e;
-    e->bytes += plan_held_bytes(&e->plan);
-    cache->bytes += e->bytes;
-    cache_set_newest(cache, e);
+    struct cache_entry **row = &cache->rows[plan_key_row(&entry->key)];
+    entry->next = *row;
+    *row = entry;
+    entry->bytes += plan_held_bytes(&entry->plan);
+    cache->bytes += entry->bytes;
+    cache_set_newest(cache, entry);
     cache_evict_oldest(cache);
 }
 /* The builder changes the plan (staging, unshared ranks), so an entry has a separate key for the lookup. */
 tutti_status plan_cache_get(struct plan_cache *cache, const struct plan *key, const struct plan **out)
 {
-    struct cache_entry *e = cache_find_entry(cache, key);
-    if (e) {
-        cache_unlink_entry(cache, e);
-        cache_set_newest(cache, e);
-        *out = &e->plan;
+    struct cache_entry *entry = cache_find_entry(cache, key);
+    if (entry) {
+        cache_unlink_entry(cache, entry);
+        cache_set_newest(cache, entry);
+        *out = &entry->plan;
         return TUTTI_OK;
     }
     int ranks = key->layout->ranks;
-    e = cache_entry_create(key);
-    if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory to plan %s for %d ranks", key->algorithm->name, ranks);
-    tutti_status status = plan_build_staging(&e->plan);
+    entry = cache_entry_create(key);
+    if (!entry) return status_fail(TUTTI_NO_MEMORY, "no memory to plan %s for %d ranks", key->algorithm->name, ranks);
+    tutti_status status = plan_build_staging(&entry->plan);
     if (status != TUTTI_OK) {
-        status_fail(status, "cannot plan %s for %d ranks: %s", key->algorithm->name, ranks, e->plan.error);
-        cache_entry_destroy(e);
+        status_fail(status, "cannot plan %s for %d ranks: %s", key->algorithm->name, ranks, entry->plan.error);
+        cache_entry_destroy(entry);
         return status;
     }
-    cache_add_entry(cache, e);
-    *out = &e->plan;
+    cache_add_entry(cache, entry);
+    *out = &entry->plan;
     return TUTTI_OK;
 }
 

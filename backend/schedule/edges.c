@@ -37,50 +37,52 @@ static bool wait_is_implied(struct wait a, struct wait by, int own)
     if (a.rank != by.rank || a.rank == own) return waits_are_equal(a, by);
     return (by.lag == SAME_TILE && a.lag == SLOT_REUSE) || (a.lag == by.lag && a.step <= by.step);
 }
-static void schedule_attach_wait(struct schedule *s, struct edge edge)
+static void schedule_attach_wait(struct schedule *schedule, struct edge edge)
 {
-    struct step *t = &s->steps[edge.step];
-    if (t->wait_count && wait_is_implied(edge.wait, s->waits[t->wait + t->wait_count - 1], s->rank)) return;
-    struct wait *waits = memory_grow(s->waits, s->wait_count, &s->wait_room, sizeof *waits);
+    struct step *step = &schedule->steps[edge.step];
+    if (step->wait_count
+        && wait_is_implied(edge.wait, schedule->waits[step->wait + step->wait_count - 1], schedule->rank))
+        return;
+    struct wait *waits = memory_grow(schedule->waits, schedule->wait_count, &schedule->wait_room, sizeof *waits);
     if (!waits) {
-        schedule_set_error(s, schedule_no_memory);
+        schedule_set_error(schedule, schedule_no_memory);
         return;
     }
-    s->waits = waits;
-    if (!t->wait_count) t->wait = s->wait_count;
-    waits[s->wait_count++] = edge.wait;
-    t->wait_count++;
+    schedule->waits = waits;
+    if (!step->wait_count) step->wait = schedule->wait_count;
+    waits[schedule->wait_count++] = edge.wait;
+    step->wait_count++;
 }
 /* Returns first[member], the number of steps of all members before it. NULL: out of memory. */
-static int *plan_count_steps_before(const struct plan *p)
+static int *plan_count_steps_before(const struct plan *plan)
 {
-    int *first = memory_alloc_zeroed((size_t)p->count + 1, sizeof *first);
-    for (int m = 0; first && m < p->count; m++) first[m + 1] = first[m] + p->ranks[m].step_count;
+    int *first = memory_alloc_zeroed((size_t)plan->count + 1, sizeof *first);
+    for (int m = 0; first && m < plan->count; m++) first[m + 1] = first[m] + plan->ranks[m].step_count;
     return first;
 }
 /* Attaches edges in the order of members and steps, and for each step strongest first, so that implied waits follow at
    once. There are many edges but few per step, so they are first sorted by step. end[] is where each step's edges end,
    and finally where they begin. */
-static void plan_attach_sorted_edges(struct plan *p, const struct edges *e, const int *first, int *end,
+static void plan_attach_sorted_edges(struct plan *plan, const struct edges *e, const int *first, int *end,
     struct edge *sorted)
 {
     for (int i = 0; i < e->count; i++) end[first[e->list[i].member] + e->list[i].step]++;
-    for (int j = 1; j < first[p->count]; j++) end[j] += end[j - 1];
+    for (int j = 1; j < first[plan->count]; j++) end[j] += end[j - 1];
     for (int i = e->count - 1; i >= 0; i--) sorted[--end[first[e->list[i].member] + e->list[i].step]] = e->list[i];
     for (int from = 0, to; from < e->count; from = to) {
         const struct edge *a = &sorted[from];
         for (to = from + 1; to < e->count && sorted[to].member == a->member && sorted[to].step == a->step;) to++;
         qsort(sorted + from, (size_t)(to - from), sizeof *sorted, edge_compare_strength);
-        for (int i = from; i < to; i++) schedule_attach_wait(&p->ranks[sorted[i].member], sorted[i]);
+        for (int i = from; i < to; i++) schedule_attach_wait(&plan->ranks[sorted[i].member], sorted[i]);
     }
 }
-void plan_attach_waits(struct plan *p, const struct edges *e)
+void plan_attach_waits(struct plan *plan, const struct edges *e)
 {
-    int *first = plan_count_steps_before(p),
-        *end = first ? memory_alloc_zeroed((size_t)first[p->count], sizeof *end) : NULL;
+    int *first = plan_count_steps_before(plan),
+        *end = first ? memory_alloc_zeroed((size_t)first[plan->count], sizeof *end) : NULL;
     struct edge *sorted = memory_alloc_zeroed((size_t)e->count, sizeof *sorted);
-    if (end && sorted) plan_attach_sorted_edges(p, e, first, end, sorted);
-    else plan_fail_out_of_memory(p);
+    if (end && sorted) plan_attach_sorted_edges(plan, e, first, end, sorted);
+    else plan_fail_out_of_memory(plan);
     free(first);
     free(end);
     free(sorted);

@@ -6,53 +6,55 @@
 
 /* True if the step makes the final value of chunk `index` of `to` on its own rank. A copy from an OUTPUT only passes on
    a value that another step has finished. */
-static bool step_finishes_chunk(const struct build *b, const struct schedule *s, int step, struct span to, int index)
+static bool step_finishes_chunk(const struct build *build, const struct schedule *schedule, int step, struct span to,
+    int index)
 {
-    const struct step *t = &s->steps[step];
-    const struct writer *w = build_writer_of_chunk(b, to, index);
-    bool passes_on = t->from_count == 1 && step_from(s, t)->buffer == OUTPUT;
-    return to.buffer == OUTPUT && w->rank == s->rank && w->last == step && !passes_on;
+    const struct step *t = &schedule->steps[step];
+    const struct writer *writer = build_writer_of_chunk(build, to, index);
+    bool passes_on = t->from_count == 1 && step_from(schedule, t)->buffer == OUTPUT;
+    return to.buffer == OUTPUT && writer->rank == schedule->rank && writer->last == step && !passes_on;
 }
-static void step_mark_finish(const struct build *b, struct schedule *s, int step)
+static void step_mark_finish(const struct build *build, struct schedule *schedule, int step)
 {
-    struct step *t = &s->steps[step];
+    struct step *t = &schedule->steps[step];
     int finished = 0, total = 0;
     for (int d = 0; t->kind == WORK && d < t->to_count; d++)
-        for (int i = 0; i < step_to(s, t)[d].count; i++, total++)
-            finished += step_finishes_chunk(b, s, step, step_to(s, t)[d], i);
-    if (finished && finished < total) schedule_set_error(s, "finishes only a part of the chunks of a step");
+        for (int i = 0; i < step_to(schedule, t)[d].count; i++, total++)
+            finished += step_finishes_chunk(build, schedule, step, step_to(schedule, t)[d], i);
+    if (finished && finished < total) schedule_set_error(schedule, "finishes only a part of the chunks of a step");
     t->finish = finished > 0;
 }
-/* Returns the step that made the sum which `t` copies from SCRATCH, on this rank or a peer; else NULL. */
-static struct step *step_find_sum(const struct build *b, const struct schedule *s, const struct step *t, int index)
+/* Returns the step that made the sum which `step` copies from SCRATCH, on this rank or a peer; else NULL. */
+static struct step *step_find_sum(const struct build *build, const struct schedule *schedule, const struct step *step,
+    int index)
 {
-    struct plan *p = b->plan;
-    struct span from = *step_from(s, t);
-    const struct writer *w = build_writer_of_chunk(b, from, index);
-    if (from.buffer != SCRATCH || !w->exists) return NULL;
-    struct step *sum = &plan_schedule_of_rank(p, w->rank)->steps[w->last];
+    struct plan *plan = build->plan;
+    struct span from = *step_from(schedule, step);
+    const struct writer *writer = build_writer_of_chunk(build, from, index);
+    if (from.buffer != SCRATCH || !writer->exists) return NULL;
+    struct step *sum = &plan_schedule_of_rank(plan, writer->rank)->steps[writer->last];
     return sum->kind == WORK && sum->from_count > 1 ? sum : NULL;
 }
 /* Divides a sum that is only copied into OUTPUT where it is made, while it is exact. A sum that is first rounded to a
    narrow type might become infinite. */
-static void step_move_finish_to_sum(const struct build *b, struct schedule *s, struct step *t)
+static void step_move_finish_to_sum(const struct build *build, struct schedule *schedule, struct step *step)
 {
-    if (!t->finish || t->from_count != 1) return;
-    int count = step_to(s, t)->count;
+    if (!step->finish || step->from_count != 1) return;
+    int count = step_to(schedule, step)->count;
     for (int i = 0; i < count; i++)
-        if (!step_find_sum(b, s, t, i)) return;
-    for (int i = 0; i < count; i++) step_find_sum(b, s, t, i)->finish = true;
-    t->finish = false;
+        if (!step_find_sum(build, schedule, step, i)) return;
+    for (int i = 0; i < count; i++) step_find_sum(build, schedule, step, i)->finish = true;
+    step->finish = false;
 }
-void plan_mark_finishing_steps(const struct build *b)
+void plan_mark_finishing_steps(const struct build *build)
 {
-    struct plan *p = b->plan;
-    if (!collective_is_reduction(p->algorithm->collective)) return;
-    for (int m = 0; m < p->count; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) step_mark_finish(b, &p->ranks[m], j);
+    struct plan *plan = build->plan;
+    if (!collective_is_reduction(plan->algorithm->collective)) return;
+    for (int m = 0; m < plan->count; m++)
+        for (int j = 0; j < plan->ranks[m].step_count; j++) step_mark_finish(build, &plan->ranks[m], j);
     /* In algorithms of messages only, sums in SCRATCH are sent to other ranks, which add to them. */
-    bool stays = p->algorithm->host_memory || p->algorithm->hierarchical;
-    for (int m = 0; m < p->count && stays; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++)
-            step_move_finish_to_sum(b, &p->ranks[m], &p->ranks[m].steps[j]);
+    bool stays = plan->algorithm->host_memory || plan->algorithm->hierarchical;
+    for (int m = 0; m < plan->count && stays; m++)
+        for (int j = 0; j < plan->ranks[m].step_count; j++)
+            step_move_finish_to_sum(build, &plan->ranks[m], &plan->ranks[m].steps[j]);
 }

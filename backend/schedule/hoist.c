@@ -23,11 +23,11 @@ struct hoist {
 };
 
 static int int_larger(int a, int b) { return a > b ? a : b; }
-static int hoist_find_place(const struct hoist *h, const struct step *t)
+static int hoist_find_place(const struct hoist *h, const struct step *step)
 {
     int after = h->fixed;
-    for (int d = 0; d < t->to_count; d++) {
-        struct span to = step_to(h->s, t)[d];
+    for (int d = 0; d < step->to_count; d++) {
+        struct span to = step_to(h->s, step)[d];
         if (to.buffer != SCRATCH) after = int_larger(after, h->peers);
         for (int i = 0; i < to.count; i++) {
             const struct touched *c = &h->cells[plan_cell_of_chunk(h->plan, to, i)];
@@ -37,28 +37,28 @@ static int hoist_find_place(const struct hoist *h, const struct step *t)
     }
     return after;
 }
-static void hoist_sort_step(struct hoist *h, const struct step *t)
+static void hoist_sort_step(struct hoist *h, const struct step *step)
 {
-    if (t->kind != RECV) {
-        h->other[h->others++] = *t;
+    if (step->kind != RECV) {
+        h->other[h->others++] = *step;
         return;
     }
-    h->fixed = h->after[h->receives] = hoist_find_place(h, t);
-    h->receive[h->receives++] = *t;
+    h->fixed = h->after[h->receives] = hoist_find_place(h, step);
+    h->receive[h->receives++] = *step;
 }
-static void hoist_record_accesses(struct hoist *h, const struct step *t)
+static void hoist_record_accesses(struct hoist *h, const struct step *step)
 {
-    int place = t->kind == RECV ? h->fixed : h->others;
-    for (int x = 0; x < t->from_count + t->to_count; x++) {
-        struct span a = h->s->spans[t->span + x];
-        for (int i = 0; a.rank == h->s->rank && i < a.count; i++) {
-            struct touched *c = &h->cells[plan_cell_of_chunk(h->plan, a, i)];
+    int place = step->kind == RECV ? h->fixed : h->others;
+    for (int x = 0; x < step->from_count + step->to_count; x++) {
+        struct span span = h->s->spans[step->span + x];
+        for (int i = 0; span.rank == h->s->rank && i < span.count; i++) {
+            struct touched *c = &h->cells[plan_cell_of_chunk(h->plan, span, i)];
             c->after = place;
-            c->sent |= t->kind == SEND;
+            c->sent |= step->kind == SEND;
         }
     }
-    if (step_touches_peer(h->s, t)) h->peers = place;
-    if (t->kind != WORK && t->kind != SEND) h->fixed = place;
+    if (step_touches_peer(h->s, step)) h->peers = place;
+    if (step->kind != WORK && step->kind != SEND) h->fixed = place;
 }
 static void hoist_merge_steps(const struct hoist *h)
 {
@@ -76,18 +76,18 @@ static void hoist_schedule(struct hoist *h)
     }
     hoist_merge_steps(h);
 }
-void plan_hoist_receives(const struct build *b)
+void plan_hoist_receives(const struct build *build)
 {
-    for (int m = 0; m < b->plan->count; m++) {
-        struct schedule *s = &b->plan->ranks[m];
-        size_t steps = (size_t)s->step_count;
-        struct hoist h = { .plan = b->plan, .s = s };
-        h.cells = memory_alloc_zeroed((size_t)b->cells, sizeof *h.cells);
+    for (int m = 0; m < build->plan->count; m++) {
+        struct schedule *schedule = &build->plan->ranks[m];
+        size_t steps = (size_t)schedule->step_count;
+        struct hoist h = { .plan = build->plan, .s = schedule };
+        h.cells = memory_alloc_zeroed((size_t)build->cells, sizeof *h.cells);
         h.after = memory_alloc_zeroed(steps, sizeof *h.after);
         h.receive = memory_alloc_zeroed(steps, sizeof *h.receive);
         h.other = memory_alloc_zeroed(steps, sizeof *h.other);
         if (h.cells && h.after && h.receive && h.other) hoist_schedule(&h);
-        else schedule_set_error(s, schedule_no_memory);
+        else schedule_set_error(schedule, schedule_no_memory);
         free(h.cells);
         free(h.after);
         free(h.receive);

@@ -20,7 +20,13 @@ struct layout {
 tutti_status layout_create(const int *hosts, int ranks, struct layout **out);
 void layout_destroy(struct layout *layout);
 
-static inline struct place layout_place(const struct layout *l, int rank) { return l->place[rank]; }
-static inline int layout_host(const struct layout *l, int rank) { return l->place[rank].host; }
-static inline int layout_host_size(const struct layout *l, int host) { return l->first[host + 1] - l->first[host]; }
-static inline int layout_rank(const struct layout *l, int host, int index) { return l->rank[l->first[host] + index]; }
+static inline struct place layout_place(const struct layout *layout, int rank) { return layout->place[rank]; }
+static inline int layout_host(const struct layout *layout, int rank) { return layout->place[rank].host; }
+static inline int layout_host_size(const struct layout *layout, int host)
+{
+    return layout->first[host + 1] - layout->first[host];
+}
+static inline int layout_rank(const struct layout *layout, int host, int index)
+{
+    return layout->rank[layout->first[host] + index];
+}

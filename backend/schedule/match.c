@@ -20,24 +20,24 @@ struct match {
 
 /* ---- numbers ---- */
 /* `count` has the sends and receives per peer; it is all zero before and after the call. */
-static void schedule_number_messages(struct schedule *s, int (*count)[2])
+static void schedule_number_messages(struct schedule *schedule, int (*count)[2])
 {
-    s->first_message = s->last_message = -1;
-    for (int j = 0; j < s->step_count; j++) {
-        struct step *t = &s->steps[j];
-        if (!step_is_message(t)) continue;
-        if (s->first_message < 0) s->first_message = j;
-        s->last_message = j;
-        t->number = count[t->peer][t->kind == SEND]++;
+    schedule->first_message = schedule->last_message = -1;
+    for (int j = 0; j < schedule->step_count; j++) {
+        struct step *step = &schedule->steps[j];
+        if (!step_is_message(step)) continue;
+        if (schedule->first_message < 0) schedule->first_message = j;
+        schedule->last_message = j;
+        step->number = count[step->peer][step->kind == SEND]++;
     }
-    for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
-        if (step_is_message(&s->steps[j])) count[s->steps[j].peer][s->steps[j].kind == SEND] = 0;
+    for (int j = schedule->first_message; j >= 0 && j <= schedule->last_message; j++)
+        if (step_is_message(&schedule->steps[j])) count[schedule->steps[j].peer][schedule->steps[j].kind == SEND] = 0;
 }
-void plan_number_messages(struct plan *p)
+void plan_number_messages(struct plan *plan)
 {
-    int (*count)[2] = memory_alloc_zeroed((size_t)p->size, sizeof *count);
-    if (!count) plan_fail_out_of_memory(p);
-    for (int m = 0; count && m < p->count; m++) schedule_number_messages(&p->ranks[m], count);
+    int (*count)[2] = memory_alloc_zeroed((size_t)plan->size, sizeof *count);
+    if (!count) plan_fail_out_of_memory(plan);
+    for (int m = 0; count && m < plan->count; m++) schedule_number_messages(&plan->ranks[m], count);
     free(count);
 }
 
@@ -68,18 +68,18 @@ static struct end message_end_of_step(int rank, int step, const struct step *t)
     bool sends = t->kind == SEND;
     return (struct end){ sends ? rank : t->peer, sends ? t->peer : rank, t->number, t->kind, { rank, step } };
 }
-static void end_table_fill(struct match *m, struct table *t)
+static void end_table_fill(struct match *match, struct table *t)
 {
-    const struct plan *p = m->plan;
-    for (int i = 0; i < p->count; i++)
-        for (int j = 0; j < p->ranks[i].step_count; j++) {
-            m->other[m->begin[i] + (size_t)j] = (struct position){ -1, -1 };
-            if (!step_is_message(&p->ranks[i].steps[j])) continue;
-            struct end e = message_end_of_step(p->ranks[i].rank, j, &p->ranks[i].steps[j]);
+    const struct plan *plan = match->plan;
+    for (int i = 0; i < plan->count; i++)
+        for (int j = 0; j < plan->ranks[i].step_count; j++) {
+            match->other[match->begin[i] + (size_t)j] = (struct position){ -1, -1 };
+            if (!step_is_message(&plan->ranks[i].steps[j])) continue;
+            struct end e = message_end_of_step(plan->ranks[i].rank, j, &plan->ranks[i].steps[j]);
             *end_table_find(t, e) = e;
         }
 }
-static void match_pair_ends(struct match *m, const struct table *t)
+static void match_pair_ends(struct match *match, const struct table *t)
 {
     for (size_t i = 0; i <= t->mask; i++) {
         struct end e = t->ends[i];
@@ -87,7 +87,7 @@ static void match_pair_ends(struct match *m, const struct table *t)
         e.kind = e.kind == SEND ? RECV : SEND;
         const struct end *other = end_table_find(t, e);
         if (other->number >= 0)
-            m->other[m->begin[plan_member_of_rank(m->plan, e.at.rank)] + (size_t)e.at.step] = other->at;
+            match->other[match->begin[plan_member_of_rank(match->plan, e.at.rank)] + (size_t)e.at.step] = other->at;
     }
 }
 static bool end_table_init(struct table *t, size_t ends)
@@ -99,51 +99,53 @@ static bool end_table_init(struct table *t, size_t ends)
 }
 
 /* ---- pairs ---- */
-struct match *match_create(const struct plan *p)
+struct match *match_create(const struct plan *plan)
 {
-    struct match *m = memory_alloc_zeroed(1, sizeof *m);
+    struct match *match = memory_alloc_zeroed(1, sizeof *match);
     struct table table = { NULL, 0 };
     size_t steps = 0, messages = 0;
-    if (!m) return NULL;
-    m->plan = p;
-    m->begin = memory_alloc_zeroed((size_t)p->count, sizeof *m->begin);
-    for (int i = 0; m->begin && i < p->count; steps += (size_t)p->ranks[i++].step_count) {
-        m->begin[i] = steps;
-        for (int j = 0; j < p->ranks[i].step_count; j++) messages += step_is_message(&p->ranks[i].steps[j]);
+    if (!match) return NULL;
+    match->plan = plan;
+    match->begin = memory_alloc_zeroed((size_t)plan->count, sizeof *match->begin);
+    for (int i = 0; match->begin && i < plan->count; steps += (size_t)plan->ranks[i++].step_count) {
+        match->begin[i] = steps;
+        for (int j = 0; j < plan->ranks[i].step_count; j++) messages += step_is_message(&plan->ranks[i].steps[j]);
     }
-    m->other = memory_alloc_zeroed(steps, sizeof *m->other);
-    bool fine = m->begin && m->other && end_table_init(&table, messages);
+    match->other = memory_alloc_zeroed(steps, sizeof *match->other);
+    bool fine = match->begin && match->other && end_table_init(&table, messages);
     if (fine) {
-        end_table_fill(m, &table);
-        match_pair_ends(m, &table);
+        end_table_fill(match, &table);
+        match_pair_ends(match, &table);
     } else {
-        match_destroy(m);
-        m = NULL;
+        match_destroy(match);
+        match = NULL;
     }
     free(table.ends);
-    return m;
+    return match;
 }
-void match_destroy(struct match *m)
+void match_destroy(struct match *match)
 {
-    if (!m) return;
-    free(m->begin);
-    free(m->other);
-    free(m);
+    if (!match) return;
+    free(match->begin);
+    free(match->other);
+    free(match);
 }
-struct position match_find_other_end(const struct match *m, int rank, int step)
+struct position match_find_other_end(const struct match *match, int rank, int step)
 {
-    return m->other[m->begin[plan_member_of_rank(m->plan, rank)] + (size_t)step];
+    return match->other[match->begin[plan_member_of_rank(match->plan, rank)] + (size_t)step];
 }
-bool match_is_complete(const struct match *m)
+bool match_is_complete(const struct match *match)
 {
-    const struct plan *p = m->plan;
-    for (int i = 0; i < p->count; i++)
-        for (int j = 0; j < p->ranks[i].step_count; j++) {
-            const struct step *t = &p->ranks[i].steps[j];
-            if (!step_is_message(t) || !plan_schedule_of_rank(p, t->peer)) continue;
-            struct position o = match_find_other_end(m, p->ranks[i].rank, j);
-            const struct schedule *s = o.rank < 0 ? NULL : plan_schedule_of_rank(p, o.rank);
-            if (!s || step_count_chunks(&p->ranks[i], t) != step_count_chunks(s, &s->steps[o.step])) return false;
+    const struct plan *plan = match->plan;
+    for (int i = 0; i < plan->count; i++)
+        for (int j = 0; j < plan->ranks[i].step_count; j++) {
+            const struct step *step = &plan->ranks[i].steps[j];
+            if (!step_is_message(step) || !plan_schedule_of_rank(plan, step->peer)) continue;
+            struct position o = match_find_other_end(match, plan->ranks[i].rank, j);
+            const struct schedule *schedule = o.rank < 0 ? NULL : plan_schedule_of_rank(plan, o.rank);
+            if (!schedule
+                || step_count_chunks(&plan->ranks[i], step) != step_count_chunks(schedule, &schedule->steps[o.step]))
+                return false;
         }
     return true;
 }

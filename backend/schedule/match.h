@@ -6,10 +6,10 @@
 struct position { int rank, step; };
 struct match;
 /* NULL: out of memory. */
-struct match *match_create(const struct plan *p);
-void match_destroy(struct match *m);
+struct match *match_create(const struct plan *plan);
+void match_destroy(struct match *match);
 /* Returns the other end of the message that this step posts. Its rank is -1 if the step is not a message, or the other
    end is unknown. */
-struct position match_find_other_end(const struct match *m, int rank, int step);
+struct position match_find_other_end(const struct match *match, int rank, int step);
 /* True if every message between members has two ends with the same number of chunks. */
-bool match_is_complete(const struct match *m);
+bool match_is_complete(const struct match *match);

@@ -16,94 +16,96 @@ struct text {
     size_t capacity, length;
 };
 
-static void text_append(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void text_append(struct text *t, const char *format, ...)
+static void text_append(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void text_append(struct text *text, const char *format, ...)
 {
-    size_t room = t->length < t->capacity ? t->capacity - t->length : 0;
+    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
     va_list arguments;
     va_start(arguments, format);
-    int written = vsnprintf(room ? t->buffer + t->length : NULL, room, format, arguments);
+    int written = vsnprintf(room ? text->buffer + text->length : NULL, room, format, arguments);
     va_end(arguments);
-    if (written > 0) t->length += (size_t)written;
+    if (written > 0) text->length += (size_t)written;
 }
-static void text_append_span(struct text *t, const struct schedule *s, struct span a)
+static void text_append_span(struct text *text, const struct schedule *schedule, struct span span)
 {
     static const char *const names[] = { "in", "out", "slot" };
-    if (a.rank != s->rank) text_append(t, "r%d.", a.rank);
-    text_append(t, a.count > 1 ? "%s[%d..%d]" : "%s[%d]", names[a.buffer], a.first, a.first + a.count - 1);
+    if (span.rank != schedule->rank) text_append(text, "r%d.", span.rank);
+    text_append(text, span.count > 1 ? "%s[%d..%d]" : "%s[%d]", names[span.buffer], span.first,
+        span.first + span.count - 1);
 }
-static void text_append_spans(struct text *t, const struct schedule *s, const struct span *a, int count,
+static void text_append_spans(struct text *text, const struct schedule *schedule, const struct span *span, int count,
     const char *between)
 {
     for (int i = 0; i < count; i++) {
-        text_append(t, "%s", i ? between : "");
-        text_append_span(t, s, a[i]);
+        text_append(text, "%s", i ? between : "");
+        text_append_span(text, schedule, span[i]);
     }
 }
-static void text_append_action(struct text *t, const struct schedule *s, const struct step *step)
+static void text_append_action(struct text *text, const struct schedule *schedule, const struct step *step)
 {
-    const struct span *from = step_from(s, step), *to = step_to(s, step);
-    if (step->kind == AWAIT) text_append(t, "await");
-    if (step->kind == LEAVE) text_append(t, "leave");
-    if (step->kind == SEND) text_append(t, "send ");
-    if (step->kind == RECV) text_append(t, "recv ");
-    text_append_spans(t, s, to, step->to_count, step->kind == RECV ? ", " : " = ");
-    if (step->kind == WORK) text_append(t, " = ");
-    text_append_spans(t, s, from, step->from_count, step->kind == SEND ? ", " : " + ");
-    if (step->kind == SEND) text_append(t, " -> %d", step->peer);
-    if (step->kind == RECV) text_append(t, " <- %d", step->peer);
+    const struct span *from = step_from(schedule, step), *to = step_to(schedule, step);
+    if (step->kind == AWAIT) text_append(text, "await");
+    if (step->kind == LEAVE) text_append(text, "leave");
+    if (step->kind == SEND) text_append(text, "send ");
+    if (step->kind == RECV) text_append(text, "recv ");
+    text_append_spans(text, schedule, to, step->to_count, step->kind == RECV ? ", " : " = ");
+    if (step->kind == WORK) text_append(text, " = ");
+    text_append_spans(text, schedule, from, step->from_count, step->kind == SEND ? ", " : " + ");
+    if (step->kind == SEND) text_append(text, " -> %d", step->peer);
+    if (step->kind == RECV) text_append(text, " <- %d", step->peer);
 }
 /* The first remark of a line begins at REMARKS_COLUMN if it can. */
-static void text_append_remark(struct text *t, size_t line, int *remarks, const char *remark)
+static void text_append_remark(struct text *text, size_t line, int *remarks, const char *remark)
 {
-    size_t written = t->length - line;
+    size_t written = text->length - line;
     int space = written < REMARKS_COLUMN ? (int)(REMARKS_COLUMN - written) : 2;
-    if (*remarks) text_append(t, "; %s", remark);
-    else text_append(t, "%*s%s", space, "", remark);
+    if (*remarks) text_append(text, "; %s", remark);
+    else text_append(text, "%*s%s", space, "", remark);
     ++*remarks;
 }
-static void text_append_waits(struct text *t, const struct schedule *s, const struct step *step, enum lag lag,
+static void text_append_waits(struct text *text, const struct schedule *schedule, const struct step *step, enum lag lag,
     size_t line, int *remarks)
 {
     static const char *const words[] = { "after ", "slot free after ", "every tile after " };
     int waits = 0;
     for (int i = 0; i < step->wait_count; i++) {
-        const struct wait *w = &s->waits[step->wait + i];
-        if (w->lag != lag) continue;
-        if (waits++) text_append(t, ", ");
-        else text_append_remark(t, line, remarks, words[lag]);
-        if (w->rank == s->rank) text_append(t, "message %d", w->step);
-        else text_append(t, "%d:%d", w->rank, w->step);
+        const struct wait *wait = &schedule->waits[step->wait + i];
+        if (wait->lag != lag) continue;
+        if (waits++) text_append(text, ", ");
+        else text_append_remark(text, line, remarks, words[lag]);
+        if (wait->rank == schedule->rank) text_append(text, "message %d", wait->step);
+        else text_append(text, "%d:%d", wait->rank, wait->step);
     }
 }
-static void text_append_remarks(struct text *t, const struct schedule *s, int step, size_t line)
+static void text_append_remarks(struct text *text, const struct schedule *schedule, int step, size_t line)
 {
-    const struct step *x = &s->steps[step];
+    const struct step *x = &schedule->steps[step];
     int remarks = 0;
-    for (int lag = SAME_TILE; lag <= EVERY_TILE; lag++) text_append_waits(t, s, x, (enum lag)lag, line, &remarks);
-    if (step < s->prelude) text_append_remark(t, line, &remarks, "prelude");
-    if (x->raw) text_append_remark(t, line, &remarks, "raw");
-    if (x->finish) text_append_remark(t, line, &remarks, "finish");
-    if (x->by_tile || x->by_reuse || x->by_leave) text_append_remark(t, line, &remarks, "published");
+    for (int lag = SAME_TILE; lag <= EVERY_TILE; lag++)
+        text_append_waits(text, schedule, x, (enum lag)lag, line, &remarks);
+    if (step < schedule->prelude) text_append_remark(text, line, &remarks, "prelude");
+    if (x->raw) text_append_remark(text, line, &remarks, "raw");
+    if (x->finish) text_append_remark(text, line, &remarks, "finish");
+    if (x->by_tile || x->by_reuse || x->by_leave) text_append_remark(text, line, &remarks, "published");
 }
-static void text_append_step(struct text *t, const struct schedule *s, int step)
+static void text_append_step(struct text *text, const struct schedule *schedule, int step)
 {
-    size_t line = t->length;
-    text_append(t, "%3d:%-3d ", s->rank, step);
-    text_append_action(t, s, &s->steps[step]);
-    text_append_remarks(t, s, step, line);
-    text_append(t, "\n");
+    size_t line = text->length;
+    text_append(text, "%3d:%-3d ", schedule->rank, step);
+    text_append_action(text, schedule, &schedule->steps[step]);
+    text_append_remarks(text, schedule, step, line);
+    text_append(text, "\n");
 }
 static const char *text_plural(int n) { return n == 1 ? "" : "s"; }
-size_t plan_print(const struct plan *p, char *buffer, size_t capacity)
+size_t plan_print(const struct plan *plan, char *buffer, size_t capacity)
 {
-    struct text t = { buffer, capacity, 0 };
-    int scratch = p->ranks[0].chunks[SCRATCH];
+    struct text text = { buffer, capacity, 0 };
+    int scratch = plan->ranks[0].chunks[SCRATCH];
     if (capacity) buffer[0] = '\0';
-    text_append(&t, "%s: %d rank%s on %d host%s, message cut in %d, %d slot%s of scratch\n", p->algorithm->name,
-        p->size, text_plural(p->size), p->layout->hosts, text_plural(p->layout->hosts), p->ranks[0].cut, scratch,
-        text_plural(scratch));
-    for (int m = 0; m < p->count; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) text_append_step(&t, &p->ranks[m], j);
-    return t.length;
+    text_append(&text, "%s: %d rank%s on %d host%s, message cut in %d, %d slot%s of scratch\n", plan->algorithm->name,
+        plan->size, text_plural(plan->size), plan->layout->hosts, text_plural(plan->layout->hosts), plan->ranks[0].cut,
+        scratch, text_plural(scratch));
+    for (int m = 0; m < plan->count; m++)
+        for (int j = 0; j < plan->ranks[m].step_count; j++) text_append_step(&text, &plan->ranks[m], j);
+    return text.length;
 }

@@ -18,63 +18,63 @@ struct pulls {
 };
 
 /* True if the write goes into a private tensor of another rank, so that it must become a read by the owner. */
-static bool write_is_private(const struct plan *p, const struct schedule *writer, struct span to)
+static bool write_is_private(const struct plan *plan, const struct schedule *writer, struct span to)
 {
-    return to.rank != writer->rank && to.buffer != SCRATCH && !plan_is_shared(p, to.rank);
+    return to.rank != writer->rank && to.buffer != SCRATCH && !plan_is_shared(plan, to.rank);
 }
-static bool plan_has_private_writes(const struct plan *p)
+static bool plan_has_private_writes(const struct plan *plan)
 {
-    for (int m = 0; m < p->count; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) {
-            const struct schedule *s = &p->ranks[m];
-            for (int d = 0; d < s->steps[j].to_count; d++)
-                if (write_is_private(p, s, step_to(s, &s->steps[j])[d])) return true;
+    for (int m = 0; m < plan->count; m++)
+        for (int j = 0; j < plan->ranks[m].step_count; j++) {
+            const struct schedule *schedule = &plan->ranks[m];
+            for (int d = 0; d < schedule->steps[j].to_count; d++)
+                if (write_is_private(plan, schedule, step_to(schedule, &schedule->steps[j])[d])) return true;
         }
     return false;
 }
 
 /* ---- the writer ---- */
 /* Adds a copy of the step without its private writes, but no step that had only such writes. */
-static void schedule_keep_step(const struct plan *p, struct schedule *s, const struct schedule *old,
-    const struct step *t)
+static void schedule_keep_step(const struct plan *plan, struct schedule *schedule, const struct schedule *old,
+    const struct step *step)
 {
     int kept = 0;
-    for (int d = 0; d < t->to_count; d++) kept += !write_is_private(p, old, step_to(old, t)[d]);
-    if (kept == 0 && t->to_count) return;
-    struct step *copy = schedule_add_step(s, t->kind);
+    for (int d = 0; d < step->to_count; d++) kept += !write_is_private(plan, old, step_to(old, step)[d]);
+    if (kept == 0 && step->to_count) return;
+    struct step *copy = schedule_add_step(schedule, step->kind);
     if (!copy) return;
-    copy->peer = t->peer;
-    copy->finish = t->finish;
-    for (int f = 0; f < t->from_count; f++) step_add_from(s, copy, step_from(old, t)[f]);
-    for (int d = 0; d < t->to_count; d++)
-        if (!write_is_private(p, old, step_to(old, t)[d])) step_add_to(s, copy, step_to(old, t)[d]);
+    copy->peer = step->peer;
+    copy->finish = step->finish;
+    for (int f = 0; f < step->from_count; f++) step_add_from(schedule, copy, step_from(old, step)[f]);
+    for (int d = 0; d < step->to_count; d++)
+        if (!write_is_private(plan, old, step_to(old, step)[d])) step_add_to(schedule, copy, step_to(old, step)[d]);
 }
 
 /* ---- the owner ---- */
 /* Without a list: counts the pulls of every owner in begin[owner + 1]. With a list: adds each pull at begin[owner] and
    increments it. */
-static void pulls_count_or_add(const struct plan *p, const struct schedule *writer, struct pulls *pulls)
+static void pulls_count_or_add(const struct plan *plan, const struct schedule *writer, struct pulls *pulls)
 {
     for (int j = 0; j < writer->step_count; j++)
         for (int d = 0; d < writer->steps[j].to_count; d++) {
             struct span to = step_to(writer, &writer->steps[j])[d];
-            if (!write_is_private(p, writer, to)) continue;
-            int *at = &pulls->begin[plan_member_of_rank(p, to.rank)];
+            if (!write_is_private(plan, writer, to)) continue;
+            int *at = &pulls->begin[plan_member_of_rank(plan, to.rank)];
             if (pulls->list) pulls->list[(*at)++] = (struct pull){ writer, &writer->steps[j], to, false };
             else at[1]++;
         }
 }
 /* False: out of memory. */
-static bool pulls_collect(const struct plan *p, const struct schedule *old, struct pulls *pulls)
+static bool pulls_collect(const struct plan *plan, const struct schedule *old, struct pulls *pulls)
 {
-    pulls->begin = memory_alloc_zeroed((size_t)p->count + 1, sizeof *pulls->begin);
+    pulls->begin = memory_alloc_zeroed((size_t)plan->count + 1, sizeof *pulls->begin);
     if (!pulls->begin) return false;
-    for (int m = 0; m < p->count; m++) pulls_count_or_add(p, &old[m], pulls);
-    for (int m = 0; m < p->count; m++) pulls->begin[m + 1] += pulls->begin[m];
-    pulls->list = memory_alloc_zeroed((size_t)pulls->begin[p->count], sizeof *pulls->list);
+    for (int m = 0; m < plan->count; m++) pulls_count_or_add(plan, &old[m], pulls);
+    for (int m = 0; m < plan->count; m++) pulls->begin[m + 1] += pulls->begin[m];
+    pulls->list = memory_alloc_zeroed((size_t)pulls->begin[plan->count], sizeof *pulls->list);
     if (!pulls->list) return false;
-    for (int m = 0; m < p->count; m++) pulls_count_or_add(p, &old[m], pulls);
-    for (int m = p->count; m > 0; m--) pulls->begin[m] = pulls->begin[m - 1];
+    for (int m = 0; m < plan->count; m++) pulls_count_or_add(plan, &old[m], pulls);
+    for (int m = plan->count; m > 0; m--) pulls->begin[m] = pulls->begin[m - 1];
     pulls->begin[0] = 0;
     return true;
 }
@@ -98,53 +98,54 @@ static void schedule_record_pull(struct schedule *owner, struct pull *pull)
         step_add_from(owner, copy, step_from(pull->writer, pull->step)[f]);
     step_add_to(owner, copy, pull->to);
 }
-static bool step_reads_span(const struct schedule *s, const struct step *t, struct span a)
+static bool step_reads_span(const struct schedule *schedule, const struct step *step, struct span span)
 {
-    for (int f = 0; f < t->from_count; f++)
-        if (spans_overlap(step_from(s, t)[f], a)) return true;
+    for (int f = 0; f < step->from_count; f++)
+        if (spans_overlap(step_from(schedule, step)[f], span)) return true;
     return false;
 }
 /* True if the step reads this rank's own OUTPUT. */
-static bool step_reads_own_output(const struct schedule *s, const struct step *t)
+static bool step_reads_own_output(const struct schedule *schedule, const struct step *step)
 {
-    for (int f = 0; f < t->from_count; f++)
-        if (step_from(s, t)[f].rank == s->rank && step_from(s, t)[f].buffer == OUTPUT) return true;
+    for (int f = 0; f < step->from_count; f++)
+        if (step_from(schedule, step)[f].rank == schedule->rank && step_from(schedule, step)[f].buffer == OUTPUT)
+            return true;
     return false;
 }
 /* Visits the writers in turn, beginning behind the owner, so that owners begin with different writers. */
-static void schedule_record_pulls(const struct plan *p, struct schedule *s, const struct schedule *mine,
+static void schedule_record_pulls(const struct plan *plan, struct schedule *schedule, const struct schedule *mine,
     struct pull *list, int count)
 {
-    int first = 0, member = plan_member_of_rank(p, s->rank);
-    while (first < count && plan_member_of_rank(p, list[first].writer->rank) < member) first++;
+    int first = 0, member = plan_member_of_rank(plan, schedule->rank);
+    while (first < count && plan_member_of_rank(plan, list[first].writer->rank) < member) first++;
     for (int j = 0; j < mine->step_count; j++) {
-        const struct step *t = &mine->steps[j];
-        for (int i = 0, reads = step_reads_own_output(mine, t); i < count && reads; i++) {
+        const struct step *step = &mine->steps[j];
+        for (int i = 0, reads = step_reads_own_output(mine, step); i < count && reads; i++) {
             struct pull *pull = &list[(first + i) % count];
-            if (!pull->done && step_reads_span(mine, t, pull->to)) schedule_record_pull(s, pull);
+            if (!pull->done && step_reads_span(mine, step, pull->to)) schedule_record_pull(schedule, pull);
         }
-        schedule_keep_step(p, s, mine, t);
+        schedule_keep_step(plan, schedule, mine, step);
     }
     for (int i = 0; i < count; i++)
-        if (!list[(first + i) % count].done) schedule_record_pull(s, &list[(first + i) % count]);
+        if (!list[(first + i) % count].done) schedule_record_pull(schedule, &list[(first + i) % count]);
 }
-static void plan_pull_writes(struct plan *p, struct schedule *old)
+static void plan_pull_writes(struct plan *plan, struct schedule *old)
 {
     struct pulls pulls = { NULL, NULL };
-    for (int m = 0; m < p->count; m++) old[m] = schedule_restart_recording(&p->ranks[m]);
-    if (!pulls_collect(p, old, &pulls)) plan_fail_out_of_memory(p);
-    for (int m = 0; pulls.list && m < p->count; m++)
-        schedule_record_pulls(p, &p->ranks[m], &old[m], pulls.list + pulls.begin[m],
+    for (int m = 0; m < plan->count; m++) old[m] = schedule_restart_recording(&plan->ranks[m]);
+    if (!pulls_collect(plan, old, &pulls)) plan_fail_out_of_memory(plan);
+    for (int m = 0; pulls.list && m < plan->count; m++)
+        schedule_record_pulls(plan, &plan->ranks[m], &old[m], pulls.list + pulls.begin[m],
             pulls.begin[m + 1] - pulls.begin[m]);
-    for (int m = 0; m < p->count; m++) schedule_free_arrays(&old[m]);
+    for (int m = 0; m < plan->count; m++) schedule_free_arrays(&old[m]);
     free(pulls.list);
     free(pulls.begin);
 }
-void plan_pull_private_writes(struct plan *p)
+void plan_pull_private_writes(struct plan *plan)
 {
-    if (!plan_has_private_writes(p)) return;
-    struct schedule *old = memory_alloc_zeroed((size_t)p->count, sizeof *old);
-    if (old) plan_pull_writes(p, old);
-    else plan_fail_out_of_memory(p);
+    if (!plan_has_private_writes(plan)) return;
+    struct schedule *old = memory_alloc_zeroed((size_t)plan->count, sizeof *old);
+    if (old) plan_pull_writes(plan, old);
+    else plan_fail_out_of_memory(plan);
     free(old);
 }

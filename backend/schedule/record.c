@@ -8,26 +8,27 @@
 
 const char schedule_no_memory[] = "out of memory";
 
-void schedule_set_error(struct schedule *s, const char *error)
+void schedule_set_error(struct schedule *schedule, const char *error)
 {
-    if (s->error) return;
-    s->error = error;
-    s->error_rank = -1;
+    if (schedule->error) return;
+    schedule->error = error;
+    schedule->error_rank = -1;
 }
-void plan_fail_out_of_memory(struct plan *p) { schedule_set_error(&p->ranks[0], schedule_no_memory); }
-void schedule_free_arrays(struct schedule *s)
+void plan_fail_out_of_memory(struct plan *plan) { schedule_set_error(&plan->ranks[0], schedule_no_memory); }
+void schedule_free_arrays(struct schedule *schedule)
 {
-    free(s->steps);
-    free(s->spans);
-    free(s->waits);
+    free(schedule->steps);
+    free(schedule->spans);
+    free(schedule->waits);
 }
-struct schedule schedule_restart_recording(struct schedule *s)
+struct schedule schedule_restart_recording(struct schedule *schedule)
 {
-    struct schedule old = *s;
-    s->steps = NULL;
-    s->spans = NULL;
-    s->waits = NULL;
-    s->step_count = s->step_room = s->span_count = s->span_room = s->wait_count = s->wait_room = 0;
+    struct schedule old = *schedule;
+    schedule->steps = NULL;
+    schedule->spans = NULL;
+    schedule->waits = NULL;
+    schedule->step_count = schedule->step_room = schedule->span_count = schedule->span_room = schedule->wait_count =
+        schedule->wait_room = 0;
     return old;
 }
 
@@ -56,206 +57,221 @@ bool collective_is_reduction(enum collective collective)
 
 /* team.slice is the host of a TEAM_HOST, and the slice of the message that a TEAM_ACROSS works on. */
 enum { TEAM_ALL, TEAM_HOST, TEAM_ACROSS };
-struct team team_of_group(const struct schedule *s)
+struct team team_of_group(const struct schedule *schedule)
 {
-    return (struct team){
-        .layout = s->layout, .kind = TEAM_ALL, .size = s->size, .me = s->rank, .pieces = s->cut, .source = INPUT
-    };
+    return (struct team){ .layout = schedule->layout,
+        .kind = TEAM_ALL,
+        .size = schedule->size,
+        .me = schedule->rank,
+        .pieces = schedule->cut,
+        .source = INPUT };
 }
-struct team team_of_host(const struct schedule *s)
+struct team team_of_host(const struct schedule *schedule)
 {
-    int host = s->place.host;
-    return (struct team){ .layout = s->layout,
+    int host = schedule->place.host;
+    return (struct team){ .layout = schedule->layout,
         .kind = TEAM_HOST,
         .slice = host,
-        .size = layout_host_size(s->layout, host),
-        .me = s->place.index,
+        .size = layout_host_size(schedule->layout, host),
+        .me = schedule->place.index,
         .pieces = 1,
         .source = INPUT };
 }
-struct team team_across_hosts(const struct schedule *s, int slice)
+struct team team_across_hosts(const struct schedule *schedule, int slice)
 {
-    return (struct team){ .layout = s->layout,
+    return (struct team){ .layout = schedule->layout,
         .kind = TEAM_ACROSS,
         .slice = slice,
-        .size = s->layout->hosts,
-        .me = s->place.host,
+        .size = schedule->layout->hosts,
+        .me = schedule->place.host,
         .pieces = 1,
         .source = INPUT };
 }
-int team_rank(const struct team *t, int index)
+int team_rank(const struct team *team, int index)
 {
-    int i = (index % t->size + t->size) % t->size;
-    if (t->kind == TEAM_HOST) return layout_rank(t->layout, t->slice, i);
-    return t->kind == TEAM_ACROSS ? layout_rank(t->layout, i, t->slice % layout_host_size(t->layout, i)) : i;
+    int i = (index % team->size + team->size) % team->size;
+    if (team->kind == TEAM_HOST) return layout_rank(team->layout, team->slice, i);
+    return team->kind == TEAM_ACROSS ? layout_rank(team->layout, i, team->slice % layout_host_size(team->layout, i))
+                                     : i;
 }
 
 /* ---- spans ---- */
 struct span span_of_chunk(int rank, enum buffer buffer, int index) { return (struct span){ rank, buffer, index, 1 }; }
-struct span span_of_buffer(const struct schedule *s, int rank, enum buffer buffer)
+struct span span_of_buffer(const struct schedule *schedule, int rank, enum buffer buffer)
 {
-    return (struct span){ rank, buffer, 0, s->chunks[buffer] };
+    return (struct span){ rank, buffer, 0, schedule->chunks[buffer] };
 }
-struct span span_new_scratch(struct schedule *s, int count)
+struct span span_new_scratch(struct schedule *schedule, int count)
 {
-    int first = s->chunks[SCRATCH];
-    if (count < 0 || count > INT_MAX - first) schedule_set_error(s, "too much scratch");
-    else s->chunks[SCRATCH] = first + count;
-    return (struct span){ s->rank, SCRATCH, first, count };
+    int first = schedule->chunks[SCRATCH];
+    if (count < 0 || count > INT_MAX - first) schedule_set_error(schedule, "too much scratch");
+    else schedule->chunks[SCRATCH] = first + count;
+    return (struct span){ schedule->rank, SCRATCH, first, count };
 }
-void schedule_cut(struct schedule *s, int pieces)
+void schedule_cut(struct schedule *schedule, int pieces)
 {
-    int most = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
-    if (s->error) return;
-    if (s->step_count || s->cut != 1) schedule_set_error(s, "divides the message after the first step");
+    int most = schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT] : schedule->chunks[OUTPUT];
+    if (schedule->error) return;
+    if (schedule->step_count || schedule->cut != 1)
+        schedule_set_error(schedule, "divides the message after the first step");
     else if (pieces < 1 || pieces > INT_MAX / 2 / most)
-        schedule_set_error(s, "divides the message into no pieces, or too many");
-    if (s->error) return;
-    s->chunks[INPUT] *= pieces;
-    s->chunks[OUTPUT] *= pieces;
-    s->cut = pieces;
+        schedule_set_error(schedule, "divides the message into no pieces, or too many");
+    if (schedule->error) return;
+    schedule->chunks[INPUT] *= pieces;
+    schedule->chunks[OUTPUT] *= pieces;
+    schedule->cut = pieces;
 }
-bool spans_are_equal(struct span a, struct span b)
+bool spans_are_equal(struct span span, struct span b)
 {
-    return a.rank == b.rank && a.buffer == b.buffer && a.first == b.first && a.count == b.count;
+    return span.rank == b.rank && span.buffer == b.buffer && span.first == b.first && span.count == b.count;
 }
-bool spans_overlap(struct span a, struct span b)
+bool spans_overlap(struct span span, struct span b)
 {
-    return a.rank == b.rank && a.buffer == b.buffer && a.first < b.first + b.count && b.first < a.first + a.count;
+    return span.rank == b.rank && span.buffer == b.buffer && span.first < b.first + b.count
+        && b.first < span.first + span.count;
 }
-static bool schedule_check_span(struct schedule *s, struct span a)
+static bool schedule_check_span(struct schedule *schedule, struct span span)
 {
-    if (s->error) return false;
-    bool near = a.rank >= 0 && a.rank < s->size && layout_host(s->layout, a.rank) == s->place.host;
-    if (!near) schedule_set_error(s, "touches the memory of another host");
-    else if (a.first < 0 || a.count < 1 || a.count > INT_MAX - a.first) schedule_set_error(s, "span out of range");
-    else if (a.buffer == SCRATCH && a.first + a.count > s->chunks[SCRATCH]) s->chunks[SCRATCH] = a.first + a.count;
-    else if (a.first + a.count > s->chunks[a.buffer]) schedule_set_error(s, "span out of range");
-    else if (!collective_has_buffer(s->collective, s->root, a.rank, a.buffer)) {
-        schedule_set_error(s, "has no such buffer");
-        s->error_rank = a.rank;
+    if (schedule->error) return false;
+    bool near = span.rank >= 0 && span.rank < schedule->size
+        && layout_host(schedule->layout, span.rank) == schedule->place.host;
+    if (!near) schedule_set_error(schedule, "touches the memory of another host");
+    else if (span.first < 0 || span.count < 1 || span.count > INT_MAX - span.first)
+        schedule_set_error(schedule, "span out of range");
+    else if (span.buffer == SCRATCH && span.first + span.count > schedule->chunks[SCRATCH])
+        schedule->chunks[SCRATCH] = span.first + span.count;
+    else if (span.first + span.count > schedule->chunks[span.buffer]) schedule_set_error(schedule, "span out of range");
+    else if (!collective_has_buffer(schedule->collective, schedule->root, span.rank, span.buffer)) {
+        schedule_set_error(schedule, "has no such buffer");
+        schedule->error_rank = span.rank;
     }
-    return !s->error;
+    return !schedule->error;
 }
-static bool schedule_check_target(struct schedule *s, struct span to)
+static bool schedule_check_target(struct schedule *schedule, struct span to)
 {
-    if (schedule_check_span(s, to) && to.buffer == INPUT) schedule_set_error(s, "writes an input chunk");
-    return !s->error;
+    if (schedule_check_span(schedule, to) && to.buffer == INPUT) schedule_set_error(schedule, "writes an input chunk");
+    return !schedule->error;
 }
-static bool schedule_check_pair(struct schedule *s, struct span to, struct span from)
+static bool schedule_check_pair(struct schedule *schedule, struct span to, struct span from)
 {
-    if (!schedule_check_target(s, to) || !schedule_check_span(s, from)) return false;
-    if (to.count != from.count) schedule_set_error(s, "spans differ in length");
+    if (!schedule_check_target(schedule, to) || !schedule_check_span(schedule, from)) return false;
+    if (to.count != from.count) schedule_set_error(schedule, "spans differ in length");
     else if (!spans_are_equal(to, from) && spans_overlap(to, from))
-        schedule_set_error(s, "moves a span onto a part of itself");
-    return !s->error;
+        schedule_set_error(schedule, "moves a span onto a part of itself");
+    return !schedule->error;
 }
 
 /* ---- steps ---- */
-struct step *schedule_add_step(struct schedule *s, enum step_kind kind)
+struct step *schedule_add_step(struct schedule *schedule, enum step_kind kind)
 {
-    if (s->error) return NULL;
-    struct step *steps = memory_grow(s->steps, s->step_count, &s->step_room, sizeof *steps);
+    if (schedule->error) return NULL;
+    struct step *steps = memory_grow(schedule->steps, schedule->step_count, &schedule->step_room, sizeof *steps);
     if (!steps) {
-        schedule_set_error(s, schedule_no_memory);
+        schedule_set_error(schedule, schedule_no_memory);
         return NULL;
     }
-    s->steps = steps;
-    steps[s->step_count] = (struct step){ .kind = kind, .peer = -1, .span = s->span_count };
-    return &steps[s->step_count++];
+    schedule->steps = steps;
+    steps[schedule->step_count] = (struct step){ .kind = kind, .peer = -1, .span = schedule->span_count };
+    return &steps[schedule->step_count++];
 }
-static bool schedule_insert_span(struct schedule *s, int at, struct span a)
+static bool schedule_insert_span(struct schedule *schedule, int at, struct span span)
 {
-    struct span *spans = s->error ? NULL : memory_grow(s->spans, s->span_count, &s->span_room, sizeof *spans);
+    struct span *spans = schedule->error
+        ? NULL
+        : memory_grow(schedule->spans, schedule->span_count, &schedule->span_room, sizeof *spans);
     if (!spans) {
-        schedule_set_error(s, schedule_no_memory);
+        schedule_set_error(schedule, schedule_no_memory);
         return false;
     }
-    s->spans = spans;
-    if (at < s->span_count) memmove(spans + at + 1, spans + at, (size_t)(s->span_count - at) * sizeof a);
-    spans[at] = a;
-    s->span_count++;
+    schedule->spans = spans;
+    if (at < schedule->span_count)
+        memmove(spans + at + 1, spans + at, (size_t)(schedule->span_count - at) * sizeof span);
+    spans[at] = span;
+    schedule->span_count++;
     return true;
 }
-void step_add_from(struct schedule *s, struct step *t, struct span a)
+void step_add_from(struct schedule *schedule, struct step *step, struct span span)
 {
-    if (t && schedule_insert_span(s, t->span + t->from_count, a)) t->from_count++;
+    if (step && schedule_insert_span(schedule, step->span + step->from_count, span)) step->from_count++;
 }
-void step_add_to(struct schedule *s, struct step *t, struct span a)
+void step_add_to(struct schedule *schedule, struct step *step, struct span span)
 {
-    if (t && schedule_insert_span(s, t->span + t->from_count + t->to_count, a)) t->to_count++;
+    if (step && schedule_insert_span(schedule, step->span + step->from_count + step->to_count, span)) step->to_count++;
 }
-void schedule_append_step(struct schedule *s, const struct schedule *old, const struct step *t)
+void schedule_append_step(struct schedule *schedule, const struct schedule *old, const struct step *step)
 {
-    struct step *copy = schedule_add_step(s, t->kind);
+    struct step *copy = schedule_add_step(schedule, step->kind);
     if (!copy) return;
-    copy->peer = t->peer;
-    copy->finish = t->finish;
-    copy->raw = t->raw;
-    for (int f = 0; f < t->from_count; f++) step_add_from(s, copy, step_from(old, t)[f]);
-    for (int d = 0; d < t->to_count; d++) step_add_to(s, copy, step_to(old, t)[d]);
+    copy->peer = step->peer;
+    copy->finish = step->finish;
+    copy->raw = step->raw;
+    for (int f = 0; f < step->from_count; f++) step_add_from(schedule, copy, step_from(old, step)[f]);
+    for (int d = 0; d < step->to_count; d++) step_add_to(schedule, copy, step_to(old, step)[d]);
 }
-bool step_touches_peer(const struct schedule *s, const struct step *t)
+bool step_touches_peer(const struct schedule *schedule, const struct step *step)
 {
-    for (int i = 0; i < t->from_count + t->to_count; i++)
-        if (s->spans[t->span + i].rank != s->rank) return true;
-    return t->kind == LEAVE;
+    for (int i = 0; i < step->from_count + step->to_count; i++)
+        if (schedule->spans[step->span + i].rank != schedule->rank) return true;
+    return step->kind == LEAVE;
 }
-static struct step *schedule_last_work(const struct schedule *s)
+static struct step *schedule_last_work(const struct schedule *schedule)
 {
-    struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
-    return t && t->kind == WORK ? t : NULL;
+    struct step *step = schedule->step_count ? &schedule->steps[schedule->step_count - 1] : NULL;
+    return step && step->kind == WORK ? step : NULL;
 }
-void step_copy(struct schedule *s, struct span to, struct span from)
+void step_copy(struct schedule *schedule, struct span to, struct span from)
 {
-    if (!schedule_check_pair(s, to, from)) return;
-    struct step *t = schedule_last_work(s);
-    bool hands_out = t && to.rank != s->rank && to.buffer == from.buffer && spans_are_equal(*step_to(s, t), from);
+    if (!schedule_check_pair(schedule, to, from)) return;
+    struct step *step = schedule_last_work(schedule);
+    bool hands_out = step && to.rank != schedule->rank && to.buffer == from.buffer
+        && spans_are_equal(*step_to(schedule, step), from);
     if (!hands_out) {
-        t = schedule_add_step(s, WORK);
-        step_add_from(s, t, from);
+        step = schedule_add_step(schedule, WORK);
+        step_add_from(schedule, step, from);
     }
-    step_add_to(s, t, to);
+    step_add_to(schedule, step, to);
 }
-void step_reduce(struct schedule *s, struct span into, struct span from)
+void step_reduce(struct schedule *schedule, struct span into, struct span from)
 {
-    if (!schedule_check_pair(s, into, from)) return;
+    if (!schedule_check_pair(schedule, into, from)) return;
     if (spans_are_equal(into, from)) {
-        schedule_set_error(s, "reduces a span into itself");
+        schedule_set_error(schedule, "reduces a span into itself");
         return;
     }
-    struct step *t = schedule_last_work(s);
-    if (!t || t->to_count > 1 || !spans_are_equal(*step_to(s, t), into)) {
-        t = schedule_add_step(s, WORK);
-        step_add_from(s, t, into);
-        step_add_to(s, t, into);
+    struct step *step = schedule_last_work(schedule);
+    if (!step || step->to_count > 1 || !spans_are_equal(*step_to(schedule, step), into)) {
+        step = schedule_add_step(schedule, WORK);
+        step_add_from(schedule, step, into);
+        step_add_to(schedule, step, into);
     }
-    step_add_from(s, t, from);
+    step_add_from(schedule, step, from);
 }
-static struct step *schedule_add_message(struct schedule *s, enum step_kind kind, int peer)
+static struct step *schedule_add_message(struct schedule *schedule, enum step_kind kind, int peer)
 {
-    if (peer < 0 || peer >= s->size || peer == s->rank) schedule_set_error(s, "message without a receiver");
-    struct step *t = schedule_add_step(s, kind);
-    if (t) t->peer = peer;
-    return t;
+    if (peer < 0 || peer >= schedule->size || peer == schedule->rank)
+        schedule_set_error(schedule, "message without a receiver");
+    struct step *step = schedule_add_step(schedule, kind);
+    if (step) step->peer = peer;
+    return step;
 }
-void step_send(struct schedule *s, struct span from, int peer)
+void step_send(struct schedule *schedule, struct span from, int peer)
 {
-    if (schedule_check_span(s, from)) step_add_from(s, schedule_add_message(s, SEND, peer), from);
+    if (schedule_check_span(schedule, from)) step_add_from(schedule, schedule_add_message(schedule, SEND, peer), from);
 }
-static bool schedule_check_receive(struct schedule *s, struct span into)
+static bool schedule_check_receive(struct schedule *schedule, struct span into)
 {
-    if (schedule_check_target(s, into) && into.rank != s->rank) schedule_set_error(s, "receives into a peer's memory");
-    return !s->error;
+    if (schedule_check_target(schedule, into) && into.rank != schedule->rank)
+        schedule_set_error(schedule, "receives into a peer's memory");
+    return !schedule->error;
 }
-void step_recv(struct schedule *s, struct span into, int peer)
+void step_recv(struct schedule *schedule, struct span into, int peer)
 {
-    if (schedule_check_receive(s, into)) step_add_to(s, schedule_add_message(s, RECV, peer), into);
+    if (schedule_check_receive(schedule, into)) step_add_to(schedule, schedule_add_message(schedule, RECV, peer), into);
 }
-void step_add_span(struct schedule *s, struct span more)
+void step_add_span(struct schedule *schedule, struct span more)
 {
-    struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
-    if (t && t->kind == SEND && schedule_check_span(s, more)) step_add_from(s, t, more);
-    else if (t && t->kind == RECV && schedule_check_receive(s, more)) step_add_to(s, t, more);
-    else schedule_set_error(s, "continues a message that was not begun");
+    struct step *step = schedule->step_count ? &schedule->steps[schedule->step_count - 1] : NULL;
+    if (step && step->kind == SEND && schedule_check_span(schedule, more)) step_add_from(schedule, step, more);
+    else if (step && step->kind == RECV && schedule_check_receive(schedule, more)) step_add_to(schedule, step, more);
+    else schedule_set_error(schedule, "continues a message that was not begun");
 }

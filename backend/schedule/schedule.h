@@ -87,26 +87,26 @@ typedef void record_function(struct schedule *);
 struct team { const struct layout *layout; int kind, slice, size, me, base, pieces; enum buffer source; };
 
 /* Records to = from. Either span may belong to a peer on this host. */
-void step_copy(struct schedule *s, struct span to, struct span from);
+void step_copy(struct schedule *schedule, struct span to, struct span from);
 /* Records into (op)= from. */
-void step_reduce(struct schedule *s, struct span into, struct span from);
-void step_send(struct schedule *s, struct span from, int peer);
-void step_recv(struct schedule *s, struct span into, int peer);
+void step_reduce(struct schedule *schedule, struct span into, struct span from);
+void step_send(struct schedule *schedule, struct span from, int peer);
+void step_recv(struct schedule *schedule, struct span into, int peer);
 /* Adds one more span to the message just recorded. */
-void step_add_span(struct schedule *s, struct span more);
+void step_add_span(struct schedule *schedule, struct span more);
 /* Cuts the message; an algorithm that does so must call this first. */
-void schedule_cut(struct schedule *s, int pieces);
-bool spans_are_equal(struct span a, struct span b);
+void schedule_cut(struct schedule *schedule, int pieces);
+bool spans_are_equal(struct span span, struct span b);
 struct span span_of_chunk(int rank, enum buffer buffer, int index);
-struct span span_of_buffer(const struct schedule *s, int rank, enum buffer buffer);
+struct span span_of_buffer(const struct schedule *schedule, int rank, enum buffer buffer);
 /* Returns new SCRATCH chunks of this rank. */
-struct span span_new_scratch(struct schedule *s, int count);
-struct team team_of_group(const struct schedule *s);
-struct team team_of_host(const struct schedule *s);
+struct span span_new_scratch(struct schedule *schedule, int count);
+struct team team_of_group(const struct schedule *schedule);
+struct team team_of_host(const struct schedule *schedule);
 /* Returns the ranks that carry this slice between the hosts. */
-struct team team_across_hosts(const struct schedule *s, int slice);
+struct team team_across_hosts(const struct schedule *schedule, int slice);
 /* Returns the rank at an index of the team, which wraps. */
-int team_rank(const struct team *t, int index);
+int team_rank(const struct team *team, int index);
 
 /* ---- the table of algorithms (backend/collectives) ---- */
 struct algorithm {
@@ -193,7 +193,7 @@ size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 
 /* Sets out[peer] for the peers that this rank awaits in a message of one tile, or whose memory it reads; returns their
    number. `out` has `size` entries, all false. */
-int schedule_find_needed_peers(const struct schedule *s, bool *out);
+int schedule_find_needed_peers(const struct schedule *schedule, bool *out);
 bool collective_has_buffer(enum collective collective, int root, int rank, enum buffer buffer);
 /* True if one rank, the root, has other buffers than the rest. */
 bool collective_has_root(enum collective collective);
@@ -201,67 +201,70 @@ bool collective_is_reduction(enum collective collective);
 /* Returns the number of chunks of a buffer before schedule_cut. */
 int collective_buffer_parts(enum collective collective, enum buffer buffer, int size);
 /* Returns the number of members, also before the plan is built. */
-static inline int plan_count_members(const struct plan *p)
+static inline int plan_count_members(const struct plan *plan)
 {
-    return p->one_host ? layout_host_size(p->layout, p->host) : p->layout->ranks;
+    return plan->one_host ? layout_host_size(plan->layout, plan->host) : plan->layout->ranks;
 }
 /* plan_member_of_rank returns the member number of a rank, or -1; plan_rank_of_member returns the rank of a member. */
-static inline int plan_member_of_rank(const struct plan *p, int rank)
+static inline int plan_member_of_rank(const struct plan *plan, int rank)
 {
-    if (!p->one_host) return rank;
-    struct place at = layout_place(p->layout, rank);
-    return at.host == p->host ? at.index : -1;
+    if (!plan->one_host) return rank;
+    struct place at = layout_place(plan->layout, rank);
+    return at.host == plan->host ? at.index : -1;
 }
-static inline int plan_rank_of_member(const struct plan *p, int member)
+static inline int plan_rank_of_member(const struct plan *plan, int member)
 {
-    return p->one_host ? layout_rank(p->layout, p->host, member) : member;
+    return plan->one_host ? layout_rank(plan->layout, plan->host, member) : member;
 }
 /* NULL: the rank is not a member, or its schedule is not kept. */
-static inline struct schedule *plan_schedule_of_rank(const struct plan *p, int rank)
+static inline struct schedule *plan_schedule_of_rank(const struct plan *plan, int rank)
 {
-    int member = plan_member_of_rank(p, rank);
-    if (p->kept) return member == p->kept - 1 ? p->ranks : NULL;
-    return member >= 0 ? &p->ranks[member] : NULL;
+    int member = plan_member_of_rank(plan, rank);
+    if (plan->kept) return member == plan->kept - 1 ? plan->ranks : NULL;
+    return member >= 0 ? &plan->ranks[member] : NULL;
 }
-static inline bool step_is_message(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
-static inline struct span *step_from(const struct schedule *s, const struct step *t) { return &s->spans[t->span]; }
-static inline struct span *step_to(const struct schedule *s, const struct step *t)
+static inline bool step_is_message(const struct step *step) { return step->kind == SEND || step->kind == RECV; }
+static inline struct span *step_from(const struct schedule *schedule, const struct step *step)
 {
-    return &s->spans[t->span + t->from_count];
+    return &schedule->spans[step->span];
+}
+static inline struct span *step_to(const struct schedule *schedule, const struct step *step)
+{
+    return &schedule->spans[step->span + step->from_count];
 }
 /* Returns the number of chunks in all spans of the step. For a message, that is its length. */
-static inline int step_count_chunks(const struct schedule *s, const struct step *t)
+static inline int step_count_chunks(const struct schedule *schedule, const struct step *step)
 {
     int chunks = 0;
-    for (int i = 0; i < t->from_count + t->to_count; i++) chunks += s->spans[t->span + i].count;
+    for (int i = 0; i < step->from_count + step->to_count; i++) chunks += schedule->spans[step->span + i].count;
     return chunks;
 }
-static inline bool plan_is_in_place(const struct plan *p, int rank)
+static inline bool plan_is_in_place(const struct plan *plan, int rank)
 {
-    return mask_has(p->in_place, plan_member_of_rank(p, rank));
+    return mask_has(plan->in_place, plan_member_of_rank(plan, rank));
 }
-static inline bool plan_is_shared(const struct plan *p, int rank)
+static inline bool plan_is_shared(const struct plan *plan, int rank)
 {
-    int member = plan_member_of_rank(p, rank);
-    return mask_has(p->shared, member) && !mask_has(p->unshared, member);
+    int member = plan_member_of_rank(plan, rank);
+    return mask_has(plan->shared, member) && !mask_has(plan->unshared, member);
 }
 /* True if peers can read the rank's tensors where they lie. */
-static inline bool plan_is_open(const struct plan *p, int rank)
+static inline bool plan_is_open(const struct plan *plan, int rank)
 {
-    return plan_is_shared(p, rank) || (p->reads && !mask_has(p->unshared, plan_member_of_rank(p, rank)));
+    return plan_is_shared(plan, rank) || (plan->reads && !mask_has(plan->unshared, plan_member_of_rank(plan, rank)));
 }
 /* Returns the cell that holds a chunk. In place, the smaller buffer lies inside the larger. */
-static inline int plan_cell_index(const struct plan *p, int rank, enum buffer b, int index)
+static inline int plan_cell_index(const struct plan *plan, int rank, enum buffer b, int index)
 {
-    const int *chunks = p->ranks[0].chunks;
+    const int *chunks = plan->ranks[0].chunks;
     int in = chunks[INPUT], out = chunks[OUTPUT];
-    if (plan_is_in_place(p, rank) && b == OUTPUT && out <= in) return out == in ? index : index + rank * out;
-    if (plan_is_in_place(p, rank) && b == INPUT && in < out) return in + index + rank * in;
+    if (plan_is_in_place(plan, rank) && b == OUTPUT && out <= in) return out == in ? index : index + rank * out;
+    if (plan_is_in_place(plan, rank) && b == INPUT && in < out) return in + index + rank * in;
     return index + (b == INPUT ? 0 : b == OUTPUT ? in : in + out);
 }
-static inline bool step_publishes(const struct step *t, int tile, int tiles, int slots)
+static inline bool step_publishes(const struct step *step, int tile, int tiles, int slots)
 {
-    return t->by_tile || (t->by_reuse && tile + slots < tiles) || (t->by_leave && tile + slots >= tiles);
+    return step->by_tile || (step->by_reuse && tile + slots < tiles) || (step->by_leave && tile + slots >= tiles);
 }
 
 /* ---- cache ---- */

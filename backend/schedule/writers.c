@@ -4,68 +4,71 @@
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
-struct writer *build_writer_of_chunk(const struct build *b, struct span a, int index)
+struct writer *build_writer_of_chunk(const struct build *build, struct span span, int index)
 {
-    size_t member = (size_t)plan_member_of_rank(b->plan, a.rank);
-    return &b->writers[member * (size_t)b->cells + (size_t)plan_cell_of_chunk(b->plan, a, index)];
+    size_t member = (size_t)plan_member_of_rank(build->plan, span.rank);
+    return &build->writers[member * (size_t)build->cells + (size_t)plan_cell_of_chunk(build->plan, span, index)];
 }
 /* All members have the same number of cells, so that a peer's slot is found without its schedule. */
-static bool writers_reset_cells(struct build *b)
+static bool writers_reset_cells(struct build *build)
 {
-    struct plan *p = b->plan;
+    struct plan *plan = build->plan;
     int scratch = 0;
-    for (int m = 0; m < p->count; m++)
-        if (p->ranks[m].chunks[SCRATCH] > scratch) scratch = p->ranks[m].chunks[SCRATCH];
-    for (int m = 0; m < p->count; m++) p->ranks[m].chunks[SCRATCH] = scratch;
-    b->cells = p->ranks[0].chunks[INPUT] + p->ranks[0].chunks[OUTPUT] + scratch;
-    free(b->writers);
+    for (int m = 0; m < plan->count; m++)
+        if (plan->ranks[m].chunks[SCRATCH] > scratch) scratch = plan->ranks[m].chunks[SCRATCH];
+    for (int m = 0; m < plan->count; m++) plan->ranks[m].chunks[SCRATCH] = scratch;
+    build->cells = plan->ranks[0].chunks[INPUT] + plan->ranks[0].chunks[OUTPUT] + scratch;
+    free(build->writers);
     size_t total;
-    bool fits = size_multiply((size_t)p->count, (size_t)b->cells, &total);
-    b->writers = fits ? memory_alloc_zeroed(total, sizeof *b->writers) : NULL;
-    return b->writers != NULL;
+    bool fits = size_multiply((size_t)plan->count, (size_t)build->cells, &total);
+    build->writers = fits ? memory_alloc_zeroed(total, sizeof *build->writers) : NULL;
+    return build->writers != NULL;
 }
 /* True if the step keeps the content of its target: in place, it copies a chunk onto itself. */
-static bool step_keeps_target(const struct plan *p, const struct schedule *s, const struct step *t)
+static bool step_keeps_target(const struct plan *plan, const struct schedule *schedule, const struct step *step)
 {
-    struct span from = *step_from(s, t), to = *step_to(s, t);
-    return t->from_count == 1 && t->to_count == 1 && from.rank == to.rank
-        && plan_cell_of_chunk(p, to, 0) == plan_cell_of_chunk(p, from, 0);
+    struct span from = *step_from(schedule, step), to = *step_to(schedule, step);
+    return step->from_count == 1 && step->to_count == 1 && from.rank == to.rank
+        && plan_cell_of_chunk(plan, to, 0) == plan_cell_of_chunk(plan, from, 0);
 }
-static void writers_record_write(const struct build *b, struct schedule *s, int step, struct span to, bool keeps)
+static void writers_record_write(const struct build *build, struct schedule *schedule, int step, struct span to,
+    bool keeps)
 {
     for (int i = 0; i < to.count; i++) {
-        struct writer *w = build_writer_of_chunk(b, to, i);
-        if (w->exists && w->rank != s->rank) schedule_set_error(s, "two ranks write one chunk");
-        if (!w->exists) *w = (struct writer){ .rank = s->rank, .first = -1, .exists = true };
-        w->last = step;
-        if (w->first < 0 && !keeps) w->first = step;
+        struct writer *writer = build_writer_of_chunk(build, to, i);
+        if (writer->exists && writer->rank != schedule->rank) schedule_set_error(schedule, "two ranks write one chunk");
+        if (!writer->exists) *writer = (struct writer){ .rank = schedule->rank, .first = -1, .exists = true };
+        writer->last = step;
+        if (writer->first < 0 && !keeps) writer->first = step;
     }
 }
-static void writers_record_read(const struct build *b, const struct schedule *s, struct span from)
+static void writers_record_read(const struct build *build, const struct schedule *schedule, struct span from)
 {
     for (int i = 0; from.buffer != INPUT && i < from.count; i++) {
-        struct writer *w = build_writer_of_chunk(b, from, i);
-        if (w->exists && w->rank != s->rank) w->observed = true;
+        struct writer *writer = build_writer_of_chunk(build, from, i);
+        if (writer->exists && writer->rank != schedule->rank) writer->observed = true;
     }
 }
-void build_find_writers(struct build *b)
+void build_find_writers(struct build *build)
 {
-    struct plan *p = b->plan;
-    if (!writers_reset_cells(b)) {
-        plan_fail_out_of_memory(p);
+    struct plan *plan = build->plan;
+    if (!writers_reset_cells(build)) {
+        plan_fail_out_of_memory(plan);
         return;
     }
-    for (int m = 0; m < p->count; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) {
-            struct schedule *s = &p->ranks[m];
-            const struct step *t = &s->steps[j];
-            bool keeps = t->kind == WORK && step_keeps_target(p, s, t);
-            for (int d = 0; d < t->to_count; d++) writers_record_write(b, s, j, step_to(s, t)[d], keeps);
+    for (int m = 0; m < plan->count; m++)
+        for (int j = 0; j < plan->ranks[m].step_count; j++) {
+            struct schedule *schedule = &plan->ranks[m];
+            const struct step *step = &schedule->steps[j];
+            bool keeps = step->kind == WORK && step_keeps_target(plan, schedule, step);
+            for (int d = 0; d < step->to_count; d++)
+                writers_record_write(build, schedule, j, step_to(schedule, step)[d], keeps);
         }
-    for (int m = 0; m < p->count; m++)
-        for (int j = 0; j < p->ranks[m].step_count; j++) {
-            const struct schedule *s = &p->ranks[m];
-            const struct step *t = &s->steps[j];
-            for (int f = 0; f < t->from_count; f++) writers_record_read(b, s, step_from(s, t)[f]);
+    for (int m = 0; m < plan->count; m++)
+        for (int j = 0; j < plan->ranks[m].step_count; j++) {
+            const struct schedule *schedule = &plan->ranks[m];
+            const struct step *step = &schedule->steps[j];
+            for (int f = 0; f < step->from_count; f++)
+                writers_record_read(build, schedule, step_from(schedule, step)[f]);
         }
 }

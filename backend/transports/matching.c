@@ -5,11 +5,11 @@
 #include <assert.h>
 #include <stdlib.h>
 
-static struct bucket *matching_bucket(struct matching *m, struct message_name name)
+static struct bucket *matching_bucket(struct matching *matching, struct message_name name)
 {
     uint64_t mixed = name.message * 0x9e3779b97f4a7c15u + name.operation * 0xbf58476d1ce4e5b9u;
     /* This is Fibonacci hashing (Knuth, volume 3, 6.4). */
-    return &m->bucket[mixed >> 56];
+    return &matching->bucket[mixed >> 56];
 }
 static_assert(MATCHING_BUCKETS == 256, "the top 8 bits of the product choose a bucket");
 
@@ -17,71 +17,73 @@ static bool receive_accepts_message(const struct transfer *receive, int source, 
 {
     return message_names_equal(receive->name, name) && (receive->peer == source || receive->peer == TRANSFER_ANY_PEER);
 }
-static struct arrival *bucket_unlink_arrival(struct bucket *b, struct arrival *before)
+static struct arrival *bucket_unlink_arrival(struct bucket *bucket, struct arrival *before)
 {
-    struct arrival *a = before ? before->next : b->first;
-    if (before) before->next = a->next;
-    else b->first = a->next;
-    if (b->last == a) b->last = before;
-    a->next = NULL;
-    return a;
-}
-struct arrival *matching_post_receive(struct matching *m, struct transfer *receive)
-{
-    struct bucket *b = matching_bucket(m, receive->name);
-    for (struct arrival *before = NULL, *a = b->first; a; before = a, a = a->next)
-        if (receive_accepts_message(receive, a->source, a->name)) return bucket_unlink_arrival(b, before);
-    transfer_list_push(&b->posted, receive);
-    return NULL;
-}
-struct transfer *matching_take_receive(struct matching *m, int source, struct message_name name)
-{
-    struct bucket *b = matching_bucket(m, name);
-    for (struct transfer *before = NULL, *x = b->posted.first; x; before = x, x = x->next)
-        if (receive_accepts_message(x, source, name)) return transfer_list_take(&b->posted, before);
-    return NULL;
-}
-void matching_keep_arrival(struct matching *m, struct arrival *arrival)
-{
-    struct bucket *b = matching_bucket(m, arrival->name);
+    struct arrival *arrival = before ? before->next : bucket->first;
+    if (before) before->next = arrival->next;
+    else bucket->first = arrival->next;
+    if (bucket->last == arrival) bucket->last = before;
     arrival->next = NULL;
-    if (b->first) b->last->next = arrival;
-    else b->first = arrival;
-    b->last = arrival;
+    return arrival;
 }
-bool matching_cancel_receive(struct matching *m, const struct transfer *receive)
+struct arrival *matching_post_receive(struct matching *matching, struct transfer *receive)
 {
-    return transfer_list_remove(&matching_bucket(m, receive->name)->posted, receive);
-}
-struct transfer *matching_pop_receive(struct matching *m, int peer)
-{
-    for (struct bucket *b = m->bucket; b < m->bucket + MATCHING_BUCKETS; b++)
-        for (struct transfer *before = NULL, *x = b->posted.first; x; before = x, x = x->next)
-            if (peer == TRANSFER_ANY_PEER || x->peer == peer) return transfer_list_take(&b->posted, before);
+    struct bucket *bucket = matching_bucket(matching, receive->name);
+    for (struct arrival *before = NULL, *a = bucket->first; a; before = a, a = a->next)
+        if (receive_accepts_message(receive, a->source, a->name)) return bucket_unlink_arrival(bucket, before);
+    transfer_list_push(&bucket->posted, receive);
     return NULL;
 }
-struct arrival *matching_withdraw_arrival(struct matching *m, const struct transport *by, int source,
+struct transfer *matching_take_receive(struct matching *matching, int source, struct message_name name)
+{
+    struct bucket *bucket = matching_bucket(matching, name);
+    for (struct transfer *before = NULL, *x = bucket->posted.first; x; before = x, x = x->next)
+        if (receive_accepts_message(x, source, name)) return transfer_list_take(&bucket->posted, before);
+    return NULL;
+}
+void matching_keep_arrival(struct matching *matching, struct arrival *arrival)
+{
+    struct bucket *bucket = matching_bucket(matching, arrival->name);
+    arrival->next = NULL;
+    if (bucket->first) bucket->last->next = arrival;
+    else bucket->first = arrival;
+    bucket->last = arrival;
+}
+bool matching_cancel_receive(struct matching *matching, const struct transfer *receive)
+{
+    return transfer_list_remove(&matching_bucket(matching, receive->name)->posted, receive);
+}
+struct transfer *matching_pop_receive(struct matching *matching, int peer)
+{
+    for (struct bucket *bucket = matching->bucket; bucket < matching->bucket + MATCHING_BUCKETS; bucket++)
+        for (struct transfer *before = NULL, *x = bucket->posted.first; x; before = x, x = x->next)
+            if (peer == TRANSFER_ANY_PEER || x->peer == peer) return transfer_list_take(&bucket->posted, before);
+    return NULL;
+}
+struct arrival *matching_withdraw_arrival(struct matching *matching, const struct transport *by, int source,
     struct message_name name, uint64_t id)
 {
-    struct bucket *b = matching_bucket(m, name);
-    for (struct arrival *before = NULL, *a = b->first; a; before = a, a = a->next)
-        if (a->announced && a->by == by && a->source == source && a->id == id) return bucket_unlink_arrival(b, before);
+    struct bucket *bucket = matching_bucket(matching, name);
+    for (struct arrival *before = NULL, *a = bucket->first; a; before = a, a = a->next)
+        if (a->announced && a->by == by && a->source == source && a->id == id)
+            return bucket_unlink_arrival(bucket, before);
     return NULL;
 }
-void matching_withdraw_all(struct matching *m, int source)
+void matching_withdraw_all(struct matching *matching, int source)
 {
-    for (struct bucket *b = m->bucket; b < m->bucket + MATCHING_BUCKETS; b++)
-        for (struct arrival *before = NULL, *a = b->first; a; a = before ? before->next : b->first) {
-            if (a->announced && a->source == source) matching_arrival_free(m, bucket_unlink_arrival(b, before));
+    for (struct bucket *bucket = matching->bucket; bucket < matching->bucket + MATCHING_BUCKETS; bucket++)
+        for (struct arrival *before = NULL, *a = bucket->first; a; a = before ? before->next : bucket->first) {
+            if (a->announced && a->source == source)
+                matching_arrival_free(matching, bucket_unlink_arrival(bucket, before));
             else before = a;
         }
 }
 
-void matching_visit_arrivals(const struct matching *m, void (*call)(void *context, const struct arrival *arrival),
-    void *context)
+void matching_visit_arrivals(const struct matching *matching,
+    void (*call)(void *context, const struct arrival *arrival), void *context)
 {
     for (int i = 0; i < MATCHING_BUCKETS; i++)
-        for (const struct arrival *a = m->bucket[i].first; a; a = a->next) call(context, a);
+        for (const struct arrival *a = matching->bucket[i].first; a; a = a->next) call(context, a);
 }
 
 /* ---- memory: free arrivals of each size class are reused ---- */
@@ -91,31 +93,32 @@ static int arrival_size_class(size_t bytes)
     while ((size_t)1 << class < bytes) class++;
     return class;
 }
-struct arrival *matching_arrival_new(struct matching *m, size_t bytes)
+struct arrival *matching_arrival_new(struct matching *matching, size_t bytes)
 {
     int class = arrival_size_class(bytes);
     assert(class < MATCHING_CLASSES);
-    struct arrival *a = m->spare[class];
-    if (a) m->spare[class] = a->next;
-    else if (!(a = memory_alloc_aligned(size_round_up(sizeof *a, 64) + ((size_t)1 << class)))) return NULL;
-    *a = (struct arrival){ .class = class, .data = (unsigned char *)a + size_round_up(sizeof *a, 64) };
-    return a;
+    struct arrival *arrival = matching->spare[class];
+    if (arrival) matching->spare[class] = arrival->next;
+    else if (!(arrival = memory_alloc_aligned(size_round_up(sizeof *arrival, 64) + ((size_t)1 << class)))) return NULL;
+    *arrival =
+        (struct arrival){ .class = class, .data = (unsigned char *)arrival + size_round_up(sizeof *arrival, 64) };
+    return arrival;
 }
-void matching_arrival_free(struct matching *m, struct arrival *arrival)
+void matching_arrival_free(struct matching *matching, struct arrival *arrival)
 {
-    arrival->next = m->spare[arrival->class];
-    m->spare[arrival->class] = arrival;
+    arrival->next = matching->spare[arrival->class];
+    matching->spare[arrival->class] = arrival;
 }
-static void arrival_list_free(struct arrival *a)
+static void arrival_list_free(struct arrival *arrival)
 {
-    for (struct arrival *next; a; a = next) {
-        next = a->next;
-        free(a);
+    for (struct arrival *next; arrival; arrival = next) {
+        next = arrival->next;
+        free(arrival);
     }
 }
-void matching_finish(struct matching *m)
+void matching_finish(struct matching *matching)
 {
-    for (int i = 0; i < MATCHING_BUCKETS; i++) arrival_list_free(m->bucket[i].first);
-    for (int i = 0; i < MATCHING_CLASSES; i++) arrival_list_free(m->spare[i]);
-    *m = (struct matching){ 0 };
+    for (int i = 0; i < MATCHING_BUCKETS; i++) arrival_list_free(matching->bucket[i].first);
+    for (int i = 0; i < MATCHING_CLASSES; i++) arrival_list_free(matching->spare[i]);
+    *matching = (struct matching){ 0 };
 }

@@ -26,18 +26,18 @@ struct byte_run {
 };
 
 /* Returns the longest run within the next `most` bytes that lies in one piece, and moves the cursor past it. */
-static struct byte_run pieces_take_run(struct transfer *x, size_t most)
+static struct byte_run pieces_take_run(struct transfer *transfer, size_t most)
 {
-    assert(x->piece < x->piece_count);
-    const struct piece *p = &x->pieces[x->piece];
-    size_t rest = p->wire - x->offset, wire = rest < most ? rest : most;
-    size_t left = p->length > x->offset ? p->length - x->offset : 0;
-    struct byte_run run = { left ? p->at + x->offset : NULL, left < wire ? left : wire, wire };
-    x->offset += wire;
-    x->moved += wire;
-    if (x->offset == p->wire) {
-        x->piece++;
-        x->offset = 0;
+    assert(transfer->piece < transfer->piece_count);
+    const struct piece *p = &transfer->pieces[transfer->piece];
+    size_t rest = p->wire - transfer->offset, wire = rest < most ? rest : most;
+    size_t left = p->length > transfer->offset ? p->length - transfer->offset : 0;
+    struct byte_run run = { left ? p->at + transfer->offset : NULL, left < wire ? left : wire, wire };
+    transfer->offset += wire;
+    transfer->moved += wire;
+    if (transfer->offset == p->wire) {
+        transfer->piece++;
+        transfer->offset = 0;
     }
     return run;
 }

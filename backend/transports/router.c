@@ -7,60 +7,62 @@
 #include <stdlib.h>
 
 /* ---- failing ---- */
-void router_keep_reason(struct router *r)
+void router_keep_reason(struct router *router)
 {
-    if (!r->reason[0]) snprintf(r->reason, sizeof r->reason, "%s", status_detail());
+    if (!router->reason[0]) snprintf(router->reason, sizeof router->reason, "%s", status_detail());
 }
-void router_fail(struct router *r, tutti_status status)
+void router_fail(struct router *router, tutti_status status)
 {
-    router_keep_reason(r);
-    if (r->failure) return;
-    r->failure = status;
-    r->polled = &r->failed;
+    router_keep_reason(router);
+    if (router->failure) return;
+    router->failure = status;
+    router->polled = &router->failed;
 }
-void router_refuse_transfer(struct router *r, struct transfer *x, tutti_status status)
+void router_refuse_transfer(struct router *router, struct transfer *transfer, tutti_status status)
 {
-    router_keep_reason(r);
-    transfer_fail(x, status, 0);
+    router_keep_reason(router);
+    transfer_fail(transfer, status, 0);
 }
-static void router_drop_peer(struct router *r, int rank, tutti_status status)
+static void router_drop_peer(struct router *router, int rank, tutti_status status)
 {
-    const struct route *route = &r->routes[rank];
-    matching_withdraw_all(&r->matching, rank);
-    for (struct transfer *x; (x = matching_pop_receive(&r->matching, rank)) != NULL;) transfer_fail(x, status, 0);
-    for (struct transport *t = route->transport; t; t = t->beside) t->operations->lose(t, route->member, status);
+    const struct route *route = &router->routes[rank];
+    matching_withdraw_all(&router->matching, rank);
+    for (struct transfer *transfer; (transfer = matching_pop_receive(&router->matching, rank)) != NULL;)
+        transfer_fail(transfer, status, 0);
+    for (struct transport *transport = route->transport; transport; transport = transport->beside)
+        transport->operations->lose(transport, route->member, status);
 }
-void router_lose_peer(struct router *r, int rank, tutti_status status)
+void router_lose_peer(struct router *router, int rank, tutti_status status)
 {
-    if (r->routes[rank].status) return;
-    router_keep_reason(r);
-    r->routes[rank].status = status;
-    router_drop_peer(r, rank, status);
+    if (router->routes[rank].status) return;
+    router_keep_reason(router);
+    router->routes[rank].status = status;
+    router_drop_peer(router, rank, status);
 }
-static bool failed_transport_poll(struct transport *t)
+static bool failed_transport_poll(struct transport *transport)
 {
-    (void)t;
+    (void)transport;
     return true;
 }
 static const struct transport_operations failed = { .name = "failed", .poll = failed_transport_poll };
-bool router_fail_transfers(struct router *r)
+bool router_fail_transfers(struct router *router)
 {
-    r->polled = NULL;
-    for (struct transfer *x; (x = matching_pop_receive(&r->matching, TRANSFER_ANY_PEER)) != NULL;)
-        transfer_fail(x, r->failure, 0);
-    for (int rank = 0; rank < r->size; rank++)
-        if (!r->routes[rank].status) router_drop_peer(r, rank, r->failure);
+    router->polled = NULL;
+    for (struct transfer *transfer; (transfer = matching_pop_receive(&router->matching, TRANSFER_ANY_PEER)) != NULL;)
+        transfer_fail(transfer, router->failure, 0);
+    for (int rank = 0; rank < router->size; rank++)
+        if (!router->routes[rank].status) router_drop_peer(router, rank, router->failure);
     return true;
 }
 
 /* ---- several networks ---- */
 /* Two networks may each have delivered every second message. Polling in rounds handles all of them in one call. */
-__attribute__((noinline)) void router_poll_ahead(struct router *r)
+__attribute__((noinline)) void router_poll_ahead(struct router *router)
 {
     enum { ROUNDS = 1000 };
-    for (int round = 0, before = -1; round < ROUNDS && r->ahead && r->ahead != before; round++) {
-        before = r->ahead;
-        router_poll_once(r);
+    for (int round = 0, before = -1; round < ROUNDS && router->ahead && router->ahead != before; round++) {
+        before = router->ahead;
+        router_poll_once(router);
     }
 }
 static double link_cost_predict_ns(const struct link_cost *c, uint64_t bytes)
@@ -69,170 +71,176 @@ static double link_cost_predict_ns(const struct link_cost *c, uint64_t bytes)
 }
 /* Chooses the connected network with the least expected time. If sends already wait on a network, the message waits
    behind them, because sends leave in the order of posting. */
-__attribute__((noinline)) static struct transport *router_choose_network(struct router *r, const struct route *route,
-    const struct transfer *x)
+__attribute__((noinline)) static struct transport *router_choose_network(struct router *router,
+    const struct route *route, const struct transfer *transfer)
 {
     struct transport *best = NULL, *only = NULL;
     double least = 0;
     int k = 0;
-    for (struct transport *t = route->transport; t; t = t->beside, k++) {
-        enum readiness readiness = t->operations->readiness(t, route->member);
-        double ns = link_cost_predict_ns(&r->link_costs[k], x->wire);
-        if (readiness == SENDS_WAIT) return t;
-        if (k == r->only) only = t;
+    for (struct transport *transport = route->transport; transport; transport = transport->beside, k++) {
+        enum readiness readiness = transport->operations->readiness(transport, route->member);
+        double ns = link_cost_predict_ns(&router->link_costs[k], transfer->wire);
+        if (readiness == SENDS_WAIT) return transport;
+        if (k == router->only) only = transport;
         if (readiness == UNCONNECTED || (best && ns >= least)) continue;
-        best = t;
+        best = transport;
         least = ns;
     }
     return only ? only : best ? best : route->transport;
 }
-int router_network_count(const struct router *r)
+int router_network_count(const struct router *router)
 {
     int count = 0;
-    for (const struct transport *t = r->network; t; t = t->beside) count++;
+    for (const struct transport *transport = router->network; transport; transport = transport->beside) count++;
     return count;
 }
-const char *router_network_name(const struct router *r, int network)
+const char *router_network_name(const struct router *router, int network)
 {
-    const struct transport *t = r->network;
-    for (int k = 0; t && k < network; k++) t = t->beside;
-    return t ? t->network : "network";
+    const struct transport *transport = router->network;
+    for (int k = 0; transport && k < network; k++) transport = transport->beside;
+    return transport ? transport->network : "network";
 }
-void router_set_link_costs(struct router *r, const struct link_cost link_costs[NETWORKS_AT_MOST])
+void router_set_link_costs(struct router *router, const struct link_cost link_costs[NETWORKS_AT_MOST])
 {
-    for (int k = 0; k < NETWORKS_AT_MOST; k++) r->link_costs[k] = link_costs[k];
+    for (int k = 0; k < NETWORKS_AT_MOST; k++) router->link_costs[k] = link_costs[k];
 }
-int router_cheapest_network(const struct router *r, uint64_t bytes)
+int router_cheapest_network(const struct router *router, uint64_t bytes)
 {
     int best = 0;
-    for (int k = 1; k < router_network_count(r); k++)
-        if (link_cost_predict_ns(&r->link_costs[k], bytes) < link_cost_predict_ns(&r->link_costs[best], bytes))
+    for (int k = 1; k < router_network_count(router); k++)
+        if (link_cost_predict_ns(&router->link_costs[k], bytes)
+            < link_cost_predict_ns(&router->link_costs[best], bytes))
             best = k;
     return best;
 }
-void router_use_network(struct router *r, int network) { r->only = network; }
+void router_use_network(struct router *router, int network) { router->only = network; }
 
 /* ---- the contract ---- */
-__attribute__((noinline)) static void router_receive_arrival(struct router *r, struct transfer *x, struct arrival *a)
+__attribute__((noinline)) static void router_receive_arrival(struct router *router, struct transfer *transfer,
+    struct arrival *arrival)
 {
-    struct route *route = &r->routes[a->source];
-    struct transport *t = a->by ? a->by : route->transport;
-    if (a->announced) t->operations->accept(t, route->member, x, a);
+    struct route *route = &router->routes[arrival->source];
+    struct transport *transport = arrival->by ? arrival->by : route->transport;
+    if (arrival->announced) transport->operations->accept(transport, route->member, transfer, arrival);
     else {
-        if (transfer_meet_message(x, a->source, a->bytes)) {
-            pieces_scatter(x, a->data, (size_t)a->bytes);
-            transfer_complete(x);
+        if (transfer_meet_message(transfer, arrival->source, arrival->bytes)) {
+            pieces_scatter(transfer, arrival->data, (size_t)arrival->bytes);
+            transfer_complete(transfer);
         }
-        t->operations->release(t, route->member, a->bytes);
+        transport->operations->release(transport, route->member, arrival->bytes);
     }
-    matching_arrival_free(&r->matching, a);
+    matching_arrival_free(&router->matching, arrival);
 }
 /* Rare paths are not inlined, so that the path of expected messages needs no stack space for them. */
-__attribute__((noinline)) static void router_refuse_route(struct router *r, struct transfer *x)
+__attribute__((noinline)) static void router_refuse_route(struct router *router, struct transfer *transfer)
 {
-    const struct route *route = &r->routes[x->peer];
-    if (route->transport) transfer_fail(x, route->status, 0);
+    const struct route *route = &router->routes[transfer->peer];
+    if (route->transport) transfer_fail(transfer, route->status, 0);
     else
-        router_refuse_transfer(r, x,
-            status_fail(route->status, "rank %d has no transport to rank %d", r->rank, x->peer));
+        router_refuse_transfer(router, transfer,
+            status_fail(route->status, "rank %d has no transport to rank %d", router->rank, transfer->peer));
 }
-__attribute__((noinline)) static void router_refuse_post(struct router *r, struct transfer *x)
+__attribute__((noinline)) static void router_refuse_post(struct router *router, struct transfer *transfer)
 {
-    if (r->failure) transfer_fail(x, r->failure, 0);
-    else router_refuse_transfer(r, x, status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));
+    if (router->failure) transfer_fail(transfer, router->failure, 0);
+    else
+        router_refuse_transfer(router, transfer,
+            status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));
 }
-static void router_post_receive(struct router *r, struct transfer *x)
+static void router_post_receive(struct router *router, struct transfer *transfer)
 {
-    struct arrival *a = matching_post_receive(&r->matching, x);
-    if (a) router_receive_arrival(r, x, a);
-    else if (x->peer >= 0 && r->routes[x->peer].status) {
-        matching_cancel_receive(&r->matching, x);
-        router_refuse_route(r, x);
+    struct arrival *arrival = matching_post_receive(&router->matching, transfer);
+    if (arrival) router_receive_arrival(router, transfer, arrival);
+    else if (transfer->peer >= 0 && router->routes[transfer->peer].status) {
+        matching_cancel_receive(&router->matching, transfer);
+        router_refuse_route(router, transfer);
     }
 }
-static void router_post_send(struct router *r, struct transfer *x)
+static void router_post_send(struct router *router, struct transfer *transfer)
 {
-    const struct route *route = &r->routes[x->peer];
-    if (route->status) { router_refuse_route(r, x); return; }
-    struct transport *t = route->transport->beside ? router_choose_network(r, route, x) : route->transport;
-    t->operations->send(t, route->member, x);
+    const struct route *route = &router->routes[transfer->peer];
+    if (route->status) { router_refuse_route(router, transfer); return; }
+    struct transport *transport =
+        route->transport->beside ? router_choose_network(router, route, transfer) : route->transport;
+    transport->operations->send(transport, route->member, transfer);
 }
-void router_post(struct router *r, struct transfer *x)
+void router_post(struct router *router, struct transfer *transfer)
 {
-    x->state = TRANSFER_POSTED;
-    x->source = -1;
-    x->key = 0;
-    if (r->failure || !pieces_start(x)) router_refuse_post(r, x);
-    else if (x->is_send) router_post_send(r, x);
-    else router_post_receive(r, x);
+    transfer->state = TRANSFER_POSTED;
+    transfer->source = -1;
+    transfer->key = 0;
+    if (router->failure || !pieces_start(transfer)) router_refuse_post(router, transfer);
+    else if (transfer->is_send) router_post_send(router, transfer);
+    else router_post_receive(router, transfer);
 }
-bool router_cancel(struct router *r, struct transfer *x)
+bool router_cancel(struct router *router, struct transfer *transfer)
 {
-    int rank = transfer_peer_rank(x);
-    const struct route *route = rank >= 0 ? &r->routes[rank] : NULL;
+    int rank = transfer_peer_rank(transfer);
+    const struct route *route = rank >= 0 ? &router->routes[rank] : NULL;
     bool forgotten = !route;
-    if (!route) matching_cancel_receive(&r->matching, x);
-    for (struct transport *t = route ? route->transport : NULL; t && !forgotten; t = t->beside)
-        forgotten = t->operations->cancel(t, route->member, x);
-    if (forgotten) x->state = TRANSFER_IDLE;
+    if (!route) matching_cancel_receive(&router->matching, transfer);
+    for (struct transport *transport = route ? route->transport : NULL; transport && !forgotten;
+        transport = transport->beside)
+        forgotten = transport->operations->cancel(transport, route->member, transfer);
+    if (forgotten) transfer->state = TRANSFER_IDLE;
     return forgotten;
 }
-bool router_arm(struct router *r)
+bool router_arm(struct router *router)
 {
-    bool armed = r->polled != &r->failed;
-    for (struct transport *t = r->polled; t && armed; t = t->next)
-        if (t->operations->arm) armed = t->operations->arm(t);
+    bool armed = router->polled != &router->failed;
+    for (struct transport *transport = router->polled; transport && armed; transport = transport->next)
+        if (transport->operations->arm) armed = transport->operations->arm(transport);
     return armed;
 }
 
 /* ---- lifetime ---- */
 tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, struct router **out)
 {
-    struct router *r = memory_alloc_aligned(sizeof *r);
+    struct router *router = memory_alloc_aligned(sizeof *router);
     struct route *routes = memory_alloc_zeroed((size_t)size, sizeof *routes);
-    if (!r || !routes) {
-        free(r);
+    if (!router || !routes) {
+        free(router);
         free(routes);
         return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages between %d ranks", rank, size);
     }
-    r->rank = rank;
-    r->size = size;
-    r->comm = comm;
-    r->bell = bell;
-    r->only = -1;
-    r->routes = routes;
-    r->failed.operations = &failed;
+    router->rank = rank;
+    router->size = size;
+    router->comm = comm;
+    router->bell = bell;
+    router->only = -1;
+    router->routes = routes;
+    router->failed.operations = &failed;
     /* No transport leads to any rank yet. */
     for (int i = 0; i < size; i++) routes[i].status = TUTTI_UNSUPPORTED;
-    *out = r;
+    *out = router;
     return TUTTI_OK;
 }
-void router_add_transport(struct router *r, struct transport *t, const int *ranks, int count)
+void router_add_transport(struct router *router, struct transport *transport, const int *ranks, int count)
 {
-    struct transport **at = &r->transports;
+    struct transport **at = &router->transports;
     while (*at) at = &(*at)->next;
-    *at = t;
-    if (!r->failure) r->polled = r->transports;
+    *at = transport;
+    if (!router->failure) router->polled = router->transports;
     for (int i = 0; i < count; i++) {
-        struct route *route = &r->routes[ranks ? ranks[i] : i];
-        if (!route->transport) *route = (struct route){ .transport = t, .member = i, .status = TUTTI_OK };
+        struct route *route = &router->routes[ranks ? ranks[i] : i];
+        if (!route->transport) *route = (struct route){ .transport = transport, .member = i, .status = TUTTI_OK };
     }
 }
-void router_add_network(struct router *r, struct transport *t)
+void router_add_network(struct router *router, struct transport *transport)
 {
-    struct transport **at = &r->network;
+    struct transport **at = &router->network;
     while (*at) at = &(*at)->beside;
-    *at = t;
-    router_add_transport(r, t, NULL, r->size);
+    *at = transport;
+    router_add_transport(router, transport, NULL, router->size);
 }
-void router_destroy(struct router *r)
+void router_destroy(struct router *router)
 {
-    if (!r) return;
-    for (struct transport *t = r->transports, *next; t; t = next) {
-        next = t->next;
-        t->operations->destroy(t);
+    if (!router) return;
+    for (struct transport *transport = router->transports, *next; transport; transport = next) {
+        next = transport->next;
+        transport->operations->destroy(transport);
     }
-    matching_finish(&r->matching);
-    free(r->routes);
-    free(r);
+    matching_finish(&router->matching);
+    free(router->routes);
+    free(router);
 }

@@ -101,7 +101,8 @@ bool router_fail_transfers(struct router *router);
 static inline bool router_poll_once(struct router *router)
 {
     bool moved = false;
-    for (struct transport *t = router->polled; t; t = t->next) moved |= t->operations->poll(t);
+    for (struct transport *transport = router->polled; transport; transport = transport->next)
+        moved |= transport->operations->poll(transport);
     return moved;
 }
 /* Polls in rounds until the number of messages that arrived before their turn stops changing. */

@@ -63,19 +63,22 @@ struct transfer {
 };
 
 /* The receiver of a send, or the sender of a receive. */
-static inline int transfer_peer_rank(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
-/* A transfer ends with a call of one of these two functions. */
-static inline void transfer_complete(struct transfer *x) { x->state = TRANSFER_DONE; }
-static inline void transfer_fail(struct transfer *x, tutti_status status, uint64_t theirs)
+static inline int transfer_peer_rank(const struct transfer *transfer)
 {
-    x->status = status;
-    x->theirs = theirs;
-    x->state = TRANSFER_FAILED;
+    return transfer->is_send ? transfer->peer : transfer->source;
+}
+/* A transfer ends with a call of one of these two functions. */
+static inline void transfer_complete(struct transfer *transfer) { transfer->state = TRANSFER_DONE; }
+static inline void transfer_fail(struct transfer *transfer, tutti_status status, uint64_t theirs)
+{
+    transfer->status = status;
+    transfer->theirs = theirs;
+    transfer->state = TRANSFER_FAILED;
 }
 /* Records that a receive has met a message of `bytes` bytes. false: the receive has another size, and has failed. */
-static inline bool transfer_meet_message(struct transfer *x, int source, uint64_t bytes)
+static inline bool transfer_meet_message(struct transfer *transfer, int source, uint64_t bytes)
 {
-    x->source = source;
-    if (x->wire != bytes) transfer_fail(x, TUTTI_MISMATCH, bytes);
-    return x->wire == bytes;
+    transfer->source = source;
+    if (transfer->wire != bytes) transfer_fail(transfer, TUTTI_MISMATCH, bytes);
+    return transfer->wire == bytes;
 }

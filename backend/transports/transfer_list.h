@@ -5,22 +5,22 @@
 
 struct transfer_list { struct transfer *first, *last; };
 
-static inline void transfer_list_push(struct transfer_list *list, struct transfer *x)
+static inline void transfer_list_push(struct transfer_list *list, struct transfer *transfer)
 {
-    x->next = NULL;
-    if (list->first) list->last->next = x;
-    else list->first = x;
-    list->last = x;
+    transfer->next = NULL;
+    if (list->first) list->last->next = transfer;
+    else list->first = transfer;
+    list->last = transfer;
 }
 /* Removes the transfer that follows `before`, or the first one if `before` is NULL. */
 static inline struct transfer *transfer_list_take(struct transfer_list *list, struct transfer *before)
 {
-    struct transfer *x = before ? before->next : list->first;
-    if (before) before->next = x->next;
-    else list->first = x->next;
-    if (list->last == x) list->last = before;
-    x->next = NULL;
-    return x;
+    struct transfer *transfer = before ? before->next : list->first;
+    if (before) before->next = transfer->next;
+    else list->first = transfer->next;
+    if (list->last == transfer) list->last = before;
+    transfer->next = NULL;
+    return transfer;
 }
 static inline void transfer_list_fail_all(struct transfer_list *list, tutti_status status)
 {
@@ -32,10 +32,10 @@ static inline void transfer_list_fail_all_with_rank(struct transfer_list *list, 
         if (transfer_peer_rank(x) == rank) transfer_fail(transfer_list_take(list, before), status, 0);
         else before = x;
 }
-static inline bool transfer_list_remove(struct transfer_list *list, const struct transfer *x)
+static inline bool transfer_list_remove(struct transfer_list *list, const struct transfer *transfer)
 {
     struct transfer *before = NULL, *at = list->first;
-    for (; at && at != x; at = at->next) before = at;
+    for (; at && at != transfer; at = at->next) before = at;
     if (at) transfer_list_take(list, before);
     return at != NULL;
 }

@@ -7,8 +7,9 @@
 
 const char *algorithm_name_at_index(const char *collective, int index)
 {
-    for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (collective && strcmp(collective_name(a->collective), collective) == 0 && index-- == 0) return a->name;
+    for (const struct algorithm *algorithm = collectives_table; algorithm->name; algorithm++)
+        if (collective && strcmp(collective_name(algorithm->collective), collective) == 0 && index-- == 0)
+            return algorithm->name;
     return NULL;
 }
 static const char *algorithm_next_name(void *collective, int index)

@@ -13,13 +13,13 @@ static uint32_t code_take_bits(uint32_t *code, int bits)
     *code >>= bits;
     return field;
 }
-uint32_t choice_encode(const struct choice *c)
+uint32_t choice_encode(const struct choice *choice)
 {
-    uint32_t code = (uint32_t)(c->algorithm - collectives_table);
-    code = code << TILE_BITS | (uint32_t)__builtin_ctzll(c->tile_bytes);
-    code = code << SLOT_BITS | (uint32_t)c->slots;
-    uint32_t flags =
-        (uint32_t)c->selects_late << 3 | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
+    uint32_t code = (uint32_t)(choice->algorithm - collectives_table);
+    code = code << TILE_BITS | (uint32_t)__builtin_ctzll(choice->tile_bytes);
+    code = code << SLOT_BITS | (uint32_t)choice->slots;
+    uint32_t flags = (uint32_t)choice->selects_late << 3 | (uint32_t)choice->short_laps << 2
+        | (uint32_t)choice->reads << 1 | choice->ordinary;
     return code << FLAG_BITS | flags;
 }
 bool choice_decode(uint32_t code, enum collective collective, struct choice *out)
@@ -32,8 +32,9 @@ bool choice_decode(uint32_t code, enum collective collective, struct choice *out
     out->tile_bytes = (size_t)1 << code_take_bits(&code, TILE_BITS);
     out->algorithm = collectives_table;
     while (out->algorithm->name && code) { out->algorithm++; code--; }
-    const struct algorithm *a = out->algorithm;
-    return a->name && a->collective == collective && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
+    const struct algorithm *algorithm = out->algorithm;
+    return algorithm->name && algorithm->collective == collective && algorithm->host_memory && out->slots > 0
+        && out->slots <= MAX_SLOTS;
 }
 bool choice_take_candidate(uint32_t code, bool open, struct choice *choice)
 {
@@ -45,9 +46,9 @@ bool choice_take_candidate(uint32_t code, bool open, struct choice *choice)
 }
 bool choice_code_selects_late(uint32_t code) { return code >> 3 & 1; }
 bool choice_code_reads(uint32_t code) { return code >> 1 & 1; }
-void choice_format(const struct choice *c, char out[CHOICE_TEXT_BYTES])
+void choice_format(const struct choice *choice, char out[CHOICE_TEXT_BYTES])
 {
-    snprintf(out, CHOICE_TEXT_BYTES, "%s %zuKx%d%s%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
-        c->reads ? " single" : "", c->ordinary ? " stored" : "", c->short_laps ? " short" : "",
-        c->selects_late ? " looks" : "");
+    snprintf(out, CHOICE_TEXT_BYTES, "%s %zuKx%d%s%s%s%s", choice->algorithm->name, choice->tile_bytes >> 10,
+        choice->slots, choice->reads ? " single" : "", choice->ordinary ? " stored" : "",
+        choice->short_laps ? " short" : "", choice->selects_late ? " looks" : "");
 }

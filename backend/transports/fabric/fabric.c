@@ -12,18 +12,18 @@ static struct fabric *known;
 static void fabrics_lock_before_fork(void)
 {
     pthread_mutex_lock(&known_lock);
-    for (struct fabric *f = known; f; f = f->next) pthread_mutex_lock(&f->lock);
+    for (struct fabric *fabric = known; fabric; fabric = fabric->next) pthread_mutex_lock(&fabric->lock);
 }
 static void fabrics_unlock_in_parent(void)
 {
-    for (struct fabric *f = known; f; f = f->next) pthread_mutex_unlock(&f->lock);
+    for (struct fabric *fabric = known; fabric; fabric = fabric->next) pthread_mutex_unlock(&fabric->lock);
     pthread_mutex_unlock(&known_lock);
 }
 static void fabrics_reset_in_child(void)
 {
-    for (struct fabric *f = known; f; f = f->next)
-        *f = (struct fabric){ .operations = f->operations, .known = true, .next = f->next };
-    for (struct fabric *f = known; f; f = f->next) pthread_mutex_init(&f->lock, NULL);
+    for (struct fabric *fabric = known; fabric; fabric = fabric->next)
+        *fabric = (struct fabric){ .operations = fabric->operations, .known = true, .next = fabric->next };
+    for (struct fabric *fabric = known; fabric; fabric = fabric->next) pthread_mutex_init(&fabric->lock, NULL);
     pthread_mutex_init(&known_lock, NULL);
 }
 static void fabrics_register_fork(void)

@@ -253,7 +253,7 @@ void endpoint_mark_broken(struct fabric *fabric, struct endpoint *endpoint, cons
 void endpoint_mark_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why) __attribute__((cold));
 /* Disconnects all faulty endpoints. The caller is outside of progress. true: some endpoints were faulty. */
 bool fabric_disconnect_faulty(struct fabric *fabric);
-static inline bool endpoint_is_broken(const struct endpoint *e) { return e->broken_ms != 0; }
+static inline bool endpoint_is_broken(const struct endpoint *endpoint) { return endpoint->broken_ms != 0; }
 /* Releases the lock and sleeps for some microseconds. */
 void fabric_pause_unlocked(struct fabric *fabric);
 

@@ -103,58 +103,59 @@ static inline bool fabric_link_owes_much(const struct fabric_link *link)
     return link->owed - link->reported >= CREDIT_BYTES / 4;
 }
 /* Records that an eager message of this size has met its receive. */
-static inline void fabric_link_owe_credit(struct fabric_transport *p, struct fabric_link *link, uint64_t bytes)
+static inline void fabric_link_owe_credit(struct fabric_transport *transport, struct fabric_link *link, uint64_t bytes)
 {
     link->owed += eager_message_charge(bytes);
-    p->owes |= fabric_link_owes_much(link);
+    transport->owes |= fabric_link_owes_much(link);
 }
 /* Records that the transport no longer sleeps. */
-static inline void fabric_transport_disarm(struct fabric_transport *p)
+static inline void fabric_transport_disarm(struct fabric_transport *transport)
 {
-    p->fabric->armed -= p->armed;
-    p->armed = false;
+    transport->fabric->armed -= transport->armed;
+    transport->armed = false;
 }
 /* Rings the bell of the transport if it sleeps. */
-static inline void fabric_transport_wake(struct fabric_transport *p)
+static inline void fabric_transport_wake(struct fabric_transport *transport)
 {
-    const struct bell *bell = &p->base.router->bell;
-    if (p->armed && bell->ring) bell->ring(bell->context);
-    fabric_transport_disarm(p);
+    const struct bell *bell = &transport->base.router->bell;
+    if (transport->armed && bell->ring) bell->ring(bell->context);
+    fabric_transport_disarm(transport);
 }
 
 /* ---- send.c: the sending side ---- */
-enum readiness fabric_link_readiness(struct fabric_transport *p, struct fabric_link *link);
-void fabric_link_send(struct fabric_transport *p, struct fabric_link *link, struct transfer *x);
+enum readiness fabric_link_readiness(struct fabric_transport *transport, struct fabric_link *link);
+void fabric_link_send(struct fabric_transport *transport, struct fabric_link *link, struct transfer *transfer);
 /* Sends the waiting messages of each link that now has an endpoint. true: the queue of some link is now empty. */
-bool fabric_transport_send_waiting(struct fabric_transport *p);
+bool fabric_transport_send_waiting(struct fabric_transport *transport);
 /* Sends a control message with kind, name, id and bytes of `said`. false: no connection or no memory. */
-bool fabric_link_send_control(struct fabric_transport *p, struct fabric_link *link, const struct header *said);
-void fabric_transport_return_credit(struct fabric_transport *p);
+bool fabric_link_send_control(struct fabric_transport *transport, struct fabric_link *link, const struct header *said);
+void fabric_transport_return_credit(struct fabric_transport *transport);
 /* Ends the transfers of completed ops. */
-void fabric_transport_end_completed(struct fabric_transport *p);
+void fabric_transport_end_completed(struct fabric_transport *transport);
 /* Withdraws the message that its receiver has refused. */
-void fabric_transport_handle_refused(struct fabric_transport *p, const struct header *header);
-void fabric_link_mark_broken(struct fabric_transport *p, struct fabric_link *link, const char *why);
+void fabric_transport_handle_refused(struct fabric_transport *transport, const struct header *header);
+void fabric_link_mark_broken(struct fabric_transport *transport, struct fabric_link *link, const char *why);
 /* Looks for an endpoint or requests one. true: the link has an endpoint. false: not yet, or never. */
-bool fabric_link_connect(struct fabric_transport *p, struct fabric_link *link);
+bool fabric_link_connect(struct fabric_transport *transport, struct fabric_link *link);
 /* Records and logs that this network has refused the connection, while another network may carry the messages. */
-void fabric_link_mark_refused(struct fabric_transport *p, struct fabric_link *link, const char *why);
+void fabric_link_mark_refused(struct fabric_transport *transport, struct fabric_link *link, const char *why);
 /* ---- receive.c: the receiving side ---- */
 /* Handles or saves a message. `data` of an announced message is the descriptor. true: the transport keeps it. */
-bool fabric_transport_handle_message(struct fabric_transport *p, struct endpoint *from, const struct header *header,
-    void *data, size_t bytes, bool announced);
-void fabric_transport_handle_saved_msgs(struct fabric_transport *p);
-void fabric_transport_accept_rndv(struct fabric_transport *p, struct fabric_link *link, struct transfer *x, uint64_t id,
-    uint64_t bytes);
-void fabric_transport_send_refusals(struct fabric_transport *p);
+bool fabric_transport_handle_message(struct fabric_transport *transport, struct endpoint *from,
+    const struct header *header, void *data, size_t bytes, bool announced);
+void fabric_transport_handle_saved_msgs(struct fabric_transport *transport);
+void fabric_transport_accept_rndv(struct fabric_transport *transport, struct fabric_link *link,
+    struct transfer *transfer, uint64_t id, uint64_t bytes);
+void fabric_transport_send_refusals(struct fabric_transport *transport);
 /* Starts the receives that met an announced message within a callback of the fabric. */
-void fabric_transport_fetch_met(struct fabric_transport *p);
+void fabric_transport_fetch_met(struct fabric_transport *transport);
 /* Handles the messages in `ahead` whose turn has come. true: at least one. */
-bool fabric_transport_handle_ahead(struct fabric_transport *p);
+bool fabric_transport_handle_ahead(struct fabric_transport *transport);
 /* Frees the pending rendezvous of the link, or of all links if `link` is NULL. */
-void fabric_transport_free_rndvs(struct fabric_transport *p, const struct fabric_link *link);
+void fabric_transport_free_rndvs(struct fabric_transport *transport, const struct fabric_link *link);
 /* Drops the pending rendezvous that this receive has met. true: there was one. */
-bool fabric_link_forget_receive(struct fabric_transport *p, struct fabric_link *link, const struct transfer *x);
+bool fabric_link_forget_receive(struct fabric_transport *transport, struct fabric_link *link,
+    const struct transfer *transfer);
 
 /* ---- ops.c, thread.c ---- */
 void fabric_op_add(struct fabric_op *op, struct fabric_op **list);

@@ -16,41 +16,41 @@ struct fabric_op *fabric_op_new(struct fabric *fabric, size_t room)
 {
     int class = fabric_op_size_class(room);
     bool kept = class < FABRIC_OP_CLASSES;
-    struct fabric_op *f = kept ? fabric->spare[class] : NULL;
-    size_t before = size_round_up(sizeof *f, 64);
-    if (f) fabric->spare[class] = f->next;
-    else if (!(f = memory_alloc_aligned(before + (kept ? (size_t)SMALLEST_ROOM << class : room)))) return NULL;
-    *f = (struct fabric_op){ .class = class, .room = (unsigned char *)f + before };
-    return f;
+    struct fabric_op *op = kept ? fabric->spare[class] : NULL;
+    size_t before = size_round_up(sizeof *op, 64);
+    if (op) fabric->spare[class] = op->next;
+    else if (!(op = memory_alloc_aligned(before + (kept ? (size_t)SMALLEST_ROOM << class : room)))) return NULL;
+    *op = (struct fabric_op){ .class = class, .room = (unsigned char *)op + before };
+    return op;
 }
-void fabric_op_free(struct fabric *fabric, struct fabric_op *f)
+void fabric_op_free(struct fabric *fabric, struct fabric_op *op)
 {
-    if (f->class == FABRIC_OP_CLASSES) {
-        free(f);
+    if (op->class == FABRIC_OP_CLASSES) {
+        free(op);
         return;
     }
-    f->next = fabric->spare[f->class];
-    fabric->spare[f->class] = f;
+    op->next = fabric->spare[op->class];
+    fabric->spare[op->class] = op;
 }
-void fabric_op_add(struct fabric_op *f, struct fabric_op **list)
+void fabric_op_add(struct fabric_op *op, struct fabric_op **list)
 {
-    f->next = *list;
-    if (f->next) f->next->at = &f->next;
-    f->at = list;
-    *list = f;
+    op->next = *list;
+    if (op->next) op->next->at = &op->next;
+    op->at = list;
+    *list = op;
 }
-void fabric_op_remove(struct fabric_op *f)
+void fabric_op_remove(struct fabric_op *op)
 {
-    if (!f->at) return;
-    *f->at = f->next;
-    if (f->next) f->next->at = f->at;
-    f->at = NULL;
+    if (!op->at) return;
+    *op->at = op->next;
+    if (op->next) op->next->at = op->at;
+    op->at = NULL;
 }
 
 /* A fabric that finishes may leave orphans that never complete, so they are freed here. */
 void fabric_ops_free_all(struct fabric *fabric)
 {
-    for (struct fabric_op *f; (f = fabric->orphans) != NULL; fabric_op_free(fabric, f)) fabric_op_remove(f);
+    for (struct fabric_op *op; (op = fabric->orphans) != NULL; fabric_op_free(fabric, op)) fabric_op_remove(op);
     for (int class = 0; class < FABRIC_OP_CLASSES; class++)
-        for (struct fabric_op *f; (f = fabric->spare[class]) != NULL; free(f)) fabric->spare[class] = f->next;
+        for (struct fabric_op *op; (op = fabric->spare[class]) != NULL; free(op)) fabric->spare[class] = op->next;
 }

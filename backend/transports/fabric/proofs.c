@@ -13,14 +13,14 @@ static uint64_t fabric_handshake_next_turn(void)
     static _Atomic uint64_t turns;
     return atomic_fetch_add(&turns, 1) + 1;
 }
-tutti_status endpoint_init_identity(const struct fabric *fabric, struct endpoint *e, const unsigned char process[16],
-    uint64_t life, const struct key_id *key)
+tutti_status endpoint_init_identity(const struct fabric *fabric, struct endpoint *endpoint,
+    const unsigned char process[16], uint64_t life, const struct key_id *key)
 {
-    memcpy(e->process, process, sizeof e->process);
-    e->key = *key;
-    e->life = life;
-    e->turn = fabric_handshake_next_turn();
-    if (pair_key_derive(key, fabric->process, process, &e->pair)) return TUTTI_OK;
+    memcpy(endpoint->process, process, sizeof endpoint->process);
+    endpoint->key = *key;
+    endpoint->life = life;
+    endpoint->turn = fabric_handshake_next_turn();
+    if (pair_key_derive(key, fabric->process, process, &endpoint->pair)) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM, "the key that its process shares with this one is no longer known");
 }
 void fabric_handshake_init(const struct fabric *fabric, const struct endpoint *e, struct fabric_handshake *out)
@@ -52,7 +52,8 @@ bool fabric_handshake_is_proved(const struct fabric *fabric, const struct fabric
 }
 bool fabric_handshake_is_outdated(const struct fabric *fabric, const struct fabric_handshake *said)
 {
-    for (const struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (said->turn < e->least_turn && memcmp(e->process, said->from, sizeof e->process) == 0) return true;
+    for (const struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+        if (said->turn < endpoint->least_turn && memcmp(endpoint->process, said->from, sizeof endpoint->process) == 0)
+            return true;
     return false;
 }

@@ -5,9 +5,9 @@
 /* ---- arrived messages ---- */
 static struct fabric_transport *fabric_transport_find(const struct fabric *fabric, uint64_t comm, int rank)
 {
-    struct fabric_transport *p = fabric->transports;
-    while (p && (p->comm != comm || p->rank != rank)) p = p->next;
-    return p;
+    struct fabric_transport *transport = fabric->transports;
+    while (transport && (transport->comm != comm || transport->rank != rank)) transport = transport->next;
+    return transport;
 }
 static bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t comm, int rank)
 {
@@ -33,14 +33,16 @@ static bool early_msgs_keep(struct fabric *fabric, struct endpoint *from, const 
     return announced;
 }
 /* Returns a fault that is independent of the sender and the receiver of the message, or NULL. */
-static const char *header_find_fault(const struct header *h, size_t bytes, bool announced)
+static const char *header_find_fault(const struct header *header, size_t bytes, bool announced)
 {
-    if (h->kind >= KINDS) return "its process has sent a message of an unknown kind";
-    if (h->kind == MESSAGE && !announced && bytes == h->bytes && bytes <= EAGER_BYTES && !h->id) return NULL;
-    bool carries = h->kind == MESSAGE, is_long = announced && bytes >= 1 && bytes <= (h->bytes ? h->bytes : 1);
-    bool is_short = !announced && bytes == (carries ? h->bytes : 0) && bytes <= EAGER_BYTES;
+    if (header->kind >= KINDS) return "its process has sent a message of an unknown kind";
+    if (header->kind == MESSAGE && !announced && bytes == header->bytes && bytes <= EAGER_BYTES && !header->id)
+        return NULL;
+    bool carries = header->kind == MESSAGE,
+         is_long = announced && bytes >= 1 && bytes <= (header->bytes ? header->bytes : 1);
+    bool is_short = !announced && bytes == (carries ? header->bytes : 0) && bytes <= EAGER_BYTES;
     if (announced ? !carries || !is_long : !is_short) return "its process has sent a message of an invalid length";
-    return carries && announced != (h->id != 0) ? "its process has sent a message with an invalid id" : NULL;
+    return carries && announced != (header->id != 0) ? "its process has sent a message with an invalid id" : NULL;
 }
 bool fabric_handle_message(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
     size_t bytes, bool announced)
@@ -54,16 +56,16 @@ bool fabric_handle_message(struct fabric *fabric, struct endpoint *from, const s
 }
 
 /* ---- completed ops ---- */
-static void fabric_transport_complete_op(struct fabric_transport *p, struct fabric_op *f)
+static void fabric_transport_complete_op(struct fabric_transport *transport, struct fabric_op *op)
 {
-    fabric_op_add(f, &p->completed);
-    if (p->fabric->polling != p) fabric_transport_wake(p);
+    fabric_op_add(op, &transport->completed);
+    if (transport->fabric->polling != transport) fabric_transport_wake(transport);
 }
-void fabric_op_complete(struct fabric *fabric, struct fabric_op *f, const char *why)
+void fabric_op_complete(struct fabric *fabric, struct fabric_op *op, const char *why)
 {
-    f->why = why;
-    if (why && f->endpoint) endpoint_mark_broken(fabric, f->endpoint, why);
-    fabric_op_remove(f);
-    if (f->owner) fabric_transport_complete_op(f->owner, f);
-    else fabric_op_free(fabric, f);
+    op->why = why;
+    if (why && op->endpoint) endpoint_mark_broken(fabric, op->endpoint, why);
+    fabric_op_remove(op);
+    if (op->owner) fabric_transport_complete_op(op->owner, op);
+    else fabric_op_free(fabric, op);
 }

@@ -16,26 +16,27 @@ static struct transfer_list *open_transfers_bucket(struct shm *shm, uint64_t id)
 {
     return &shm->open[id % OPEN_BUCKETS];
 }
-void open_transfers_add(struct shm *shm, struct transfer *x)
+void open_transfers_add(struct shm *shm, struct transfer *transfer)
 {
-    transfer_list_push(open_transfers_bucket(shm, x->key), x);
+    transfer_list_push(open_transfers_bucket(shm, transfer->key), transfer);
 }
-bool open_transfers_remove(struct shm *shm, const struct transfer *x)
+bool open_transfers_remove(struct shm *shm, const struct transfer *transfer)
 {
-    return transfer_list_remove(open_transfers_bucket(shm, x->key), x);
+    return transfer_list_remove(open_transfers_bucket(shm, transfer->key), transfer);
 }
 struct transfer *open_transfers_find(struct shm *shm, int rank, uint64_t id, bool is_send)
 {
-    struct transfer *x = open_transfers_bucket(shm, id)->first;
-    while (x && (x->key != id || x->is_send != is_send || transfer_peer_rank(x) != rank)) x = x->next;
-    return x;
+    struct transfer *transfer = open_transfers_bucket(shm, id)->first;
+    while (transfer && (transfer->key != id || transfer->is_send != is_send || transfer_peer_rank(transfer) != rank))
+        transfer = transfer->next;
+    return transfer;
 }
 
 /* ---- opening: memory is reserved before it is touched ---- */
-static void shm_link_activate(struct shm *shm, struct shm_link *l)
+static void shm_link_activate(struct shm *shm, struct shm_link *link)
 {
-    if (!l->active) shm->active[shm->active_count++] = l;
-    l->active = true;
+    if (!link->active) shm->active[shm->active_count++] = link;
+    link->active = true;
 }
 static tutti_status shm_reserve_memory(struct shm *shm, void *at, size_t bytes)
 {
@@ -45,44 +46,44 @@ static struct pair *shm_pair_between(struct shm *shm, int from, int to)
 {
     return (struct pair *)(void *)shm->callbacks.pair(shm->callbacks.context, from, to);
 }
-static tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *l)
+static tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *link)
 {
-    if (l->out.pair) return TUTTI_OK;
-    struct pair *pair = shm_pair_between(shm, shm->me, l->peer);
-    struct doorbell *doorbell = &shm_pair_between(shm, l->peer, l->peer)->doorbell;
+    if (link->out.pair) return TUTTI_OK;
+    struct pair *pair = shm_pair_between(shm, shm->me, link->peer);
+    struct doorbell *doorbell = &shm_pair_between(shm, link->peer, link->peer)->doorbell;
     TRY(shm_reserve_memory(shm, pair, offsetof(struct pair, eager)));
     TRY(shm_reserve_memory(shm, doorbell, PAIR_PAGE));
-    l->out.pair = pair;
-    shm_link_activate(shm, l);
+    link->out.pair = pair;
+    shm_link_activate(shm, link);
     atomic_fetch_or_explicit(&doorbell->who[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
     atomic_fetch_add_explicit(&doorbell->opened, 1, memory_order_release);
     return TUTTI_OK;
 }
-static tutti_status shm_link_reserve_eager(struct shm *shm, struct shm_link *l)
+static tutti_status shm_link_reserve_eager(struct shm *shm, struct shm_link *link)
 {
-    if (!l->eager_ready) TRY(shm_reserve_memory(shm, l->out.pair->eager, sizeof l->out.pair->eager));
-    l->eager_ready = true;
+    if (!link->eager_ready) TRY(shm_reserve_memory(shm, link->out.pair->eager, sizeof link->out.pair->eager));
+    link->eager_ready = true;
     return TUTTI_OK;
 }
-static tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *l)
+static tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *link)
 {
-    if (!l->pipe_ready) TRY(shm_reserve_memory(shm, l->out.pair->pipe, sizeof l->out.pair->pipe));
-    l->pipe_ready = true;
+    if (!link->pipe_ready) TRY(shm_reserve_memory(shm, link->out.pair->pipe, sizeof link->out.pair->pipe));
+    link->pipe_ready = true;
     return TUTTI_OK;
 }
-void shm_link_open_incoming(struct shm *shm, struct shm_link *l)
+void shm_link_open_incoming(struct shm *shm, struct shm_link *link)
 {
-    if (l->in.pair || l->lost) return;
-    l->in.pair = shm_pair_between(shm, l->peer, shm->me);
-    shm_link_activate(shm, l);
-    shm_link_settle(shm, l);
+    if (link->in.pair || link->lost) return;
+    link->in.pair = shm_pair_between(shm, link->peer, shm->me);
+    shm_link_activate(shm, link);
+    shm_link_settle(shm, link);
 }
-void shm_link_settle(struct shm *shm, struct shm_link *l)
+void shm_link_settle(struct shm *shm, struct shm_link *link)
 {
-    if (l->must_ring) shm->callbacks.ring(shm->callbacks.context, l->peer);
-    l->must_ring = false;
-    l->busy = l->queued || l->outbox.first || l->streams.first || l->expecting || l->shares.first || l->helped
-        || l->dropping || !l->in.pair;
+    if (link->must_ring) shm->callbacks.ring(shm->callbacks.context, link->peer);
+    link->must_ring = false;
+    link->busy = link->queued || link->outbox.first || link->streams.first || link->expecting || link->shares.first
+        || link->helped || link->dropping || !link->in.pair;
 }
 
 /* ---- sending ---- */
@@ -93,324 +94,336 @@ static struct queued_envelope *queued_envelope_new(struct shm *shm)
     shm->spare_envelopes = queued->next;
     return queued;
 }
-static void shm_link_queue_envelope(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_queue_envelope(struct shm *shm, struct shm_link *link, const struct envelope *e)
 {
     struct queued_envelope *queued = queued_envelope_new(shm);
     if (!queued) {
         router_fail(shm->base.router,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", shm->base.router->rank,
-                l->rank));
+                link->rank));
         return;
     }
     *queued = (struct queued_envelope){ .envelope = *e };
-    if (l->queued) l->last_queued->next = queued;
-    else l->queued = queued;
-    l->last_queued = queued;
+    if (link->queued) link->last_queued->next = queued;
+    else link->queued = queued;
+    link->last_queued = queued;
 }
-bool shm_link_can_send_envelope(struct shm_link *l) { return !l->out.pair || (!l->queued && writer_has_room(&l->out)); }
-void shm_link_send_envelope(struct shm *shm, struct shm_link *l, const struct envelope *e)
+bool shm_link_can_send_envelope(struct shm_link *link)
 {
-    tutti_status status = shm_link_open_outgoing(shm, l);
+    return !link->out.pair || (!link->queued && writer_has_room(&link->out));
+}
+void shm_link_send_envelope(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
+{
+    tutti_status status = shm_link_open_outgoing(shm, link);
     if (status < 0) router_fail(shm->base.router, status);
-    else if (!shm_link_can_send_envelope(l)) shm_link_queue_envelope(shm, l, e);
+    else if (!shm_link_can_send_envelope(link)) shm_link_queue_envelope(shm, link, envelope);
     else {
-        writer_write_envelope(&l->out, e);
-        l->must_ring = true;
+        writer_write_envelope(&link->out, envelope);
+        link->must_ring = true;
     }
 }
-static void shm_link_send_control(struct shm *shm, struct shm_link *l, enum envelope_kind kind,
+static void shm_link_send_control(struct shm *shm, struct shm_link *link, enum envelope_kind kind,
     struct message_name name, uint64_t bytes, uint64_t id)
 {
-    shm_link_send_envelope(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
+    shm_link_send_envelope(shm, link, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
 }
-static tutti_status shm_link_announce_send(struct shm *shm, struct shm_link *l, struct transfer *x)
+static tutti_status shm_link_announce_send(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
-    struct remote place = share_own_place(shm, x);
-    TRY(shm_link_reserve_pipe(shm, l));
-    x->key = ++shm->last_id;
-    writer_write_envelope(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE, place });
-    open_transfers_add(shm, x);
+    struct remote place = share_own_place(shm, transfer);
+    TRY(shm_link_reserve_pipe(shm, link));
+    transfer->key = ++shm->last_id;
+    writer_write_envelope(&link->out,
+        &(struct envelope){ transfer->name, transfer->wire, transfer->key, ENVELOPE_ANNOUNCE, place });
+    open_transfers_add(shm, transfer);
     return TUTTI_OK;
 }
 static struct copy_policy shm_copy_policy(const struct shm *shm)
 {
     return (struct copy_policy){ shm->callbacks.stream, shm->callbacks.paced };
 }
-static tutti_status shm_link_send_eager(struct shm *shm, struct shm_link *l, struct transfer *x)
+static tutti_status shm_link_send_eager(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
-    if (x->wire > INLINE_BYTES) TRY(shm_link_reserve_eager(shm, l));
-    writer_send_eager(&l->out, x, shm_copy_policy(shm));
-    transfer_complete(x);
+    if (transfer->wire > INLINE_BYTES) TRY(shm_link_reserve_eager(shm, link));
+    writer_send_eager(&link->out, transfer, shm_copy_policy(shm));
+    transfer_complete(transfer);
     return TUTTI_OK;
 }
-static void shm_link_clear_receive(struct shm *shm, struct shm_link *l, struct transfer *x)
+static void shm_link_clear_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
-    writer_write_envelope(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR, { 0, 0 } });
-    open_transfers_add(shm, x);
-    l->expecting++;
+    writer_write_envelope(&link->out,
+        &(struct envelope){ transfer->name, transfer->wire, transfer->key, ENVELOPE_CLEAR, { 0, 0 } });
+    open_transfers_add(shm, transfer);
+    link->expecting++;
 }
 /* Writes the queued envelopes and the outbox while the ring has room. */
-static bool shm_link_flush_outbox(struct shm *shm, struct shm_link *l)
+static bool shm_link_flush_outbox(struct shm *shm, struct shm_link *link)
 {
     bool moved = false;
-    for (struct queued_envelope *queued; (queued = l->queued) != NULL && writer_has_room(&l->out); moved = true) {
-        writer_write_envelope(&l->out, &queued->envelope);
-        l->queued = queued->next;
+    for (struct queued_envelope *queued; (queued = link->queued) != NULL && writer_has_room(&link->out); moved = true) {
+        writer_write_envelope(&link->out, &queued->envelope);
+        link->queued = queued->next;
         queued->next = shm->spare_envelopes;
         shm->spare_envelopes = queued;
     }
-    for (; l->outbox.first && writer_has_room(&l->out); moved = true) {
-        struct transfer *x = transfer_list_take(&l->outbox, NULL);
+    for (; link->outbox.first && writer_has_room(&link->out); moved = true) {
+        struct transfer *transfer = transfer_list_take(&link->outbox, NULL);
         tutti_status status = TUTTI_OK;
-        if (!x->is_send) shm_link_clear_receive(shm, l, x);
-        else if (writer_has_credit(&l->out, x->wire)) status = shm_link_send_eager(shm, l, x);
-        else status = shm_link_announce_send(shm, l, x);
-        if (status < 0) router_refuse_transfer(shm->base.router, x, status);
+        if (!transfer->is_send) shm_link_clear_receive(shm, link, transfer);
+        else if (writer_has_credit(&link->out, transfer->wire)) status = shm_link_send_eager(shm, link, transfer);
+        else status = shm_link_announce_send(shm, link, transfer);
+        if (status < 0) router_refuse_transfer(shm->base.router, transfer, status);
     }
-    l->must_ring |= moved;
+    link->must_ring |= moved;
     return moved;
 }
-static bool shm_link_stream_sends(struct shm *shm, struct shm_link *l)
+static bool shm_link_stream_sends(struct shm *shm, struct shm_link *link)
 {
     bool moved = false;
-    for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
-        writer_stream_slot(&l->out, x, shm_copy_policy(shm));
+    for (struct transfer *transfer; (transfer = link->streams.first) != NULL && writer_has_slot(&link->out);
+        moved = true) {
+        writer_stream_slot(&link->out, transfer, shm_copy_policy(shm));
         /* The bell rings after each slot, so that the peer empties it while this rank fills the next. */
-        shm->callbacks.ring(shm->callbacks.context, l->peer);
-        if (x->moved < x->wire) continue;
-        transfer_list_take(&l->streams, NULL);
-        transfer_complete(x);
+        shm->callbacks.ring(shm->callbacks.context, link->peer);
+        if (transfer->moved < transfer->wire) continue;
+        transfer_list_take(&link->streams, NULL);
+        transfer_complete(transfer);
     }
     return moved;
 }
 /* Writes a message that fits the cell and has no message waiting before it. This path touches no list. */
-static bool shm_link_send_inline(struct shm *shm, struct shm_link *l, struct transfer *x)
+static bool shm_link_send_inline(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
-    bool small = x->wire <= INLINE_BYTES && x->piece_count == 1 && x->pieces->length == x->wire;
-    if (!small || !l->out.pair || l->queued || l->outbox.first) return false;
-    if (!writer_has_room(&l->out) || !writer_has_credit(&l->out, x->wire)) return false;
-    writer_send_inline(&l->out, x);
-    transfer_complete(x);
-    shm->callbacks.ring(shm->callbacks.context, l->peer);
+    bool small =
+        transfer->wire <= INLINE_BYTES && transfer->piece_count == 1 && transfer->pieces->length == transfer->wire;
+    if (!small || !link->out.pair || link->queued || link->outbox.first) return false;
+    if (!writer_has_room(&link->out) || !writer_has_credit(&link->out, transfer->wire)) return false;
+    writer_send_inline(&link->out, transfer);
+    transfer_complete(transfer);
+    shm->callbacks.ring(shm->callbacks.context, link->peer);
     return true;
 }
 /* Not inlined, because the path of tiny messages would need stack space for it. */
-__attribute__((noinline)) static void shm_link_send_queued(struct shm *shm, struct shm_link *l, struct transfer *x)
+__attribute__((noinline)) static void shm_link_send_queued(struct shm *shm, struct shm_link *link,
+    struct transfer *transfer)
 {
-    tutti_status status = shm_link_open_outgoing(shm, l);
+    tutti_status status = shm_link_open_outgoing(shm, link);
     if (status < 0) {
-        router_refuse_transfer(shm->base.router, x, status);
+        router_refuse_transfer(shm->base.router, transfer, status);
         return;
     }
-    transfer_list_push(&l->outbox, x);
-    shm_link_flush_outbox(shm, l);
-    shm_link_settle(shm, l);
+    transfer_list_push(&link->outbox, transfer);
+    shm_link_flush_outbox(shm, link);
+    shm_link_settle(shm, link);
 }
-void shm_link_send(struct shm *shm, struct shm_link *l, struct transfer *x)
+void shm_link_send(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
-    if (!shm_link_send_inline(shm, l, x)) shm_link_send_queued(shm, l, x);
+    if (!shm_link_send_inline(shm, link, transfer)) shm_link_send_queued(shm, link, transfer);
 }
 
 /* ---- receiving ---- */
-void shm_link_accept_receive(struct shm *shm, struct shm_link *l, struct transfer *x, const struct envelope *e)
+void shm_link_accept_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer,
+    const struct envelope *envelope)
 {
-    if (!transfer_meet_message(x, l->rank, e->bytes)) {
-        shm_link_send_control(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
+    if (!transfer_meet_message(transfer, link->rank, envelope->bytes)) {
+        shm_link_send_control(shm, link, ENVELOPE_MISMATCH, transfer->name, transfer->wire, envelope->id);
         return;
     }
-    x->key = e->id;
-    x->place = e->place;
-    if (share_accept_receive(shm, l, x)) return;
-    transfer_list_push(&l->outbox, x);
-    tutti_status status = shm_link_open_outgoing(shm, l);
+    transfer->key = envelope->id;
+    transfer->place = envelope->place;
+    if (share_accept_receive(shm, link, transfer)) return;
+    transfer_list_push(&link->outbox, transfer);
+    tutti_status status = shm_link_open_outgoing(shm, link);
     if (status < 0) router_fail(shm->base.router, status);
-    else shm_link_flush_outbox(shm, l);
+    else shm_link_flush_outbox(shm, link);
 }
 /* Keeps a message whose receive has not been posted. */
-static void shm_link_keep_arrival(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_keep_arrival(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
-    bool eager = e->kind == ENVELOPE_EAGER;
-    struct arrival *a = matching_arrival_new(shm->matching, eager ? (size_t)e->bytes : 0);
-    if (!a) {
+    bool eager = envelope->kind == ENVELOPE_EAGER;
+    struct arrival *arrival = matching_arrival_new(shm->matching, eager ? (size_t)envelope->bytes : 0);
+    if (!arrival) {
         router_fail(shm->base.router,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d",
-                shm->base.router->rank, l->rank));
+                shm->base.router->rank, link->rank));
         return;
     }
     /* The name is copied in words, as it was stored: one wide load would wait for both stores. */
-    a->name.operation = e->name.operation;
-    a->name.message = e->name.message;
-    a->bytes = e->bytes;
-    a->id = e->id;
-    a->place = e->place;
-    a->source = l->rank;
-    a->announced = !eager;
-    if (eager) reader_copy_eager(&l->in, e, a->data);
-    matching_keep_arrival(shm->matching, a);
+    arrival->name.operation = envelope->name.operation;
+    arrival->name.message = envelope->name.message;
+    arrival->bytes = envelope->bytes;
+    arrival->id = envelope->id;
+    arrival->place = envelope->place;
+    arrival->source = link->rank;
+    arrival->announced = !eager;
+    if (eager) reader_copy_eager(&link->in, envelope, arrival->data);
+    matching_keep_arrival(shm->matching, arrival);
 }
-static void shm_link_handle_eager(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_eager(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
-    struct transfer *x = matching_take_receive(shm->matching, l->rank, e->name);
-    if (!x) {
-        shm_link_keep_arrival(shm, l, e);
+    struct transfer *transfer = matching_take_receive(shm->matching, link->rank, envelope->name);
+    if (!transfer) {
+        shm_link_keep_arrival(shm, link, envelope);
         return;
     }
-    if (transfer_meet_message(x, l->rank, e->bytes)) {
-        reader_scatter_eager(&l->in, e, x);
-        transfer_complete(x);
+    if (transfer_meet_message(transfer, link->rank, envelope->bytes)) {
+        reader_scatter_eager(&link->in, envelope, transfer);
+        transfer_complete(transfer);
     }
-    reader_return_credit(&l->in, e->bytes);
+    reader_return_credit(&link->in, envelope->bytes);
 }
-static void shm_link_handle_announce(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_announce(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
-    struct transfer *x = matching_take_receive(shm->matching, l->rank, e->name);
-    if (x) shm_link_accept_receive(shm, l, x, e);
-    else shm_link_keep_arrival(shm, l, e);
+    struct transfer *transfer = matching_take_receive(shm->matching, link->rank, envelope->name);
+    if (transfer) shm_link_accept_receive(shm, link, transfer, envelope);
+    else shm_link_keep_arrival(shm, link, envelope);
 }
 /* Handles CLEAR and MISMATCH, and ignores answers to sends that were cancelled meanwhile. */
-static void shm_link_handle_answer(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_answer(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
-    struct transfer *x = open_transfers_find(shm, l->rank, e->id, true);
-    if (!x) return;
-    open_transfers_remove(shm, x);
-    if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
-    else transfer_list_push(&l->streams, x);
+    struct transfer *transfer = open_transfers_find(shm, link->rank, envelope->id, true);
+    if (!transfer) return;
+    open_transfers_remove(shm, transfer);
+    if (envelope->kind == ENVELOPE_MISMATCH) transfer_fail(transfer, TUTTI_MISMATCH, envelope->bytes);
+    else transfer_list_push(&link->streams, transfer);
 }
-static struct transfer *shm_link_find_uncleared(const struct shm_link *l, uint64_t id)
+static struct transfer *shm_link_find_uncleared(const struct shm_link *link, uint64_t id)
 {
-    struct transfer *x = l->outbox.first;
-    while (x && (x->is_send || x->key != id)) x = x->next;
-    return x;
+    struct transfer *transfer = link->outbox.first;
+    while (transfer && (transfer->is_send || transfer->key != id)) transfer = transfer->next;
+    return transfer;
 }
-static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *l, const struct envelope *e)
+static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
-    struct arrival *a = matching_withdraw_arrival(shm->matching, NULL, l->rank, e->name, e->id);
-    struct transfer *x = a ? NULL : open_transfers_find(shm, l->rank, e->id, false);
-    if (a) matching_arrival_free(shm->matching, a);
-    if (x) {
-        open_transfers_remove(shm, x);
-        l->expecting--;
-        l->dropping = true;
-    } else if (!a && (x = shm_link_find_uncleared(l, e->id)) != NULL) transfer_list_remove(&l->outbox, x);
-    else if (!a && (x = share_find_receive(l, e->id)) != NULL) share_remove_transfer(shm, l, x);
-    if (x) transfer_fail(x, TUTTI_ABORTED, 0);
+    struct arrival *arrival = matching_withdraw_arrival(shm->matching, NULL, link->rank, envelope->name, envelope->id);
+    struct transfer *transfer = arrival ? NULL : open_transfers_find(shm, link->rank, envelope->id, false);
+    if (arrival) matching_arrival_free(shm->matching, arrival);
+    if (transfer) {
+        open_transfers_remove(shm, transfer);
+        link->expecting--;
+        link->dropping = true;
+    } else if (!arrival && (transfer = shm_link_find_uncleared(link, envelope->id)) != NULL)
+        transfer_list_remove(&link->outbox, transfer);
+    else if (!arrival && (transfer = share_find_receive(link, envelope->id)) != NULL)
+        share_remove_transfer(shm, link, transfer);
+    if (transfer) transfer_fail(transfer, TUTTI_ABORTED, 0);
 }
 /* Not inlined, to keep the path of eager messages small. */
-__attribute__((noinline)) static void shm_link_handle_envelope(struct shm *shm, struct shm_link *l,
-    const struct envelope *e)
+__attribute__((noinline)) static void shm_link_handle_envelope(struct shm *shm, struct shm_link *link,
+    const struct envelope *envelope)
 {
     /* The flag is provisional, and shm_link_settle updates it. */
-    l->busy = true;
-    switch (e->kind) {
+    link->busy = true;
+    switch (envelope->kind) {
     case ENVELOPE_EAGER: return;
-    case ENVELOPE_ANNOUNCE: shm_link_handle_announce(shm, l, e); return;
+    case ENVELOPE_ANNOUNCE: shm_link_handle_announce(shm, link, envelope); return;
     case ENVELOPE_CLEAR:
-    case ENVELOPE_MISMATCH: shm_link_handle_answer(shm, l, e); return;
-    case ENVELOPE_WITHDRAW: shm_link_handle_withdraw(shm, l, e); return;
-    case ENVELOPE_SHARE: share_handle_request(shm, l, e); return;
-    case ENVELOPE_COPIED: share_handle_copied(l, e); return;
-    case ENVELOPE_FINISHED: share_handle_finished(shm, l, e); return;
+    case ENVELOPE_MISMATCH: shm_link_handle_answer(shm, link, envelope); return;
+    case ENVELOPE_WITHDRAW: shm_link_handle_withdraw(shm, link, envelope); return;
+    case ENVELOPE_SHARE: share_handle_request(shm, link, envelope); return;
+    case ENVELOPE_COPIED: share_handle_copied(link, envelope); return;
+    case ENVELOPE_FINISHED: share_handle_finished(shm, link, envelope); return;
     }
 }
 /* Reads at most RING_CELLS envelopes, so that other peers get their turn. */
-static bool shm_link_drain_ring(struct shm *shm, struct shm_link *l)
+static bool shm_link_drain_ring(struct shm *shm, struct shm_link *link)
 {
     int n = 0;
-    for (struct envelope e; n < RING_CELLS && reader_has_cell(&l->in); n++) {
-        if (!reader_read_envelope(&l->in, &e)) break;
-        if (e.kind == ENVELOPE_EAGER) shm_link_handle_eager(shm, l, &e);
-        else shm_link_handle_envelope(shm, l, &e);
+    for (struct envelope envelope; n < RING_CELLS && reader_has_cell(&link->in); n++) {
+        if (!reader_read_envelope(&link->in, &envelope)) break;
+        if (envelope.kind == ENVELOPE_EAGER) shm_link_handle_eager(shm, link, &envelope);
+        else shm_link_handle_envelope(shm, link, &envelope);
         if (shm_has_failed(shm)) return true;
-        l->must_ring |= reader_free_cell(&l->in, &e);
+        link->must_ring |= reader_free_cell(&link->in, &envelope);
     }
     return n > 0;
 }
-static void shm_link_fill_receive(struct shm *shm, struct shm_link *l, struct transfer *x,
+static void shm_link_fill_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer,
     const struct filled_slot *slot)
 {
-    uint64_t rest = x->wire - x->moved;
-    if (slot->bytes != (rest < slot_filling_bytes(x->wire) ? rest : slot_filling_bytes(x->wire))) {
-        l->in.corrupt = true;
+    uint64_t rest = transfer->wire - transfer->moved;
+    if (slot->bytes != (rest < slot_filling_bytes(transfer->wire) ? rest : slot_filling_bytes(transfer->wire))) {
+        link->in.corrupt = true;
         return;
     }
-    copy_function *copy = x->wire >= BEYOND_CACHE ? shm->callbacks.stream_far : NULL;
-    reader_scatter_slot(&l->in, slot, x, copy);
-    if (x->moved < x->wire) return;
-    open_transfers_remove(shm, x);
-    l->expecting--;
-    transfer_complete(x);
+    copy_function *copy = transfer->wire >= BEYOND_CACHE ? shm->callbacks.stream_far : NULL;
+    reader_scatter_slot(&link->in, slot, transfer, copy);
+    if (transfer->moved < transfer->wire) return;
+    open_transfers_remove(shm, transfer);
+    link->expecting--;
+    transfer_complete(transfer);
 }
-static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *l)
+static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *link)
 {
     int n = 0;
-    for (; n < PIPE_SLOTS && reader_has_slot(&l->in); n++) {
-        struct filled_slot slot = reader_read_slot(&l->in);
-        struct transfer *x = open_transfers_find(shm, l->rank, slot.id, false);
-        if (x) shm_link_fill_receive(shm, l, x, &slot);
-        if (l->in.corrupt) break;
-        reader_free_slot(&l->in);
-        shm->callbacks.ring(shm->callbacks.context, l->peer);
+    for (; n < PIPE_SLOTS && reader_has_slot(&link->in); n++) {
+        struct filled_slot slot = reader_read_slot(&link->in);
+        struct transfer *transfer = open_transfers_find(shm, link->rank, slot.id, false);
+        if (transfer) shm_link_fill_receive(shm, link, transfer, &slot);
+        if (link->in.corrupt) break;
+        reader_free_slot(&link->in);
+        shm->callbacks.ring(shm->callbacks.context, link->peer);
     }
     return n > 0;
 }
-static bool shm_link_check_corrupt(struct shm *shm, const struct shm_link *l)
+static bool shm_link_check_corrupt(struct shm *shm, const struct shm_link *link)
 {
-    if (!l->in.corrupt && !l->out.corrupt) return false;
+    if (!link->in.corrupt && !link->out.corrupt) return false;
     router_fail(shm->base.router,
         status_fail(TUTTI_INTERNAL,
             "rank %d found invalid data in the memory that it shares with rank %d: that memory was overwritten, or the "
             "ranks run different versions of tutti",
-            shm->base.router->rank, l->rank));
+            shm->base.router->rank, link->rank));
     return true;
 }
-bool shm_link_poll(struct shm *shm, struct shm_link *l)
+bool shm_link_poll(struct shm *shm, struct shm_link *link)
 {
-    bool moved = l->in.pair && shm_link_drain_ring(shm, l);
+    bool moved = link->in.pair && shm_link_drain_ring(shm, link);
     /* Links that carry only small messages return here. */
-    if (!l->busy && !l->must_ring && !l->in.corrupt && !l->out.corrupt) return moved;
-    if (l->expecting || l->dropping) moved |= shm_link_drain_pipe(shm, l);
+    if (!link->busy && !link->must_ring && !link->in.corrupt && !link->out.corrupt) return moved;
+    if (link->expecting || link->dropping) moved |= shm_link_drain_pipe(shm, link);
     if (shm_has_failed(shm)) return true;
-    if (l->queued || l->outbox.first) moved |= shm_link_flush_outbox(shm, l);
-    if (l->streams.first) moved |= shm_link_stream_sends(shm, l);
-    if (l->shares.first || l->helped) moved |= share_poll(shm, l);
-    shm_link_settle(shm, l);
-    return shm_link_check_corrupt(shm, l) || moved;
+    if (link->queued || link->outbox.first) moved |= shm_link_flush_outbox(shm, link);
+    if (link->streams.first) moved |= shm_link_stream_sends(shm, link);
+    if (link->shares.first || link->helped) moved |= share_poll(shm, link);
+    shm_link_settle(shm, link);
+    return shm_link_check_corrupt(shm, link) || moved;
 }
 
 /* ---- cancelling: the peer uses shared memory only, so a transfer can be forgotten at any time ---- */
-void shm_link_cancel_transfer(struct shm *shm, struct shm_link *l, struct transfer *x)
+void shm_link_cancel_transfer(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
-    if (transfer_list_remove(&l->outbox, x)) {
+    if (transfer_list_remove(&link->outbox, transfer)) {
         /* The sender of a cancelled receive still streams its message, and this rank drops the slots. */
-        if (!x->is_send) shm_link_send_control(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key);
-        l->dropping |= !x->is_send;
-    } else if (share_remove_transfer(shm, l, x)) {
+        if (!transfer->is_send)
+            shm_link_send_control(shm, link, ENVELOPE_CLEAR, transfer->name, transfer->wire, transfer->key);
+        link->dropping |= !transfer->is_send;
+    } else if (share_remove_transfer(shm, link, transfer)) {
         /* share_remove_transfer has notified the other end. */
-    } else if (x->is_send) {
-        if (!transfer_list_remove(&l->streams, x)) open_transfers_remove(shm, x);
-        shm_link_send_control(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
-    } else if (open_transfers_remove(shm, x)) {
-        l->expecting--;
-        l->dropping = true;
+    } else if (transfer->is_send) {
+        if (!transfer_list_remove(&link->streams, transfer)) open_transfers_remove(shm, transfer);
+        shm_link_send_control(shm, link, ENVELOPE_WITHDRAW, transfer->name, 0, transfer->key);
+    } else if (open_transfers_remove(shm, transfer)) {
+        link->expecting--;
+        link->dropping = true;
     }
-    shm_link_settle(shm, l);
+    shm_link_settle(shm, link);
 }
 
 /* ---- a lost peer ---- */
-static void shm_link_deactivate(struct shm *shm, struct shm_link *l)
+static void shm_link_deactivate(struct shm *shm, struct shm_link *link)
 {
     for (int i = 0; i < shm->active_count; i++)
-        if (shm->active[i] == l) shm->active[i--] = shm->active[--shm->active_count];
-    l->active = false;
+        if (shm->active[i] == link) shm->active[i--] = shm->active[--shm->active_count];
+    link->active = false;
 }
-void shm_link_lose_peer(struct shm *shm, struct shm_link *l, tutti_status status)
+void shm_link_lose_peer(struct shm *shm, struct shm_link *link, tutti_status status)
 {
-    for (int i = 0; i < OPEN_BUCKETS; i++) transfer_list_fail_all_with_rank(&shm->open[i], l->rank, status);
-    transfer_list_fail_all(&l->outbox, status);
-    transfer_list_fail_all(&l->streams, status);
-    transfer_list_fail_all(&l->shares, status);
-    if (l->helped) transfer_fail(l->helped, status, 0);
-    l->helped = NULL;
-    l->lost = true;
-    shm_link_deactivate(shm, l);
+    for (int i = 0; i < OPEN_BUCKETS; i++) transfer_list_fail_all_with_rank(&shm->open[i], link->rank, status);
+    transfer_list_fail_all(&link->outbox, status);
+    transfer_list_fail_all(&link->streams, status);
+    transfer_list_fail_all(&link->shares, status);
+    if (link->helped) transfer_fail(link->helped, status, 0);
+    link->helped = NULL;
+    link->lost = true;
+    shm_link_deactivate(shm, link);
 }

@@ -78,7 +78,7 @@ void shm_link_send(struct shm *shm, struct shm_link *link, struct transfer *send
 void shm_link_accept_receive(struct shm *shm, struct shm_link *link, struct transfer *receive,
     const struct envelope *announced);
 /* Returns whether a poll would find no work, by a read of one word of the ring. */
-static inline bool shm_link_is_quiet(const struct shm_link *l) { return !l->busy && !reader_has_cell(&l->in); }
+static inline bool shm_link_is_quiet(const struct shm_link *link) { return !link->busy && !reader_has_cell(&link->in); }
 bool shm_link_poll(struct shm *shm, struct shm_link *link);
 /* Ends each use of a link: rings the peer's bell if that is due, and updates `busy`. */
 void shm_link_settle(struct shm *shm, struct shm_link *link);

@@ -67,145 +67,146 @@ static enum filling slot_filling(uint64_t wire)
     if (wire >= BEYOND_CACHE) return FILLS_BEYOND_CACHE;
     return bytes == 16384 ? FILLS_16K : bytes == 32768 ? FILLS_32K : FILLS_64K;
 }
-static void runs_write(struct transfer *x, struct runs to, copy_function *copy)
+static void runs_write(struct transfer *transfer, struct runs to, copy_function *copy)
 {
-    pieces_gather_with(copy, x, to.at[0], to.bytes[0]);
-    pieces_gather_with(copy, x, to.at[1], to.bytes[1]);
+    pieces_gather_with(copy, transfer, to.at[0], to.bytes[0]);
+    pieces_gather_with(copy, transfer, to.at[1], to.bytes[1]);
 }
 /* Writes the runs and returns the timing for the reader. The fence completes the stores, because otherwise ordinary
    stores would seem too fast. */
-__attribute__((noinline)) static uint64_t runs_write_timed(struct transfer *x, const struct runs *to,
+__attribute__((noinline)) static uint64_t runs_write_timed(struct transfer *transfer, const struct runs *to,
     copy_function *copy, unsigned number)
 {
     int64_t begun_ns = clock_ns();
-    runs_write(x, *to, copy);
+    runs_write(transfer, *to, copy);
     atomic_thread_fence(memory_order_seq_cst);
     return store_mode_timing_word(number, clock_ns() - begun_ns);
 }
 /* Writes a filling of 1 KiB or more. Returns the timing for the reader, or 0 if this filling is not timed. `compares`:
    the filling may be one of an A/B test. */
-static inline uint64_t writer_write_long(struct pair_writer *w, struct transfer *x, enum filling filling,
+static inline uint64_t writer_write_long(struct pair_writer *writer, struct transfer *transfer, enum filling filling,
     const struct runs *to, struct copy_policy policy, bool compares)
 {
     struct store_mode mode = { .around = true };
-    uint64_t chosen = policy.paced ? atomic_load_explicit(&w->pair->chosen_modes, memory_order_relaxed) : 0;
-    if (policy.paced && compares) mode = store_modes_next(w->modes, filling, chosen);
+    uint64_t chosen = policy.paced ? atomic_load_explicit(&writer->pair->chosen_modes, memory_order_relaxed) : 0;
+    if (policy.paced && compares) mode = store_modes_next(writer->modes, filling, chosen);
     else if (policy.paced) mode.around = store_mode_is_around(filling, chosen);
     copy_function *copy = mode.around ? policy.copy : NULL;
-    if (mode.number) return runs_write_timed(x, to, copy, mode.number);
-    runs_write(x, *to, copy);
+    if (mode.number) return runs_write_timed(transfer, to, copy, mode.number);
+    runs_write(transfer, *to, copy);
     return 0;
 }
 /* Reads the clock only if the writer has timed the filling, too. */
 static int64_t reading_start_ns(uint64_t timed) { return timed ? clock_ns() : 0; }
 /* Adds the sample of a timed filling, and publishes the chosen modes if the sample has changed them. */
-static void reader_record_filling(struct reader *r, enum filling filling, uint64_t timed, int64_t from_ns,
+static void reader_record_filling(struct reader *reader, enum filling filling, uint64_t timed, int64_t from_ns,
     uint64_t bytes)
 {
-    if (!timed || !store_judge_add_sample(r->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
-    atomic_store_explicit(&r->pair->chosen_modes, r->judge->chosen, memory_order_relaxed);
+    if (!timed || !store_judge_add_sample(reader->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
+    atomic_store_explicit(&reader->pair->chosen_modes, reader->judge->chosen, memory_order_relaxed);
 }
 
 /* ---- writer ---- */
-bool writer_has_room(struct pair_writer *w)
+bool writer_has_room(struct pair_writer *writer)
 {
-    if (w->written - w->taken < RING_CELLS) return true;
-    uint32_t taken = atomic_load_explicit(&w->pair->taken, memory_order_acquire);
-    if (w->written - taken > RING_CELLS) w->corrupt = true;
-    if (!w->corrupt) w->taken = taken;
-    return w->written - w->taken < RING_CELLS;
+    if (writer->written - writer->taken < RING_CELLS) return true;
+    uint32_t taken = atomic_load_explicit(&writer->pair->taken, memory_order_acquire);
+    if (writer->written - taken > RING_CELLS) writer->corrupt = true;
+    if (!writer->corrupt) writer->taken = taken;
+    return writer->written - writer->taken < RING_CELLS;
 }
-bool writer_has_credit(struct pair_writer *w, uint64_t bytes)
+bool writer_has_credit(struct pair_writer *writer, uint64_t bytes)
 {
     if (bytes > EAGER_LIMIT) return false;
-    if (w->spent - w->returned + eager_message_credit(bytes) <= EAGER_CREDIT) return true;
-    uint64_t returned = atomic_load_explicit(&w->pair->returned, memory_order_acquire);
-    if (w->spent - returned > EAGER_CREDIT) w->corrupt = true;
-    if (!w->corrupt) w->returned = returned;
-    return w->spent - w->returned + eager_message_credit(bytes) <= EAGER_CREDIT;
+    if (writer->spent - writer->returned + eager_message_credit(bytes) <= EAGER_CREDIT) return true;
+    uint64_t returned = atomic_load_explicit(&writer->pair->returned, memory_order_acquire);
+    if (writer->spent - returned > EAGER_CREDIT) writer->corrupt = true;
+    if (!writer->corrupt) writer->returned = returned;
+    return writer->spent - writer->returned + eager_message_credit(bytes) <= EAGER_CREDIT;
 }
-bool writer_has_slot(struct pair_writer *w)
+bool writer_has_slot(struct pair_writer *writer)
 {
-    if (w->filled - w->emptied < PIPE_SLOTS) return true;
-    uint64_t emptied = atomic_load_explicit(&w->pair->emptied, memory_order_acquire);
-    if (w->filled - emptied > PIPE_SLOTS) w->corrupt = true;
-    if (!w->corrupt) w->emptied = emptied;
-    return w->filled - w->emptied < PIPE_SLOTS;
+    if (writer->filled - writer->emptied < PIPE_SLOTS) return true;
+    uint64_t emptied = atomic_load_explicit(&writer->pair->emptied, memory_order_acquire);
+    if (writer->filled - emptied > PIPE_SLOTS) writer->corrupt = true;
+    if (!writer->corrupt) writer->emptied = emptied;
+    return writer->filled - writer->emptied < PIPE_SLOTS;
 }
-static struct cell *writer_fill_cell(struct pair_writer *w, enum envelope_kind kind, struct message_name name,
+static struct cell *writer_fill_cell(struct pair_writer *writer, enum envelope_kind kind, struct message_name name,
     uint64_t eager_bytes)
 {
-    struct cell *cell = &w->pair->cells[w->written % RING_CELLS];
-    assert(w->written - w->taken < RING_CELLS);
+    struct cell *cell = &writer->pair->cells[writer->written % RING_CELLS];
+    assert(writer->written - writer->taken < RING_CELLS);
     atomic_store_explicit(&cell->head, (uint32_t)eager_bytes << KIND_BITS | kind, memory_order_relaxed);
     atomic_store_explicit(&cell->operation, name.operation, memory_order_relaxed);
     atomic_store_explicit(&cell->message, name.message, memory_order_relaxed);
     return cell;
 }
-static void writer_publish_cell(struct pair_writer *w, struct cell *cell)
+static void writer_publish_cell(struct pair_writer *writer, struct cell *cell)
 {
-    atomic_store_explicit(&cell->sequence, ++w->written, memory_order_release);
+    atomic_store_explicit(&cell->sequence, ++writer->written, memory_order_release);
 }
-void writer_write_envelope(struct pair_writer *w, const struct envelope *e)
+void writer_write_envelope(struct pair_writer *writer, const struct envelope *envelope)
 {
-    struct cell *cell = writer_fill_cell(w, e->kind, e->name, 0);
-    atomic_store_explicit(&cell->body.about.id, e->id, memory_order_relaxed);
-    atomic_store_explicit(&cell->body.about.bytes, e->bytes, memory_order_relaxed);
-    atomic_store_explicit(&cell->body.about.block, e->place.block, memory_order_relaxed);
-    atomic_store_explicit(&cell->body.about.offset, e->place.offset, memory_order_relaxed);
-    writer_publish_cell(w, cell);
+    struct cell *cell = writer_fill_cell(writer, envelope->kind, envelope->name, 0);
+    atomic_store_explicit(&cell->body.about.id, envelope->id, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.bytes, envelope->bytes, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.block, envelope->place.block, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.offset, envelope->place.offset, memory_order_relaxed);
+    writer_publish_cell(writer, cell);
 }
-void writer_send_inline(struct pair_writer *w, const struct transfer *x)
+void writer_send_inline(struct pair_writer *writer, const struct transfer *transfer)
 {
-    struct cell *cell = writer_fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
-    if (x->wire) memcpy(cell->body.payload, x->pieces->at, (size_t)x->wire);
-    w->spent += eager_message_credit(x->wire);
-    writer_publish_cell(w, cell);
+    struct cell *cell = writer_fill_cell(writer, ENVELOPE_EAGER, transfer->name, transfer->wire);
+    if (transfer->wire) memcpy(cell->body.payload, transfer->pieces->at, (size_t)transfer->wire);
+    writer->spent += eager_message_credit(transfer->wire);
+    writer_publish_cell(writer, cell);
 }
-void writer_send_eager(struct pair_writer *w, struct transfer *x, struct copy_policy policy)
+void writer_send_eager(struct pair_writer *writer, struct transfer *transfer, struct copy_policy policy)
 {
-    struct cell *cell = writer_fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
-    size_t bytes = (size_t)x->wire;
-    if (bytes <= INLINE_BYTES) pieces_gather(x, cell->body.payload, bytes);
+    struct cell *cell = writer_fill_cell(writer, ENVELOPE_EAGER, transfer->name, transfer->wire);
+    size_t bytes = (size_t)transfer->wire;
+    if (bytes <= INLINE_BYTES) pieces_gather(transfer, cell->body.payload, bytes);
     else {
-        struct runs runs = pair_eager_runs(w->pair, w->position, bytes);
-        if (bytes < FILLING_AT_LEAST) runs_write(x, runs, NULL);
+        struct runs runs = pair_eager_runs(writer->pair, writer->position, bytes);
+        if (bytes < FILLING_AT_LEAST) runs_write(transfer, runs, NULL);
         else
-            atomic_store_explicit(&cell->body.timed, writer_write_long(w, x, eager_filling(bytes), &runs, policy, true),
-                memory_order_relaxed);
-        w->position += eager_payload_room(bytes);
+            atomic_store_explicit(&cell->body.timed,
+                writer_write_long(writer, transfer, eager_filling(bytes), &runs, policy, true), memory_order_relaxed);
+        writer->position += eager_payload_room(bytes);
     }
-    w->spent += eager_message_credit(bytes);
-    writer_publish_cell(w, cell);
+    writer->spent += eager_message_credit(bytes);
+    writer_publish_cell(writer, cell);
 }
-void writer_stream_slot(struct pair_writer *w, struct transfer *x, struct copy_policy policy)
+void writer_stream_slot(struct pair_writer *writer, struct transfer *transfer, struct copy_policy policy)
 {
-    size_t index = w->filled % PIPE_SLOTS, bytes = slot_filling_bytes(x->wire);
-    struct slot *slot = &w->pair->slots[index];
-    assert(w->filled - w->emptied < PIPE_SLOTS);
-    if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
-    struct runs to = { { w->pair->pipe[index] + slot_filling_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
+    size_t index = writer->filled % PIPE_SLOTS, bytes = slot_filling_bytes(transfer->wire);
+    struct slot *slot = &writer->pair->slots[index];
+    assert(writer->filled - writer->emptied < PIPE_SLOTS);
+    if (bytes > transfer->wire - transfer->moved) bytes = (size_t)(transfer->wire - transfer->moved);
+    struct runs to = { { writer->pair->pipe[index] + slot_filling_offset(writer->filled, transfer->wire), NULL },
+        { bytes, 0 } };
     /* The last filling of a message may be too short to compare. */
-    bool compares = bytes >= slot_filling_bytes(x->wire) / 2;
-    uint64_t timed = writer_write_long(w, x, slot_filling(x->wire), &to, policy, compares);
-    atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
+    bool compares = bytes >= slot_filling_bytes(transfer->wire) / 2;
+    uint64_t timed = writer_write_long(writer, transfer, slot_filling(transfer->wire), &to, policy, compares);
+    atomic_store_explicit(&slot->id, transfer->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);
-    atomic_store_explicit(&slot->sequence, ++w->filled, memory_order_release);
+    atomic_store_explicit(&slot->sequence, ++writer->filled, memory_order_release);
 }
 
 /* ---- reader ---- */
-bool reader_read_envelope(struct reader *r, struct envelope *out)
+bool reader_read_envelope(struct reader *reader, struct envelope *out)
 {
-    struct cell *cell = &r->pair->cells[r->taken % RING_CELLS];
+    struct cell *cell = &reader->pair->cells[reader->taken % RING_CELLS];
     out->name.operation = atomic_load_explicit(&cell->operation, memory_order_relaxed);
     out->name.message = atomic_load_explicit(&cell->message, memory_order_relaxed);
     uint32_t head = atomic_load_explicit(&cell->head, memory_order_relaxed), kind = head & ((1u << KIND_BITS) - 1);
     out->bytes = head >> KIND_BITS;
-    bool fits =
-        out->bytes <= EAGER_LIMIT && r->received - r->returned + eager_message_credit(out->bytes) <= EAGER_CREDIT;
+    bool fits = out->bytes <= EAGER_LIMIT
+        && reader->received - reader->returned + eager_message_credit(out->bytes) <= EAGER_CREDIT;
     if (kind < ENVELOPE_EAGER || kind > ENVELOPE_FINISHED || (kind == ENVELOPE_EAGER && !fits)) {
-        r->corrupt = true;
+        reader->corrupt = true;
         return false;
     }
     out->kind = (enum envelope_kind)kind;
@@ -216,75 +217,79 @@ bool reader_read_envelope(struct reader *r, struct envelope *out)
     out->place.offset = atomic_load_explicit(&cell->body.about.offset, memory_order_relaxed);
     return true;
 }
-static const struct cell *reader_current_cell(const struct reader *r) { return &r->pair->cells[r->taken % RING_CELLS]; }
-/* Returns the writer's timing of an eager payload, or 0 for a payload that is too short to have one. */
-static uint64_t cell_timing_word(const struct cell *cell, const struct envelope *e)
+static const struct cell *reader_current_cell(const struct reader *reader)
 {
-    return e->bytes < FILLING_AT_LEAST ? 0 : atomic_load_explicit(&cell->body.timed, memory_order_relaxed);
+    return &reader->pair->cells[reader->taken % RING_CELLS];
 }
-void reader_scatter_eager(struct reader *r, const struct envelope *e, struct transfer *to)
+/* Returns the writer's timing of an eager payload, or 0 for a payload that is too short to have one. */
+static uint64_t cell_timing_word(const struct cell *cell, const struct envelope *envelope)
 {
-    const struct cell *cell = reader_current_cell(r);
-    if (e->bytes <= INLINE_BYTES) {
-        bool plain = e->bytes && to->piece_count == 1 && to->pieces->length == e->bytes;
-        if (plain) memcpy(to->pieces->at, cell->body.payload, (size_t)e->bytes);
-        else pieces_scatter(to, cell->body.payload, (size_t)e->bytes);
+    return envelope->bytes < FILLING_AT_LEAST ? 0 : atomic_load_explicit(&cell->body.timed, memory_order_relaxed);
+}
+void reader_scatter_eager(struct reader *reader, const struct envelope *envelope, struct transfer *to)
+{
+    const struct cell *cell = reader_current_cell(reader);
+    if (envelope->bytes <= INLINE_BYTES) {
+        bool plain = envelope->bytes && to->piece_count == 1 && to->pieces->length == envelope->bytes;
+        if (plain) memcpy(to->pieces->at, cell->body.payload, (size_t)envelope->bytes);
+        else pieces_scatter(to, cell->body.payload, (size_t)envelope->bytes);
         return;
     }
-    struct runs runs = pair_eager_runs(r->pair, r->position, (size_t)e->bytes);
-    uint64_t timed = cell_timing_word(cell, e);
+    struct runs runs = pair_eager_runs(reader->pair, reader->position, (size_t)envelope->bytes);
+    uint64_t timed = cell_timing_word(cell, envelope);
     int64_t from_ns = reading_start_ns(timed);
     pieces_scatter(to, runs.at[0], runs.bytes[0]);
     pieces_scatter(to, runs.at[1], runs.bytes[1]);
-    reader_record_filling(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
+    reader_record_filling(reader, eager_filling(envelope->bytes), timed, from_ns, envelope->bytes);
 }
-void reader_copy_eager(struct reader *r, const struct envelope *e, unsigned char *to)
+void reader_copy_eager(struct reader *reader, const struct envelope *envelope, unsigned char *to)
 {
-    const struct cell *cell = reader_current_cell(r);
-    if (e->bytes <= INLINE_BYTES) {
-        memcpy(to, cell->body.payload, (size_t)e->bytes);
+    const struct cell *cell = reader_current_cell(reader);
+    if (envelope->bytes <= INLINE_BYTES) {
+        memcpy(to, cell->body.payload, (size_t)envelope->bytes);
         return;
     }
-    struct runs runs = pair_eager_runs(r->pair, r->position, (size_t)e->bytes);
-    uint64_t timed = cell_timing_word(cell, e);
+    struct runs runs = pair_eager_runs(reader->pair, reader->position, (size_t)envelope->bytes);
+    uint64_t timed = cell_timing_word(cell, envelope);
     int64_t from_ns = reading_start_ns(timed);
     memcpy(to, runs.at[0], runs.bytes[0]);
     if (runs.bytes[1]) memcpy(to + runs.bytes[0], runs.at[1], runs.bytes[1]);
-    reader_record_filling(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
+    reader_record_filling(reader, eager_filling(envelope->bytes), timed, from_ns, envelope->bytes);
 }
 /* A writer that found the ring full has seen some count `taken`, and waits at taken + RING_CELLS. Before the reader
    gets there, it passes a multiple of half the ring that the writer has not seen. So one bell at each multiple is
    enough. */
-bool reader_free_cell(struct reader *r, const struct envelope *e)
+bool reader_free_cell(struct reader *reader, const struct envelope *envelope)
 {
-    if (e->kind == ENVELOPE_EAGER) {
-        r->position += eager_payload_room(e->bytes);
-        r->received += eager_message_credit(e->bytes);
+    if (envelope->kind == ENVELOPE_EAGER) {
+        reader->position += eager_payload_room(envelope->bytes);
+        reader->received += eager_message_credit(envelope->bytes);
     }
-    atomic_store_explicit(&r->pair->taken, ++r->taken, memory_order_release);
-    return r->taken % (RING_CELLS / 2) == 0;
+    atomic_store_explicit(&reader->pair->taken, ++reader->taken, memory_order_release);
+    return reader->taken % (RING_CELLS / 2) == 0;
 }
-void reader_return_credit(struct reader *r, uint64_t bytes)
+void reader_return_credit(struct reader *reader, uint64_t bytes)
 {
-    r->returned += eager_message_credit(bytes);
-    atomic_store_explicit(&r->pair->returned, r->returned, memory_order_release);
+    reader->returned += eager_message_credit(bytes);
+    atomic_store_explicit(&reader->pair->returned, reader->returned, memory_order_release);
 }
-struct filled_slot reader_read_slot(const struct reader *r)
+struct filled_slot reader_read_slot(const struct reader *reader)
 {
-    size_t index = r->emptied % PIPE_SLOTS;
-    struct slot *slot = &r->pair->slots[index];
+    size_t index = reader->emptied % PIPE_SLOTS;
+    struct slot *slot = &reader->pair->slots[index];
     return (struct filled_slot){ atomic_load_explicit(&slot->id, memory_order_relaxed),
         atomic_load_explicit(&slot->bytes, memory_order_relaxed),
-        atomic_load_explicit(&slot->timed, memory_order_relaxed), r->pair->pipe[index] };
+        atomic_load_explicit(&slot->timed, memory_order_relaxed), reader->pair->pipe[index] };
 }
-void reader_scatter_slot(struct reader *r, const struct filled_slot *slot, struct transfer *to, copy_function *copy)
+void reader_scatter_slot(struct reader *reader, const struct filled_slot *slot, struct transfer *to,
+    copy_function *copy)
 {
     enum filling filling = slot_filling(to->wire);
     int64_t from_ns = reading_start_ns(slot->timed);
-    pieces_scatter_with(copy, to, slot->at + slot_filling_offset(r->emptied, to->wire), (size_t)slot->bytes);
-    reader_record_filling(r, filling, slot->timed, from_ns, slot->bytes);
+    pieces_scatter_with(copy, to, slot->at + slot_filling_offset(reader->emptied, to->wire), (size_t)slot->bytes);
+    reader_record_filling(reader, filling, slot->timed, from_ns, slot->bytes);
 }
-void reader_free_slot(struct reader *r)
+void reader_free_slot(struct reader *reader)
 {
-    atomic_store_explicit(&r->pair->emptied, ++r->emptied, memory_order_release);
+    atomic_store_explicit(&reader->pair->emptied, ++reader->emptied, memory_order_release);
 }

@@ -166,15 +166,15 @@ struct reader {
     bool corrupt;
     struct store_judge *judge;
 };
-static inline bool reader_has_cell(const struct reader *r)
+static inline bool reader_has_cell(const struct reader *reader)
 {
-    const struct cell *cell = &r->pair->cells[r->taken % RING_CELLS];
-    return atomic_load_explicit(&cell->sequence, memory_order_acquire) == r->taken + 1;
+    const struct cell *cell = &reader->pair->cells[reader->taken % RING_CELLS];
+    return atomic_load_explicit(&cell->sequence, memory_order_acquire) == reader->taken + 1;
 }
-static inline bool reader_has_slot(const struct reader *r)
+static inline bool reader_has_slot(const struct reader *reader)
 {
-    const struct slot *slot = &r->pair->slots[r->emptied % PIPE_SLOTS];
-    return atomic_load_explicit(&slot->sequence, memory_order_acquire) == r->emptied + 1;
+    const struct slot *slot = &reader->pair->slots[reader->emptied % PIPE_SLOTS];
+    return atomic_load_explicit(&slot->sequence, memory_order_acquire) == reader->emptied + 1;
 }
 /* Reads the envelope of a ready cell. false: the envelope is invalid, and the reader is now corrupt. */
 bool reader_read_envelope(struct reader *reader, struct envelope *out);

@@ -7,21 +7,22 @@
 #include <stdlib.h>
 
 /* ---- the contract ---- */
-static void shm_send(struct transport *t, int member, struct transfer *x)
+static void shm_send(struct transport *transport, int member, struct transfer *transfer)
 {
-    struct shm *shm = (struct shm *)t;
-    shm_link_send(shm, &shm->links[member], x);
+    struct shm *shm = (struct shm *)transport;
+    shm_link_send(shm, &shm->links[member], transfer);
 }
-static void shm_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
+static void shm_accept(struct transport *transport, int member, struct transfer *transfer,
+    const struct arrival *arrival)
 {
-    struct shm *shm = (struct shm *)t;
-    const struct envelope announced = { a->name, a->bytes, a->id, ENVELOPE_ANNOUNCE, a->place };
-    shm_link_accept_receive(shm, &shm->links[member], x, &announced);
+    struct shm *shm = (struct shm *)transport;
+    const struct envelope announced = { arrival->name, arrival->bytes, arrival->id, ENVELOPE_ANNOUNCE, arrival->place };
+    shm_link_accept_receive(shm, &shm->links[member], transfer, &announced);
     shm_link_settle(shm, &shm->links[member]);
 }
-static void shm_release(struct transport *t, int member, uint64_t bytes)
+static void shm_release(struct transport *transport, int member, uint64_t bytes)
 {
-    reader_return_credit(&((struct shm *)t)->links[member].in, bytes);
+    reader_return_credit(&((struct shm *)transport)->links[member].in, bytes);
 }
 static void shm_answer_doorbell(struct shm *shm, uint32_t opened)
 {
@@ -30,9 +31,9 @@ static void shm_answer_doorbell(struct shm *shm, uint32_t opened)
         if (atomic_load_explicit(&shm->doorbell->who[i / 32], memory_order_relaxed) >> i % 32 & 1)
             shm_link_open_incoming(shm, &shm->links[i]);
 }
-static bool shm_poll(struct transport *t)
+static bool shm_poll(struct transport *transport)
 {
-    struct shm *shm = (struct shm *)t;
+    struct shm *shm = (struct shm *)transport;
     uint32_t opened = atomic_load_explicit(&shm->doorbell->opened, memory_order_acquire);
     if (opened != shm->rings_seen) shm_answer_doorbell(shm, opened);
     bool moved = false;
@@ -43,15 +44,15 @@ static bool shm_poll(struct transport *t)
     return moved;
 }
 /* A peer uses only shared memory, or tensors that it may share, so a transfer can be forgotten at any time. */
-static bool shm_cancel(struct transport *t, int member, struct transfer *x)
+static bool shm_cancel(struct transport *transport, int member, struct transfer *transfer)
 {
-    struct shm *shm = (struct shm *)t;
-    shm_link_cancel_transfer(shm, &shm->links[member], x);
+    struct shm *shm = (struct shm *)transport;
+    shm_link_cancel_transfer(shm, &shm->links[member], transfer);
     return true;
 }
-static void shm_lose(struct transport *t, int member, tutti_status status)
+static void shm_lose(struct transport *transport, int member, tutti_status status)
 {
-    struct shm *shm = (struct shm *)t;
+    struct shm *shm = (struct shm *)transport;
     shm_link_lose_peer(shm, &shm->links[member], status);
 }
 
@@ -63,9 +64,9 @@ static void queued_envelopes_free(struct queued_envelope *queued)
         free(queued);
     }
 }
-static void shm_destroy(struct transport *t)
+static void shm_destroy(struct transport *transport)
 {
-    struct shm *shm = (struct shm *)t;
+    struct shm *shm = (struct shm *)transport;
     for (int i = 0; shm->links && i < shm->count; i++) queued_envelopes_free(shm->links[i].queued);
     queued_envelopes_free(shm->spare_envelopes);
     free(shm->active);
@@ -112,11 +113,11 @@ tutti_status shm_connect(struct router *router, const struct shm_callbacks *call
     shm->doorbell = &mine->doorbell;
     shm->me = me;
     for (int i = 0; i < count; i++) {
-        struct shm_link *l = &shm->links[i];
-        l->peer = i;
-        l->rank = ranks ? ranks[i] : i;
-        l->out.modes = &l->modes;
-        l->in.judge = &l->judge;
+        struct shm_link *link = &shm->links[i];
+        link->peer = i;
+        link->rank = ranks ? ranks[i] : i;
+        link->out.modes = &link->modes;
+        link->in.judge = &link->judge;
     }
     router_add_transport(router, &shm->base, ranks, count);
     return TUTTI_OK;

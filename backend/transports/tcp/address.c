@@ -56,34 +56,34 @@ static int tcp_socket_open(int family)
     int descriptor = descriptor_move_above_stderr(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
-static void sockets_store_address(struct sockets *s, const union name *name)
+static void sockets_store_address(struct sockets *sockets, const union name *name)
 {
-    s->address.family = name->any.sa_family;
-    if (s->address.family == AF_INET) {
-        s->address.port = ntohs(name->four.sin_port);
-        memcpy(s->address.address, &name->four.sin_addr, sizeof name->four.sin_addr);
+    sockets->address.family = name->any.sa_family;
+    if (sockets->address.family == AF_INET) {
+        sockets->address.port = ntohs(name->four.sin_port);
+        memcpy(sockets->address.address, &name->four.sin_addr, sizeof name->four.sin_addr);
         return;
     }
-    s->address.port = ntohs(name->six.sin6_port);
-    memcpy(s->address.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
-    s->scope = name->six.sin6_scope_id;
+    sockets->address.port = ntohs(name->six.sin6_port);
+    memcpy(sockets->address.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
+    sockets->scope = name->six.sin6_scope_id;
 }
-tutti_status tcp_address_listen(struct sockets *s, const struct fabric_place *place)
+tutti_status tcp_address_listen(struct sockets *sockets, const struct fabric_place *place)
 {
     union name name = { .four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
     const char *device = place->simulated ? NULL : place->device;
     if (device) TRY(device_find_address(device, &name));
     socklen_t bytes = socket_name_bytes(&name);
-    int descriptor = s->listener.descriptor = tcp_socket_open(name.any.sa_family);
+    int descriptor = sockets->listener.descriptor = tcp_socket_open(name.any.sa_family);
     if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "cannot create a socket for TCP: %s", strerror(-descriptor));
     if (name.any.sa_family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0
         || getsockname(descriptor, &name.any, &bytes) != 0)
         return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback", strerror(errno));
-    sockets_store_address(s, &name);
+    sockets_store_address(sockets, &name);
     return TUTTI_OK;
 }
-int tcp_address_connect(const struct sockets *s, const struct tcp_address *address)
+int tcp_address_connect(const struct sockets *sockets, const struct tcp_address *address)
 {
     union name name;
     memset(&name, 0, sizeof name);
@@ -95,7 +95,7 @@ int tcp_address_connect(const struct sockets *s, const struct tcp_address *addre
         name.six.sin6_port = htons(address->port);
         memcpy(&name.six.sin6_addr, address->address, sizeof name.six.sin6_addr);
         /* Each host has its own scope id. */
-        if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = s->scope;
+        if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = sockets->scope;
     }
     int descriptor = tcp_socket_open(address->family);
     if (descriptor < 0) return descriptor;

@@ -43,47 +43,47 @@ struct tcp_endpoint *tcp_endpoint_new(struct fabric *fabric, const unsigned char
 }
 void sockets_count_open(struct fabric *fabric)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    s->open = 0;
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    sockets->open = 0;
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         if (!tcp_endpoint_is_connected(tcp_endpoint_of(b))) continue;
-        if (s->open < UNASKED) s->few[s->open] = tcp_endpoint_of(b);
-        s->open++;
+        if (sockets->open < UNASKED) sockets->few[sockets->open] = tcp_endpoint_of(b);
+        sockets->open++;
     }
 }
 
 /* ---- the end ---- */
-static void tcp_endpoint_close_rival(struct tcp_endpoint *e)
+static void tcp_endpoint_close_rival(struct tcp_endpoint *endpoint)
 {
-    if (e->spare >= 0) close(e->spare);
-    e->spare = -1;
+    if (endpoint->spare >= 0) close(endpoint->spare);
+    endpoint->spare = -1;
 }
 static void incoming_frame_reset(struct fabric *fabric, struct incoming_frame *in)
 {
     if (in->room) fabric_op_free(fabric, in->room);
     *in = (struct incoming_frame){ .head_bytes = 0 };
 }
-static void tcp_endpoint_end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+static void tcp_endpoint_end_alone(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    bool open = tcp_endpoint_is_connected(e);
-    endpoint_mark_broken(fabric, &e->base, why);
-    s->blocked -= (e->handle.events & EPOLLOUT) != 0 && open;
-    socket_handle_close(fabric, &e->handle);
-    tcp_endpoint_close_rival(e);
-    tls_free(e->tls);
-    e->tls = NULL;
-    e->current = NULL;
-    incoming_frame_reset(fabric, &e->in);
-    tcp_endpoint_complete_xfers(fabric, e, why);
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    bool open = tcp_endpoint_is_connected(endpoint);
+    endpoint_mark_broken(fabric, &endpoint->base, why);
+    sockets->blocked -= (endpoint->handle.events & EPOLLOUT) != 0 && open;
+    socket_handle_close(fabric, &endpoint->handle);
+    tcp_endpoint_close_rival(endpoint);
+    tls_free(endpoint->tls);
+    endpoint->tls = NULL;
+    endpoint->current = NULL;
+    incoming_frame_reset(fabric, &endpoint->in);
+    tcp_endpoint_complete_xfers(fabric, endpoint, why);
     if (open) sockets_count_open(fabric);
 }
-void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
-    struct tcp_endpoint *loopback_peer = e->loopback_peer;
-    tcp_endpoint_end_alone(fabric, e, why);
+    struct tcp_endpoint *loopback_peer = endpoint->loopback_peer;
+    tcp_endpoint_end_alone(fabric, endpoint, why);
     if (!loopback_peer) return;
-    e->loopback_peer = loopback_peer->loopback_peer = NULL;
+    endpoint->loopback_peer = loopback_peer->loopback_peer = NULL;
     tcp_endpoint_end_alone(fabric, loopback_peer, why);
 }
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)

@@ -24,16 +24,16 @@ enum { ACCEPT_RETRY_MS = 100, SHORTAGE_OVER_MS = 5 * ACCEPT_RETRY_MS, ACCEPTS_AT
 static const char closed[] = "it has closed the connection";
 
 /* ---- opening an endpoint ---- */
-void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
-    bool called)
+void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *endpoint, int descriptor,
+    const struct handshake *handshake, bool called)
 {
-    e->handle.descriptor = descriptor;
-    e->base.open = true;
-    if (socket_handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK)
-        tcp_endpoint_end(fabric, e, "epoll cannot watch it");
-    else if (h && tls_create_after_handshake(h, called, &e->tls) != 0)
-        tcp_endpoint_end(fabric, e, "it cannot be encrypted");
-    else tcp_endpoint_push_tls(fabric, e);
+    endpoint->handle.descriptor = descriptor;
+    endpoint->base.open = true;
+    if (socket_handle_watch(fabric, &endpoint->handle, EPOLLIN) != TUTTI_OK)
+        tcp_endpoint_end(fabric, endpoint, "epoll cannot watch it");
+    else if (handshake && tls_create_after_handshake(handshake, called, &endpoint->tls) != 0)
+        tcp_endpoint_end(fabric, endpoint, "it cannot be encrypted");
+    else tcp_endpoint_push_tls(fabric, endpoint);
     sockets_count_open(fabric);
 }
 static tutti_status socket_pair_open(int both[2])
@@ -52,37 +52,38 @@ static tutti_status socket_pair_open(int both[2])
 /* Opens a connection of this process with itself. The other end only receives the messages that this process sends to
    itself. It is marked as left, so that no message is sent by it. Both ends are linked first, so that the end of one
    is the end of both: after an error the caller ends this endpoint. */
-static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *e)
+static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     int both[2];
-    struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, e->base.process);
+    struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, endpoint->base.process);
     if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     loopback_peer->base.left = true;
-    e->loopback_peer = loopback_peer;
-    loopback_peer->loopback_peer = e;
+    endpoint->loopback_peer = loopback_peer;
+    loopback_peer->loopback_peer = endpoint;
     TRY(socket_pair_open(both));
     /* Both are watched before one opens, because an open endpoint writes at once. */
-    e->handle.descriptor = both[0];
+    endpoint->handle.descriptor = both[0];
     loopback_peer->handle.descriptor = both[1];
-    TRY(socket_handle_watch(fabric, &e->handle, EPOLLIN));
+    TRY(socket_handle_watch(fabric, &endpoint->handle, EPOLLIN));
     TRY(socket_handle_watch(fabric, &loopback_peer->handle, EPOLLIN));
-    tcp_endpoint_open(fabric, e, both[0], NULL, false);
+    tcp_endpoint_open(fabric, endpoint, both[0], NULL, false);
     tcp_endpoint_open(fabric, loopback_peer, both[1], NULL, true);
     return TUTTI_OK;
 }
 
 /* ---- the process that is called ---- */
-static void tcp_endpoint_accept(struct fabric *fabric, struct tcp_endpoint *e, struct handshake *h, int descriptor)
+static void tcp_endpoint_accept(struct fabric *fabric, struct tcp_endpoint *endpoint, struct handshake *handshake,
+    int descriptor)
 {
-    if (e->spare >= 0 && e->spare != descriptor) close(e->spare);
-    e->spare = -1;
-    socket_handle_close(fabric, &e->handle);
-    if (handshake_send_answer(h, HANDSHAKE_WELCOME, tcp_sockets_of(fabric)->calls, descriptor) == 0) {
-        tcp_endpoint_open(fabric, e, descriptor, h, true);
+    if (endpoint->spare >= 0 && endpoint->spare != descriptor) close(endpoint->spare);
+    endpoint->spare = -1;
+    socket_handle_close(fabric, &endpoint->handle);
+    if (handshake_send_answer(handshake, HANDSHAKE_WELCOME, tcp_sockets_of(fabric)->calls, descriptor) == 0) {
+        tcp_endpoint_open(fabric, endpoint, descriptor, handshake, true);
         return;
     }
     close(descriptor);
-    tcp_endpoint_end(fabric, e, closed);
+    tcp_endpoint_end(fabric, endpoint, closed);
 }
 static void pending_connection_close(struct fabric *fabric, struct pending_connection *pending)
 {
@@ -93,75 +94,77 @@ static void pending_connection_close(struct fabric *fabric, struct pending_conne
 static uint64_t tcp_last_connect_number(const struct fabric *fabric, const unsigned char process[16])
 {
     uint64_t last = 0;
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (memcmp(e->process, process, 16) == 0 && tcp_endpoint_of(e)->theirs > last)
-            last = tcp_endpoint_of(e)->theirs;
+    for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+        if (memcmp(endpoint->process, process, 16) == 0 && tcp_endpoint_of(endpoint)->theirs > last)
+            last = tcp_endpoint_of(endpoint)->theirs;
     return last;
 }
-static void pending_connection_admit(struct fabric *fabric, struct handshake *h, int descriptor)
+static void pending_connection_admit(struct fabric *fabric, struct handshake *handshake, int descriptor)
 {
-    const unsigned char *from = h->hello.from.nonce;
+    const unsigned char *from = handshake->hello.from.nonce;
     struct endpoint *found = endpoint_find(fabric, from);
-    struct tcp_endpoint *e = found ? tcp_endpoint_of(found) : NULL;
-    if (h->hello.number <= tcp_last_connect_number(fabric, from)) {
+    struct tcp_endpoint *endpoint = found ? tcp_endpoint_of(found) : NULL;
+    if (handshake->hello.number <= tcp_last_connect_number(fabric, from)) {
         /* The caller has given up this call since. */
         close(descriptor);
         return;
     }
     /* A newer call means that the connection of the open endpoint broke. */
-    if (e && e->base.open) {
-        tcp_endpoint_end(fabric, e, strerror(ECONNRESET));
-        e = NULL;
+    if (endpoint && endpoint->base.open) {
+        tcp_endpoint_end(fabric, endpoint, strerror(ECONNRESET));
+        endpoint = NULL;
     }
-    if (!e) e = tcp_endpoint_new(fabric, from);
-    if (!e) {
+    if (!endpoint) endpoint = tcp_endpoint_new(fabric, from);
+    if (!endpoint) {
         close(descriptor);
         return;
     }
-    e->theirs = h->hello.number;
-    bool mine_stays = e->handshake.has_sent_hello && memcmp(fabric->process, from, 16) < 0;
+    endpoint->theirs = handshake->hello.number;
+    bool mine_stays = endpoint->handshake.has_sent_hello && memcmp(fabric->process, from, 16) < 0;
     if (!mine_stays) {
-        tcp_endpoint_accept(fabric, e, h, descriptor);
+        tcp_endpoint_accept(fabric, endpoint, handshake, descriptor);
         return;
     }
-    if (e->spare >= 0) close(e->spare);
-    e->spare = descriptor;
-    e->rival_handshake = *h;
+    if (endpoint->spare >= 0) close(endpoint->spare);
+    endpoint->spare = descriptor;
+    endpoint->rival_handshake = *handshake;
 }
 void pending_connection_read(struct fabric *fabric, struct pending_connection *pending)
 {
-    struct handshake *h = &pending->handshake;
+    struct handshake *handshake = &pending->handshake;
     int descriptor = pending->handle.descriptor;
     if (descriptor < 0) return;
-    int got = handshake_receive_hello(h, fabric->process, descriptor);
+    int got = handshake_receive_hello(handshake, fabric->process, descriptor);
     if (got == 0) return;
-    if (got < 0 || memcmp(h->hello.from.nonce, fabric->process, 16) == 0) {
-        LOG(DEBUG, "%s: a connection that %s was closed", fabric->operations->name, handshake_refusal_text(h, got));
+    if (got < 0 || memcmp(handshake->hello.from.nonce, fabric->process, 16) == 0) {
+        LOG(DEBUG, "%s: a connection that %s was closed", fabric->operations->name,
+            handshake_refusal_text(handshake, got));
         pending_connection_close(fabric, pending);
         return;
     }
     socket_handle_watch(fabric, &pending->handle, 0);
     pending->handle.descriptor = -1;
     pending_connection_close(fabric, pending);
-    pending_connection_admit(fabric, h, descriptor);
+    pending_connection_admit(fabric, handshake, descriptor);
 }
 /* Chooses the pending connection to close when all places are taken. */
-static struct pending_connection *pending_connection_find_superfluous(struct sockets *s)
+static struct pending_connection *pending_connection_find_superfluous(struct sockets *sockets)
 {
     struct unproved list[PENDING_MOST];
-    for (int i = 0; i < PENDING_MOST; i++) list[i] = (struct unproved){ s->pending[i].network, s->pending[i].since_ms };
-    return &s->pending[unproved_find_superfluous(list, PENDING_MOST)];
+    for (int i = 0; i < PENDING_MOST; i++)
+        list[i] = (struct unproved){ sockets->pending[i].network, sockets->pending[i].since_ms };
+    return &sockets->pending[unproved_find_superfluous(list, PENDING_MOST)];
 }
 static struct pending_connection *pending_connection_take_place(struct fabric *fabric)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    if (s->pending_count == PENDING_MOST) {
-        struct pending_connection *found = pending_connection_find_superfluous(s);
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    if (sockets->pending_count == PENDING_MOST) {
+        struct pending_connection *found = pending_connection_find_superfluous(sockets);
         /* A proof may have arrived since the last read, for example while this process was stopped. */
         pending_connection_read(fabric, found);
         if (found->handle.descriptor >= 0) pending_connection_close(fabric, found);
     }
-    struct pending_connection *pending = s->pending;
+    struct pending_connection *pending = sockets->pending;
     while (pending->handle.descriptor >= 0) pending++;
     return pending;
 }
@@ -181,20 +184,20 @@ static void pending_connection_add(struct fabric *fabric, int descriptor)
 /* Stops watching the listener for some time, because it stays ready while accept fails. */
 static void listener_pause(struct fabric *fabric, int error)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
+    struct sockets *sockets = tcp_sockets_of(fabric);
     int64_t now_ms = clock_ms();
-    if (!s->accept_failed_ms || now_ms - s->accept_failed_ms > SHORTAGE_OVER_MS)
+    if (!sockets->accept_failed_ms || now_ms - sockets->accept_failed_ms > SHORTAGE_OVER_MS)
         LOG(WARN, "%s cannot accept a connection: %s", fabric->operations->name, strerror(error));
-    s->accept_failed_ms = now_ms;
-    s->accept_retry_ms = now_ms + ACCEPT_RETRY_MS;
-    socket_handle_watch(fabric, &s->listener, 0);
+    sockets->accept_failed_ms = now_ms;
+    sockets->accept_retry_ms = now_ms + ACCEPT_RETRY_MS;
+    socket_handle_watch(fabric, &sockets->listener, 0);
     fabric->needs_poll = true;
 }
 static void listener_resume(struct fabric *fabric, int64_t now_ms)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    bool watched = socket_handle_watch(fabric, &s->listener, EPOLLIN) == TUTTI_OK;
-    s->accept_retry_ms = watched ? 0 : now_ms + ACCEPT_RETRY_MS;
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    bool watched = socket_handle_watch(fabric, &sockets->listener, EPOLLIN) == TUTTI_OK;
+    sockets->accept_retry_ms = watched ? 0 : now_ms + ACCEPT_RETRY_MS;
 }
 void pending_connections_accept(struct fabric *fabric)
 {
@@ -211,32 +214,32 @@ void pending_connections_accept(struct fabric *fabric)
 }
 void pending_connections_close(struct fabric *fabric)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    for (struct pending_connection *p = s->pending; p < s->pending + PENDING_MOST; p++)
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    for (struct pending_connection *p = sockets->pending; p < sockets->pending + PENDING_MOST; p++)
         if (p->handle.descriptor >= 0) pending_connection_close(fabric, p);
 }
 
 /* ---- the caller ---- */
-static tutti_status tcp_endpoint_connect(struct fabric *fabric, struct tcp_endpoint *e)
+static tutti_status tcp_endpoint_connect(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    int descriptor = tcp_address_connect(s, &e->address);
-    s->calls++;
-    e->reconnect_ms = 0;
-    e->connected = false;
-    handshake_begin(&e->handshake, magic);
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    int descriptor = tcp_address_connect(sockets, &endpoint->address);
+    sockets->calls++;
+    endpoint->reconnect_ms = 0;
+    endpoint->connected = false;
+    handshake_begin(&endpoint->handshake, magic);
     fabric->needs_poll = true;
     /* The peer's process has ended. The control connection reports why. */
     if (descriptor == -ECONNREFUSED || descriptor == -ECONNRESET) {
-        tcp_endpoint_end(fabric, e, strerror(-descriptor));
+        tcp_endpoint_end(fabric, endpoint, strerror(-descriptor));
         return TUTTI_OK;
     }
     if (descriptor < 0)
         return status_fail(TUTTI_SYSTEM,
             "TCP cannot connect: %s (both hosts need a network interface in common; see TUTTI_SOCKET_IFNAME)",
             strerror(-descriptor));
-    e->handle.descriptor = descriptor;
-    return socket_handle_watch(fabric, &e->handle, EPOLLOUT);
+    endpoint->handle.descriptor = descriptor;
+    return socket_handle_watch(fabric, &endpoint->handle, EPOLLOUT);
 }
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
@@ -246,86 +249,92 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
         return status_fail(TUTTI_SYSTEM,
             "its process has published no address for TCP (TUTTI_TRANSPORT must name tcp on all hosts)");
     memcpy(&theirs, address, sizeof theirs);
-    struct tcp_endpoint *e = tcp_endpoint_new(fabric, process);
-    if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    e->address = theirs;
-    e->base.key = *key;
-    e->since_ms = clock_ms();
+    struct tcp_endpoint *endpoint = tcp_endpoint_new(fabric, process);
+    if (!endpoint) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    endpoint->address = theirs;
+    endpoint->base.key = *key;
+    endpoint->since_ms = clock_ms();
     bool oneself = memcmp(fabric->process, process, 16) == 0;
-    tutti_status status = oneself ? tcp_endpoint_open_loopback(fabric, e) : tcp_endpoint_connect(fabric, e);
-    if (status != TUTTI_OK) tcp_endpoint_end(fabric, e, "no connection is possible");
-    else *out = &e->base;
+    tutti_status status =
+        oneself ? tcp_endpoint_open_loopback(fabric, endpoint) : tcp_endpoint_connect(fabric, endpoint);
+    if (status != TUTTI_OK) tcp_endpoint_end(fabric, endpoint, "no connection is possible");
+    else *out = &endpoint->base;
     return status;
 }
-static void tcp_connect_fail(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+static void tcp_connect_fail(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
-    if (e->spare >= 0) tcp_endpoint_accept(fabric, e, &e->rival_handshake, e->spare);
-    else tcp_endpoint_end(fabric, e, why);
+    if (endpoint->spare >= 0) tcp_endpoint_accept(fabric, endpoint, &endpoint->rival_handshake, endpoint->spare);
+    else tcp_endpoint_end(fabric, endpoint, why);
 }
 /* Calls a peer again that closed the connection before it answered, because strangers may have taken all its places. If
    its process has ended, the new call fails at once. */
-static void tcp_connect_retry(struct fabric *fabric, struct tcp_endpoint *e)
+static void tcp_connect_retry(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    if (e->spare >= 0 || ++e->reconnects > RECONNECTS_MOST) {
-        tcp_connect_fail(fabric, e, closed);
+    if (endpoint->spare >= 0 || ++endpoint->reconnects > RECONNECTS_MOST) {
+        tcp_connect_fail(fabric, endpoint, closed);
         return;
     }
-    socket_handle_close(fabric, &e->handle);
-    e->handshake.has_sent_hello = false;
-    e->reconnect_ms = clock_ms() + RECONNECT_MS;
+    socket_handle_close(fabric, &endpoint->handle);
+    endpoint->handshake.has_sent_hello = false;
+    endpoint->reconnect_ms = clock_ms() + RECONNECT_MS;
     fabric->needs_poll = true;
 }
 /* Returns 1 when the handshake is complete, 0 while it goes on, or a negative errno. */
-static int tcp_handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)
+static int tcp_handshake_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    struct handshake *h = &e->handshake;
+    struct handshake *handshake = &endpoint->handshake;
     struct identity self = { .pid = 0 };
-    int descriptor = e->handle.descriptor;
-    if (h->has_sent_hello) return handshake_receive_answer(h, descriptor);
-    int got = handshake_receive_opening(h, descriptor);
+    int descriptor = endpoint->handle.descriptor;
+    if (handshake->has_sent_hello) return handshake_receive_answer(handshake, descriptor);
+    int got = handshake_receive_opening(handshake, descriptor);
     if (got <= 0) return got;
     memcpy(self.nonce, fabric->process, sizeof self.nonce);
-    return handshake_send_hello(h, &self, e->base.process, &e->base.key, tcp_sockets_of(fabric)->calls, descriptor);
+    return handshake_send_hello(handshake, &self, endpoint->base.process, &endpoint->base.key,
+        tcp_sockets_of(fabric)->calls, descriptor);
 }
-static void tcp_connect_complete(struct fabric *fabric, struct tcp_endpoint *e)
+static void tcp_connect_complete(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    if (e->handshake.answer.number > e->theirs) e->theirs = e->handshake.answer.number;
-    if (e->spare >= 0) close(e->spare);
-    e->spare = -1;
-    tcp_endpoint_open(fabric, e, e->handle.descriptor, &e->handshake, false);
+    if (endpoint->handshake.answer.number > endpoint->theirs) endpoint->theirs = endpoint->handshake.answer.number;
+    if (endpoint->spare >= 0) close(endpoint->spare);
+    endpoint->spare = -1;
+    tcp_endpoint_open(fabric, endpoint, endpoint->handle.descriptor, &endpoint->handshake, false);
 }
-void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *e)
+void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    if (!e->connected) {
-        int error = tcp_socket_error(e->handle.descriptor);
-        if (error) tcp_connect_fail(fabric, e, strerror(error));
-        else if (socket_handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK)
-            tcp_connect_fail(fabric, e, "epoll cannot watch it");
-        e->connected = !error;
+    if (!endpoint->connected) {
+        int error = tcp_socket_error(endpoint->handle.descriptor);
+        if (error) tcp_connect_fail(fabric, endpoint, strerror(error));
+        else if (socket_handle_watch(fabric, &endpoint->handle, EPOLLIN) != TUTTI_OK)
+            tcp_connect_fail(fabric, endpoint, "epoll cannot watch it");
+        endpoint->connected = !error;
         return;
     }
-    int got = tcp_handshake_advance(fabric, e);
-    if (got > 0) tcp_connect_complete(fabric, e);
-    else if (got == -ECONNRESET || got == -EPIPE) tcp_connect_retry(fabric, e);
-    else if (got < 0) tcp_connect_fail(fabric, e, got == -ENOKEY ? "its key is unknown" : "another process answers");
+    int got = tcp_handshake_advance(fabric, endpoint);
+    if (got > 0) tcp_connect_complete(fabric, endpoint);
+    else if (got == -ECONNRESET || got == -EPIPE) tcp_connect_retry(fabric, endpoint);
+    else if (got < 0)
+        tcp_connect_fail(fabric, endpoint, got == -ENOKEY ? "its key is unknown" : "another process answers");
 }
 
 /* ---- time limits ---- */
-static void tcp_connect_check_time(struct fabric *fabric, struct tcp_endpoint *e, int64_t now_ms)
+static void tcp_connect_check_time(struct fabric *fabric, struct tcp_endpoint *endpoint, int64_t now_ms)
 {
-    if (now_ms - e->since_ms >= CONNECT_MS) tcp_connect_fail(fabric, e, strerror(ETIMEDOUT));
-    else if (e->reconnect_ms && now_ms >= e->reconnect_ms && tcp_endpoint_connect(fabric, e) != TUTTI_OK)
-        tcp_connect_fail(fabric, e, closed);
-    fabric->needs_poll |= !e->base.open && !endpoint_is_broken(&e->base);
+    if (now_ms - endpoint->since_ms >= CONNECT_MS) tcp_connect_fail(fabric, endpoint, strerror(ETIMEDOUT));
+    else if (endpoint->reconnect_ms && now_ms >= endpoint->reconnect_ms
+        && tcp_endpoint_connect(fabric, endpoint) != TUTTI_OK)
+        tcp_connect_fail(fabric, endpoint, closed);
+    fabric->needs_poll |= !endpoint->base.open && !endpoint_is_broken(&endpoint->base);
 }
 void tcp_handshakes_expire(struct fabric *fabric)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
+    struct sockets *sockets = tcp_sockets_of(fabric);
     int64_t now_ms = clock_ms();
-    if (s->accept_retry_ms && now_ms >= s->accept_retry_ms) listener_resume(fabric, now_ms);
-    for (struct pending_connection *p = s->pending; s->pending_count && p < s->pending + PENDING_MOST; p++)
+    if (sockets->accept_retry_ms && now_ms >= sockets->accept_retry_ms) listener_resume(fabric, now_ms);
+    for (struct pending_connection *p = sockets->pending; sockets->pending_count && p < sockets->pending + PENDING_MOST;
+        p++)
         if (p->handle.descriptor >= 0 && now_ms - p->since_ms >= PENDING_MS) pending_connection_close(fabric, p);
-    fabric->needs_poll = s->pending_count || s->accept_retry_ms;
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (!e->open && !endpoint_is_broken(e)) tcp_connect_check_time(fabric, tcp_endpoint_of(e), now_ms);
+    fabric->needs_poll = sockets->pending_count || sockets->accept_retry_ms;
+    for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+        if (!endpoint->open && !endpoint_is_broken(endpoint))
+            tcp_connect_check_time(fabric, tcp_endpoint_of(endpoint), now_ms);
 }

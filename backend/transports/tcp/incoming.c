@@ -17,41 +17,41 @@ static struct header incoming_frame_header(const struct incoming_frame *in)
     memcpy(&header, in->head + sizeof(struct tcp_frame), sizeof header);
     return header;
 }
-static const char *tcp_endpoint_handle_offer(struct fabric *fabric, struct tcp_endpoint *e,
+static const char *tcp_endpoint_handle_offer(struct fabric *fabric, struct tcp_endpoint *endpoint,
     const struct tcp_frame *frame)
 {
-    struct header header = incoming_frame_header(&e->in);
-    if (!frame->extent || frame->id <= e->last_offer) return cannot_be;
-    struct tcp_xfer *xfer = tcp_xfer_new(fabric, e);
+    struct header header = incoming_frame_header(&endpoint->in);
+    if (!frame->extent || frame->id <= endpoint->last_offer) return cannot_be;
+    struct tcp_xfer *xfer = tcp_xfer_new(fabric, endpoint);
     if (!xfer) return no_memory;
-    xfer->frame.id = e->last_offer = frame->id;
+    xfer->frame.id = endpoint->last_offer = frame->id;
     xfer->bytes = (size_t)frame->extent;
-    if (!fabric_handle_message(fabric, &e->base, &header, xfer, xfer->bytes, true)) tcp_release(fabric, xfer);
+    if (!fabric_handle_message(fabric, &endpoint->base, &header, xfer, xfer->bytes, true)) tcp_release(fabric, xfer);
     return NULL;
 }
-static const char *tcp_endpoint_handle_answer(struct fabric *fabric, struct tcp_endpoint *e,
+static const char *tcp_endpoint_handle_answer(struct fabric *fabric, struct tcp_endpoint *endpoint,
     const struct tcp_frame *frame)
 {
-    struct tcp_xfer *xfer = tcp_xfers_find(&e->offered, frame->id);
+    struct tcp_xfer *xfer = tcp_xfers_find(&endpoint->offered, frame->id);
     if (!xfer) return cannot_be;
-    tcp_xfers_remove(&e->offered, xfer);
+    tcp_xfers_remove(&endpoint->offered, xfer);
     if (frame->what == RELEASE) {
         tcp_xfer_complete(fabric, xfer, NULL);
         return NULL;
     }
     tcp_xfer_begin_part(xfer);
-    tcp_xfers_push_by_priority(&e->pulled, xfer);
-    if (!(e->handle.events & EPOLLOUT)) tcp_endpoint_make_busy(fabric, e);
+    tcp_xfers_push_by_priority(&endpoint->pulled, xfer);
+    if (!(endpoint->handle.events & EPOLLOUT)) tcp_endpoint_make_busy(fabric, endpoint);
     return NULL;
 }
-static const char *tcp_endpoint_handle_data(struct tcp_endpoint *e, const struct tcp_frame *frame)
+static const char *tcp_endpoint_handle_data(struct tcp_endpoint *endpoint, const struct tcp_frame *frame)
 {
-    struct tcp_xfer *xfer = tcp_xfers_find(&e->fetching, frame->id);
+    struct tcp_xfer *xfer = tcp_xfers_find(&endpoint->fetching, frame->id);
     if (!xfer || !frame->bytes || frame->extent != xfer->moved || frame->bytes > xfer->bytes - xfer->moved)
         return cannot_be;
-    e->in.fetch = xfer;
-    e->in.into = xfer->into + xfer->moved;
-    e->in.left = (size_t)frame->bytes;
+    endpoint->in.fetch = xfer;
+    endpoint->in.into = xfer->into + xfer->moved;
+    endpoint->in.left = (size_t)frame->bytes;
     return NULL;
 }
 static const char *incoming_frame_expect_eager(struct fabric *fabric, struct incoming_frame *in,
@@ -63,53 +63,54 @@ static const char *incoming_frame_expect_eager(struct fabric *fabric, struct inc
     in->left = in->room->bytes = (size_t)frame->bytes;
     return NULL;
 }
-static void tcp_endpoint_end_data_part(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
+static void tcp_endpoint_end_data_part(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
-    e->in.fetch = NULL;
-    xfer->moved = (size_t)(e->in.into - xfer->into);
+    endpoint->in.fetch = NULL;
+    xfer->moved = (size_t)(endpoint->in.into - xfer->into);
     if (xfer->moved < xfer->bytes) return;
-    tcp_xfers_remove(&e->fetching, xfer);
+    tcp_xfers_remove(&endpoint->fetching, xfer);
     tcp_xfer_complete(fabric, xfer, NULL);
 }
 /* Handles a frame whose bytes have all arrived at their place. */
-static void tcp_endpoint_end_frame(struct fabric *fabric, struct tcp_endpoint *e)
+static void tcp_endpoint_end_frame(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    struct fabric_op *room = e->in.room;
-    if (e->in.fetch) tcp_endpoint_end_data_part(fabric, e, e->in.fetch);
+    struct fabric_op *room = endpoint->in.room;
+    if (endpoint->in.fetch) tcp_endpoint_end_data_part(fabric, endpoint, endpoint->in.fetch);
     if (!room) return;
-    struct header header = incoming_frame_header(&e->in);
-    e->in.room = NULL;
-    fabric_handle_message(fabric, &e->base, &header, room->room, room->bytes, false);
+    struct header header = incoming_frame_header(&endpoint->in);
+    endpoint->in.room = NULL;
+    fabric_handle_message(fabric, &endpoint->base, &header, room->room, room->bytes, false);
     fabric_op_free(fabric, room);
 }
 /* Handles a frame whose head has arrived. `bytes` bytes at `at` follow the head. Returns how many of them belong to the
    frame. */
-static size_t tcp_endpoint_begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
+static size_t tcp_endpoint_begin_frame(struct fabric *fabric, struct tcp_endpoint *endpoint, unsigned char *at,
+    size_t bytes)
 {
     struct tcp_frame frame;
     const char *wrong = NULL;
-    memcpy(&frame, e->in.head, sizeof frame);
-    e->in.head_bytes = 0;
+    memcpy(&frame, endpoint->in.head, sizeof frame);
+    endpoint->in.head_bytes = 0;
     if (frame.what != EAGER && frame.what != DATA && frame.bytes) frame.what = UINT64_MAX;
     switch (frame.what) {
     case EAGER:
         if (frame.bytes > EAGER_BYTES) wrong = cannot_be;
-        else if (frame.bytes > bytes) wrong = incoming_frame_expect_eager(fabric, &e->in, &frame);
+        else if (frame.bytes > bytes) wrong = incoming_frame_expect_eager(fabric, &endpoint->in, &frame);
         else {
-            struct header header = incoming_frame_header(&e->in);
-            fabric_handle_message(fabric, &e->base, &header, at, (size_t)frame.bytes, false);
+            struct header header = incoming_frame_header(&endpoint->in);
+            fabric_handle_message(fabric, &endpoint->base, &header, at, (size_t)frame.bytes, false);
             return (size_t)frame.bytes;
         }
         break;
-    case OFFER: wrong = tcp_endpoint_handle_offer(fabric, e, &frame); break;
+    case OFFER: wrong = tcp_endpoint_handle_offer(fabric, endpoint, &frame); break;
     case PULL:
-    case RELEASE: wrong = tcp_endpoint_handle_answer(fabric, e, &frame); break;
-    case DATA: wrong = tcp_endpoint_handle_data(e, &frame); break;
-    case GOODBYE: e->base.left = true; break;
+    case RELEASE: wrong = tcp_endpoint_handle_answer(fabric, endpoint, &frame); break;
+    case DATA: wrong = tcp_endpoint_handle_data(endpoint, &frame); break;
+    case GOODBYE: endpoint->base.left = true; break;
     default: wrong = cannot_be; break;
     }
-    if (wrong == cannot_be) endpoint_mark_faulty(fabric, &e->base, wrong);
-    if (wrong) tcp_endpoint_end(fabric, e, wrong);
+    if (wrong == cannot_be) endpoint_mark_faulty(fabric, &endpoint->base, wrong);
+    if (wrong) tcp_endpoint_end(fabric, endpoint, wrong);
     return 0;
 }
 
@@ -121,10 +122,11 @@ static size_t incoming_frame_head_missing(const struct incoming_frame *in)
     memcpy(&frame, in->head, sizeof frame);
     return frame.what <= OFFER ? MOST_HEAD - in->head_bytes : 0;
 }
-static void tcp_endpoint_parse_frames(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
+static void tcp_endpoint_parse_frames(struct fabric *fabric, struct tcp_endpoint *endpoint, unsigned char *at,
+    size_t bytes)
 {
-    struct incoming_frame *in = &e->in;
-    while (bytes && e->handle.descriptor >= 0) {
+    struct incoming_frame *in = &endpoint->in;
+    while (bytes && endpoint->handle.descriptor >= 0) {
         size_t needed = in->left ? in->left : incoming_frame_head_missing(in), n = size_smaller(needed, bytes);
         memcpy(in->left ? in->into : in->head + in->head_bytes, at, n);
         at += n;
@@ -132,43 +134,43 @@ static void tcp_endpoint_parse_frames(struct fabric *fabric, struct tcp_endpoint
         if (in->left) {
             in->into += n;
             in->left -= n;
-            if (!in->left) tcp_endpoint_end_frame(fabric, e);
+            if (!in->left) tcp_endpoint_end_frame(fabric, endpoint);
             continue;
         }
         in->head_bytes += n;
         if (incoming_frame_head_missing(in)) continue;
-        n = tcp_endpoint_begin_frame(fabric, e, at, bytes);
+        n = tcp_endpoint_begin_frame(fabric, endpoint, at, bytes);
         at += n;
         bytes -= n;
     }
 }
 /* Reads first to the place of the current frame, then into the buffer. During a fetch it reads only AHEAD_BYTES into
    the buffer, because most of the bytes that follow belong elsewhere. */
-static ssize_t tcp_endpoint_read_some(struct fabric *fabric, struct tcp_endpoint *e, size_t *asked)
+static ssize_t tcp_endpoint_read_some(struct fabric *fabric, struct tcp_endpoint *endpoint, size_t *asked)
 {
-    struct incoming_frame *in = &e->in;
+    struct incoming_frame *in = &endpoint->in;
     unsigned char *buffer = tcp_sockets_of(fabric)->buffer;
-    bool bulk = e->fetching.first;
+    bool bulk = endpoint->fetching.first;
     size_t direct = size_smaller(in->left, READ_BYTES),
            beyond = direct < in->left ? 0
         : bulk                        ? AHEAD_BYTES
                                       : BUFFER_BYTES;
     struct iovec list[2] = { { in->into, direct }, { buffer, beyond } };
     *asked = direct + beyond;
-    if (e->tls) return tls_receive(e->tls, e->handle.descriptor, list, 2);
-    if (!direct) return recv(e->handle.descriptor, buffer, beyond, MSG_DONTWAIT);
-    return readv(e->handle.descriptor, list, 2);
+    if (endpoint->tls) return tls_receive(endpoint->tls, endpoint->handle.descriptor, list, 2);
+    if (!direct) return recv(endpoint->handle.descriptor, buffer, beyond, MSG_DONTWAIT);
+    return readv(endpoint->handle.descriptor, list, 2);
 }
-static void tcp_endpoint_take_bytes(struct fabric *fabric, struct tcp_endpoint *e, size_t bytes)
+static void tcp_endpoint_take_bytes(struct fabric *fabric, struct tcp_endpoint *endpoint, size_t bytes)
 {
-    struct incoming_frame *in = &e->in;
+    struct incoming_frame *in = &endpoint->in;
     size_t direct = size_smaller(in->left, bytes);
     if (direct) {
         in->into += direct;
         in->left -= direct;
-        if (!in->left) tcp_endpoint_end_frame(fabric, e);
+        if (!in->left) tcp_endpoint_end_frame(fabric, endpoint);
     }
-    tcp_endpoint_parse_frames(fabric, e, tcp_sockets_of(fabric)->buffer, bytes - direct);
+    tcp_endpoint_parse_frames(fabric, endpoint, tcp_sockets_of(fabric)->buffer, bytes - direct);
 }
 /* Returns whether frames should be written before more are read: the peer has pulled a message, or a receive has met an
    announced one. */
@@ -176,24 +178,24 @@ static bool tcp_has_urgent_frames(const struct fabric *fabric)
 {
     return tcp_sockets_of(fabric)->busy || (fabric->polling && fabric->polling->met.first);
 }
-bool tcp_endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
+bool tcp_endpoint_read(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     size_t all = 0, asked = 0;
-    while (all < READ_BYTES && tcp_endpoint_is_connected(e)) {
-        ssize_t n = tcp_endpoint_read_some(fabric, e, &asked);
+    while (all < READ_BYTES && tcp_endpoint_is_connected(endpoint)) {
+        ssize_t n = tcp_endpoint_read_some(fabric, endpoint, &asked);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) break;
         if (n <= 0) {
-            tcp_endpoint_end(fabric, e, n < 0 ? strerror(errno) : "its process has closed the connection");
+            tcp_endpoint_end(fabric, endpoint, n < 0 ? strerror(errno) : "its process has closed the connection");
             return true;
         }
-        tcp_endpoint_take_bytes(fabric, e, (size_t)n);
+        tcp_endpoint_take_bytes(fabric, endpoint, (size_t)n);
         all += (size_t)n;
         /* A short read means that the socket is empty. */
         if ((size_t)n < asked) break;
         if (tcp_has_urgent_frames(fabric)) break;
     }
     /* The TLS handshake may have an answer to send, or may be complete. */
-    if (tcp_endpoint_is_connected(e) && e->tls) tcp_endpoint_push_tls(fabric, e);
+    if (tcp_endpoint_is_connected(endpoint) && endpoint->tls) tcp_endpoint_push_tls(fabric, endpoint);
     return all > 0;
 }

@@ -13,7 +13,7 @@ static size_t tcp_frame_bytes(const struct tcp_frame *f)
     return sizeof *f + tcp_frame_header_bytes(f) + (size_t)f->bytes;
 }
 /* Writes more of the frame. Returns the number of bytes written, or -1 with errno. */
-static ssize_t tcp_xfer_write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
+static ssize_t tcp_xfer_write_some(const struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     struct tcp_frame *frame = &xfer->frame;
     unsigned char *from = (unsigned char *)(uintptr_t)xfer->from;
@@ -27,8 +27,8 @@ static ssize_t tcp_xfer_write_some(const struct tcp_endpoint *e, struct tcp_xfer
     at->iov_base = (unsigned char *)at->iov_base + skip;
     at->iov_len -= skip;
     const struct msghdr message = { .msg_iov = at, .msg_iovlen = (size_t)count };
-    ssize_t n = e->tls ? tls_send(e->tls, e->handle.descriptor, at, count)
-                       : sendmsg(e->handle.descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = endpoint->tls ? tls_send(endpoint->tls, endpoint->handle.descriptor, at, count)
+                              : sendmsg(endpoint->handle.descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) xfer->written += (size_t)n;
     return n;
 }
@@ -40,67 +40,67 @@ void tcp_xfer_begin_part(struct tcp_xfer *xfer)
         .extent = xfer->moved };
     xfer->written = 0;
 }
-static void tcp_endpoint_set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool blocked)
+static void tcp_endpoint_set_blocked(struct fabric *fabric, struct tcp_endpoint *endpoint, bool blocked)
 {
     uint32_t events = blocked ? EPOLLIN | EPOLLOUT : EPOLLIN;
-    if (e->handle.events == events) return;
-    if (socket_handle_watch(fabric, &e->handle, events) != TUTTI_OK) {
-        tcp_endpoint_end(fabric, e, "epoll cannot watch it");
+    if (endpoint->handle.events == events) return;
+    if (socket_handle_watch(fabric, &endpoint->handle, events) != TUTTI_OK) {
+        tcp_endpoint_end(fabric, endpoint, "epoll cannot watch it");
         return;
     }
     tcp_sockets_of(fabric)->blocked += blocked ? 1 : -1;
 }
 /* Writes the whole frame. false: the socket accepts no more bytes now, or has failed. */
-static bool tcp_xfer_write_frame(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
+static bool tcp_xfer_write_frame(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     size_t bytes = tcp_frame_bytes(&xfer->frame);
     while (xfer->written < bytes) {
-        ssize_t n = tcp_xfer_write_some(e, xfer);
+        ssize_t n = tcp_xfer_write_some(endpoint, xfer);
         if (n >= 0) continue;
         int error = errno;
         if (error == EINTR) continue;
-        e->current = xfer->written ? xfer : NULL;
+        endpoint->current = xfer->written ? xfer : NULL;
         if (error == EAGAIN || error == ENOBUFS)
-            tcp_endpoint_set_blocked(fabric, e, tls_is_open(e->tls) || tls_has_unsent(e->tls));
-        else tcp_endpoint_end(fabric, e, strerror(error));
+            tcp_endpoint_set_blocked(fabric, endpoint, tls_is_open(endpoint->tls) || tls_has_unsent(endpoint->tls));
+        else tcp_endpoint_end(fabric, endpoint, strerror(error));
         return false;
     }
-    e->current = NULL;
-    if (tls_has_unsent(e->tls)) tcp_endpoint_set_blocked(fabric, e, true);
-    return e->handle.descriptor >= 0;
+    endpoint->current = NULL;
+    if (tls_has_unsent(endpoint->tls)) tcp_endpoint_set_blocked(fabric, endpoint, true);
+    return endpoint->handle.descriptor >= 0;
 }
-void tcp_endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
+void tcp_endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    if (e->busy) return;
-    e->busy = true;
-    e->next_busy = s->busy;
-    s->busy = e;
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    if (endpoint->busy) return;
+    endpoint->busy = true;
+    endpoint->next_busy = sockets->busy;
+    sockets->busy = endpoint;
 }
-static struct tcp_xfer *tcp_endpoint_next_xfer(const struct tcp_endpoint *e)
+static struct tcp_xfer *tcp_endpoint_next_xfer(const struct tcp_endpoint *endpoint)
 {
-    if (e->current) return e->current;
-    return e->waiting.first ? e->waiting.first : e->pulled.first;
+    if (endpoint->current) return endpoint->current;
+    return endpoint->waiting.first ? endpoint->waiting.first : endpoint->pulled.first;
 }
-void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *e)
+void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    int error = e->tls ? tls_push(e->tls, e->handle.descriptor) : 0;
-    if (error) tcp_endpoint_end(fabric, e, strerror(-error));
-    else if (tls_has_unsent(e->tls)) tcp_endpoint_set_blocked(fabric, e, true);
-    else if (tls_has_unread(e->tls) || (tls_is_open(e->tls) && tcp_endpoint_next_xfer(e)))
-        tcp_endpoint_make_busy(fabric, e);
+    int error = endpoint->tls ? tls_push(endpoint->tls, endpoint->handle.descriptor) : 0;
+    if (error) tcp_endpoint_end(fabric, endpoint, strerror(-error));
+    else if (tls_has_unsent(endpoint->tls)) tcp_endpoint_set_blocked(fabric, endpoint, true);
+    else if (tls_has_unread(endpoint->tls) || (tls_is_open(endpoint->tls) && tcp_endpoint_next_xfer(endpoint)))
+        tcp_endpoint_make_busy(fabric, endpoint);
 }
-enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
+enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
-    bool now = !e->current && !e->waiting.first && !(e->handle.events & EPOLLOUT);
-    if (now && tcp_xfer_write_frame(fabric, e, xfer)) return SENT;
-    if (e->handle.descriptor < 0) return FAILED;
-    tcp_xfers_push(&e->waiting, xfer);
+    bool now = !endpoint->current && !endpoint->waiting.first && !(endpoint->handle.events & EPOLLOUT);
+    if (now && tcp_xfer_write_frame(fabric, endpoint, xfer)) return SENT;
+    if (endpoint->handle.descriptor < 0) return FAILED;
+    tcp_xfers_push(&endpoint->waiting, xfer);
     return QUEUED;
 }
 
 /* ---- waiting frames ---- */
-static void tcp_xfer_handle_written(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
+static void tcp_xfer_handle_written(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     if (xfer->frame.what == DATA) {
         xfer->moved += (size_t)xfer->frame.bytes;
@@ -108,29 +108,29 @@ static void tcp_xfer_handle_written(struct fabric *fabric, struct tcp_endpoint *
             tcp_xfer_begin_part(xfer);
             return;
         }
-        tcp_xfers_remove(&e->pulled, xfer);
+        tcp_xfers_remove(&endpoint->pulled, xfer);
         tcp_xfer_complete(fabric, xfer, NULL);
         return;
     }
-    tcp_xfers_remove(&e->waiting, xfer);
-    if (xfer->frame.what == OFFER) tcp_xfers_push(&e->offered, xfer);
-    else if (xfer->frame.what == PULL) tcp_xfers_push(&e->fetching, xfer);
+    tcp_xfers_remove(&endpoint->waiting, xfer);
+    if (xfer->frame.what == OFFER) tcp_xfers_push(&endpoint->offered, xfer);
+    else if (xfer->frame.what == PULL) tcp_xfers_push(&endpoint->fetching, xfer);
     else tcp_xfer_complete(fabric, xfer, NULL);
 }
-bool tcp_endpoint_write(struct fabric *fabric, struct tcp_endpoint *e)
+bool tcp_endpoint_write(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     size_t written = 0;
-    for (struct tcp_xfer *xfer;
-        written < WRITE_BYTES && e->handle.descriptor >= 0 && (xfer = tcp_endpoint_next_xfer(e)) != NULL;) {
+    for (struct tcp_xfer *xfer; written < WRITE_BYTES && endpoint->handle.descriptor >= 0
+        && (xfer = tcp_endpoint_next_xfer(endpoint)) != NULL;) {
         size_t before = xfer->written;
-        bool whole = tcp_xfer_write_frame(fabric, e, xfer);
-        if (!whole) return written > 0 || e->handle.descriptor < 0;
+        bool whole = tcp_xfer_write_frame(fabric, endpoint, xfer);
+        if (!whole) return written > 0 || endpoint->handle.descriptor < 0;
         written += xfer->written - before;
-        tcp_xfer_handle_written(fabric, e, xfer);
+        tcp_xfer_handle_written(fabric, endpoint, xfer);
     }
-    if (!tcp_endpoint_next_xfer(e) && e->handle.descriptor >= 0) tcp_endpoint_push_tls(fabric, e);
-    if (e->handle.descriptor < 0) return true;
-    if (tcp_endpoint_next_xfer(e)) tcp_endpoint_make_busy(fabric, e);
-    else tcp_endpoint_set_blocked(fabric, e, tls_has_unsent(e->tls));
+    if (!tcp_endpoint_next_xfer(endpoint) && endpoint->handle.descriptor >= 0) tcp_endpoint_push_tls(fabric, endpoint);
+    if (endpoint->handle.descriptor < 0) return true;
+    if (tcp_endpoint_next_xfer(endpoint)) tcp_endpoint_make_busy(fabric, endpoint);
+    else tcp_endpoint_set_blocked(fabric, endpoint, tls_has_unsent(endpoint->tls));
     return written > 0;
 }

@@ -153,10 +153,13 @@ struct sockets {
     unsigned char buffer[BUFFER_BYTES];
 };
 static inline struct sockets *tcp_sockets_of(const struct fabric *fabric) { return fabric->own; }
-static inline struct tcp_endpoint *tcp_endpoint_of(struct endpoint *e) { return (struct tcp_endpoint *)e; }
-static inline bool tcp_endpoint_is_connected(const struct tcp_endpoint *e)
+static inline struct tcp_endpoint *tcp_endpoint_of(struct endpoint *endpoint)
 {
-    return e->base.open && e->handle.descriptor >= 0;
+    return (struct tcp_endpoint *)endpoint;
+}
+static inline bool tcp_endpoint_is_connected(const struct tcp_endpoint *endpoint)
+{
+    return endpoint->base.open && endpoint->handle.descriptor >= 0;
 }
 
 /* ---- address.c ---- */
@@ -171,15 +174,15 @@ void tcp_socket_print_peer(int descriptor, char *out, size_t bytes);
 /* ---- handshakes.c ---- */
 /* Opens the endpoint after this handshake, in which this process was called or not. NULL: a connection of this process
    with itself. The call may end the endpoint. */
-void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
-    bool called);
+void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *endpoint, int descriptor,
+    const struct handshake *handshake, bool called);
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
 void pending_connections_accept(struct fabric *fabric);
 void pending_connection_read(struct fabric *fabric, struct pending_connection *pending);
 void pending_connections_close(struct fabric *fabric);
 /* Continues the call of an endpoint that is not open. */
-void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *e);
+void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint);
 /* Ends handshakes that have taken too long, and repeats calls that are due. */
 void tcp_handshakes_expire(struct fabric *fabric);
 /* ---- endpoints.c ---- */
@@ -190,12 +193,12 @@ void socket_handle_close(const struct fabric *fabric, struct socket_handle *hand
 struct tcp_endpoint *tcp_endpoint_new(struct fabric *fabric, const unsigned char process[16]);
 /* Counts the open endpoints after one has been opened or ended. */
 void sockets_count_open(struct fabric *fabric);
-void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
+void tcp_endpoint_end(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why);
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void tcp_endpoints_free(struct fabric *fabric);
 /* ---- xfers.c ---- */
 /* Returns NULL if memory is exhausted. */
-struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e);
+struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *endpoint);
 void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer);
 void tcp_xfers_push(struct tcp_xfers *list, struct tcp_xfer *xfer);
 /* Inserts the transfer behind those of equal or higher priority. */
@@ -205,7 +208,7 @@ void tcp_xfers_remove(struct tcp_xfers *list, const struct tcp_xfer *xfer);
 struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id);
 void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char *why);
 /* Completes all transfers of the endpoint. */
-void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
+void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why);
 /* ---- messages.c ---- */
 bool tcp_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool tcp_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
@@ -214,14 +217,14 @@ void tcp_release(struct fabric *fabric, void *descriptor);
 /* Writes the frame of a transfer, or queues it. A queued transfer moves on when its frame has left. After FAILED the
    caller still owns the transfer, and the endpoint has the reason. */
 enum send_status { SENT, QUEUED, FAILED };
-enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer);
+enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer);
 /* Prepares the DATA frame of the next part. */
 void tcp_xfer_begin_part(struct tcp_xfer *xfer);
-void tcp_endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e);
+void tcp_endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *endpoint);
 /* Writes frames that wait. true: some bytes have left, or the endpoint has ended. */
-bool tcp_endpoint_write(struct fabric *fabric, struct tcp_endpoint *e);
+bool tcp_endpoint_write(struct fabric *fabric, struct tcp_endpoint *endpoint);
 /* Writes bytes that TLS holds. The call may end the endpoint. */
-void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *e);
+void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *endpoint);
 /* ---- incoming.c ---- */
 /* Reads frames and handles them. true: some bytes have arrived, or the endpoint has ended. */
-bool tcp_endpoint_read(struct fabric *fabric, struct tcp_endpoint *e);
+bool tcp_endpoint_read(struct fabric *fabric, struct tcp_endpoint *endpoint);

@@ -13,16 +13,16 @@
 enum { EVENTS_AT_ONCE = 16, SHUTDOWN_MS = 300 };
 
 /* ---- progress ---- */
-static bool tcp_endpoint_progress(struct fabric *fabric, struct tcp_endpoint *e, uint32_t events)
+static bool tcp_endpoint_progress(struct fabric *fabric, struct tcp_endpoint *endpoint, uint32_t events)
 {
     /* An earlier event may have closed the socket. */
-    if (e->handle.descriptor < 0) return false;
-    if (!e->base.open) {
-        tcp_connect_advance(fabric, e);
+    if (endpoint->handle.descriptor < 0) return false;
+    if (!endpoint->base.open) {
+        tcp_connect_advance(fabric, endpoint);
         return true;
     }
-    bool moved = (events & ~(uint32_t)EPOLLOUT) && tcp_endpoint_read(fabric, e);
-    if ((events & EPOLLOUT) && tcp_endpoint_is_connected(e)) moved |= tcp_endpoint_write(fabric, e);
+    bool moved = (events & ~(uint32_t)EPOLLOUT) && tcp_endpoint_read(fabric, endpoint);
+    if ((events & EPOLLOUT) && tcp_endpoint_is_connected(endpoint)) moved |= tcp_endpoint_write(fabric, endpoint);
     return moved;
 }
 static struct tcp_endpoint *tcp_endpoint_of_handle(struct socket_handle *handle)
@@ -47,33 +47,34 @@ static bool tcp_poll_sockets(struct fabric *fabric)
 }
 static bool tcp_read_few(struct fabric *fabric)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
+    struct sockets *sockets = tcp_sockets_of(fabric);
     struct tcp_endpoint *few[UNASKED];
     bool moved = false;
-    int count = s->open;
-    memcpy(few, s->few, sizeof few);
+    int count = sockets->open;
+    memcpy(few, sockets->few, sizeof few);
     for (int i = 0; i < count; i++) moved |= tcp_endpoint_read(fabric, few[i]);
     return moved;
 }
 static bool tcp_write_busy(struct fabric *fabric)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    struct tcp_endpoint *e = s->busy, *next;
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    struct tcp_endpoint *endpoint = sockets->busy, *next;
     bool moved = false;
-    for (s->busy = NULL; e; e = next) {
-        next = e->next_busy;
-        e->busy = false;
-        if (tcp_endpoint_is_connected(e) && tls_has_unread(e->tls)) moved |= tcp_endpoint_read(fabric, e);
-        if (tcp_endpoint_is_connected(e)) moved |= tcp_endpoint_write(fabric, e);
+    for (sockets->busy = NULL; endpoint; endpoint = next) {
+        next = endpoint->next_busy;
+        endpoint->busy = false;
+        if (tcp_endpoint_is_connected(endpoint) && tls_has_unread(endpoint->tls))
+            moved |= tcp_endpoint_read(fabric, endpoint);
+        if (tcp_endpoint_is_connected(endpoint)) moved |= tcp_endpoint_write(fabric, endpoint);
     }
     return moved;
 }
 static bool tcp_progress_sockets(struct fabric *fabric, bool all)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    all |= s->open > UNASKED || s->blocked || fabric->needs_poll || ++s->looks % ASK_EVERY == 0;
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    all |= sockets->open > UNASKED || sockets->blocked || fabric->needs_poll || ++sockets->looks % ASK_EVERY == 0;
     bool moved = all ? tcp_poll_sockets(fabric) : tcp_read_few(fabric);
-    if (s->busy) moved |= tcp_write_busy(fabric);
+    if (sockets->busy) moved |= tcp_write_busy(fabric);
     if (fabric->needs_poll) tcp_handshakes_expire(fabric);
     return moved;
 }
@@ -83,27 +84,28 @@ static bool tcp_arm(struct fabric *fabric)
     return !tcp_progress_sockets(fabric, true) && !tcp_sockets_of(fabric)->busy;
 }
 
-static void tcp_endpoint_print_address(const struct endpoint *e, char *out, size_t bytes)
+static void tcp_endpoint_print_address(const struct endpoint *endpoint, char *out, size_t bytes)
 {
-    tcp_socket_print_peer(((const struct tcp_endpoint *)e)->handle.descriptor, out, bytes);
+    tcp_socket_print_peer(((const struct tcp_endpoint *)endpoint)->handle.descriptor, out, bytes);
 }
 
 /* ---- shutdown ---- */
 /* Shuts down the write side when all frames have left. true: the peer has closed the connection, too. The peer closes
    when it has read everything, so no data in flight is lost. A close with unread data here could discard it. */
-static bool tcp_endpoint_advance_shutdown(struct tcp_endpoint *e)
+static bool tcp_endpoint_advance_shutdown(struct tcp_endpoint *endpoint)
 {
-    if (!tcp_endpoint_is_connected(e)) return true;
-    if (!e->current && !e->waiting.first && !e->pulled.first && !tls_has_unsent(e->tls) && !e->is_shutdown) {
-        shutdown(e->handle.descriptor, SHUT_WR);
-        e->is_shutdown = true;
+    if (!tcp_endpoint_is_connected(endpoint)) return true;
+    if (!endpoint->current && !endpoint->waiting.first && !endpoint->pulled.first && !tls_has_unsent(endpoint->tls)
+        && !endpoint->is_shutdown) {
+        shutdown(endpoint->handle.descriptor, SHUT_WR);
+        endpoint->is_shutdown = true;
     }
     return false;
 }
-static void tcp_endpoint_send_goodbye(struct fabric *fabric, struct tcp_endpoint *e)
+static void tcp_endpoint_send_goodbye(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    e->goodbye = (struct tcp_xfer){ .endpoint = e, .frame.what = GOODBYE };
-    tcp_xfer_write(fabric, e, &e->goodbye);
+    endpoint->goodbye = (struct tcp_xfer){ .endpoint = endpoint, .frame.what = GOODBYE };
+    tcp_xfer_write(fabric, endpoint, &endpoint->goodbye);
 }
 static void tcp_shutdown(struct fabric *fabric)
 {
@@ -129,32 +131,32 @@ static void tcp_shutdown(struct fabric *fabric)
 /* ---- the beginning and the end ---- */
 static void tcp_finish(struct fabric *fabric)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    if (!s) return;
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    if (!sockets) return;
     tcp_endpoints_free(fabric);
     pending_connections_close(fabric);
-    socket_handle_close(fabric, &s->listener);
-    for (struct tcp_xfer *xfer; (xfer = s->spare) != NULL; free(xfer)) s->spare = xfer->next;
+    socket_handle_close(fabric, &sockets->listener);
+    for (struct tcp_xfer *xfer; (xfer = sockets->spare) != NULL; free(xfer)) sockets->spare = xfer->next;
     if (fabric->event >= 0) close(fabric->event);
     fabric->event = -1;
     fabric->own = NULL;
-    free(s);
+    free(sockets);
 }
 static tutti_status tcp_start(struct fabric *fabric, const struct fabric_place *place)
 {
-    struct sockets *s = memory_alloc_zeroed(1, sizeof *s);
-    fabric->own = s;
+    struct sockets *sockets = memory_alloc_zeroed(1, sizeof *sockets);
+    fabric->own = sockets;
     fabric->event = -1;
-    if (!s) return status_fail(TUTTI_NO_MEMORY, "no memory for connections");
-    s->listener = (struct socket_handle){ LISTENER, -1, 0 };
-    for (int i = 0; i < PENDING_MOST; i++) s->pending[i].handle = (struct socket_handle){ PENDING, -1, 0 };
+    if (!sockets) return status_fail(TUTTI_NO_MEMORY, "no memory for connections");
+    sockets->listener = (struct socket_handle){ LISTENER, -1, 0 };
+    for (int i = 0; i < PENDING_MOST; i++) sockets->pending[i].handle = (struct socket_handle){ PENDING, -1, 0 };
     fabric->event = descriptor_move_above_stderr(epoll_create1(EPOLL_CLOEXEC));
     if (fabric->event < 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wait on: %s", strerror(errno));
-    TRY(tcp_address_listen(s, place));
-    TRY(socket_handle_watch(fabric, &s->listener, EPOLLIN));
-    memcpy(fabric->address, &s->address, sizeof s->address);
-    fabric->address_bytes = sizeof s->address;
+    TRY(tcp_address_listen(sockets, place));
+    TRY(socket_handle_watch(fabric, &sockets->listener, EPOLLIN));
+    memcpy(fabric->address, &sockets->address, sizeof sockets->address);
+    fabric->address_bytes = sizeof sockets->address;
     return TUTTI_OK;
 }
 const struct fabric_operations tcp_operations = { .name = "tcp",

@@ -4,21 +4,21 @@
 #include "backend/transports/tcp/sockets.h"
 #include <stdlib.h>
 
-struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e)
+struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
-    struct tcp_xfer *xfer = s->spare;
-    if (xfer) s->spare = xfer->next;
+    struct sockets *sockets = tcp_sockets_of(fabric);
+    struct tcp_xfer *xfer = sockets->spare;
+    if (xfer) sockets->spare = xfer->next;
     else if (!(xfer = memory_alloc_zeroed(1, sizeof *xfer))) return NULL;
-    *xfer = (struct tcp_xfer){ .endpoint = e };
+    *xfer = (struct tcp_xfer){ .endpoint = endpoint };
     return xfer;
 }
 void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer)
 {
-    struct sockets *s = tcp_sockets_of(fabric);
+    struct sockets *sockets = tcp_sockets_of(fabric);
     if (xfer == &xfer->endpoint->goodbye) return;
-    xfer->next = s->spare;
-    s->spare = xfer;
+    xfer->next = sockets->spare;
+    sockets->spare = xfer;
 }
 
 /* ---- lists ---- */
@@ -74,10 +74,10 @@ static void tcp_xfers_complete_all(struct fabric *fabric, struct tcp_xfers *list
     for (struct tcp_xfer *xfer; (xfer = list->first) != NULL; tcp_xfer_complete(fabric, xfer, why))
         tcp_xfers_remove(list, xfer);
 }
-void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
-    tcp_xfers_complete_all(fabric, &e->waiting, why);
-    tcp_xfers_complete_all(fabric, &e->pulled, why);
-    tcp_xfers_complete_all(fabric, &e->offered, why);
-    tcp_xfers_complete_all(fabric, &e->fetching, why);
+    tcp_xfers_complete_all(fabric, &endpoint->waiting, why);
+    tcp_xfers_complete_all(fabric, &endpoint->pulled, why);
+    tcp_xfers_complete_all(fabric, &endpoint->offered, why);
+    tcp_xfers_complete_all(fabric, &endpoint->fetching, why);
 }

@@ -20,16 +20,16 @@
 
 enum { BYE_MS = 300 };
 
-static struct ucx_endpoint *ucx_endpoint_of(struct endpoint *e) { return (struct ucx_endpoint *)e; }
+static struct ucx_endpoint *ucx_endpoint_of(struct endpoint *endpoint) { return (struct ucx_endpoint *)endpoint; }
 static struct ucx_endpoint **ucx_endpoint_bucket(uint64_t number)
 {
     return &worker.bucket[number / 2 % ENDPOINT_BUCKETS];
 }
 struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number)
 {
-    struct ucx_endpoint *e = *ucx_endpoint_bucket(number);
-    while (e && e->number != number) e = e->next_of_bucket;
-    return e;
+    struct ucx_endpoint *endpoint = *ucx_endpoint_bucket(number);
+    while (endpoint && endpoint->number != number) endpoint = endpoint->next_of_bucket;
+    return endpoint;
 }
 static void ucx_on_endpoint_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
 {
@@ -39,22 +39,22 @@ static void ucx_on_endpoint_broken(void *endpoint, ucp_ep_h ep, ucs_status_t sta
 static tutti_status ucx_endpoint_new(const struct fabric *fabric, const unsigned char process[16], uint64_t life,
     const struct key_id *key, struct ucx_endpoint **out)
 {
-    struct ucx_endpoint *e = *out = memory_alloc_zeroed(1, sizeof *e);
-    if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    TRY(endpoint_init_identity(fabric, &e->base, process, life, key));
-    TRY(random_fill(&e->number, sizeof e->number));
+    struct ucx_endpoint *endpoint = *out = memory_alloc_zeroed(1, sizeof *endpoint);
+    if (!endpoint) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    TRY(endpoint_init_identity(fabric, &endpoint->base, process, life, key));
+    TRY(random_fill(&endpoint->number, sizeof endpoint->number));
     /* The number 0 stands for an unknown endpoint. */
-    e->number |= 1;
+    endpoint->number |= 1;
     return TUTTI_OK;
 }
-static tutti_status ucx_endpoint_open(struct ucx_endpoint *e, const unsigned char *address)
+static tutti_status ucx_endpoint_open(struct ucx_endpoint *endpoint, const unsigned char *address)
 {
     const ucp_ep_params_t parameters = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
             | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address = (const ucp_address_t *)(const void *)address,
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = { .cb = ucx_on_endpoint_broken, .arg = e } };
-    ucs_status_t status = ucx.ucp_ep_create(worker.ucp, &parameters, &e->ep);
+        .err_handler = { .cb = ucx_on_endpoint_broken, .arg = endpoint } };
+    ucs_status_t status = ucx.ucp_ep_create(worker.ucp, &parameters, &endpoint->ep);
     if (status == UCS_OK) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM,
         "UCX cannot connect: %s (both hosts need a network interface in common; see TUTTI_SOCKET_IFNAME and UCX_TLS)",
@@ -63,89 +63,91 @@ static tutti_status ucx_endpoint_open(struct ucx_endpoint *e, const unsigned cha
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
 {
-    struct ucx_endpoint *e = NULL;
+    struct ucx_endpoint *endpoint = NULL;
     uint64_t life;
     if (bytes <= sizeof life) return status_fail(TUTTI_SYSTEM, "its process has published no address of UCX");
     memcpy(&life, address + bytes - sizeof life, sizeof life);
-    tutti_status status = ucx_endpoint_new(fabric, process, life, key, &e);
-    if (status == TUTTI_OK) status = ucx_endpoint_open(e, address);
+    tutti_status status = ucx_endpoint_new(fabric, process, life, key, &endpoint);
+    if (status == TUTTI_OK) status = ucx_endpoint_open(endpoint, address);
     if (status != TUTTI_OK) {
-        free(e);
+        free(endpoint);
         return status;
     }
-    e->next_of_bucket = *ucx_endpoint_bucket(e->number);
-    *ucx_endpoint_bucket(e->number) = e;
-    e->base.next = fabric->endpoints;
-    *out = fabric->endpoints = &e->base;
+    endpoint->next_of_bucket = *ucx_endpoint_bucket(endpoint->number);
+    *ucx_endpoint_bucket(endpoint->number) = endpoint;
+    endpoint->base.next = fabric->endpoints;
+    *out = fabric->endpoints = &endpoint->base;
     fabric->needs_poll = true;
     return TUTTI_OK;
 }
 
 /* ---- opening ---- */
 /* Sends a notice to the process; UCX may complete it later. Returns false if the send failed. */
-static bool ucx_notice_send(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
+static bool ucx_notice_send(struct fabric *fabric, struct ucx_endpoint *endpoint, enum kind_of_ucx kind, unsigned flags)
 {
     struct notice notice;
-    size_t bytes = notice_make(fabric, e, kind, &notice);
-    struct fabric_op *f = fabric_op_new(fabric, bytes);
-    if (!f) return false;
-    f->header = notice.header;
-    f->endpoint = &e->base;
-    f->bytes = bytes;
-    memcpy(f->room, notice.data, bytes);
+    size_t bytes = notice_make(fabric, endpoint, kind, &notice);
+    struct fabric_op *op = fabric_op_new(fabric, bytes);
+    if (!op) return false;
+    op->header = notice.header;
+    op->endpoint = &endpoint->base;
+    op->bytes = bytes;
+    memcpy(op->room, notice.data, bytes);
     /* The op is listed before it is sent, because it may complete within the call. */
-    fabric_op_add(f, &fabric->orphans);
-    if (ucx_send_with_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
-    fabric_op_remove(f);
-    bool sent = !f->why;
-    if (sent) ucx_on_notice_sent(fabric, f);
-    fabric_op_free(fabric, f);
+    fabric_op_add(op, &fabric->orphans);
+    if (ucx_send_with_flags(op, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
+    fabric_op_remove(op);
+    bool sent = !op->why;
+    if (sent) ucx_on_notice_sent(fabric, op);
+    fabric_op_free(fabric, op);
     return sent;
 }
-void ucx_on_notice_sent(struct fabric *fabric, const struct fabric_op *f)
+void ucx_on_notice_sent(struct fabric *fabric, const struct fabric_op *op)
 {
     (void)fabric;
-    if (f->header.kind == OPENED) f->endpoint->open |= !f->why;
+    if (op->header.kind == OPENED) op->endpoint->open |= !op->why;
     /* A BYE that failed gets no answer. */
-    if (f->header.kind == BYE) worker.byes_open -= f->why != NULL;
+    if (op->header.kind == BYE) worker.byes_open -= op->why != NULL;
 }
 /* Sends a notice if UCX can complete the send at once; otherwise returns false and sends no byte. If `notice` is NULL,
    it sends an empty message, which the receiver ignores. */
-static bool ucx_notice_send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const struct notice *notice,
+static bool ucx_notice_send_at_once(struct fabric *fabric, struct ucx_endpoint *endpoint, const struct notice *notice,
     size_t bytes)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
         .flags = UCP_AM_SEND_FLAG_EAGER };
-    ucs_status_ptr_t sent = ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, notice ? &notice->header : NULL,
+    ucs_status_ptr_t sent = ucx.ucp_am_send_nbx(endpoint->ep, UCX_MESSAGE_ID, notice ? &notice->header : NULL,
         notice ? sizeof notice->header : 0, notice ? notice->data : NULL, bytes, &parameters);
     if (!sent) return true;
     if (UCS_PTR_STATUS(sent) != UCS_ERR_NO_RESOURCE)
-        endpoint_mark_broken(fabric, &e->base, ucx_status_text(UCS_PTR_STATUS(sent)));
+        endpoint_mark_broken(fabric, &endpoint->base, ucx_status_text(UCS_PTR_STATUS(sent)));
     return false;
 }
 /* UCX 1.22 completes only empty messages at once. It is built without those assertions, so HELLO may be sent there as
    an ordinary message once an empty one has proved that the connection is up. */
-static bool ucx_endpoint_send_hello(struct fabric *fabric, struct ucx_endpoint *e)
+static bool ucx_endpoint_send_hello(struct fabric *fabric, struct ucx_endpoint *endpoint)
 {
     struct notice notice;
-    size_t bytes = notice_make(fabric, e, HELLO, &notice);
-    if (ucx_notice_send_at_once(fabric, e, &notice, bytes)) return true;
-    if (endpoint_is_broken(&e->base) || !ucx_notice_send_at_once(fabric, e, NULL, 0)) return false;
-    return ucx_notice_send(fabric, e, HELLO, 0);
+    size_t bytes = notice_make(fabric, endpoint, HELLO, &notice);
+    if (ucx_notice_send_at_once(fabric, endpoint, &notice, bytes)) return true;
+    if (endpoint_is_broken(&endpoint->base) || !ucx_notice_send_at_once(fabric, endpoint, NULL, 0)) return false;
+    return ucx_notice_send(fabric, endpoint, HELLO, 0);
 }
-static void ucx_endpoint_advance_handshake(struct fabric *fabric, struct ucx_endpoint *e)
+static void ucx_endpoint_advance_handshake(struct fabric *fabric, struct ucx_endpoint *endpoint)
 {
-    bool begins = memcmp(fabric->process, e->base.process, sizeof e->base.process) <= 0;
-    if (!e->said) e->said = ucx_endpoint_send_hello(fabric, e);
-    if (!e->said || !e->theirs || !begins || e->opens) return;
+    bool begins = memcmp(fabric->process, endpoint->base.process, sizeof endpoint->base.process) <= 0;
+    if (!endpoint->said) endpoint->said = ucx_endpoint_send_hello(fabric, endpoint);
+    if (!endpoint->said || !endpoint->theirs || !begins || endpoint->opens) return;
     /* The reply flag makes UCX finish its own wireup with this message. */
-    e->opens = ucx_notice_send(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
+    endpoint->opens = ucx_notice_send(fabric, endpoint, OPENED, UCP_AM_SEND_FLAG_REPLY);
 }
 /* Returns the endpoint that the notice is addressed to, or NULL if its sender never got this endpoint's number. */
 static struct ucx_endpoint *ucx_notice_find_endpoint(const struct notice *said)
 {
-    struct ucx_endpoint *e = ucx_endpoint_find_by_number(said->header.bytes);
-    return e && memcmp(e->base.process, said->handshake.from, sizeof e->base.process) == 0 ? e : NULL;
+    struct ucx_endpoint *endpoint = ucx_endpoint_find_by_number(said->header.bytes);
+    return endpoint && memcmp(endpoint->base.process, said->handshake.from, sizeof endpoint->base.process) == 0
+        ? endpoint
+        : NULL;
 }
 static void ucx_handle_hello(struct fabric *fabric, const struct notice *said, size_t address_bytes)
 {
@@ -169,8 +171,8 @@ static void ucx_handle_hello(struct fabric *fabric, const struct notice *said, s
 }
 static void ucx_handle_opened(const struct notice *said)
 {
-    struct ucx_endpoint *e = ucx_notice_find_endpoint(said);
-    if (e && e->theirs == said->header.id) e->base.open = true;
+    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(said);
+    if (endpoint && endpoint->theirs == said->header.id) endpoint->base.open = true;
 }
 static void ucx_handle_saved_handshake(struct fabric *fabric, const struct saved_msg *msg)
 {
@@ -184,25 +186,26 @@ void ucx_advance_handshakes(struct fabric *fabric)
     fabric->needs_poll = false;
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.handshakes)) != NULL; saved_msg_free(fabric, msg))
         ucx_handle_saved_handshake(fabric, msg);
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
-        if (!e->open && !endpoint_is_broken(e)) ucx_endpoint_advance_handshake(fabric, ucx_endpoint_of(e));
-        fabric->needs_poll |= !e->open && !endpoint_is_broken(e);
+    for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next) {
+        if (!endpoint->open && !endpoint_is_broken(endpoint))
+            ucx_endpoint_advance_handshake(fabric, ucx_endpoint_of(endpoint));
+        fabric->needs_poll |= !endpoint->open && !endpoint_is_broken(endpoint);
     }
 }
 
 /* ---- received notices ---- */
 static void ucx_handle_bye(struct fabric *fabric, const struct notice *said)
 {
-    struct ucx_endpoint *e = ucx_notice_find_endpoint(said);
-    if (!e || endpoint_is_broken(&e->base)) return;
-    e->base.left = true;
-    ucx_notice_send(fabric, e, BYE_HEARD, 0);
+    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(said);
+    if (!endpoint || endpoint_is_broken(&endpoint->base)) return;
+    endpoint->base.left = true;
+    ucx_notice_send(fabric, endpoint, BYE_HEARD, 0);
 }
 static void ucx_handle_bye_answer(const struct notice *said)
 {
-    struct ucx_endpoint *e = ucx_notice_find_endpoint(said);
-    if (!e || e->bye_acked || endpoint_is_broken(&e->base)) return;
-    e->bye_acked = true;
+    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(said);
+    if (!endpoint || endpoint->bye_acked || endpoint_is_broken(&endpoint->base)) return;
+    endpoint->bye_acked = true;
     worker.byes_open--;
 }
 /* Saves a HELLO or OPENED for ucx_advance_handshakes, because a callback must not open endpoints. */
@@ -231,11 +234,11 @@ void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *which)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE };
-    struct ucx_endpoint *e = ucx_endpoint_of(which);
+    struct ucx_endpoint *endpoint = ucx_endpoint_of(which);
     (void)fabric;
-    if (!e->ep) return;
-    ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(e->ep, &parameters);
-    e->ep = NULL;
+    if (!endpoint->ep) return;
+    ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(endpoint->ep, &parameters);
+    endpoint->ep = NULL;
     for (int n = 0; UCS_PTR_IS_PTR(request) && n < 1000; n++) {
         if (ucx.ucp_request_check_status(request) != UCS_INPROGRESS) break;
         ucx.ucp_worker_progress(worker.ucp);
@@ -255,8 +258,9 @@ static void ucx_finish_handshakes(struct fabric *fabric, int64_t until_ms)
 static void ucx_exchange_byes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) worker.byes_open += ucx_notice_send(fabric, ucx_endpoint_of(e), BYE, 0);
+    for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+        if (endpoint->open && !endpoint_is_broken(endpoint))
+            worker.byes_open += ucx_notice_send(fabric, ucx_endpoint_of(endpoint), BYE, 0);
     while (worker.byes_open > 0 && clock_ms() < until_ms) ucx_progress_or_pause(fabric);
 }
 void ucx_endpoints_shutdown(struct fabric *fabric)
@@ -264,9 +268,11 @@ void ucx_endpoints_shutdown(struct fabric *fabric)
     int64_t until_ms = clock_ms() + BYE_MS;
     ucx_finish_handshakes(fabric, until_ms);
     ucx_exchange_byes(fabric, until_ms);
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next) ucx_endpoint_disconnect(fabric, e);
+    for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+        ucx_endpoint_disconnect(fabric, endpoint);
 }
 void ucx_endpoints_free(struct fabric *fabric)
 {
-    for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) fabric->endpoints = e->next;
+    for (struct endpoint *endpoint; (endpoint = fabric->endpoints) != NULL; free(endpoint))
+        fabric->endpoints = endpoint->next;
 }

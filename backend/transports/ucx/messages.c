@@ -6,12 +6,12 @@
 enum { HEADER_BYTES = sizeof(struct header) + sizeof(uint64_t) };
 _Static_assert(offsetof(struct fabric_op, connection) == sizeof(struct header), "it goes behind the header");
 
-static void ucx_request_complete(void *request, struct fabric_op *f, ucs_status_t status)
+static void ucx_request_complete(void *request, struct fabric_op *op, ucs_status_t status)
 {
     ucx.ucp_request_free(request);
-    f->why = status == UCS_OK ? NULL : ucx_status_text(status);
-    if (!f->owner && f->endpoint) ucx_on_notice_sent(&ucx_fabric, f);
-    fabric_op_complete(&ucx_fabric, f, f->why);
+    op->why = status == UCS_OK ? NULL : ucx_status_text(status);
+    if (!op->owner && op->endpoint) ucx_on_notice_sent(&ucx_fabric, op);
+    fabric_op_complete(&ucx_fabric, op, op->why);
 }
 static void ucx_on_send_complete(void *request, ucs_status_t status, void *op)
 {
@@ -24,39 +24,39 @@ static void ucx_on_fetch_complete(void *request, ucs_status_t status, size_t byt
 }
 /* Returns false if the op has completed already, with its error in op->why. Otherwise the callback completes the op.
    UCX may run the callback before it returns, if it finds the sender's connection closed. */
-static bool ucx_request_is_pending(struct fabric_op *f, ucs_status_ptr_t request)
+static bool ucx_request_is_pending(struct fabric_op *op, ucs_status_ptr_t request)
 {
     if (UCS_PTR_IS_PTR(request)) return true;
-    f->why = UCS_PTR_STATUS(request) == UCS_OK ? NULL : ucx_status_text(UCS_PTR_STATUS(request));
-    if (f->why && f->endpoint) endpoint_mark_broken(&ucx_fabric, f->endpoint, f->why);
+    op->why = UCS_PTR_STATUS(request) == UCS_OK ? NULL : ucx_status_text(UCS_PTR_STATUS(request));
+    if (op->why && op->endpoint) endpoint_mark_broken(&ucx_fabric, op->endpoint, op->why);
     return false;
 }
-bool ucx_send_with_flags(struct fabric_op *f, const void *data, unsigned flags)
+bool ucx_send_with_flags(struct fabric_op *op, const void *data, unsigned flags)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
             | UCP_OP_ATTR_FIELD_FLAGS,
         .flags = flags,
         .cb.send = ucx_on_send_complete,
-        .user_data = f };
-    const struct ucx_endpoint *e = (const struct ucx_endpoint *)f->endpoint;
-    return ucx_request_is_pending(f,
-        ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, &f->header, HEADER_BYTES, data ? data : f->room, f->bytes,
+        .user_data = op };
+    const struct ucx_endpoint *endpoint = (const struct ucx_endpoint *)op->endpoint;
+    return ucx_request_is_pending(op,
+        ucx.ucp_am_send_nbx(endpoint->ep, UCX_MESSAGE_ID, &op->header, HEADER_BYTES, data ? data : op->room, op->bytes,
             &parameters));
 }
-bool ucx_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
+bool ucx_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced)
 {
     (void)fabric;
-    f->connection = ((const struct ucx_endpoint *)f->endpoint)->theirs;
-    return ucx_send_with_flags(f, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
+    op->connection = ((const struct ucx_endpoint *)op->endpoint)->theirs;
+    return ucx_send_with_flags(op, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
 }
-bool ucx_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
+bool ucx_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.recv_am = ucx_on_fetch_complete,
-        .user_data = f };
-    void *to = buffer ? buffer : f->room;
+        .user_data = op };
+    void *to = buffer ? buffer : op->room;
     (void)fabric;
-    return ucx_request_is_pending(f, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, f->bytes, &parameters));
+    return ucx_request_is_pending(op, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, op->bytes, &parameters));
 }
 void ucx_release(struct fabric *fabric, void *descriptor)
 {

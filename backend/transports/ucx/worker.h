@@ -62,7 +62,7 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
 
 /* ---- notices.c ---- */
 /* Fills in a notice, and returns the number of bytes of its data, proof included. */
-size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind,
+size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *endpoint, enum kind_of_ucx kind,
     struct notice *out);
 /* Copies a received notice to `out` and checks its proof; returns false if the proof or the length is wrong. *bytes is
    the length of `data`; the function reduces it by the length of the proof. */

@@ -14,46 +14,50 @@ tutti_status device_port_fail_call(const struct device_port *port, const char *w
                         : "");
 }
 /* Each work request has an entry, because an unsignalled one completes too if it fails. */
-static int adapter_completions_needed(const struct adapter *a, int lanes) { return a->beside + lanes * SENDS; }
+static int adapter_completions_needed(const struct adapter *adapter, int lanes)
+{
+    return adapter->beside + lanes * SENDS;
+}
 static void descriptor_set_nonblocking(int descriptor)
 {
     int flags = fcntl(descriptor, F_GETFL);
     fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
 }
-tutti_status adapter_init(struct adapter *a, const struct device_port *port, int beside, int lanes)
+tutti_status adapter_init(struct adapter *adapter, const struct device_port *port, int beside, int lanes)
 {
     struct ibv_context *context = port->context;
-    a->port = port;
-    a->beside = beside;
-    errno = verbs.ibv_query_device(context, &a->about);
+    adapter->port = port;
+    adapter->beside = beside;
+    errno = verbs.ibv_query_device(context, &adapter->about);
     if (errno) return device_port_fail_call(port, "device attributes");
-    a->domain = verbs.ibv_alloc_pd(context);
-    if (!a->domain) return device_port_fail_call(port, "protection domain");
-    a->channel = verbs.ibv_create_comp_channel(context);
-    if (!a->channel) return device_port_fail_call(port, "completion channel");
-    descriptor_set_nonblocking(a->channel->fd);
+    adapter->domain = verbs.ibv_alloc_pd(context);
+    if (!adapter->domain) return device_port_fail_call(port, "protection domain");
+    adapter->channel = verbs.ibv_create_comp_channel(context);
+    if (!adapter->channel) return device_port_fail_call(port, "completion channel");
+    descriptor_set_nonblocking(adapter->channel->fd);
     descriptor_set_nonblocking(context->async_fd);
-    int entries = int_smaller(adapter_completions_needed(a, lanes), a->about.max_cqe);
-    a->completions = verbs.ibv_create_cq(context, entries, NULL, a->channel, 0);
-    if (!a->completions) return device_port_fail_call(port, "completion queue");
-    return registration_cache_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
+    int entries = int_smaller(adapter_completions_needed(adapter, lanes), adapter->about.max_cqe);
+    adapter->completions = verbs.ibv_create_cq(context, entries, NULL, adapter->channel, 0);
+    if (!adapter->completions) return device_port_fail_call(port, "completion queue");
+    return registration_cache_create(adapter->domain, (struct registration_limits){ 0, 0 }, &adapter->memory);
 }
-void adapter_finish(struct adapter *a)
+void adapter_finish(struct adapter *adapter)
 {
-    registration_cache_destroy(a->memory);
-    if (a->completions) verbs.ibv_destroy_cq(a->completions);
-    if (a->channel) verbs.ibv_destroy_comp_channel(a->channel);
-    if (a->domain) verbs.ibv_dealloc_pd(a->domain);
+    registration_cache_destroy(adapter->memory);
+    if (adapter->completions) verbs.ibv_destroy_cq(adapter->completions);
+    if (adapter->channel) verbs.ibv_destroy_comp_channel(adapter->channel);
+    if (adapter->domain) verbs.ibv_dealloc_pd(adapter->domain);
 }
-tutti_status verbs_adapter_reserve_lane(struct adapter *a)
+tutti_status verbs_adapter_reserve_lane(struct adapter *adapter)
 {
-    int needed = adapter_completions_needed(a, a->lanes + 1), twice = adapter_completions_needed(a, 2 * a->lanes);
-    if (needed <= a->completions->cqe) return TUTTI_OK;
-    if (needed > a->about.max_cqe)
+    int needed = adapter_completions_needed(adapter, adapter->lanes + 1),
+        twice = adapter_completions_needed(adapter, 2 * adapter->lanes);
+    if (needed <= adapter->completions->cqe) return TUTTI_OK;
+    if (needed > adapter->about.max_cqe)
         return status_fail(TUTTI_SYSTEM,
             "%s has room for %d completions, and %d queue pairs with other processes need %d: TUTTI_TRANSPORT=ucx on "
             "all hosts needs fewer, and so does TUTTI_VERBS_RAILS=1",
-            a->port->name, a->about.max_cqe, a->lanes + 1, needed);
-    errno = verbs.ibv_resize_cq(a->completions, int_smaller(twice, a->about.max_cqe));
-    return errno ? device_port_fail_call(a->port, "larger completion queue") : TUTTI_OK;
+            adapter->port->name, adapter->about.max_cqe, adapter->lanes + 1, needed);
+    errno = verbs.ibv_resize_cq(adapter->completions, int_smaller(twice, adapter->about.max_cqe));
+    return errno ? device_port_fail_call(adapter->port, "larger completion queue") : TUTTI_OK;
 }

@@ -7,15 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static unsigned char *datagram_slot_at(const struct datagram_queue *g, unsigned slot)
+static unsigned char *datagram_slot_at(const struct datagram_queue *queue, unsigned slot)
 {
-    return g->memory + (size_t)slot * SLOT_BYTES;
+    return queue->memory + (size_t)slot * SLOT_BYTES;
 }
-static bool datagram_slot_post_receive(const struct datagram_queue *g, unsigned slot)
+static bool datagram_slot_post_receive(const struct datagram_queue *queue, unsigned slot)
 {
-    struct ibv_sge into = { (uintptr_t)datagram_slot_at(g, slot), SLOT_BYTES, g->region->lkey };
+    struct ibv_sge into = { (uintptr_t)datagram_slot_at(queue, slot), SLOT_BYTES, queue->region->lkey };
     struct ibv_recv_wr *bad, request = { .wr_id = slot, .sg_list = &into, .num_sge = 1 };
-    errno = ibv_post_recv(g->pair, &request, &bad);
+    errno = ibv_post_recv(queue->pair, &request, &bad);
     return errno == 0;
 }
 /* The device drops datagrams with another key. The key follows from the nonce of the receiving process, which keeps out
@@ -43,43 +43,44 @@ static tutti_status datagram_queue_make_ready(const struct fabric *fabric, const
 }
 tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
 {
-    struct datagram_queue *g = &nic->datagram_queue;
+    struct datagram_queue *queue = &nic->datagram_queue;
     size_t bytes = (size_t)2 * DATAGRAM_SLOTS * SLOT_BYTES;
-    const struct adapter *a = &nic->adapters[0];
-    struct ibv_qp_init_attr how = { .send_cq = a->completions,
-        .recv_cq = a->completions,
+    const struct adapter *adapter = &nic->adapters[0];
+    struct ibv_qp_init_attr how = { .send_cq = adapter->completions,
+        .recv_cq = adapter->completions,
         .qp_type = IBV_QPT_UD,
         .sq_sig_all = 1,
         .cap = { .max_send_wr = DATAGRAM_SLOTS, .max_recv_wr = DATAGRAM_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
-    g->memory = memory_alloc_aligned(bytes);
-    if (!g->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
-    g->region = verbs.ibv_reg_mr(a->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
-    if (!g->region) return device_port_fail_call(nic_message_port(nic), "memory for datagrams");
-    g->pair = verbs.ibv_create_qp(a->domain, &how);
-    if (!g->pair) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
+    queue->memory = memory_alloc_aligned(bytes);
+    if (!queue->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
+    queue->region = verbs.ibv_reg_mr(adapter->domain, queue->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+    if (!queue->region) return device_port_fail_call(nic_message_port(nic), "memory for datagrams");
+    queue->pair = verbs.ibv_create_qp(adapter->domain, &how);
+    if (!queue->pair) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
     TRY(datagram_queue_make_ready(fabric, nic));
     for (unsigned slot = 0; slot < DATAGRAM_SLOTS; slot++) {
-        if (!datagram_slot_post_receive(g, slot))
+        if (!datagram_slot_post_receive(queue, slot))
             return device_port_fail_call(nic_message_port(nic), "receive for datagrams");
-        g->free_slots[g->free_count++] = DATAGRAM_SLOTS + slot;
+        queue->free_slots[queue->free_count++] = DATAGRAM_SLOTS + slot;
     }
     return TUTTI_OK;
 }
 void datagram_queue_finish(struct nic *nic)
 {
-    struct datagram_queue *g = &nic->datagram_queue;
-    if (g->pair) verbs.ibv_destroy_qp(g->pair);
-    if (g->region) verbs.ibv_dereg_mr(g->region);
-    free(g->memory);
-    *g = (struct datagram_queue){ .region = NULL };
+    struct datagram_queue *queue = &nic->datagram_queue;
+    if (queue->pair) verbs.ibv_destroy_qp(queue->pair);
+    if (queue->region) verbs.ibv_dereg_mr(queue->region);
+    free(queue->memory);
+    *queue = (struct datagram_queue){ .region = NULL };
 }
 
 /* ---- sending and receiving ---- */
-void datagram_queue_send(struct datagram_queue *g, const struct verbs_endpoint *to, const void *datagram, size_t bytes)
+void datagram_queue_send(struct datagram_queue *queue, const struct verbs_endpoint *to, const void *datagram,
+    size_t bytes)
 {
-    unsigned slot = g->free_slots[--g->free_count];
-    memcpy(datagram_slot_at(g, slot), datagram, bytes);
-    struct ibv_sge from = { (uintptr_t)datagram_slot_at(g, slot), (uint32_t)bytes, g->region->lkey };
+    unsigned slot = queue->free_slots[--queue->free_count];
+    memcpy(datagram_slot_at(queue, slot), datagram, bytes);
+    struct ibv_sge from = { (uintptr_t)datagram_slot_at(queue, slot), (uint32_t)bytes, queue->region->lkey };
     struct ibv_send_wr *bad,
         request = { .wr_id = slot,
             .sg_list = &from,
@@ -89,18 +90,18 @@ void datagram_queue_send(struct datagram_queue *g, const struct verbs_endpoint *
             .wr.ud = { .ah = to->address_handle,
                 .remote_qpn = to->address.pair,
                 .remote_qkey = datagram_key_of_process(to->base.process) } };
-    if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
+    if (ibv_post_send(queue->pair, &request, &bad) != 0) queue->free_slots[queue->free_count++] = slot;
 }
-bool datagram_queue_complete(struct datagram_queue *g, const struct ibv_wc *wc, void *out, size_t bytes)
+bool datagram_queue_complete(struct datagram_queue *queue, const struct ibv_wc *wc, void *out, size_t bytes)
 {
     unsigned slot = (unsigned)wc->wr_id;
     if (slot >= DATAGRAM_SLOTS) {
-        g->free_slots[g->free_count++] = slot;
+        queue->free_slots[queue->free_count++] = slot;
         return false;
     }
     bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + bytes;
-    if (whole) memcpy(out, datagram_slot_at(g, slot) + ROUTE_BYTES, bytes);
-    if (wc->status == IBV_WC_SUCCESS && !datagram_slot_post_receive(g, slot))
+    if (whole) memcpy(out, datagram_slot_at(queue, slot) + ROUTE_BYTES, bytes);
+    if (wc->status == IBV_WC_SUCCESS && !datagram_slot_post_receive(queue, slot))
         LOG(ERROR, "datagrams can no longer be received");
     return whole;
 }

@@ -35,16 +35,16 @@ static void xfer_fill_payload(unsigned char *at, const struct verbs_xfer *xfer)
     default: return;
     }
 }
-static bool eager_ring_write_message(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer,
-    bool signalled)
+static bool eager_ring_write_message(struct fabric *fabric, struct verbs_endpoint *endpoint,
+    const struct verbs_xfer *xfer, bool signalled)
 {
-    struct eager_ring *ring = &e->ring;
+    struct eager_ring *ring = &endpoint->ring;
     size_t bytes = sizeof(struct prefix) + xfer_payload_bytes(xfer), taken = size_round_up(bytes, RING_GRAIN);
     uint64_t begin = ring->written, offset = begin % RING_BYTES;
     uint64_t reserve = xfer->what == ACK || xfer->what == GOODBYE ? 0 : RING_RESERVE;
     if (offset + taken > RING_BYTES) begin += RING_BYTES - offset;
     uint64_t oldest = ring->left < ring->sent ? ring->left : ring->sent, end = begin + taken;
-    if (end + reserve - oldest > RING_BYTES || !lane_has_room(&e->lanes[0])) return false;
+    if (end + reserve - oldest > RING_BYTES || !lane_has_room(&endpoint->lanes[0])) return false;
     const struct prefix prefix = {
         .position = end, .consumed = ring->consumed, .what = xfer->what, .bytes = (uint32_t)(bytes - sizeof prefix)
     };
@@ -53,17 +53,18 @@ static bool eager_ring_write_message(struct fabric *fabric, struct verbs_endpoin
     xfer_fill_payload(at + sizeof prefix, xfer);
     ring->written = end;
     ring->acked = ring->consumed;
-    int error = verbs_endpoint_post_write(e, begin, bytes, signalled);
-    if (error) verbs_endpoint_fail(fabric, e, strerror(error));
+    int error = verbs_endpoint_post_write(endpoint, begin, bytes, signalled);
+    if (error) verbs_endpoint_fail(fabric, endpoint, strerror(error));
     return true;
 }
-bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer)
+bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *endpoint, const struct verbs_xfer *xfer)
 {
-    return eager_ring_write_message(fabric, e, xfer, false);
+    return eager_ring_write_message(fabric, endpoint, xfer, false);
 }
-bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled)
+bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *endpoint, enum verbs_what what,
+    bool signalled)
 {
-    return eager_ring_write_message(fabric, e, &(struct verbs_xfer){ .what = what }, signalled);
+    return eager_ring_write_message(fabric, endpoint, &(struct verbs_xfer){ .what = what }, signalled);
 }
 
 /* ---- receiving ---- */

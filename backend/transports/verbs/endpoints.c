@@ -5,34 +5,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void verbs_endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
+static void verbs_endpoint_destroy(struct nic *nic, struct verbs_endpoint *endpoint)
 {
-    lanes_destroy(nic, e);
-    if (e->address_handle) verbs.ibv_destroy_ah(e->address_handle);
-    if (e->ring.in_region) verbs.ibv_dereg_mr(e->ring.in_region);
-    if (e->ring.out_region) verbs.ibv_dereg_mr(e->ring.out_region);
-    free(e->ring.in);
-    free(e->ring.out);
-    free(e);
+    lanes_destroy(nic, endpoint);
+    if (endpoint->address_handle) verbs.ibv_destroy_ah(endpoint->address_handle);
+    if (endpoint->ring.in_region) verbs.ibv_dereg_mr(endpoint->ring.in_region);
+    if (endpoint->ring.out_region) verbs.ibv_dereg_mr(endpoint->ring.out_region);
+    free(endpoint->ring.in);
+    free(endpoint->ring.out);
+    free(endpoint);
 }
 tutti_status verbs_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const struct verbs_address *address, struct verbs_endpoint **out)
 {
     struct nic *nic = nic_of_fabric(fabric);
-    struct verbs_endpoint *e = memory_alloc_zeroed(1, sizeof *e);
-    if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    e->address = *address;
-    tutti_status status = endpoint_init_identity(fabric, &e->base, process, address->life, key);
-    if (status == TUTTI_OK) status = lanes_create(nic, e);
-    if (status == TUTTI_OK) status = verbs_endpoint_create_ah(nic, e);
+    struct verbs_endpoint *endpoint = memory_alloc_zeroed(1, sizeof *endpoint);
+    if (!endpoint) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    endpoint->address = *address;
+    tutti_status status = endpoint_init_identity(fabric, &endpoint->base, process, address->life, key);
+    if (status == TUTTI_OK) status = lanes_create(nic, endpoint);
+    if (status == TUTTI_OK) status = verbs_endpoint_create_ah(nic, endpoint);
     if (status != TUTTI_OK) {
-        verbs_endpoint_destroy(nic, e);
+        verbs_endpoint_destroy(nic, endpoint);
         return status;
     }
-    e->base.next = fabric->endpoints;
-    fabric->endpoints = &e->base;
+    endpoint->base.next = fabric->endpoints;
+    fabric->endpoints = &endpoint->base;
     fabric->needs_poll = true;
-    *out = e;
+    *out = endpoint;
     return TUTTI_OK;
 }
 tutti_status verbs_fail_link_layers(const struct nic *nic)
@@ -43,7 +43,7 @@ tutti_status verbs_fail_link_layers(const struct nic *nic)
 tutti_status verbs_connect_process(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
 {
-    struct verbs_endpoint *e = NULL;
+    struct verbs_endpoint *endpoint = NULL;
     struct verbs_address theirs;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
@@ -51,25 +51,25 @@ tutti_status verbs_connect_process(struct fabric *fabric, const unsigned char pr
     memcpy(&theirs, address, sizeof theirs);
     if (theirs.ethernet != nic_message_port(nic_of_fabric(fabric))->ethernet)
         return verbs_fail_link_layers(nic_of_fabric(fabric));
-    TRY(verbs_endpoint_create(fabric, process, key, &theirs, &e));
-    *out = &e->base;
+    TRY(verbs_endpoint_create(fabric, process, key, &theirs, &endpoint));
+    *out = &endpoint->base;
     return TUTTI_OK;
 }
 
 /* ---- closing ---- */
 /* The queues are destroyed before the xfers complete, so the device no longer accesses their memory, in either
    direction. */
-void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
+void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *endpoint, const char *why)
 {
-    endpoint_mark_broken(fabric, &e->base, why);
-    lanes_destroy(nic_of_fabric(fabric), e);
-    verbs_endpoint_complete_all(fabric, e, why);
+    endpoint_mark_broken(fabric, &endpoint->base, why);
+    lanes_destroy(nic_of_fabric(fabric), endpoint);
+    verbs_endpoint_complete_all(fabric, endpoint, why);
 }
 /* Every pending message that came by an endpoint must have been released before. */
 void verbs_endpoints_destroy(struct fabric *fabric)
 {
-    for (struct endpoint *e; (e = fabric->endpoints) != NULL;) {
-        fabric->endpoints = e->next;
-        verbs_endpoint_destroy(nic_of_fabric(fabric), verbs_endpoint_of(e));
+    for (struct endpoint *endpoint; (endpoint = fabric->endpoints) != NULL;) {
+        fabric->endpoints = endpoint->next;
+        verbs_endpoint_destroy(nic_of_fabric(fabric), verbs_endpoint_of(endpoint));
     }
 }

@@ -12,40 +12,42 @@
 enum { REPEAT_MS = 5, REPEAT_MOST_MS = 200 };
 
 /* ---- sending ---- */
-static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoint *e, enum handshake_stage stage)
+static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoint *endpoint,
+    enum handshake_stage stage)
 {
     struct nic *nic = nic_of_fabric(fabric);
-    struct datagram_queue *g = &nic->datagram_queue;
+    struct datagram_queue *queue = &nic->datagram_queue;
     /* If all slots are in use, the caller tries again later. */
-    if (!g->free_count) return;
-    struct hello hello = { .theirs = e->theirs,
-        .ring = (uintptr_t)e->ring.in,
-        .ring_key = e->ring.in_region->rkey,
+    if (!queue->free_count) return;
+    struct hello hello = { .theirs = endpoint->theirs,
+        .ring = (uintptr_t)endpoint->ring.in,
+        .ring_key = endpoint->ring.in_region->rkey,
         .psn = nic->psn & 0xffffff,
         .stage = stage,
         .address = nic_address(fabric),
         .lane_count = (uint32_t)nic->rail_count };
     for (int i = 0; i < nic->rail_count && stage != ENDPOINT_CLOSED; i++)
-        hello.lanes[i] = verbs_qp_address(&nic->rails[i], e->lanes[i].pair);
+        hello.lanes[i] = verbs_qp_address(&nic->rails[i], endpoint->lanes[i].pair);
     memcpy(hello.magic, HELLO_MAGIC, sizeof hello.magic);
-    fabric_handshake_init(fabric, &e->base, &hello.handshake);
-    proof_make(&e->base.pair, &hello, PROVED_BYTES, hello.proof);
-    datagram_queue_send(g, e, &hello, sizeof hello);
+    fabric_handshake_init(fabric, &endpoint->base, &hello.handshake);
+    proof_make(&endpoint->base.pair, &hello, PROVED_BYTES, hello.proof);
+    datagram_queue_send(queue, endpoint, &hello, sizeof hello);
 }
 /* Sends HELLO if the peer needs an answer, or if the time for a repetition has come. */
-static void verbs_endpoint_advance_handshake(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
+static void verbs_endpoint_advance_handshake(struct fabric *fabric, struct verbs_endpoint *endpoint, int64_t now_ms)
 {
-    if (!e->owes_answer && now_ms - e->hello_ms < e->repeat_ms) return;
-    if (!e->owes_answer)
-        e->repeat_ms = e->repeat_ms < REPEAT_MOST_MS / 2 ? 2 * e->repeat_ms + REPEAT_MS : REPEAT_MOST_MS;
-    e->owes_answer = false;
-    e->hello_ms = now_ms;
-    verbs_endpoint_send_hello(fabric, e, e->base.open ? OPEN : CONNECTING);
+    if (!endpoint->owes_answer && now_ms - endpoint->hello_ms < endpoint->repeat_ms) return;
+    if (!endpoint->owes_answer)
+        endpoint->repeat_ms =
+            endpoint->repeat_ms < REPEAT_MOST_MS / 2 ? 2 * endpoint->repeat_ms + REPEAT_MS : REPEAT_MOST_MS;
+    endpoint->owes_answer = false;
+    endpoint->hello_ms = now_ms;
+    verbs_endpoint_send_hello(fabric, endpoint, endpoint->base.open ? OPEN : CONNECTING);
 }
 /* If this HELLO is lost, the peer gets another one after its own next HELLO, or its writes fail after the retries. */
-void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *e)
+void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *endpoint)
 {
-    verbs_endpoint_send_hello(fabric, e, ENDPOINT_CLOSED);
+    verbs_endpoint_send_hello(fabric, endpoint, ENDPOINT_CLOSED);
 }
 void verbs_advance_handshakes(struct fabric *fabric)
 {
@@ -65,9 +67,9 @@ void verbs_advance_handshakes(struct fabric *fabric)
 static struct verbs_endpoint *hello_find_broken_endpoint(const struct fabric *fabric, const struct hello *h)
 {
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-        struct verbs_endpoint *e = verbs_endpoint_of(b);
-        bool its = h->theirs == b->turn || (e->connect_failed && e->theirs == h->handshake.turn);
-        if (endpoint_is_broken(b) && its && memcmp(b->process, h->handshake.from, 16) == 0) return e;
+        struct verbs_endpoint *endpoint = verbs_endpoint_of(b);
+        bool its = h->theirs == b->turn || (endpoint->connect_failed && endpoint->theirs == h->handshake.turn);
+        if (endpoint_is_broken(b) && its && memcmp(b->process, h->handshake.from, 16) == 0) return endpoint;
     }
     return NULL;
 }
@@ -75,22 +77,22 @@ static struct verbs_endpoint *hello_get_endpoint(struct fabric *fabric, const st
 {
     const struct fabric_handshake *g = &h->handshake;
     struct endpoint *found = endpoint_find(fabric, g->from);
-    struct verbs_endpoint *e = found ? verbs_endpoint_of(found) : NULL;
+    struct verbs_endpoint *endpoint = found ? verbs_endpoint_of(found) : NULL;
     struct verbs_endpoint *ended = hello_find_broken_endpoint(fabric, h);
     if (ended) {
         ended->theirs = g->turn;
         verbs_endpoint_send_closed(fabric, ended);
     }
-    if (ended || (h->theirs && (!e || h->theirs != found->turn))) return NULL;
+    if (ended || (h->theirs && (!endpoint || h->theirs != found->turn))) return NULL;
     /* The peer has replaced the endpoint that this process knew. */
-    if (e && !h->theirs && e->theirs && e->theirs != g->turn) {
-        verbs_endpoint_fail(fabric, e, "the other process has connected again");
-        e = NULL;
+    if (endpoint && !h->theirs && endpoint->theirs && endpoint->theirs != g->turn) {
+        verbs_endpoint_fail(fabric, endpoint, "the other process has connected again");
+        endpoint = NULL;
     }
     /* If no endpoint can be created, the ranks' own sends to that process report the reason. */
-    if (!e && verbs_endpoint_create(fabric, g->from, &g->key, &h->address, &e) != TUTTI_OK) return NULL;
-    e->base.least_turn = g->turn;
-    return e;
+    if (!endpoint && verbs_endpoint_create(fabric, g->from, &g->key, &h->address, &endpoint) != TUTTI_OK) return NULL;
+    endpoint->base.least_turn = g->turn;
+    return endpoint;
 }
 /* Lanes pair up in order, and the first pair of InfiniBand with RoCE ends the list. Both processes count the same. */
 static int hello_count_common_lanes(const struct nic *nic, const struct hello *h)
@@ -101,25 +103,26 @@ static int hello_count_common_lanes(const struct nic *nic, const struct hello *h
         count++;
     return count;
 }
-static tutti_status verbs_endpoint_connect_lanes(struct nic *nic, struct verbs_endpoint *e, const struct hello *h)
+static tutti_status verbs_endpoint_connect_lanes(struct nic *nic, struct verbs_endpoint *endpoint,
+    const struct hello *h)
 {
     int count = hello_count_common_lanes(nic, h);
-    e->theirs = h->handshake.turn;
-    e->ring.there = h->ring;
-    e->ring.there_key = h->ring_key;
-    for (int i = 0; i < count; i++) TRY(lane_connect(nic, &e->lanes[i], &h->lanes[i], h->psn));
+    endpoint->theirs = h->handshake.turn;
+    endpoint->ring.there = h->ring;
+    endpoint->ring.there_key = h->ring_key;
+    for (int i = 0; i < count; i++) TRY(lane_connect(nic, &endpoint->lanes[i], &h->lanes[i], h->psn));
     if (count == 0) return verbs_fail_link_layers(nic);
-    e->lane_count = count;
+    endpoint->lane_count = count;
     return TUTTI_OK;
 }
 static void hello_handle_closed(struct fabric *fabric, const struct hello *h)
 {
-    struct endpoint *e = endpoint_find(fabric, h->handshake.from);
-    if (!e) return;
-    uint64_t known = verbs_endpoint_of(e)->theirs;
-    if (known ? known != h->handshake.turn : h->theirs != e->turn) return;
-    e->least_turn = h->handshake.turn + 1;
-    verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "the other process has closed it");
+    struct endpoint *endpoint = endpoint_find(fabric, h->handshake.from);
+    if (!endpoint) return;
+    uint64_t known = verbs_endpoint_of(endpoint)->theirs;
+    if (known ? known != h->handshake.turn : h->theirs != endpoint->turn) return;
+    endpoint->least_turn = h->handshake.turn + 1;
+    verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "the other process has closed it");
 }
 static bool hello_is_valid(struct fabric *fabric, const struct hello *h)
 {
@@ -134,23 +137,23 @@ void verbs_handle_hello(struct fabric *fabric, const struct hello *h)
         hello_handle_closed(fabric, h);
         return;
     }
-    struct verbs_endpoint *e = hello_get_endpoint(fabric, h);
-    if (!e) return;
-    if (e->lane_count == 0 && verbs_endpoint_connect_lanes(nic_of_fabric(fabric), e, h) != TUTTI_OK) {
+    struct verbs_endpoint *endpoint = hello_get_endpoint(fabric, h);
+    if (!endpoint) return;
+    if (endpoint->lane_count == 0 && verbs_endpoint_connect_lanes(nic_of_fabric(fabric), endpoint, h) != TUTTI_OK) {
         LOG(ERROR, "%s", status_detail());
-        e->connect_failed = true;
-        verbs_endpoint_send_closed(fabric, e);
-        verbs_endpoint_fail(fabric, e, "the device does not connect");
+        endpoint->connect_failed = true;
+        verbs_endpoint_send_closed(fabric, endpoint);
+        verbs_endpoint_fail(fabric, endpoint, "the device does not connect");
         return;
     }
     /* A HELLO that names this endpoint's turn shows that the peer is ready to receive. */
-    if (!e->base.open && h->theirs == e->base.turn) {
-        e->base.open = true;
+    if (!endpoint->base.open && h->theirs == endpoint->base.turn) {
+        endpoint->base.open = true;
         /* Messages that came before the endpoint was open may fill its eager ring and need an acknowledgement. */
         nic_of_fabric(fabric)->stalled = true;
     }
-    e->owes_answer |= h->stage != OPEN;
-    fabric->needs_poll |= e->owes_answer;
+    endpoint->owes_answer |= h->stage != OPEN;
+    fabric->needs_poll |= endpoint->owes_answer;
 }
 void verbs_handle_datagram(struct fabric *fabric, const struct ibv_wc *wc)
 {

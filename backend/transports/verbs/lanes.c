@@ -20,17 +20,17 @@ static tutti_status eager_ring_create(const struct rail *rail, struct eager_ring
 }
 static struct ibv_qp *rail_create_qp(const struct nic *nic, const struct rail *rail, uint32_t *inline_bytes)
 {
-    const struct adapter *a = rail->adapter;
-    struct ibv_qp_init_attr how = { .send_cq = a->completions,
-        .recv_cq = a->completions,
+    const struct adapter *adapter = rail->adapter;
+    struct ibv_qp_init_attr how = { .send_cq = adapter->completions,
+        .recv_cq = adapter->completions,
         .srq = inline_bytes ? nic->receives : NULL,
         .qp_type = IBV_QPT_RC,
         .cap = { .max_send_wr = SENDS, .max_send_sge = 1, .max_inline_data = inline_bytes ? INLINE_BYTES : 0 } };
-    struct ibv_qp *pair = verbs.ibv_create_qp(a->domain, &how);
+    struct ibv_qp *pair = verbs.ibv_create_qp(adapter->domain, &how);
     /* The device may support no inline data. */
     if (!pair && inline_bytes) {
         how.cap.max_inline_data = 0;
-        pair = verbs.ibv_create_qp(a->domain, &how);
+        pair = verbs.ibv_create_qp(adapter->domain, &how);
     }
     if (inline_bytes) *inline_bytes = how.cap.max_inline_data;
     return pair;
@@ -39,13 +39,13 @@ static struct lane **nic_lane_bucket(struct nic *nic, const struct lane *lane)
 {
     return &nic->bucket[lane->pair->qp_num % LANE_BUCKETS];
 }
-static tutti_status verbs_lane_create(struct nic *nic, struct verbs_endpoint *e, int i)
+static tutti_status verbs_lane_create(struct nic *nic, struct verbs_endpoint *endpoint, int i)
 {
-    struct lane *lane = &e->lanes[i];
-    lane->endpoint = e;
+    struct lane *lane = &endpoint->lanes[i];
+    lane->endpoint = endpoint;
     lane->rail = &nic->rails[i];
     TRY(verbs_adapter_reserve_lane(lane->rail->adapter));
-    lane->pair = rail_create_qp(nic, lane->rail, i == 0 ? &e->inline_bytes : NULL);
+    lane->pair = rail_create_qp(nic, lane->rail, i == 0 ? &endpoint->inline_bytes : NULL);
     if (!lane->pair) return device_port_fail_call(lane->rail->port, "queue pair");
     lane->rail->adapter->lanes++;
     lane->next_of_bucket = *nic_lane_bucket(nic, lane);
@@ -57,10 +57,10 @@ static tutti_status verbs_lane_create(struct nic *nic, struct verbs_endpoint *e,
         verbs.ibv_modify_qp(lane->pair, &start, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     return errno ? device_port_fail_call(lane->rail->port, "queue pair in state INIT") : TUTTI_OK;
 }
-tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e)
+tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *endpoint)
 {
-    TRY(eager_ring_create(&nic->rails[0], &e->ring));
-    for (int i = 0; i < nic->rail_count; i++) TRY(verbs_lane_create(nic, e, i));
+    TRY(eager_ring_create(&nic->rails[0], &endpoint->ring));
+    for (int i = 0; i < nic->rail_count; i++) TRY(verbs_lane_create(nic, endpoint, i));
     return TUTTI_OK;
 }
 static void lane_destroy(struct nic *nic, struct lane *lane)
@@ -73,9 +73,9 @@ static void lane_destroy(struct nic *nic, struct lane *lane)
     lane->rail->adapter->lanes--;
     lane->pair = NULL;
 }
-void lanes_destroy(struct nic *nic, struct verbs_endpoint *e)
+void lanes_destroy(struct nic *nic, struct verbs_endpoint *endpoint)
 {
-    for (int i = 0; i < nic->rail_count; i++) lane_destroy(nic, &e->lanes[i]);
+    for (int i = 0; i < nic->rail_count; i++) lane_destroy(nic, &endpoint->lanes[i]);
 }
 
 /* ---- connecting ---- */
@@ -92,13 +92,14 @@ static struct ibv_ah_attr device_port_path_to(const struct device_port *port, co
     memcpy(&way.grh.dgid, address->gid, sizeof way.grh.dgid);
     return way;
 }
-tutti_status verbs_endpoint_create_ah(const struct nic *nic, struct verbs_endpoint *e)
+tutti_status verbs_endpoint_create_ah(const struct nic *nic, struct verbs_endpoint *endpoint)
 {
     const struct rail *rail = &nic->rails[0];
-    struct ibv_ah_attr way = device_port_path_to(rail->port, &e->address);
-    e->address_handle = verbs.ibv_create_ah(rail->adapter->domain, &way);
-    return e->address_handle ? TUTTI_OK
-                             : device_port_fail_call(rail->port, "path to the other host (no route from this port?)");
+    struct ibv_ah_attr way = device_port_path_to(rail->port, &endpoint->address);
+    endpoint->address_handle = verbs.ibv_create_ah(rail->adapter->domain, &way);
+    return endpoint->address_handle
+        ? TUTTI_OK
+        : device_port_fail_call(rail->port, "path to the other host (no route from this port?)");
 }
 tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *address, uint32_t psn)
 {

@@ -17,77 +17,79 @@ static const char no_memory[] = "no memory for a message",
                       "memory cannot be registered (ulimit -l must print unlimited; TUTTI_LOG=info shows more)";
 
 /* ---- sending ---- */
-static bool verbs_endpoint_send_eager(struct fabric *fabric, struct verbs_endpoint *e, struct fabric_op *f,
+static bool verbs_endpoint_send_eager(struct fabric *fabric, struct verbs_endpoint *endpoint, struct fabric_op *op,
     const void *data)
 {
-    struct verbs_xfer now = { .op = f, .what = EAGER, .data = data };
+    struct verbs_xfer now = { .op = op, .what = EAGER, .data = data };
     /* A message that fits completes with success at once. */
-    if (!e->waiting && eager_ring_send_xfer(fabric, e, &now)) return verbs_op_refuse(f, NULL);
-    struct verbs_xfer *xfer = xfer_new(f, EAGER);
-    if (!xfer) return verbs_op_refuse(f, no_memory);
+    if (!endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, &now)) return verbs_op_refuse(op, NULL);
+    struct verbs_xfer *xfer = xfer_new(op, EAGER);
+    if (!xfer) return verbs_op_refuse(op, no_memory);
     xfer->data = data;
-    xfer_list_append(&e->waiting, xfer);
+    xfer_list_append(&endpoint->waiting, xfer);
     return true;
 }
-static bool verbs_endpoint_send_offer(struct fabric *fabric, struct verbs_endpoint *e, struct fabric_op *f,
+static bool verbs_endpoint_send_offer(struct fabric *fabric, struct verbs_endpoint *endpoint, struct fabric_op *op,
     const void *data)
 {
     struct nic *nic = nic_of_fabric(fabric);
-    struct verbs_xfer *xfer = xfer_new(f, OFFER);
-    if (!xfer) return verbs_op_refuse(f, no_memory);
-    xfer->offer = (struct offer){ .at = (uintptr_t)data, .bytes = f->bytes, .id = ++nic->ids };
-    if (!xfer_pin(e, xfer, data, f->bytes, false)) {
+    struct verbs_xfer *xfer = xfer_new(op, OFFER);
+    if (!xfer) return verbs_op_refuse(op, no_memory);
+    xfer->offer = (struct offer){ .at = (uintptr_t)data, .bytes = op->bytes, .id = ++nic->ids };
+    if (!xfer_pin(endpoint, xfer, data, op->bytes, false)) {
         xfer_free(nic, xfer);
-        return verbs_op_refuse(f, not_registered);
+        return verbs_op_refuse(op, not_registered);
     }
-    bool sent = !e->waiting && eager_ring_send_xfer(fabric, e, xfer);
+    bool sent = !endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, xfer);
     /* The write of this message may have broken the endpoint. */
-    if (endpoint_is_broken(&e->base)) {
+    if (endpoint_is_broken(&endpoint->base)) {
         xfer_free(nic, xfer);
-        return verbs_op_refuse(f, e->base.why);
+        return verbs_op_refuse(op, endpoint->base.why);
     }
-    xfer_list_append(sent ? &e->offered : &e->waiting, xfer);
+    xfer_list_append(sent ? &endpoint->offered : &endpoint->waiting, xfer);
     return true;
 }
-bool verbs_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
+bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced)
 {
-    struct verbs_endpoint *e = verbs_endpoint_of(f->endpoint);
-    const void *from = data ? data : f->room;
-    if (endpoint_is_broken(&e->base)) return verbs_op_refuse(f, e->base.why);
-    return announced ? verbs_endpoint_send_offer(fabric, e, f, from) : verbs_endpoint_send_eager(fabric, e, f, from);
+    struct verbs_endpoint *endpoint = verbs_endpoint_of(op->endpoint);
+    const void *from = data ? data : op->room;
+    if (endpoint_is_broken(&endpoint->base)) return verbs_op_refuse(op, endpoint->base.why);
+    return announced ? verbs_endpoint_send_offer(fabric, endpoint, op, from)
+                     : verbs_endpoint_send_eager(fabric, endpoint, op, from);
 }
 /* Completes the offer with this id; returns false if the endpoint has no such offer. */
-static bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
+static bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint *endpoint, uint64_t id)
 {
-    struct verbs_xfer *xfer = e->offered;
+    struct verbs_xfer *xfer = endpoint->offered;
     while (xfer && xfer->offer.id != id) xfer = xfer->next;
     if (!xfer) return false;
-    xfer_list_remove(&e->offered, xfer);
+    xfer_list_remove(&endpoint->offered, xfer);
     xfer_complete(fabric, xfer, NULL);
     return true;
 }
 
 /* ---- fetching ---- */
 /* Returns a descriptor with a copy of the offer, or NULL if memory is short. */
-static struct descriptor *offer_descriptor_new(struct verbs_endpoint *e, const void *offer)
+static struct descriptor *offer_descriptor_new(struct verbs_endpoint *endpoint, const void *offer)
 {
     struct descriptor *d = memory_alloc_zeroed(1, sizeof *d);
     if (!d) return NULL;
-    d->from = e;
+    d->from = endpoint;
     memcpy(&d->offer, offer, sizeof d->offer);
     return d;
 }
-static void verbs_endpoint_send_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
+static void verbs_endpoint_send_done(struct fabric *fabric, struct verbs_endpoint *endpoint, uint64_t id)
 {
     struct verbs_xfer now = { .what = DONE, .offer.id = id };
-    if (endpoint_is_broken(&e->base) || (!e->waiting && eager_ring_send_xfer(fabric, e, &now))) return;
+    if (endpoint_is_broken(&endpoint->base) || (!endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, &now)))
+        return;
     struct verbs_xfer *xfer = xfer_new(NULL, DONE);
     if (!xfer) {
-        verbs_endpoint_fail(fabric, e, no_memory);
+        verbs_endpoint_fail(fabric, endpoint, no_memory);
         return;
     }
     xfer->offer.id = id;
-    xfer_list_append(&e->waiting, xfer);
+    xfer_list_append(&endpoint->waiting, xfer);
 }
 void verbs_release(struct fabric *fabric, void *descriptor)
 {
@@ -95,34 +97,34 @@ void verbs_release(struct fabric *fabric, void *descriptor)
     verbs_endpoint_send_done(fabric, d->from, d->offer.id);
     free(d);
 }
-static void verbs_endpoint_continue_reads(struct fabric *fabric, struct verbs_endpoint *e)
+static void verbs_endpoint_continue_reads(struct fabric *fabric, struct verbs_endpoint *endpoint)
 {
-    while (e->reading && !endpoint_is_broken(&e->base)) {
-        struct verbs_xfer *fetch = e->reading;
+    while (endpoint->reading && !endpoint_is_broken(&endpoint->base)) {
+        struct verbs_xfer *fetch = endpoint->reading;
         size_t before = fetch->asked;
-        int error = verbs_endpoint_post_reads(e, fetch);
+        int error = verbs_endpoint_post_reads(endpoint, fetch);
         if (error) {
-            verbs_endpoint_fail(fabric, e, strerror(error));
+            verbs_endpoint_fail(fabric, endpoint, strerror(error));
             return;
         }
         /* The send queues are full. */
         if (fetch->asked == before) return;
         if (fetch->asked < fetch->offer.bytes) continue;
-        xfer_list_remove(&e->reading, fetch);
-        xfer_list_append(&e->fetching, fetch);
+        xfer_list_remove(&endpoint->reading, fetch);
+        xfer_list_append(&endpoint->fetching, fetch);
     }
 }
-bool verbs_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
+bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer)
 {
     struct descriptor *d = descriptor;
     struct nic *nic = nic_of_fabric(fabric);
-    struct verbs_endpoint *e = d->from;
-    struct verbs_xfer *xfer = endpoint_is_broken(&e->base) ? NULL : xfer_new(f, EAGER);
-    const char *why = e->base.why ? e->base.why : no_memory;
+    struct verbs_endpoint *endpoint = d->from;
+    struct verbs_xfer *xfer = endpoint_is_broken(&endpoint->base) ? NULL : xfer_new(op, EAGER);
+    const char *why = endpoint->base.why ? endpoint->base.why : no_memory;
     if (xfer) {
         xfer->offer = d->offer;
-        xfer->into = buffer ? buffer : f->room;
-        if (!xfer_pin(e, xfer, xfer->into, f->bytes, true)) {
+        xfer->into = buffer ? buffer : op->room;
+        if (!xfer_pin(endpoint, xfer, xfer->into, op->bytes, true)) {
             xfer_free(nic, xfer);
             xfer = NULL;
             why = not_registered;
@@ -130,81 +132,82 @@ bool verbs_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, v
     }
     if (!xfer) {
         verbs_release(fabric, d);
-        return verbs_op_refuse(f, why);
+        return verbs_op_refuse(op, why);
     }
     free(d);
-    xfer_list_append(&e->reading, xfer);
-    if (e->reading == xfer) verbs_endpoint_continue_reads(fabric, e);
+    xfer_list_append(&endpoint->reading, xfer);
+    if (endpoint->reading == xfer) verbs_endpoint_continue_reads(fabric, endpoint);
     return true;
 }
-void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch)
+void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint *endpoint, struct verbs_xfer *fetch)
 {
     uint64_t id = fetch->offer.id;
-    xfer_list_remove(&e->fetching, fetch);
+    xfer_list_remove(&endpoint->fetching, fetch);
     xfer_complete(fabric, fetch, NULL);
-    verbs_endpoint_send_done(fabric, e, id);
+    verbs_endpoint_send_done(fabric, endpoint, id);
 }
 
 /* ---- receiving ---- */
 static const char cannot_be[] = "its process has sent an invalid message";
-static void verbs_endpoint_handle_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
-    const unsigned char *at)
+static void verbs_endpoint_handle_offer(struct fabric *fabric, struct verbs_endpoint *endpoint,
+    const struct header *header, const unsigned char *at)
 {
-    struct descriptor *d = offer_descriptor_new(e, at);
-    if (d && fabric_handle_message(fabric, &e->base, header, d, (size_t)d->offer.bytes, true)) return;
+    struct descriptor *d = offer_descriptor_new(endpoint, at);
+    if (d && fabric_handle_message(fabric, &endpoint->base, header, d, (size_t)d->offer.bytes, true)) return;
     if (d) verbs_release(fabric, d);
-    else verbs_endpoint_fail(fabric, e, "no memory for an incoming message");
+    else verbs_endpoint_fail(fabric, endpoint, "no memory for an incoming message");
 }
-static void verbs_endpoint_handle_message(struct fabric *fabric, struct verbs_endpoint *e, const struct prefix *prefix,
-    unsigned char *at)
+static void verbs_endpoint_handle_message(struct fabric *fabric, struct verbs_endpoint *endpoint,
+    const struct prefix *prefix, unsigned char *at)
 {
     struct header header;
     size_t bytes = prefix->bytes - sizeof header;
     memcpy(&header, at, sizeof header);
     at += sizeof header;
-    if (prefix->what == EAGER) fabric_handle_message(fabric, &e->base, &header, at, bytes, false);
-    else verbs_endpoint_handle_offer(fabric, e, &header, at);
+    if (prefix->what == EAGER) fabric_handle_message(fabric, &endpoint->base, &header, at, bytes, false);
+    else verbs_endpoint_handle_offer(fabric, endpoint, &header, at);
 }
-static void verbs_endpoint_handle_done(struct fabric *fabric, struct verbs_endpoint *e, const unsigned char *at)
+static void verbs_endpoint_handle_done(struct fabric *fabric, struct verbs_endpoint *endpoint, const unsigned char *at)
 {
     uint64_t id;
     memcpy(&id, at, sizeof id);
-    if (!verbs_endpoint_complete_offer(fabric, e, id)) endpoint_mark_faulty(fabric, &e->base, cannot_be);
+    if (!verbs_endpoint_complete_offer(fabric, endpoint, id)) endpoint_mark_faulty(fabric, &endpoint->base, cannot_be);
 }
-void verbs_endpoint_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
+void verbs_endpoint_receive(struct fabric *fabric, struct verbs_endpoint *endpoint, const struct ibv_wc *wc)
 {
-    struct eager_ring *ring = &e->ring;
+    struct eager_ring *ring = &endpoint->ring;
     struct prefix prefix;
-    if (e->base.faulty) return;
+    if (endpoint->base.faulty) return;
     unsigned char *at = eager_ring_read_prefix(ring, wc, &prefix);
     if (!at) {
-        endpoint_mark_faulty(fabric, &e->base, cannot_be);
+        endpoint_mark_faulty(fabric, &endpoint->base, cannot_be);
         return;
     }
     ring->left = prefix.consumed;
     switch ((enum verbs_what)prefix.what) {
     case EAGER:
-    case OFFER: verbs_endpoint_handle_message(fabric, e, &prefix, at); break;
-    case DONE: verbs_endpoint_handle_done(fabric, e, at); break;
-    case GOODBYE: e->base.left = true; break;
+    case OFFER: verbs_endpoint_handle_message(fabric, endpoint, &prefix, at); break;
+    case DONE: verbs_endpoint_handle_done(fabric, endpoint, at); break;
+    case GOODBYE: endpoint->base.left = true; break;
     case ACK: break;
     }
     ring->consumed = prefix.position;
-    nic_of_fabric(fabric)->stalled |= eager_ring_owes_ack(ring) || e->waiting;
+    nic_of_fabric(fabric)->stalled |= eager_ring_owes_ack(ring) || endpoint->waiting;
 }
 
 /* ---- progress ---- */
-void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *e)
+void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *endpoint)
 {
-    while (e->waiting && !endpoint_is_broken(&e->base)) {
-        struct verbs_xfer *xfer = e->waiting;
-        if (!eager_ring_send_xfer(fabric, e, xfer)) break;
+    while (endpoint->waiting && !endpoint_is_broken(&endpoint->base)) {
+        struct verbs_xfer *xfer = endpoint->waiting;
+        if (!eager_ring_send_xfer(fabric, endpoint, xfer)) break;
         /* A failed write has completed and freed all xfers of the endpoint. */
-        if (endpoint_is_broken(&e->base)) break;
-        xfer_list_remove(&e->waiting, xfer);
-        if (xfer->what == OFFER) xfer_list_append(&e->offered, xfer);
+        if (endpoint_is_broken(&endpoint->base)) break;
+        xfer_list_remove(&endpoint->waiting, xfer);
+        if (xfer->what == OFFER) xfer_list_append(&endpoint->offered, xfer);
         else xfer_complete(fabric, xfer, NULL);
     }
-    verbs_endpoint_continue_reads(fabric, e);
-    if (!endpoint_is_broken(&e->base) && eager_ring_owes_ack(&e->ring)) eager_ring_send_control(fabric, e, ACK, false);
+    verbs_endpoint_continue_reads(fabric, endpoint);
+    if (!endpoint_is_broken(&endpoint->base) && eager_ring_owes_ack(&endpoint->ring))
+        eager_ring_send_control(fabric, endpoint, ACK, false);
 }

@@ -40,13 +40,13 @@ static tutti_status nic_create_rails(struct nic *nic)
 }
 static tutti_status nic_create_receives(struct nic *nic)
 {
-    const struct adapter *a = &nic->adapters[0];
-    int most = int_smaller(RECEIVES, a->about.max_srq_wr);
+    const struct adapter *adapter = &nic->adapters[0];
+    int most = int_smaller(RECEIVES, adapter->about.max_srq_wr);
     struct ibv_srq_init_attr how = { .attr = { .max_wr = (uint32_t)most, .max_sge = 1 } };
-    nic->receives = verbs.ibv_create_srq(a->domain, &how);
-    if (!nic->receives) return device_port_fail_call(a->port, "shared receive queue");
+    nic->receives = verbs.ibv_create_srq(adapter->domain, &how);
+    if (!nic->receives) return device_port_fail_call(adapter->port, "shared receive queue");
     nic->used_receives = most;
-    return verbs_nic_post_receives(nic) ? TUTTI_OK : device_port_fail_call(a->port, "receive");
+    return verbs_nic_post_receives(nic) ? TUTTI_OK : device_port_fail_call(adapter->port, "receive");
 }
 tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *place, struct nic **out)
 {

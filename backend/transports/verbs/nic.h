@@ -179,9 +179,15 @@ struct nic {
     uint64_t ids;
 };
 static inline struct nic *nic_of_fabric(const struct fabric *fabric) { return fabric->own; }
-static inline struct verbs_endpoint *verbs_endpoint_of(struct endpoint *e) { return (struct verbs_endpoint *)e; }
+static inline struct verbs_endpoint *verbs_endpoint_of(struct endpoint *endpoint)
+{
+    return (struct verbs_endpoint *)endpoint;
+}
 /* The tag in its work requests distinguishes an endpoint from a destroyed one whose queue pair had the same number. */
-static inline uint64_t verbs_endpoint_tag(const struct verbs_endpoint *e) { return e->base.turn % UINT32_MAX + 1; }
+static inline uint64_t verbs_endpoint_tag(const struct verbs_endpoint *endpoint)
+{
+    return endpoint->base.turn % UINT32_MAX + 1;
+}
 
 /* ---- nic.c ---- */
 tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *place, struct nic **out);
@@ -208,20 +214,20 @@ tutti_status verbs_adapter_reserve_lane(struct adapter *adapter);
 tutti_status device_port_fail_call(const struct device_port *port, const char *what);
 
 /* ---- lanes.c: an endpoint's queues ---- */
-tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e);
+tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *endpoint);
 /* Destroys the queue pairs. From here on no device accesses memory for this endpoint. */
-void lanes_destroy(struct nic *nic, struct verbs_endpoint *e);
+void lanes_destroy(struct nic *nic, struct verbs_endpoint *endpoint);
 /* Creates the address handle by which datagrams reach the peer. */
-tutti_status verbs_endpoint_create_ah(const struct nic *nic, struct verbs_endpoint *e);
+tutti_status verbs_endpoint_create_ah(const struct nic *nic, struct verbs_endpoint *endpoint);
 /* Connects a lane with the peer's queue pair of this address. */
 tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *address, uint32_t psn);
 
 /* ---- requests.c: the work requests of the lanes ---- */
 bool lane_has_room(const struct lane *lane);
 /* Writes the built message at position `begin` to the peer's eager ring. Returns 0, or the errno of the device. */
-int verbs_endpoint_post_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
+int verbs_endpoint_post_write(struct verbs_endpoint *endpoint, uint64_t begin, size_t bytes, bool signalled);
 /* Posts as many reads of a fetch as have room, in one doorbell of each lane. Returns 0, or the errno of the device. */
-int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch);
+int verbs_endpoint_post_reads(struct verbs_endpoint *endpoint, struct verbs_xfer *fetch);
 /* Accounts for the completion of a signalled work request. Returns the fetch that is complete with it, or NULL. */
 struct verbs_xfer *lane_complete_request(struct lane *lane, unsigned request);
 
@@ -237,7 +243,7 @@ bool datagram_queue_complete(struct datagram_queue *queue, const struct ibv_wc *
 
 /* ---- handshake.c ---- */
 /* Sends the peer a HELLO which reports that this endpoint is closed. */
-void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *e);
+void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *endpoint);
 /* Handles a completion of the datagram queue. */
 void verbs_handle_datagram(struct fabric *fabric, const struct ibv_wc *wc);
 void verbs_advance_handshakes(struct fabric *fabric);
@@ -247,30 +253,32 @@ void verbs_advance_handshakes(struct fabric *fabric);
 struct verbs_xfer *xfer_new(struct fabric_op *op, enum verbs_what what);
 /* Registers the memory with each device that accesses it. If one refuses, the caller gives back the registrations that
    have succeeded, by xfer_free. */
-bool xfer_pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes);
+bool xfer_pin(const struct verbs_endpoint *endpoint, struct verbs_xfer *xfer, const void *at, size_t bytes,
+    bool writes);
 void xfer_free(struct nic *nic, struct verbs_xfer *xfer);
 /* Frees the xfer, which is in no list, and completes its op. `why` is NULL for success. */
 void xfer_complete(struct fabric *fabric, struct verbs_xfer *xfer, const char *why);
 void xfer_list_append(struct verbs_xfer **list, struct verbs_xfer *xfer);
 void xfer_list_remove(struct verbs_xfer **list, const struct verbs_xfer *xfer);
 /* Completes every xfer of the endpoint with this reason. */
-void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *endpoint, const char *why);
 
 /* ---- messages.c ---- */
 bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
 bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void verbs_release(struct fabric *fabric, void *descriptor);
 /* Sends the waiting messages, posts the waiting reads, and acknowledges if much is unacknowledged. */
-void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *e);
-void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch);
+void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *endpoint);
+void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint *endpoint, struct verbs_xfer *fetch);
 /* Handles the message in the eager ring that a completion reports. */
-void verbs_endpoint_receive(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
+void verbs_endpoint_receive(struct fabric *fabric, struct verbs_endpoint *endpoint, const struct ibv_wc *wc);
 
 /* ---- eager_ring.c ---- */
 /* Builds a message and writes it to the peer's eager ring; returns false if the eager ring or the send queue has no
    room now. */
-bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
-bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *e, enum verbs_what what, bool signalled);
+bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *endpoint, const struct verbs_xfer *xfer);
+bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *endpoint, enum verbs_what what,
+    bool signalled);
 /* Returns true if a quarter of the eager ring or more is read and not acknowledged. */
 static inline bool eager_ring_owes_ack(const struct eager_ring *ring)
 {
@@ -288,5 +296,5 @@ tutti_status verbs_endpoint_create(struct fabric *fabric, const unsigned char pr
 tutti_status verbs_fail_link_layers(const struct nic *nic);
 tutti_status verbs_connect_process(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
-void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+void verbs_endpoint_fail(struct fabric *fabric, struct verbs_endpoint *endpoint, const char *why);
 void verbs_endpoints_destroy(struct fabric *fabric);

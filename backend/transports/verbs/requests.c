@@ -12,10 +12,10 @@ static uint64_t lane_record_request(struct lane *lane, bool signalled, struct po
     if (signalled) lane->last_signalled = lane->begun;
     return verbs_endpoint_tag(lane->endpoint) << 32 | lane->begun++;
 }
-int verbs_endpoint_post_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled)
+int verbs_endpoint_post_write(struct verbs_endpoint *endpoint, uint64_t begin, size_t bytes, bool signalled)
 {
-    struct eager_ring *ring = &e->ring;
-    struct lane *lane = &e->lanes[0];
+    struct eager_ring *ring = &endpoint->ring;
+    struct lane *lane = &endpoint->lanes[0];
     uint64_t offset = begin % RING_BYTES;
     struct ibv_sge from = { (uintptr_t)(ring->out + offset), (uint32_t)bytes, ring->out_region->lkey };
     signalled |=
@@ -25,7 +25,8 @@ int verbs_endpoint_post_write(struct verbs_endpoint *e, uint64_t begin, size_t b
         request = { .sg_list = &from,
             .num_sge = 1,
             .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-            .send_flags = (signalled ? IBV_SEND_SIGNALED : 0u) | (bytes <= e->inline_bytes ? IBV_SEND_INLINE : 0u),
+            .send_flags =
+                (signalled ? IBV_SEND_SIGNALED : 0u) | (bytes <= endpoint->inline_bytes ? IBV_SEND_INLINE : 0u),
             .imm_data = htobe32((uint32_t)(offset / RING_GRAIN)),
             .wr.rdma = { .remote_addr = ring->there + offset, .rkey = ring->there_key } };
     request.wr_id = lane_record_request(lane, signalled, (struct posted){ .position = ring->written });
@@ -69,14 +70,14 @@ static int lane_post_reads(struct lane *lane, struct verbs_xfer *fetch, size_t s
     return ibv_post_send(lane->pair, list, &bad);
 }
 /* Each lane in turn reads an equal part of the remaining bytes; the next fetch starts with the next lane. */
-int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch)
+int verbs_endpoint_post_reads(struct verbs_endpoint *endpoint, struct verbs_xfer *fetch)
 {
     int error = 0;
     size_t bytes = (size_t)fetch->offer.bytes;
-    for (int left = e->lane_count; left > 0 && fetch->asked < bytes && !error; left--) {
+    for (int left = endpoint->lane_count; left > 0 && fetch->asked < bytes && !error; left--) {
         size_t share = size_round_up((bytes - fetch->asked - 1) / (size_t)left + 1, SHARE_BYTES);
-        struct lane *lane = &e->lanes[e->next_lane];
-        e->next_lane = (e->next_lane + 1) % e->lane_count;
+        struct lane *lane = &endpoint->lanes[endpoint->next_lane];
+        endpoint->next_lane = (endpoint->next_lane + 1) % endpoint->lane_count;
         error = lane_post_reads(lane, fetch, share);
     }
     return error;
@@ -84,10 +85,10 @@ int verbs_endpoint_post_reads(struct verbs_endpoint *e, struct verbs_xfer *fetch
 struct verbs_xfer *lane_complete_request(struct lane *lane, unsigned request)
 {
     struct verbs_xfer *fetch = NULL;
-    struct verbs_endpoint *e = lane->endpoint;
+    struct verbs_endpoint *endpoint = lane->endpoint;
     while (lane->ended != request + 1) {
         const struct posted *posted = &lane->posted[lane->ended++ % SENDS];
-        if (lane == e->lanes) e->ring.sent = posted->position;
+        if (lane == endpoint->lanes) endpoint->ring.sent = posted->position;
         fetch = posted->fetch;
     }
     if (!fetch) return NULL;

@@ -23,31 +23,31 @@ static void verbs_handle_completion(struct fabric *fabric, const struct adapter 
         return;
     }
     struct lane *lane = verbs_nic_find_lane(nic, adapter, wc->qp_num);
-    struct verbs_endpoint *e = lane ? lane->endpoint : NULL;
+    struct verbs_endpoint *endpoint = lane ? lane->endpoint : NULL;
     bool receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
     if (receive) nic->used_receives++;
     /* A completion of a destroyed queue pair is ignored. */
-    if (!e || (!receive && wc->wr_id >> 32 != verbs_endpoint_tag(e))) return;
+    if (!endpoint || (!receive && wc->wr_id >> 32 != verbs_endpoint_tag(endpoint))) return;
     if (wc->status != IBV_WC_SUCCESS) {
-        verbs_endpoint_fail(fabric, e, verbs.ibv_wc_status_str(wc->status));
+        verbs_endpoint_fail(fabric, endpoint, verbs.ibv_wc_status_str(wc->status));
         return;
     }
     if (receive) {
-        verbs_endpoint_receive(fabric, e, wc);
+        verbs_endpoint_receive(fabric, endpoint, wc);
         return;
     }
     struct verbs_xfer *fetch = lane_complete_request(lane, (unsigned)wc->wr_id);
-    if (fetch) verbs_endpoint_complete_fetch(fabric, e, fetch);
-    nic->stalled |= e->waiting || e->reading || eager_ring_owes_ack(&e->ring);
+    if (fetch) verbs_endpoint_complete_fetch(fabric, endpoint, fetch);
+    nic->stalled |= endpoint->waiting || endpoint->reading || eager_ring_owes_ack(&endpoint->ring);
 }
 static bool verbs_poll_completions(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
     struct ibv_wc found[COMPLETIONS_AT_ONCE];
     bool consumed = false;
-    for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++) {
-        int count = ibv_poll_cq(a->completions, COMPLETIONS_AT_ONCE, found);
-        for (int i = 0; i < count; i++) verbs_handle_completion(fabric, a, &found[i]);
+    for (const struct adapter *adapter = nic->adapters; adapter < nic->adapters + nic->adapter_count; adapter++) {
+        int count = ibv_poll_cq(adapter->completions, COMPLETIONS_AT_ONCE, found);
+        for (int i = 0; i < count; i++) verbs_handle_completion(fabric, adapter, &found[i]);
         consumed |= count > 0;
     }
     if (nic->used_receives >= RECEIVES_AT_ONCE && !verbs_nic_post_receives(nic))
@@ -61,10 +61,10 @@ static const char *nic_port_name(const struct nic *nic, const struct adapter *ad
         if (nic->rails[i].adapter == adapter && nic->rails[i].port->number == number) return nic->rails[i].port->name;
     return NULL;
 }
-static bool verbs_endpoint_uses_adapter(const struct verbs_endpoint *e, const struct adapter *adapter)
+static bool verbs_endpoint_uses_adapter(const struct verbs_endpoint *endpoint, const struct adapter *adapter)
 {
-    int count = e->lane_count ? e->lane_count : 1, i = 0;
-    while (i < count && e->lanes[i].rail->adapter != adapter) i++;
+    int count = endpoint->lane_count ? endpoint->lane_count : 1, i = 0;
+    while (i < count && endpoint->lanes[i].rail->adapter != adapter) i++;
     return i < count;
 }
 static void verbs_handle_device_events(struct fabric *fabric, const struct adapter *adapter)
@@ -78,9 +78,9 @@ static void verbs_handle_device_events(struct fabric *fabric, const struct adapt
         if (port) LOG(WARN, "the port %s is %s", port, kind == IBV_EVENT_PORT_ERR ? "down" : "up again");
         else LOG(INFO, "event %d of the device of %s", (int)kind, adapter->port->name);
         if (kind != IBV_EVENT_DEVICE_FATAL && kind != IBV_EVENT_CQ_ERR) continue;
-        for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-            if (verbs_endpoint_uses_adapter(verbs_endpoint_of(e), adapter))
-                verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "its device has failed");
+        for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+            if (verbs_endpoint_uses_adapter(verbs_endpoint_of(endpoint), adapter))
+                verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "its device has failed");
     }
 }
 static bool verbs_progress(struct fabric *fabric)
@@ -90,31 +90,32 @@ static bool verbs_progress(struct fabric *fabric)
     if (fabric->needs_poll) verbs_advance_handshakes(fabric);
     if (!nic->stalled) return moved;
     nic->stalled = false;
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) verbs_endpoint_progress(fabric, verbs_endpoint_of(e));
+    for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+        if (endpoint->open && !endpoint_is_broken(endpoint))
+            verbs_endpoint_progress(fabric, verbs_endpoint_of(endpoint));
     return moved;
 }
-static void verbs_arm_adapter(struct fabric *fabric, const struct adapter *a)
+static void verbs_arm_adapter(struct fabric *fabric, const struct adapter *adapter)
 {
     struct ibv_cq *queue;
     void *cookie;
-    while (verbs.ibv_get_cq_event(a->channel, &queue, &cookie) == 0) verbs.ibv_ack_cq_events(queue, 1);
-    verbs_handle_device_events(fabric, a);
-    registration_cache_sweep(a->memory);
-    errno = ibv_req_notify_cq(a->completions, 0);
-    if (errno) LOG(ERROR, "%s cannot announce completions: %s", a->port->name, strerror(errno));
+    while (verbs.ibv_get_cq_event(adapter->channel, &queue, &cookie) == 0) verbs.ibv_ack_cq_events(queue, 1);
+    verbs_handle_device_events(fabric, adapter);
+    registration_cache_sweep(adapter->memory);
+    errno = ibv_req_notify_cq(adapter->completions, 0);
+    if (errno) LOG(ERROR, "%s cannot announce completions: %s", adapter->port->name, strerror(errno));
 }
 static bool verbs_arm(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
-    for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++)
-        verbs_arm_adapter(fabric, a);
+    for (const struct adapter *adapter = nic->adapters; adapter < nic->adapters + nic->adapter_count; adapter++)
+        verbs_arm_adapter(fabric, adapter);
     return !verbs_progress(fabric);
 }
 
-static void verbs_endpoint_print_address(const struct endpoint *e, char *out, size_t bytes)
+static void verbs_endpoint_print_address(const struct endpoint *endpoint, char *out, size_t bytes)
 {
-    const struct verbs_address *address = &((const struct verbs_endpoint *)e)->address;
+    const struct verbs_address *address = &((const struct verbs_endpoint *)endpoint)->address;
     char gid[INET6_ADDRSTRLEN];
     inet_ntop(AF_INET6, address->gid, gid, sizeof gid);
     if (address->ethernet) snprintf(out, bytes, "%s", gid);
@@ -155,9 +156,10 @@ static void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *en
     verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "this process closed it");
 }
 /* All messages have arrived when the GOODBYE behind them is known to have arrived. */
-static bool verbs_endpoint_is_drained(const struct verbs_endpoint *e)
+static bool verbs_endpoint_is_drained(const struct verbs_endpoint *endpoint)
 {
-    return endpoint_is_broken(&e->base) || !e->lane_count || (!e->waiting && e->ring.sent == e->ring.written);
+    return endpoint_is_broken(&endpoint->base) || !endpoint->lane_count
+        || (!endpoint->waiting && endpoint->ring.sent == endpoint->ring.written);
 }
 static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
 {
@@ -165,9 +167,10 @@ static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
     while (!parted && clock_ms() < until_ms) {
         parted = true;
         for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-            struct verbs_endpoint *e = verbs_endpoint_of(b);
-            if (!said && e->lane_count && !endpoint_is_broken(b)) eager_ring_send_control(fabric, e, GOODBYE, true);
-            parted &= verbs_endpoint_is_drained(e);
+            struct verbs_endpoint *endpoint = verbs_endpoint_of(b);
+            if (!said && endpoint->lane_count && !endpoint_is_broken(b))
+                eager_ring_send_control(fabric, endpoint, GOODBYE, true);
+            parted &= verbs_endpoint_is_drained(endpoint);
         }
         said = true;
         if (!parted && !verbs_progress(fabric)) fabric_pause_unlocked(fabric);
@@ -177,8 +180,8 @@ static void verbs_shutdown(struct fabric *fabric)
 {
     if (!fabric->own) return;
     verbs_endpoints_drain(fabric, clock_ms() + GOODBYE_MS);
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        verbs_endpoint_fail(fabric, verbs_endpoint_of(e), "this process ends");
+    for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
+        verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "this process ends");
 }
 static void verbs_finish(struct fabric *fabric)
 {

@@ -28,10 +28,10 @@ static void xfer_unpin(struct nic *nic, struct verbs_xfer *xfer)
     for (int i = 0; i < nic->adapter_count; i++)
         if (xfer->memory[i].region) registration_cache_give(nic->adapters[i].memory, &xfer->memory[i]);
 }
-bool xfer_pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
+bool xfer_pin(const struct verbs_endpoint *endpoint, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
 {
-    for (int i = 0; i < e->lane_count; i++) {
-        struct adapter *adapter = e->lanes[i].rail->adapter;
+    for (int i = 0; i < endpoint->lane_count; i++) {
+        struct adapter *adapter = endpoint->lanes[i].rail->adapter;
         struct registered *memory = &xfer->memory[adapter->index];
         if (!memory->region && registration_cache_take(adapter->memory, at, bytes, writes, memory) != TUTTI_OK)
             return false;
@@ -57,10 +57,10 @@ static void xfer_list_complete_all(struct fabric *fabric, struct verbs_xfer **li
         xfer_complete(fabric, xfer, why);
     }
 }
-void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
+void verbs_endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *endpoint, const char *why)
 {
-    xfer_list_complete_all(fabric, &e->waiting, why);
-    xfer_list_complete_all(fabric, &e->offered, why);
-    xfer_list_complete_all(fabric, &e->reading, why);
-    xfer_list_complete_all(fabric, &e->fetching, why);
+    xfer_list_complete_all(fabric, &endpoint->waiting, why);
+    xfer_list_complete_all(fabric, &endpoint->offered, why);
+    xfer_list_complete_all(fabric, &endpoint->reading, why);
+    xfer_list_complete_all(fabric, &endpoint->fetching, why);
 }

@@ -32,30 +32,30 @@ __attribute__((format(printf, 3, 0))) static void report_append_text(char text[R
     if (used) used += (size_t)snprintf(text + used, REPORT_BYTES - used, "%s", between);
     if (used < REPORT_BYTES) vsnprintf(text + used, REPORT_BYTES - used, format, arguments);
 }
-static void search_add_name(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void search_add_name(struct search *s, const char *format, ...)
+static void search_add_name(struct search *search, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void search_add_name(struct search *search, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    report_append_text(s->names, ", ", format, arguments);
+    report_append_text(search->names, ", ", format, arguments);
     va_end(arguments);
 }
-static void search_report_port(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void search_report_port(struct search *s, const char *format, ...)
+static void search_report_port(struct search *search, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void search_report_port(struct search *search, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    report_append_text(s->report, "; ", format, arguments);
+    report_append_text(search->report, "; ", format, arguments);
     va_end(arguments);
 }
-static void search_report_refused(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void search_report_refused(struct search *s, const char *format, ...)
+static void search_report_refused(struct search *search, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void search_report_refused(struct search *search, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    report_append_text(s->report, "; ", format, arguments);
+    report_append_text(search->report, "; ", format, arguments);
     va_end(arguments);
-    s->refused++;
+    search->refused++;
 }
 
 /* ---- names ---- */
@@ -89,44 +89,47 @@ static bool device_names_include(const char *names, const char *item, size_t len
     }
     return false;
 }
-static tutti_status search_check_names(const struct search *s)
+static tutti_status search_check_names(const struct search *search)
 {
-    for (const char *item = s->named; *item;) {
+    for (const char *item = search->named; *item;) {
         size_t length = strcspn(item, ",");
-        if (!device_names_include(s->names, item, length))
+        if (!device_names_include(search->names, item, length))
             return status_fail(TUTTI_INVALID_ARGUMENT,
                 "TUTTI_VERBS_DEVICE names %.*s, which is not an RDMA device or port of this host; available are %s",
-                (int)size_smaller(length, 100), item, s->names);
+                (int)size_smaller(length, 100), item, search->names);
         item += length + (item[length] == ',');
     }
     return TUTTI_OK;
 }
 
 /* ---- one port ---- */
-static bool search_choose_gid(struct search *s, struct device_port *p, const struct gid_table *table)
+static bool search_choose_gid(struct search *search, struct device_port *p, const struct gid_table *table)
 {
     char all[GIDS_TEXT_BYTES];
     int64_t index = settings_get()->verbs_gid_index;
-    const char *interface = *s->named ? NULL : s->environment->interface;
+    const char *interface = *search->named ? NULL : search->environment->interface;
     const struct gid *found = NULL;
     if (index >= 0) found = gid_table_find_index(table, (int)index);
     else if (!p->ethernet) found = gid_table_find_index(table, 0);
-    else found = gid_table_choose(table, s->interface.name ? &s->interface : NULL, s->environment->family);
-    if (!found && index < 0 && p->ethernet && !interface) found = gid_table_choose(table, NULL, s->environment->family);
+    else
+        found =
+            gid_table_choose(table, search->interface.name ? &search->interface : NULL, search->environment->family);
+    if (!found && index < 0 && p->ethernet && !interface)
+        found = gid_table_choose(table, NULL, search->environment->family);
     if (found) {
         p->gid = *found;
         return true;
     }
     gid_table_print(table, all);
     if (index >= 0)
-        search_report_refused(s, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name,
+        search_report_refused(search, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name,
             (int)index, all);
-    else if (!p->ethernet) search_report_refused(s, "%s has no GID", p->name);
-    else if (!interface) search_report_refused(s, "%s has no RoCE v2 address (it has %s)", p->name, all);
+    else if (!p->ethernet) search_report_refused(search, "%s has no GID", p->name);
+    else if (!interface) search_report_refused(search, "%s has no RoCE v2 address (it has %s)", p->name, all);
     else
-        search_report_refused(s, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name, interface,
-            all);
-    s->elsewhere |= index < 0 && interface && gid_table_choose(table, NULL, 0);
+        search_report_refused(search, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name,
+            interface, all);
+    search->elsewhere |= index < 0 && interface && gid_table_choose(table, NULL, 0);
     return false;
 }
 static const char *port_find_problem(const struct ibv_context *context, const struct ibv_port_attr *port)
@@ -137,51 +140,52 @@ static const char *port_find_problem(const struct ibv_context *context, const st
     if (port->state == IBV_PORT_ACTIVE || port->state == IBV_PORT_ACTIVE_DEFER) return NULL;
     return (unsigned)port->state < 4 ? states[port->state] : states[0];
 }
-static tutti_status search_examine_port(struct search *s, struct ibv_context *context, const char *device, int number)
+static tutti_status search_examine_port(struct search *search, struct ibv_context *context, const char *device,
+    int number)
 {
     struct ibv_port_attr port = { .state = IBV_PORT_NOP };
     struct device_port p = { .context = context, .number = (uint8_t)number };
     char text[GID_TEXT_BYTES];
     struct gid_table table;
     snprintf(p.name, sizeof p.name, "%.63s:%d", device, number);
-    search_add_name(s, "%s", p.name);
-    if (!device_is_wanted(s->named, device, number)) {
-        search_report_port(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
+    search_add_name(search, "%s", p.name);
+    if (!device_is_wanted(search->named, device, number)) {
+        search_report_port(search, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
         return TUTTI_OK;
     }
     int error = verbs.ibv_query_port(context, p.number, (struct _compat_ibv_port_attr *)&port);
     const char *problem = error ? strerror(error) : port_find_problem(context, &port);
     if (problem) {
-        search_report_refused(s, "%s is %s", p.name, problem);
+        search_report_refused(search, "%s is %s", p.name, problem);
         return TUTTI_OK;
     }
     p.ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
     p.lid = port.lid;
     p.mtu = port.active_mtu;
     p.message_bytes = port.max_msg_sz;
-    TRY(gid_table_init(context, p.number, port.gid_tbl_len, s->sysfs, &table));
-    bool usable = s->devices->count < PORTS_MOST && search_choose_gid(s, &p, &table);
+    TRY(gid_table_init(context, p.number, port.gid_tbl_len, search->sysfs, &table));
+    bool usable = search->devices->count < PORTS_MOST && search_choose_gid(search, &p, &table);
     gid_table_finish(&table);
     if (!usable) return TUTTI_OK;
-    s->devices->ports[s->devices->count++] = p;
-    search_report_port(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index,
+    search->devices->ports[search->devices->count++] = p;
+    search_report_port(search, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index,
         128 << p.mtu);
     return TUTTI_OK;
 }
 
 /* ---- all devices ---- */
-static tutti_status search_examine_device(struct search *s, struct ibv_device *device)
+static tutti_status search_examine_device(struct search *search, struct ibv_device *device)
 {
-    struct devices *d = s->devices;
+    struct devices *d = search->devices;
     struct ibv_device_attr about;
     const char *name = verbs.ibv_get_device_name(device);
     errno = 0;
     struct ibv_context *context = d->opened_count < DEVICES_MOST ? verbs.ibv_open_device(device) : NULL;
     int error = context ? verbs.ibv_query_device(context, &about) : errno;
     if (!context || error) {
-        search_add_name(s, "%s", name);
-        if (device_is_wanted(s->named, name, 0))
-            search_report_refused(s, "%s cannot be opened: %s%s", name, strerror(error),
+        search_add_name(search, "%s", name);
+        if (device_is_wanted(search->named, name, 0))
+            search_report_refused(search, "%s cannot be opened: %s%s", name, strerror(error),
                 error == EACCES || error == EPERM ? " (/dev/infiniband must be readable and writable)" : "");
         if (context) verbs.ibv_close_device(context);
         return TUTTI_OK;
@@ -189,15 +193,15 @@ static tutti_status search_examine_device(struct search *s, struct ibv_device *d
     int before = d->count;
     tutti_status status = TUTTI_OK;
     for (int port = 1; port <= about.phys_port_cnt && status == TUTTI_OK; port++)
-        status = search_examine_port(s, context, name, port);
+        status = search_examine_port(search, context, name, port);
     if (d->count > before) d->opened[d->opened_count++] = context;
     else verbs.ibv_close_device(context);
     return status;
 }
-static tutti_status search_fail_empty(const struct search *s)
+static tutti_status search_fail_empty(const struct search *search)
 {
     char line[8];
-    if (sysfs_read_line(line, sizeof line, "%s/class/infiniband_verbs/abi_version", s->sysfs))
+    if (sysfs_read_line(line, sizeof line, "%s/class/infiniband_verbs/abi_version", search->sysfs))
         return status_fail(TUTTI_UNSUPPORTED,
             "no RDMA device that libibverbs can use: the kernel supports them, so check the drivers of libibverbs "
             "(apt-get install ibverbs-providers), the devices (ibv_devices, rdma link), and in a container "
@@ -206,12 +210,12 @@ static tutti_status search_fail_empty(const struct search *s)
         "no RDMA device on this host: the kernel has none, or its module ib_uverbs "
         "is not loaded (modprobe ib_uverbs; rdma link lists the devices)");
 }
-static tutti_status search_examine_all(struct search *s)
+static tutti_status search_examine_all(struct search *search)
 {
     int count = 0;
     struct ibv_device **list = verbs.ibv_get_device_list(&count);
-    tutti_status status = list && count > 0 ? TUTTI_OK : search_fail_empty(s);
-    for (int i = 0; i < count && status == TUTTI_OK; i++) status = search_examine_device(s, list[i]);
+    tutti_status status = list && count > 0 ? TUTTI_OK : search_fail_empty(search);
+    for (int i = 0; i < count && status == TUTTI_OK; i++) status = search_examine_device(search, list[i]);
     if (list) verbs.ibv_free_device_list(list);
     return status;
 }
@@ -223,14 +227,14 @@ static struct search search_init(const struct device_environment *environment, s
         .devices = devices };
 }
 /* Every port that the user has named must be usable; without names, one port must be. */
-static tutti_status search_check_result(const struct search *s)
+static tutti_status search_check_result(const struct search *search)
 {
-    TRY(search_check_names(s));
-    if (s->devices->count && !(*s->named && s->refused)) return TUTTI_OK;
-    bool asked = *s->named || settings_get()->verbs_gid_index >= 0;
+    TRY(search_check_names(search));
+    if (search->devices->count && !(*search->named && search->refused)) return TUTTI_OK;
+    bool asked = *search->named || settings_get()->verbs_gid_index >= 0;
     return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED,
-        "no RDMA port of this host is usable%s: %s%s", *s->named ? " with this TUTTI_VERBS_DEVICE" : "", s->report,
-        s->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
+        "no RDMA port of this host is usable%s: %s%s", *search->named ? " with this TUTTI_VERBS_DEVICE" : "",
+        search->report, search->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
 }
 static tutti_status search_run(const struct device_environment *environment, struct devices **out,
     char report[REPORT_BYTES])

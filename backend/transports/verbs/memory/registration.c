@@ -95,42 +95,42 @@ static bool entry_use(struct registration_cache *cache, int i, struct registered
 }
 
 /* ---- adding and dropping entries, with the lock held ---- */
-static bool entry_is_evictable(const struct registration_entry *e) { return !e->block && !e->permanent; }
+static bool entry_is_evictable(const struct registration_entry *entry) { return !entry->block && !entry->permanent; }
 /* Counts an evictable entry that comes, or goes if `comes` is false. */
-static void registration_cache_account_entry(struct registration_cache *cache, const struct registration_entry *e,
+static void registration_cache_account_entry(struct registration_cache *cache, const struct registration_entry *entry,
     bool comes)
 {
-    if (!entry_is_evictable(e)) return;
+    if (!entry_is_evictable(entry)) return;
     cache->counts.entries += comes ? 1 : -1;
-    cache->counts.bytes += comes ? e->end - e->begin : -(e->end - e->begin);
+    cache->counts.bytes += comes ? entry->end - entry->begin : -(entry->end - entry->begin);
 }
 /* Removes an entry from the search; its users keep it until they give it back. */
 static void entry_hide(struct registration_cache *cache, int i)
 {
-    struct registration_entry *e = &cache->entries[i];
-    registration_cache_account_entry(cache, e, false);
-    e->state = GONE;
+    struct registration_entry *entry = &cache->entries[i];
+    registration_cache_account_entry(cache, entry, false);
+    entry->state = GONE;
     cache->spans[i] = (struct registered_span){ 0, 0 };
 }
 static void registration_on_range_gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
 {
     struct registration_cache *cache = (struct registration_cache *)(void *)listener;
     for (int i = 0; i < cache->top; i++) {
-        const struct registration_entry *e = &cache->entries[i];
-        bool lives = e->state == READY || e->state == PENDING;
-        if (!lives || !entry_is_evictable(e) || e->end <= begin || end <= e->begin) continue;
+        const struct registration_entry *entry = &cache->entries[i];
+        bool lives = entry->state == READY || entry->state == PENDING;
+        if (!lives || !entry_is_evictable(entry) || entry->end <= begin || end <= entry->begin) continue;
         entry_hide(cache, i);
         cache->counts.gone++;
     }
 }
-static int entry_add(struct registration_cache *cache, const struct registration_entry *e)
+static int entry_add(struct registration_cache *cache, const struct registration_entry *entry)
 {
     int i = 0;
     while (i < cache->top && cache->entries[i].state != FREE) i++;
     if (i == ENTRIES) return ONCE;
     if (i == cache->top) cache->top++;
-    cache->entries[i] = *e;
-    registration_cache_account_entry(cache, e, true);
+    cache->entries[i] = *entry;
+    registration_cache_account_entry(cache, entry, true);
     return i;
 }
 static struct ibv_mr *entry_free(struct registration_cache *cache, int i)
@@ -143,18 +143,18 @@ static bool registration_block_is_retired(uint64_t block)
 {
     return block && !arena_location_address((struct location){ block, 0 }, 1);
 }
-static bool entry_is_unneeded(const struct registration_entry *e, bool all)
+static bool entry_is_unneeded(const struct registration_entry *entry, bool all)
 {
-    if (e->users || e->state == FREE) return false;
-    return e->state == GONE || registration_block_is_retired(e->block) || (all && !e->permanent);
+    if (entry->users || entry->state == FREE) return false;
+    return entry->state == GONE || registration_block_is_retired(entry->block) || (all && !entry->permanent);
 }
 static int registration_cache_find_longest_unused(const struct registration_cache *cache)
 {
     int found = ONCE;
     for (int i = 0; i < cache->top; i++) {
-        const struct registration_entry *e = &cache->entries[i];
-        if (e->state != READY || e->users || !entry_is_evictable(e)) continue;
-        if (found < 0 || e->used < cache->entries[found].used) found = i;
+        const struct registration_entry *entry = &cache->entries[i];
+        if (entry->state != READY || entry->users || !entry_is_evictable(entry)) continue;
+        if (found < 0 || entry->used < cache->entries[found].used) found = i;
     }
     return found;
 }
@@ -250,12 +250,12 @@ static tutti_status registration_cache_fail_region(const struct registration_cac
    back. */
 static int entry_begin(struct registration_cache *cache, uintptr_t begin, uintptr_t end, uint64_t block)
 {
-    struct registration_entry e = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
+    struct registration_entry entry = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
     mappings_lock();
     cache->counts.misses++;
     bool fits = block
         || (!registration_cache_is_full(cache, end - begin) && cache->watches && mappings_watch_range(begin, end));
-    int i = fits ? entry_add(cache, &e) : ONCE;
+    int i = fits ? entry_add(cache, &entry) : ONCE;
     cache->counts.once += i == ONCE;
     mappings_unlock();
     return i;
@@ -264,16 +264,16 @@ static struct registered entry_finish(struct registration_cache *cache, int i, s
 {
     if (i == ONCE) return (struct registered){ region, ONCE, false };
     mappings_lock();
-    struct registration_entry *e = &cache->entries[i];
-    e->region = region;
-    e->writable = writable;
-    e->used = ++cache->clock;
+    struct registration_entry *entry = &cache->entries[i];
+    entry->region = region;
+    entry->writable = writable;
+    entry->used = ++cache->clock;
     if (!region) {
-        if (e->state == PENDING) entry_hide(cache, i);
+        if (entry->state == PENDING) entry_hide(cache, i);
         entry_free(cache, i);
-    } else if (e->state == PENDING) {
-        e->state = READY;
-        if (!e->block) cache->spans[i] = (struct registered_span){ e->begin, e->end };
+    } else if (entry->state == PENDING) {
+        entry->state = READY;
+        if (!entry->block) cache->spans[i] = (struct registered_span){ entry->begin, entry->end };
     }
     mappings_unlock();
     return (struct registered){ region, i, false };
@@ -326,7 +326,7 @@ tutti_status registration_cache_add_permanent(struct registration_cache *cache, 
     struct ibv_mr *region = registration_cache_register_region(cache, begin, begin + bytes, access);
     if (!region) return registration_cache_fail_region(cache, at, bytes);
     bool for_all = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
-    struct registration_entry e = { .region = region,
+    struct registration_entry entry = { .region = region,
         .begin = begin,
         .end = begin + bytes,
         .users = 1,
@@ -334,8 +334,8 @@ tutti_status registration_cache_add_permanent(struct registration_cache *cache, 
         .writable = true,
         .permanent = true };
     mappings_lock();
-    int i = entry_add(cache, &e);
-    if (i >= 0 && for_all) cache->spans[i] = (struct registered_span){ e.begin, e.end };
+    int i = entry_add(cache, &entry);
+    if (i >= 0 && for_all) cache->spans[i] = (struct registered_span){ entry.begin, entry.end };
     mappings_unlock();
     *out = (struct registered){ region, i, true };
     return TUTTI_OK;
@@ -363,10 +363,10 @@ void registration_cache_give(struct registration_cache *cache, const struct regi
     if (i == ONCE) dropped = registered->region;
     else {
         mappings_lock();
-        struct registration_entry *e = &cache->entries[i];
-        e->users--;
+        struct registration_entry *entry = &cache->entries[i];
+        entry->users--;
         if (registered->permanent) entry_hide(cache, i);
-        if (e->state == GONE && !e->users) dropped = entry_free(cache, i);
+        if (entry->state == GONE && !entry->users) dropped = entry_free(cache, i);
         mappings_unlock();
     }
     if (dropped) verbs.ibv_dereg_mr(dropped);
