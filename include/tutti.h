@@ -128,8 +128,7 @@ struct tutti_request {
     void *context;
     /* True: the call returns when the operation is over, although it has a request. */
     bool blocking;
-    /* True: `done` may wait until the program calls wait, test or detach, or 20 ms. The library then does not hand a
-       small operation to a thread. */
+    /* True: `done` may wait for the program's wait, test or detach, or 20 ms: a small operation needs no thread. */
     bool on_demand;
     /* The library sets this if it refuses the call, see tutti_last_error_is_refusal. */
     bool refused;
@@ -140,10 +139,11 @@ struct tutti_request {
     uint64_t reserved[TUTTI_REQUEST_ROOM_BYTES / sizeof(uint64_t)];
     /* The request enters this queue, see tutti_queue_wait. NULL uses none. A queue excludes `blocking` and `done`. */
     tutti_queue *queue;
-    /* The label must be the same on all ranks, so it detects a different order of equal calls. PREMUL_SUM, norms and
-       messages have no label. */
+    /* Equal on all ranks, so it detects another order of equal calls. PREMUL_SUM, norms and messages have no label. */
     uint64_t label;
 };
+/* In a label that begins so, each further 4 bits are 1 + a dimension of the tensor, in the order of memory. */
+#define TUTTI_LABEL_ORDER (UINT64_C(0xd5) << 56)
 /* All other members are zero. In C, { .struct_size = sizeof(tutti_request), .blocking = true } is equivalent. */
 #define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL, 0 }
 /* Returns TUTTI_IN_PROGRESS or the operation's result. Progresses a small operation, without waiting. */

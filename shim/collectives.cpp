@@ -10,17 +10,20 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
     if (!tensors.empty() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
-    Buffer b = footprint.update(tensors_get_single(call.name(), tensors));
+    FlatTensor flat(tensors_get_single(call.name(), tensors), reduction_takes_label(options.reduceOp));
+    Buffer b = footprint.update(flat.tensor());
     Reduction r = reduction_from_torch(call.name(), options.reduceOp, b);
+    if (flat.label) footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
+        request->label = flat.label;
         return tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, comm, request);
     });
 }
 bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op)
 {
     bool plain = tensor.device().is_cpu() && !tensor.is_sparse() && !tensor.key_set().has(c10::DispatchKey::Python);
-    if (!plain || needs_work()) return false;
+    if (!plain || needs_work() || !tensor.is_contiguous()) return false;
     Footprint footprint("all_reduce");
     Buffer b = footprint.check(tensor, { "input" });
     Reduction r = reduction_from_torch(footprint.call(), op, b);
@@ -35,7 +38,7 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
     /* All tensors are checked before the first operation starts. */
     Footprint checked(call.name());
     for (size_t i = 0; i < tensors.size(); i++)
-        reduction_from_torch(call.name(), options.reduceOp, checked.check(tensors[i], { "input", i }));
+        reduction_from_torch(call.name(), options.reduceOp, checked.check_output(tensors[i], { "input", i }));
     return coalesce(call, tensors, [&] {
         for (const at::Tensor &tensor : tensors) {
             Tensors one{ tensor };
@@ -53,10 +56,13 @@ WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::Broadcast
     Call call{ "tutti:broadcast", c10d::OpType::BROADCAST, options.asyncOp, options.timeout };
     int root = root_of(call, options.rootRank);
     Footprint footprint(call.name());
-    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
-    Buffer b = root == getRank() ? footprint.input(tensor) : footprint.output(tensor, { "input" });
+    FlatTensor flat(tensors_get_single(call.name(), tensors));
+    Buffer b = root == getRank() ? footprint.input(flat.tensor()) : footprint.output(flat.tensor(), { "input" });
+    /* All ranks refuse such a tensor, so that no other rank waits for the root. */
+    tensor_check_elements_apart(call.name(), { "input" }, flat.tensor());
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        request->label = flat.label;
         return tutti_broadcast(b.data, b.data, b.count, b.dtype, root, comm, request);
     });
 }
@@ -64,16 +70,18 @@ WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOption
 {
     Call call{ "tutti:reduce", c10d::OpType::REDUCE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
-    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
+    FlatTensor flat(tensors_get_single(call.name(), tensors), reduction_takes_label(options.reduceOp));
     int root = root_of(call, options.rootRank);
     bool receives = root == getRank();
-    Buffer b = receives ? footprint.update(tensor) : footprint.input(tensor);
+    Buffer b = receives ? footprint.update(flat.tensor()) : footprint.input(flat.tensor());
+    tensor_check_elements_apart(call.name(), { "input" }, flat.tensor());
     Reduction r = reduction_from_torch(call.name(), options.reduceOp, b);
     /* The tensors of the other ranks keep their contents. */
     char *out = receives ? b.data : nullptr;
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
+        request->label = flat.label;
         return tutti_reduce(b.data, out, b.count, b.dtype, r.op, root, comm, request);
     });
 }
@@ -149,7 +157,7 @@ static void coalesced_check_pairs(const char *call, const Tensors &outputs, cons
     lists_check_equal_lengths(call, outputs.size(), inputs.size());
     Footprint checked(call);
     for (size_t i = 0; i < inputs.size(); i++) {
-        Buffer out = checked.check(outputs[i], { "output", i });
+        Buffer out = checked.check_output(outputs[i], { "output", i });
         check(out, checked.check(inputs[i], { "input", i }));
     }
 }

@@ -7,21 +7,13 @@
 #include "shim/work.hpp"
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <algorithm>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <cstring>
 
 namespace tutti {
 
-/* Hides the copies from autograd, and from a Python mode that is active on the waiting thread. */
-struct WithoutObservers {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    c10::impl::ExcludeDispatchKeyGuard below_python{
-        c10::DispatchKeySet({ c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot })
-    };
-};
 static c10::Stream device_get_current_stream(c10::Device device)
 {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -76,15 +68,22 @@ void Footprint::fetch()
     /* This includes the devices of pure outputs: the result may arrive on another stream than their last user's. */
     for (c10::Device device : involved) device_get_current_stream(device).synchronize();
 }
+/* No profiler sees these copies, because its callbacks may need the GIL. */
 void Footprint::unpack() const
 {
     for (const Part &part : parts_) std::memcpy(part.to, part.from, part.bytes);
+    if (returns_.empty()) return;
+    WithoutObservers unobserved;
+    at::DisableRecordFunctionGuard unrecorded;
+    for (const Copy &copy : returns_)
+        if (copy.to.device().is_cpu()) copy.to.copy_(copy.from);
 }
 void Footprint::deliver(std::vector<c10::Event> &events) const
 {
     WithoutObservers unobserved;
     std::vector<c10::Device> written;
     for (const Copy &copy : returns_) {
+        if (copy.to.device().is_cpu()) continue;
         c10::Stream stream = device_get_current_stream(copy.to.device());
         /* The copy blocks if the buffer is unpinned, because the buffer may be freed right after this call. */
         copy.to.copy_(copy.from, /*non_blocking=*/device_can_pin_memory(stream.device()));
@@ -104,11 +103,7 @@ std::vector<c10::Device> Footprint::devices() const
     for (const at::Tensor &tensor : outputs) devices_add_from_tensor(found, tensor);
     return found;
 }
-Extent tensor_get_extent(const at::Tensor &tensor)
-{
-    return { tensor.device(), static_cast<const char *>(tensor.const_data_ptr()), tensor.nbytes() };
-}
-std::vector<Extent> Footprint::written_on_devices() const
+std::vector<Extent> Footprint::written_by_copy() const
 {
     std::vector<Extent> extents;
     for (const Copy &copy : returns_) extents.push_back(tensor_get_extent(copy.to));
@@ -138,8 +133,7 @@ static PendingCopies *&pending_copies_pointer()
 static PendingCopies &pending_copies_get() { return *pending_copies_pointer(); }
 void PendingCopy::reset_in_child() { pending_copies_pointer() = new PendingCopies; }
 PendingCopy::PendingCopy(Operation &of)
-    : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of),
-      written_(of.footprint.written_on_devices())
+    : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of), written_(of.footprint.written_by_copy())
 {}
 void PendingCopy::enqueue()
 {

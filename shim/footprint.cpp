@@ -61,15 +61,53 @@ static void tensor_check_usable(const char *call, Role role, const at::Tensor &t
             c10::str(call, ": the ", role, " tensor is quantized; use tensor.int_repr() or tensor.dequantize()"));
     if (tensor.is_conj()) call_refuse(call, "the ", role, " tensor is a lazy conjugate; use tensor.resolve_conj()");
     if (tensor.is_neg()) call_refuse(call, "the ", role, " tensor is a lazy negation; use tensor.resolve_neg()");
-    if (!tensor.is_contiguous())
+}
+void tensor_check_contiguous(const char *call, Role role, const at::Tensor &tensor)
+{
+    if (tensor.layout() == at::kStrided && !tensor.is_contiguous())
         call_refuse(call, "the ", role, " tensor is not contiguous (sizes ", tensor.sizes(), ", strides ",
             tensor.strides(), "); use tensor.contiguous() and, for an output, copy the result back");
+}
+/* Returns the distance from the first element to the end of the last one, in elements. */
+static int64_t tensor_get_span(const at::Tensor &tensor)
+{
+    if (tensor.numel() == 0 || tensor.is_contiguous()) return tensor.numel();
+    int64_t span = 1;
+    for (int64_t d = 0; d < tensor.dim(); d++) span += (tensor.size(d) - 1) * tensor.stride(d);
+    return span;
+}
+Extent tensor_get_extent(const at::Tensor &tensor)
+{
+    auto elements = static_cast<size_t>(tensor_get_span(tensor));
+    return { tensor.device(), static_cast<const char *>(tensor.const_data_ptr()), elements * tensor.itemsize() };
+}
+/* Returns the dimensions with several elements, the one with the longest stride first. */
+static std::vector<int64_t> tensor_get_order(const at::Tensor &tensor)
+{
+    std::vector<int64_t> order;
+    for (int64_t d = 0; d < tensor.dim(); d++)
+        if (tensor.size(d) > 1) order.push_back(d);
+    std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
+    return order;
+}
+/* Each dimension must step over all elements of the dimensions with shorter strides. */
+void tensor_check_elements_apart(const char *call, Role role, const at::Tensor &tensor)
+{
+    if (tensor.is_contiguous()) return;
+    std::vector<int64_t> order = tensor_get_order(tensor);
+    int64_t last = 0;
+    for (auto d = order.rbegin(); d != order.rend(); ++d) {
+        if (tensor.stride(*d) <= last)
+            call_refuse(call, "the ", role, " tensor receives a result, but several of its elements share memory ",
+                "(sizes ", tensor.sizes(), ", strides ", tensor.strides(), "); use tensor.clone()");
+        last += (tensor.size(*d) - 1) * tensor.stride(*d);
+    }
 }
 /* Checks the storage, because a tensor without memory still has a shape: a fake one, or one freed by resize_. */
 static char *tensor_get_memory(const char *call, Role role, const at::Tensor &tensor)
 {
     auto *data = static_cast<char *>(tensor.data_ptr());
-    size_t needed = static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
+    size_t needed = static_cast<size_t>(tensor.storage_offset() + tensor_get_span(tensor)) * tensor.itemsize();
     if (data && tensor.storage().nbytes() >= needed) return data;
     call_refuse(call, "the ", role, " tensor has no memory: it needs ", needed, " bytes of a storage that has ",
         data ? tensor.storage().nbytes() : 0, "; was it freed by resize_, or is it a fake tensor?");
@@ -83,13 +121,18 @@ Buffer Footprint::check(const at::Tensor &tensor, Role role)
             *device_, "; move one of them to the other's device");
     Element element = type_get_element(tensor.scalar_type());
     auto count = static_cast<size_t>(tensor.numel());
-    bool here = count && tensor.device().is_cpu();
-    return { here ? tensor_get_memory(call_, role, tensor) : nullptr, count * element.factor, element.dtype,
-        tensor.scalar_type() };
+    char *memory = count && tensor.device().is_cpu() ? tensor_get_memory(call_, role, tensor) : nullptr;
+    return { tensor.is_contiguous() ? memory : nullptr, count * element.factor, element.dtype, tensor.scalar_type() };
+}
+Buffer Footprint::check_output(const at::Tensor &tensor, Role role)
+{
+    Buffer buffer = check(tensor, role);
+    tensor_check_elements_apart(call_, role, tensor);
+    return buffer;
 }
 Buffer Footprint::add(const at::Tensor &tensor, Role role, bool is_read, bool is_written)
 {
-    Buffer buffer = check(tensor, role);
+    Buffer buffer = is_written ? check_output(tensor, role) : check(tensor, role);
     (is_written ? outputs : inputs).push_back(tensor);
     if (!buffer.count || buffer.data) return buffer;
     at::Tensor staging = make_staging_buffer(tensor, tensor.sizes(), tensor.scalar_type());
@@ -97,6 +140,17 @@ Buffer Footprint::add(const at::Tensor &tensor, Role role, bool is_read, bool is
     if (is_written) returns_.push_back({ tensor, staging });
     buffer.data = static_cast<char *>(staging.data_ptr());
     return buffer;
+}
+/* Requests have a label of 64 bits, so the order of more than 14 dimensions finds no place in it. */
+void FlatTensor::flatten()
+{
+    constexpr int64_t most = 14;
+    bool plain = !given_.is_conj() && !given_.is_neg() && !given_.is_meta();
+    if (!plain || given_.dim() > most || !given_.is_non_overlapping_and_dense()) return;
+    WithoutObservers unobserved;
+    flat_ = given_.as_strided({ given_.numel() }, { 1 });
+    for (int64_t d : tensor_get_order(given_)) label = label << 4 | static_cast<uint64_t>(d + 1);
+    label |= TUTTI_LABEL_ORDER;
 }
 const at::Tensor &tensors_get_single(const char *call, const std::vector<at::Tensor> &tensors)
 {
@@ -131,6 +185,7 @@ static double reduction_get_premul_factor(const char *call, const c10d::ReduceOp
             "PREMUL_SUM comes without its factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
     return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
+bool reduction_takes_label(const c10d::ReduceOp &op) { return op.op_ != c10d::ReduceOp::PREMUL_SUM; }
 Reduction reduction_from_torch(const char *call, const c10d::ReduceOp &op, const Buffer &buffer)
 {
     if (c10::isComplexType(buffer.type) && !c10d::isComplexViewAsRealAllowed(op))
@@ -168,7 +223,8 @@ PartList::PartList(Footprint &of, const char *role, const Tensors &tensors) : of
     }
     if (!make_addressable()) pack();
 }
-/* Returns false if a part is on a device, or if its distance from the lowest address is no multiple of an element. */
+/* Returns false if a part is on a device or not contiguous, or if its distance from the lowest address is no multiple
+ * of an element. */
 bool PartList::make_addressable()
 {
     size_t element = tutti_dtype_bytes(parts[0].dtype);
@@ -226,14 +282,22 @@ void PartList::check_even() const
             call_refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ",
                 counts[0]);
 }
+/* Tensors with gaps may lie within each other, as columns of a matrix do, so only their first elements are compared. */
+static bool tensors_overlap(const at::Tensor &one, const at::Tensor &other)
+{
+    Extent here = tensor_get_extent(one), there = tensor_get_extent(other);
+    bool dense = one.is_non_overlapping_and_dense() && other.is_non_overlapping_and_dense();
+    return extents_overlap(here, there) && (dense || here.data == there.data);
+}
 /* A list in the order of addresses needs no comparison of pairs. */
 void PartList::check_disjoint() const
 {
     const char *end = nullptr;
     for (size_t q = 0; q < parts.size(); q++) {
+        tensor_check_elements_apart(of_.call(), { role_, q }, tensors_[q]);
         Extent part = tensor_get_extent(tensors_[q]);
         for (size_t earlier = 0; part.data < end && earlier < q; earlier++)
-            if (extents_overlap(part, tensor_get_extent(tensors_[earlier])))
+            if (tensors_overlap(tensors_[q], tensors_[earlier]))
                 call_refuse(of_.call(), Role{ role_, earlier }, " and ", Role{ role_, q },
                     " overlap in memory, so what one rank sends would overwrite what another sends; give each rank a "
                     "tensor of its own");

@@ -1,10 +1,13 @@
 /* The memory that one operation touches, as buffers on the host. A tensor that the core cannot use is refused here, and
  * the error names the tensor and a remedy. A tensor on another device gets a staging buffer on the host: its contents
- * are fetched before the operation starts, and results are delivered to the device afterwards. */
+ * are fetched before the operation starts, and results are delivered to the device afterwards. So does a tensor on the
+ * host that is not contiguous; its elements travel in the order of its indices. */
 #pragma once
 #include "shim/communicator.hpp"
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/StringUtil.h>
 #include <memory>
 #include <ostream>
@@ -19,6 +22,13 @@ template <typename... Pieces> [[noreturn]] void call_refuse(const char *call, co
     error_throw(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", pieces...));
 }
 
+/* Hides the shim's own calls of torch from autograd, and from a Python mode that is active on the thread. */
+struct WithoutObservers {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::impl::ExcludeDispatchKeyGuard below_python{
+        c10::DispatchKeySet({ c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot })
+    };
+};
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
@@ -47,9 +57,9 @@ struct Part {
     const void *from;
     size_t bytes;
 };
-/* One copy between a tensor on a device and its staging buffer, in either direction. */
+/* One copy between a tensor and its staging buffer, in either direction. */
 struct Copy { at::Tensor to, from; };
-/* The address range of a tensor on its device. */
+/* The address range of a tensor on its device, from the first element to the last one. */
 struct Extent {
     c10::Device device;
     const char *data;
@@ -66,22 +76,26 @@ class Footprint {
     Buffer input(const at::Tensor &tensor, Role role = { "input" }) { return add(tensor, role, true, false); }
     Buffer output(const at::Tensor &tensor, Role role = { "output" }) { return add(tensor, role, false, true); }
     Buffer update(const at::Tensor &tensor, Role role = { "input" }) { return add(tensor, role, true, true); }
-    /* Refuses an unsuitable tensor without adding any. The buffer of a tensor on another device has data = NULL. */
+    /* Refuses an unsuitable tensor without adding any. The buffer has data = NULL if the core cannot use the tensor in
+     * place: on another device, and if it is not contiguous. */
     Buffer check(const at::Tensor &tensor, Role role);
+    /* Refuses as well a tensor that cannot receive a result, because its elements share memory. */
+    Buffer check_output(const at::Tensor &tensor, Role role);
     const char *call() const { return call_; }
 
-    /* True if a tensor is on another device than the host. */
+    /* True if a tensor is on another device than the host, or is not contiguous. */
     bool staged() const { return !fetches_.empty() || !returns_.empty(); }
-    /* Copies inputs from their devices before the operation. It synchronizes the current streams of all devices. */
+    /* Copies inputs to their buffers before the operation. It synchronizes the current streams of all devices. */
     void fetch();
-    /* Copies packed results to their tensors on the host, on any thread, after the operation has succeeded. */
+    /* Copies results from their buffers to tensors on the host, on any thread, after the operation has succeeded. */
     void unpack() const;
     /* Enqueues the copies to the devices on their current streams, then adds an event for each device to `events`. The
      * caller has called unpack() before. */
     void deliver(std::vector<c10::Event> &events) const;
     /* Returns the devices of the tensors, without the host. */
     std::vector<c10::Device> devices() const;
-    std::vector<Extent> written_on_devices() const;
+    /* Returns the memory of the tensors that get their results by a copy. */
+    std::vector<Extent> written_by_copy() const;
     bool touches(const std::vector<Extent> &written) const;
 
     /* The tensors as the caller gave them. */
@@ -99,6 +113,26 @@ class Footprint {
     Tensors staging_buffers_;
     std::vector<Part> parts_;
     std::vector<Copy> fetches_, returns_;
+};
+
+/* A tensor of a collective that treats every element alike, so any order of elements is right that is the same on all
+ * ranks. A tensor that fills its range of memory in another order than a contiguous one (channels_last, transposed) is
+ * used as it lies, as a flat view. Every other tensor stays as it is. */
+class FlatTensor {
+  public:
+    /* With `as_it_lies` false, as for a call that cannot have a label, the tensor stays as it is. */
+    explicit FlatTensor(const at::Tensor &given, bool as_it_lies = true) : given_(given)
+    {
+        if (as_it_lies && given.defined() && given.layout() == at::kStrided && !given.is_contiguous()) flatten();
+    }
+    const at::Tensor &tensor() const { return label ? flat_ : given_; }
+    /* The label of the request, by which the ranks compare the order. 0: the order is that of the indices. */
+    uint64_t label = 0;
+
+  private:
+    void flatten();
+    const at::Tensor &given_;
+    at::Tensor flat_;
 };
 
 /* A list of tensors as one buffer of the core. The buffer begins at the lowest address of the list, and offsets lead to
@@ -145,8 +179,14 @@ struct Reduction {
     tutti_op op;
     double factor;
 };
+/* False if requests with the reduction cannot have a label. */
+bool reduction_takes_label(const c10d::ReduceOp &op);
 Reduction reduction_from_torch(const char *call, const c10d::ReduceOp &op, const Buffer &buffer);
 
+/* Refuses a tensor whose elements share memory, as those of an expanded tensor do, so that it cannot take a result. */
+void tensor_check_elements_apart(const char *call, Role role, const at::Tensor &tensor);
+/* Refuses a tensor that is not contiguous. */
+void tensor_check_contiguous(const char *call, Role role, const at::Tensor &tensor);
 const at::Tensor &tensors_get_single(const char *call, const Tensors &tensors);
 /* Returns torch's name of a type without "torch.". */
 std::string type_get_name(at::ScalarType type);

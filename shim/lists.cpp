@@ -45,8 +45,8 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
         lists_check_equal_lengths("all_gather_coalesced", of_rank.size(), inputs.size());
         for (size_t i = 0; i < inputs.size(); i++) {
             Role here{ "output", i }, there{ "input", i };
-            buffers_check_same_type(call.name(), checked.check(of_rank[i], here), here, checked.check(inputs[i], there),
-                there);
+            buffers_check_same_type(call.name(), checked.check_output(of_rank[i], here), here,
+                checked.check(inputs[i], there), there);
         }
     }
     return coalesce(call, inputs, [&] {

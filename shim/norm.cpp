@@ -12,6 +12,7 @@ struct Rows { Buffer buffer; size_t count, columns; };
 static Rows norm_rows_from_tensor(Footprint &footprint, const at::Tensor &tensor, Take take)
 {
     Buffer b = (footprint.*take)(tensor, { "input" });
+    tensor_check_contiguous(footprint.call(), { "input" }, tensor);
     if (b.type != at::kFloat && b.type != at::kBFloat16 && b.type != at::kHalf)
         call_refuse(footprint.call(), "the input is ", type_get_name(b.type),
             "; only rows of float32, bfloat16 and float16 can be normalised");
@@ -26,6 +27,7 @@ static void *norm_add_operand(Footprint &footprint, const at::Tensor &tensor, co
 {
     if (!tensor.defined()) return nullptr;
     Buffer b = (footprint.*take)(tensor, { role });
+    tensor_check_contiguous(footprint.call(), { role }, tensor);
     buffers_check_same_type(footprint.call(), b, { role }, rows.buffer, { "input" });
     if (b.count != count)
         call_refuse(footprint.call(), "the ", role, " has sizes ", tensor.sizes(), ": it must have ", count,

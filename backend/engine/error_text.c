@@ -7,6 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The digits of an order, below the upper 8 bits of its label. */
+enum { ORDER_DIMENSIONS = 14 };
+#define ORDER_BITS (~UINT64_C(0) >> 8)
+
 /* The row comes from a peer's declaration, so it may be out of range. */
 static const char *error_text_algorithm_name(uint64_t row)
 {
@@ -34,6 +38,24 @@ void error_text_of_call(const struct declaration *declaration, char *out, size_t
         snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)declaration->count, dtype, op,
             root, error_text_algorithm_name(declaration->algorithm));
 }
+/* Tensors that are not contiguous have a label with the order of their dimensions. */
+static bool declaration_has_order(const struct declaration *declaration)
+{
+    bool labelled = declaration->op != TUTTI_PREMUL_SUM && declaration->op != OP_OF_ROWS;
+    return labelled && (declaration->bits & ~ORDER_BITS) == TUTTI_LABEL_ORDER;
+}
+static void error_text_add_label(const struct declaration *declaration, char *out, size_t bytes)
+{
+    if (!declaration_has_order(declaration)) {
+        snprintf(out, bytes, ", label %llu", (unsigned long long)declaration->bits);
+        return;
+    }
+    size_t used = (size_t)snprintf(out, bytes, ", dimensions in the memory order");
+    for (int shift = ORDER_DIMENSIONS * 4; shift && used < bytes;) {
+        unsigned dimension = (unsigned)(declaration->bits >> (shift -= 4)) & 15;
+        if (dimension) used += (size_t)snprintf(out + used, bytes - used, " %u", dimension - 1);
+    }
+}
 /* Adds the properties that must also agree, but seldom differ. */
 static void error_text_add_details(const struct declaration *declaration, char *out, size_t bytes)
 {
@@ -44,8 +66,10 @@ static void error_text_add_details(const struct declaration *declaration, char *
         error_text_algorithm_name(declaration->algorithm));
     if (declaration->op == TUTTI_PREMUL_SUM && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
-    else if (declaration->bits && declaration->op != OP_OF_ROWS && used < bytes)
-        used += (size_t)snprintf(out + used, bytes - used, ", label %llu", (unsigned long long)declaration->bits);
+    else if (declaration->bits && declaration->op != OP_OF_ROWS && used < bytes) {
+        error_text_add_label(declaration, out + used, bytes - used);
+        used = strlen(out);
+    }
     if (declaration->tile_bytes && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes",
             (unsigned long long)declaration->tile_bytes);
@@ -69,9 +93,12 @@ void error_text_of_disagreement(const struct group *group, int rank, const struc
     }
     snprintf(out, bytes,
         "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
-        "calls %s%s; all ranks must make the same calls in the same order",
+        "calls %s%s; all ranks must make the same calls in the same order%s",
         (unsigned long long)call->sequence, group->name, rank, here, other, there,
-        its_call->sequence != call->sequence ? " (and has made a different number of calls)" : "");
+        its_call->sequence != call->sequence ? " (and has made a different number of calls)" : "",
+        call->bits != its_call->bits && (declaration_has_order(call) || declaration_has_order(its_call))
+            ? ", with tensors of the same strides: use tensor.contiguous() on all ranks"
+            : "");
 }
 void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes)
 {

@@ -105,6 +105,17 @@ def all_reduce_norm(world, make, later):
     return [], [x, residual]
 
 
+def all_reduce_transposed(world, make, later):
+    x = make(numbers(world.rank, 5, 3))
+    return [dist.all_reduce(x.t(), async_op=later)], [x]
+
+
+def all_gather_strided(world, make, later):
+    whole = make(torch.zeros(world.size, 4, 6))
+    inputs = make(numbers(world.rank, 3, 4)).t()
+    return [dist.all_gather([part[:, ::2] for part in whole], inputs, async_op=later)], [whole]
+
+
 def broadcast(world, make, later):
     x = make(numbers(world.rank, 7))
     return [dist.broadcast(x, world.size - 1, async_op=later)], [x]
@@ -218,10 +229,10 @@ def coalesced_gathers(world, make, later):
 
 
 OPERATIONS = [all_reduce, all_reduce_norm, all_reduce_of_types, all_reduce_max, all_reduce_avg_of_slice,
-              all_reduce_of_nothing, all_reduce_coalesced, broadcast, reduce, all_gather, all_gather_uneven,
-              all_gather_into_tensor, all_gather_in_place, gather, scatter, reduce_scatter, reduce_scatter_uneven,
-              reduce_scatter_tensor, all_to_all_single, all_to_all_single_uneven, all_to_all, messages,
-              batch_of_messages, coalesced, coalesced_gathers]
+              all_reduce_of_nothing, all_reduce_coalesced, all_reduce_transposed, broadcast, reduce, all_gather,
+              all_gather_uneven, all_gather_strided, all_gather_into_tensor, all_gather_in_place, gather, scatter,
+              reduce_scatter, reduce_scatter_uneven, reduce_scatter_tensor, all_to_all_single,
+              all_to_all_single_uneven, all_to_all, messages, batch_of_messages, coalesced, coalesced_gathers]
 
 
 def on_cpu(world, operation):

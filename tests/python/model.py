@@ -19,9 +19,10 @@ MOVING = ["broadcast", "all_gather", "all_gather_uneven", "all_gather_single", "
           "scatter", "all_to_all", "all_to_all_single", "all_to_all_single_uneven", "all_gather_coalesced",
           "managed_all_gather"]
 IN_PLACE = ["all_reduce", "reduce", "broadcast", "all_reduce_coalesced", "managed_all_reduce", "mixed"]
-# a layout that is refused would be refused on some ranks only, and the others would wait for them
-ALWAYS_CONTIGUOUS = ["gather", "scatter", "all_gather_in_place", "reduce_scatter_in_place", "all_gather_uneven",
-                     "reduce_scatter_uneven", "all_to_all", "all_to_all_single_uneven"]
+ALWAYS_CONTIGUOUS = ["all_gather_in_place", "reduce_scatter_in_place"]
+# an expanded output would be refused on some ranks only, and the others would wait for them
+NEVER_EXPANDED = ["gather", "scatter", "all_gather_uneven", "reduce_scatter_uneven", "all_to_all",
+                  "all_to_all_single_uneven"]
 COUNTS = [1, 0, 7, 3000]                                # of a message, by its tag
 ANY_SOURCE = 4                                          # messages with this tag or a higher one come from any rank
 
@@ -142,11 +143,16 @@ def receives(step, size, rank):
 
 
 def inputs_of(step, size, rank):
-    return [input_bytes(step, rank, i, math.prod(shape)) for i, shape in enumerate(brings(step, size, rank))]
+    found = [input_bytes(step, rank, i, math.prod(shape)) for i, shape in enumerate(brings(step, size, rank))]
+    if found and overlaps_itself(brings(step, size, rank)[0], step.layout):
+        rows = brings(step, size, rank)[0][0]
+        found[0] = numpy.tile(found[0][:len(found[0]) // rows], rows)
+    return found
 
 
 def strides_of(shape, layout):
-    """plain and slice (which begins within a larger storage) are contiguous; the others are where a shape lets them."""
+    """plain and slice (which begins within a larger storage) are contiguous, transposed is dense, every_second has
+    gaps, elements of expanded may share memory."""
     ascending = layout == "transposed"
     strides, step = [], 2 if layout == "every_second" else 1
     for length in shape if ascending else reversed(shape):
@@ -156,8 +162,9 @@ def strides_of(shape, layout):
     return [0, *strides[1:]] if layout == "expanded" and shape else strides
 
 
-def contiguous(shape, layout):
-    return torch.empty(0, dtype=torch.uint8, device="meta").as_strided(shape, strides_of(shape, layout)).is_contiguous()
+def overlaps_itself(shape, layout):
+    """Do several elements share memory?"""
+    return layout == "expanded" and 0 not in shape and shape[:1] > (1,)
 
 
 # ---- what is refused ----
@@ -167,9 +174,10 @@ def refusals(step, size):
     if step.kind in REDUCING:
         found += undefined(step.dtype, step.op)
     if step.kind in MOVING + REDUCING:
-        for shapes, layout in ((brings(step, size, 0), step.layout), (receives(step, size, 0), step.landing)):
-            if shapes and not contiguous(shapes[0], layout):
-                found.append(("ValueError", "not contiguous"))
+        in_place = step.kind in IN_PLACE
+        shapes = (brings if in_place else receives)(step, size, 0)
+        if shapes and overlaps_itself(shapes[0], step.layout if in_place else step.landing):
+            found.append(("ValueError", "share memory"))
     return found
 
 

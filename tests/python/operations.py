@@ -36,17 +36,23 @@ class Operand:
         self.first = GUARD + (size if layout == "slice" else 0)
         self.bytes, self.content = count * size, content
         room = torch.full((self.first + 2 * self.bytes + GUARD + 15 & ~15,), FILL, dtype=torch.uint8)
-        self.storage = room.numpy()
+        self.storage, strides = room.numpy(), model.strides_of(shape, layout)
+        self.shape, self.strides = (*shape, size), (*(stride * size for stride in strides), 1)
         if content is not None:
-            self.storage[self.first:self.first + self.bytes] = content
+            self.elements(self.storage)[...] = numpy.asarray(content).reshape(self.shape)
         self.tensor = room[self.first:self.first + len(room[self.first:]) // size * size].view(getattr(torch, dtype))
-        self.tensor = self.tensor.as_strided(shape, model.strides_of(shape, layout))
+        self.tensor = self.tensor.as_strided(shape, strides)
+
+    def elements(self, storage):
+        """The bytes of the tensor's elements in the order of their indices, as a view."""
+        return numpy.lib.stride_tricks.as_strided(storage[self.first:], self.shape, self.strides)
 
     def now(self):
-        return self.storage[self.first:self.first + self.bytes].tobytes()
+        return self.elements(self.storage).tobytes()
 
     def guarded(self):
-        beside = numpy.delete(self.storage, numpy.s_[self.first:self.first + self.bytes])
+        beside = self.storage.copy()
+        self.elements(beside)[...] = FILL
         return bool((beside == FILL).all())
 
 

@@ -11,7 +11,9 @@ from operations import verdict
 
 LONGEST = 24
 WAYS = ["sync", "wait", "future", "drop"]
-LAYOUTS = [*["plain"] * 5, *["slice"] * 4, "transposed", "every_second", "expanded"]
+CONTIGUOUS = [*["plain"] * 5, *["slice"] * 4]
+NOT_EXPANDED = [*CONTIGUOUS, "transposed", "every_second"]
+LAYOUTS = [*NOT_EXPANDED, "expanded"]
 
 PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS]
 DEFINED = [pair for pair in PAIRS if not undefined(*pair)]
@@ -45,7 +47,8 @@ SMALL_SETTLED = [pair for pair in DEFINED if settled_if_small(*pair)]
 def collectives(choose, kinds, pairs, seeds=SEEDS):
     dtype, op = choose(draw.sampled_from(pairs))
     kind = choose(draw.sampled_from(kinds))
-    layouts = draw.sampled_from(LAYOUTS[:9] if kind in model.ALWAYS_CONTIGUOUS else LAYOUTS)
+    layouts = draw.sampled_from(CONTIGUOUS if kind in model.ALWAYS_CONTIGUOUS else
+                                NOT_EXPANDED if kind in model.NEVER_EXPANDED else LAYOUTS)
     return Step(kind, choose(GROUPS), dtype, choose(SHAPES), op, choose(RANKS), choose(layouts), choose(layouts),
                 choose(draw.sampled_from(WAYS)), choose(seeds))
 
@@ -54,7 +57,7 @@ def collectives(choose, kinds, pairs, seeds=SEEDS):
 def messages(choose):
     message = draw.tuples(RANKS, RANKS, draw.integers(0, 7))
     return Step("messages", choose(GROUPS), choose(draw.sampled_from(DTYPES)),
-                layout=choose(draw.sampled_from(LAYOUTS[:9])), landing=choose(draw.sampled_from(LAYOUTS[:9])),
+                layout=choose(draw.sampled_from(NOT_EXPANDED)), landing=choose(draw.sampled_from(NOT_EXPANDED)),
                 how=choose(draw.sampled_from(["sync", "batch", "wait", "drop"])), seed=choose(SEEDS),
                 messages=tuple(choose(draw.lists(message, min_size=1, max_size=8))))
 

@@ -36,8 +36,6 @@ def tensors(call):
     return {
         "freed": (ValueError, ["has no memory", "32 bytes", "resize_"], lambda: call(freed())),
         "fake": (ValueError, ["has no memory", "fake"], lambda: call(fake())),
-        "non-contiguous": (ValueError, ["not contiguous", "strides [1, 4]", ".contiguous()"],
-                           lambda: call(torch.ones(3, 4).t())),
         "sparse": (ValueError, ["layout SparseCsr", "to_dense"], lambda: call(torch.ones(3, 3).to_sparse_csr())),
         "meta": (ValueError, ["meta device"], lambda: call(torch.ones(3, device="meta"))),
         "conjugate": (ValueError, ["resolve_conj"], lambda: call(torch.ones(3, dtype=torch.complex64).conj())),
