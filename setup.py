@@ -1,11 +1,12 @@
-"""Builds libtutti with CMake and the extension torch_tutti._C against the torch that is installed, and puts both into
-the package.
+"""Builds libtutti with CMake and the extension of torch_tutti against the installed torch, and puts both into the
+package.
 
     pip install --no-build-isolation -e .       from a checkout
-    pip wheel --no-build-isolation --no-deps .  for others with the same minor versions of torch and Python
+    pip install --no-build-isolation .          from an unpacked source distribution
 
-torch's C++ interface changes with every minor version, so the package requires the one that it was built for, and
-remembers it (torch_tutti/_build.py).
+torch's C++ interface changes with every minor version, so the extension is named after its torch (_C_2_13), and the
+package requires that version. script/wheel makes wheels that serve several versions. It sets TUTTI_WHEEL_TORCH to the
+requirement of these wheels, such as "torch>=2.11,<2.16", and adds what it has compiled itself.
 """
 import os
 import re
@@ -14,17 +15,18 @@ import subprocess
 from pathlib import Path
 
 import setuptools
+from setuptools.command.build_ext import build_ext
 
 try:
     import torch
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 except ImportError as error:
-    raise SystemExit(f"tutti is built against an installed torch, and there is none here ({error}). Install torch "
-                     "(2.11 or later), then run: pip install --no-build-isolation -e .") from None
+    torch, BuildExtension, no_torch = None, build_ext, error    # enough for a source distribution
 
 ROOT = Path(__file__).resolve().parent
 CORE = Path("build") / "python"
 PACKAGE = Path("shim") / "torch_tutti"
+COMPILE_FLAGS = (ROOT / "shim/compile_flags").read_text().split()
 
 
 def version() -> str:
@@ -32,9 +34,14 @@ def version() -> str:
     return re.search(r'TUTTI_VERSION "([^"]+)"', (ROOT / "include/tutti.h").read_text())[1]
 
 
-def torch_built_for() -> str:
+def torch_minor() -> str:
+    """The minor version of the installed torch, such as "2.13"."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def torch_required() -> str:
     """What pip is to require."""
-    return "torch==" + ".".join(torch.__version__.split(".")[:2]) + ".*"
+    return os.environ.get("TUTTI_WHEEL_TORCH") or (f"torch=={torch_minor()}.*" if torch else "torch")
 
 
 def use_ccache() -> None:
@@ -68,38 +75,62 @@ def harden(extension: setuptools.Extension) -> None:
     extension.extra_link_args += (ROOT / CORE / "hardening/link").read_text().split()
 
 
+def copy_interface(place: Path) -> None:
+    """The headers and tutti.pc, for programs in C."""
+    (place / "include").mkdir(parents=True, exist_ok=True)
+    for header in ROOT.glob("include/*.h"):
+        shutil.copy2(header, place / "include")
+    (place / "pkgconfig").mkdir(exist_ok=True)
+    text = (ROOT / "c_api/tutti.pc.in").read_text().replace("@VERSION@", version())
+    (place / "pkgconfig/tutti.pc").write_text(text)
+
+
 class Build(BuildExtension):
-    """The extension, and beside it the library it is linked with, its header, and a note of the torch it is for."""
+    """The extension, and beside it the library it is linked with, and what programs in C need."""
 
     def run(self) -> None:
+        if not torch:
+            raise SystemExit(f"tutti is built against an installed torch, and there is none here ({no_torch}). Install "
+                             "torch (2.11 or later), then run: pip install --no-build-isolation -e .")
         use_ccache()
         library = build_core()
         for extension in self.extensions:
             harden(extension)
         super().run()
         place = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
-        (place / "include").mkdir(parents=True, exist_ok=True)
-        for header in ROOT.glob("include/*.h"):
-            shutil.copy2(header, place / "include")
-        note = f'"""Written by setup.py."""\nTORCH_VERSION = "{torch.__version__}"\n'
-        (place / "_build.py").write_text(note)
+        for old in set(place.glob("_C*.so")) - {ROOT / self.get_ext_fullpath(e.name) for e in self.extensions}:
+            old.unlink()                                # it was linked with another libtutti
+        copy_interface(place)
         incoming = place / "libtutti.so.incoming"       # replaced, not overwritten: who runs keeps what it has mapped
         shutil.copy2(library, incoming)
         incoming.replace(place / "libtutti.so")
 
 
-extension = CppExtension(
-    "torch_tutti._C",
-    ["shim/shim.cpp", "shim/bindings.cpp"],
-    include_dirs=[str(ROOT)],
-    library_dirs=[str(ROOT / CORE)],
-    libraries=["tutti"],
-    depends=[str(path) for pattern in ("shim/*.?pp", "include/*.h") for path in ROOT.glob(pattern)],
-    extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra",
-                        "-Wformat=2", "-Wno-deprecated-declarations",
-                        "-Wno-inconsistent-missing-override"],  # clang's; process_group.hpp says why there is none
-    extra_link_args=["-Wl,-rpath,$ORIGIN"],
-)
+class BuildForWheel(build_ext):
+    """Leaves the libraries to script/wheel."""
+
+    def run(self) -> None:
+        copy_interface(Path(self.build_lib) / "torch_tutti")
+
+
+def extension_for_torch() -> setuptools.Extension:
+    return CppExtension(
+        f"torch_tutti._C_{torch_minor().replace('.', '_')}",
+        ["shim/shim.cpp", "shim/bindings.cpp"],
+        include_dirs=[str(ROOT)],
+        library_dirs=[str(ROOT / CORE)],
+        libraries=["tutti"],
+        depends=[str(path) for pattern in ("shim/*.?pp", "include/*.h") for path in ROOT.glob(pattern)],
+        extra_compile_args=list(COMPILE_FLAGS),
+        extra_link_args=["-Wl,-rpath,$ORIGIN"],
+    )
+
+
+if torch and not os.environ.get("TUTTI_WHEEL_TORCH"):
+    extensions, build = [extension_for_torch()], Build.with_options(use_ninja=shutil.which("ninja") is not None)
+else:
+    extensions = [setuptools.Extension("torch_tutti._C", [])]
+    build = BuildForWheel if os.environ.get("TUTTI_WHEEL_TORCH") else Build
 
 # since setuptools 77 an expression has a field of its own, and is refused beside a classifier
 licence = "license_expression" if int(setuptools.__version__.split(".")[0]) >= 77 else "license"
@@ -129,14 +160,14 @@ setuptools.setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10",
-    install_requires=[torch_built_for()],
+    install_requires=[torch_required()],
     extras_require={"plot": ["matplotlib"], "ucx": ["libucx-cu12"]},
     package_dir={"": "shim"},
     packages=["torch_tutti", "torch_tutti._bench", "torch_tutti._model", "torch_tutti._planning", "torch_tutti.experts",
               "torch_tutti.parallel", "torch_tutti.ps", "torch_tutti.zero"],
     package_data={"torch_tutti": ["py.typed", "*.pyi"]},
-    ext_modules=[extension],
-    cmdclass={"build_ext": Build.with_options(use_ninja=shutil.which("ninja") is not None)},
+    ext_modules=extensions,
+    cmdclass={"build_ext": build},
     entry_points={
         "console_scripts": ["tutti = torch_tutti.cli:main"],
         "torch.backends": ["tutti = torch_tutti._autoload:register"],

@@ -1,4 +1,5 @@
-/* The module torch_tutti._C. Python must have imported torch before it imports this module. */
+/* The module torch_tutti._C. Its file is named after its torch: _C_2_13 for torch 2.13. Python must have imported torch
+ * before it imports this module. */
 #include "shim/memory.hpp"
 #include "shim/process_group.hpp"
 #include <c10/util/ScopeExit.h>
@@ -22,6 +23,13 @@ static std::chrono::milliseconds timeout_from_python(const std::optional<std::ch
     return timeout.value_or(c10d::kUnsetTimeout);
 }
 
+static void unknown_options_refuse(const py::kwargs &unknown)
+{
+    for (auto [name, value] : unknown)
+        throw py::type_error("Options: there is no option \"" + name.cast<std::string>()
+            + "\"; the options are algorithm, timeout and blocking_futures");
+}
+
 static void options_class_bind(py::module_ &module)
 {
     py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options",
@@ -33,7 +41,9 @@ static void options_class_bind(py::module_ &module)
         "that adds\nthem, in the order of the program, as with NCCL. Meant for callbacks that communicate (PowerSGD "
         "with several buckets);\nit costs overlap.\n"
         "An unknown name raises ValueError when the group is made.")
-        .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking) {
+        .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking,
+                          const py::kwargs &unknown) {
+            unknown_options_refuse(unknown);
             auto options = c10::make_intrusive<Options>(std::move(algorithm), timeout_from_python(timeout));
             options->blocking_futures = blocking;
             return options;
@@ -222,10 +232,12 @@ static void memory_functions_bind(py::module_ &module)
         .def("__exit__", [](tutti::SharedBlock &block, const py::args &) { block.exit(); });
 }
 
-PYBIND11_MODULE(_C, module)
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 {
     module.doc() = "The part of torch_tutti that talks to torch's C++ side.";
     module.attr("torch_version") = TORCH_VERSION;
+    module.attr("tutti_version") = TUTTI_VERSION;
+    module.attr("library_version") = tutti_get_version();
     py::module_::import("torch.distributed");
     /* An error finds the module loaded even if the process has run out of memory or file descriptors. */
     py::module_::import("torch_tutti.exceptions");

@@ -7,6 +7,8 @@ from torch import Tensor, dtype
 from torch._C._distributed_c10d import Backend, ProcessGroup, ReduceOp, Store
 
 torch_version: str
+tutti_version: str
+library_version: str
 
 class Options(Backend.Options):
     """Options of one group, for the `pg_options` of init_process_group and new_group."""

@@ -61,9 +61,6 @@ def __getattr__(name: str) -> Any:
         return import_module(f"torch_tutti.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOME_OF[name] == "torch_tutti._C":
-        from torch_tutti._extension import load
-        load()
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

@@ -1,31 +1,17 @@
-"""Loads the C++ extension, once, after making sure that it was built for the torch that is here: with another one the
-dynamic linker's message would name a mangled symbol and nothing that helps.
-"""
+"""Loads the C++ extension for the running torch, once. `_installation` chooses it and explains what may be wrong."""
 from __future__ import annotations
 
 import atexit
 import ctypes
 import os
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from torch_tutti._installation import check_library, check_one_torch, explain_load_error, extension_name
 from torch_tutti._ucx import look_for_wheel
 
 _loaded: ModuleType | None = None
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-def check_torch(built_for: str, installed: str) -> None:
-    """Raises ImportError when the two versions of torch differ in more than the patch level."""
-    if _minor(built_for) == _minor(installed):
-        return
-    raise ImportError(
-        f"torch_tutti was built for torch {_minor(built_for)}, but torch {installed} is installed. Build it again with "
-        "this torch: in a checkout of tutti run script/setup, or pip install --no-build-isolation --no-deps "
-        f"--force-reinstall . there; or install torch {_minor(built_for)} again")
 
 
 def follow_torch_logs() -> None:
@@ -38,22 +24,22 @@ def follow_torch_logs() -> None:
 
 
 def load() -> ModuleType:
-    """The module torch_tutti._C. Raises ImportError that says what to do."""
+    """The extension, which `torch_tutti._C` names, too. Raises ImportError that says what to do."""
     global _loaded
     if _loaded is None:
         import torch
         import torch.distributed  # noqa: F401  the base classes of ours
-        try:
-            from torch_tutti import _build
-        except ImportError:
-            raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
-                              "pip install --no-build-isolation -e .") from None
-        check_torch(_build.TORCH_VERSION, torch.__version__)
+        name = extension_name(torch.__version__)
+        check_one_torch()
         follow_torch_logs()
         look_for_wheel()
-        from torch_tutti import _C
-        atexit.register(_C._quiesce)
-        _loaded = _C
+        try:
+            extension = import_module(f"torch_tutti.{name}")
+        except ImportError as error:
+            raise explain_load_error(error) from None
+        check_library(extension.tutti_version, extension.library_version)
+        atexit.register(extension._quiesce)
+        _loaded = extension
     return _loaded
 
 

@@ -72,6 +72,11 @@ def get_include() -> str:
     return str(_PATH.parent / "include")
 
 
+def pkgconfig_folder() -> str:
+    """The folder of tutti.pc, for PKG_CONFIG_PATH."""
+    return str(_PATH.parent / "pkgconfig")
+
+
 def flags(compiling: bool, linking: bool) -> str:
     """What a C compiler needs besides the program. Programs find the library where it lies now."""
     folder = str(_PATH.parent)
@@ -90,12 +95,9 @@ def version_of(distribution: str) -> str | None:
 def info() -> dict[str, Any]:
     """Versions, instruction set, transports (or why one is missing), limits and settings of this process: what a bug
     report needs."""
-    from torch_tutti import _autoload
-    try:
-        from torch_tutti._build import TORCH_VERSION as built_for
-    except ImportError:
-        built_for = None
-    packages = {"torch-tutti": version_of("torch-tutti"), "torch": version_of("torch"), "built for torch": built_for}
+    from torch_tutti import _autoload, _installation
+    packages = {"torch-tutti": version_of("torch-tutti"), "torch": version_of("torch"),
+                "built for torch": _installation.built_for()}
     return {"packages": packages, "registration problem": _autoload.problem, **json.loads(_text(_library().tutti_info))}
 
 

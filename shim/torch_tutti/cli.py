@@ -50,6 +50,9 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
+    if arguments.pkgconfig:
+        print(_library.pkgconfig_folder())
+        return 0
     both = arguments.cflags == arguments.libs
     print(_library.flags(both or arguments.cflags, both or arguments.libs))
     return 0
@@ -157,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--cflags", action="store_true", help="print only the flags for tutti.h")
     config.add_argument("--libs", action="store_true", help="print only the flags for the library, at link time and "
                                                             "at run time")
+    config.add_argument("--pkgconfig", action="store_true", help="print only the folder of tutti.pc, for "
+                                                                 "PKG_CONFIG_PATH")
     config.set_defaults(run=_config)
     return parser
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import torch_tutti
+from torch_tutti._extension import load
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 PAGE = 0x1000
 FOLDER = Path(torch_tutti.__file__).parent
-LIBRARIES = {"core": FOLDER / "libtutti.so", "extension": next(FOLDER.glob("_C.*.so"))}
+LIBRARIES = {"core": FOLDER / "libtutti.so", "extension": Path(load().__file__)}
 
 
 def listed(tool, *arguments):

@@ -1,5 +1,4 @@
-"""The package around the library: known to torch without an import, quick and harmless to load, clear when built for
-another torch, and the command."""
+"""The package around the library: known to torch without an import, quick and harmless to load; and the command."""
 import ast
 import json
 import os
@@ -106,37 +105,6 @@ def test_autoloaded_modules_import_little():
         modules = {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names}
         modules |= {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}
         assert modules <= {"__future__", "importlib", "typing", "os", "sys"}, name
-
-
-# ---- built for another torch ----
-def test_library_for_another_torch_says_what_to_do():
-    code = """
-import torch, torch_tutti
-from torch_tutti import _build
-_build.TORCH_VERSION = "2.7.1+cu126"
-try:
-    torch_tutti.Options
-except ImportError as error:
-    print(error)
-"""
-    text = forked(code)
-    import torch
-    for piece in ("built for torch 2.7,", torch.__version__, "pip install", "script/setup"):
-        assert piece in text
-    assert "torch-tutti" not in text                    # which no index has
-
-
-def test_patch_levels_do_not_matter():
-    from torch_tutti._extension import check_torch
-    check_torch("2.13.0+cpu", "2.13.7+cu130")
-    with pytest.raises(ImportError):
-        check_torch("2.13.0", "2.14.0")
-
-
-def test_extension_is_for_this_torch():
-    import torch
-    from torch_tutti._extension import load
-    assert torch.__version__.startswith(load().torch_version)
 
 
 # ---- what an installer and a C compiler are told ----
