@@ -40,6 +40,7 @@ tutti_status tutti_get_unique_id(tutti_unique_id *out)
     memset(out, 0, sizeof *out);
     return random_fill(out->bytes, ID_NAME_BYTES);
 }
+/* Refuses a unique id that tutti_get_unique_id did not make. */
 static tutti_status unique_id_check(const tutti_unique_id *id)
 {
     static const unsigned char zero[sizeof id->bytes];

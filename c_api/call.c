@@ -37,6 +37,7 @@ static uint64_t request_get_label(const tutti_request *request)
 {
     return request->struct_size > offsetof(tutti_request, label) ? request->label : 0;
 }
+/* Refuses a request whose options do not go with its queue. */
 static tutti_status request_check_queue(const tutti_request *request, tutti_queue *queue)
 {
     const struct operation *op = (const struct operation *)(const void *)request->reserved;
@@ -49,6 +50,7 @@ static tutti_status request_check_queue(const tutti_request *request, tutti_queu
             "the request is still in its queue: take it with tutti_queue_wait before you use it again");
     return TUTTI_OK;
 }
+/* Refuses a request of an unknown size or with contradicting options. */
 static tutti_status request_check_options(const tutti_request *request)
 {
     size_t size = request->struct_size;
@@ -67,6 +69,7 @@ tutti_status call_check_comm(tutti_comm *comm)
             comm->group.name, comm->group.rank);
     return comm_get_failure(comm);
 }
+/* Refuses an unknown type and sizes beyond the address space. `part_bytes`: bytes of `count` elements. */
 static tutti_status call_check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
 {
     size_t bytes = dtype_bytes(dtype), all;
@@ -133,6 +136,7 @@ static _Thread_local int group_depth;
 _Atomic int call_groups_open;
 static _Thread_local struct grouped *group_first, **group_end;
 
+/* Adds an internal request to the group of calls (tutti_group_start) of this thread. */
 static tutti_status group_add_request(tutti_request **out)
 {
     struct grouped *g = memory_alloc_aligned(sizeof *g);
@@ -179,6 +183,7 @@ static struct operation *request_get_operation(tutti_request *request)
 {
     return (struct operation *)(void *)request->reserved;
 }
+/* Takes timeout, label, factor and algorithm from a request. */
 static tutti_status operation_apply_options(struct operation *op, tutti_request *request)
 {
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);

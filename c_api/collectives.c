@@ -21,6 +21,7 @@ static size_t operation_count_parts(const struct operation *op, enum buffer buff
     bool has = collective_has_buffer((enum collective)op->collective, op->root, op->comm->group.rank, buffer);
     return has ? (size_t)collective_buffer_parts((enum collective)op->collective, buffer, op->comm->group.size) : 0;
 }
+/* Checks the buffers of an operation and stores them. */
 static tutti_status operation_set_buffers(struct operation *op, const void *send, void *recv)
 {
     size_t sent = op->part_bytes * operation_count_parts(op, INPUT),
@@ -49,6 +50,7 @@ static inline bool call_run_fast_path(tutti_comm *comm, struct call *call, const
         && comm->group.generation == process_generation();
     return may && fast_path_run(comm, call, send, recv, out);
 }
+/* Runs a collective: a repeated call on the fast path, any other after checks of its arguments. */
 static tutti_status call_run_collective(struct call *call, const void *send, void *recv, tutti_comm *comm,
     tutti_request *request)
 {
@@ -122,6 +124,7 @@ tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_
 }
 
 /* ---- point to point ---- */
+/* Runs a send or receive. A blocking message to oneself is refused, because no other call could match it. */
 static tutti_status call_run_message(bool is_send, const void *send, void *recv, size_t count, tutti_dtype dtype,
     int peer, uint32_t tag, tutti_comm *comm, tutti_request *request)
 {

@@ -25,6 +25,7 @@ tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int expert
     if (!counts || !first || !rows) return experts_refuse_null();
     return experts_compute_offsets(counts, ranks, experts, padded, first, rows);
 }
+/* Refuses rows of an unknown size or with NULL arrays. `other`: another array of the call. */
 static tutti_status experts_check_rows(const tutti_experts_rows *rows, const void *other)
 {
     if (!rows) return experts_refuse_null();

@@ -44,6 +44,7 @@ static tutti_status arrivals_init(struct barrier_arrivals *a, tutti_comm *comm)
     a->bytes = (unsigned char *)(a->requests + size);
     return tutti_queue_create(&a->queue);
 }
+/* Posts a receive from each rank, with a timeout longer than the barrier's. */
 static tutti_status arrivals_post_receives(struct barrier_arrivals *a, int64_t timeout_ms)
 {
     for (int r = 1; r < a->comm->group.size; r++) {
@@ -55,6 +56,7 @@ static tutti_status arrivals_post_receives(struct barrier_arrivals *a, int64_t t
     }
     return TUTTI_OK;
 }
+/* Waits until all ranks have arrived; `missing` has those that have not. */
 static tutti_status arrivals_await_all(struct barrier_arrivals *a, int64_t timeout_ms, bool *missing)
 {
     int64_t until = clock_deadline(timeout_ms);
@@ -86,6 +88,7 @@ static tutti_status barrier_release(tutti_comm *comm, int64_t timeout_ms)
     for (int r = 1; r < comm->group.size; r++) TRY(barrier_run_message(true, r, all_here_tag, timeout_ms, comm));
     return TUTTI_OK;
 }
+/* Rank 0's part: waits for all ranks, then answers them. After a timeout the group is aborted. */
 static tutti_status barrier_run_on_root(tutti_comm *comm, int64_t timeout_ms, bool *missing)
 {
     struct barrier_arrivals a;

@@ -17,6 +17,7 @@ tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, siz
     *count = size_smaller(each, rows - begin);
     return TUTTI_OK;
 }
+/* Refuses a norm of unknown kind, type or size. */
 static tutti_status norm_check_options(const tutti_norm *norm, size_t columns, const struct operation *op)
 {
     const struct group *group = &op->comm->group;

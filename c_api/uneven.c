@@ -5,6 +5,7 @@
 #include "c_api/call.h"
 #include <stdlib.h>
 
+/* Converts counts and offsets of elements to bytes. `total`: the bytes of the whole buffer. */
 static tutti_status counts_convert_to_bytes(const size_t *counts, const size_t *offsets, int size, size_t bytes,
     size_t *lengths, size_t *starts, size_t *total)
 {

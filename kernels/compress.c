@@ -10,6 +10,7 @@ size_t packing_count_kept(const struct packing *how, size_t count)
     size_t kept = (size_t)how->kept * count / PACKING_GROUP;
     return kept ? kept : 1;
 }
+/* Returns the packed bytes of `count` numbers of one group, with the scales of integer forms. */
 static size_t packing_group_bytes(const struct packing *how, size_t count)
 {
     size_t scales = (count + PACKING_BLOCK - 1) / PACKING_BLOCK * sizeof(float);
@@ -38,6 +39,7 @@ size_t packing_length(const struct packing *how, const void *packed, size_t coun
     memcpy(&kept, packed, sizeof kept);
     return HEAD_BYTES + kept * (size_t)PLACED_BYTES;
 }
+/* True if the places are below `count` and their strips ascend. */
 static bool packing_places_are_valid(const char *places, size_t kept, size_t count)
 {
     uint32_t place, strip = 0;

@@ -52,6 +52,7 @@ static const struct kernels *kernels_get_supported(int index)
     return index >= 0 && index < count ? runs[index] : NULL;
 }
 
+/* Returns the kernels in use; at first those of the best instruction set of this CPU. */
 static const struct kernels *kernels_get_current(void)
 {
     const struct kernels *use = atomic_load_explicit(&current, memory_order_relaxed);

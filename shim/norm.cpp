@@ -9,6 +9,7 @@ using Take = Buffer (Footprint::*)(const at::Tensor &tensor, Role role);
 struct Rows { Buffer buffer; size_t count, columns; };
 } // namespace
 
+/* Checks the tensor and returns its rows. `take`: the member function that adds it to the footprint. */
 static Rows norm_rows_from_tensor(Footprint &footprint, const at::Tensor &tensor, Take take)
 {
     Buffer b = (footprint.*take)(tensor, { "input" });
@@ -36,6 +37,7 @@ static void *norm_add_operand(Footprint &footprint, const at::Tensor &tensor, co
     static char nothing;
     return b.data ? b.data : &nothing;
 }
+/* Fills the core's arguments `out` from torch's tensors. */
 static Rows norm_fill_arguments(Footprint &footprint, const at::Tensor &tensor, const Norm &norm, int rank, int size,
     Take read, Take change, tutti_norm &out)
 {

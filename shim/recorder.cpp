@@ -78,6 +78,7 @@ bool recording_is_on()
 }
 
 /* ---- groups ---- */
+/* Adds a group to the recorder and returns its number. */
 size_t recorded_group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members)
 {
     RecordedGroup made;
@@ -88,6 +89,7 @@ size_t recorded_group_add(const c10d::Backend *group, std::string name, std::vec
     recorder_ring_get().groups.emplace(recorder_ring_get().groups_made, std::move(made));
     return recorder_ring_get().groups_made++;
 }
+/* Records that a group was destroyed. Its records stay until newer ones replace them. */
 void recorded_group_mark_gone(size_t group)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
@@ -103,6 +105,8 @@ std::shared_ptr<torch::CapturedTraceback> python_stack_capture()
 {
     return recorder_ring_get().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
 }
+/* Adds an operation to the ring and returns its id; 0: not recorded. `numbers` are those of its call, which several
+   operations of a coalesced call share. */
 uint64_t record_add_operation(Record record, RecordedNumbers &numbers)
 {
     record.began_ns = clock_now_ns();
@@ -124,6 +128,7 @@ uint64_t record_add_operation(Record record, RecordedNumbers &numbers)
     std::swap(*recorder_ring_get().find(record.id), record);
     return recorder_ring_get().last;
 }
+/* Adds the record that stands for a whole coalesced call. */
 uint64_t record_add_coalesced_end(RecordedNumbers &numbers)
 {
     Record record;
@@ -132,6 +137,7 @@ uint64_t record_add_coalesced_end(RecordedNumbers &numbers)
     record.message = numbers.message_first;
     return record_add_operation(std::move(record), numbers);
 }
+/* Marks an operation whose arguments were refused: it has no number in its group. */
 void record_mark_refused(uint64_t id, RecordedNumbers &numbers)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
@@ -143,6 +149,8 @@ void record_mark_refused(uint64_t id, RecordedNumbers &numbers)
     --(record->message ? group.messages : group.collectives);
     numbers.taken = false;
 }
+/* Records the end of an operation. `alone`: the error is this operation's only, not the group's. `source`: the sender
+   of a message received from any rank. */
 void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
@@ -158,6 +166,7 @@ void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std
     if (size_t any = record->name.rfind("<-any"); any != std::string::npos)
         record->name.replace(any, std::string::npos, "<-" + std::to_string(source));
 }
+/* Reports the first fatal failure of a group, without the lock, because the report runs Python. */
 void record_report_failure(uint64_t id)
 {
     std::string text;
@@ -170,6 +179,7 @@ void record_report_failure(uint64_t id)
     }
     recorder_ring_get().report(text);
 }
+/* Copies the newest `most` operations and all groups. */
 Recording recording_copy_newest(size_t most)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 /* ---- the thread ---- */
+/* Runs the step without the lock, stores its first error, and wakes the waiters. Called with the lock. */
 static void async_step_run_work(struct async_step *async)
 {
     pthread_mutex_unlock(&async->lock);
@@ -19,6 +20,7 @@ static void async_step_run_work(struct async_step *async)
     async->busy = false;
     pthread_cond_broadcast(&async->changed);
 }
+/* The thread: runs each step that async_step_start_work asks for, until `stop`. */
 static void *async_step_thread_main(void *async)
 {
     struct async_step *t = async;

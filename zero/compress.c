@@ -17,6 +17,8 @@ enum { LEAST_SLICE = 16 };
    `kept` elements from `at` on. */
 struct compress_cut { size_t part, slice, at, kept; };
 
+/* Returns this rank's part of an array of `count` numbers: the array is divided into a part for each rank of the host,
+   and a part into a slice for each side (rank of the exchange). */
 static struct compress_cut compressor_cut_array(const tutti_compressor *compressor, size_t count)
 {
     const struct compressed_exchange *exchange = &compressor->exchange;
@@ -38,6 +40,7 @@ static struct numbers compress_cut_get_slice(struct compress_cut k, int side, vo
 }
 
 /* ---- lifetime ---- */
+/* Refuses the call on all ranks (MISMATCH) unless all have the same options. Collective. */
 static tutti_status compression_compare_ranks(tutti_comm *comm, const tutti_compression *how)
 {
     uint64_t digest = compression_digest(how), range[2] = { digest, ~digest };
@@ -92,6 +95,7 @@ tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t co
 }
 
 /* ---- averaging ---- */
+/* Makes room for packed slices and for a residual of `slice` numbers. */
 static tutti_status compressor_reserve_slice(tutti_compressor *compressor, size_t slice)
 {
     TRY(packed_resize(&compressor->packed, &compressor->exchange, slice));
@@ -126,6 +130,8 @@ static tutti_status compressor_average_slice(tutti_compressor *compressor, struc
     for (size_t i = 0; lost && i < mine.count; i++) lost[i] += compressor->rest[i] * (float)exchange->ranks;
     return TUTTI_OK;
 }
+/* Averages this rank's part over the sides: packs and sends one slice to each side, averages the slices that arrive,
+   and sends the average back to all sides. `array` is the residual, `turn` seeds the random rounding. */
 static tutti_status compressor_exchange_slices(tutti_compressor *compressor, struct compress_cut k, void *data,
     tutti_dtype dtype, float *array, uint64_t turn, uint64_t label)
 {

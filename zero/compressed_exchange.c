@@ -153,6 +153,7 @@ struct kept_numbers exchange_split_kept(const struct compressed_exchange *exchan
 {
     return (struct kept_numbers){ array, array && exchange->how.momentum > 0 ? array + count : NULL };
 }
+/* Replaces each gradient g by the momentum m = factor * m + g (deep gradient compression). */
 static void momentum_accumulate(struct numbers n, float *momentum, float factor)
 {
     float *wide = n.at;
@@ -192,6 +193,7 @@ static tutti_status exchange_fail_side(const struct compressed_exchange *exchang
         "them, or it runs another version of tutti",
         exchange_rank(exchange, side), what, bytes);
 }
+/* Rejects received lengths above `most` bytes before memory is written. */
 static tutti_status packed_check_lengths(const struct packed_slices *packed, const struct compressed_exchange *exchange,
     size_t most)
 {
@@ -200,6 +202,7 @@ static tutti_status packed_check_lengths(const struct packed_slices *packed, con
             return exchange_fail_side(exchange, side, "longer than they may be", packed->taken[side]);
     return TUTTI_OK;
 }
+/* Rejects packed bytes of one side that are not a valid packing of `count` numbers. */
 static tutti_status packed_check_side(const struct packed_slices *packed, const struct compressed_exchange *exchange,
     int side, const struct packing *how, const void *from, size_t room, size_t count)
 {

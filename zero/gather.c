@@ -32,6 +32,7 @@ static tutti_status gatherer_commit_unit(struct gatherer *gatherer, int unit)
     if (gatherer->whole_bytes > gatherer->most_bytes) gatherer->most_bytes = gatherer->whole_bytes;
     return TUTTI_OK;
 }
+/* Waits until the unit is not being gathered any more. */
 static tutti_status gatherer_await_unit(struct gatherer *gatherer, int unit)
 {
     struct gathered_unit *gathered = &gatherer->unit[unit];
@@ -51,6 +52,7 @@ static tutti_status gatherer_await_unit(struct gatherer *gatherer, int unit)
         "order: %s",
         unit, why);
 }
+/* Starts to gather a unit: an all-gather of all ranks' slices into its flat array. */
 static tutti_status gatherer_start_unit(struct gatherer *gatherer, int unit)
 {
     const struct unit_partition *u = &gatherer->partition->unit[unit];
@@ -69,6 +71,7 @@ static tutti_status gatherer_start_unit(struct gatherer *gatherer, int unit)
     gatherer->moved_bytes += bytes;
     return TUTTI_OK;
 }
+/* Frees the pages of the unit's flat array; its slice stays. Reads then see NaN. */
 static tutti_status gatherer_free_unit(struct gatherer *gatherer, int unit)
 {
     struct gathered_unit *gathered = &gatherer->unit[unit];
@@ -82,6 +85,7 @@ static void gathered_unit_end_use(struct gathered_unit *gathered)
 {
     gathered->here = gathered->done = gathered->early = false;
 }
+/* Ends all uses of all units, and frees the units. */
 static tutti_status gatherer_free_units(struct gatherer *gatherer)
 {
     for (int u = 0; u < gatherer->partition->units; u++) {
@@ -180,6 +184,7 @@ tutti_status gatherer_scatter_values(struct gatherer *gatherer)
 }
 
 /* ---- lifetime ---- */
+/* Allocates the slice and the flat array of a unit, which begins whole. */
 static tutti_status gatherer_init_unit(struct gatherer *gatherer, int unit)
 {
     struct gathered_unit *gathered = &gatherer->unit[unit];

@@ -34,6 +34,7 @@ void pages_finish(struct pages *p)
 {
     if (p->file >= 0) close(p->file);
 }
+/* Frees the memory of a range and keeps its addresses: they map a file of NaNs, page by page. */
 tutti_status pages_decommit_range(const struct pages *p, void *at, size_t bytes)
 {
     for (size_t done = 0; done < bytes; done += p->file_bytes) {

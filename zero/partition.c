@@ -8,6 +8,7 @@
 enum { LINE_BYTES = 64, SLICE_BYTES = 4096 };
 
 /* ---- checks ---- */
+/* Refuses parameter `i` if it is empty, out of the order of units, or of an unknown group. */
 static tutti_status config_check_parameter(const tutti_zero_config *config, int i)
 {
     const tutti_zero_parameter *p = &config->parameter[i];
@@ -22,6 +23,7 @@ static tutti_status config_check_parameter(const tutti_zero_config *config, int 
             p->group, config->groups);
     return TUTTI_OK;
 }
+/* Refuses a config without parameters, units or groups, with invalid parameters or other types. */
 static tutti_status config_check_model(const tutti_zero_config *config)
 {
     if (config->parameters < 1 || config->units < 1 || config->groups < 1 || !config->parameter || !config->dtype)
@@ -73,6 +75,7 @@ struct slice_piece partition_piece(const struct partition *partition, int parame
     if (from >= to) return (struct slice_piece){ .parameter = parameter };
     return (struct slice_piece){ parameter, from - p->offset, from - begin, to - from };
 }
+/* Lists the pieces of this rank's slices: the part of each parameter that is in its unit's slice. */
 static void partition_find_pieces(struct partition *partition)
 {
     int next = 0;

@@ -27,6 +27,7 @@ static void poll_back_off(int n)
 }
 
 /* ---- lifetime ---- */
+/* Finds hosts and local ranks. SHARED needs the same number of ranks on each host. */
 static tutti_status placement_init_topology(struct zero_placement *placement)
 {
     const struct topology *topology = &placement->places;
@@ -43,6 +44,7 @@ static tutti_status placement_init_topology(struct zero_placement *placement)
             topology->ranks, topology->hosts, topology->largest);
     return TUTTI_OK;
 }
+/* Allocates the flat array of a unit, which the ranks of a host share if the placement is SHARED. */
 static tutti_status placement_allocate_unit(struct zero_placement *placement, int unit)
 {
     struct placed_unit *placed = &placement->placed[unit];
@@ -154,6 +156,8 @@ static void placed_unit_on_gathered(tutti_request *request, void *context)
     trace_span_end(&placed->span);
     if (fine) placed_unit_publish_version(placed);
 }
+/* Starts to exchange updated slices between hosts: this rank sends its slice to the ranks of its local number on other
+   hosts, and receives theirs into the shared array. */
 static tutti_status placed_unit_gather_across(struct zero_placement *placement, struct placed_unit *placed,
     const struct unit_partition *unit, tutti_comm *comm)
 {
@@ -170,6 +174,7 @@ static tutti_status placed_unit_gather_across(struct zero_placement *placement, 
     return tutti_all_gather_v(mine, placed->flat, placement->lengths, placement->offsets, unit->dtype, comm,
         &placed->gathering);
 }
+/* Starts to send this rank's updated slice to all ranks and to receive theirs (REPLICATED). */
 static tutti_status placed_unit_gather_all(struct zero_placement *placement, struct placed_unit *placed,
     const struct unit_partition *unit, tutti_comm *comm)
 {
@@ -208,6 +213,7 @@ static int placed_unit_find_late_rank(const struct zero_placement *placement, co
         if (atomic_load_explicit(&placed->versions_here[i].steps, memory_order_acquire) < steps) return i;
     return -1;
 }
+/* Waits until all ranks of this host have published the version `steps` of their slices of the unit. */
 static tutti_status placement_await_versions(struct zero_placement *placement, int unit, uint64_t steps)
 {
     int64_t deadline_ms = clock_deadline(placement->timeout_ms);
@@ -224,6 +230,7 @@ static tutti_status placement_await_versions(struct zero_placement *placement, i
     }
     return TUTTI_OK;
 }
+/* Waits until the slices of other ranks have arrived. */
 static tutti_status placement_await_gather(struct zero_placement *placement, int unit)
 {
     tutti_status status = tutti_wait(&placement->placed[unit].gathering, placement->timeout_ms);

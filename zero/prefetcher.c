@@ -15,6 +15,7 @@ bool prefetcher_init(struct prefetcher *f, int units)
     return f->past != NULL;
 }
 void prefetcher_finish(struct prefetcher *f) { free(f->past); }
+/* Adds an event (a use of a unit) to the history, which keeps the last `room` to 2 * room events. */
 void prefetcher_record(struct prefetcher *f, int event)
 {
     if (f->count == 2 * f->room) {

@@ -25,6 +25,7 @@ static size_t reducer_slice_bytes(const struct reducer *reducer, int unit)
 static bool reducer_sums_in_place(const struct reducer *reducer) { return reducer->partition->slices == 1; }
 
 /* ---- buffers ---- */
+/* Takes an unused buffer of exactly this size, or returns NULL. */
 static struct gradient_buffer *reducer_take_spare_buffer(struct reducer *reducer, size_t bytes)
 {
     struct gradient_buffer **link = &reducer->spare;
@@ -33,6 +34,7 @@ static struct gradient_buffer *reducer_take_spare_buffer(struct reducer *reducer
     if (found) *link = found->next;
     return found;
 }
+/* Counts the buffers of this size: unused ones, those that gather gradients, and those being sent. */
 static int reducer_count_buffers(const struct reducer *reducer, size_t bytes)
 {
     int count = 0;
@@ -78,6 +80,8 @@ static void reducer_return_buffer(struct reducer *reducer, struct gradient_buffe
 }
 
 /* ---- sums ---- */
+/* Adds the sum of a second round to that of the first. A step has two rounds if gradients of a unit came after its sum
+   had started. */
 static void reducer_add_round(struct reducer *reducer, int unit)
 {
     const struct unit_partition *u = &reducer->partition->unit[unit];
@@ -96,6 +100,7 @@ static void reducer_advance_sums(struct reducer *reducer)
     for (int n = 0; n < reducer->flying_count && sum_advance(&reducer->sums, reducer_get_running_sum(reducer, n)); n++)
         continue;
 }
+/* Waits for the n-th running sum, and returns or keeps its buffer. */
 static tutti_status reducer_complete_sum(struct reducer *reducer, int n)
 {
     int unit = reducer->flying[n];
@@ -124,6 +129,8 @@ static bool reducer_oldest_ends_soon(struct reducer *reducer)
     reducer->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return over;
 }
+/* Gives the unit a buffer for its gradients: an unused one, or a new one. If the limit of buffers is reached, first
+   waits for the oldest sum, but only if that is about to end, since a rank must not wait for another. */
 static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit)
 {
     size_t bytes = reducer_unit_bytes(reducer, unit);
@@ -137,6 +144,7 @@ static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit
     }
     return TUTTI_OK;
 }
+/* Returns where the sum of this rank's slice goes: the first round into `sum`, the second into `more`. */
 static tutti_status reducer_allocate_sum(struct reducer *reducer, int unit, void **out)
 {
     struct gathering_sum *gathering = &reducer->unit[unit];
@@ -149,6 +157,7 @@ static tutti_status reducer_allocate_sum(struct reducer *reducer, int unit, void
     *out = *place;
     return TUTTI_OK;
 }
+/* Starts the sum of a unit's gradients. Its buffer now belongs to the sum, and the unit collects new gradients. */
 static tutti_status reducer_start_sum(struct reducer *reducer, int unit)
 {
     const struct unit_partition *u = &reducer->partition->unit[unit];
@@ -220,6 +229,7 @@ tutti_status reducer_mark_ready(struct reducer *reducer, int parameter)
 }
 
 /* ---- the end of a step ---- */
+/* Sets the gradients that the program has not computed to zero. */
 static tutti_status reducer_fill_absent_gradients(struct reducer *reducer, int unit)
 {
     const struct unit_partition *u = &reducer->partition->unit[unit];
@@ -242,6 +252,8 @@ static tutti_status reducer_complete_sums(struct reducer *reducer)
     while (reducer->flying_count) TRY(reducer_complete_sum(reducer, 0));
     return TUTTI_OK;
 }
+/* Starts the sums of all units that have not begun in this round (1 or 2), in the common order, and waits until all of
+   them are sent. */
 static tutti_status reducer_start_round(struct reducer *reducer, int round)
 {
     while (reducer->begun < round * reducer->partition->units) {
@@ -258,6 +270,8 @@ static tutti_status reducer_start_second_round(struct reducer *reducer)
     TRY(reducer_complete_sums(reducer));
     return reducer_start_round(reducer, 2);
 }
+/* Ends the step's gradients: starts the remaining sums, and exchanges which parameters any rank has used, whether a
+   rank has gradients for a second round, and whether it drops or takes the sums. Collective. */
 static tutti_status reducer_close_and_agree(struct reducer *reducer, bool drops)
 {
     uint8_t *flags = &reducer->used[reducer->partition->parameters];

@@ -36,6 +36,7 @@ tutti_status tutti_zero_claim_pieces(tutti_zero *zero)
     TRY(zero_check_and_await(zero));
     return zero_keep_failure(zero, placement_claim_pieces(&zero->placement, zero->steps));
 }
+/* Copies the pieces that the caller has written to all ranks that read them. */
 static tutti_status zero_begin_pieces(tutti_zero *zero)
 {
     TRY(placement_begin_update(&zero->placement));

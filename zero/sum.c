@@ -66,6 +66,7 @@ static tutti_status sum_start_uncompressed(struct sums *sums, struct gradient_su
 }
 
 /* ---- packed ---- */
+/* Returns the gradients of this unit that go to one side: its slice. */
 static struct numbers sum_get_slice(const struct sums *s, const struct gradient_sum *sum, int side)
 {
     const struct unit_partition *unit = &s->partition->unit[sum->unit];
@@ -86,6 +87,7 @@ static void unit_clear_gaps(const struct sums *sums, int unit, void *array)
         end = i < u->parameters ? p->offset + p->count : 0;
     }
 }
+/* Starts to send the packed slices to all sides. */
 static tutti_status sum_send_packed(struct sums *sums, struct gradient_sum *sum)
 {
     sum->stage = STAGE_SENDING;
@@ -95,6 +97,7 @@ static tutti_status sum_send_packed(struct sums *sums, struct gradient_sum *sum)
     sums->packed_bytes += sum->packed.sent;
     return TUTTI_OK;
 }
+/* Packs a slice for each side, adding the residual, and starts to send them, or first their lengths. */
 static tutti_status sum_pack_slices(struct sums *sums, struct gradient_sum *sum)
 {
     size_t slice = sums->partition->unit[sum->unit].slice;
@@ -187,6 +190,7 @@ tutti_status sum_await_sent(struct sums *sums, struct gradient_sum *sum)
     sum_advance(sums, sum);
     return sum->status;
 }
+/* Waits for a sum. A packed one is then unpacked and averaged into the slice of this rank. */
 tutti_status sum_wait(struct sums *sums, struct gradient_sum *sum)
 {
     const struct unit_partition *unit = &sums->partition->unit[sum->unit];

@@ -32,6 +32,7 @@ tutti_status trace_open(struct trace *trace, size_t events)
     pthread_mutex_unlock(&trace->lock);
     return TUTTI_OK;
 }
+/* Copies at most `capacity` events and returns how many there are. `missed` counts those that did not fit. */
 size_t trace_read(struct trace *trace, tutti_zero_event *out, size_t capacity, size_t *missed)
 {
     pthread_mutex_lock(&trace->lock);

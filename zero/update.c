@@ -32,6 +32,7 @@ void optimizer_finish(struct optimizer *optimizer)
     free(optimizer->state);
     free(optimizer->steps);
 }
+/* Allocates one array of optimizer state for this rank's slice of a unit, if it is wanted and absent. */
 static tutti_status optimizer_allocate_floats(struct optimizer *optimizer, int unit, bool wanted, float **out)
 {
     size_t bytes = optimizer->partition->unit[unit].slice * sizeof(float);
@@ -62,6 +63,7 @@ tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *sl
 }
 
 /* ---- steps ---- */
+/* Computes the factors that the kernel applies to each element in this step (1, 2, …) from the caller's rates. */
 static struct update_factors rule_compute_factors(tutti_zero_rule rule, const tutti_zero_rates *r, double step,
     double scale)
 {
@@ -78,6 +80,7 @@ static struct update_factors rule_compute_factors(tutti_zero_rule rule, const tu
     if (rule == TUTTI_ZERO_ADAMW) f.decay = (float)(1 - r->rate * r->decay);
     return f;
 }
+/* Updates one piece (the part of a parameter in this rank's slice) by the kernel of the rule. */
 static void optimizer_update_piece(const struct optimizer *optimizer, int unit, const struct slice_piece *piece,
     const void *gradient, const struct update_factors *f)
 {

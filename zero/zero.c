@@ -76,6 +76,7 @@ static tutti_status config_check_struct(const tutti_zero_config *config)
             config->struct_size, sizeof *config);
     return config->comm ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the communicator is NULL");
 }
+/* Refuses enums, numbers and combinations of a config that are out of range. */
 static tutti_status config_check_choices(const tutti_zero_config *config)
 {
     if ((unsigned)config->placement >= TUTTI_ZERO_PLACEMENTS || (unsigned)config->rule >= TUTTI_ZERO_RULES
@@ -98,6 +99,7 @@ static tutti_status zero_await_ranks(tutti_zero *zero)
     TRY(reducer_close_step(&zero->reducer));
     return closed ? tutti_barrier(zero->control_comm, NULL) : TUTTI_OK;
 }
+/* Completes all sums of the step, and makes parameters writable: no rank reads them until the next step. */
 static tutti_status zero_settle_and_claim(tutti_zero *zero)
 {
     if (zero->claimed) return TUTTI_OK;
@@ -106,6 +108,7 @@ static tutti_status zero_settle_and_claim(tutti_zero *zero)
     zero->claimed = true;
     return TUTTI_OK;
 }
+/* Updates this rank's slice of a unit, or takes the caller's update, and starts to distribute it. */
 static tutti_status zero_update_unit(tutti_zero *zero, int unit)
 {
     struct reducer *reducer = &zero->reducer;
@@ -131,6 +134,7 @@ static tutti_status zero_update_units(tutti_zero *zero)
     TRY(reducer_begin_step(&zero->reducer));
     return placement_end_update(&zero->placement);
 }
+/* The work of the asynchronous step's thread. After an error no other rank waits for this one. */
 static tutti_status zero_run_async_step(void *zero)
 {
     tutti_status status = zero_update_units(zero);
@@ -176,6 +180,7 @@ static tutti_status zero_compare_models(const tutti_zero *zero, const tutti_zero
         "in the same units and groups, and the placement, the optimizer and the compression be the same, on all ranks",
         zero->partition.rank);
 }
+/* Creates the parts in an order that keeps all ranks' collective calls equal, after a comparison of models. */
 static tutti_status zero_init_parts(tutti_zero *zero, const tutti_zero_config *config)
 {
     tutti_status mine =
@@ -246,6 +251,7 @@ void *tutti_zero_parameter_at(const tutti_zero *zero, int parameter)
     const struct place_of_parameter *p = &zero->partition.parameter[parameter];
     return (char *)placement_flat(&zero->placement, p->unit) + p->offset * zero->partition.unit[p->unit].element;
 }
+/* Takes rank 0's values on all ranks, and copies this rank's pieces into the optimizer state. */
 static tutti_status zero_set_first_values(tutti_zero *zero)
 {
     TRY(placement_broadcast_values(&zero->placement));
@@ -266,6 +272,7 @@ tutti_status tutti_zero_begin(tutti_zero *zero)
 }
 
 /* ---- the events of a step ---- */
+/* Waits until the unit is as new as the last step, and begins a use of it in a forward or backward pass. */
 static tutti_status zero_use_unit(tutti_zero *zero, int unit, bool backward)
 {
     TRY(zero_check_unit(zero, unit));
@@ -320,6 +327,7 @@ tutti_status tutti_zero_settle(tutti_zero *zero)
     trace_record(&zero->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
+/* Computes the norm of all averaged gradients: each rank squares its slices, and all add the results. */
 static tutti_status zero_compute_norm(tutti_zero *zero, double *out)
 {
     double sum = 0;

@@ -54,6 +54,7 @@ bool agree_cause_precedes(const struct agree_cause *x, const struct agree_cause 
     if (x->operation != y->operation) return x->operation < y->operation;
     return x->reporter < y->reporter;
 }
+/* True if the speaker of a host has reported the cause that this rank holds, or the host has no speaker left. */
 static bool agree_host_sent_same_cause(const struct agree *agree, int host)
 {
     int speaker = agree->layout.speakers[host];
@@ -152,6 +153,7 @@ static const struct agree_call *agree_recall_call(const struct agree *agree, uin
     const struct agree_call *call = &agree->history[number % AGREE_HISTORY];
     return number && call->number == number ? call : NULL;
 }
+/* Makes a cause that this rank reports. `other`: the rank that is to blame; it has the call that is open here. */
 static struct agree_cause agree_make_cause(const struct agree *agree, enum agree_kind kind, tutti_status status,
     int other, uint64_t operation)
 {
@@ -196,6 +198,7 @@ static void agree_check_left_peer(struct agree *agree, int peer)
     struct agree_cause cause = agree_make_cause(agree, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, agree->begun);
     agree_report_cause(agree, &cause);
 }
+/* Chooses the next speaker of a host after `from`, and repeats to it what the last one may not have passed on. */
 static void agree_replace_speaker(struct agree *agree, int host, int from)
 {
     agree_choose_speaker(agree, host, from);
@@ -295,6 +298,7 @@ void agree_handle_message(struct agree *agree, int peer, const struct agree_mess
     agree_handle_cause(agree, &m->cause, m->decided);
     agree_decide_if_unanimous(agree);
 }
+/* Fills a message with the cause (FAIL) or with the last calls of this rank (other kinds). */
 static void agree_compose_message(const struct agree *agree, enum agree_message_kind kind, struct agree_message *out)
 {
     memset(out, 0, sizeof *out);
@@ -321,6 +325,7 @@ bool agree_next_message(struct agree *agree, int *to, struct agree_message *out)
 }
 
 /* ---- time ---- */
+/* Asks the peers that this rank waits for about their calls, at growing intervals. */
 static void agree_ask_awaited_peers(struct agree *agree)
 {
     bool any = false;

@@ -38,6 +38,7 @@ static void agree_reader_get_call(struct agree_reader *r, struct agree_call *out
     out->fingerprint = agree_reader_get_int(r, 8);
     agree_reader_get_bytes(r, out->declaration, sizeof out->declaration);
 }
+/* Writes a cause in the order in which agree_reader_get_cause reads it. */
 static void agree_writer_put_cause(struct agree_writer *w, const struct agree_cause *cause)
 {
     agree_writer_put_int(w, (uint32_t)cause->kind, 4);

@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+/* Orders an earlier store before a later load, for protocols in which two threads each store and then read the other's
+   word. */
 static inline void fence_between_store_and_load(void)
 {
 /* ThreadSanitizer does not support fences. */

@@ -2,6 +2,7 @@
    another core has read. */
 #pragma once
 
+/* Tells the core that this thread spins: a pause of some nanoseconds. */
 static inline void cpu_pause_briefly(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

@@ -95,6 +95,7 @@ static bool settings_warn_former(const char *name)
     else LOG(WARN, "%s is now called %s; the next version will not read the old name", name, now);
     return true;
 }
+/* Warns of environment variables TUTTI_… that do not exist, and names the nearest setting. */
 static void settings_warn_unknown(void)
 {
     for (char **entry = environ; entry && *entry; entry++) {
@@ -108,6 +109,7 @@ static void settings_warn_unknown(void)
         LOG(WARN, "unknown setting %s%s%s%s", name, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
     }
 }
+/* Reads a setting of kind TEXT. `value` is the default. */
 static void read_TEXT(const char **field, const char *variable, const char *value, const char *range)
 {
     (void)range;
@@ -124,6 +126,8 @@ static bool settings_number_is_within(int64_t number, const char *range)
     if (strncmp(end, " to ", 4) == 0) most = strtoll(end + 4, NULL, 10);
     return number >= least && number <= most;
 }
+/* Reads a setting of kind NUMBER. A value that is no number or outside of `range` is replaced by the default, with a
+   warning. */
 static void read_NUMBER(int64_t *field, const char *variable, const char *value, const char *range)
 {
     const char *given = settings_read_variable(variable);
@@ -138,6 +142,7 @@ static void read_NUMBER(int64_t *field, const char *variable, const char *value,
     LOG(WARN, "%s=%s %s (allowed: %s); using %s", variable, given, problem, range, value);
     *field = strtoll(value, NULL, 10);
 }
+/* Reads all settings from the environment (X-list SETTINGS_MAP). */
 static void settings_load(void)
 {
 #define X(field, variable, kind, value, range, help) read_##kind(&current.field, variable, value, range);

@@ -20,6 +20,7 @@ static void store_big_endian(uint32_t x, unsigned char *out)
 {
     for (int i = 0; i < 4; i++) out[i] = (unsigned char)(x >> (24 - 8 * i));
 }
+/* Expands a block of 64 bytes to the 64 words of the message schedule (FIPS 180-4). */
 static void sha256_fill_schedule(uint32_t w[64], const unsigned char *block)
 {
     for (int i = 0; i < 16; i++) w[i] = load_big_endian(block + 4 * i);
@@ -79,6 +80,7 @@ void sha256_finish(struct sha256 *hash, unsigned char out[SHA256_BYTES])
     explicit_bzero(hash, sizeof *hash);
 }
 
+/* Hashes the padded key and a text: one of the two hashes of HMAC (RFC 2104). */
 static void hmac_hash_padded(const unsigned char block[SHA256_BLOCK_BYTES], unsigned char pad, const void *text,
     size_t bytes, unsigned char out[SHA256_BYTES])
 {

@@ -7,6 +7,7 @@
 static _Thread_local char detail[STATUS_DETAIL_BYTES];
 static _Thread_local bool refused;
 
+/* Stores the detail of a failure for this thread, and logs it. */
 __attribute__((format(printf, 3, 0))) static tutti_status status_keep_text(tutti_status status, bool is_refusal,
     const char *format, va_list arguments)
 {

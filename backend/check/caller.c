@@ -19,6 +19,7 @@ static int result_expected_owner(const struct schedule *schedule, int c)
         ? c / schedule->cut
         : -1;
 }
+/* True if a chunk of OUTPUT has the contributions of exactly the right ranks, finished once. */
 static bool result_is_right(const struct checker *checker, const struct schedule *schedule, int c, int tile,
     const struct value *value)
 {
@@ -29,6 +30,7 @@ static bool result_is_right(const struct checker *checker, const struct schedule
         right &= ((value->have[q / 64] & value_rank_bit(q)) != 0) == (only < 0 || q == only);
     return right && (schedule->size == 1 || value->finished == collective_is_reduction(schedule->collective));
 }
+/* Reports each OUTPUT chunk of a rank that is wrong after an operation. */
 static void checker_judge_results(struct checker *checker, const struct schedule *schedule, int operation)
 {
     for (int c = 0; !schedule->absent[OUTPUT] && c < schedule->chunks[OUTPUT]; c++)
@@ -50,6 +52,7 @@ static bool input_is_intact(const struct checker *checker, const struct schedule
         intact &= value->have[w] == (w == schedule->rank / 64 ? value_rank_bit(schedule->rank) : 0);
     return intact || (!schedule->absent[OUTPUT] && home >= output && home < output + schedule->chunks[OUTPUT]);
 }
+/* Reports each INPUT chunk of a rank that an operation has changed. */
 static void checker_judge_inputs(struct checker *checker, const struct schedule *schedule, int operation)
 {
     for (int c = 0; !schedule->absent[INPUT] && c < schedule->chunks[INPUT]; c++)
@@ -60,6 +63,7 @@ static void checker_judge_inputs(struct checker *checker, const struct schedule 
                 checker_report_error(checker, "input changed", schedule->rank, c, t);
         }
 }
+/* Writes new symbolic values into a rank's tensor, as a caller does between operations. */
 static void checker_rewrite_buffer(struct checker *checker, const struct schedule *schedule, enum buffer buffer,
     int operation)
 {

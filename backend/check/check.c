@@ -60,6 +60,7 @@ static bool checker_poll_roll_call(struct checker *checker, int rank)
 }
 
 /* ---- steps ---- */
+/* Simulates the post of a message: a send reads its chunks, a receive will write its chunks. */
 static void checker_post_message(struct checker *checker, int thread, int step, int tile, int operation)
 {
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
@@ -82,6 +83,7 @@ static void checker_post_message(struct checker *checker, int thread, int step, 
     ++*checker_clock_now(checker, thread);
     m->clock = checker_copy_clock(checker, thread);
 }
+/* Simulates the arrival of a message: writes the values that were sent. */
 static void checker_receive_message(struct checker *checker, const struct schedule *schedule, int step,
     const struct check_message *sent, int tile, int operation)
 {
@@ -115,6 +117,7 @@ static bool checker_complete_message(struct checker *checker, int thread, int st
     m->done_at = ++*checker_clock_now(checker, thread);
     return true;
 }
+/* Simulates a copy or sum over symbolic values, and records its accesses for the race check. */
 static void checker_run_work(struct checker *checker, int thread, int step, int tile, int operation)
 {
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
@@ -151,6 +154,7 @@ static uint64_t checker_step_position(const struct checker *checker, int operati
     uint64_t round = (uint64_t)operation * rounds + (uint64_t)(tile / checker->slots);
     return round * (uint64_t)checker->plan->period + (uint64_t)step + 1;
 }
+/* Simulates the publication of a counter, with the vector clock that a reader learns. */
 static void checker_publish_position(struct checker *checker, int thread, uint64_t value)
 {
     struct thread *t = &checker->thread[thread];
@@ -173,6 +177,7 @@ static bool checker_position_is_reached(struct checker *checker, int thread, int
     if (low < q->logged) checker_merge_clock(checker, thread, q->log[low].clock);
     return low < q->logged;
 }
+/* True if a simulated thread may pass a wait. */
 static bool checker_wait_is_met(struct checker *checker, int thread, const struct wait *wait, int tile, int operation)
 {
     int of = wait->lag == SLOT_REUSE ? tile - checker->slots : tile;
@@ -190,6 +195,7 @@ static bool checker_wait_is_met(struct checker *checker, int thread, const struc
 }
 
 /* ---- ranks ---- */
+/* Runs one step if its waits are met. False: they are not. */
 static bool checker_run_step(struct checker *checker, int thread, int operation)
 {
     struct thread *me = &checker->thread[thread];
@@ -206,6 +212,7 @@ static bool checker_run_step(struct checker *checker, int thread, int operation)
         checker_publish_position(checker, thread, checker_step_position(checker, operation, me->tile, me->step));
     return true;
 }
+/* True if all messages of the thread's tile are complete. */
 static bool checker_messages_are_complete(struct checker *checker, int thread, int operation)
 {
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
@@ -240,6 +247,7 @@ static int checker_draw_number(struct checker *checker, int n)
     checker->random = checker->random * 6364136223846793005u + 1442695040888963407u;
     return (int)((checker->random >> 33) % (uint64_t)n);
 }
+/* True if a rank has run all tiles of the operation and may leave it. */
 static bool checker_operation_is_over(struct checker *checker, int rank)
 {
     const struct schedule *schedule = &checker->plan->ranks[rank];
@@ -274,6 +282,7 @@ static bool checker_walk_rank(struct checker *checker, int rank)
     w->called = w->arrived = false;
     return true;
 }
+/* Runs all ranks until they end or none can move, which is a deadlock. */
 static void checker_run_plan(struct checker *checker)
 {
     int size = checker->plan->size;

@@ -91,6 +91,7 @@ struct check_message **checker_message(struct checker *checker, int rank, int st
 }
 
 /* ---- lifetime ---- */
+/* Allocates the symbolic tensors, slots and messages of all ranks. False: no memory. */
 static bool checker_init_memory(struct checker *checker)
 {
     const struct plan *plan = checker->plan;
@@ -109,6 +110,7 @@ static bool checker_init_memory(struct checker *checker)
     checker->messages = memory_alloc_zeroed(checker->message_total, sizeof *checker->messages);
     return checker->message_base && checker->tensors && checker->scratch && checker->messages;
 }
+/* Allocates a simulated thread with a vector clock for each slot of each rank. False: no memory. */
 static bool checker_init_threads(struct checker *checker)
 {
     size_t threads = (size_t)checker->threads, ranks = (size_t)checker->plan->size;

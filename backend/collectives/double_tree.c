@@ -31,6 +31,8 @@ static int double_tree_first_served(const struct team *team, int root)
     struct node node = double_tree_node(team->size, team->me, root, 0);
     return team->me != root && (node.child[0] >= 0 || node.child[1] >= 0);
 }
+/* Records the reduction of one half of the message along one tree: receives from the children, sums, sends to the
+   parent. */
 static void double_tree_reduce_half(struct schedule *schedule, const struct team *team, struct node node,
     struct span have, struct span sum)
 {

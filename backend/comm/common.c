@@ -50,6 +50,7 @@ static const unsigned char *sharing_get_token(const struct sharing *sharing)
 }
 
 /* ---- reports of all ranks ---- */
+/* Refuses the call if ranks ask for different sizes. */
 static tutti_status sharing_check_bytes(const struct sharing *sharing)
 {
     for (int r = 1; r < sharing->comm->group.size; r++)
@@ -82,6 +83,7 @@ static tutti_status sharing_make_memfd(struct sharing *sharing, struct report *m
     TRY(shared_mapping_enter(mine->token, &sharing->common));
     return memfd_create_sealed(sharing->mapped_bytes, &sharing->descriptor);
 }
+/* Sends the memfd to the other ranks of the host, or receives it. */
 static tutti_status sharing_pass_memfd(struct sharing *sharing)
 {
     const struct group *group = &sharing->comm->group;
@@ -103,6 +105,7 @@ static tutti_status sharing_allocate_pages(const struct sharing *sharing)
     }
     return TUTTI_OK;
 }
+/* Maps the common memory, once in each process. */
 static tutti_status sharing_map_memory(struct sharing *sharing)
 {
     if (!sharing->common) TRY(shared_mapping_enter(sharing_get_token(sharing), &sharing->common));

@@ -29,6 +29,7 @@ tutti_status comm_allocate_and_init(int rank, int size, const char *name, int64_
     atomic_init(&comm->holders, 1);
     return comm_init(comm, rank, size, name, timeout_ms);
 }
+/* Refuses a job_rank outside of job_size. */
 static tutti_status config_check_job(const tutti_config *config)
 {
     bool none = config->job_size == 0 && config->job_rank == 0;

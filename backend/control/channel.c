@@ -51,6 +51,7 @@ static bool ctrl_msg_send_routed(const struct channel *channel, bool is_open, co
     bool calls = is_open && !(msg->flags & FINAL_MSG);
     return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post_ctrl_msg(peer, msg);
 }
+/* Queues a message for its rank. False: no memory, or the peer is gone. */
 static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
 {
     struct peer *peer = channel->peers[msg->to.rank];
@@ -63,6 +64,8 @@ static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
     if (!(msg->flags & FINAL_MSG)) routes_record_sent(channel->routes, msg->to.rank);
     return sent;
 }
+/* Sends a message to one rank. With flags it is also kept as the channel's last message, which answers later ones.
+   `length` is at most CHANNEL_BYTES. */
 static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int flags, const void *bytes, size_t length)
 {
     struct ctrl_msg msg = {
@@ -183,6 +186,8 @@ static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
     else if (msg->hops++ < routes_most_hops(best->routes)) ctrl_msg_send_routed(best, is_open, msg);
     return true;
 }
+/* Passes a received message to its channel, replies for a closed one, passes it on to another process, or keeps it
+   until its channel opens. */
 static void ctrl_entry_deliver(struct ctrl_entry *entry)
 {
     struct channel *channel = channel_find_open(&entry->msg.to);

@@ -49,6 +49,7 @@ static void registry_after_fork_child(void)
     links_after_fork();
     group_keys_after_fork();
 }
+/* Registers the fork handlers, once in a process. */
 static void registry_prepare_fork(void)
 {
     /* Read the settings before a second thread may log. */
@@ -74,6 +75,7 @@ static void peers_flush_all(void)
         if (left) registry_wait(clock_ms() + FLUSH_PAUSE_MS);
     }
 }
+/* Closes all connections and descriptors of the process's registry. */
 static void registry_close_all(void)
 {
     peers_flush_all();
@@ -94,6 +96,7 @@ static tutti_status identity_init(struct identity *out)
     if (gethostname(out->host, sizeof out->host - 1) != 0 && errno != ENAMETOOLONG) memcpy(out->host, "this host", 10);
     return random_fill(out->nonce, sizeof out->nonce);
 }
+/* Starts the watch thread. */
 static tutti_status registry_start_thread(void)
 {
     sigset_t all, before;
@@ -109,6 +112,7 @@ static tutti_status registry_start_thread(void)
     pthread_setname_np(registry.thread, "tutti-watch");
     return TUTTI_OK;
 }
+/* Creates this process's identity and listener, and starts the watch thread. */
 static tutti_status registry_start(void)
 {
     TRY(identity_init(&registry.self));

@@ -108,6 +108,7 @@ static void agreement_write_record(struct agreement *agreement, int record, stru
     /* The shared failure counts operations from 0. */
     agreement_close_roll_call(agreement, out->operation - 1);
 }
+/* Passes new records of this host's shared memory, and departures of its ranks, to the agree object. */
 static void agreement_poll_host(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -139,6 +140,7 @@ static void agreement_add_missed_rank(const struct agreement *agreement, struct 
         memcpy(m->calls[i].declaration + AGREED_BYTES, &missed, sizeof missed);
     }
 }
+/* Sends all messages that the agree object has queued. */
 static void agreement_send_all(struct agreement *agreement)
 {
     struct agree_message m;
@@ -152,6 +154,7 @@ static void agreement_send_all(struct agreement *agreement)
     }
 }
 /* ---- the effects of an input ---- */
+/* Passes the recorded deaths of ranks to the agree object. Called with the lock. */
 static void agreement_accept_deaths_locked(struct agreement *agreement)
 {
     atomic_store(&agreement->has_lost, false);
@@ -162,6 +165,8 @@ static void agreement_accept_deaths_locked(struct agreement *agreement)
         agree_on_peer_lost(&agreement->agree, r);
     }
 }
+/* Does what the agree object asks for after an input: writes records, sends messages, sets the timer. Called with the
+   lock. */
 static void agreement_apply_actions(struct agreement *agreement)
 {
     struct agree_cause cause;
@@ -234,6 +239,7 @@ static void agreement_store_report(struct agreement *agreement, int from, const 
     }
     if (missed >= 0 && missed < agreement_get_group(agreement)->size) report->missed = missed;
 }
+/* The channel's callback: a control message about failures from rank `from`. */
 static void agreement_on_message(void *context, int from, const void *bytes, size_t length)
 {
     struct agreement *agreement = context;
@@ -295,6 +301,7 @@ bool agreement_may_end(struct agreement *agreement, uint64_t number)
     agreement_apply_and_unlock(agreement);
     return may;
 }
+/* Tells the agree object for which ranks of other hosts this rank waits now. */
 static void agreement_update_waiting(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -308,6 +315,7 @@ static void agreement_update_waiting(struct agreement *agreement)
         if (!group_rank_is_here(group, r)) agreement_set_waiting(agreement, r, now[r]);
     if (now != waits) free(now);
 }
+/* Finds the lowest rank of this host that has not arrived in the operation; -1: all have. */
 static void agreement_update_missed_rank(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -428,6 +436,7 @@ void agreement_destroy(struct agreement *agreement)
     free((void *)agreement->left);
     free(agreement);
 }
+/* Allocates the tables with an entry per rank or host, and initializes the agree object. */
 static tutti_status agreement_init_tables(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -450,6 +459,7 @@ static tutti_status agreement_init_tables(struct agreement *agreement)
     agreement->missed = -1;
     return TUTTI_OK;
 }
+/* Creates the agreement and opens its channel to all ranks. */
 static tutti_status agreement_allocate_and_open(tutti_comm *comm, struct agreement **out)
 {
     const struct group *group = &comm->group;

@@ -8,6 +8,8 @@ static _Atomic uint32_t completions, sleepers;
 /* The number of threads that check whether an operation is over. */
 static _Atomic uint32_t entering;
 
+/* Ends an operation: stores its result, makes it visible last, calls `done`, and wakes waiters. `is_driven`: its own
+   caller drives, so no waiter needs a wake-up. */
 static void operation_end_and_wake(struct operation *op, tutti_status status, const char *detail, bool is_driven)
 {
     tutti_request *request = op->request;

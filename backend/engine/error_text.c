@@ -124,6 +124,7 @@ static struct declaration agree_call_to_declaration(const struct agree_call *cal
     declaration.sequence = call->number;
     return declaration;
 }
+/* Writes " in CALL, operation N of GROUP", or an empty text if the call is unknown. */
 static void error_text_format_where(const struct group *group, const struct agree_call *call, char *out, size_t bytes)
 {
     struct declaration declaration = agree_call_to_declaration(call);
@@ -133,6 +134,7 @@ static void error_text_format_where(const struct group *group, const struct agre
     error_text_of_call(&declaration, what, sizeof what);
     snprintf(out, bytes, " in %s, operation %llu of %s", what, (unsigned long long)call->number, group->name);
 }
+/* Writes the error of two ranks that make different calls. */
 static void error_text_format_disagreement(const struct group *group, const struct agree_cause *c, char *out,
     size_t bytes)
 {
@@ -149,6 +151,7 @@ static void error_text_format_disagreement(const struct group *group, const stru
         "before; all ranks must make the same calls in the same order",
         (unsigned long long)c->operation, group->name, c->reporter, here, c->other);
 }
+/* Writes the error that all ranks report for an agreed cause. */
 static void error_text_format_cause(const struct group *group, const struct agree_cause *c, char *out, size_t bytes)
 {
     char where[ERROR_TEXT_BYTES + 64];

@@ -93,6 +93,8 @@ static tutti_status failure_propose_cause(tutti_comm *comm, const struct failure
     agreement_propose_cause(comm->agreement, &cause);
     return status;
 }
+/* Fails the communicator. If another rank has failed before, returns that rank's error instead, so that all ranks
+   report the same one. `about`: the rank that is to blame, or NULL. */
 __attribute__((format(printf, 4, 0))) static tutti_status comm_fail_with_arguments(tutti_comm *comm,
     const struct failure_subject *about, tutti_status status, const char *format, va_list arguments)
 {

@@ -15,6 +15,7 @@
 enum { LEAST_TILE_BYTES = 4096 };
 
 /* ---- choosing ---- */
+/* Returns the bytes of the whole message, from which the algorithm is chosen; 0 for uneven counts. */
 static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
 {
     /* Ranks may see different counts, and must make the same choice. */
@@ -86,6 +87,7 @@ tutti_status launch_predict_cost(tutti_comm *comm, const struct question *questi
     *out = made;
     return TUTTI_OK;
 }
+/* Creates the program of a plan and keeps it in the cache. UNSUPPORTED if its slots do not fit. */
 static tutti_status launch_make_program(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
     struct program *made;
@@ -174,6 +176,7 @@ static tutti_status launch_find_may_read(tutti_comm *comm, const struct operatio
     }
     return TUTTI_OK;
 }
+/* Fails if own_rows is asked for and a row does not fit into the slots. */
 static tutti_status launch_check_rows(const tutti_comm *comm, const struct operation *op, const struct program *program)
 {
     const struct rows *rows = &op->sum.rows;
@@ -229,6 +232,7 @@ static tutti_status launch_plan_candidate(tutti_comm *comm, const struct operati
     p = launch_get_placement(comm, op, predicted->reads);
     return launch_make_plan(comm, op, predicted, &p, recent);
 }
+/* Chooses and plans before the roll call, from the arguments of the call alone. */
 static tutti_status launch_plan_early(tutti_comm *comm, const struct operation *op, struct recent *recent)
 {
     struct choice choice;
@@ -239,6 +243,7 @@ static tutti_status launch_plan_early(tutti_comm *comm, const struct operation *
 }
 
 /* ---- the launch ---- */
+/* Writes the arguments of the last call into the declaration that peers compare. */
 static void launch_fill_declaration(tutti_comm *comm)
 {
     const struct launcher *launcher = &comm->launcher;
@@ -293,6 +298,8 @@ static void launch_set_program(struct executor *executor, const struct recent *r
     executor->launch.ordinary = recent->runs.ordinary;
     executor->launch.short_laps = recent->runs.short_laps;
 }
+/* Prepares the executor for an operation: a call of the last kind reuses its program; any other is chosen again. An
+   operation that selects late has no program until the roll call is over. */
 static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
 {
     struct executor *executor = &comm->executor;
@@ -358,6 +365,7 @@ static tutti_status launch_choose_late(tutti_comm *comm, const struct operation 
     mask_copy(recent->in_place, p.in_place, ranks);
     return TUTTI_OK;
 }
+/* Ends the roll call of an operation that selects late, then chooses its program and finds the tensors. */
 static tutti_status launch_finish_late(tutti_comm *comm, const struct operation *op)
 {
     struct executor *executor = &comm->executor;

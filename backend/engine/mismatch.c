@@ -46,6 +46,7 @@ static tutti_status comm_fail_unequal_counts(tutti_comm *comm)
         }
     return comm_fail(comm, TUTTI_INTERNAL, "a rank reported different counts, but the counts are equal");
 }
+/* Finds the first pair of ranks whose uneven counts disagree, and fails with their numbers. */
 static tutti_status comm_fail_counts_mismatch(tutti_comm *comm)
 {
     const struct executor *executor = &comm->executor;

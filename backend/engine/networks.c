@@ -20,6 +20,7 @@ static struct fabric *networks_next(int *number)
 
 /* ---- addresses ---- */
 struct addresses { size_t bytes; unsigned char content[FABRIC_ADDRESS_BYTES]; };
+/* Adds a network's address, preceded by its length, to those that this process publishes. */
 static tutti_status addresses_append(struct addresses *all, const unsigned char *address, size_t bytes)
 {
     uint16_t length = (uint16_t)bytes;
@@ -33,6 +34,7 @@ static tutti_status addresses_append(struct addresses *all, const unsigned char 
     all->bytes += sizeof length + bytes;
     return TUTTI_OK;
 }
+/* Finds the address for `fabric` among those that another process has published. */
 static tutti_status addresses_extract(const struct addresses *all, const struct fabric *fabric, unsigned char *out,
     size_t *bytes)
 {
@@ -77,6 +79,7 @@ static void networks_close_all(void)
     int number = 0;
     for (struct fabric *fabric; (fabric = networks_next(&number)) != NULL;) fabric_close(fabric);
 }
+/* Opens a network and adds its address to `all`. */
 static tutti_status networks_open_fabric(struct fabric *fabric, const struct group *group, struct addresses *all)
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
@@ -88,6 +91,7 @@ static tutti_status networks_open_fabric(struct fabric *fabric, const struct gro
     if (status != TUTTI_OK) fabric_close(fabric);
     return status;
 }
+/* Opens all chosen networks, or none: after an error those that are open are closed. */
 static tutti_status networks_open_all(const struct group *group, struct addresses *all)
 {
     int number = 0;

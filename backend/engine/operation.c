@@ -33,6 +33,7 @@ void operation_init(struct operation *out, tutti_comm *comm, int collective, uin
     atomic_init(&out->detached, false);
     out->refused = false;
 }
+/* Pushes an operation onto the submission list, and wakes the driver or the progress thread. */
 static void operation_submit(tutti_comm *comm, struct operation *op)
 {
     struct operation *newest = atomic_load_explicit(&comm->submission.submitted, memory_order_relaxed);
@@ -101,6 +102,7 @@ tutti_status operation_run(struct operation *op, bool blocking)
     operation_submit(comm, op);
     return blocking ? operation_wait(op, 0) : TUTTI_OK;
 }
+/* Lowers the deadline of an operation to `timeout_ms` from now, if that is earlier. */
 static void operation_shorten_deadline(struct operation *op, int64_t timeout_ms)
 {
     int64_t wanted = clock_deadline(timeout_ms), now = atomic_load(&op->limit.deadline_ms);

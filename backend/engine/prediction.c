@@ -9,6 +9,7 @@ static bool prediction_can_read_peers(tutti_comm *comm)
 {
     return !group_has_several_hosts(&comm->group) && comm->launcher.single_copy && tensors_can_read_peers(comm);
 }
+/* Predicts one call of `bytes` bytes by the cost model. `asked`: the algorithm, or NULL for the best one. */
 static tutti_status prediction_fill(tutti_comm *comm, enum collective collective, const struct algorithm *asked,
     size_t bytes, tutti_prediction *out)
 {

@@ -10,6 +10,7 @@ void queue_unlink_deferrable(struct operation *op)
     if (q->next) q->next->queued.at = q->at;
     q->may_defer = false;
 }
+/* Adds an operation to the list of those that a waiter must resume. */
 static void queue_link_deferrable(tutti_queue *queue, struct operation *op)
 {
     op->queued.next = queue->resting;

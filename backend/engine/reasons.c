@@ -61,6 +61,7 @@ static tutti_status comm_fail_peer_left(tutti_comm *comm, int peer)
     error_text_of_leaving(&comm->group, peer, comm->group.rank, where, text, sizeof text);
     return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, peer }, TUTTI_PEER_LOST, "%s", text);
 }
+/* Fails because a send or receive found no match in time. */
 static tutti_status comm_fail_late_message(tutti_comm *comm, const struct operation *op)
 {
     bool sends = op->message.transfer.is_send;
@@ -69,6 +70,7 @@ static tutti_status comm_fail_late_message(tutti_comm *comm, const struct operat
         comm->group.name, sends ? "send to" : "receive from", op->message.transfer.peer, op->message.tag,
         (long long)atomic_load(&op->limit.timeout_ms), sends ? "receive" : "send");
 }
+/* Fails because an operation reached its timeout, and names the ranks that have not called it. */
 static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct operation *op)
 {
     /* Without an answer in time this rank knows nothing about the ranks of other hosts. */
@@ -105,6 +107,7 @@ static bool messages_recheck_abandoned(const tutti_comm *comm)
     router_poll(comm->router);
     return messages_find_abandoned(comm);
 }
+/* Fails because the peer of an open message has destroyed its communicator. */
 static tutti_status comm_fail_abandoned_message(tutti_comm *comm)
 {
     const struct operation *op = messages_find_abandoned(comm);
@@ -124,6 +127,8 @@ static void limit_add_stopped_time(struct limit *l, int64_t now_ms)
     l->was_stopped = stopped;
     if (stopped && atomic_load(&l->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&l->deadline_ms, gap_ms);
 }
+/* True if the deadline has passed. It is set at the first check, and moves by the time that this process was stopped.
+   */
 static bool limit_is_reached(struct limit *l)
 {
     int64_t now_ms = clock_ms();
@@ -136,6 +141,7 @@ static bool limit_is_reached(struct limit *l)
     }
     return now_ms >= atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
 }
+/* Returns the first queued operation or open message that is past its deadline, or NULL. */
 static struct operation *comm_find_late_operation(const tutti_comm *comm)
 {
     for (struct operation *op = comm->run_queue.head; op; op = op->next)
@@ -154,6 +160,7 @@ static int comm_find_departed_peer(const tutti_comm *comm)
    one host if all ranks turn out to have arrived; see comm_check. */
 enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, DECIDED, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
 struct reason { enum cause cause; struct operation *late; int departed; };
+/* Finds a reason to fail that this rank detects itself: a rank that left, or a timeout. */
 static struct reason reason_find_own(const tutti_comm *comm)
 {
     struct reason r = { .cause = NONE };
@@ -162,6 +169,7 @@ static struct reason reason_find_own(const tutti_comm *comm)
     else if (messages_find_abandoned(comm)) r.cause = MESSAGE_LEFT_ALONE;
     return r;
 }
+/* Finds a reason to fail in the flags and records that other threads and ranks of the host set. */
 static struct reason reason_find_on_host(const tutti_comm *comm)
 {
     const struct failure *f = comm->group.segment->failure;
@@ -194,6 +202,7 @@ static bool comm_delays_timeout(const tutti_comm *comm, const struct operation *
     return comm->agreement && running && executor_roll_call_is_complete(&comm->executor)
         && agreement_delays_timeout(comm->agreement, late->sequence, atomic_load(&late->limit.timeout_ms));
 }
+/* Fails the communicator for a reason, or returns OK if it need not fail (yet). */
 static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
 {
     switch (reason->cause) {

@@ -30,6 +30,7 @@ static size_t tensor_own_bytes(const tutti_comm *comm, const struct operation *o
     return tensor_bytes(op, comm->group.rank, buffer, comm->group.size, uneven ? uneven->lengths[buffer] : NULL,
         uneven ? uneven->offsets[buffer] : NULL);
 }
+/* True if input and output overlap as the in-place form of the collective requires. */
 static bool operation_is_in_place(const tutti_comm *comm, const struct operation *op)
 {
     const unsigned char *input = op->input, *output = op->output;
@@ -168,6 +169,8 @@ tutti_status tensor_map_address(tutti_comm *comm, int rank, int use, struct loca
     return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s has freed a shared tensor while an operation used it",
         rank, comm->group.name);
 }
+/* Finds the tensor of a peer after the roll call: maps a shared one, or notes the address of one that the kernel must
+   read. */
 static tutti_status tensors_find_operand(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
 {
     struct executor *executor = &comm->executor;

@@ -58,6 +58,8 @@ static size_t chunk_length_in_tile(const struct executor *executor, const struct
     }
     return from < whole ? size_smaller(cut->tile_bytes, whole - from) : 0;
 }
+/* Returns the address and length of a SCRATCH chunk: in the payload of the owner's line if the operation fits there,
+   else in the owner's slots. */
 static struct piece bind_locate_scratch_chunk(const struct executor *executor, int track, const struct span *span,
     int index, int tile)
 {
@@ -102,6 +104,7 @@ struct piece bind_locate_chunk(const struct executor *executor, const struct spa
 }
 
 /* ---- addresses, computed once for calls with the same cut; pointers, once for calls with the same tensors ---- */
+/* Stores the address of a chunk relative to its buffer, or to the slots of track 0, and returns its length. */
 static size_t program_fix_address(const struct executor *executor, const struct span *span, int index,
     struct program_address *out)
 {
@@ -119,6 +122,7 @@ static struct buffers launch_get_buffers(const struct executor *executor)
 {
     return (struct buffers){ executor->launch.input, executor->launch.output, executor->run.slots_at };
 }
+/* Computes the pointers of a track for buffers at these addresses. */
 static void program_aim_track(struct program *program, int track, struct buffers at)
 {
     size_t line = program->cut.in_line ? (size_t)track * sizeof(struct line) : 0;
@@ -141,6 +145,7 @@ static enum part_shortcut step_find_shortcut(const struct step *step, size_t byt
     if (step->from_count > 1) return PART_MERE_SUM;
     return step->to_count == 1 && !step->raw && !step->finish ? PART_MERE_COPY : 0;
 }
+/* Precomputes the addresses of all work steps, so that later calls with the same sizes only add a base. */
 static void program_fix_addresses(struct executor *executor)
 {
     struct program *program = executor->launch.program;
@@ -277,6 +282,7 @@ static void copy_bytes(void *to, const void *from, size_t bytes)
     else if (bytes == 4) memcpy(to, from, 4);
     else memcpy(to, from, bytes);
 }
+/* Copies one chunk, multiplied if it is raw input, around the cache if that pays off. */
 static void span_copy(const struct executor *executor, const struct step *step, struct span span, void *to,
     const void *from, size_t bytes)
 {
@@ -324,6 +330,7 @@ static void step_reduce_pieces(const struct executor *executor, const struct ste
         step->finish ? launch->divisor : 1);
     for (int k = direct; k < step->to_count; k++) executor->site.stream(to[k], to[0], part->bytes);
 }
+/* Computes one part of a work step: a sum of several sources, or a copy to each target. */
 static inline void step_compute_piece(const struct executor *executor, const struct step *step, void *const *to,
     const void *const *from, const struct part *part)
 {

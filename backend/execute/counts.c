@@ -14,6 +14,7 @@ static uint64_t uneven_hash_lengths(const struct uneven *uneven, int size)
     }
     return sum;
 }
+/* Makes this rank's arrays of uneven counts in the segment real memory, once. */
 static tutti_status counts_reserve(struct executor *executor)
 {
     const struct segment *segment = executor->site.segment;

@@ -19,6 +19,7 @@ static bool executor_runs_straight(const struct executor *executor)
 {
     return executor->run.cut->single && executor->launch.program->schedule->first_message < 0;
 }
+/* True if the peers have passed all steps that this step waits for. */
 static bool step_is_ready_straight(struct executor *executor, const struct step *step)
 {
     const struct wait *wait = &executor->launch.program->schedule->waits[step->wait], *end = wait + step->wait_count;
@@ -49,6 +50,7 @@ static void executor_run_prelude(struct executor *executor)
     for (int step = 0; step < end; step++) step_perform_straight(executor, step);
     executor->run.pc[0] = end;
 }
+/* Runs an operation of one tile without messages as far as it gets; IN_PROGRESS at an unmet wait. */
 static tutti_status executor_run_straight(struct executor *executor)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
@@ -63,10 +65,12 @@ static tutti_status executor_run_straight(struct executor *executor)
 }
 
 /* ---- an operation ---- */
+/* Declares to peers that this rank no longer reads or writes their tensors. */
 static void executor_stop_touching_tensors(struct executor *executor)
 {
     atomic_store(&executor->site.mine->touching, 0);
 }
+/* Moves the base of the counters past all positions of this operation, and frees its slots. */
 static void executor_end_operation(struct executor *executor)
 {
     const struct plan *plan = executor->launch.program->plan;
@@ -134,11 +138,13 @@ void executor_list_awaited_ranks(const struct executor *executor, bool *out)
 }
 
 /* ---- the operation ---- */
+/* Clears the record of what this rank waits for. */
 static void executor_clear_waits(struct executor *executor)
 {
     wait_set_clear(&executor->blocked);
     executor->blocked_peer = -1;
 }
+/* Resets the position in the operation, not the operation itself. */
 static void run_reset_progress(struct run *run, int ranks)
 {
     run->low = run->roll = 0;

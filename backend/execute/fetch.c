@@ -20,6 +20,7 @@ static bool span_fetch(struct executor *executor, struct span span, void *to, co
     if (error) executor->run.failed_read = (struct failed_read){ span.rank, span.buffer, error };
     return !error;
 }
+/* Performs a copy whose source the kernel reads from another process. False: the read failed. */
 static bool step_fetch_copy(struct executor *executor, const struct step *step, struct span from,
     const struct part *part)
 {
@@ -29,6 +30,8 @@ static bool step_fetch_copy(struct executor *executor, const struct step *step, 
     bind_compute_piece(executor, step, program->piece.to, program->piece.from, part);
     return true;
 }
+/* Reads one block of each source that this process cannot map, then sums the block. `begin`: offset in the chunks;
+   `block`: bytes of the buffer for each source. False: a read failed. */
 static bool step_fetch_and_add_block(struct executor *executor, const struct step *t, size_t begin, size_t bytes,
     size_t block)
 {

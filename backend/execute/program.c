@@ -6,6 +6,7 @@
 #include "backend/execute/fetch.h"
 #include <stdlib.h>
 
+/* Adds a peer's tensor to the list of those that the program reads or writes, unless it is there. */
 static void program_record_touch(struct program *program, struct span span)
 {
     int known = 0;
@@ -16,6 +17,7 @@ static void program_record_touch(struct program *program, struct span span)
     program->touches[known] = (struct touch){ span.rank, span.buffer };
     if (known == program->touch_count) program->touch_count++;
 }
+/* Lists all peers' tensors that the steps read or write. */
 static void program_record_touches(struct program *program)
 {
     const struct schedule *schedule = program->schedule;
@@ -25,6 +27,7 @@ static void program_record_touches(struct program *program)
             program_record_touch(program, schedule->spans[t->span + i]);
     }
 }
+/* Counts the pieces of all messages. `piece_at`, if given, gets each step's first piece. */
 static int schedule_count_pieces(const struct schedule *schedule, int *piece_at)
 {
     int total = 0;
@@ -40,6 +43,7 @@ static void *program_allocate_array(struct program *program, size_t count, size_
     program->bytes += count * bytes;
     return memory_alloc_zeroed(count, bytes);
 }
+/* Allocates the precomputed parts, addresses and pointers of the work steps, one set of pointers for each track. */
 static bool program_allocate_parts(struct program *program)
 {
     const struct schedule *schedule = program->schedule;
@@ -58,6 +62,7 @@ static bool program_allocate_parts(struct program *program)
         program->pointers[track] = program->pointers[track - 1] + addresses + 1;
     return program->parts && program->addresses && program->part_at && program->pointers[0];
 }
+/* Allocates a transfer for each step in each slot, and the pieces of the messages. */
 static bool program_allocate_messages(struct program *program)
 {
     size_t steps = (size_t)program->schedule->step_count, slots = (size_t)program->plan->slots;
@@ -72,6 +77,7 @@ static bool program_allocate_fetch_buffer(struct program *program, size_t widest
     program->bytes += fetch_buffer_bytes(widest);
     return (program->fetched = memory_alloc_aligned(fetch_buffer_bytes(widest))) != NULL;
 }
+/* Lists the peers whose data this rank needs in a one-sided operation. */
 static bool program_list_needed_peers(struct program *program)
 {
     bool *needed = memory_alloc_zeroed((size_t)program->plan->size, sizeof *needed);
@@ -84,6 +90,7 @@ static bool program_list_needed_peers(struct program *program)
     free(needed);
     return needed && program->needed.ranks;
 }
+/* Allocates all arrays of a program. False: no memory. */
 static bool program_allocate_all(struct program *program)
 {
     size_t widest = 1;

@@ -59,6 +59,8 @@ static void first_poll_record_result(struct first_poll *f, bool in_vain)
     else if (f->after) f->after--;
     if (f->after >= LATEST) *f = (struct first_poll){ .at_once = AT_ONCE };
 }
+/* Delays the first poll of a tiny operation by the learned time, because an early poll takes the line from the peer
+   that is about to write it. */
 static void executor_poll_first_peer(struct executor *executor)
 {
     struct first_poll *f = &executor->first_poll;
@@ -75,6 +77,8 @@ static void executor_prefetch_peer_line(const struct executor *executor, int pee
     int ahead = executor->run.cut->in_line ? 1 : 3;
     __builtin_prefetch(segment_line(executor->site.segment, peer, (executor->tracks.newest + ahead) % TRACKS));
 }
+/* Continues the roll call over all ranks of the host. False: one has not arrived, or `status` is set because it
+   disagrees. */
 static inline bool roll_call_all_have_arrived(struct executor *executor, tutti_status *status)
 {
     if (!executor->run.first_poll_done) executor_poll_first_peer(executor);
@@ -84,6 +88,7 @@ static inline bool roll_call_all_have_arrived(struct executor *executor, tutti_s
             return false;
     return true;
 }
+/* Continues the roll call over the needed peers only (one-sided). False: see above. */
 __attribute__((noinline)) static bool roll_call_needed_have_arrived(struct executor *executor, tutti_status *status)
 {
     const struct program *program = executor->launch.program;

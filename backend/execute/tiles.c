@@ -30,6 +30,7 @@ static bool wait_is_reached_in_slots(struct executor *executor, const struct wai
         if (!wait_is_reached(executor, wait, tile)) return false;
     return true;
 }
+/* True if the message is complete. Records its failure in the run. */
 static bool transfer_is_done(struct executor *executor, const struct transfer *transfer)
 {
     if (transfer->state == TRANSFER_FAILED) {
@@ -38,6 +39,7 @@ static bool transfer_is_done(struct executor *executor, const struct transfer *t
     }
     return transfer->state == TRANSFER_DONE;
 }
+/* True if one wait of a step is met for this tile: a message, or a peer's position. */
 static bool wait_is_met(struct executor *executor, const struct wait *wait, int tile)
 {
     int slots = executor->launch.program->plan->slots;
@@ -47,6 +49,7 @@ static bool wait_is_met(struct executor *executor, const struct wait *wait, int 
     if (wait->lag == SAME_TILE) return wait_is_reached(executor, wait, tile);
     return tile < slots || wait_is_reached(executor, wait, tile - slots);
 }
+/* True if the step may run in this tile: past the prelude the roll call must be over. `status`: its error. */
 static bool step_is_ready(struct executor *executor, int step, int tile, tutti_status *status)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
@@ -56,6 +59,7 @@ static bool step_is_ready(struct executor *executor, int step, int tile, tutti_s
         if (!wait_is_met(executor, &schedule->waits[t->wait + w], tile)) return false;
     return true;
 }
+/* Posts the send or receive of a step in a tile to the router. */
 static void step_post_message(struct executor *executor, int step, int tile)
 {
     struct program *program = executor->launch.program;
@@ -131,6 +135,7 @@ static const struct step *tiles_run_urgent_step(struct executor *executor, tutti
         }
     return NULL;
 }
+/* True if all steps of the tile have run and its messages are complete. */
 static bool tile_is_over(struct executor *executor, int tile)
 {
     const struct schedule *schedule = executor->launch.program->schedule;

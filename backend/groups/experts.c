@@ -55,6 +55,7 @@ static void *experts_row_at(const tutti_experts_rows *rows, size_t choice)
     int64_t expert = rows->expert[choice], place = rows->place[choice];
     return expert < 0 || place < 0 ? NULL : (char *)rows->first[expert] + (size_t)place * experts_row_bytes(rows);
 }
+/* Refuses rows of a type without kernels, or with too many choices. */
 static tutti_status experts_check_rows(const tutti_experts_rows *rows)
 {
     if (!blend_find(rows->dtype))

@@ -25,6 +25,7 @@ static int grid_find_axis(const tutti_grid *grid, const char *name, size_t lengt
         if (strlen(grid->name[a]) == length && memcmp(grid->name[a], name, length) == 0) return a;
     return -1;
 }
+/* Adds an axis of size 1 behind the others. */
 static tutti_status grid_add_axis(tutti_grid *grid, const char *name, size_t length)
 {
     if (grid->axes == TUTTI_GRID_AXES)
@@ -47,6 +48,7 @@ static tutti_status axis_names_take_next(const char **text, const char *all, con
     *text = end + (*end == '-');
     return TUTTI_OK;
 }
+/* Parses the order of axes, such as "tp-ep-dp-pp", innermost first. */
 static tutti_status grid_parse_order(tutti_grid *grid, const char *order)
 {
     const char *text = order, *name;
@@ -60,6 +62,7 @@ static tutti_status grid_parse_order(tutti_grid *grid, const char *order)
     } while (*text);
     return TUTTI_OK;
 }
+/* Parses one "name=size" at *text and moves *text behind it. `given` has a bit for each axis with a size. */
 static tutti_status grid_parse_size(tutti_grid *grid, const char *order, const char *sizes, const char **text,
     uint32_t *given)
 {
@@ -85,6 +88,7 @@ static tutti_status grid_parse_size(tutti_grid *grid, const char *order, const c
     *text = end + (*end == ',');
     return TUTTI_OK;
 }
+/* Refuses a grid whose sizes do not multiply to the number of ranks. */
 static tutti_status grid_check_product(const tutti_grid *grid)
 {
     char text[STATUS_DETAIL_BYTES / 2] = "";
@@ -112,6 +116,7 @@ tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, in
 }
 
 /* ---- parts ---- */
+/* Finds the axes that are named; they number the ranks within a group. */
 static tutti_status grid_choose_part(const tutti_grid *grid, const char *names, struct grid_part *chosen)
 {
     const char *text = names, *name;
@@ -134,6 +139,7 @@ static tutti_status grid_choose_part(const tutti_grid *grid, const char *names, 
     }
     return TUTTI_OK;
 }
+/* Returns the axes that are not chosen; they number the groups. */
 static struct grid_part grid_other_axes(const tutti_grid *grid, const struct grid_part *chosen)
 {
     struct grid_part others = { .size = grid->ranks / chosen->size };
@@ -159,6 +165,7 @@ static int grid_part_rank(const tutti_grid *grid, const struct grid_part *p, int
     }
     return rank;
 }
+/* Returns a rank's number along the axes of a part, mixed radix, first axis fastest. */
 static int grid_part_number(const tutti_grid *grid, const struct grid_part *p, int rank)
 {
     int n = 0, before = 1;
@@ -235,6 +242,7 @@ static bool grid_axis_is_called(const tutti_grid *grid, int axis, const char *na
 {
     return strcmp(grid->name[axis], name) == 0;
 }
+/* Refuses an expert grid whose pipeline groups differ from the dense grid's. */
 static tutti_status grid_compare_pipelines(const tutti_grid *dense, const tutti_grid *experts)
 {
     int axis = grid_find_axis(dense, "pp", 2);

@@ -31,6 +31,7 @@ static bool forward_is_ready(const struct list_maker *maker, int stage)
     int n = maker->taken[TUTTI_FORWARD][stage];
     return n < maker->p->microbatches && (stage == 0 || maker_work_is_over(maker, TUTTI_FORWARD, stage - 1, n));
 }
+/* True if the next backward of a stage may run in this tick: its forward and the next stage's backward are over. */
 static bool backward_is_ready(const struct list_maker *maker, int stage)
 {
     tutti_work work = pipeline_backward_work(maker->p);
@@ -61,6 +62,7 @@ static bool maker_choose_action(struct list_maker *maker, tutti_work work, int s
 }
 
 /* ---- rules ---- */
+/* The rule of GPipe: all forwards, then all backwards. */
 static bool rule_gpipe(struct list_maker *maker, int rank, tutti_action *out)
 {
     if (forward_is_ready(maker, rank)) return maker_choose_action(maker, TUTTI_FORWARD, rank, out);
@@ -123,6 +125,7 @@ static bool maker_play_tick(struct list_maker *maker, rule *choose)
     maker->now++;
     return left > 0;
 }
+/* Makes the lists by simulated ticks: in each tick each idle rank takes the action that its rule chooses. */
 static tutti_status pipeline_make_by_rule(struct tutti_pipeline *pipeline, rule *choose)
 {
     struct list_maker maker = { .p = pipeline };
@@ -162,6 +165,8 @@ static tutti_action interleaved_nth_action(const struct tutti_pipeline *pipeline
     int microbatch = n / (pipeline->ranks * pipeline->chunks) * pipeline->ranks + n % pipeline->ranks;
     return (tutti_action){ back ? TUTTI_BACKWARD : TUTTI_FORWARD, chunk * pipeline->ranks + rank, microbatch };
 }
+/* Writes the lists of interleaved 1F1B: `ahead` forwards, then forwards and backwards in turn, then the remaining
+   backwards. */
 static void pipeline_make_interleaved(struct tutti_pipeline *pipeline)
 {
     int all = pipeline->chunks * pipeline->microbatches;
@@ -210,6 +215,7 @@ static void dual_add_last_backwards(struct dual *d, int pairs)
         dual_add_backward(d, 0, i >= pairs / 2);
     }
 }
+/* Writes the lists of DualPipe-V (its eight phases). `behind`: ranks after this one. */
 static void pipeline_make_dualpipe_v(struct tutti_pipeline *pipeline)
 {
     for (int rank = 0; rank < pipeline->ranks; rank++) {
@@ -261,6 +267,7 @@ static const struct pipeline_rule *pipeline_find_schedule(const char *name)
         if (strcmp(schedules[i].name, name) == 0) return &schedules[i];
     return NULL;
 }
+/* Refuses numbers of ranks, stages and microbatches that the schedule does not support. */
 static tutti_status pipeline_check_sizes(const struct pipeline_rule *s, const char *name, int ranks, int chunks,
     int microbatches)
 {
@@ -289,6 +296,7 @@ static tutti_status pipeline_check_sizes(const struct pipeline_rule *s, const ch
             ranks, microbatches);
     return TUTTI_OK;
 }
+/* Allocates a list of actions for each rank and fills them by the schedule. */
 static tutti_status pipeline_fill_lists(struct tutti_pipeline *pipeline, const struct pipeline_rule *s)
 {
     size_t each = (size_t)pipeline->chunks * (size_t)pipeline->microbatches * 3;

@@ -18,6 +18,7 @@ struct play {
 static const char *const names[] = { "forward", "backward", "backward of inputs", "backward of weights" };
 
 /* ---- one action ---- */
+/* Returns the time of an action, in the unit of the caller's costs. */
 static double play_action_length(const struct play *play, tutti_action action)
 {
     const tutti_pipeline_cost *c = play->cost;
@@ -78,6 +79,7 @@ static bool play_advance_ranks(struct play *play, double *ends)
     }
     return any;
 }
+/* Fails if a rank has not reached the end of its list. */
 static tutti_status play_describe_deadlock(const struct play *play)
 {
     for (int rank = 0; rank < play->p->ranks; rank++) {
@@ -90,6 +92,7 @@ static tutti_status play_describe_deadlock(const struct play *play)
     }
     return TUTTI_OK;
 }
+/* Simulates all lists. `ends`, if given, gets the end of each action. */
 static tutti_status play_run_pipeline(struct play *play, double *ends)
 {
     size_t cells = (size_t)play->p->stages * (size_t)play->p->microbatches;
@@ -111,6 +114,7 @@ static void play_free_arrays(struct play *play)
     free(play->next);
     free(play->free_at);
 }
+/* Returns the most microbatches whose activations a rank keeps at the same time. */
 static int pipeline_list_most_held(const struct pipeline_list *l)
 {
     int now = 0, most = 0;
@@ -122,6 +126,7 @@ static int pipeline_list_most_held(const struct pipeline_list *l)
     }
     return most;
 }
+/* Refuses negative times and NaN. */
 static tutti_status pipeline_check_cost(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *c)
 {
     bool fine = c->message >= 0;
@@ -148,6 +153,7 @@ tutti_status pipeline_compute_times(const struct tutti_pipeline *pipeline, const
 }
 
 /* ---- checks ---- */
+/* Refuses lists that do not have each forward and backward exactly once, on the right rank. */
 static tutti_status pipeline_check_each_once(const struct tutti_pipeline *pipeline, uint8_t *seen)
 {
     size_t cells = (size_t)pipeline->stages * (size_t)pipeline->microbatches;
@@ -186,6 +192,7 @@ static int pipeline_next_message(const struct tutti_pipeline *pipeline, bool for
     }
     return -1;
 }
+/* Refuses two ranks of which one receives in another order than the other sends. */
 static tutti_status pipeline_check_messages(const struct tutti_pipeline *pipeline, bool forward, int from, int to)
 {
     int sent = 0, used = 0;

@@ -14,6 +14,8 @@ static struct iovec iovec_of_address(uint64_t at, size_t bytes)
 {
     return (struct iovec){ (void *)(uintptr_t)at, bytes };
 }
+/* Reads `bytes` bytes at address `at` of another process, and its nonce, which proves that the process number was not
+   reused. 0, or a negative errno (-ESRCH: another process). */
 static int reading_copy_once(const struct read_source *from, void *to, uint64_t at, size_t bytes)
 {
     unsigned char nonce[NONCE_BYTES] = { 0 };

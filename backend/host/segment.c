@@ -71,6 +71,7 @@ static bool segment_compute_offsets(struct segment *out, const struct segment_sh
     at->bytes = out->bytes = none;
     return fits && none <= INT64_MAX;
 }
+/* Computes the offsets of all parts of a segment. */
 static tutti_status segment_plan(struct segment *out, const struct segment_shape *shape, struct offsets *offsets)
 {
     assert(shape->ranks > 0);
@@ -79,6 +80,7 @@ static tutti_status segment_plan(struct segment *out, const struct segment_shape
         "the shared memory of %d ranks with %zu bytes of slots each is larger than an address can say", shape->ranks,
         shape->slot_bytes);
 }
+/* Maps a segment and sets the pointers to its parts. */
 static tutti_status segment_map(struct segment *out, const struct offsets *offsets, int descriptor)
 {
     void *base = arena_map(descriptor, offsets->bytes);
@@ -137,6 +139,7 @@ static tutti_status segment_allocate_pages(int descriptor, size_t bytes, const c
     while (status == TUTTI_NO_MEMORY && arena_give_up_spare());
     return status;
 }
+/* Makes the memfd of a segment and its header. Kernels before 5.14 need all memory at once. */
 static tutti_status segment_build_file(struct segment *out, const struct offsets *offsets,
     const unsigned char nonce[16], int *fd)
 {

@@ -13,6 +13,7 @@
 enum { LISTEN_QUEUE = 512, MOST_DESCRIPTORS = 4 };
 
 /* ---- names ---- */
+/* Makes the abstract socket name of a purpose and a nonce. Returns its length. */
 static socklen_t socket_make_name(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
     /* A first byte of zero makes the name abstract. */

@@ -121,6 +121,7 @@ static int wait_set_sleep_one(const struct wait_set *set, int most_ms)
     int call = set->item[0].shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE;
     return syscall(SYS_futex, set->item[0].word, call, set->item[0].seen, &most, NULL, 0) < 0 ? errno : 0;
 }
+/* Sleeps until any word of the set changes, by futex_waitv. Returns an errno, or 0. */
 static int wait_set_sleep_all(const struct wait_set *set, int most_ms)
 {
     struct futex_word words[WAIT_WORDS];
@@ -135,6 +136,7 @@ static int wait_set_sleep_all(const struct wait_set *set, int most_ms)
     if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
     return syscall(SYS_futex_waitv, words, set->count, 0, &until, CLOCK_MONOTONIC) < 0 ? errno : 0;
 }
+/* Sleeps on all words of the set; on old kernels on one word, for 1 ms at most. */
 static int wait_set_sleep_words(const struct wait_set *set, int most_ms)
 {
     /* A full set may have ignored words. */

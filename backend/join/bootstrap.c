@@ -133,6 +133,7 @@ static tutti_status store_check_terms(const tutti_store *store, const struct sta
     if (other.terms.rank == 0) TRY(store_put_other_statement(store, &other.member, mine));
     return terms_fail_mismatch(mine, &other);
 }
+/* Fails if another process has joined as rank 0 at the same time. */
 static tutti_status store_check_only_rank0(const tutti_store *store, const struct statement *mine)
 {
     struct statement first;
@@ -199,6 +200,8 @@ static void first_error_record(struct first_error *f, tutti_status status)
     snprintf(f->detail, sizeof f->detail, "%s", status_detail());
     if (clock_ms() + GRACE_MS < f->deadline_ms) f->deadline_ms = clock_ms() + GRACE_MS;
 }
+/* Rank 0: waits for the records of all ranks in the store and checks each. Continues after the first error, so that the
+   error names all missing ranks. `why`: why this rank cannot join, if it cannot. */
 static tutti_status store_collect_records(const tutti_config *config, const struct statement *said, const char *why,
     int64_t deadline_ms, struct member *table)
 {
@@ -226,6 +229,7 @@ static tutti_status store_collect_records(const tutti_config *config, const stru
     if (late) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? store_reread_records(store, mine, table) : TUTTI_OK;
 }
+/* Rank 0: collects the records, decides, and publishes the result with the table of members. */
 static tutti_status store_publish_result(const tutti_config *config, const struct statement *said, const char *why,
     int64_t deadline_ms, struct join_reply *reply)
 {
@@ -241,6 +245,7 @@ static tutti_status store_publish_result(const tutti_config *config, const struc
     tutti_status told = store_put_value(store, key, reply, bytes);
     return status == TUTTI_OK ? told : status_repeat(status, reply->result.detail);
 }
+/* Rank 0's part of joining through the store. */
 static tutti_status store_run_rank0(const tutti_config *config, struct statement *said, const char *why,
     int64_t deadline_ms, struct join_reply *reply, struct key_id *key)
 {
@@ -298,6 +303,8 @@ static tutti_status follower_get_result(const struct follower *follower, size_t 
     store_key_of_attempt(&follower->first, "table", key);
     return store_get_value(&follower->config->store, key, NOW, follower_table_bytes(follower), follower->found, out);
 }
+/* Reads rank 0's result. TIMEOUT: it is not there yet. NO_MEMORY from the store means that the value is larger than
+   expected. */
 static tutti_status follower_read_result(const struct follower *follower)
 {
     size_t bytes = 0;
@@ -339,6 +346,7 @@ static tutti_status follower_publish_reason(const struct follower *follower)
     store_key_of_rank(&follower->first, "why", follower->config->rank, key);
     return store_put_value(&follower->config->store, key, follower->why, strlen(follower->why));
 }
+/* Publishes this rank's record for the attempt of rank 0 that it has read. */
 static tutti_status follower_publish_answer(struct follower *follower)
 {
     char key[STORE_KEY_BYTES];
@@ -357,6 +365,7 @@ static tutti_status follower_publish_other_terms(struct follower *follower)
     return member_shares_job(&follower->first, follower->mine) ? terms_fail_mismatch(&follower->differs, follower->said)
                                                                : TUTTI_OK;
 }
+/* Leaves the last attempt and enters that of `first`, another rank 0 process. */
 static tutti_status follower_enter_attempt(struct follower *follower, const struct statement *first)
 {
     size_t ignored;
@@ -375,6 +384,7 @@ static tutti_status follower_enter_attempt(struct follower *follower, const stru
         member_shares_job(&follower->first, follower->mine) && follower->found->result.status == TUTTI_MISMATCH;
     return TUTTI_OK;
 }
+/* Reads rank 0's statement, and enters its attempt if it is a new one. */
 static tutti_status follower_read_first(struct follower *follower, int64_t timeout_ms)
 {
     struct statement first;
@@ -389,6 +399,7 @@ static tutti_status follower_read_first(struct follower *follower, int64_t timeo
         return store_put_other_statement(&follower->config->store, &first.member, follower->said);
     return follower_enter_attempt(follower, &first);
 }
+/* Fails with the reason why rank 0's result did not come in time. */
 static tutti_status follower_fail_timeout(const struct follower *follower)
 {
     const struct member *mine = follower->mine;
@@ -414,6 +425,8 @@ static void follower_log_wait(const struct follower *follower)
         follower->config->rank, follower->mine->size, follower->mine->group, follower->first.size,
         (unsigned long long)follower->first.identity.pid, follower->first.identity.host);
 }
+/* Waits for rank 0's result. Enters the newest attempt, because an earlier job may have left its values in the store.
+   */
 static tutti_status follower_await_result(struct follower *follower)
 {
     bool told = false;

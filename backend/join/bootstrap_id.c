@@ -113,6 +113,7 @@ static void server_send_replies(struct server *server, const struct join_reply *
         server_drop_client(server, i);
     }
 }
+/* Enters a client's record into the table. Fails if it does not match or the rank is taken. */
 static tutti_status server_add_rank(struct server *server, struct client *client, const struct id_introduction *said)
 {
     const struct member *theirs = &said->member;
@@ -184,6 +185,7 @@ static tutti_status server_make_room(struct server *server)
         if (!server->clients[i].rank) TRY(server_receive_from_client(server, i, true));
     return TUTTI_OK;
 }
+/* Accepts one connection and begins its handshake. */
 static tutti_status server_accept_client(struct server *server)
 {
     TRY(server_make_room(server));
@@ -198,6 +200,7 @@ static tutti_status server_accept_client(struct server *server)
     } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);
     return TUTTI_OK;
 }
+/* Waits until a socket is ready, a client's handshake times out, or the deadline passes. */
 static void server_poll(struct server *server, int64_t deadline_ms)
 {
     int64_t until_ms = deadline_ms;
@@ -209,6 +212,7 @@ static void server_poll(struct server *server, int64_t deadline_ms)
     if (poll(server->polls, (nfds_t)server->count + 1, (int)deadline_remaining_ms(until_ms)) < 0)
         for (int i = 0; i <= server->count; i++) server->polls[i].revents = 0;
 }
+/* Receives the records of all ranks. TIMEOUT names the missing ones. */
 static tutti_status server_receive_all(struct server *server, int64_t deadline_ms)
 {
     while (server->joined < server->awaited) {
@@ -234,6 +238,7 @@ static void server_send_decision(struct server *server, tutti_status status, str
     if (server->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT)
         server_receive_all(server, clock_ms() + GRACE_MS);
 }
+/* Rank 0's part of joining by a unique id: listens, collects the records, decides, and answers all clients. */
 static tutti_status id_run_rank0(const struct id_names *point, const struct member *mine, int64_t deadline_ms,
     struct join_reply *reply)
 {
@@ -270,6 +275,7 @@ static int id_connect_until(const struct id_names *point, int64_t deadline_ms)
         sleep_ms(1 + clock_ns() % longest_ms);
     }
 }
+/* Fails with the meaning of a socket error (negative errno, or 0: closed) for a user. */
 static tutti_status id_explain_error(const struct member *mine, int error)
 {
     const char *group = mine->group;
@@ -286,6 +292,7 @@ static tutti_status id_explain_error(const struct member *mine, int error)
     return status_fail(TUTTI_SYSTEM, "rank 0 of %u of %s cannot be reached: %s", size, group,
         error == -EPERM ? "it runs as another user" : strerror(-error));
 }
+/* Receives rank 0's result and the table of members. */
 static tutti_status id_receive_result(int socket, const struct member *mine, int64_t deadline_ms,
     struct join_reply *found)
 {
@@ -313,6 +320,7 @@ static int id_run_handshake(const struct id_names *point, const struct member *m
         if (!socket_await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
     return got < 0 ? got : 0;
 }
+/* A follower's part of joining by a unique id: connects to rank 0 and sends its record. */
 static tutti_status id_join_rank0(const struct id_names *point, int rank, const struct member *mine,
     int64_t deadline_ms, struct join_reply *found)
 {

@@ -66,6 +66,7 @@ static bool introduction_answer_ping(struct join_info *mine)
     atomic_store_explicit(&mine->ping, ping + 1, memory_order_release);
     return true;
 }
+/* Waits until the other rank has answered ping number `ping`. False: not until `until_ns`. */
 static bool introduction_await_ping(struct join_info *other, uint32_t ping, int64_t until_ns)
 {
     for (int n = 1; atomic_load_explicit(&other->ping, memory_order_acquire) != ping; n++) {
@@ -125,6 +126,7 @@ static bool cores_distance_is_unchanged(const tutti_comm *comm, int distance)
     int moved = distance_of_line_time(host_measure_distance(comm).line) - distance;
     return moved >= -1 && moved <= 1;
 }
+/* Measures the machine. `keep`: the result may be stored for later jobs. */
 static struct machine parameters_measure(const tutti_comm *comm, const struct farthest *far, int distance, bool *keep)
 {
     struct machine parameters;
@@ -134,6 +136,7 @@ static struct machine parameters_measure(const tutti_comm *comm, const struct fa
         *keep ? "" : "; later jobs measure again");
     return parameters;
 }
+/* The first rank of a host: finds or measures the machine parameters and publishes them in shared memory. */
 static void parameters_publish(const tutti_comm *comm, const struct link_costs *link_costs)
 {
     struct calibration_record *calibration_record = comm->group.segment->calibration_record;
@@ -163,6 +166,7 @@ static bool parameters_may_still_come(const tutti_comm *comm)
     const struct peer *peer = comm->group.peers[first];
     return comm->agreement && !comm_rank_has_left(comm, first) && !(peer && peer_is_gone(peer));
 }
+/* Waits until the first rank of this host has published the parameters, and answers its pings meanwhile. */
 static tutti_status parameters_await_published(tutti_comm *comm, int64_t deadline_ms)
 {
     static const struct wait_set none;

@@ -85,6 +85,7 @@ static tutti_status rank_fail_no_link(const tutti_comm *comm, int rank, tutti_st
     return status_fail(status, "%s of %s has no link to %s: %s", member_print(group, group->rank, here), group->name,
         member_print(group, rank, there), why);
 }
+/* Waits for the link to a rank of another host, and checks for aborts meanwhile. */
 static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
     struct peer *peer = comm->group.peers[rank];

@@ -38,6 +38,7 @@ static tutti_status link_costs_disseminate(tutti_comm *comm, uint64_t number, st
     }
     return TUTTI_OK;
 }
+/* Waits for all hosts once over each network, so that each network is known to work. */
 static tutti_status host_barrier_wait_each(tutti_comm *comm, int64_t deadline_ms)
 {
     tutti_status status = TUTTI_OK;

@@ -14,6 +14,7 @@ int host_exchange_count_networks(const tutti_comm *comm)
 }
 
 /* ---- errors ---- */
+/* Fails because another host did not exchange messages in time. */
 static tutti_status host_exchange_fail_late(tutti_comm *comm, const struct transfer *transfer)
 {
     const struct group *group = &comm->group;
@@ -24,6 +25,7 @@ static tutti_status host_exchange_fail_late(tutti_comm *comm, const struct trans
         member_print(group, group->rank, here), group->name, member_print(group, transfer->peer, there),
         transfer->is_send ? "reached it by messages" : "received its report that it has joined");
 }
+/* Fails because a message between hosts failed. */
 static tutti_status host_exchange_fail_message(tutti_comm *comm, const struct transfer *transfer)
 {
     const struct group *group = &comm->group;
@@ -35,6 +37,7 @@ static tutti_status host_exchange_fail_message(tutti_comm *comm, const struct tr
 }
 
 /* ---- waiting ---- */
+/* Waits for one message between hosts, and checks for aborts meanwhile. */
 static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct transfer *transfer, int64_t deadline_ms)
 {
     for (int n = 0;; n++) {

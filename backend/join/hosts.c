@@ -28,6 +28,7 @@ static bool hosts_read_number(const char **at, int limit, int *out)
     /* A comma at the end of the text is an error. */
     return *end != ',' || end[1];
 }
+/* Parses TUTTI_HOSTS=N: divides `size` ranks into N hosts of consecutive ranks. */
 static tutti_status hosts_parse_blocks(const char *text, int size, int *out)
 {
     int blocks;
@@ -65,6 +66,7 @@ static int rank_host_compare(const struct rank_host *a, const struct rank_host *
     return order ? order : (a->host > b->host) - (a->host < b->host);
 }
 static int rank_host_qsort_compare(const void *a, const void *b) { return rank_host_compare(a, b); }
+/* Checks the host that a member reports, and that simulated hosts are on one real host. */
 static tutti_status hosts_check_member(const struct group *group, int r)
 {
     const struct member *first = &group->members[0], *m = &group->members[r];

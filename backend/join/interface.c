@@ -65,6 +65,7 @@ static bool interface_is_named(const struct interface *i, bool exact, const char
     if (name[0] == '=') { name++; length--; }
     return length && strncmp(i->name, name, length) == 0 && (!whole || strlen(i->name) == length);
 }
+/* Returns the first interface that is up and matches a name, preferring addresses that are not link-local. */
 static const struct interface *interface_first_named(const struct interface *table, int count, bool exact,
     const char *name, size_t length)
 {
@@ -84,6 +85,7 @@ static bool interface_is_excluded(const struct filter *f, const struct interface
         if (!*(name += length)) return false;
     }
 }
+/* Returns the first interface that is up and not excluded, preferring addresses that are not link-local. */
 static const struct interface *interface_first_not_excluded(const struct interface *table, int count,
     const struct filter *f)
 {
@@ -108,6 +110,7 @@ const struct interface *interface_choose(const struct interface *table, int coun
 }
 
 /* ---- the system's table ---- */
+/* Lists the interfaces of this host with their addresses. The caller frees the table. */
 static tutti_status interface_read_table(struct interface **out, int *count)
 {
     struct ifaddrs *all, *a;
@@ -131,6 +134,7 @@ static tutti_status interface_read_table(struct interface **out, int *count)
     *count = found;
     return TUTTI_OK;
 }
+/* Fails because TUTTI_SOCKET_IFNAME matches no interface, and lists those that exist. */
 static tutti_status interface_fail_no_match(const struct interface *table, int count, const char *names)
 {
     char all[STATUS_DETAIL_BYTES / 2] = "", address[INET6_ADDRSTRLEN];

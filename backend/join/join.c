@@ -47,6 +47,7 @@ static void member_watch_on_lost(void *context)
     struct member_watch *w = context;
     failure_record_lost_rank(w->comm, w->rank);
 }
+/* Watches the processes of all ranks, so that this rank learns of their deaths. */
 static void membership_watch_peers(tutti_comm *comm)
 {
     struct membership *m = comm->membership;
@@ -121,6 +122,7 @@ static tutti_status join_connect_rank(tutti_comm *comm, int rank, int64_t deadli
     return links ? link_acquire(&m->identity, &group->key, &m->contact, &group->peers[rank])
                  : peer_connect(&m->identity, &group->key, deadline_ms, &group->peers[rank]);
 }
+/* Connects to the processes of all other ranks. */
 static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
     for (int r = 0; r < comm->group.size; r++) {
@@ -157,6 +159,7 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
+/* Computes the layout: which ranks share a host. */
 static tutti_status join_place_ranks(tutti_comm *comm)
 {
     struct layout *layout;
@@ -167,6 +170,7 @@ static tutti_status join_place_ranks(tutti_comm *comm)
     interface_find_name(&group->members[group->rank].contact, group->interface);
     return members_check_addresses(group);
 }
+/* Maps the segment of this host's ranks. */
 static tutti_status join_map_host(const struct group *group, int64_t deadline_ms, struct mapping **out)
 {
     int ranks = layout_host_size(group->layout, group->host);
@@ -201,6 +205,7 @@ static tutti_status join_await_hosts(tutti_comm *comm, int64_t deadline_ms, stru
 }
 
 /* ---- the whole join ---- */
+/* The steps of joining after the table of members is known. */
 static tutti_status join_run_steps(tutti_comm *comm, int64_t deadline_ms)
 {
     TRY(join_place_ranks(comm));

@@ -127,6 +127,7 @@ static void incoming_links_make_room(void)
     for (int found; links.caller_count == MOST_CALLERS && (found = incoming_links_find_superfluous()) >= 0;)
         if (!incoming_link_receive(found)) incoming_link_drop(found, "sent nothing while many others connected");
 }
+/* Adds a connection that must prove its identity within HELLO_MS. */
 static void incoming_link_add(int descriptor)
 {
     struct incoming_link *c = &links.callers[links.caller_count++];
@@ -137,6 +138,7 @@ static void incoming_link_add(int descriptor)
     if (handshake_send_opening(&c->handshake, handshake_of_links, descriptor) != 0)
         incoming_link_drop(links.caller_count - 1, NULL);
 }
+/* Accepts waiting connections. If all places are taken, one unproved connection is closed. */
 static void incoming_links_accept(void)
 {
     for (int i = 0; i < AT_ONCE; i++) {

@@ -32,6 +32,7 @@ static void link_connect_fail(struct peer *peer, int error)
     /* Another attempt would get the same result. */
     if (is_refused || link->refusals == GONE) link_end(peer, error);
 }
+/* Starts a connection to the peer's address. */
 static void link_connect_start(struct peer *peer)
 {
     struct link *link = peer->link;

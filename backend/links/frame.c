@@ -70,6 +70,7 @@ int frame_stream_pull(struct frame_stream *stream, int socket)
     stream->in_bytes += (size_t)came;
     return (int)came;
 }
+/* True if a message has a possible length and is addressed to this process. */
 static bool link_message_is_for_us(const union link_message *m, size_t bytes)
 {
     switch (m->packet.kind) {

@@ -32,6 +32,7 @@ void link_request_connect(struct peer *peer)
     links_schedule_tick(clock_ms());
     registry_wake();
 }
+/* Writes what the socket accepts, and asks to be called again when it accepts more. */
 static void link_flush_stream(struct peer *peer)
 {
     struct link *link = peer->link;
@@ -69,6 +70,7 @@ void link_end(struct peer *peer, int error)
 }
 
 /* ---- sending ---- */
+/* Puts a message into the stream unless more than `most` bytes wait in it (-EAGAIN). */
 static int link_put_frame(struct peer *peer, const void *message, size_t bytes, size_t most)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
@@ -112,6 +114,7 @@ bool link_push(struct peer *peer)
 }
 
 /* ---- receiving ---- */
+/* Stores the peer's process address, which its networks need. */
 static void link_store_address(struct link *link, const struct packet_and_address *message, size_t bytes)
 {
     if (!link->process_address) link->process_address = memory_alloc_zeroed(1, sizeof *link->process_address);
@@ -136,6 +139,7 @@ static bool link_handle_message(struct peer *peer, const union link_message *m, 
     default: return true;
     }
 }
+/* Handles all complete messages of the stream. False: the link has ended. */
 static bool link_handle_messages(struct peer *peer)
 {
     union link_message message;

@@ -39,6 +39,7 @@ tutti_status links_listen(const struct sock_address *at, struct sock_address *ou
     return status_fail(TUTTI_SYSTEM, "cannot listen at %s for processes of other hosts: %s",
         sock_address_print(at, address), strerror(-error));
 }
+/* Forgets this process's address and callers, for a restart or a forked child. */
 static void links_reset(void)
 {
     free(links.process_address);
@@ -80,6 +81,7 @@ tutti_status link_acquire(const struct identity *other, const struct key_id *key
     *out = peer;
     return TUTTI_OK;
 }
+/* Returns the meaning of a negative errno for a user. */
 static const char *link_error_reason(int error)
 {
     switch (error) {
@@ -103,6 +105,7 @@ static const char *link_error_reason(int error)
     default: return strerror(-error);
     }
 }
+/* Fails with the reason why a link ended, or never opened. */
 static tutti_status link_explain_error(const struct identity *other, const struct link *link,
     const struct sock_address *here)
 {
@@ -157,6 +160,7 @@ tutti_status links_publish_address(const void *content, size_t bytes)
     pthread_mutex_unlock(&registry.lock);
     return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's address");
 }
+/* Asks the peer for its process address, connecting first if needed. */
 static void link_request_address(struct peer *peer)
 {
     struct link *link = peer->link;

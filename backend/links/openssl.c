@@ -16,6 +16,7 @@ static void openssl_record_problem(const char *name, const char *why)
 {
     snprintf(problem, sizeof problem, "%.100s: %.250s", name, why ? why : "it cannot be opened");
 }
+/* Opens OpenSSL 3 and finds its functions. An error text stays for the first use of TLS. */
 static void openssl_open_library(void)
 {
     const char *name = settings_get()->openssl, *missing = NULL;

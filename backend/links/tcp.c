@@ -16,6 +16,7 @@ union local_name {
     struct sockaddr_in four;
     struct sockaddr_in6 six;
 };
+/* Converts to a socket address. `near`: the local address whose scope a link-local address needs. */
 static socklen_t tcp_name_of_address(const struct sock_address *c, const struct sock_address *near,
     union local_name *out)
 {
@@ -33,6 +34,7 @@ static socklen_t tcp_name_of_address(const struct sock_address *c, const struct 
         out->six.sin6_scope_id = near->family == AF_INET6 && near->scope ? near->scope : c->scope;
     return sizeof out->six;
 }
+/* Converts from a socket address; family 0 if it is neither IPv4 nor IPv6. */
 static struct sock_address tcp_address_of_name(const union local_name *name)
 {
     struct sock_address c = { .family = name->any.sa_family };
@@ -73,6 +75,7 @@ static int tcp_user_timeout_ms(void)
     int rest_ms = peer_timeout_ms * 9 / 10 - 300;
     return rest_ms < most_ms ? rest_ms : most_ms;
 }
+/* Sets keepalive and timeouts, so that a dead host is noticed. */
 static void tcp_set_options(int socket)
 {
     tcp_set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -81,6 +84,7 @@ static void tcp_set_options(int socket)
     tcp_set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
     tcp_set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, tcp_user_timeout_ms());
 }
+/* Opens a non-blocking socket. Returns it, or a negative errno. */
 static int tcp_open_socket(int family)
 {
     if (family != AF_INET && family != AF_INET6) return -EAFNOSUPPORT;

@@ -60,6 +60,7 @@ static struct {
 } all = { .once = PTHREAD_ONCE_INIT };
 
 /* ---- callbacks of OpenSSL ---- */
+/* Makes the buffer of encrypted bytes at least `bytes` long. False: no memory, or too many. */
 static bool tls_make_room(struct tls *tls, size_t bytes)
 {
     if (bytes <= tls->room) return true;
@@ -73,6 +74,7 @@ static bool tls_make_room(struct tls *tls, size_t bytes)
     tls->room = room;
     return true;
 }
+/* OpenSSL's write callback: appends encrypted bytes to the buffer. */
 static int tls_on_write(BIO *bio, const char *bytes, int count)
 {
     struct tls *tls = openssl.BIO_get_data(bio);
@@ -81,6 +83,7 @@ static int tls_on_write(BIO *bio, const char *bytes, int count)
     tls->end += (size_t)count;
     return count;
 }
+/* OpenSSL's read callback: reads from the socket, only while the caller expects data. */
 static int tls_on_read(BIO *bio, char *bytes, int count)
 {
     struct tls *tls = openssl.BIO_get_data(bio);
@@ -125,6 +128,7 @@ static int tls_on_find_session(SSL *ssl, const unsigned char *name, size_t bytes
     *out = ours ? tls_create_session(ssl) : NULL;
     return 1;
 }
+/* OpenSSL's client callback: provides the session with the pre-shared key. */
 static int tls_on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned char **name, size_t *bytes,
     SSL_SESSION **out)
 {
@@ -136,6 +140,7 @@ static int tls_on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned cha
 }
 
 /* ---- for all connections ---- */
+/* Creates the context for TLS 1.3 with pre-shared keys, without certificates. */
 static void tls_create_context(void)
 {
     SSL_CTX *context = openssl.SSL_CTX_new(openssl.TLS_method());

@@ -91,6 +91,8 @@ static struct block block_table_find_number(uint64_t number)
     while (i < count && atomic_load_explicit(&table.row[i].number, memory_order_acquire) != number) i++;
     return i < count ? block_table_row(i) : (struct block){ 0 };
 }
+/* Reads a block from the table without a lock, by number or address (if the number is 0). Retries while it is being
+   changed. */
 static bool block_table_read(uintptr_t at, uint64_t number, struct block *out)
 {
     for (;;) {
@@ -146,6 +148,7 @@ static void block_free_memory(struct block *b)
     }
     if (b->descriptor >= 0) close(b->descriptor);
 }
+/* Allocates the memory of a block in a sealed memfd, and maps it. */
 static tutti_status block_allocate_memory(struct block *b)
 {
     TRY(memory_check(b->bytes, "shared tensors"));
@@ -161,6 +164,7 @@ static tutti_status block_allocate_memory(struct block *b)
     block_header_of(base)->block = b->number;
     return TUTTI_OK;
 }
+/* Makes a block of `bytes` bytes, not yet in the arena. */
 static tutti_status arena_make_block(size_t bytes, struct block *out)
 {
     struct block made = { .number = ++last_number, .bytes = bytes, .descriptor = -1 };
@@ -186,6 +190,7 @@ static int arena_block_index(const void *region)
     while (block_region_of(&blocks[at]) != region) at++;
     return at;
 }
+/* Removes block `at` from the arena; the caller frees it. */
 static struct block arena_remove_block(int at)
 {
     struct block removed = blocks[at];
@@ -215,6 +220,7 @@ void *arena_map(int descriptor, size_t bytes)
 }
 
 /* ---- allocating ---- */
+/* Takes memory from the blocks that exist. NULL: all are full. */
 static void *arena_take_part(size_t bytes, size_t alignment)
 {
     pthread_mutex_lock(&lock);
@@ -223,6 +229,7 @@ static void *arena_take_part(size_t bytes, size_t alignment)
     pthread_mutex_unlock(&lock);
     return at;
 }
+/* Makes a new block and adds it to the arena. */
 static tutti_status arena_add_block(size_t bytes)
 {
     struct block b;
@@ -328,6 +335,7 @@ static void arena_unlock_in_parent(void)
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&growth);
 }
+/* In a forked child: replaces the shared mapping by a private copy. */
 static void block_remap_privately(struct block *b)
 {
     void *same = mmap(b->base, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, b->descriptor, 0);
@@ -377,6 +385,7 @@ int arena_copy_descriptor(uint64_t block, size_t *bytes)
     pthread_mutex_unlock(&lock);
     return copy;
 }
+/* Maps a block of another process, whose descriptor was received, after checks of its size and number. */
 static tutti_status peer_block_map(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
 {
     TRY(memfd_check(descriptor, bytes, whose));

@@ -17,6 +17,7 @@ static const struct cgroup_version versions[] = {
         { "total_inactive_file ", "total_active_file " } },
 };
 
+/* Reads a small file. False: the file is missing or empty. */
 static bool file_read_text(const char *path, char text[TEXT_BYTES])
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -42,6 +43,7 @@ static uint64_t file_number_after_key(const char *folder, const char *file, cons
     snprintf(path, sizeof path, "%s/%s", folder, file);
     return file_read_text(path, text) ? text_number_after_key(text, key) : UINT64_MAX;
 }
+/* Returns the bytes that this cgroup may still use, counting its file cache as free. UINT64_MAX: no limit. */
 static uint64_t cgroup_available_bytes(const char *folder, const struct cgroup_version *v)
 {
     uint64_t limit = file_number_after_key(folder, v->limit, ""), used = file_number_after_key(folder, v->used, "");

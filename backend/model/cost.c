@@ -110,6 +110,7 @@ static bool copy_stays_in_cell(const struct plan_cost *costs, const struct sched
         && plan_cell_index(costs->plan, schedule->rank, from.buffer, from.first)
         == plan_cell_index(costs->plan, schedule->rank, to.buffer, to.first);
 }
+/* Returns the time in ns that a work step spends on bytes of one tile. */
 static double cost_of_step_bytes(const struct plan_cost *costs, const struct schedule *schedule,
     const struct step *step)
 {
@@ -134,6 +135,7 @@ static int step_count_peer_waits(const struct schedule *schedule, const struct s
     for (int w = 0; w < step->wait_count; w++) count += schedule->waits[step->wait + w].rank != schedule->rank;
     return count;
 }
+/* Counts the peers' spans of a step; each costs a round of cache misses at its start. */
 static int step_count_peer_runs(const struct schedule *schedule, const struct step *step)
 {
     const struct span *from = step_from(schedule, step), *to = step_to(schedule, step);
@@ -299,6 +301,7 @@ static bool member_time_steps(const struct plan_cost *costs, int member)
     }
     return costs->at[member] > from;
 }
+/* Returns the length in ns of the longest chain of steps and messages over one tile. */
 static double cost_of_critical_path(const struct plan_cost *costs)
 {
     double longest = 0;
@@ -319,6 +322,7 @@ static double cost_of_critical_path(const struct plan_cost *costs)
 }
 
 /* ---- many tiles ---- */
+/* Returns the time in ns that the busiest rank works in one tile. */
 static double cost_of_busiest_rank(const struct plan_cost *costs)
 {
     double busiest_rank = 0;
@@ -362,6 +366,7 @@ static double cost_of_displaced_bytes(const struct plan_cost *costs, const struc
     return double_smaller(passing, message) * double_smaller(1, (passing + message) / costs->machine->l2) * longer
         * costs->load;
 }
+/* Returns the time in ns of the whole message: the first tile, and the pace of further ones. */
 static double cost_of_all_tiles(struct plan_cost *costs, const struct cutting *c)
 {
     const struct schedule *schedule = &costs->plan->ranks[0];
@@ -376,6 +381,8 @@ static double cost_of_all_tiles(struct plan_cost *costs, const struct cutting *c
     each += costs->machine->tile * costs->load;
     return one + further * each + cost_of_displaced_bytes(costs, c, (int)in_flight);
 }
+/* Computes the cost in ns of a plan with one cutting. `filled`: messages fill the network, so smaller tiles are
+   useless. */
 static tutti_status plan_evaluate_cost(const struct plan *plan, const struct machine *machine, const struct cutting *c,
     double *out, bool *filled)
 {

@@ -9,6 +9,7 @@
 static const char cpus[] = "/sys/devices/system/cpu";
 enum { MOST_CACHES = 16 };
 
+/* Reads the first line of a file, without its end. False: the file is missing or empty. */
 static bool file_read_first_line(const char *path, char *out, int bytes)
 {
     FILE *file = fopen(path, "re");

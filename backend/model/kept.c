@@ -42,6 +42,7 @@ static bool machine_file_path(const char *folder, const char *identity, char out
 }
 
 /* ---- the text: the identity, a line for each parameter, and a hash of all lines ---- */
+/* Writes the parameters as text, one line each, ended by a hash. Returns the bytes; 0: too long. */
 static size_t machine_text_format(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
 {
     const struct machine_row *rows;
@@ -62,6 +63,7 @@ static bool text_skip_prefix(const char **at, const char *text)
     *at += length;
     return true;
 }
+/* Reads such a text. False: of another machine, damaged or out of bounds. */
 static bool machine_text_parse(const char *text, const char *identity, struct machine *out)
 {
     const struct machine_row *rows;
@@ -105,6 +107,7 @@ static bool folder_create_with_parent(const char *folder)
     *slash = 0;
     return (mkdir(above, 0700) == 0 || errno == EEXIST) && mkdir(folder, 0700) == 0;
 }
+/* Replaces a file so that readers see the old or the new text. False: errno has the reason. */
 static bool file_replace_atomically(const char *path, const char *text, size_t length)
 {
     char beside[PATH_BYTES + 16];

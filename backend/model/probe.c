@@ -110,6 +110,7 @@ static void probe_wake_sleeper(struct probe *probe)
     atomic_store(&probe->ping.value, 1);
     syscall(SYS_futex, &probe->ping.value, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
+/* Sleeps on a futex and stores the ns from the wake-up call to this thread's run. False: too late. */
 static bool probe_sleep_until_woken(struct probe *probe, double *out)
 {
     struct timespec most = { 0, SLEEP_NS };
@@ -120,6 +121,7 @@ static bool probe_sleep_until_woken(struct probe *probe, double *out)
     *out = time_since(probe->woken_ns);
     return true;
 }
+/* Measures the time in ns to wake a sleeping thread (machine.sleep). */
 static bool side_measure_sleep(struct side *me)
 {
     struct probe *probe = me->probe;
@@ -155,6 +157,7 @@ static void floats_add_to_sum(void *to, const void *from, size_t bytes)
     const float *term = from;
     for (size_t i = 0; i < bytes / sizeof *sum; i++) sum[i] += term[i];
 }
+/* Returns the time in ns per byte of one function; the lower quartile of several runs. */
 static double work_time_per_byte(machine_copy *work, void *to, const void *from, size_t bytes)
 {
     double times[REPEATS];
@@ -171,6 +174,7 @@ static double copy_time_per_byte(void *to, const void *from, size_t bytes)
     bytes_copy_ordinary(to, from, bytes);
     return work_time_per_byte(bytes_copy_ordinary, to, from, bytes);
 }
+/* Measures copies within the cache (near) and beyond it (far), and additions; ns per byte. */
 static void probe_measure_copies(struct probe *probe)
 {
     unsigned char *a = probe->message[0], *b = probe->message[1];
@@ -204,6 +208,7 @@ static bool side_exchange_slots(struct side *me, machine_copy *write, machine_co
     *read = times_lower_quartile(reads, REPEATS);
     return true;
 }
+/* Measures writing and reading of slots between the cores, with ordinary stores and around the cache. */
 static bool side_measure_slots(struct side *me)
 {
     struct probe *probe = me->probe;
@@ -264,6 +269,7 @@ static bool side_measure_kernel_reads(struct side *me)
    One tile later it adds the other side's tile from that side's slot, or copies it, as an allgather does. Taken tiles
    go `to` bytes behind the message's beginning. Slots are reused after the same number of bytes for every tile size. */
 struct passage { size_t tile, bytes, to; machine_copy *take; };
+/* Passes tile `k` to the other side through a slot, and takes its tile k - 1. False: too late. */
 static bool side_pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct passage *passage)
 {
     struct probe *probe = me->probe;
@@ -282,6 +288,7 @@ static bool side_pass_tile(struct side *me, uint32_t k, uint32_t tiles, const st
     atomic_store(&probe->taken[me->who].value, k);
     return true;
 }
+/* Stores the ns of passing a whole message in tiles. */
 static bool side_time_passage(struct side *me, const struct passage *passage, double *out)
 {
     struct probe *probe = me->probe;
@@ -295,6 +302,7 @@ static bool side_time_passage(struct side *me, const struct passage *passage, do
     *out = time_since(begin);
     return side_meet_other(me);
 }
+/* Measures the fixed cost in ns of a tile, as the difference of small and large tiles. */
 static bool side_measure_tiles(struct side *me)
 {
     struct machine *machine = me->probe->found;
@@ -341,6 +349,7 @@ static bool side_measure_one_copy(struct side *me, size_t bytes, double *out)
     if (!me->who) *out = times_median(ratio, PASSES);
     return true;
 }
+/* Measures reading the other side's memory by the kernel, within and beyond the cache. */
 static bool side_measure_single_copy(struct side *me)
 {
     struct machine *machine = me->probe->found;
@@ -351,6 +360,7 @@ static bool side_measure_single_copy(struct side *me)
 }
 
 /* ---- waiting ---- */
+/* Measures a pause instruction and a yield, in ns. */
 static void machine_measure_backoff(struct machine *machine)
 {
     double pauses[REPEATS], yields[REPEATS];
@@ -402,6 +412,7 @@ static void probe_choose_cores(struct probe *probe)
     sched_setaffinity(0, sizeof set, &set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) probe->core[1] = cores_find_second(&set, first);
 }
+/* Runs all measurements on one of the two threads. False: incomplete. */
 static bool side_run_measurements(struct side *me)
 {
     struct probe *probe = me->probe;
@@ -451,6 +462,7 @@ static bool probe_run_threads(struct probe *probe)
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     return started == 2 && probe->complete;
 }
+/* Allocates the memory of both sides and runs the threads. `l2`: bytes of the cache. */
 static bool probe_measure_all(struct probe *probe, double l2)
 {
     double wanted = MESSAGE_CACHES * l2;

@@ -27,6 +27,8 @@ static int handshake_head_check(const struct handshake *handshake, const struct 
     if (bytes < offsetof(struct handshake_head, kind)) return 0;
     return head->version == HANDSHAKE_VERSION ? 0 : -ENOPROTOOPT;
 }
+/* Receives one message of the handshake, in parts. 1: complete, 0: more must arrive, or a negative errno. The head is
+   checked as soon as it is there. */
 static int handshake_receive_message(struct handshake *handshake, void *message, size_t bytes, int socket)
 {
     while (handshake->received < bytes) {
@@ -60,6 +62,7 @@ struct transcript {
     unsigned char to[16], challenge_of_caller[16], challenge_of_called[16];
 };
 static_assert(sizeof(struct transcript) == 144, "no padding");
+/* Returns what a proof signs: both identities, both challenges, and the numbers of calls. */
 static struct transcript handshake_make_transcript(const struct handshake *handshake, enum handshake_kind kind,
     uint64_t number)
 {

@@ -53,6 +53,7 @@ static struct host_election *host_election_get(const unsigned char token[16], co
     e->next = elections;
     return elections = e;
 }
+/* Removes the election and closes its listener. */
 static void host_election_free(struct host_election *election)
 {
     struct host_election **at = &elections;
@@ -101,6 +102,7 @@ bool host_elections_answer(int descriptor)
 }
 
 /* ---- asking ---- */
+/* Waits for the owner's answer. 0: `out` has the owner's nonce; or a negative errno. */
 static int host_election_await_answer(int socket, const struct host_election *election, int64_t deadline_ms,
     unsigned char out[16])
 {
@@ -185,6 +187,7 @@ static int host_election_run(struct host_election *election, int64_t deadline_ms
     pthread_cond_broadcast(&registry.changed);
     return error;
 }
+/* Fails with the meaning of a socket error for a user. */
 static tutti_status host_election_explain_error(int error)
 {
     if (error == -ETIMEDOUT)

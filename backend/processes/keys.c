@@ -26,6 +26,7 @@ static const struct group_key *group_key_find(const struct key_id *id)
         if (memcmp(&keys.ring[i].id, id, sizeof *id) == 0) return &keys.ring[i];
     return NULL;
 }
+/* Doubles the table of group keys, and erases the old one. False: no memory. */
 static bool key_ring_grow(void)
 {
     size_t room = keys.room ? 2 * keys.room : 16;

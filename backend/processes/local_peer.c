@@ -75,6 +75,7 @@ static bool local_peer_connect_advance(struct peer *peer)
     }
     return false;
 }
+/* Handles all packets that the peer has sent. A packet may carry a file descriptor (`gift`). */
 static void local_peer_receive_packets(struct peer *peer)
 {
     struct packet_and_ctrl_msg message;
@@ -102,6 +103,8 @@ void local_peer_on_ready(struct peer *peer)
 }
 
 /* ---- connections without a proof ---- */
+/* Takes a connection whose caller has proved its identity. If both processes have connected, one connection is closed:
+   that of the greater nonce. */
 static void pending_conn_welcome(struct pending_conn *pending)
 {
     const struct handshake_hello *hello = &pending->handshake.hello;

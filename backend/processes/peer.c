@@ -40,6 +40,7 @@ static int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
     memcpy(&message.msg, msg, offsetof(struct ctrl_msg, bytes) + msg->length);
     return peer->ops->send(peer, &message.packet, ctrl_msg_packet_bytes(msg->length), -1);
 }
+/* Tells the peer that a rank of this process cannot join; repeated when the socket has room. */
 static void peer_send_join_abort(struct peer *peer, const struct join_abort *record)
 {
     struct packet packet = packet_make_from_us(peer->identity.nonce, JOIN_ABORTED);

@@ -25,6 +25,7 @@ static int peer_start_connect(struct peer *peer)
     else peer->descriptor = descriptor;
     return error;
 }
+/* Waits until the connection is open. 0, or a negative errno. Called with registry.lock. */
 static int peer_await_open(struct peer *peer, int64_t deadline_ms)
 {
     while (peer->state == CONNECTING) {
@@ -36,6 +37,7 @@ static int peer_await_open(struct peer *peer, int64_t deadline_ms)
     }
     return peer->state == OPEN ? 0 : peer->error ? peer->error : -ECONNRESET;
 }
+/* Ends one use of a peer by a group. */
 static void peer_drop_user(struct peer *peer)
 {
     assert(peer->users > 0);
@@ -45,6 +47,7 @@ static void peer_drop_user(struct peer *peer)
     if (peer->state == CONNECTING && peer->unsent.first) return;
     peer_close_with_goodbye(peer);
 }
+/* Fails with the meaning of a socket error for a user. */
 static tutti_status peer_explain_error(const struct identity *other, int error)
 {
     const char *why = strerror(-error);

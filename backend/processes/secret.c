@@ -31,6 +31,7 @@ static ssize_t secret_read_some(int file, void *out, size_t bytes)
     while (got < 0 && errno == EINTR);
     return got;
 }
+/* Reads the key from an open file after checks of its owner, mode and size. */
 static tutti_status secret_read_key(const char *path, int file, size_t *out)
 {
     struct stat about;
@@ -49,6 +50,7 @@ static tutti_status secret_read_key(const char *path, int file, size_t *out)
     *out = bytes;
     return TUTTI_OK;
 }
+/* Opens the file of TUTTI_SECRET_FILE and reads its key. */
 static tutti_status secret_read_file(const char *path, size_t *out)
 {
     int file;

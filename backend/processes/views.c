@@ -51,6 +51,7 @@ unsigned char *view_address_at(const struct view *view, uint64_t offset, uint64_
 }
 
 /* ---- the list of a peer ---- */
+/* Unmaps a peer's block and frees its view. */
 static void view_destroy(struct view *view)
 {
     struct view **at = &view->peer->views;
@@ -70,6 +71,7 @@ static struct view *view_find(const struct peer *peer, uint64_t block)
     while (view && (view->block != block || view->state == VIEW_REFUSED)) view = view->next;
     return view;
 }
+/* Adds a view for a block of the peer, and destroys views without users. NULL: no memory. */
 static struct view *view_add(struct peer *peer, uint64_t block)
 {
     for (struct view *view = peer->views, *next; view; view = next) {
@@ -107,6 +109,8 @@ static void view_drop(struct view *view)
     view->users--;
     if (view_may_be_destroyed(view)) view_destroy(view);
 }
+/* Returns the mapping of a peer's block. IN_PROGRESS: it has been requested. A failed view is dropped, so a later call
+   tries again. Called with registry.lock. */
 static tutti_status view_acquire_locked(struct peer *peer, uint64_t block, struct view **held)
 {
     struct view *view = *held;
@@ -148,6 +152,7 @@ void views_send_block(struct peer *peer, const unsigned char token[16])
     peer_send_packet(peer, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
     if (descriptor >= 0) close(descriptor);
 }
+/* Maps the block whose descriptor (`gift`, or -1) has arrived. */
 static tutti_status view_map(struct view *view, size_t bytes, int gift)
 {
     char whose[80];

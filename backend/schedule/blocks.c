@@ -43,6 +43,7 @@ static void walk_set_block(const struct walk *walk, struct span span, int i, int
     if (walk_is_own_scratch(walk, span)) walk->now[span.first + i] = block;
     else if (span.buffer == SCRATCH && block != BLOCK_UNKNOWN) *walk_left_block_at(walk, span, i) = block;
 }
+/* Forward pass, work step: a chunk that is read from a known block gives its block to all its targets. */
 static void walk_follow_work(const struct walk *walk, const struct step *step)
 {
     const struct span *spans = &walk->s->spans[step->span];
@@ -57,6 +58,7 @@ static void walk_follow_work(const struct walk *walk, const struct step *step)
         }
     }
 }
+/* Forward pass, message step: a received chunk has no known block. */
 static void walk_follow_message(const struct walk *walk, const struct step *step)
 {
     for (int k = step->span; k < step->span + step->from_count + step->to_count; k++)
@@ -78,6 +80,7 @@ static void walk_to_last_step(const struct walk *walk)
 }
 
 /* ---- back to the first step ---- */
+/* Backward pass, work step: a target's later use tells the block of the sources. */
 static void walk_expect_work(const struct walk *walk, const struct step *step)
 {
     const struct span *spans = &walk->s->spans[step->span];
@@ -95,6 +98,7 @@ static void walk_expect_work(const struct walk *walk, const struct step *step)
         }
     }
 }
+/* Backward pass, message step: a received chunk has the block of its later use. */
 static void walk_expect_message(const struct walk *walk, const struct step *step)
 {
     for (int k = step->span; k < step->span + step->from_count + step->to_count; k++)
@@ -126,6 +130,7 @@ static bool walk_record_left_blocks(const struct walk *walk)
     }
     return more;
 }
+/* Allocates one block number for each chunk of each span. */
 static tutti_status blocks_allocate_arrays(const struct schedule *schedule, struct blocks *out)
 {
     size_t chunks = 0;
@@ -137,6 +142,7 @@ static tutti_status blocks_allocate_arrays(const struct schedule *schedule, stru
     blocks_finish(out);
     return TUTTI_NO_MEMORY;
 }
+/* Walks one rank's schedule forward and backward. `more`: a later walk may find more blocks. */
 static tutti_status walk_visit_member(struct walk *walk, int member, struct blocks *out, bool *more)
 {
     walk->s = &walk->plan->ranks[member];
@@ -162,6 +168,7 @@ static tutti_status walk_visit_all_members(struct walk *walk, int rank, struct b
     }
     return walk_visit_member(walk, plan_member_of_rank(walk->plan, rank), out, &more);
 }
+/* Finds the blocks of one rank's chunks by walks over all ranks' schedules. */
 static tutti_status walk_find_blocks(const struct plan *plan, int rank, struct blocks *out)
 {
     struct walk walk = { .plan = plan, .chunks = plan->ranks[0].chunks[SCRATCH] };

@@ -24,6 +24,7 @@ static tutti_status plan_get_build_status(struct plan *plan)
 }
 
 /* ---- recording ---- */
+/* Runs the algorithm for one rank, which records its steps. */
 static void plan_record_schedule(const struct plan *plan, int rank, struct schedule *schedule)
 {
     enum collective collective = plan->algorithm->collective;
@@ -59,6 +60,8 @@ static tutti_status build_update_writers(struct build *build)
     build_find_writers(build);
     return plan_get_build_status(build->plan);
 }
+/* Records all schedules and rewrites them: finishing steps, pulls instead of private writes, staging, early receives.
+   The writers of chunks are found again after each change. */
 static tutti_status build_prepare_schedules(struct build *build)
 {
     struct plan *plan = build->plan;
@@ -77,6 +80,7 @@ static tutti_status build_prepare_schedules(struct build *build)
     plan_hoist_receives(build);
     return plan_get_build_status(plan);
 }
+/* Inserts awaits, infers all waits, and runs the plan once: it must not deadlock. */
 static tutti_status build_infer_and_verify(struct build *build)
 {
     struct plan *plan = build->plan;
@@ -98,6 +102,7 @@ static tutti_status plan_set_no_memory(struct plan *plan)
 }
 /* ---- the kept schedules ---- */
 static int plan_count_kept_schedules(const struct plan *plan) { return plan->kept ? 1 : plan->count; }
+/* True if any step writes SCRATCH. */
 static bool schedule_writes_slots(const struct schedule *schedule)
 {
     for (const struct step *step = schedule->steps; step < schedule->steps + schedule->step_count; step++)
@@ -129,6 +134,7 @@ static bool plan_find_one_sided(struct plan *plan)
     free(needed);
     return known;
 }
+/* Counts the ranks that write slots, and notes whether there are messages. False: no memory. */
 static bool plan_summarize_members(struct plan *plan)
 {
     plan->slot_writers = 0;
@@ -150,6 +156,7 @@ static void plan_keep_one_schedule(struct plan *plan)
     plan->ranks = memory_trim(plan->ranks, 1, &room, sizeof *plan->ranks);
     plan->kept = member + 1;
 }
+/* Frees the schedules of other ranks if the plan is for one rank, and the spare room of the arrays. */
 static tutti_status plan_keep_schedules(struct plan *plan)
 {
     if (!plan_summarize_members(plan)) return plan_set_no_memory(plan);

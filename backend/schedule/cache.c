@@ -71,6 +71,7 @@ static void cache_set_newest(struct plan_cache *cache, struct cache_entry *entry
 }
 
 /* ---- keys ---- */
+/* True if both keys ask for the same plan. */
 static bool plan_keys_are_equal(const struct plan *a, const struct plan *b)
 {
     int members = plan_count_members(a);
@@ -96,6 +97,7 @@ static struct cache_entry *cache_find_entry(const struct plan_cache *cache, cons
     while (entry && !plan_keys_are_equal(&entry->key, key)) entry = entry->next;
     return entry;
 }
+/* Removes and frees an entry. */
 static void cache_evict_entry(struct plan_cache *cache, struct cache_entry *entry)
 {
     struct cache_entry **at = &cache->rows[plan_key_row(&entry->key)];
@@ -116,6 +118,7 @@ static void cache_evict_oldest(struct plan_cache *cache)
 }
 
 /* ---- lookup ---- */
+/* Creates an entry for a key, without a plan. NULL: no memory. */
 static struct cache_entry *cache_entry_create(const struct plan *key)
 {
     int members = plan_count_members(key), words = mask_words(members);
@@ -130,6 +133,7 @@ static struct cache_entry *cache_entry_create(const struct plan *key)
     entry->bytes = sizeof *entry - sizeof entry->plan + 2 * (size_t)words * sizeof *entry->masks;
     return entry;
 }
+/* Adds an entry as the newest, and evicts the oldest ones above the cache's limit of bytes. */
 static void cache_add_entry(struct plan_cache *cache, struct cache_entry *entry)
 {
     struct cache_entry **row = &cache->rows[plan_key_row(&entry->key)];

@@ -13,6 +13,7 @@ struct deadlock_run {
     int *at;
 };
 
+/* True if the simulated ranks have passed the step that `wait` names. SLOT_REUSE never matters in one tile. */
 static bool wait_is_met(const struct deadlock_run *x, int rank, const struct wait *wait)
 {
     const struct plan *plan = x->plan;
@@ -33,6 +34,7 @@ static bool deadlock_run_member(const struct deadlock_run *x, int member)
     }
     return x->at[member] > from;
 }
+/* True if the simulated run is complete. Otherwise describes the cycle or the unmatched message. */
 static bool deadlock_judge_run(const struct deadlock_run *x, struct plan *plan)
 {
     for (int m = 0; m < plan->count; m++)

@@ -37,6 +37,7 @@ static bool wait_is_implied(struct wait a, struct wait by, int own)
     if (a.rank != by.rank || a.rank == own) return waits_are_equal(a, by);
     return (by.lag == SAME_TILE && a.lag == SLOT_REUSE) || (a.lag == by.lag && a.step <= by.step);
 }
+/* Appends a wait to its step, unless an earlier wait of the step implies it. */
 static void schedule_attach_wait(struct schedule *schedule, struct edge edge)
 {
     struct step *step = &schedule->steps[edge.step];

@@ -14,6 +14,7 @@ static bool step_finishes_chunk(const struct build *build, const struct schedule
     bool passes_on = t->from_count == 1 && step_from(schedule, t)->buffer == OUTPUT;
     return to.buffer == OUTPUT && writer->rank == schedule->rank && writer->last == step && !passes_on;
 }
+/* Sets `finish` if the step completes the sums of all its chunks. Sums of only some are an error. */
 static void step_mark_finish(const struct build *build, struct schedule *schedule, int step)
 {
     struct step *t = &schedule->steps[step];

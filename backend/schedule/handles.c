@@ -31,6 +31,7 @@ static void handles_finish(struct handles *handles)
     free(handles->open);
     free(handles->done);
 }
+/* Allocates the tables for one schedule. False: no memory. */
 static bool handles_init(struct handles *handles, const struct build *build, struct schedule *s)
 {
     size_t steps = (size_t)s->step_count, cells;
@@ -69,6 +70,7 @@ static void handles_list_due(struct handles *handles, const struct step *step)
         }
     }
 }
+/* Records that a step reads the cell, so that a later writer must wait for it. */
 static void handles_add_reader(struct handles *handles, struct handle_cell *c, int step)
 {
     struct handle_reader *readers =
@@ -172,6 +174,8 @@ static void handles_add_wait(struct handles *handles, struct edges *edges, int s
     edges_add_edge(edges, (struct edge){ plan_member_of_rank(handles->build->plan, handles->s->rank), step, wait });
     completed[message] = step;
 }
+/* Finds for each step the messages of this rank that it must wait for: receives that fill what it reads, and sends that
+   still read what it overwrites. */
 void schedule_find_message_waits(const struct build *build, struct schedule *schedule, struct edges *edges,
     int *completed)
 {

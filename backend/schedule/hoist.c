@@ -23,6 +23,7 @@ struct hoist {
 };
 
 static int int_larger(int a, int b) { return a > b ? a : b; }
+/* Returns the first position at which a receive may be posted: after the last step that accesses its target. */
 static int hoist_find_place(const struct hoist *h, const struct step *step)
 {
     int after = h->fixed;
@@ -37,6 +38,7 @@ static int hoist_find_place(const struct hoist *h, const struct step *step)
     }
     return after;
 }
+/* Puts a receive into the list of receives with its new position, and any other step into the other list. */
 static void hoist_sort_step(struct hoist *h, const struct step *step)
 {
     if (step->kind != RECV) {
@@ -46,6 +48,7 @@ static void hoist_sort_step(struct hoist *h, const struct step *step)
     h->fixed = h->after[h->receives] = hoist_find_place(h, step);
     h->receive[h->receives++] = *step;
 }
+/* Records which chunks a step accesses, for later receives. */
 static void hoist_record_accesses(struct hoist *h, const struct step *step)
 {
     int place = step->kind == RECV ? h->fixed : h->others;
@@ -60,6 +63,7 @@ static void hoist_record_accesses(struct hoist *h, const struct step *step)
     if (step_touches_peer(h->s, step)) h->peers = place;
     if (step->kind != WORK && step->kind != SEND) h->fixed = place;
 }
+/* Merges receives and other steps in their new order. */
 static void hoist_merge_steps(const struct hoist *h)
 {
     struct step *out = h->s->steps;

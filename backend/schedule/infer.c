@@ -65,6 +65,7 @@ static void inference_await_written_chunk(struct inference *inference, int r, in
                 SLOT_REUSE);
     }
 }
+/* Infers the waits of one step: for writers of the chunks it reads, and for peers whose tensors it touches. */
 static void inference_infer_step(struct inference *inference, const struct schedule *schedule, int j)
 {
     const struct step *step = &schedule->steps[j];
@@ -87,6 +88,7 @@ static void plan_mark_publisher(struct plan *plan, const struct wait *wait)
     else if (wait->lag == EVERY_TILE) step->by_leave = true;
     else step->by_tile = true;
 }
+/* Marks the steps whose completion another rank waits for; only these publish a counter. */
 static void plan_find_publishers(struct plan *plan)
 {
     plan->period = 0;
@@ -106,6 +108,7 @@ static bool step_fits_prelude(const struct schedule *schedule, const struct step
     for (int w = 0; w < step->wait_count; w++) fine &= schedule->waits[step->wait + w].lag == SLOT_REUSE;
     return fine;
 }
+/* Finds the prelude of each rank: the longest beginning that only fills its own slots. */
 static void plan_find_preludes(struct plan *plan)
 {
     for (int m = 0; m < plan->count; m++) {

@@ -52,6 +52,7 @@ static uint64_t number_mix_bits(uint64_t x)
     x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;
     return x ^ x >> 32;
 }
+/* Finds the entry of a message's end in the hash table, or the free entry where it belongs. */
 static struct end *end_table_find(const struct table *t, struct end e)
 {
     uint64_t name =
@@ -68,6 +69,7 @@ static struct end message_end_of_step(int rank, int step, const struct step *t)
     bool sends = t->kind == SEND;
     return (struct end){ sends ? rank : t->peer, sends ? t->peer : rank, t->number, t->kind, { rank, step } };
 }
+/* Adds all sends and receives of all ranks to the table. */
 static void end_table_fill(struct match *match, struct table *t)
 {
     const struct plan *plan = match->plan;
@@ -79,6 +81,7 @@ static void end_table_fill(struct match *match, struct table *t)
             *end_table_find(t, e) = e;
         }
 }
+/* Pairs each send with its receive. */
 static void match_pair_ends(struct match *match, const struct table *t)
 {
     for (size_t i = 0; i <= t->mask; i++) {

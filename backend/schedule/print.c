@@ -17,6 +17,7 @@ struct text {
 };
 
 static void text_append(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Appends formatted text; counts the bytes that do not fit. */
 static void text_append(struct text *text, const char *format, ...)
 {
     size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -41,6 +42,7 @@ static void text_append_spans(struct text *text, const struct schedule *schedule
         text_append_span(text, schedule, span[i]);
     }
 }
+/* Appends a step as an assignment, a send or a receive. */
 static void text_append_action(struct text *text, const struct schedule *schedule, const struct step *step)
 {
     const struct span *from = step_from(schedule, step), *to = step_to(schedule, step);
@@ -63,6 +65,7 @@ static void text_append_remark(struct text *text, size_t line, int *remarks, con
     else text_append(text, "%*s%s", space, "", remark);
     ++*remarks;
 }
+/* Appends the waits of one kind (`lag`) as a remark. `line`: where the line began; `remarks`: how many it has. */
 static void text_append_waits(struct text *text, const struct schedule *schedule, const struct step *step, enum lag lag,
     size_t line, int *remarks)
 {
@@ -77,6 +80,7 @@ static void text_append_waits(struct text *text, const struct schedule *schedule
         else text_append(text, "%d:%d", wait->rank, wait->step);
     }
 }
+/* Appends the remarks of a step: its waits and flags. */
 static void text_append_remarks(struct text *text, const struct schedule *schedule, int step, size_t line)
 {
     const struct step *x = &schedule->steps[step];

@@ -22,6 +22,7 @@ static bool write_is_private(const struct plan *plan, const struct schedule *wri
 {
     return to.rank != writer->rank && to.buffer != SCRATCH && !plan_is_shared(plan, to.rank);
 }
+/* True if any step writes a tensor that its owner's peers cannot reach. */
 static bool plan_has_private_writes(const struct plan *plan)
 {
     for (int m = 0; m < plan->count; m++)
@@ -86,6 +87,7 @@ static const struct span *pull_find_result(const struct pull *pull)
         if (to[d].rank == pull->writer->rank) return &to[d];
     return NULL;
 }
+/* Records the copy or sum by which the owner pulls a result into its own tensor. */
 static void schedule_record_pull(struct schedule *owner, struct pull *pull)
 {
     const struct span *result = pull_find_result(pull);
@@ -129,6 +131,7 @@ static void schedule_record_pulls(const struct plan *plan, struct schedule *sche
     for (int i = 0; i < count; i++)
         if (!list[(first + i) % count].done) schedule_record_pull(schedule, &list[(first + i) % count]);
 }
+/* Records all schedules again, with pulls in place of writes to private tensors. */
 static void plan_pull_writes(struct plan *plan, struct schedule *old)
 {
     struct pulls pulls = { NULL, NULL };

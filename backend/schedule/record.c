@@ -130,6 +130,7 @@ bool spans_overlap(struct span span, struct span b)
     return span.rank == b.rank && span.buffer == b.buffer && span.first < b.first + b.count
         && b.first < span.first + span.count;
 }
+/* Sets the schedule's error if the span is of another host, out of range, or of an absent buffer. */
 static bool schedule_check_span(struct schedule *schedule, struct span span)
 {
     if (schedule->error) return false;
@@ -152,6 +153,7 @@ static bool schedule_check_target(struct schedule *schedule, struct span to)
     if (schedule_check_span(schedule, to) && to.buffer == INPUT) schedule_set_error(schedule, "writes an input chunk");
     return !schedule->error;
 }
+/* Sets the schedule's error if a copy has spans of different lengths or overlapping ones. */
 static bool schedule_check_pair(struct schedule *schedule, struct span to, struct span from)
 {
     if (!schedule_check_target(schedule, to) || !schedule_check_span(schedule, from)) return false;
@@ -174,6 +176,7 @@ struct step *schedule_add_step(struct schedule *schedule, enum step_kind kind)
     steps[schedule->step_count] = (struct step){ .kind = kind, .peer = -1, .span = schedule->span_count };
     return &steps[schedule->step_count++];
 }
+/* Inserts a span at index `at` of the array. False: no memory, or an earlier error. */
 static bool schedule_insert_span(struct schedule *schedule, int at, struct span span)
 {
     struct span *spans = schedule->error
@@ -246,6 +249,7 @@ void step_reduce(struct schedule *schedule, struct span into, struct span from)
     }
     step_add_from(schedule, step, from);
 }
+/* Adds a SEND or RECV step. NULL after an error. */
 static struct step *schedule_add_message(struct schedule *schedule, enum step_kind kind, int peer)
 {
     if (peer < 0 || peer >= schedule->size || peer == schedule->rank)

@@ -38,6 +38,7 @@ static bool span_is_staged(const struct build *build, const struct schedule *sch
 }
 
 /* ---- slots ---- */
+/* Marks the chunks that a step must read from a slot. */
 static void staging_mark_reads(const struct staging *staging, const struct schedule *schedule, int step)
 {
     const struct step *t = &schedule->steps[step];
@@ -47,6 +48,7 @@ static void staging_mark_reads(const struct staging *staging, const struct sched
         for (int i = 0; i < span.count; i++) *staging_slot_at(staging, span.rank, span.buffer, span.first + i) = 1;
     }
 }
+/* Gives each marked chunk a slot of its owner. */
 static void staging_assign_slots(const struct staging *staging)
 {
     struct plan *plan = staging->b->plan;
@@ -71,6 +73,8 @@ static int staging_run_length(const struct staging *staging, const struct schedu
     }
     return n;
 }
+/* Fills slots with adjacent chunks of this rank's tensor: the step that has just written them to OUTPUT writes the
+   slots as well, or a copy does. */
 static void staging_copy_run(const struct staging *staging, struct schedule *schedule, struct span tensor)
 {
     struct span slot = { schedule->rank, SCRATCH,

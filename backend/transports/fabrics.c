@@ -59,6 +59,7 @@ int fabric_number_by_name(const char *name)
 }
 
 /* ---- several ---- */
+/* Parses a comma-separated list of networks. Returns a set of bits by number; 0: `unknown` has a wrong name. */
 unsigned fabrics_parse_names(const char *names, char unknown[FABRIC_TEXT_BYTES])
 {
     unsigned set = *names ? 0 : 1u << fabric_number_by_name(names);

@@ -17,6 +17,7 @@ static bool receive_accepts_message(const struct transfer *receive, int source, 
 {
     return message_names_equal(receive->name, name) && (receive->peer == source || receive->peer == TRANSFER_ANY_PEER);
 }
+/* Removes the arrival after `before` (NULL: the first) from a bucket, and returns it. */
 static struct arrival *bucket_unlink_arrival(struct bucket *bucket, struct arrival *before)
 {
     struct arrival *arrival = before ? before->next : bucket->first;

@@ -23,6 +23,7 @@ void router_refuse_transfer(struct router *router, struct transfer *transfer, tu
     router_keep_reason(router);
     transfer_fail(transfer, status, 0);
 }
+/* Fails everything that this rank exchanges with `rank`. */
 static void router_drop_peer(struct router *router, int rank, tutti_status status)
 {
     const struct route *route = &router->routes[rank];
@@ -116,6 +117,7 @@ int router_cheapest_network(const struct router *router, uint64_t bytes)
 void router_use_network(struct router *router, int network) { router->only = network; }
 
 /* ---- the contract ---- */
+/* Gives a message that came before its receive to that receive. */
 __attribute__((noinline)) static void router_receive_arrival(struct router *router, struct transfer *transfer,
     struct arrival *arrival)
 {
@@ -147,6 +149,7 @@ __attribute__((noinline)) static void router_refuse_post(struct router *router, 
         router_refuse_transfer(router, transfer,
             status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));
 }
+/* Posts a receive: a message may have arrived before it, or its peer may be unreachable. */
 static void router_post_receive(struct router *router, struct transfer *transfer)
 {
     struct arrival *arrival = matching_post_receive(&router->matching, transfer);

@@ -46,6 +46,7 @@ static int layout_most_sampled(const struct layout *layout)
     return layout->hosts > 1 ? RANKS_TO_PREDICT : RANKS_OF_HOST_TO_PREDICT;
 }
 static bool layout_needs_sample(const struct layout *layout) { return layout->ranks > layout_most_sampled(layout); }
+/* Makes a smaller layout with the same structure, for which plans are predicted instead of the group's. */
 static tutti_status chooser_make_sample(struct chooser *chooser)
 {
     int host[RANKS_OF_HOST_TO_PREDICT], ranks = 0, most = layout_most_sampled(chooser->layout);
@@ -60,6 +61,7 @@ static enum placement_kind placement_for_cost(enum placement_kind p, bool reads)
 {
     return placement_is_open(p) && !reads ? TENSORS_PRIVATE : p;
 }
+/* Returns the plan that stands for `algorithm` with tensors in `placement`, from the cache. */
 static tutti_status chooser_plan_for_layout(struct chooser *chooser, const struct layout *layout,
     const struct algorithm *algorithm, enum placement_kind placement, const struct plan **out)
 {
@@ -122,6 +124,7 @@ static tutti_status chooser_calibrate_reading(struct chooser *chooser, size_t pa
 /* All bytes come from one rank, or go to one. Two cores copy a byte that is staged there, and one core copies a byte
    that is read. */
 static bool collective_is_one_way(enum collective f) { return f == BROADCAST || f == REDUCE || f == GATHER; }
+/* Returns the machine with the cost of kernel reads calibrated for messages of this size. */
 static tutti_status chooser_scale_machine(struct chooser *chooser, const struct question *question, bool reads,
     struct machine *out)
 {
@@ -141,6 +144,7 @@ static double chooser_cost_offer(const struct chooser *chooser, bool reads)
 {
     return reads ? 2 * chooser->machine.reading : 0;
 }
+/* Computes the best tile and the cost in ns of one algorithm for a question. */
 static tutti_status chooser_cost_candidate(struct chooser *chooser, const struct question *question,
     const struct algorithm *algorithm, bool reads, struct choice *out)
 {
@@ -164,6 +168,8 @@ bool algorithm_takes_uneven(const struct layout *layout, const struct algorithm 
     return !algorithm->equal_chunks
         && !(layout->hosts > 1 && algorithm->hierarchical && algorithm->collective == ALL_TO_ALL);
 }
+/* True if the algorithm may answer the question: the one that was asked for, or one that suits the collective, the
+   counts and the number of hosts. */
 static bool algorithm_is_candidate(const struct chooser *chooser, const struct question *question,
     const struct algorithm *algorithm)
 {
@@ -182,6 +188,7 @@ static double choice_weighted_cost(const struct choice *choice)
     return choice->cost
         / (collective_is_one_way(choice->algorithm->collective) ? READING_ONE_WAY_IS_WORTH_IT : READING_IS_WORTH_IT);
 }
+/* Costs all candidates, with and without kernel reads, and keeps the best in `best`. */
 static tutti_status chooser_compare_algorithms(struct chooser *chooser, const struct question *question,
     struct choice *best)
 {
@@ -196,6 +203,7 @@ static tutti_status chooser_compare_algorithms(struct chooser *chooser, const st
     }
     return TUTTI_OK;
 }
+/* Returns the choice for one candidate without a cost, as tile and slots by rule. */
 static struct choice chooser_take_only_candidate(const struct chooser *chooser, const struct question *question)
 {
     const struct algorithm *algorithm = collectives_table;
@@ -219,6 +227,7 @@ static bool question_is_same(const struct question *a, const struct question *b)
     return a->collective == b->collective && a->algorithm == b->algorithm && a->message_bytes == b->message_bytes
         && a->placement == b->placement && a->uneven == b->uneven && a->must_read == b->must_read;
 }
+/* Answers a new question and remembers the answer. */
 static tutti_status chooser_answer_question(struct chooser *chooser, const struct question *question,
     struct choice *out)
 {

@@ -180,6 +180,7 @@ static uint32_t tuner_timed_code(struct tuner *tuner, int block)
 {
     return tuner_block_candidate(tuner, block)->code | TUNER_TIMED;
 }
+/* Begins a block of the A/B test at call `start`. Negative `count`: calls that warm up and are not timed. */
 static void tuner_begin_block(struct tuner *tuner, int block, uint64_t start)
 {
     tuner->block = block;
@@ -189,6 +190,7 @@ static void tuner_begin_block(struct tuner *tuner, int block, uint64_t start)
     tuner->count = -tuner_get_measure(tuner)->warm;
     tuner->change = 0;
 }
+/* Logs the times of both choices. */
 static void tuner_log_test(const struct tuner *tuner)
 {
     char this[CHOICE_TEXT_BYTES], that[CHOICE_TEXT_BYTES];
@@ -205,6 +207,7 @@ static bool tuner_candidate_wins(const struct tuner *tuner)
     bool steadier = that->choice.ordinary && !this->choice.ordinary;
     return steadier ? that->ns < AS_GOOD * this->ns : ab_test_is_won(this->ns, that->ns, that->most_ns);
 }
+/* Ends a test: promotes the candidate if it won, else skips the variant for a while. */
 static void tuner_end_test(struct tuner *tuner, bool is_complete)
 {
     unsigned char rounds = tuner->skips[tuner->tried].rounds;
@@ -230,6 +233,7 @@ static double tuner_block_median(struct tuner *tuner)
 {
     return doubles_sort_and_get(tuner->sample, tuner->count, tuner->count / 2);
 }
+/* Ends a block: keeps its median, charges its cost to the budget, and begins the next block or ends the test. */
 static void tuner_end_block(struct tuner *tuner)
 {
     struct candidate *c = tuner_block_candidate(tuner, tuner->block);
@@ -245,6 +249,7 @@ static void tuner_end_block(struct tuner *tuner)
     if (hopeless || tuner->block == BLOCKS - 1) tuner_end_test(tuner, !hopeless);
     else tuner_begin_block(tuner, tuner->block + 1, tuner->change);
 }
+/* True if the block has enough times, or few that show the candidate to be hopeless. */
 static bool tuner_block_is_complete(struct tuner *tuner)
 {
     /* A time was read since the last call. */
@@ -288,6 +293,7 @@ static tutti_status tuner_make_variant(const struct tuner *tuner, const struct v
     *exists = true;
     return TUTTI_OK;
 }
+/* Finds the next variant of the incumbent that exists and is not skipped. False: all are skipped or impossible. */
 static bool tuner_find_candidate(struct tuner *tuner, const struct variant_limits *limits)
 {
     int ventured = tuner_placement_variant(tuner, &tuner->this.choice);
@@ -328,6 +334,7 @@ static bool tuner_restores_incumbent(struct tuner *tuner, const struct moment *n
     tuner_schedule_code(tuner, now, tuner->this.code);
     return false;
 }
+/* Starts an A/B test if one is due, the budget allows it, and a candidate exists. */
 static void tuner_start_test(struct tuner *tuner, const struct moment *now, const struct variant_limits *limits)
 {
     if (!tuner_restores_incumbent(tuner, now) || !tuner_search_is_due(tuner, tuner->calls)) return;

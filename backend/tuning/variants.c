@@ -7,6 +7,7 @@
 
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
 
+/* Repeats the choice for the same call as if the tensors lay in `placement`. */
 static tutti_status variant_choose_for_placement(const struct variant_limits *limits, const struct question *question,
     enum placement_kind placement, bool must_read, struct choice *out)
 {

@@ -1,6 +1,7 @@
 /* The loops of kernels/blend.h, compiled once per instruction set. */
 #include "kernels/blend.h"
 
+/* Stores the weighted sum of one block of several rows. `from[k]` NULL: row k is left out; `weight` NULL: 1. */
 INLINE void blend_block(tutti_dtype dtype, char *to, const char *const *from, const float *weight, int count, size_t at)
 {
     vector sum[ROW_PARTS] = { 0 }, block[ROW_PARTS];
@@ -17,6 +18,7 @@ INLINE void blend_block(tutti_dtype dtype, char *to, const char *const *from, co
     }
     row_store(dtype, to + at, sum);
 }
+/* Does the same for one element behind the last whole block. */
 INLINE void blend_one(tutti_dtype dtype, char *to, const char *const *from, const float *weight, int count, size_t at)
 {
     float sum = 0;
@@ -37,6 +39,8 @@ INLINE void rows_blend(tutti_dtype dtype, void *to, const void *const *from, con
     for (size_t i = 0; i < whole; i += ROW_BLOCK) blend_block(dtype, to, rows, weight, count, i * size);
     for (size_t i = whole; i < columns; i++) blend_one(dtype, to, rows, weight, count, i * size);
 }
+/* Returns the dot product of two rows. Lanes are added in a fixed order, so the result is equal on all instruction
+   sets. */
 INLINE float rows_dot(tutti_dtype dtype, const char *a, const char *b, size_t columns)
 {
     lanes_f32 sum[ROW_PARTS] = { 0 };

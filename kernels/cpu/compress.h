@@ -60,6 +60,7 @@ INLINE uint16_t bfloat16_from_float_saturated(float number)
     bool grew = float_is_finite(number) && (rounded & 0x7fffu) == 0x7f80u;
     return grew ? (uint16_t)(rounded - 1) : rounded;
 }
+/* Rounds numbers to float16 (`half`) or bfloat16, and leaves the rounding errors in `x`. */
 INLINE void numbers_pack_16_bits(uint16_t *restrict to, float *restrict x, size_t count, bool half)
 {
     for (size_t i = 0; i < count; i++) {
@@ -75,6 +76,7 @@ INLINE void numbers_add_16_bits(float *restrict x, const uint16_t *restrict from
 }
 
 /* ---- integers ---- */
+/* Returns the largest magnitude, as the bits of a float. */
 INLINE uint32_t numbers_find_largest(const float *x, size_t count)
 {
     uint32_t largest = 0;
@@ -119,6 +121,7 @@ INLINE void block_pack_integers(char *scale, uint8_t *codes, float *x, size_t co
     memcpy(scale, &found, sizeof found);
     for (size_t i = 0; small && i < half; i++) codes[i] = (uint8_t)(code[i] | code[half + i] << 4);
 }
+/* Packs blocks of numbers: first all scales, then the codes. `small`: int4, two codes in a byte; else int8. */
 INLINE void numbers_pack_integers(char *to, float *x, size_t count, const struct packing *how, uint32_t first,
     bool small)
 {
@@ -140,6 +143,7 @@ INLINE void block_add_int4(float *restrict x, const uint8_t *restrict code, size
     for (size_t i = 0; i < half; i++) x[i] += scale * (float)((code[i] & 15) - 8);
     for (size_t i = half; i < count; i++) x[i] += scale * (float)((code[i - half] >> 4) - 8);
 }
+/* Adds packed integers, times their scales, to `x`. */
 INLINE void numbers_add_integers(float *x, const char *from, size_t count, bool small)
 {
     const uint8_t *codes = (const uint8_t *)from + (count + PACKING_BLOCK - 1) / PACKING_BLOCK * sizeof(float);
@@ -160,6 +164,8 @@ INLINE size_t randomk_draw_place(const struct packing *how, size_t count, size_t
     size_t begin = i * count / kept, end = (i + 1) * count / kept;
     return begin + random_draw(how->seed, first + (uint32_t)begin) % (end - begin);
 }
+/* Packs the numbers at random places, which the receiver draws again from the same seed; the others stay in `x` as
+   residual. */
 INLINE void numbers_pack_randomk(float *to, float *x, size_t count, const struct packing *how, uint32_t first)
 {
     size_t kept = packing_count_kept(how, count);
@@ -190,6 +196,7 @@ static void numbers_pack_group(void *to, float *x, size_t count, const struct pa
     default: numbers_pack_randomk(to, x, count, how, first);
     }
 }
+/* Adds a packed group to `x`, by its form. */
 static void numbers_add_group(float *x, const void *from, size_t count, const struct packing *how, uint32_t first)
 {
     switch (how->form) {
@@ -200,6 +207,8 @@ static void numbers_add_group(float *x, const void *from, size_t count, const st
     default: numbers_add_randomk(x, from, count, how, first);
     }
 }
+/* Packs an array of gradients. `lost`: the residual, added before and replaced afterwards, or NULL. `wide`: float32,
+   else bfloat16. */
 INLINE void array_pack_groups(char *packed, const void *from, float *restrict lost, size_t count,
     const struct packing *how, uint64_t first, bool wide)
 {
@@ -224,6 +233,7 @@ INLINE void array_pack_groups(char *packed, const void *from, float *restrict lo
         packed += packing_bytes(how, n);
     }
 }
+/* Stores factor * the sum of several packed arrays. */
 INLINE void array_unpack_groups(void *to, const void *const *packed, int sources, size_t count,
     const struct packing *how, uint64_t first, float factor, bool wide)
 {

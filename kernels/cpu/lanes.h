@@ -6,6 +6,7 @@
 #include "kernels/cpu/vector.h"
 #include <assert.h>
 
+/* Adds the lanes of two vectors, as elements of type `lane`. */
 INLINE vector lanes_add(tutti_dtype lane, vector a, vector b)
 {
     switch (lane) {
@@ -22,6 +23,7 @@ INLINE vector lanes_add(tutti_dtype lane, vector a, vector b)
     }
 }
 
+/* Multiplies the lanes of two vectors, as elements of type `lane`. */
 INLINE vector lanes_multiply(tutti_dtype lane, vector a, vector b)
 {
     switch (lane) {
@@ -77,6 +79,7 @@ INLINE vector lanes_maximum(tutti_dtype lane, vector a, vector b)
     return lanes_negate(lane, lanes_minimum(lane, lanes_negate(lane, a), lanes_negate(lane, b)));
 }
 
+/* Reduces two vectors lane by lane. */
 INLINE vector lanes_combine(tutti_dtype lane, tutti_op op, vector a, vector b)
 {
     switch (op) {

@@ -153,6 +153,7 @@ INLINE void strips_list_chosen(const struct strips *s, struct largest_choice cho
         }
     }
 }
+/* Packs the numbers at the chosen places, and sets their residuals to 0. */
 INLINE void strips_pack_places(char *values, const struct strips *s, const uint32_t *places, size_t kept, bool finite)
 {
     for (size_t i = 0; i < kept; i++) {

@@ -109,6 +109,7 @@ INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int ve
     for (int i = 0; i < vectors; i++) vector_unpack_parts(dtype, from + i * WIDTH, out + i * dtype_count_parts(dtype));
 }
 
+/* Stores vectors, the last one in part (`bytes` below WIDTH). `streams`: around the cache. */
 INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block, bool streams)
 {
     if (bytes < WIDTH) {
@@ -121,6 +122,7 @@ INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block
     }
 }
 
+/* Reduces a group of vectors at byte `at` of all sources, divides by the divisor, and stores it to all targets. */
 INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes, int vectors)
 {
     const tutti_dtype lane = dtype_get_lane_type(dtype);
@@ -178,6 +180,7 @@ static void task_copy_source(struct task task, size_t bytes)
     for (; at < bytes; at += WIDTH) group_reduce(TUTTI_UINT8, TUTTI_BOR, task, at, bytes - at, 1);
 }
 
+/* Reduces a whole task: groups of vectors first, then single ones. */
 INLINE void task_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
 {
     if (task.from_count == 1 && task.divisor == 1) {
@@ -213,6 +216,7 @@ INLINE void task_reduce_streamed(tutti_dtype dtype, struct task task, size_t byt
     vector_stream_end();
 }
 
+/* Multiplies a group of vectors by a factor. */
 INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, int vectors, double factor)
 {
     vector part[GROUP];

@@ -49,6 +49,7 @@ INLINE float norm_sum_row(tutti_dtype dtype, const char *row, char *residual, si
 }
 
 /* ---- a row ---- */
+/* Stores (from - mean) * scale, times weight and plus bias if given. */
 INLINE void norm_write_row(tutti_dtype dtype, const struct norm *n, char *row, const char *from, float mean,
     float scale, bool weighted, bool biased)
 {
@@ -74,6 +75,7 @@ INLINE void norm_write_row(tutti_dtype dtype, const struct norm *n, char *row, c
         row_store_one(dtype, row + i * size, y);
     }
 }
+/* Normalises a row. With a residual, adds the row to it first (residual += row) and normalises that. */
 INLINE void norm_normalize_row(tutti_dtype dtype, const struct norm *n, char *row, char *residual)
 {
     const char *from = residual ? residual : row;

@@ -31,6 +31,7 @@ static __attribute__((noinline)) void bytes_store(char *to, vector v, size_t byt
     bytes_copy(to, whole, bytes);
 }
 
+/* Loads fewer bytes than a vector; the other lanes are 0. */
 INLINE vector partial_load(const char *from, size_t bytes)
 {
     uint64_t eight;

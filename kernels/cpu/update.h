@@ -9,6 +9,7 @@ INLINE float gradient_load_float(const void *from, size_t i, bool wide)
 }
 
 /* ---- one element; the moments are updated in place ---- */
+/* Updates one element and both moments by Adam, and returns its new value. */
 INLINE float adam_update_element(const struct update_factors *f, float gradient, float value, float *first,
     float *second)
 {
@@ -26,6 +27,8 @@ INLINE float sgd_update_element(const struct update_factors *f, float gradient, 
 }
 
 /* ---- arrays ---- */
+/* Updates a piece by Adam, or by AdamW (`decoupled`). `wide`: gradients are float32, else bfloat16 with a copy of the
+   values in `narrow`. */
 INLINE void update_adam(const struct update_arrays *a, size_t count, const struct update_factors *given, bool decoupled,
     bool wide)
 {
@@ -42,6 +45,7 @@ INLINE void update_adam(const struct update_arrays *a, size_t count, const struc
         if (!wide) narrow[i] = bfloat16_from_float(new);
     }
 }
+/* Updates a piece by SGD, with momentum if `moves`. */
 INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct update_factors *given, bool moves,
     bool wide)
 {

@@ -1,12 +1,12 @@
-"""What passes between stages of a pipeline on different ranks: activations one way, gradients of them the other.
+"""Messages between pipeline stages on different ranks: activations forward, their gradients backward.
 
-Each boundary between two stages has tags of its own, one for each direction, so that what two ranks send each other for
-several stages cannot be mistaken. Nobody is told shapes beforehand. Both ends of a boundary keep for each microbatch
-the *signature* that it had in the last step: shapes, element types, and which tensors have gradients. A receive of what
-this foresees is posted ahead. The sender begins with one number: 0, it is as foreseen; or the length of a new
-description. Then it sends what was foreseen, zeros if that was wrong, since a receive waits for it; and what is new,
-with its description, on a third tag, where nothing is posted before the number has come. In the first step nothing is
-foreseen. Of gradients each side knows the signature: it is that of the activations.
+Each boundary between two stages has its own tags, one for each direction, so that messages of different stages between
+the same two ranks stay apart. Shapes are not known in advance. Both ends of a boundary keep for each microbatch the
+*signature* of the last step: shapes, dtypes, and which tensors need gradients. The receiver posts receives for this
+expected signature. The sender first sends one number: 0 if the signature is as expected, else the length of a new
+description. Then it sends tensors of the expected signature (zeros if it has changed, because receives wait for them).
+A changed signature and its tensors follow on a third tag, on which no receive is posted before the number has arrived.
+In the first step the expected signature is empty. The signature of gradients is that of the activations.
 """
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from torch import Tensor
 
 from torch_tutti.exceptions import Error
 
-_FIRST_TAG = 1 << 24                    # programs have lower ones
+_FIRST_TAG = 1 << 24                    # programs use lower tags
 _ACTIVATION, _GRADIENT, _NEW = range(3)
-# Of element types, by their codes on the wire, which are these places: other versions of torch have other types, so new
-# ones come last.
+# The code of a dtype in a description is its index here. Versions of torch differ in dtypes, so new ones come last.
 _DTYPES = tuple(getattr(torch, name, None) for name in (
     "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "complex128", "complex32", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
@@ -30,7 +29,7 @@ _DTYPES = tuple(getattr(torch, name, None) for name in (
 
 
 class Part(NamedTuple):
-    """Of a signature: one tensor. trained: a gradient of it comes back."""
+    """One tensor of a signature. trained: its gradient is sent back."""
     dtype: torch.dtype
     trained: bool
     shape: tuple[int, ...]
@@ -50,12 +49,14 @@ def _code_of(dtype: torch.dtype) -> int:
     return _DTYPES.index(dtype)
 
 
-def _written(signature: Signature) -> list[int]:
+def _encode(signature: Signature) -> list[int]:
+    """A signature as a description: for each tensor dtype code, trained, dimensions, sizes."""
     return [number for part in signature for number in
             (_code_of(part.dtype), part.trained, len(part.shape), *part.shape)]
 
 
-def _read(numbers: Sequence[int]) -> Signature:
+def _decode(numbers: Sequence[int]) -> Signature:
+    """The signature of a description. Raises ValueError if it is invalid."""
     found, at = [], 0
     while at < len(numbers):
         code, trained, dimensions = (*numbers[at:at + 3], -1, -1)[:3]
@@ -70,22 +71,23 @@ def _read(numbers: Sequence[int]) -> Signature:
 
 
 class Arrival(NamedTuple):
-    """Of one microbatch: what is posted. number: None for gradients, whose signature is known."""
+    """The posted receives of one microbatch. number: the length of a new description; None for gradients."""
     works: list[dist.Work]
     tensors: list[Tensor]
     number: Tensor | None
 
 
 class Messages:
-    """A rank's side of its boundaries. where: what the rank is at, for errors; their class stays what it was."""
+    """This rank's ends of its boundaries. where: the running action, for error texts."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.where = group, ""
         self._sent: list[tuple[dist.Work, Tensor, str]] = []
-        self._last: dict[tuple[bool, int, int], Signature] = {}    # by training, stage that sends, microbatch
+        self._last: dict[tuple[bool, int, int], Signature] = {}    # by (training, sending stage, microbatch)
 
     @contextlib.contextmanager
-    def told(self, what: str) -> Iterator[None]:
+    def context(self, what: str) -> Iterator[None]:
+        """Adds the running action and `what` to the text of errors, and keeps their class."""
         try:
             yield
         except Error as error:
@@ -94,20 +96,21 @@ class Messages:
     def _tag(self, stage: int, kind: int) -> int:
         return _FIRST_TAG + 3 * stage + kind
 
-    # ---- sending: never blocks; what is sent is kept until it has gone ----
+    # ---- sending: never blocks; tensors are kept until they are sent ----
     def _send(self, tensors: Sequence[Tensor], peer: int, tag: int, what: str) -> None:
         for tensor in tensors:
             kept = tensor.contiguous()
-            with self.told(f"sends {what} to rank {peer}"):
+            with self.context(f"sends {what} to rank {peer}"):
                 self._sent.append((self.group.send([kept], peer, tag), kept, f"{what} to rank {peer}"))
 
     def send_activation(self, key: tuple[bool, int, int], peer: int, tensors: Sequence[Tensor]) -> None:
-        """tensors: of the stage in the key; whether they require gradients is told, too."""
-        what, now, foreseen = f"the activation of stage {key[1]}", signature_of(tensors), self._last.get(key, ())
-        description = [] if now == foreseen else _written(now)
+        """Sends a stage's outputs, with the information which of them need gradients. key: (training, sending stage,
+        microbatch)."""
+        what, now, expected = f"the activation of stage {key[1]}", signature_of(tensors), self._last.get(key, ())
+        description = [] if now == expected else _encode(now)
         values = [t.detach() for t in tensors]
-        asked = values if now == foreseen else [torch.zeros(p.shape, dtype=p.dtype) for p in foreseen]
-        self._send([torch.tensor([len(description)]), *asked], peer, self._tag(key[1], _ACTIVATION), what)
+        first = values if now == expected else [torch.zeros(p.shape, dtype=p.dtype) for p in expected]
+        self._send([torch.tensor([len(description)]), *first], peer, self._tag(key[1], _ACTIVATION), what)
         if description:
             self._send([torch.tensor(description), *values], peer, self._tag(key[1], _NEW), what)
         self._last[key] = now
@@ -116,10 +119,10 @@ class Messages:
         self._send(tensors, peer, self._tag(stage, _GRADIENT), f"the gradient of stage {stage}")
 
     def reap(self, all_of_them: bool = False) -> None:
-        """Lets go of what has gone."""
+        """Releases the tensors of completed sends; waits for all sends if all_of_them."""
         left = []
         for entry in self._sent:
-            with self.told(f"has sent {entry[2]}"):
+            with self.context(f"has sent {entry[2]}"):
                 if all_of_them or entry[0].is_completed():
                     entry[0].wait()
                 else:
@@ -127,7 +130,7 @@ class Messages:
         self._sent = left
 
     def forget(self) -> None:
-        """After a failure: nothing will come of it any more."""
+        """Drops all sends after a failure, because none of them will complete."""
         self._sent = []
 
     # ---- receiving ----
@@ -136,28 +139,29 @@ class Messages:
         return Arrival([self.group.recv([t], peer, tag) for t in tensors], tensors, None)
 
     def post_activation(self, key: tuple[bool, int, int], peer: int, device: torch.device) -> Arrival:
-        """key: of the stage that sends."""
+        """Posts the receives of an activation. key: as of send_activation()."""
         tag, number = self._tag(key[1], _ACTIVATION), torch.zeros(1, dtype=torch.int64)
-        with self.told(f"asks for the activation of stage {key[1]} from rank {peer}"):
+        with self.context(f"asks for the activation of stage {key[1]} from rank {peer}"):
             first = self.group.recv([number], peer, tag)
             posted = self._post(self._last.get(key, ()), peer, tag, device)
         return Arrival([first, *posted.works], posted.tensors, number)
 
     def post_gradient(self, stage: int, signature: Signature, peer: int, device: torch.device) -> Arrival:
-        """stage: that sends. signature: of the activation that it got."""
-        with self.told(f"asks for the gradient of stage {stage} from rank {peer}"):
+        """Posts the receives of gradients. stage: the sender. signature: of the activation that this rank sent it."""
+        with self.context(f"asks for the gradient of stage {stage} from rank {peer}"):
             return self._post([p for p in signature if p.trained], peer, self._tag(stage, _GRADIENT), device)
 
     def take_activation(self, arrival: Arrival, key: tuple[bool, int, int], peer: int,
                         device: torch.device) -> list[Tensor]:
+        """Waits for an activation. Receives it on the third tag if its signature is new."""
         tag, tensors = self._tag(key[1], _NEW), arrival.tensors
-        with self.told(f"waits for the activation of stage {key[1]} from rank {peer}"):
+        with self.context(f"waits for the activation of stage {key[1]} from rank {peer}"):
             for work in arrival.works:
                 work.wait()
             if length := int(arrival.number):
                 description = torch.empty(length, dtype=torch.int64)
                 self.group.recv([description], peer, tag).wait()
-                self._last[key] = _read(description.tolist())
+                self._last[key] = _decode(description.tolist())
                 late = self._post(self._last[key], peer, tag, device)
                 for work in late.works:
                     work.wait()
@@ -165,7 +169,8 @@ class Messages:
         return [t.requires_grad_(part.trained) for t, part in zip(tensors, self._last[key])]
 
     def take_gradient(self, arrival: Arrival, stage: int, peer: int) -> list[Tensor]:
-        with self.told(f"waits for the gradient of stage {stage} from rank {peer}"):
+        """Waits for the gradients that `stage` sends."""
+        with self.context(f"waits for the gradient of stage {stage} from rank {peer}"):
             for work in arrival.works:
                 work.wait()
         return arrival.tensors

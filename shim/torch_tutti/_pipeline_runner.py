@@ -1,7 +1,7 @@
-"""Runs the lists of a Pipeline on plain modules: what users call, and what all ranks agree on.
+"""Runs a Pipeline on plain modules: the calls of users, and the agreement of all ranks.
 
-A step begins with an agreement, a few numbers: a rank that has been called wrongly says so before anything is sent, and
-all raise the same. What fails later aborts the group, so that the others do not wait for ever.
+A step begins with an all-reduce of a few numbers: a rank with invalid arguments reports it before anything is sent, and
+all ranks raise the same error. A later failure aborts the group, so that no other rank waits for this one.
 """
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch_tutti._pipeline import Pipeline, Timing
 from torch_tutti._pipeline_messages import Messages
 from torch_tutti._pipeline_step import Batch, Share, Span, Step
 
-_UNKNOWN = -(1 << 62)
+_UNKNOWN = -(1 << 62)                   # number of rows on a rank that has neither inputs nor targets
 
 
 def split(layers: nn.Module | Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
-    """What Pipeline.split says."""
+    """Divides layers evenly into stages; see Pipeline.split."""
     if isinstance(layers, nn.Module) and not isinstance(layers, (nn.Sequential, nn.ModuleList)):
         raise ValueError("pipeline: split takes layers in an nn.Sequential, an nn.ModuleList or a list, not a "
                          f"{type(layers).__name__}")
@@ -36,6 +36,7 @@ def split(layers: nn.Module | Sequence[nn.Module], stages: int) -> list[nn.Seque
 
 
 def _group_of(group: dist.ProcessGroup | None, ranks: int) -> dist.ProcessGroup:
+    """The group, or the default one. Raises ValueError if it is not tutti's or has another number of ranks."""
     chosen = dist.GroupMember.WORLD if group is None else group
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("pipeline: this rank is in no such group; call init_process_group first")
@@ -51,7 +52,8 @@ def _listed(stages: Any) -> list[Any]:
     return list(stages) if several else [stages]
 
 
-def _mistake_in(given: Sequence[Any], mine: list[int], group: dist.ProcessGroup) -> str | None:
+def _find_mistake(given: Sequence[Any], mine: list[int], group: dist.ProcessGroup) -> str | None:
+    """The first problem of the modules for this rank's stages `mine`, or None."""
     if len(given) != len(mine):
         return f"{len(given)} modules for the stages {', '.join(map(str, mine))}; each needs one"
     for stage, module in zip(mine, given):
@@ -70,7 +72,7 @@ def _flat(target: Any) -> list[Any]:
 
 
 def _cut(target: Any, count: int) -> list[Any]:
-    """The larger ones first, by a row, where it must be."""
+    """Divides a target by rows into `count` parts; the first ones may have one row more."""
     if isinstance(target, Tensor):
         return list(target.tensor_split(count))
     return list(zip(*(one.tensor_split(count) for one in target)))
@@ -81,9 +83,9 @@ def _device_of(module: nn.Module) -> torch.device:
 
 
 class Runner:
-    """Pipeline.runner makes it. losses: of the microbatches of the last step, where the last stage is. timeline: what
-    this rank did in it, by the host's clock. held: the most activations, of a microbatch in a stage, that this rank
-    had at a time in it."""
+    """Runs steps of a pipeline; Pipeline.runner makes it. About the last step: losses of its microbatches, on the rank
+    of the last stage; timeline: this rank's actions with their times; held: the most microbatches in a stage whose
+    activations this rank kept at the same time."""
 
     def __init__(self, pipeline: Pipeline, stages: nn.Module | Sequence[nn.Module],
                  loss_fn: Callable[[Any, Any], Tensor] | None, group: dist.ProcessGroup | None) -> None:
@@ -91,7 +93,7 @@ class Runner:
         pipeline.check()
         rank = dist.get_rank(self.group)
         given, mine = _listed(stages), pipeline.stages_of(rank)
-        self._compare(_mistake_in(given, mine, self.group))
+        self._compare(_find_mistake(given, mine, self.group))
         self._actions = pipeline.actions(rank)
         self._share = Share(rank, [pipeline.rank_of(stage) for stage in range(pipeline.stages)],
                             dict(zip(mine, given)), {stage: _device_of(one) for stage, one in zip(mine, given)},
@@ -101,50 +103,52 @@ class Runner:
         self.held = 0
 
     def _compare(self, mistake: str | None) -> None:
-        """All ranks raise the first mistake of any of them. They also tell each other which pipeline it is."""
+        """Compares the pipelines of all ranks. All raise ValueError if any rank has a mistake or another pipeline."""
         p = self.pipeline
         kind = f"{p.name} of {p.ranks} ranks, stages on each: {p.chunks}, microbatches: {p.microbatches}"
-        told = self._told((kind, mistake))
+        told = self._gather_objects((kind, mistake))
         for rank, (other, wrong) in enumerate(told):
             if wrong is not None:
                 raise ValueError(f"pipeline: rank {rank} of {kind}: {wrong}")
             if other != told[0][0]:
                 raise ValueError(f"pipeline: rank 0 has {told[0][0]}; rank {rank} has {other}")
 
-    def _told(self, mine: Any) -> list[Any]:
-        told: list[Any] = [None] * self.pipeline.ranks
-        dist.all_gather_object(told, mine, group=self.group)
-        return told
+    def _gather_objects(self, mine: Any) -> list[Any]:
+        """The objects of all ranks, in order. Collective."""
+        of_ranks: list[Any] = [None] * self.pipeline.ranks
+        dist.all_gather_object(of_ranks, mine, group=self.group)
+        return of_ranks
 
     # ---- for users ----
     def step(self, *args: Tensor, target: Any = None) -> Tensor | None:
-        """A forward and a backward pass of a batch, for all ranks together. args: of the first stage; target: of the
-        loss, a tensor or a tuple of them. Both are looked at where these stages are, and cut along dimension 0 into
-        microbatches; where rows are no multiple of these, the first ones have a row more.
+        """Runs a forward and a backward pass of a batch. Collective. args: the inputs of the first stage, used on its
+        rank; target: of the loss, a tensor or a tuple of tensors, used on the rank of the last stage. Both are divided
+        along dimension 0 into microbatches; the first ones may have one row more.
 
-        Returns the loss of the batch, detached, where the last stage is, elsewhere None: the mean of those of the
-        microbatches, weighted by their rows. Gradients are added to those of parameters, as backward() does, and are
-        those of one process with the whole batch, for a loss that is a mean over rows. Raises ValueError on all ranks
-        for a mistake in a call. What goes wrong later aborts the group: the rank whose module or loss_fn has failed
-        gets its error, the others AbortedError; all get PeerError for a rank that has died."""
+        On the rank of the last stage returns the detached loss of the batch, the mean over microbatches weighted by
+        their rows; None on others. Gradients are added to p.grad, like backward(). For a loss that is a mean over rows
+        they equal those of one process with the whole batch. Raises ValueError on all ranks if a rank's arguments are
+        invalid. A later failure aborts the group: a rank whose module or loss_fn fails raises its own error, the others
+        AbortedError; if a rank dies, the others raise PeerError."""
         return self._run(args, target, True)
 
     def eval(self, *args: Tensor, target: Any = None) -> Any:
-        """A forward pass without gradients, for all ranks together. Where the last stage is it returns the loss, if
-        there is a target, and else the outputs of the microbatches put together along dimension 0; elsewhere None.
-        Modules stay in the mode, train or eval, that they are in, as in step()."""
+        """Runs a forward pass without gradients. Collective. On the rank of the last stage returns the loss if there is
+        a target, else the outputs of all microbatches, concatenated along dimension 0; None on others. Modules stay in
+        their mode (train or eval)."""
         return self._run(args, target, False)
 
     def timing(self) -> Timing:
-        """What the last step took, in seconds, for all ranks together, as `Pipeline.time()` predicts it. On other
-        devices than CPUs it is when work was given to them."""
-        told = self._told(([span.end for span in self.timeline],
+        """The times of the last step on all ranks, in seconds, comparable to `Pipeline.time()`. Collective. On devices
+        other than CPUs these are times at which work was submitted."""
+        told = self._gather_objects(([span.end for span in self.timeline],
                            sum(span.end - span.begin for span in self.timeline), self.held))
         ends, busy, held = map(list, zip(*told))
         return Timing(max((end for of in ends for end in of), default=0.0), ends, busy, held)
 
     # ---- before anything is sent ----
     def _mistake_in_call(self, args: Sequence[Any], target: Any, training: bool) -> str | None:
+        """The first problem of this rank's arguments, or None."""
         share, name = self._share, "step" if training else "eval"
         first, last = 0 in share.stages, share.last in share.stages
         if first and not args:
@@ -170,16 +174,17 @@ class Runner:
         return None
 
     def _agree(self, mistake: str | None, training: bool, rows: int | None) -> None:
-        """rows: of the batch, where they are known."""
+        """Compares the calls of all ranks. All raise ValueError if any has a mistake, or step() meets eval(), or
+        numbers of rows differ. rows: of the batch, None if this rank does not know it."""
         bounds = (_UNKNOWN, _UNKNOWN) if rows is None else (rows, -rows)
         words = torch.tensor([mistake is not None, training, -training, *bounds])
         self._share.messages.where = f"rank {self._share.rank}, beginning of a step"
-        with self._share.messages.told("waits for the other ranks"):
+        with self._share.messages.context("waits for the other ranks"):
             dist.all_reduce(words, dist.ReduceOp.MAX, group=self.group)
         wrong, some, none, most, least = words.tolist()
         if not wrong and some == -none and most in (-least, _UNKNOWN):
             return
-        told = self._told((mistake, f"{'step' if training else 'eval'}()", rows))
+        told = self._gather_objects((mistake, f"{'step' if training else 'eval'}()", rows))
         texts = [f"rank {rank}: {one[0]}" for rank, one in enumerate(told) if one[0] is not None] or [
             f"rank {rank} calls {one[1]}{f' with {one[2]} rows' if one[2] else ''}" for rank, one in enumerate(told)]
         raise ValueError(f"pipeline: {'; '.join(texts)}")
@@ -199,11 +204,12 @@ class Runner:
             with torch.set_grad_enabled(training):
                 step.run()
                 return self._outcome(step, batch)
-        except BaseException:                           # the others must not wait for what will not come
+        except BaseException:                           # the other ranks must not wait for this one
             self.group.abort()
             raise
 
     def _outcome(self, step: Step, batch: Batch) -> Any:
+        """The result of step() or eval(): the loss, the outputs, or None."""
         self.timeline, self.held = step.timeline, step.held
         self.losses = [loss for _, loss in sorted(step.losses.items())]
         if self.losses:

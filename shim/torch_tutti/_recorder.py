@@ -1,11 +1,10 @@
-"""The flight recorder's Python side: switches it on when the environment asks for it, and writes what it has recorded
-into a file, in the format of torch's own (`torch.distributed.flight_recorder`).
+"""The Python part of the flight recorder (shim/recorder.hpp): switches it on by the environment, and writes its records
+to a file, in the format of torch's flight recorder (`torch.distributed.flight_recorder`).
 
-It obeys torch's variables, read when the first group is made: TORCH_FR_BUFFER_SIZE operations are kept (none: it is
-off), with their Python stacks unless TORCH_INCLUDE_STACK_TRACE is 0. Files are called TORCH_FR_DUMP_TEMP_FILE and the
-rank. They hold plain data only, no objects, so reading one runs no code. A file is there as a whole or not at all, is
-its owner's alone, and takes the place of whatever had its name: nothing is written through a link.
-"""
+It uses torch's variables, read when the first group is created: TORCH_FR_BUFFER_SIZE operations are kept (0: off), with
+their Python stacks unless TORCH_INCLUDE_STACK_TRACE is 0. A file's name is TORCH_FR_DUMP_TEMP_FILE followed by the
+rank. Files contain plain data only, no objects, so reading one runs no code. A file is complete or absent, readable
+only by its owner, and replaces a file or link of its name."""
 from __future__ import annotations
 
 import os
@@ -19,17 +18,17 @@ from typing import Any
 
 from torch_tutti import _log
 
-# Each by its newer and its older name; the newer goes first.
+# Newer and older name of each variable; the newer one takes precedence.
 SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 STACKS = ("TORCH_INCLUDE_STACK_TRACE",)
 ON_FAILURE = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
-_NEWEST, _ALL = 200, sys.maxsize     # operations; the newest are written in some milliseconds
-_LATER_S = 0.1                       # torchrun looks ten times a second whether a rank has died
-_started = False                    # as far as this process's environment was read
+_NEWEST, _ALL = 200, sys.maxsize     # numbers of operations; the newest 200 are written within milliseconds
+_LATER_S = 0.1                       # seconds; torchrun checks ten times a second whether a rank has died
+_started = False                    # the environment has been read
 _on = False
-_writing = threading.Lock()          # groups may fail in several threads
-_rank: int | None = None            # in the default group, which may be gone when a trace is written
+_writing = threading.Lock()          # held while a file is written: groups may fail in several threads
+_rank: int | None = None            # of the default group, which may be gone when a trace is written
 
 
 def start(extension: ModuleType, options: Any) -> None:
@@ -47,13 +46,12 @@ def start(extension: ModuleType, options: Any) -> None:
 
 
 def dump_trace(path: str | None = None) -> str:
-    """Writes what the flight recorder holds of this process: the last operations of all its groups. The command
-    `tutti trace` reads a folder of such files, one of each rank.
+    """Writes the flight recorder's records: the last operations of all groups of this process. The command `tutti
+    trace` reads a folder of such files, one for each rank.
 
     path: the file; default: TORCH_FR_DUMP_TEMP_FILE, or ~/.cache/torch/comm_lib_trace_rank_, and the rank. Returns it.
     Raises RuntimeError when the recorder is off, which it is unless TORCH_FR_BUFFER_SIZE was set before the first group
-    was made, and OSError when the file cannot be written.
-    """
+    was made, and OSError when the file cannot be written."""
     if not _on:
         raise RuntimeError("dump_trace: the flight recorder is off; set TORCH_FR_BUFFER_SIZE to the number of "
                            "operations that it keeps (2000, say) before the first group is made, on all ranks")
@@ -63,9 +61,9 @@ def dump_trace(path: str | None = None) -> str:
 
 
 def dump_after_failure(text: str) -> None:
-    """Called by the extension when a group has failed, in the thread that is about to raise this. Whoever started the
-    ranks, and has seen one die, is about to kill the others: so the text comes first, then what is quickly written,
-    and all the rest when the exception has had its time."""
+    """Called by the extension when a group has failed, in the thread that then raises the error. A launcher that has
+    seen one rank die soon kills the others. So this first logs the error text, then writes the newest operations, and
+    all of them a little later."""
     if not _flag(ON_FAILURE, True):
         return
     _log.write("error", f"rank {rank()}: {text}")
@@ -82,7 +80,7 @@ def dump_after_failure(text: str) -> None:
 
 
 def _complete_later(path: str) -> None:
-    """A program that ends waits for it."""
+    """Writes all operations after _LATER_S, in a thread that a program waits for at its end."""
     try:
         threading.Timer(_LATER_S, _write, [path, _ALL]).start()
     except RuntimeError:                                # the interpreter is ending already
@@ -90,20 +88,20 @@ def _complete_later(path: str) -> None:
 
 
 def recording() -> tuple[str, str] | None:
-    """The variable that switches the recorder on in this environment, and the folder that traces go to; None: none."""
+    """(variable that switches the recorder on, folder of the traces) in this environment; None: it is off."""
     name, _ = _variable(SIZE)
     return (name, os.path.dirname(_default_path()) or ".") if name else None
 
 
 def rank() -> int:
-    """Of this process in the whole program, as far as is known."""
+    """This process's rank in the whole program: of the default group, else of RANK, else 0."""
     if _rank is not None:
         return _rank
     return int(os.environ.get("RANK", "0"))
 
 
 def _write(path: str, most: int) -> int:
-    """The last operations, at most so many; how many there were."""
+    """Writes the last operations, at most `most`. Returns how many were written."""
     with _writing:
         trace = {"rank": rank(), **recorded(most)}
         put(trace, path)

@@ -1,16 +1,15 @@
 """Makes a program that asks torch for another backend, such as "nccl", run on tutti without a change.
 
-All groups of torch.distributed are made by one function of its own, `_new_process_group_helper`. While a take-over
-lasts, a function of ours stands before it and asks for "tutti" where the program asked for a name that was taken
-over. Everything that makes groups comes through there: `init_process_group`, also without a backend and with pairs as
-in "cpu:gloo,cuda:nccl", `new_group`, DeviceMesh, and whoever imported these functions earlier.
+torch.distributed creates all groups by one function, `_new_process_group_helper`. During a take-over a wrapper replaces
+it, which asks for "tutti" if the program asked for a name that was taken over. All functions that create groups call
+it: `init_process_group`, also without a backend and with pairs as in "cpu:gloo,cuda:nccl", `new_group`, DeviceMesh,
+also if they were imported earlier.
 
-What must stay true: a group keeps the name that its program asked for, so `get_backend` returns "nccl" and the
-program's comparisons go on; `get_backend_config` tells what it runs on. When no take-over of that name is left, it gets
-the name of what it runs on, because torch makes further groups by the default group's name. torch never sees the type
-of another backend, which it would believe to have methods that ours has not. The names stand in the environment too, so
-that processes started later do the same. Nothing here is loaded unless a take-over is asked for.
-"""
+Invariants: a group keeps the name that its program asked for, so `get_backend` returns "nccl" and comparisons in the
+program still work; `get_backend_config` returns what the group runs on. When the last take-over of a name ends, its
+groups get the name of what they run on, because torch creates further groups by the default group's name. torch never
+sees the type of another backend, whose methods it would call. The names are also in the environment, so that child
+processes do the same. This module is imported only for a take-over."""
 from __future__ import annotations
 
 import functools
@@ -35,15 +34,15 @@ REFUSED = {
     "fake": "torch makes its groups without a store, so tutti's ranks could not find each other",
 }
 _active: list[TakeOver] = []
-_making = threading.local()                                    # .instead: a group of a name that is taken over
+_making = threading.local()                                    # .instead: in a group of a taken-over name
 _replaced = Replacements()
-_made: Any = weakref.WeakKeyDictionary()                       # of groups made instead of others: what they run on
-_announced: tuple[int, frozenset[str]] = (0, frozenset())      # what was logged, and by which process
+_made: Any = weakref.WeakKeyDictionary()                       # group of a taken-over name: what it runs on
+_announced: tuple[int, frozenset[str]] = (0, frozenset())      # (process, names) of the last logged line
 
 
 class TakeOver:
-    """A take-over that lasts until `undo()`, or until the end of a `with` block. Groups that exist stay tutti's, and
-    are called so then.
+    """A take-over that lasts until `undo()`, or until the end of a `with` block. Existing groups stay tutti's, and are
+    named "tutti" then.
 
     names: the backends that are taken over.
     """
@@ -52,7 +51,7 @@ class TakeOver:
         self.names = names
 
     def undo(self) -> None:
-        """Ends it; a second time does nothing. Another take-over of the same name goes on."""
+        """Ends the take-over; a second call does nothing. Other take-overs of the same name continue."""
         if self in _active:
             _active.remove(self)
             _publish()
@@ -71,22 +70,21 @@ class TakeOver:
 
 
 def take_over(*names: str) -> TakeOver:
-    """From now on, groups that are asked for by these names of backends are tutti's, in this process and in those that
-    it starts. Call it before `init_process_group`, on all ranks.
+    """Makes new groups of these backends run on tutti, in this process and in its children. Call it before
+    `init_process_group`, on all ranks.
 
-        torch_tutti.take_over("nccl", "gloo")           or, around a program: tutti run train.py
+    torch_tutti.take_over("nccl", "gloo") or, around a program: tutti run train.py
 
-    Returns what ends it: an object with `undo()`, which is a context manager too. `get_backend` goes on to return the
-    name that was asked for; `get_backend_config` returns what runs. Each process that makes such a group says so in
-    one line on standard error. Raises ValueError for a name that torch does not know.
-    """
+    Returns an object with `undo()`, which is also a context manager. `get_backend` still returns the name that was
+    asked for; `get_backend_config` returns what runs. Each process that creates such a group writes one line to
+    standard error. Raises ValueError for a name that torch does not know."""
     check(names)
     return _begin(tuple(name.lower() for name in names))
 
 
 def from_environment() -> None:
-    """Begins what TUTTI_TAKE_OVER asks for; called at the end of `import torch`. Names are not checked here, because
-    raising would break `import torch`, and other backends may register later: the first group that is made does it."""
+    """Begins the take-over of TUTTI_TAKE_OVER; called at the end of `import torch`. Names are checked when the first
+    group is created, because an exception here would break `import torch`, and backends may register later."""
     names = parse(os.environ.get(VARIABLE, ""))
     if not names or _active:
         return
@@ -131,15 +129,15 @@ def _load_backend(name: str) -> None:
 
 
 def accepts_foreign_options(options: Any) -> bool:
-    """Whether the group that this thread makes may have the `pg_options` of another backend, which then mean nothing:
-    if it is made instead of another's, because a program that asks for "nccl" gives NCCL's."""
+    """True if this thread creates a group in place of another backend's. Then `pg_options` of that backend (a program
+    that asks for "nccl" passes NCCL's) are ignored, with a log line."""
     if not getattr(_making, "instead", False):
         return False
     _say(f"pg_options of {type(options).__qualname__} have no meaning for tutti and are ignored")
     return True
 
 
-# ---- what stands before torch's functions ----
+# ---- wrappers of torch's functions ----
 def _begin(names: tuple[str, ...]) -> TakeOver:
     if not _active:
         _replace()
@@ -154,7 +152,7 @@ def _names() -> frozenset[str]:
 
 
 def _publish() -> None:
-    """For the processes that this one starts."""
+    """Writes the names into the environment, for child processes."""
     if _active:
         os.environ[VARIABLE] = ",".join(sorted(_names()))
     else:
@@ -162,6 +160,7 @@ def _publish() -> None:
 
 
 def _replace() -> None:
+    """Installs the wrappers. Raises ImportError if this torch creates groups in an unknown way."""
     import torch.distributed as distributed
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     original = getattr(c10d, HELPER, None)
@@ -182,7 +181,7 @@ def _replace() -> None:
 
 
 def _rename() -> None:
-    """Groups whose names nobody takes over any more."""
+    """Renames groups whose names are no longer taken over."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     known, names = c10d._world.pg_map, _names()
     for group, given in list(_made.items()):
@@ -202,7 +201,7 @@ def _before_available(name: str, original: Callable[[], bool]) -> Callable[[], b
 
 
 def _before_timeout(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Without torch's warning that it was built without NCCL, which is not needed then."""
+    """Wraps the default timeout: no warning that torch was built without NCCL, which is not needed then."""
     @functools.wraps(original)
     def timeout(backend: Any) -> Any:
         if str(backend) in _names() and getattr(c10d, "default_pg_nccl_timeout", None) is None:
@@ -212,6 +211,7 @@ def _before_timeout(c10d: ModuleType, original: Callable[..., Any]) -> Callable[
 
 
 def _before_helper(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps torch's function that creates groups."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -239,7 +239,7 @@ def _before_helper(c10d: ModuleType, original: Callable[..., Any]) -> Callable[.
 
 
 def _check_environment(names: frozenset[str]) -> None:
-    """Those of `take_over` have been checked already."""
+    """Checks the names, of which those from the environment have not been checked yet."""
     try:
         if names:
             check(tuple(sorted(names)))
@@ -248,16 +248,16 @@ def _check_environment(names: frozenset[str]) -> None:
 
 
 def _default_backend(c10d: ModuleType) -> str:
-    """What torch takes when the program names no backend and no device."""
+    """The backend that torch chooses if the program names none."""
     import torch
     device = torch.accelerator.current_accelerator()
     return str(c10d.Backend.default_device_backend_map.get("cpu" if device is None else device.type, ""))
 
 
 def translate(asked: str, names: frozenset[str], default: str) -> str:
-    """What to ask torch for, where the program asks for a backend or for pairs of device and backend.
+    """Translates a backend, or a list of device:backend pairs, by replacing the names that are taken over.
 
-    default: the backend that stands for "undefined", which torch writes when none was named.
+    default: the backend that "undefined" stands for, which torch writes if the program names none.
     """
     def one(name: str) -> str:
         return "tutti" if name in names else name
@@ -272,12 +272,12 @@ def translate(asked: str, names: frozenset[str], default: str) -> str:
         return asked
     given = [(device, one(name)) for device, _, name in pairs]
     if sorted(given) == [("cpu", "tutti"), ("cuda", "tutti")]:
-        return "tutti"                                  # the same, and torch finds the group's default backend
+        return "tutti"                                  # equivalent, and torch finds the group's default backend
     return ",".join(f"{device}:{name}" for device, name in given)
 
 
 def _announce(names: frozenset[str], asked: str, given: str, group: Any) -> None:
-    """One line of every process, because what goes wrong with a take-over is that one rank was not told."""
+    """Logs one line in each process, because a typical mistake is a take-over on some ranks only."""
     global _announced
     if _announced == (os.getpid(), names):
         return

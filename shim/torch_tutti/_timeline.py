@@ -1,5 +1,5 @@
-"""`tutti zero`: what each rank of a training did when, from the file that `optimizer.trace` has written: a table of its
-steps, and a picture. The file is also what Chrome's and Perfetto's viewers open. No torch here.
+"""The command `tutti zero`: shows when each rank of a training computed and waited, from a file of `optimizer.trace`: a
+table of the steps, and a picture. The trace viewers of Chrome and Perfetto also open the file. Needs no torch.
 """
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Iterator, NamedTuple
 
 from torch_tutti._arguments import PICTURES, picture, whole
 
-# as include/tutti_zero.h numbers them
+# the kinds of events, numbered as in include/tutti_zero.h
 USED, ASKED, READY, SETTLED, STEPPED, UPDATED, SUMMED, GATHERED = range(8)
 PROGRAM, UPDATES, SUMS, SLICES = "program", "updates", "sums", "slices"        # rows of a rank
 _COLOURS = {"forward": "#9dc3e6", "backward": "#2e75b6", "wait": "#c00000", "step": "#ffd966", "update": "#70ad47",
             "sum": "#f4b183", "slices": "#b4a7d6", "other": "#e7e6e6"}
-LATE_MS = 0.1                           # a use that has waited longer found its unit not there
+LATE_MS = 0.1                           # a use that waited longer counts as late
 
 
 class Event(NamedTuple):
-    """As the core tells it; ms since the trace began."""
+    """An event of the core (tutti_zero_event). unit: its number, or -1. began, ended: ms since the trace began."""
     kind: int
     unit: int
     began: float
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What is shown. what: a colour's name."""
+    """A bar of the picture. row: of its rank; what: the name of its colour; began, ended: ms."""
     row: str
     what: str
     name: str
@@ -38,7 +38,8 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Of one rank, in ms; exposed communication is both waits together."""
+    """One step of one rank, in ms: its length, its waits for parameters and for gradients (together the exposed
+    communication) and its updates. late: uses that waited. summed, gathered: bytes."""
     length: float
     parameters: float
     gradients: float
@@ -50,11 +51,12 @@ class Step(NamedTuple):
 
 # ---- from events to spans ----
 def spans_of(events: list[Event], units: list[str]) -> list[Span]:
-    """The program's row has no gaps from its first event on: what lies between two events is computing."""
+    """Converts events to bars. The program's row has no gaps after its first event: between two events it computes."""
     return [*_program(events, units), *_beside(events, units)]
 
 
 def _program(events: list[Event], units: list[str]) -> Iterator[Span]:
+    """The row of the program: forward, backward, waits, steps."""
     now, doing = None, ("other", "other")
     for event in sorted((e for e in events if e.kind <= STEPPED), key=lambda e: (e.ended, e.began)):
         name = units[event.unit] if event.unit >= 0 else ""
@@ -75,6 +77,7 @@ def _program(events: list[Event], units: list[str]) -> Iterator[Span]:
 
 
 def _beside(events: list[Event], units: list[str]) -> Iterator[Span]:
+    """The rows of updates, sums and gathers, which run beside the program."""
     rows = {UPDATED: (UPDATES, "update"), SUMMED: (SUMS, "sum"), GATHERED: (SLICES, "slices")}
     for event in events:
         if event.kind in rows:
@@ -83,12 +86,13 @@ def _beside(events: list[Event], units: list[str]) -> Iterator[Span]:
 
 
 def steps_of(events: list[Event]) -> list[Step]:
-    """From the end of one call of step to the end of the next."""
+    """The steps of a rank, each from the end of one call of step() to the end of the next."""
     ends = sorted(e.ended for e in events if e.kind == STEPPED)
     return [_step(events, begin, end) for begin, end in zip(ends, ends[1:])]
 
 
 def _step(events: list[Event], begin: float, end: float) -> Step:
+    """The step between two times (ms). Updates inside a call of step() do not count as waiting."""
     mine = [e for e in events if begin < e.ended <= end]
 
     def taken(*kinds: int) -> float:
@@ -104,8 +108,8 @@ def _step(events: list[Event], begin: float, end: float) -> Step:
 
 # ---- the file ----
 def chrome(ranks: list[list[Event]], units: list[str], reports: list[dict[str, Any]], missed: int) -> dict[str, Any]:
-    """In the Trace Event Format: a process for each rank; sums and slices overlap, so they are its asynchronous
-    events. `tutti` is for this module."""
+    """The file, in the Trace Event Format of Chrome: a process for each rank; sums and slices overlap, so they are
+    asynchronous events. The entry `tutti` has the events for read()."""
     shown: list[dict[str, Any]] = []
     for rank, events in enumerate(ranks):
         shown.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
@@ -129,7 +133,7 @@ class Trace(NamedTuple):
 
 
 def read(path: str) -> Trace:
-    """Raises ValueError that says what is wrong with it."""
+    """Reads a file of chrome(). Raises ValueError with the problem if it is not one."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)["tutti"]
@@ -144,7 +148,7 @@ def read(path: str) -> Trace:
 
 # ---- the table ----
 def table(trace: Trace) -> list[str]:
-    """Means over the ranks."""
+    """The lines of the table: a row for each step, means over the ranks."""
     of_ranks = [steps_of(events) for events in trace.ranks]
     count = min(map(len, of_ranks), default=0)
     if not count:
@@ -177,7 +181,7 @@ def _row(name: str, step: Step) -> str:
 
 # ---- the picture ----
 def draw(trace: Trace, path: str, steps: int) -> None:
-    """The last steps of all ranks, a row for each of what a rank does. Raises ImportError without matplotlib."""
+    """Draws the last `steps` steps of all ranks, four rows for each rank. Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,8 +1,8 @@
-"""The command `tutti trace`: reads the traces that the flight recorder of each rank wrote (`_recorder`) and tells, for
-each group, how far all ranks have come and what each of them was doing then.
+"""The command `tutti trace`: reads the traces of the ranks' flight recorders (`_recorder`), and reports for each group
+which operations all ranks have completed and what each rank was doing.
 
-Needs no torch. A trace is plain data; one that asks for anything else is refused, because unpickling runs code. What
-is said about a group is only what the traces show: ranks without a trace are named, never guessed about.
+Needs no torch. A trace is plain data; one that refers to classes is refused, because unpickling runs code. The report
+states only what the traces show; ranks without a trace are named.
 """
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Entry = dict[str, Any]
 _PACKAGES = {"site-packages", "dist-packages"}
 # Calls for which all ranks must give tensors of the same size; others may differ, as all_to_all with split sizes.
 SAME_SIZES = {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
-_TOLD = re.compile(r"(?:rank \d+ failed the group: )+")     # what a rank says of an error that another has had
+_TOLD = re.compile(r"(?:rank \d+ failed the group: )+")     # the prefix of an error that another rank had
 
 
 class Traces(NamedTuple):
-    """prefix: of the files' names, which end in the rank. of_rank: their contents."""
+    """The traces of a folder. prefix: of the file names, which end in the rank. of_rank: contents by rank."""
     prefix: str
     of_rank: dict[int, dict[str, Any]]
 
 
 class Group(NamedTuple):
-    """One group as a rank knows it; members are ranks of the whole program."""
+    """One group as a rank knows it. members: ranks in the whole program."""
     name: str
     description: str
     members: tuple[int, ...]
 
 
 class Progress(NamedTuple):
-    """How far a rank has come in a group: how many collectives it called and how many are over."""
+    """A rank's progress in a group: how many collectives it has called, and how many have completed."""
     called: int
     completed: int
-    collectives: dict[int, Entry]       # by number; of a coalesced call the first that is not over
-    messages: list[Entry]               # sends and receives that are not over
+    collectives: dict[int, Entry]       # by number; for a coalesced call the first incomplete one
+    messages: list[Entry]               # incomplete sends and receives
 
 
 # ---- reading ----
@@ -50,7 +50,8 @@ class _PlainData(pickle.Unpickler):
 
 
 def read(folder: str, prefix: str | None = None) -> Traces:
-    """All traces of a folder. Raises ValueError that says what is wrong with it."""
+    """Reads all traces of a folder. Raises ValueError with the problem if there are none or they do not belong
+    together."""
     place = Path(folder)
     if not place.is_dir():
         raise ValueError(f"{folder} is not a folder; traces are files in a folder, one for each rank. "
@@ -63,7 +64,7 @@ def read(folder: str, prefix: str | None = None) -> Traces:
         raise ValueError(f"there are no traces{given} in {folder}. {_where(folder)}")
     _check_one_kind(folder, {begins for _, begins in named})
     traces = {path: _load(path) for path, _ in named}
-    if prefix is None:                                  # it may end in a digit: which is the rank, the trace knows
+    if prefix is None:                                  # a prefix may end in a digit; the trace has the rank
         named = [(path, _begin_of(path, begins, traces[path])) for path, begins in named]
         _check_one_kind(folder, {begins for _, begins in named})
     chosen = named[0][1]
@@ -77,14 +78,14 @@ def _check_one_kind(folder: str, kinds: set[str]) -> None:
 
 
 def _begin_of(path: Path, begins: str, trace: dict[str, Any]) -> str:
-    """Of a file's name, what stands before the rank."""
+    """The part of a file name before the rank."""
     rank = str(trace.get("rank", ""))
     known = rank and path.name[len(begins):].endswith(rank)
     return path.name.removesuffix(rank) if known else begins
 
 
 def _where(folder: str) -> str:
-    """Why there may be no traces, by what is set here, where the program may have run too."""
+    """A hint for an error: where traces are written, by the environment of this command."""
     if _recorder.recording() is None:
         return (f"They are written when a group fails, if TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE="
                 f"{os.path.join(folder, 'trace_')} were set for the program, on all ranks")
@@ -102,7 +103,7 @@ def _load(path: Path) -> dict[str, Any]:
             trace = _PlainData(file).load()
     except OSError:
         raise
-    except Exception as error:                          # bytes that are no pickle may raise any
+    except Exception as error:                          # invalid pickles may raise any exception
         raise ValueError(f"{path} is not a trace of the flight recorder: {error or 'it is cut short'}") from None
     if isinstance(trace, dict) and str(trace.get("version", "2")).split(".")[0] != "2":
         raise ValueError(f"{path} is of version {trace['version']}; this command reads versions 2.x")
@@ -111,7 +112,8 @@ def _load(path: Path) -> dict[str, Any]:
     return trace
 
 
-# What a trace has, as far as it is read here. Under "*" is what a dictionary has under any text; "?" is no must.
+# The parts of a trace that are read here. "*" describes the values of a dictionary with any keys; "?" marks an
+# optional key.
 _SIZES, _WORDS = [[int]], [str]
 _FRAME = {"name": str, "filename": str, "line": int}
 _TRACE: Any = {
@@ -126,7 +128,7 @@ _TRACE: Any = {
 
 
 def _problem(value: Any, shape: Any, name: str) -> str:
-    """Where the value, of this name, has not the shape; "": it has."""
+    """Compares a value with a shape as in _TRACE. Returns the first difference, with its name, or ""."""
     if isinstance(shape, dict) and isinstance(value, dict):
         if strange := [key for key in value if not isinstance(key, str)]:
             return f"{name} has the key {strange[0]!r}"
@@ -144,7 +146,7 @@ def _problem(value: Any, shape: Any, name: str) -> str:
 
 
 def _inner_problem(trace: dict[str, Any]) -> str:
-    """Where parts of a trace do not fit each other."""
+    """Returns the first contradiction between parts of a trace, or ""."""
     for name, group in trace["pg_config"].items():
         if str(group["pg_id"]) not in trace["pg_status"]:
             return f"pg_status has no entry for group {name!r}"
@@ -158,7 +160,7 @@ def _inner_problem(trace: dict[str, Any]) -> str:
 
 # ---- what happened ----
 def groups_of(traces: Traces) -> list[Group]:
-    """In the order in which they were made."""
+    """The groups in all traces, in the order of their creation."""
     known: dict[Group, None] = {}
     for trace in traces.of_rank.values():
         for name, group in trace["pg_config"].items():
@@ -167,7 +169,7 @@ def groups_of(traces: Traces) -> list[Group]:
 
 
 def progress_of(trace: dict[str, Any], group: Group) -> Progress:
-    """Nothing at all when this rank has not made the group."""
+    """A rank's progress in a group; empty if the rank is not in it."""
     config = trace["pg_config"].get(group.name)
     if config is None:
         return Progress(0, 0, {}, [])
@@ -204,6 +206,7 @@ def describe(traces: Traces) -> str:
 
 
 def _lines_of(group: Group, progress: dict[int, Progress]) -> list[str]:
+    """The lines about one group. progress: of its ranks that have a trace."""
     title = f"group {group.name}" + (f" ({group.description})" if group.description else "")
     if not progress:
         return [f"{title}, {_ranks(group.members)}: there is no trace of any of them"]
@@ -218,14 +221,14 @@ def _lines_of(group: Group, progress: dict[int, Progress]) -> list[str]:
     for rank, of in progress.items():
         lines += [f"  rank {rank} {line}" for line in _doing(of, common, group)]
     if stuck is not None:
-        lines += [f"  => {line}" for line in _verdict(stuck, progress, set(group.members) - set(progress))]
+        lines += [f"  => {line}" for line in _explain(stuck, progress, set(group.members) - set(progress))]
     elif error := _error(messages):
         lines.append(f"  => a message failed: {error[1]}")
     return lines
 
 
 def _doing(of: Progress, common: int, group: Group) -> list[str]:
-    """Of one rank."""
+    """The lines about one rank: its incomplete operation and messages. common: operations that all have completed."""
     open_ones = [(n, entry) for n, entry in sorted(of.collectives.items()) if not _over(entry)]
     lines = []
     if open_ones:
@@ -245,9 +248,9 @@ def _failure(entry: Entry) -> str:
     return f"\n      {entry['failure']}" if entry.get("failure") else ""
 
 
-def _verdict(number: int, progress: dict[int, Progress], absent: set[int]) -> list[str]:
-    """On the first operation that not all have completed. What the core has said of it goes before what the traces look
-    like: it knows who died, and compares more than sizes."""
+def _explain(number: int, progress: dict[int, Progress], absent: set[int]) -> list[str]:
+    """Explains the first operation that not all ranks have completed. The core's error comes first: it names dead
+    ranks, and compares more than sizes. absent: ranks without a trace."""
     missing = [rank for rank, of in progress.items() if of.called < number]
     calls = {rank: of.collectives[number] for rank, of in progress.items() if number in of.collectives}
     kind, text = _error(calls) or ("", "")
@@ -266,7 +269,7 @@ def _verdict(number: int, progress: dict[int, Progress], absent: set[int]) -> li
 
 
 def _error(calls: dict[int, Entry]) -> tuple[str, str] | None:
-    """Class and text of the error that one rank had and told the others."""
+    """The class and text of the first error, without the prefix of ranks that got it from another."""
     failed = [entry for entry in calls.values() if entry.get("failure")]
     if not failed:
         return None
@@ -276,6 +279,7 @@ def _error(calls: dict[int, Entry]) -> tuple[str, str] | None:
 
 
 def _differences(number: int, calls: dict[int, Entry]) -> list[str]:
+    """A line if ranks have made different calls."""
     versions: dict[Any, list[int]] = defaultdict(list)
     for rank, entry in calls.items():
         versions[_signature(entry)].append(rank)
@@ -286,7 +290,7 @@ def _differences(number: int, calls: dict[int, Entry]) -> list[str]:
 
 
 def _late(number: int, calls: dict[int, Entry]) -> list[str]:
-    """Who called when the timeout of the first was over."""
+    """A line for each rank that called after the timeout of the first call."""
     first = min(calls.values(), key=lambda entry: entry["time_created_ns"])
     came_ms = {rank: (entry["time_created_ns"] - first["time_created_ns"]) / 1e6 for rank, entry in calls.items()}
     return [f"operation {number} was called too late by rank {rank}: {ms / 1e3:.1f} s after the first, whose timeout "
@@ -294,7 +298,7 @@ def _late(number: int, calls: dict[int, Entry]) -> list[str]:
 
 
 def _signature(entry: Entry) -> tuple[Any, ...]:
-    """What must be the same on all ranks."""
+    """The parts of a call that must be equal on all ranks."""
     name = kind_of(entry)
     sizes = str((entry["input_sizes"], entry["output_sizes"])) if name in SAME_SIZES else ""
     return name, sizes, str(sorted(set(entry["input_dtypes"] + entry["output_dtypes"])))
@@ -302,18 +306,19 @@ def _signature(entry: Entry) -> tuple[Any, ...]:
 
 # ---- words ----
 def kind_of(entry: Entry) -> str:
-    """ "all_reduce" of "tutti:all_reduce", "send" of "tutti:send 0->1". """
+    """The kind of a call: "all_reduce" for "tutti:all_reduce", "send" for "tutti:send 0->1"."""
     return entry["profiling_name"].partition(":")[2].partition(" ")[0]
 
 
 def _call(entry: Entry) -> str:
+    """A call as text: kind, sizes, types, line of the program."""
     tensors = " ".join([*map(str, entry["input_sizes"][:3]), *(["…"] if len(entry["input_sizes"]) > 3 else []),
                         *sorted({t.lower() for t in entry["input_dtypes"]})])
     return " ".join(filter(None, [kind_of(entry), tensors, _site(entry)]))
 
 
 def _message(entry: Entry, group: Group) -> str:
-    """With the peer as a rank of the program."""
+    """A message with its peer, as a rank of the program."""
     peer = re.split("->|<-", entry["profiling_name"])[-1]
     to = "to" if kind_of(entry) == "send" else "from"
     whom = "any rank" if peer == "any" else "a rank that the trace does not name"
@@ -323,23 +328,23 @@ def _message(entry: Entry, group: Group) -> str:
 
 
 def _site(entry: Entry) -> str:
-    """Where the program called it: the innermost frame that is no package's, else the innermost that is none of those
-    which only pass a call on."""
-    frames = [frame for frame in entry.get("frames", []) if not _passes_on(Path(frame["filename"]))]
+    """The line of the program that made the call: the innermost stack frame outside of installed packages, else the
+    innermost one outside of torch and tutti."""
+    frames = [frame for frame in entry.get("frames", []) if not _is_library(Path(frame["filename"]))]
     for frame in [frame for frame in frames if not _PACKAGES & set(Path(frame["filename"]).parts)] or frames:
         return f"({frame['name']}, {frame['filename']}:{frame['line']})"
     return ""
 
 
-def _passes_on(path: Path) -> bool:
-    """torch, tutti, the decorators of deprecated calls, Python's own library."""
+def _is_library(path: Path) -> bool:
+    """True for files of torch, tutti, typing_extensions and Python's library."""
     library = re.search(r"/python3\.\d+/(?!(?:site|dist)-packages/)", str(path))
     return bool(library or {"torch", "torch_tutti", "typing_extensions.py"} & set(path.parts)
                 or str(path).startswith("<"))
 
 
 def _ranks(ranks: Any) -> str:
-    """ "rank 1", "ranks 0, 2-5". """
+    """Ranks as text: "rank 1", "ranks 0, 2-5"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -28,6 +28,7 @@ void endpoint_mark_broken(struct fabric *fabric, struct endpoint *endpoint, cons
     endpoint->broke = ++fabric->breaks;
     fabric_wake_transports(fabric);
 }
+/* Writes which process an endpoint leads to, for errors: by a rank of a common group, or by its address. */
 static void endpoint_print_process(const struct fabric *fabric, const struct endpoint *endpoint, char *out,
     size_t bytes)
 {

@@ -30,6 +30,7 @@ static void fabrics_register_fork(void)
 {
     pthread_atfork(fabrics_lock_before_fork, fabrics_unlock_in_parent, fabrics_reset_in_child);
 }
+/* Adds the fabric to those that a forked child must reset. */
 static void fabric_register_for_fork(struct fabric *fabric)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -50,6 +51,7 @@ void fabric_pause_unlocked(struct fabric *fabric)
     nanosleep(&(struct timespec){ 0, 20000 }, NULL);
     pthread_mutex_lock(&fabric->lock);
 }
+/* Stops the thread, disconnects all peers and frees the network's state. Called with the lock. */
 static void fabric_stop(struct fabric *fabric)
 {
     fabric->stopping = true;

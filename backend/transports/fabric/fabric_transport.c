@@ -76,6 +76,8 @@ static void fabric_transport_record_breaks(struct fabric_transport *transport)
         }
     }
 }
+/* Handles saved messages, progresses the network, and completes this transport's messages. True: something moved.
+   Called with the lock. */
 static bool fabric_transport_progress(struct fabric_transport *transport)
 {
     struct fabric *fabric = transport->fabric;
@@ -109,6 +111,7 @@ static void fabric_link_lose(struct fabric_transport *transport, const struct fa
         status_fail(link->unreachable ? link->unreachable : TUTTI_PEER_LOST,
             "the connection of rank %d to rank %d on %s broke: %s", transport->rank, link->rank, name, link->why));
 }
+/* Polls (see transport.h). Errors are reported after the lock is released, because the router then calls back. */
 static bool fabric_poll(struct transport *t)
 {
     struct fabric_transport *p = fabric_transport_lock(t);
@@ -121,6 +124,7 @@ static bool fabric_poll(struct transport *t)
         router_fail(t->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", p->rank));
     return moved || broken || out_of_memory;
 }
+/* Lets the network's thread wake this rank when a message arrives. False: there is work now, so poll again. */
 static bool fabric_arm(struct transport *t)
 {
     struct fabric_transport *p = fabric_transport_lock(t);
@@ -161,6 +165,7 @@ static bool fabric_link_remove_waiting(struct fabric_transport *transport, struc
     transport->waiting -= !link->waiting.first;
     return true;
 }
+/* Cancels a transfer. False: the network still uses its buffer; the caller polls and calls again. */
 static bool fabric_cancel(struct transport *t, int member, struct transfer *transfer)
 {
     struct fabric_transport *p = fabric_transport_lock(t);
@@ -208,6 +213,8 @@ static void fabric_link_release_memory(struct fabric_transport *transport, struc
         LOG(ERROR, "%s does not release memory of rank %d, whose connection was closed",
             transport->fabric->operations->name, transport->rank);
 }
+/* Fails all transfers of a link with `status` and frees its state. Ops that the network still holds lose their
+   transfer. */
 static void fabric_link_end(struct fabric_transport *transport, struct fabric_link *link, tutti_status status)
 {
     link->lost = true;
@@ -232,6 +239,7 @@ static void fabric_lose(struct transport *t, int member, tutti_status status)
     fabric_link_end(p, &p->links[member], status);
     fabric_transport_unlock(p);
 }
+/* Leaves the ops that are in flight to the fabric, which frees them when they complete. */
 static void fabric_transport_orphan_ops(struct fabric_transport *transport)
 {
     for (struct fabric_op *op; (op = transport->ops) != NULL; op->owner = NULL) {
@@ -247,6 +255,7 @@ static void fabric_transport_record_closed(const struct fabric_transport *transp
     recently_closed->closed[recently_closed->count % RECENTLY_CLOSED_MOST].comm = transport->comm;
     recently_closed->closed[recently_closed->count++ % RECENTLY_CLOSED_MOST].rank = transport->rank;
 }
+/* Removes the transport from its fabric and frees it. Later messages for it are dropped. */
 static void fabric_destroy(struct transport *t)
 {
     struct fabric_transport *p = fabric_transport_lock(t);

@@ -23,6 +23,7 @@ struct fabric_op *fabric_op_new(struct fabric *fabric, size_t room)
     *op = (struct fabric_op){ .class = class, .room = (unsigned char *)op + before };
     return op;
 }
+/* Keeps the op for reuse, by its size class; the largest ones are freed. */
 void fabric_op_free(struct fabric *fabric, struct fabric_op *op)
 {
     if (op->class == FABRIC_OP_CLASSES) {

@@ -36,6 +36,7 @@ static struct pending_rndv *pending_rndv_find(struct fabric_transport *transport
     while (pending && (pending->id != id || pending->link != link)) pending = pending->next;
     return pending;
 }
+/* Records an announced message without a receive. NULL: no memory. */
 static struct pending_rndv *pending_rndv_new(struct fabric_transport *transport, struct fabric_link *link,
     const struct header *header, void *descriptor, size_t bytes)
 {
@@ -59,6 +60,7 @@ static void due_list_push(struct due_list *due, struct pending_rndv *pending)
     else due->first = pending;
     due->last = pending;
 }
+/* Removes a rendezvous from a list of those that this rank must answer. */
 static void due_list_remove(struct due_list *due, const struct pending_rndv *pending)
 {
     struct pending_rndv *before = NULL, *at = due->first;
@@ -80,6 +82,7 @@ static void pending_rndv_release(struct fabric_transport *transport, struct pend
     if (pending->descriptor) transport->fabric->operations->release(transport->fabric, pending->descriptor);
     pending->descriptor = NULL;
 }
+/* Releases the announcement at the network, and frees its record. */
 static void pending_rndv_free(struct fabric_transport *transport, struct pending_rndv *pending)
 {
     pending_rndv_release(transport, pending);
@@ -212,6 +215,7 @@ __attribute__((noinline)) static void fabric_link_handle_announced(struct fabric
     arrival->announced = true;
     matching_keep_arrival(fabric_transport_matching(transport), arrival);
 }
+/* Copies an eager message into its receive, or keeps it until one is posted. */
 static void fabric_link_handle_eager(struct fabric_transport *transport, struct fabric_link *link,
     const struct header *header, const unsigned char *data)
 {
@@ -247,6 +251,7 @@ static inline void fabric_link_handle_next(struct fabric_transport *transport, s
     if (header->id) fabric_link_handle_announced(transport, link, header);
     else fabric_link_handle_eager(transport, link, header, data);
 }
+/* Makes a saved message of a message that this rank cannot handle yet. NULL: no memory. */
 static struct saved_msg *saved_msg_from_header(struct fabric_link *link, struct endpoint *from,
     const struct header *header, const void *data)
 {
@@ -269,6 +274,8 @@ static void fabric_transport_push_ahead(struct fabric_transport *transport, stru
     saved_msgs_push(&transport->ahead, msg);
     transport->base.router->ahead++;
 }
+/* Handles a message whose sequence number is not the next one: it waits for the missing ones if several networks carry
+   messages, else the endpoint is faulty. */
 __attribute__((noinline)) static void fabric_link_handle_out_of_turn(struct fabric_transport *transport,
     struct fabric_link *link, struct endpoint *from, const struct header *header, const void *data)
 {
@@ -309,6 +316,7 @@ bool fabric_transport_handle_ahead(struct fabric_transport *transport)
     }
     return handled;
 }
+/* Handles a message by its kind. */
 static inline void fabric_link_handle_header(struct fabric_transport *transport, struct fabric_link *link,
     struct endpoint *from, const struct header *header, const void *data)
 {
@@ -320,6 +328,7 @@ static inline void fabric_link_handle_header(struct fabric_transport *transport,
     default: return;
     }
 }
+/* Handles the messages that arrived while this rank did not poll. */
 void fabric_transport_handle_saved_msgs(struct fabric_transport *transport)
 {
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&transport->saved_msgs)) != NULL;
@@ -331,6 +340,7 @@ void fabric_transport_handle_saved_msgs(struct fabric_transport *transport)
 }
 
 /* ---- checks of arrivals ---- */
+/* True if the endpoint leads to the process of the link's rank. Remembers it in the link. */
 static bool fabric_link_owns_endpoint(const struct fabric_transport *transport, struct fabric_link *link,
     const struct endpoint *from)
 {

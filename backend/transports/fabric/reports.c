@@ -16,6 +16,8 @@ static bool fabric_transport_was_closed(const struct fabric *fabric, uint64_t co
         if (recently_closed->closed[i].comm == comm && recently_closed->closed[i].rank == rank) return true;
     return false;
 }
+/* Saves a message for a group that this process has not joined yet. Limits per peer bound the memory. Returns whether
+   the announced message's descriptor is kept. */
 static bool early_msgs_keep(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
     size_t bytes, bool announced)
 {

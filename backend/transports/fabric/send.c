@@ -11,6 +11,7 @@
 
 static const char reset[] = "the connection was reset";
 
+/* Creates an op with the header of a message on this link, which also returns the credit owed. NULL: no memory. */
 static struct fabric_op *fabric_op_new_for_link(struct fabric_transport *transport, struct fabric_link *link,
     size_t room)
 {
@@ -72,6 +73,7 @@ static bool fabric_link_has_credit(const struct fabric_link *link, uint64_t byte
 {
     return link->charged - link->returned + eager_message_charge(bytes) <= CREDIT_BYTES;
 }
+/* Sends a small message with its bytes, copied into the op, so it is complete at once. */
 static void fabric_link_send_eager(struct fabric_transport *transport, struct fabric_link *link,
     struct transfer *transfer)
 {
@@ -87,6 +89,7 @@ static bool transfer_is_one_run(const struct transfer *transfer)
 {
     return transfer->piece_count == 1 && transfer->pieces[0].length > 0;
 }
+/* Announces a large message; its receiver fetches the bytes. Several pieces are packed into one buffer first. */
 static void fabric_link_announce_transfer(struct fabric_transport *transport, struct fabric_link *link,
     struct transfer *transfer)
 {
@@ -110,6 +113,8 @@ static void fabric_link_hold_transfer(struct fabric_transport *transport, struct
     transfer_list_push(&link->held, transfer);
     fabric_link_mark_broken(transport, link, why);
 }
+/* Sends a message eagerly if it is small and the peer has given credit, else announces it. On a broken link it is held
+   until the failure is reported. */
 static void fabric_link_send_now(struct fabric_transport *transport, struct fabric_link *link,
     struct transfer *transfer)
 {
@@ -120,6 +125,7 @@ static void fabric_link_send_now(struct fabric_transport *transport, struct fabr
         fabric_link_send_eager(transport, link, transfer);
     else fabric_link_announce_transfer(transport, link, transfer);
 }
+/* Finds or creates the endpoint to the link's process. IN_PROGRESS: the handshake goes on. */
 static tutti_status fabric_link_find_endpoint(struct fabric_transport *transport, struct fabric_link *link)
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
@@ -196,6 +202,7 @@ enum readiness fabric_link_readiness(struct fabric_transport *transport, struct 
 }
 
 /* ---- sending ---- */
+/* Sends a message, after those that wait for the endpoint to open. */
 void fabric_link_send(struct fabric_transport *transport, struct fabric_link *link, struct transfer *transfer)
 {
     bool waits = link->waiting.first;
@@ -253,6 +260,7 @@ static void fabric_op_end_send(struct fabric_transport *transport, struct fabric
     else if (!op->why) transfer_complete(transfer);
     else fabric_link_hold_transfer(transport, op->link, transfer, op->why);
 }
+/* Completes a fetched message, or holds it if the fetch failed. */
 static void fabric_op_end_receive(struct fabric_transport *transport, struct fabric_op *op)
 {
     struct transfer *transfer = op->transfer;

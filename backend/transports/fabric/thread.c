@@ -36,6 +36,7 @@ static bool fabric_thread_arm(struct fabric *fabric)
     fabric->polling = polling;
     return armed && !ended;
 }
+/* Sleeps until the network has an event or the thread is woken. `listens`: false leaves events to ranks that poll. */
 static void fabric_thread_wait(struct fabric *fabric, bool listens)
 {
     struct pollfd both[] = { { fabric->thread.waker, POLLIN, 0 }, { fabric->event, POLLIN, 0 } };
@@ -52,6 +53,7 @@ static void fabric_thread_yield_lock(struct fabric *fabric)
     sched_yield();
     pthread_mutex_lock(&fabric->lock);
 }
+/* The thread of a network. It progresses the network only while no rank polls it. */
 static void *fabric_thread_main(void *of)
 {
     struct fabric *fabric = of;

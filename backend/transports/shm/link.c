@@ -33,11 +33,13 @@ struct transfer *open_transfers_find(struct shm *shm, int rank, uint64_t id, boo
 }
 
 /* ---- opening: memory is reserved before it is touched ---- */
+/* Adds the link to those that shm_poll visits. */
 static void shm_link_activate(struct shm *shm, struct shm_link *link)
 {
     if (!link->active) shm->active[shm->active_count++] = link;
     link->active = true;
 }
+/* Makes a range of the segment real memory; fails if the host has none. */
 static tutti_status shm_reserve_memory(struct shm *shm, void *at, size_t bytes)
 {
     return shm->callbacks.reserve(shm->callbacks.context, at, bytes);
@@ -46,6 +48,7 @@ static struct pair *shm_pair_between(struct shm *shm, int from, int to)
 {
     return (struct pair *)(void *)shm->callbacks.pair(shm->callbacks.context, from, to);
 }
+/* Opens the pair to the peer on the first send, and announces that by the peer's doorbell. */
 static tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *link)
 {
     if (link->out.pair) return TUTTI_OK;
@@ -94,6 +97,7 @@ static struct queued_envelope *queued_envelope_new(struct shm *shm)
     shm->spare_envelopes = queued->next;
     return queued;
 }
+/* Queues an envelope until the ring has room. */
 static void shm_link_queue_envelope(struct shm *shm, struct shm_link *link, const struct envelope *e)
 {
     struct queued_envelope *queued = queued_envelope_new(shm);
@@ -127,6 +131,7 @@ static void shm_link_send_control(struct shm *shm, struct shm_link *link, enum e
 {
     shm_link_send_envelope(shm, link, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
 }
+/* Announces a large send: the receiver answers CLEAR, or copies it from the tensor. */
 static tutti_status shm_link_announce_send(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     struct remote place = share_own_place(shm, transfer);
@@ -141,6 +146,7 @@ static struct copy_policy shm_copy_policy(const struct shm *shm)
 {
     return (struct copy_policy){ shm->callbacks.stream, shm->callbacks.paced };
 }
+/* Sends a small message with its bytes. It is complete at once, because the bytes are copied. */
 static tutti_status shm_link_send_eager(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     if (transfer->wire > INLINE_BYTES) TRY(shm_link_reserve_eager(shm, link));
@@ -148,6 +154,7 @@ static tutti_status shm_link_send_eager(struct shm *shm, struct shm_link *link, 
     transfer_complete(transfer);
     return TUTTI_OK;
 }
+/* Tells the sender of an announced message that its receive is posted. */
 static void shm_link_clear_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     writer_write_envelope(&link->out,
@@ -176,6 +183,7 @@ static bool shm_link_flush_outbox(struct shm *shm, struct shm_link *link)
     link->must_ring |= moved;
     return moved;
 }
+/* Copies cleared messages into free slots of the pipe. True: something moved. */
 static bool shm_link_stream_sends(struct shm *shm, struct shm_link *link)
 {
     bool moved = false;
@@ -258,6 +266,7 @@ static void shm_link_keep_arrival(struct shm *shm, struct shm_link *link, const 
     if (eager) reader_copy_eager(&link->in, envelope, arrival->data);
     matching_keep_arrival(shm->matching, arrival);
 }
+/* Handles an eager message: copies it into its receive, or keeps it until one is posted. */
 static void shm_link_handle_eager(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
     struct transfer *transfer = matching_take_receive(shm->matching, link->rank, envelope->name);
@@ -271,6 +280,7 @@ static void shm_link_handle_eager(struct shm *shm, struct shm_link *link, const 
     }
     reader_return_credit(&link->in, envelope->bytes);
 }
+/* Handles an announced message: starts its receive, or keeps the announcement until one is posted. */
 static void shm_link_handle_announce(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
     struct transfer *transfer = matching_take_receive(shm->matching, link->rank, envelope->name);
@@ -286,12 +296,14 @@ static void shm_link_handle_answer(struct shm *shm, struct shm_link *link, const
     if (envelope->kind == ENVELOPE_MISMATCH) transfer_fail(transfer, TUTTI_MISMATCH, envelope->bytes);
     else transfer_list_push(&link->streams, transfer);
 }
+/* Finds a receive that has met its message but has not sent CLEAR. */
 static struct transfer *shm_link_find_uncleared(const struct shm_link *link, uint64_t id)
 {
     struct transfer *transfer = link->outbox.first;
     while (transfer && (transfer->is_send || transfer->key != id)) transfer = transfer->next;
     return transfer;
 }
+/* Handles a send that its sender has cancelled: fails the receive that has met it, if there is one. */
 static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
     struct arrival *arrival = matching_withdraw_arrival(shm->matching, NULL, link->rank, envelope->name, envelope->id);
@@ -337,6 +349,7 @@ static bool shm_link_drain_ring(struct shm *shm, struct shm_link *link)
     }
     return n > 0;
 }
+/* Copies a slot into its receive, and completes that after the last slot. */
 static void shm_link_fill_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer,
     const struct filled_slot *slot)
 {
@@ -352,6 +365,7 @@ static void shm_link_fill_receive(struct shm *shm, struct shm_link *link, struct
     link->expecting--;
     transfer_complete(transfer);
 }
+/* Empties the slots that the peer has filled. True: something moved. Slots of cancelled receives are dropped. */
 static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *link)
 {
     int n = 0;
@@ -365,6 +379,7 @@ static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *link)
     }
     return n > 0;
 }
+/* Fails the transport if an end has read impossible values from shared memory. */
 static bool shm_link_check_corrupt(struct shm *shm, const struct shm_link *link)
 {
     if (!link->in.corrupt && !link->out.corrupt) return false;
@@ -410,6 +425,7 @@ void shm_link_cancel_transfer(struct shm *shm, struct shm_link *link, struct tra
 }
 
 /* ---- a lost peer ---- */
+/* Removes the link from those that shm_poll visits. */
 static void shm_link_deactivate(struct shm *shm, struct shm_link *link)
 {
     for (int i = 0; i < shm->active_count; i++)

@@ -132,6 +132,8 @@ bool writer_has_slot(struct pair_writer *writer)
     if (!writer->corrupt) writer->emptied = emptied;
     return writer->filled - writer->emptied < PIPE_SLOTS;
 }
+/* Writes the head and name of an envelope into the next cell. The caller writes the body and then the sequence number.
+   */
 static struct cell *writer_fill_cell(struct pair_writer *writer, enum envelope_kind kind, struct message_name name,
     uint64_t eager_bytes)
 {

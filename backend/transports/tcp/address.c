@@ -34,6 +34,7 @@ static int interface_address_score(const struct ifaddrs *at, const char *device)
     memcpy(&name.six, at->ifa_addr, sizeof name.six);
     return IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr) ? 1 : 2;
 }
+/* Finds the best address of a network interface (see interface_address_score). */
 static tutti_status device_find_address(const char *device, union name *out)
 {
     struct ifaddrs *all;
@@ -56,6 +57,7 @@ static int tcp_socket_open(int family)
     int descriptor = descriptor_move_above_stderr(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
+/* Stores the address at which the listener can be reached. */
 static void sockets_store_address(struct sockets *sockets, const union name *name)
 {
     sockets->address.family = name->any.sa_family;

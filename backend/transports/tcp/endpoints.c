@@ -63,6 +63,7 @@ static void incoming_frame_reset(struct fabric *fabric, struct incoming_frame *i
     if (in->room) fabric_op_free(fabric, in->room);
     *in = (struct incoming_frame){ .head_bytes = 0 };
 }
+/* Ends one endpoint: closes its sockets and fails its transfers with `why`. */
 static void tcp_endpoint_end_alone(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);

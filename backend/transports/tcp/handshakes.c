@@ -36,6 +36,7 @@ void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *endpoint, int
     else tcp_endpoint_push_tls(fabric, endpoint);
     sockets_count_open(fabric);
 }
+/* Opens a pair of connected sockets for a connection of this process with itself. */
 static tutti_status socket_pair_open(int both[2])
 {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
@@ -72,6 +73,7 @@ static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp
 }
 
 /* ---- the process that is called ---- */
+/* Answers the peer's call and opens the endpoint by its connection. */
 static void tcp_endpoint_accept(struct fabric *fabric, struct tcp_endpoint *endpoint, struct handshake *handshake,
     int descriptor)
 {
@@ -99,6 +101,7 @@ static uint64_t tcp_last_connect_number(const struct fabric *fabric, const unsig
             last = tcp_endpoint_of(endpoint)->theirs;
     return last;
 }
+/* Takes a proved call. If this process has called the same peer, the call of the lesser nonce wins. */
 static void pending_connection_admit(struct fabric *fabric, struct handshake *handshake, int descriptor)
 {
     const unsigned char *from = handshake->hello.from.nonce;
@@ -129,6 +132,7 @@ static void pending_connection_admit(struct fabric *fabric, struct handshake *ha
     endpoint->spare = descriptor;
     endpoint->rival_handshake = *handshake;
 }
+/* Continues the handshake of a pending connection; closes it if it fails. */
 void pending_connection_read(struct fabric *fabric, struct pending_connection *pending)
 {
     struct handshake *handshake = &pending->handshake;
@@ -155,6 +159,7 @@ static struct pending_connection *pending_connection_find_superfluous(struct soc
         list[i] = (struct unproved){ sockets->pending[i].network, sockets->pending[i].since_ms };
     return &sockets->pending[unproved_find_superfluous(list, PENDING_MOST)];
 }
+/* Returns a free place for a new pending connection, closing another one if all are taken. */
 static struct pending_connection *pending_connection_take_place(struct fabric *fabric)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
@@ -168,6 +173,7 @@ static struct pending_connection *pending_connection_take_place(struct fabric *f
     while (pending->handle.descriptor >= 0) pending++;
     return pending;
 }
+/* Begins the handshake with a process that has called. */
 static void pending_connection_add(struct fabric *fabric, int descriptor)
 {
     struct pending_connection *pending = pending_connection_take_place(fabric);
@@ -193,6 +199,7 @@ static void listener_pause(struct fabric *fabric, int error)
     socket_handle_watch(fabric, &sockets->listener, 0);
     fabric->needs_poll = true;
 }
+/* Watches the listener again after a pause. */
 static void listener_resume(struct fabric *fabric, int64_t now_ms)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
@@ -220,6 +227,7 @@ void pending_connections_close(struct fabric *fabric)
 }
 
 /* ---- the caller ---- */
+/* Calls the peer: starts a non-blocking connect. */
 static tutti_status tcp_endpoint_connect(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
@@ -261,6 +269,7 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     else *out = &endpoint->base;
     return status;
 }
+/* Ends this process's call. If the peer has called as well, its call takes over. */
 static void tcp_connect_fail(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
     if (endpoint->spare >= 0) tcp_endpoint_accept(fabric, endpoint, &endpoint->rival_handshake, endpoint->spare);
@@ -292,6 +301,7 @@ static int tcp_handshake_advance(struct fabric *fabric, struct tcp_endpoint *end
     return handshake_send_hello(handshake, &self, endpoint->base.process, &endpoint->base.key,
         tcp_sockets_of(fabric)->calls, descriptor);
 }
+/* Opens the endpoint by this process's call, which the peer has accepted. */
 static void tcp_connect_complete(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     if (endpoint->handshake.answer.number > endpoint->theirs) endpoint->theirs = endpoint->handshake.answer.number;
@@ -317,6 +327,7 @@ void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 }
 
 /* ---- time limits ---- */
+/* Fails a call that takes too long, or repeats one that is due. */
 static void tcp_connect_check_time(struct fabric *fabric, struct tcp_endpoint *endpoint, int64_t now_ms)
 {
     if (now_ms - endpoint->since_ms >= CONNECT_MS) tcp_connect_fail(fabric, endpoint, strerror(ETIMEDOUT));

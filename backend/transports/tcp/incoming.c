@@ -17,6 +17,7 @@ static struct header incoming_frame_header(const struct incoming_frame *in)
     memcpy(&header, in->head + sizeof(struct tcp_frame), sizeof header);
     return header;
 }
+/* Handles OFFER: passes an announced message to its receive, or releases it. */
 static const char *tcp_endpoint_handle_offer(struct fabric *fabric, struct tcp_endpoint *endpoint,
     const struct tcp_frame *frame)
 {
@@ -29,6 +30,7 @@ static const char *tcp_endpoint_handle_offer(struct fabric *fabric, struct tcp_e
     if (!fabric_handle_message(fabric, &endpoint->base, &header, xfer, xfer->bytes, true)) tcp_release(fabric, xfer);
     return NULL;
 }
+/* Handles PULL (send the data) and RELEASE (the message is not received). */
 static const char *tcp_endpoint_handle_answer(struct fabric *fabric, struct tcp_endpoint *endpoint,
     const struct tcp_frame *frame)
 {
@@ -44,6 +46,7 @@ static const char *tcp_endpoint_handle_answer(struct fabric *fabric, struct tcp_
     if (!(endpoint->handle.events & EPOLLOUT)) tcp_endpoint_make_busy(fabric, endpoint);
     return NULL;
 }
+/* Prepares to read a DATA frame straight into the receiver's buffer. */
 static const char *tcp_endpoint_handle_data(struct tcp_endpoint *endpoint, const struct tcp_frame *frame)
 {
     struct tcp_xfer *xfer = tcp_xfers_find(&endpoint->fetching, frame->id);
@@ -54,6 +57,7 @@ static const char *tcp_endpoint_handle_data(struct tcp_endpoint *endpoint, const
     endpoint->in.left = (size_t)frame->bytes;
     return NULL;
 }
+/* Prepares to read an EAGER frame into a new buffer. */
 static const char *incoming_frame_expect_eager(struct fabric *fabric, struct incoming_frame *in,
     const struct tcp_frame *frame)
 {
@@ -63,6 +67,7 @@ static const char *incoming_frame_expect_eager(struct fabric *fabric, struct inc
     in->left = in->room->bytes = (size_t)frame->bytes;
     return NULL;
 }
+/* Ends a DATA frame; after the last part the fetch is complete. */
 static void tcp_endpoint_end_data_part(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     endpoint->in.fetch = NULL;
@@ -122,6 +127,7 @@ static size_t incoming_frame_head_missing(const struct incoming_frame *in)
     memcpy(&frame, in->head, sizeof frame);
     return frame.what <= OFFER ? MOST_HEAD - in->head_bytes : 0;
 }
+/* Handles `bytes` bytes from the read buffer: heads, and bytes that belong to frames in progress. */
 static void tcp_endpoint_parse_frames(struct fabric *fabric, struct tcp_endpoint *endpoint, unsigned char *at,
     size_t bytes)
 {
@@ -161,6 +167,7 @@ static ssize_t tcp_endpoint_read_some(struct fabric *fabric, struct tcp_endpoint
     if (!direct) return recv(endpoint->handle.descriptor, buffer, beyond, MSG_DONTWAIT);
     return readv(endpoint->handle.descriptor, list, 2);
 }
+/* Handles the result of one read: first the bytes read straight to their place, then those in the buffer. */
 static void tcp_endpoint_take_bytes(struct fabric *fabric, struct tcp_endpoint *endpoint, size_t bytes)
 {
     struct incoming_frame *in = &endpoint->in;

@@ -40,6 +40,7 @@ void tcp_xfer_begin_part(struct tcp_xfer *xfer)
         .extent = xfer->moved };
     xfer->written = 0;
 }
+/* Records whether the socket accepts more bytes; if not, epoll reports when it does. */
 static void tcp_endpoint_set_blocked(struct fabric *fabric, struct tcp_endpoint *endpoint, bool blocked)
 {
     uint32_t events = blocked ? EPOLLIN | EPOLLOUT : EPOLLIN;
@@ -100,6 +101,7 @@ enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *endp
 }
 
 /* ---- waiting frames ---- */
+/* Moves a transfer on after its frame has been written, to the list for its next stage. */
 static void tcp_xfer_handle_written(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     if (xfer->frame.what == DATA) {

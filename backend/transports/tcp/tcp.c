@@ -13,6 +13,7 @@
 enum { EVENTS_AT_ONCE = 16, SHUTDOWN_MS = 300 };
 
 /* ---- progress ---- */
+/* Reads and writes one connection after epoll has reported `events`. True: something moved. */
 static bool tcp_endpoint_progress(struct fabric *fabric, struct tcp_endpoint *endpoint, uint32_t events)
 {
     /* An earlier event may have closed the socket. */
@@ -29,6 +30,7 @@ static struct tcp_endpoint *tcp_endpoint_of_handle(struct socket_handle *handle)
 {
     return (struct tcp_endpoint *)(void *)((char *)handle - offsetof(struct tcp_endpoint, handle));
 }
+/* Asks epoll and handles the events of all sockets. True: something moved. */
 static bool tcp_poll_sockets(struct fabric *fabric)
 {
     struct epoll_event found[EVENTS_AT_ONCE];
@@ -45,6 +47,7 @@ static bool tcp_poll_sockets(struct fabric *fabric)
     }
     return moved;
 }
+/* Reads the few open connections without asking epoll, which saves a system call. */
 static bool tcp_read_few(struct fabric *fabric)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
@@ -55,6 +58,7 @@ static bool tcp_read_few(struct fabric *fabric)
     for (int i = 0; i < count; i++) moved |= tcp_endpoint_read(fabric, few[i]);
     return moved;
 }
+/* Continues endpoints with data to write or with unread data in TLS. */
 static bool tcp_write_busy(struct fabric *fabric)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
@@ -69,6 +73,7 @@ static bool tcp_write_busy(struct fabric *fabric)
     }
     return moved;
 }
+/* Progresses all sockets. `all`: ask epoll in any case. */
 static bool tcp_progress_sockets(struct fabric *fabric, bool all)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
@@ -107,6 +112,7 @@ static void tcp_endpoint_send_goodbye(struct fabric *fabric, struct tcp_endpoint
     endpoint->goodbye = (struct tcp_xfer){ .endpoint = endpoint, .frame.what = GOODBYE };
     tcp_xfer_write(fabric, endpoint, &endpoint->goodbye);
 }
+/* Sends GOODBYE to all peers, and waits up to SHUTDOWN_MS for their answers. */
 static void tcp_shutdown(struct fabric *fabric)
 {
     bool is_shutdown = false;

@@ -47,6 +47,7 @@ static tutti_status ucx_endpoint_new(const struct fabric *fabric, const unsigned
     endpoint->number |= 1;
     return TUTTI_OK;
 }
+/* Creates the UCX endpoint to the worker address of a process. */
 static tutti_status ucx_endpoint_open(struct ucx_endpoint *endpoint, const unsigned char *address)
 {
     const ucp_ep_params_t parameters = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
@@ -149,6 +150,7 @@ static struct ucx_endpoint *ucx_notice_find_endpoint(const struct notice *said)
         ? endpoint
         : NULL;
 }
+/* Handles HELLO: the peer reports the number of its endpoint, by which this process names the connection. */
 static void ucx_handle_hello(struct fabric *fabric, const struct notice *said, size_t address_bytes)
 {
     const struct fabric_handshake *g = &said->handshake;

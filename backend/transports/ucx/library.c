@@ -31,6 +31,7 @@ bool ucx_has_rdma(void)
     closedir(devices);
     return entries == 3;
 }
+/* Sets UCX's environment variables that the user has not set: no signal handlers, fast detection of dead peers. */
 static void ucx_set_environment_defaults(void)
 {
     static const char *const defaults[][2] = { { "UCX_ERROR_SIGNALS", "" }, { "UCX_DEBUG_SIGNO", "" },
@@ -43,6 +44,7 @@ static void ucx_set_environment_defaults(void)
 }
 
 /* ---- its log ---- */
+/* UCX's log handler: passes lines to tutti's log. */
 __attribute__((format(printf, 6, 0))) static int ucx_handle_log_line(const char *file, unsigned line,
     const char *function, int level, const void *component, const char *format, va_list arguments)
 {
@@ -68,6 +70,7 @@ static void ucx_redirect_log(void)
 }
 
 /* ---- opening the library ---- */
+/* Finds all functions of UCX in an opened library. False: one is missing. */
 static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;
@@ -79,6 +82,7 @@ static bool library_find_calls(void *opened, const char *path)
     if (missing) dynamic_library_record_problem(&library, path, missing);
     return !missing;
 }
+/* Accepts a library with all functions and a version of at least 1.LEAST_MINOR. */
 static bool library_accept(void *opened, const char *path)
 {
     unsigned major = 0, minor = 0, release = 0;

@@ -36,6 +36,7 @@ static void ucx_config_set_defaults(ucp_config_t *config, const char *device, bo
     if (device && tcp_only && !settings_read_variable("UCX_NET_DEVICES"))
         ucx.ucp_config_modify(config, "NET_DEVICES", device);
 }
+/* Creates the UCX context with active messages and wake-ups. */
 static tutti_status ucx_context_create(const char *device, bool simulated)
 {
     ucp_config_t *config;
@@ -48,6 +49,7 @@ static tutti_status ucx_context_create(const char *device, bool simulated)
     ucx.ucp_config_release(config);
     return status == UCS_OK ? TUTTI_OK : ucx_start_fail("context", status);
 }
+/* Stores this process's address for others: the worker's address and `life`, which differs after a restart of UCX. */
 static tutti_status ucx_worker_store_address(struct fabric *fabric)
 {
     ucp_address_t *address;
@@ -65,6 +67,7 @@ static tutti_status ucx_worker_store_address(struct fabric *fabric)
                       "UCX has an address of %zu bytes, which is too long: name fewer devices in UCX_NET_DEVICES",
                       fabric->address_bytes);
 }
+/* Creates the UCX worker, its event descriptor and its message handler. */
 static tutti_status ucx_worker_create(struct fabric *fabric)
 {
     const ucp_worker_params_t parameters = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,

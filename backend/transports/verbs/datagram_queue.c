@@ -26,6 +26,7 @@ static uint32_t datagram_key_of_process(const unsigned char process[16])
     memcpy(&key, process, sizeof key);
     return key & INT32_MAX;
 }
+/* Moves the UD queue pair through INIT and RTR to RTS. */
 static tutti_status datagram_queue_make_ready(const struct fabric *fabric, const struct nic *nic)
 {
     struct ibv_qp *pair = nic->datagram_queue.pair;

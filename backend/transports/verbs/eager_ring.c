@@ -11,6 +11,7 @@
 #include <string.h>
 
 /* ---- sending ---- */
+/* Returns the bytes of a message in the ring, without its prefix. */
 static size_t xfer_payload_bytes(const struct verbs_xfer *xfer)
 {
     switch (xfer->what) {
@@ -20,6 +21,7 @@ static size_t xfer_payload_bytes(const struct verbs_xfer *xfer)
     default: return 0;
     }
 }
+/* Writes the payload of a message behind its prefix. */
 static void xfer_fill_payload(unsigned char *at, const struct verbs_xfer *xfer)
 {
     switch (xfer->what) {
@@ -35,6 +37,8 @@ static void xfer_fill_payload(unsigned char *at, const struct verbs_xfer *xfer)
     default: return;
     }
 }
+/* Writes a message into the peer's ring by RDMA. False: the ring or the send queue is full. RING_RESERVE bytes stay
+   free for ACK and GOODBYE. */
 static bool eager_ring_write_message(struct fabric *fabric, struct verbs_endpoint *endpoint,
     const struct verbs_xfer *xfer, bool signalled)
 {
@@ -68,6 +72,7 @@ bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *endpo
 }
 
 /* ---- receiving ---- */
+/* True if the length suits the kind of message. */
 static bool prefix_length_is_valid(const struct prefix *prefix)
 {
     switch (prefix->what) {
@@ -79,6 +84,7 @@ static bool prefix_length_is_valid(const struct prefix *prefix)
     default: return false;
     }
 }
+/* True if a received prefix is possible: the peer may have written anything. */
 static bool prefix_is_valid(const struct eager_ring *ring, const struct prefix *prefix, uint64_t offset, size_t bytes)
 {
     uint64_t taken = size_round_up(bytes, RING_GRAIN);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Frees an endpoint with its queue pairs and rings. */
 static void verbs_endpoint_destroy(struct nic *nic, struct verbs_endpoint *endpoint)
 {
     lanes_destroy(nic, endpoint);

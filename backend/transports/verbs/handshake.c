@@ -12,6 +12,8 @@
 enum { REPEAT_MS = 5, REPEAT_MOST_MS = 200 };
 
 /* ---- sending ---- */
+/* Sends a handshake datagram with this process's queue pairs and ring. Datagrams may be lost, so the caller repeats it.
+   */
 static void verbs_endpoint_send_hello(struct fabric *fabric, struct verbs_endpoint *endpoint,
     enum handshake_stage stage)
 {
@@ -73,6 +75,7 @@ static struct verbs_endpoint *hello_find_broken_endpoint(const struct fabric *fa
     }
     return NULL;
 }
+/* Returns the endpoint that a HELLO is for, created if needed. NULL: the HELLO is outdated, or answered by CLOSED. */
 static struct verbs_endpoint *hello_get_endpoint(struct fabric *fabric, const struct hello *h)
 {
     const struct fabric_handshake *g = &h->handshake;
@@ -103,6 +106,7 @@ static int hello_count_common_lanes(const struct nic *nic, const struct hello *h
         count++;
     return count;
 }
+/* Connects the queue pairs to those of the peer's HELLO. */
 static tutti_status verbs_endpoint_connect_lanes(struct nic *nic, struct verbs_endpoint *endpoint,
     const struct hello *h)
 {
@@ -115,6 +119,7 @@ static tutti_status verbs_endpoint_connect_lanes(struct nic *nic, struct verbs_e
     endpoint->lane_count = count;
     return TUTTI_OK;
 }
+/* Fails the endpoint that the peer has closed. */
 static void hello_handle_closed(struct fabric *fabric, const struct hello *h)
 {
     struct endpoint *endpoint = endpoint_find(fabric, h->handshake.from);

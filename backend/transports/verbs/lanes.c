@@ -7,6 +7,7 @@
 #include <string.h>
 
 /* ---- creating and destroying ---- */
+/* Allocates and registers both buffers of the ring: `in`, into which the peer writes, and `out`. */
 static tutti_status eager_ring_create(const struct rail *rail, struct eager_ring *ring)
 {
     struct ibv_pd *domain = rail->adapter->domain;
@@ -18,6 +19,7 @@ static tutti_status eager_ring_create(const struct rail *rail, struct eager_ring
     ring->out_region = verbs.ibv_reg_mr(domain, ring->out, RING_BYTES, IBV_ACCESS_LOCAL_WRITE);
     return ring->out_region ? TUTTI_OK : device_port_fail_call(rail->port, "memory for messages");
 }
+/* Creates a reliable queue pair. `inline_bytes` is NULL for lanes that carry only reads. */
 static struct ibv_qp *rail_create_qp(const struct nic *nic, const struct rail *rail, uint32_t *inline_bytes)
 {
     const struct adapter *adapter = rail->adapter;
@@ -39,6 +41,7 @@ static struct lane **nic_lane_bucket(struct nic *nic, const struct lane *lane)
 {
     return &nic->bucket[lane->pair->qp_num % LANE_BUCKETS];
 }
+/* Creates lane `i` of an endpoint, in state INIT. */
 static tutti_status verbs_lane_create(struct nic *nic, struct verbs_endpoint *endpoint, int i)
 {
     struct lane *lane = &endpoint->lanes[i];
@@ -63,6 +66,7 @@ tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *endpoint)
     for (int i = 0; i < nic->rail_count; i++) TRY(verbs_lane_create(nic, endpoint, i));
     return TUTTI_OK;
 }
+/* Destroys the lane's queue pair. */
 static void lane_destroy(struct nic *nic, struct lane *lane)
 {
     if (!lane->pair) return;
@@ -79,6 +83,7 @@ void lanes_destroy(struct nic *nic, struct verbs_endpoint *endpoint)
 }
 
 /* ---- connecting ---- */
+/* Returns the path to an address: LID on InfiniBand, GID on Ethernet. */
 static struct ibv_ah_attr device_port_path_to(const struct device_port *port, const struct verbs_address *address)
 {
     struct ibv_ah_attr way = { .dlid = address->lid,

@@ -17,6 +17,7 @@ static const char no_memory[] = "no memory for a message",
                       "memory cannot be registered (ulimit -l must print unlimited; TUTTI_LOG=info shows more)";
 
 /* ---- sending ---- */
+/* Sends a small message through the ring, or queues it. */
 static bool verbs_endpoint_send_eager(struct fabric *fabric, struct verbs_endpoint *endpoint, struct fabric_op *op,
     const void *data)
 {
@@ -29,6 +30,7 @@ static bool verbs_endpoint_send_eager(struct fabric *fabric, struct verbs_endpoi
     xfer_list_append(&endpoint->waiting, xfer);
     return true;
 }
+/* Registers a large message and announces its address. The peer reads it by RDMA. */
 static bool verbs_endpoint_send_offer(struct fabric *fabric, struct verbs_endpoint *endpoint, struct fabric_op *op,
     const void *data)
 {
@@ -78,6 +80,7 @@ static struct descriptor *offer_descriptor_new(struct verbs_endpoint *endpoint, 
     memcpy(&d->offer, offer, sizeof d->offer);
     return d;
 }
+/* Tells the sender of message `id` that it has been read. */
 static void verbs_endpoint_send_done(struct fabric *fabric, struct verbs_endpoint *endpoint, uint64_t id)
 {
     struct verbs_xfer now = { .what = DONE, .offer.id = id };
@@ -97,6 +100,7 @@ void verbs_release(struct fabric *fabric, void *descriptor)
     verbs_endpoint_send_done(fabric, d->from, d->offer.id);
     free(d);
 }
+/* Posts RDMA reads of announced messages while the send queues have room. */
 static void verbs_endpoint_continue_reads(struct fabric *fabric, struct verbs_endpoint *endpoint)
 {
     while (endpoint->reading && !endpoint_is_broken(&endpoint->base)) {
@@ -157,6 +161,7 @@ static void verbs_endpoint_handle_offer(struct fabric *fabric, struct verbs_endp
     if (d) verbs_release(fabric, d);
     else verbs_endpoint_fail(fabric, endpoint, "no memory for an incoming message");
 }
+/* Passes an eager or announced message to the fabric. */
 static void verbs_endpoint_handle_message(struct fabric *fabric, struct verbs_endpoint *endpoint,
     const struct prefix *prefix, unsigned char *at)
 {

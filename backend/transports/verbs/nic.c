@@ -38,6 +38,7 @@ static tutti_status nic_create_rails(struct nic *nic)
     }
     return TUTTI_OK;
 }
+/* Creates the shared receive queue, whose receives only signal that a message was written. */
 static tutti_status nic_create_receives(struct nic *nic)
 {
     const struct adapter *adapter = &nic->adapters[0];

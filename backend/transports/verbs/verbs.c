@@ -15,6 +15,7 @@
 enum { COMPLETIONS_AT_ONCE = 32, GOODBYE_MS = 300 };
 
 /* ---- completions and events ---- */
+/* Handles one completion of a queue pair. */
 static void verbs_handle_completion(struct fabric *fabric, const struct adapter *adapter, const struct ibv_wc *wc)
 {
     struct nic *nic = nic_of_fabric(fabric);
@@ -40,6 +41,7 @@ static void verbs_handle_completion(struct fabric *fabric, const struct adapter 
     if (fetch) verbs_endpoint_complete_fetch(fabric, endpoint, fetch);
     nic->stalled |= endpoint->waiting || endpoint->reading || eager_ring_owes_ack(&endpoint->ring);
 }
+/* Handles completions of all adapters, and posts receives again. True: there were some. */
 static bool verbs_poll_completions(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
@@ -67,6 +69,7 @@ static bool verbs_endpoint_uses_adapter(const struct verbs_endpoint *endpoint, c
     while (i < count && endpoint->lanes[i].rail->adapter != adapter) i++;
     return i < count;
 }
+/* Logs events of a device, and fails the endpoints of a device that has failed. */
 static void verbs_handle_device_events(struct fabric *fabric, const struct adapter *adapter)
 {
     struct ibv_async_event event;
@@ -83,6 +86,7 @@ static void verbs_handle_device_events(struct fabric *fabric, const struct adapt
                 verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "its device has failed");
     }
 }
+/* Polls, continues handshakes, and continues endpoints that could not send. True: something moved. */
 static bool verbs_progress(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
@@ -95,6 +99,7 @@ static bool verbs_progress(struct fabric *fabric)
             verbs_endpoint_progress(fabric, verbs_endpoint_of(endpoint));
     return moved;
 }
+/* Makes the adapter's descriptor ready at the next completion. */
 static void verbs_arm_adapter(struct fabric *fabric, const struct adapter *adapter)
 {
     struct ibv_cq *queue;
@@ -161,6 +166,7 @@ static bool verbs_endpoint_is_drained(const struct verbs_endpoint *endpoint)
     return endpoint_is_broken(&endpoint->base) || !endpoint->lane_count
         || (!endpoint->waiting && endpoint->ring.sent == endpoint->ring.written);
 }
+/* Sends GOODBYE to all peers and waits until `until_ms` for theirs. */
 static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
 {
     bool said = false, parted = false;

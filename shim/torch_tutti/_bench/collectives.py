@@ -1,10 +1,9 @@
-"""What `tutti bench` measures: a row of a table for each collective, the buffers it works on, and what must be in them
-afterwards.
+"""The collectives of `tutti bench`: a row of a table for each, the buffers it works on, and the expected results.
 
-A collective is described by who sends and who receives, and whether the buffer of either has one block or a block for
-every rank. Everything else follows: in place, the smaller buffer is this rank's block of the greater. Contents are
-small whole numbers chosen so that every result is exact in every type and in whatever order it is computed; so a
-result is either right or wrong, save for averages over a number of ranks that is no power of two.
+A row tells which ranks send and receive, and whether their buffers have one block or a block for each rank. All else
+follows: in place, the smaller buffer is this rank's block of the larger one. Contents are small integers, chosen so
+that each result is exact in each type and in any order of computation. So a result is either right or wrong, except for
+averages over a number of ranks that is not a power of two.
 """
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from torch import Tensor
 from torch_tutti._bench.options import TYPES
 from torch_tutti._memory import shared_tensors
 
-PERIOD = 8191                   # prime: a block of the wrong place, or of the wrong rank, is seen
-POISON = 127                    # what is in a receiving buffer before; never a right answer
-SUMMANDS, FACTORS = 32, 6       # at most so many ranks add something but 0 (multiply by something but 1) to an element
-REFERENCE_LIMIT = 120           # values where nothing is added: exact in every type, POISON not among them
+PERIOD = 8191                   # of the contents; prime, so a block of another position or rank differs
+POISON = 127                    # fills receiving buffers before the call; never a right result
+SUMMANDS, FACTORS = 32, 6       # at most so many ranks add a number but 0 to an element (multiply it by one but 1)
+REFERENCE_LIMIT = 120           # largest value without sums: exact in each type, and not POISON
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One operation: on `count` elements, or on as many for every rank where a buffer has a block for every rank.
-    root: -1 for collectives without one; operation: none for collectives that do not reduce; shared: its tensors lie
-    in tutti's shared memory."""
+    """One operation. count: elements of a block (a buffer has one block, or one for each rank). root: -1 for
+    collectives without a root. operation: the reduction, "none" for collectives that do not reduce. shared: the tensors
+    are in tutti's shared memory."""
     rank: int
     ranks: int
     count: int
@@ -47,8 +46,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Collective:
-    """bind: the call, ready to be made, of (shape, send, receive, group). expected: what a receiver has afterwards, of
-    (shape, contents of a rank's sending buffer)."""
+    """A row of the table. bind(shape, send, receive, group) returns the call, ready to be made. expected(shape, of)
+    returns a receiver's right result, where of(rank) is a rank's sending buffer. bus_factor(ranks): bus bandwidth by
+    algorithm bandwidth, as nccl-tests define it."""
     name: str
     placements: tuple[str, ...]
     bind: Callable[[Shape, Tensor, Tensor, dist.ProcessGroup], Callable[[], object]]
@@ -63,7 +63,7 @@ class Collective:
 
     @property
     def split(self) -> bool:
-        """Whether the size is that of all blocks together."""
+        """True if the reported size is that of all blocks together."""
         return self.send_blocks or self.receive_blocks
 
     def sends(self, shape: Shape) -> bool:
@@ -73,8 +73,8 @@ class Collective:
         return not self.only_root_receives or shape.rank == shape.root
 
     def touched(self, shape: Shape, in_place: bool) -> float:
-        """Elements that a rank has to read or write, in the mean of the ranks, however the operation is done: all that
-        is sent is read once and all that is received written once, but what lies where it belongs stays there."""
+        """The elements that a rank must read or write in any algorithm, as the mean of all ranks: each sent element is
+        read once and each received one written once, except elements that are in place already."""
         send = shape.count * (shape.ranks if self.send_blocks else 1)
         receive = shape.count * (shape.ranks if self.receive_blocks else 1)
         needed = (send / (shape.ranks if self.only_root_sends else 1)
@@ -83,12 +83,12 @@ class Collective:
             return needed
         if not self.rooted:
             return needed - shape.count                 # all_gather: every rank has its own block
-        return needed - shape.count / shape.ranks * (2 if self.split else 1)    # of the root; gather: nobody reads it
+        return needed - shape.count / shape.ranks * (2 if self.split else 1)
 
 
 # ---- contents ----
 def source(shape: Shape, rank: int, length: int, repetition: int) -> Tensor:
-    """What `rank` sends in this repetition, as int16; every rank can compute it for every other."""
+    """The sending buffer of `rank` in a repetition, int16 [length]. Each rank can compute it for all others."""
     generator = torch.Generator().manual_seed(1000 * repetition + 7)
     high = {"sum": 4, "avg": 4, "prod": 2}.get(shape.operation, REFERENCE_LIMIT + 1)
     base = torch.randint(0, high, (PERIOD,), dtype=torch.int16, generator=generator)
@@ -96,12 +96,13 @@ def source(shape: Shape, rank: int, length: int, repetition: int) -> Tensor:
     values = base.repeat((length + offset) // PERIOD + 1)[offset:offset + length]
     limit = {"sum": SUMMANDS, "avg": SUMMANDS, "prod": FACTORS}.get(shape.operation, shape.ranks)
     stride = -(-shape.ranks // limit)
-    if stride > 1:                                      # other ranks have their turn at other elements
+    if stride > 1:                                      # different ranks contribute to different elements
         values *= (torch.arange(length) + rank) % stride == 0
     return values + 1 if shape.operation == "prod" else values
 
 
 def _reduced(shape: Shape, of: Callable[[int], Tensor]) -> Tensor:
+    """The expected result of a reduction of all ranks' buffers."""
     total = of(0)
     for rank in range(1, shape.ranks):
         other = of(rank)
@@ -125,7 +126,7 @@ def _own(shape: Shape, blocks: Tensor) -> Tensor:
 
 
 def wrong(shape: Shape, receive: Tensor, expected: Tensor) -> int:
-    """How many elements differ from what they should be."""
+    """The number of elements that differ from the expected ones; averages have a tolerance of 2 eps."""
     got = receive.cpu()
     if shape.operation == "avg" and shape.dtype.is_floating_point and shape.ranks & (shape.ranks - 1):
         tolerance = 2 * torch.finfo(shape.dtype).eps * expected.abs()
@@ -178,12 +179,12 @@ def _scatter(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGro
 
 
 def _sendrecv(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
-    """A ring: every rank sends to the next."""
-    to, of = (shape.rank + 1) % shape.ranks, (shape.rank - 1) % shape.ranks
+    """A ring: each rank sends to the next."""
+    to, source_rank = (shape.rank + 1) % shape.ranks, (shape.rank - 1) % shape.ranks
 
     def exchange() -> None:
         works = dist.batch_isend_irecv([dist.P2POp(dist.isend, send, group=group, group_peer=to),
-                                        dist.P2POp(dist.irecv, receive, group=group, group_peer=of)])
+                                        dist.P2POp(dist.irecv, receive, group=group, group_peer=source_rank)])
         for work in works:
             work.wait()
     return exchange
@@ -215,7 +216,7 @@ TABLE = {row.name: row for row in (
 
 
 def buffers(collective: Collective, shape: Shape, in_place: bool) -> tuple[Tensor, Tensor]:
-    """(send, receive), on every rank, even if it only sends or only receives."""
+    """Allocates (send, receive), on each rank, even if it only sends or only receives."""
     def allocate(blocks: bool) -> Tensor:
         with shared_tensors() if shape.shared else nullcontext():
             return torch.full((shape.count * (shape.ranks if blocks else 1),), 1, dtype=shape.dtype,
@@ -231,7 +232,7 @@ def buffers(collective: Collective, shape: Shape, in_place: bool) -> tuple[Tenso
 
 def check(collective: Collective, shape: Shape, send: Tensor, receive: Tensor, call: Callable[[], object],
           repetition: int) -> int:
-    """Makes the call on fresh contents; how many elements of this rank's result are wrong."""
+    """Makes the call on new contents. Returns how many elements of this rank's result are wrong."""
     length = send.numel()
     receive.fill_(POISON)
     if collective.sends(shape):

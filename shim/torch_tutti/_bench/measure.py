@@ -1,10 +1,9 @@
-"""The measuring of `tutti bench` on one rank: turns of the backends, the clock, and what all ranks' times come to.
+"""Measures for `tutti bench` on one rank: backends take turns, and the times of all ranks are combined.
 
-All ranks run the same lines in the same order. A turn is a few iterations of one backend, then comes the next, and
-who is first changes, so that whatever disturbs the machine disturbs all of them. Before each iteration the owner
-writes its buffer, so that no rank finds a peer's data in a cache where a program would not have it, and the ranks
-meet in a barrier of the backend that is measured. What ranks tell each other about the measuring goes through a group
-of its own.
+All ranks run the same lines in the same order. A turn is a few iterations of one backend; then the next backend has
+its turn, and the first one changes, so that a disturbance of the machine affects all of them. Before each iteration a
+rank writes its buffer, so that no peer's data is in a cache where a program would not have it, and the ranks meet in a
+barrier of the measured backend. Messages about the measurement go through a group of their own.
 """
 from __future__ import annotations
 
@@ -24,15 +23,15 @@ import torch.distributed as dist
 from torch_tutti._bench.collectives import TABLE, Collective, Shape, buffers, check
 from torch_tutti._bench.options import COLLECTIVES, sizes
 
-TURNS = 5                       # of every backend for one size
-AHEAD_NS = 1_000_000            # how far ahead a moment is agreed on; a message to all ranks takes less
+TURNS = 5                       # of each backend for one size
+AHEAD_NS = 1_000_000            # ranks agree to begin so far ahead; a message to all ranks takes less
 REFERENCES_FROM = 64 << 10      # bytes; below, a memcpy from Python is mostly Python
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who measures: `control` is a group of gloo over all ranks, `backends` are the groups to measure, by name."""
+    """The ranks that measure. control: a gloo group of all ranks. backends: the groups to measure, by name."""
     rank: int
     size: int
     control: dist.ProcessGroup
@@ -40,8 +39,8 @@ class Ranks:
     device: str = "cpu"
 
     def begin_together(self) -> None:
-        """Returns on all ranks of a host at the same moment, awake, whatever backend is measured; hosts whose clocks
-        differ are not waited for."""
+        """Returns on all ranks of a host at the same time, without sleeping, for any backend. Hosts with other clocks
+        return after AHEAD_NS at the latest."""
         moment = torch.tensor([time.monotonic_ns() + AHEAD_NS])
         dist.broadcast(moment, group_src=0, group=self.control)
         moment_ns = min(int(moment), time.monotonic_ns() + AHEAD_NS)
@@ -49,13 +48,14 @@ class Ranks:
             pass
 
     def settle(self) -> Callable[[], None] | None:
-        """Waits for the device, if it works behind the caller's back."""
+        """Returns the function that waits for the device; None for the CPU."""
         return torch.cuda.synchronize if self.device.startswith("cuda") else None
 
 
 @dataclass
 class Contender:
-    """One backend at one size and placement. refused: why it does not do the operation, if it does not."""
+    """One backend at one size and placement. times: microseconds of each iteration. wrong: elements with wrong results.
+    refused: the error of a backend that does not support the operation."""
     name: str
     group: dist.ProcessGroup
     call: Callable[[], object]
@@ -66,7 +66,7 @@ class Contender:
 
 # ---- what is measured ----
 def plan(options: argparse.Namespace, ranks: int) -> Iterator[tuple[Collective, Shape]]:
-    """Everything that was asked for; rank and device of the shapes are still to be filled in."""
+    """Yields each operation and shape that the options ask for. measure() sets rank and device of the shapes."""
     for name in COLLECTIVES if options.what == "all" else [options.what]:
         row = TABLE[name]
         roots = list(range(ranks)) if options.root is None else [options.root]
@@ -77,7 +77,7 @@ def plan(options: argparse.Namespace, ranks: int) -> Iterator[tuple[Collective, 
 
 
 def _shapes(options: argparse.Namespace, row: Collective, like: Shape) -> Iterator[tuple[Collective, Shape]]:
-    """A shape for every size; sizes that come to the same number of elements (at least one) are measured once."""
+    """Yields a shape for each size. Sizes with the same number of elements (at least one) are measured once."""
     blocks = like.ranks if row.split else 1
     before = None
     for size in sizes(options.minbytes, options.maxbytes, options.stepbytes, options.stepfactor):
@@ -88,14 +88,16 @@ def _shapes(options: argparse.Namespace, row: Collective, like: Shape) -> Iterat
 
 
 def total_bytes(collective: Collective, shape: Shape) -> int:
+    """The size of an operation as the table reports it: bytes of all blocks."""
     return shape.count * (shape.ranks if collective.split else 1) * shape.dtype.itemsize
 
 
 # ---- the clock ----
 def turn(call: Callable[[], object], dirty: Callable[[], object], meet: Callable[[], object], iterations: int,
          aggregate: int, settle: Callable[[], None] | None) -> list[float]:
-    """Microseconds of one operation in each iteration, on this rank. One more iteration goes before them, which takes
-    the traces of who had the turn before."""
+    """One turn: returns the microseconds of one operation in each iteration on this rank. One more iteration runs first
+    and is dropped, because caches are as the backend before has left them. call: the operation. dirty: writes the
+    buffer. meet: a barrier. aggregate: calls in one iteration. settle: waits for the device."""
     times = []
     for _ in range(iterations + 1):
         dirty()
@@ -112,15 +114,16 @@ def turn(call: Callable[[], object], dirty: Callable[[], object], meet: Callable
 
 
 def turns(iterations: int) -> list[int]:
-    """The iterations of each turn."""
+    """Divides `iterations` among at most TURNS turns: the iterations of each turn."""
     return [part for index in range(TURNS) if (part := iterations // TURNS + (index < iterations % TURNS))]
 
 
-Reference = tuple[Callable[[], object], Callable[[], object]]      # (what is timed, what touches its buffers before)
+Reference = tuple[Callable[[], object], Callable[[], object]]      # (timed call, call that touches its buffers before)
 
 
 def memcpy(size: int, device: str) -> Reference:
-    """(copies so many bytes, writes both ends of them, the source last: they are as close as caches can hold them)"""
+    """Returns (a copy of `size` bytes, a function that writes both buffers, the source last, so that caches hold
+    them)."""
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     if device == "cpu":
         copy = partial(ctypes.memmove, target.data_ptr(), source.data_ptr())
@@ -130,12 +133,13 @@ def memcpy(size: int, device: str) -> Reference:
     def touch() -> None:
         target.fill_(1)
         source.fill_(1)
-        copy(1)                                         # the way there has been idle for a while, too
+        copy(1)                                         # wakes the copy path, which has been idle as well
     return partial(copy, size), touch
 
 
 def update(size: int, device: str) -> Reference:
-    """(reads and writes so many bytes in place, writes them): what an operation that moves nothing twice would do"""
+    """Returns (a pass that reads and writes `size` bytes in place, a function that writes them): the least time of an
+    operation that moves each byte once."""
     values = torch.zeros(size // 4, dtype=torch.float32, device=device)
     first = values[:1]
 
@@ -145,8 +149,10 @@ def update(size: int, device: str) -> Reference:
     return partial(values.add_, 1), touch
 
 
-# ---- what the ranks have found together ----
+# ---- the results of all ranks ----
 def _of_all_ranks(ranks: Ranks, times: list[float], average: int) -> list[float]:
+    """Combines the times of all ranks, by iteration. average is the option --average: 0 rank 0's times, 1 the mean, 2
+    the least, 3 the most."""
     together = torch.tensor(times, dtype=torch.float64)
     if average == 0:
         dist.broadcast(together, group_src=0, group=ranks.control)
@@ -157,11 +163,12 @@ def _of_all_ranks(ranks: Ranks, times: list[float], average: int) -> list[float]
 
 
 def percentile(times: list[float], percent: float) -> float:
-    """The least time that so many per cent of the times do not exceed."""
+    """The percentile of times: the least time that `percent` per cent of the times do not exceed."""
     return sorted(times)[max(0, math.ceil(len(times) * percent / 100) - 1)]
 
 
 def _cell(collective: Collective, shape: Shape, contender: Contender) -> Row:
+    """A cell of the table: times in microseconds, bandwidths in GB/s."""
     if contender.refused:
         return {"refused": contender.refused}
     mean = statistics.fmean(contender.times)
@@ -172,8 +179,8 @@ def _cell(collective: Collective, shape: Shape, contender: Contender) -> Row:
 
 
 def _first_call(ranks: Ranks, contender: Contender, attempt: Callable[[], int]) -> None:
-    """Makes it, and learns whether the backend does this at all. An error that not all ranks have is one of the run,
-    and so is one of communication."""
+    """Makes the first call. An error on all ranks means that the backend does not support the operation. An error on
+    some ranks only, or an error of communication, is raised and ends the run."""
     try:
         contender.wrong = attempt()
     except dist.DistBackendError:
@@ -189,7 +196,8 @@ def _first_call(ranks: Ranks, contender: Contender, attempt: Callable[[], int]) 
 
 
 def _check_results(ranks: Ranks, contender: Contender, checks: int, attempt: Callable[[int], int]) -> None:
-    """Counts wrong elements of all ranks over the iterations that are checked; the first is also the first call."""
+    """Sets `wrong`: the wrong elements of all ranks in `checks` checked iterations. The first one is also the first
+    call."""
     _first_call(ranks, contender, partial(attempt, 0))
     if contender.refused:
         return
@@ -202,8 +210,8 @@ def _check_results(ranks: Ranks, contender: Contender, checks: int, attempt: Cal
 # ---- one size ----
 def _placement(options: argparse.Namespace, ranks: Ranks, collective: Collective, shape: Shape,
                in_place: bool) -> tuple[list[Contender], dict[str, float]]:
-    """All backends turn by turn, and among them a memcpy of the same bytes and the least that memory allows;
-    (contenders, medians of these two)."""
+    """Measures all backends in turns, and among them a memcpy of the same bytes and the limit of memory. Returns the
+    contenders, and the medians of "memcpy" and "limit" in microseconds."""
     send, receive = buffers(collective, shape, in_place)
     owned = send if collective.sends(shape) else receive
     dirty = partial(owned.fill_, 1)
@@ -240,7 +248,8 @@ def _placement(options: argparse.Namespace, ranks: Ranks, collective: Collective
 
 
 def measure(options: argparse.Namespace, ranks: Ranks, collective: Collective, like: Shape) -> list[Row]:
-    """A row for each backend: what is in a line of the table, and more. Every rank returns the same."""
+    """Measures one operation and size. Returns a row for each backend: the columns of the table and more. All ranks
+    return the same."""
     shape = Shape(ranks.rank, like.ranks, like.count, like.type, like.operation, like.root, ranks.device,
                   options.shared)
     rows: list[Row] = [{"collective": collective.name, "size": total_bytes(collective, shape), "count": shape.count,

@@ -1,11 +1,10 @@
-"""What a cluster is, what a group of its devices sends, and how long that takes. Two levels of links: inside a host, of
-each device; and between hosts, which all devices of a host share.
+"""A cluster, the traffic of groups of its devices, and its time. There are two levels of links: inside a host each
+device has its own; all devices of a host share the link to other hosts.
 
 Volumes are exact: a reduce-scatter or an all-gather of n bytes sends n (p - 1) / p from each of p ranks, an all-reduce
 twice that, in ⌈log₂ p⌉ messages each (Rabenseifner 2004; Thakur et al. 2005). Over H hosts slices are reduced on the
 host first, so a host sends 2 (H - 1) / H n for each group that has one slice or more there. A message takes T = α + nβ
-(Hockney 1994).
-"""
+(Hockney 1994)."""
 from __future__ import annotations
 
 import math
@@ -47,8 +46,8 @@ DEVICES = {
 
 
 class Traffic(NamedTuple):
-    """local: bytes that a device sends to others of its host; across: that a host sends to others; and the messages in
-    which it does, one after the other."""
+    """local: bytes that a device sends to others of its host; across: bytes that a host sends to other hosts; and the
+    numbers of messages, one after the other."""
     local: float = 0.0
     across: float = 0.0
     local_messages: float = 0.0
@@ -62,7 +61,7 @@ class Traffic(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """across: of a host, all its devices together."""
+    """across: the link of a host to others, shared by its devices."""
     device: Device
     devices: int
     hosts: int
@@ -75,21 +74,23 @@ class Cluster(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Operations a second that a device comes to."""
+        """Operations per second that a device achieves."""
         return self.device.flops * self.device.efficiency
 
     def seconds(self, traffic: Traffic) -> float:
+        """The time of the traffic, with both levels one after the other."""
         return (traffic.local / self.local.speed + traffic.local_messages * self.local.latency
                 + traffic.across / self.across.speed + traffic.across_messages * self.across.latency)
 
     def ridge(self, level: str) -> float:
-        """Operations for each byte from which on computing takes longer: the peak by the link's speed."""
+        """The operations per byte above which computing takes longer than sending (roofline)."""
         return (self.device.flops / self.local.speed if level == "local"
                 else self.device.flops * self.per_host / self.across.speed)
 
 
 class Group(NamedTuple):
-    """Ranks that differ by a stride, of which so many are on a host; alike: such groups that a host has part in."""
+    """A group of `size` ranks at equal distances. hosts: that it spans; here: its ranks on a host; alike: the number of
+    such groups that a host takes part in."""
     size: int
     hosts: int
     here: int
@@ -97,7 +98,7 @@ class Group(NamedTuple):
 
 
 def group(cluster: Cluster, size: int, stride: int) -> Group:
-    """stride: between its ranks in the order of ranks, which fill one host after the other."""
+    """The group of `size` ranks whose numbers differ by `stride`. Ranks fill one host after the other."""
     per_host = cluster.per_host
     if size * stride <= per_host and per_host % (size * stride) == 0:
         return Group(size, 1, size, per_host / size)

@@ -1,17 +1,15 @@
-"""What a step of training takes, and a device keeps, in one way to divide it among the devices of a cluster.
+"""Estimates the time of a training step and the memory of a device, for one way (Strategy) to divide the training.
 
 Ranks are in the order tp-ep-dp-pp of docs/grids.md: tensor parallel ranks are neighbours, stages of a pipeline are
-furthest apart. A step is the pipeline's lists played by torch_tutti._pipeline, and what does not fit behind it:
+furthest apart. The time is that of the pipeline's lists, simulated by torch_tutti._pipeline, and of all that does not
+overlap with it:
 
 - computing: 6 operations for each parameter that a token meets, 2 forward and 4 back (Kaplan et al. 2020), 2 more where
-  all is recomputed; of attention alone 4 s h L for each token.
-- tensor parallel: in each layer two all-reduces forward and two back (Shoeybi et al. 2019); nothing hides them.
-  Sequence parallel, as it is here, sends the same.
-- experts: two all-to-alls forward and two back in each layer that has them (Lepikhin et al. 2020).
-- data parallel: what docs/planning.md says for each stage of ZeRO; sums go on behind a backward pass, gathers behind
-  the pass that needs them.
-- update: 28 bytes of memory for each parameter that a rank keeps the optimizer's state of.
-"""
+all is recomputed; of attention alone 4 s h L for each token. - tensor parallel: in each layer two all-reduces forward
+and two back (Shoeybi et al. 2019); nothing hides them. Sequence parallel, as it is here, sends the same. - experts: two
+all-to-alls forward and two back in each layer that has them (Lepikhin et al. 2020). - data parallel: what
+docs/planning.md says for each stage of ZeRO; sums go on behind a backward pass, gathers behind the pass that needs
+them. - update: 28 bytes of memory for each parameter that a rank keeps the optimizer's state of."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -22,14 +20,15 @@ from torch_tutti._planning.memory import PRECISIONS, activations, needs
 from torch_tutti._planning.models import Model
 
 CHUNKS = {"interleaved": 2, "zb-v": 2}                  # stages of a rank; of other schedules one
-MOST_PLAYED = 1 << 17                                   # stages times microbatches; longer steps go on as they do
+MOST_PLAYED = 1 << 17                                   # most stages * microbatches simulated; more are extrapolated
 PARTS = ("compute", "bubble", "tensor", "experts", "pipeline", "data", "update")
 UPDATED = 28                                            # bytes read and written for a parameter by AdamW
 WAY = ("DDP", "stage 1", "stage 2", "stage 3, sharded")
 
 
 class Job(NamedTuple):
-    """batch: sequences of a step, of all ranks; length: tokens of each; schedule: of torch_tutti.Pipeline."""
+    """The training to plan. batch: sequences in a step, on all ranks; length: tokens of each; schedule: of
+    torch_tutti.Pipeline."""
     model: Model
     cluster: Cluster
     batch: int
@@ -43,12 +42,13 @@ class Job(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of a step, of all devices."""
+        """Operations of a step, on all devices."""
         return 6 * self.model.active * self.tokens
 
 
 class Strategy(NamedTuple):
-    """Degrees; the stage of ZeRO; microbatches of a rank, and sequences of each; what is recomputed."""
+    """One way to divide a job: the degrees of tensor, pipeline, data and expert parallelism; zero: the stage of ZeRO;
+    microbatches of a rank, and sequences of each; recompute: "none", "selective" or "full"."""
     tp: int
     pp: int
     dp: int
@@ -64,9 +64,10 @@ class Strategy(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """kept, passing: bytes of the fullest rank; of a step, seconds: each part, together its time; communication where
-    computing waits for it. sent: seconds of all communication, hidden or not; traffic: of a device, by kind. exact: the
-    pipeline's lists were played, otherwise it takes this long at least."""
+    """The estimate of a strategy. kept, passing: bytes of the fullest rank: permanent, and activations. compute to
+    update: seconds of a step, whose sum is its time; communication counts only where computing waits for it. sent:
+    seconds of all communication, hidden or not. traffic: bytes of a device, by kind. exact: the pipeline was simulated;
+    otherwise the time is a lower bound."""
     strategy: Strategy
     kept: float
     passing: float
@@ -91,29 +92,31 @@ class Estimate(NamedTuple):
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication that nothing hides."""
+        """Seconds of communication that do not overlap with computing."""
         return self.tensor + self.experts + self.pipeline + self.data
 
     @property
     def hidden(self) -> float:
-        """The share of communication that computing hides."""
+        """The share of communication that overlaps with computing."""
         return max(0.0, 1 - self.exposed / self.sent) if self.sent else 1.0
 
     def mfu(self, job: Job) -> float:
-        """Operations that the model needs, by those that the devices could do in the time (Chowdhery et al. 2022)."""
+        """Model FLOPs utilization: the model's operations divided by the devices' peak in the same time (Chowdhery et
+        al. 2022)."""
         return job.flops / (self.time * job.cluster.device.flops * job.cluster.devices)
 
 
 # ---- what a rank of a pipeline has ----
 def layers_of(job: Job, s: Strategy, rank: int) -> int:
-    """Where they cannot be the same number, the last ranks have one more: they hold fewer passes."""
+    """The layers of a pipeline rank. If they cannot be equal, the last ranks have one more: they keep fewer
+    activations."""
     each, more = divmod(job.model.layers, s.pp)
     return each + (rank >= s.pp - more)
 
 
 def parts(job: Job, s: Strategy, rank: int) -> tuple[Model, Model]:
-    """What a device has of the model: all but routed experts, and these. Embedding and head are at the ends; where they
-    are one, both ends have it."""
+    """A device's part of the model: (all but routed experts, routed experts). Embedding and head are at the ends of the
+    pipeline; if they are tied, both ends have a copy."""
     model, layers = job.model, layers_of(job, s, rank)
     ends = 1.0 if s.pp == 1 else (rank in (0, s.pp - 1)) * (1.0 if model.tied else 0.5)
     own = ends * model.own / s.tp
@@ -124,14 +127,14 @@ def parts(job: Job, s: Strategy, rank: int) -> tuple[Model, Model]:
 
 
 def held(schedule: str, pp: int, microbatches: int, rank: int) -> float:
-    """Passes whose activations a rank holds at a time; docs/pipelines.md has the table."""
+    """Microbatches whose activations a rank keeps at the same time; docs/pipelines.md has the table."""
     most = {"naive": 1, "gpipe": microbatches, "1f1b": pp - rank, "zb-h1": pp, "zb-v": pp,
             "interleaved": (2 * (pp - 1) + pp + 1) / 2}[schedule]
     return min(most, microbatches)
 
 
 def memory_of(job: Job, s: Strategy, rank: int) -> tuple[float, float]:
-    """Bytes that a rank keeps, and of activations."""
+    """(bytes that a rank keeps permanently, bytes of activations)."""
     dense, routed = parts(job, s, rank)
     kept = needs(dense, WAY[s.zero], s.dp, 1, job.precision).kept
     if routed.parameters:
@@ -140,24 +143,24 @@ def memory_of(job: Job, s: Strategy, rank: int) -> tuple[float, float]:
                              held(job.schedule, s.pp, s.microbatches, rank))
 
 
-# ---- what a step takes ----
+# ---- the time of a step ----
 def activation(job: Job, s: Strategy) -> float:
-    """Bytes between two layers, of a microbatch."""
+    """Bytes of a microbatch's activation between two layers."""
     return s.sequences * job.length * job.model.width * PRECISIONS[job.precision][0]
 
 
 def passes(s: Strategy) -> int:
-    """Forward and back; forward again where all is recomputed."""
+    """Passes through a layer: forward and backward, and a second forward if all is recomputed."""
     return 3 if s.recompute == "full" else 2
 
 
 def tensor_traffic(job: Job, s: Strategy) -> Traffic:
-    """Of a layer and a microbatch, in one pass."""
+    """Tensor parallel traffic of a layer and a microbatch, in one pass."""
     return all_reduce(group(job.cluster, s.tp, 1), activation(job, s)).times(2) if s.tp > 1 else Traffic()
 
 
 def expert_traffic(job: Job, s: Strategy) -> Traffic:
-    """The same, on average over layers with experts and without."""
+    """Expert parallel traffic of a layer and a microbatch in one pass, averaged over all layers."""
     experts = job.model.experts
     if s.ep == 1 or not experts:
         return Traffic()
@@ -166,7 +169,8 @@ def expert_traffic(job: Job, s: Strategy) -> Traffic:
 
 
 def message(job: Job, s: Strategy) -> Traffic:
-    """From a stage to the next, of a microbatch: each tensor parallel rank sends its part to its like."""
+    """Traffic of a microbatch from one stage to the next: each tensor parallel rank sends its part to its
+    counterpart."""
     amount, cluster = activation(job, s) / s.tp, job.cluster
     if s.pp == 1:
         return Traffic()
@@ -176,7 +180,7 @@ def message(job: Job, s: Strategy) -> Traffic:
 
 
 def work(job: Job, s: Strategy) -> tuple[float, float, float]:
-    """Seconds of computing in one layer, of a microbatch: forward, inputs back, weights back."""
+    """Seconds of computing for a microbatch in one layer: (forward, backward of inputs, backward of weights)."""
     tokens, model = s.sequences * job.length, job.model
     forward = 2 * model.active / model.layers * tokens / s.tp / job.cluster.rate
     again = {"none": 0.0, "full": forward,
@@ -185,8 +189,8 @@ def work(job: Job, s: Strategy) -> tuple[float, float, float]:
 
 
 def data_traffic(job: Job, s: Strategy, rank: int) -> tuple[Traffic, Traffic]:
-    """A reduce-scatter of a rank's gradients, and an all-gather of its parameters is the same: of the dense part, and
-    of experts. A layer is a unit, with messages of its own."""
+    """The traffic of one reduce-scatter of a rank's gradients, or of one all-gather of its parameters, which is equal:
+    (dense part, experts). Each layer is a unit with its own messages."""
     value = PRECISIONS[job.precision][0]
     dense, routed = parts(job, s, rank)
 
@@ -198,13 +202,14 @@ def data_traffic(job: Job, s: Strategy, rank: int) -> tuple[Traffic, Traffic]:
 
 
 def halves_of(s: Strategy) -> tuple[tuple[float, float, int], ...]:
-    """(halves of an all-reduce, whether a backward pass hides them or a forward one, how often in a step)"""
+    """The communication of each ZeRO stage: (reduce-scatters and all-gathers, whether they overlap with a backward
+    pass, how often in a step)."""
     return {0: ((2, True, 1),), 1: ((1, True, 1), (1, False, 1)), 2: ((1, True, s.microbatches), (1, False, 1)),
             3: ((1, False, s.microbatches), (2, True, s.microbatches))}[s.zero]
 
 
 def data_parallel(job: Job, s: Strategy, forward: float, backward: float, rank: int) -> tuple[float, float, Traffic]:
-    """Seconds that are not hidden, all seconds, and what is sent. forward, backward: of one pass."""
+    """(exposed seconds, all seconds, traffic) of data parallelism. forward, backward: seconds of one pass."""
     dense, routed = data_traffic(job, s, rank)
     one, exposed, total, sent = dense.plus(routed), 0.0, 0.0, Traffic()
     for halves, behind, often in halves_of(s):
@@ -215,8 +220,8 @@ def data_parallel(job: Job, s: Strategy, forward: float, backward: float, rank: 
     return exposed, total, sent
 
 
-def updated(job: Job, s: Strategy, rank: int) -> float:
-    """Seconds of the optimizer."""
+def update_seconds(job: Job, s: Strategy, rank: int) -> float:
+    """Seconds of the optimizer, which is bound by memory."""
     dense, routed = (part.parameters for part in parts(job, s, rank))
     kept = dense / s.dp + routed * s.ep / s.dp if s.zero else dense + routed
     return UPDATED * kept / job.cluster.device.bandwidth
@@ -224,14 +229,16 @@ def updated(job: Job, s: Strategy, rank: int) -> float:
 
 def played(schedule: str, layers: list[int], microbatches: int, layer: tuple[float, float, float],
            step: float) -> float:
-    """layers: of each rank."""
+    """Seconds of the simulated pipeline. layers: of each rank; layer: seconds of one, by kind of pass; step: seconds of
+    a message."""
     pipeline = Pipeline(schedule, len(layers), microbatches)
     of = [layers[pipeline.rank_of(stage)] / pipeline.chunks for stage in range(pipeline.stages)]
     return pipeline.time(*([one * count for count in of] for one in layer), step).makespan
 
 
 def makespan(job: Job, s: Strategy, layer: tuple[float, float, float], step: float, play: bool) -> float:
-    """Seconds of all passes. layer: of one layer and microbatch; step: of a message. Not played: at least these."""
+    """Seconds of all passes. layer: seconds of one layer and microbatch, by kind of pass; step: of a message. play:
+    simulate the pipeline; otherwise the result is a lower bound."""
     layers = [layers_of(job, s, rank) for rank in range(s.pp)]
     if s.pp == 1:
         return s.microbatches * layers[0] * sum(layer)
@@ -249,7 +256,7 @@ def makespan(job: Job, s: Strategy, layer: tuple[float, float, float], step: flo
 
 
 def estimate(job: Job, s: Strategy, play: bool = True) -> Estimate:
-    """What a step takes, and a rank keeps. play: the pipeline's lists; otherwise its time is the least it can be."""
+    """Estimates time and memory of a strategy. play: simulate the pipeline; otherwise the time is a lower bound."""
     cluster, often, last = job.cluster, s.microbatches, s.pp - 1
     most = layers_of(job, s, last)
     forward, inputs, weights = work(job, s)
@@ -266,5 +273,6 @@ def estimate(job: Job, s: Strategy, play: bool = True) -> Estimate:
     longer = last if job.model.layers % s.pp == 0 else s.pp - job.model.layers % s.pp      # the first that has one more
     kept, passing = max((memory_of(job, s, rank) for rank in {0, longer, last}), key=sum)
     return Estimate(s, kept, passing, often * most * (forward + inputs + weights), alone - often * most * sum(layer),
-                    *times, waits, exposed, updated(job, s, last), sum(times) + 2 * often * stages * seconds + total,
+                    *times, waits, exposed, update_seconds(job, s, last),
+                    sum(times) + 2 * often * stages * seconds + total,
                     kinds, play or s.pp == 1)

@@ -1,5 +1,5 @@
-"""Ways to divide training among the devices of a cluster: which there are, which fit, their order, and what each loses
-by."""
+"""Finds the ways to divide a training among the devices of a cluster, ranks those that fit, and explains the
+differences."""
 from __future__ import annotations
 
 import heapq
@@ -10,22 +10,23 @@ from torch_tutti._planning.memory import RECOMPUTED
 from torch_tutti._planning.step import CHUNKS, PARTS, Estimate, Job, Strategy, estimate, layers_of
 from torch_tutti._planning.units import bytes_shown
 
-SEQUENCES = [1, 2, 4, 8, 16, 32]                        # of a microbatch, where nobody says how many
+SEQUENCES = [1, 2, 4, 8, 16, 32]                        # tried numbers of sequences in a microbatch
 FEW = ("naive", "gpipe")                                # schedules that may have fewer microbatches than ranks
 MOST_STAGES = 256
 MOST_OTHERS = 5
-ALIKE = 0.001                                           # of a step: no reason to name
+ALIKE = 0.001                                           # share of a step below which a difference needs no reason
 RECOMPUTE_SHOWN = {"none": "all activations kept", "selective": "attention recomputed", "full": "all recomputed"}
 DIVISIBLE = ("tp", "pp", "dp", "ep", "zero")
 
 
-# ---- which there are ----
+# ---- candidates ----
 def _divisors(number: int) -> list[int]:
     small = [n for n in range(1, int(number ** 0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def _divisions(job: Job, fixed: dict[str, int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yields (tp, pp, dp, ep) that the model and the cluster allow."""
     model, cluster = job.model, job.cluster
     for tp in _divisors(cluster.devices):
         if (model.heads % tp or (model.key_heads or model.heads) % tp or cluster.per_host % tp and tp % cluster.per_host
@@ -42,7 +43,8 @@ def _divisions(job: Job, fixed: dict[str, int]) -> Iterator[tuple[int, int, int,
 
 
 def candidates(job: Job, fixed: dict[str, int], recompute: str | None = None) -> Iterator[Strategy]:
-    """All that the sizes allow. fixed: degrees, the stage of ZeRO, and sequences of a microbatch that must be these."""
+    """Yields all strategies that the sizes allow. fixed: required values of tp, pp, dp, ep, zero or sequences.
+    recompute: required, or None for any."""
     for tp, pp, dp, ep in _divisions(job, fixed):
         share = job.batch // dp
         for zero in ((0,) if dp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)):
@@ -60,8 +62,9 @@ def candidates(job: Job, fixed: dict[str, int], recompute: str | None = None) ->
 
 
 class Ranking(NamedTuple):
-    """best: those that fit, of each division the fastest; the fastest first, as in others: divisions that do not fit
-    however little they keep, and one whose tp leaves the host. least: the estimate of the least memory."""
+    """best: the fastest strategy of each division that fits, the fastest first. others: divisions that do not fit, and
+    one whose tensor parallelism crosses hosts, the fastest first. least: the strategy with the least memory. looked_at,
+    fitting: numbers of strategies."""
     best: list[Estimate]
     others: list[Estimate]
     least: Estimate
@@ -70,7 +73,7 @@ class Ranking(NamedTuple):
 
 
 def ranked(job: Job, fixed: dict[str, int], recompute: str | None, top: int) -> Ranking:
-    """Raises ValueError where the sizes allow nothing, or nothing fits."""
+    """Ranks the strategies; `top`: the most in `best`. Raises ValueError if none is possible or none fits."""
     found = [estimate(job, s, play=False) for s in candidates(job, fixed, recompute)]
     if not found:
         raise ValueError(_nothing(job, fixed))
@@ -91,7 +94,8 @@ def ranked(job: Job, fixed: dict[str, int], recompute: str | None, top: int) -> 
 
 
 def _fastest(job: Job, found: list[Estimate], top: int) -> list[Estimate]:
-    """The order is that of the exact times: one that is known by its least time only is played when its turn comes."""
+    """The fastest strategy of each division, at most `top`, by exact times. A strategy with only a lower bound is
+    simulated when its bound is the least of all."""
     queue = [(one.time, one.strategy, one) for one in found]
     heapq.heapify(queue)
     best: dict[tuple[int, ...], Estimate] = {}
@@ -122,9 +126,9 @@ def _nothing(job: Job, fixed: dict[str, int]) -> str:
             "ZeRO have none; give other degrees, or more --batch-tokens")
 
 
-# ---- why not ----
+# ---- reasons ----
 def reason(job: Job, one: Estimate, best: Estimate) -> str:
-    """What one loses by, in a phrase."""
+    """Why an estimate is slower than the best one, in a phrase."""
     s, over = one.strategy, one.memory - job.cluster.device.memory
     if over > 0:
         return f"out of memory by {bytes_shown(over)}"

@@ -1,4 +1,4 @@
-"""Numbers as people write them, for argparse and back: counts, amounts of memory, speeds of devices and of links."""
+"""Converts texts with units (350M, 80GB, 400gbit,15us) to numbers, as argparse types, and numbers to texts."""
 from __future__ import annotations
 
 import argparse
@@ -11,12 +11,13 @@ SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Link(NamedTuple):
-    """speed: bytes in a second, each way. latency: seconds of a message, the α of T = α + nβ."""
+    """A link. speed: bytes per second in each direction. latency: seconds of a message, the α of T = α + nβ."""
     speed: float
     latency: float
 
 
 def count(text: str) -> int:
+    """A number of parameters; k, M and B are powers of 1000."""
     found = re.fullmatch(NUMBER + r"([kKmMbB]?)", text)
     amount = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[found[2].lower()] if found else 0.0
     many = int(amount) if amount < float("inf") else 0
@@ -26,6 +27,7 @@ def count(text: str) -> int:
 
 
 def share(text: str) -> float:
+    """A number in (0, 1]."""
     try:
         value = float(text)
     except ValueError:
@@ -36,7 +38,7 @@ def share(text: str) -> float:
 
 
 def tokens(text: str) -> int:
-    """k and M are of 1024, as lengths and batches are."""
+    """A number of tokens; k and M are powers of 1024."""
     found = re.fullmatch(r"(\d+)([kKmM]?)", text)
     many = int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()] if found else 0
     if many < 1:
@@ -46,6 +48,7 @@ def tokens(text: str) -> int:
 
 
 def memory(text: str) -> float:
+    """Bytes; GB is a power of 1000, GiB of 1024."""
     found = re.fullmatch(NUMBER + r" ?([kMGT])(i?)B", text)
     unit = (1024.0 ** ("kMGT".index(found[2]) + 1) if found[3] else DECIMAL[found[2]]) if found else 0.0
     amount = float(found[1]) * unit if found else 0.0
@@ -55,6 +58,7 @@ def memory(text: str) -> float:
 
 
 def flops(text: str) -> float:
+    """Operations per second of a device."""
     found = re.fullmatch(NUMBER + r" ?([MGTP])(?:FLOPS|FLOP/s|flops)?", text)
     speed = float(found[1]) * DECIMAL[found[2]] if found else 0.0
     if not 0 < speed < float("inf"):
@@ -64,7 +68,7 @@ def flops(text: str) -> float:
 
 
 def speed(text: str) -> float:
-    """Bytes in a second."""
+    """Bytes per second, from bits or bytes per second."""
     found = re.fullmatch(NUMBER + r" ?([kMGT]?)(?:(bit)(?:/s)?|(B)/s)", text, re.IGNORECASE)
     units = {name.lower(): value for name, value in DECIMAL.items()}
     value = float(found[1]) * units[found[2].lower()] / (8 if found[3] else 1) if found else 0.0
@@ -75,7 +79,7 @@ def speed(text: str) -> float:
 
 
 def link(text: str) -> tuple[float, float | None]:
-    """Speed and latency, None where it is not said."""
+    """(bytes per second, seconds of latency or None if the text has none)."""
     fast, comma, wait = text.partition(",")
     found = re.fullmatch(NUMBER + r" ?(ns|us|ms|s)", wait.strip()) if comma else None
     if comma and not found:
@@ -100,7 +104,7 @@ def seconds_shown(seconds: float) -> str:
 
 
 def scaled(value: float) -> str:
-    """Three digits and a letter."""
+    """Three digits and the letter of a power of 1000."""
     for letter, size in reversed(DECIMAL.items()):
         if value >= 0.9995 * size:
             return f"{value / size:.3g} {letter}" if value < 999.5 * size else f"{value / size:.0f} {letter}"

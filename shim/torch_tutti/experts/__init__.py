@@ -1,4 +1,4 @@
-"""Mixtures of experts whose experts are divided over ranks: tokens go to the ranks of their experts, and come back.
+"""Mixtures of experts whose experts are divided among ranks: tokens travel to the ranks of their experts and back.
 
     dispatcher = experts.Dispatcher(64, group=grid.experts.group("ep"))
     weights, chosen = experts.route(router(x), 2)

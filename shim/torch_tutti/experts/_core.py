@@ -1,4 +1,4 @@
-"""The experts' part of tutti.h through ctypes: tensors in, tensors out. Nothing here communicates."""
+"""Calls the functions of tutti.h for experts by ctypes, with tensors as arguments. Nothing here communicates."""
 from __future__ import annotations
 
 import ctypes
@@ -18,45 +18,51 @@ class _Rows(ctypes.Structure):
                 ("dtype", c_int), ("expert", c_void_p), ("place", c_void_p), ("first", c_void_p)]
 
 
-def _at(tensor: torch.Tensor) -> c_void_p:
+def _address(tensor: torch.Tensor) -> c_void_p:
     return c_void_p(tensor.data_ptr())
 
 
 def place(chosen: torch.Tensor, experts: int, capacity: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """chosen: int64 [tokens, choices] on the CPU. Where each is among this rank's rows for its expert, or -1; and how
-    many rows each expert gets, [experts]."""
+    """Numbers this rank's rows for each expert. chosen: int64 [tokens, choices] on the CPU, expert numbers or -1.
+    capacity: the most rows for one expert; None: no limit. Returns the place of each choice among the rows for its
+    expert, int64 [tokens, choices], -1 for a dropped one; and the rows for each expert, int64 [experts]."""
     found, counts = torch.empty_like(chosen), torch.empty(experts, dtype=torch.int64)
     room = c_uint64(NO_CAPACITY if capacity is None else capacity)
-    _check(_library().tutti_experts_place(_at(chosen), c_size_t(len(chosen)), chosen.shape[1], experts, room,
-                                          _at(found), _at(counts)))
+    _check(_library().tutti_experts_place(_address(chosen), c_size_t(len(chosen)), chosen.shape[1], experts, room,
+                                          _address(found), _address(counts)))
     return found, counts
 
 
 def offsets(counts: torch.Tensor, padded: int) -> tuple[torch.Tensor, list[int]]:
-    """counts: int64 [ranks, experts]. The row at which each rank's rows for an expert begin in its owner's array, and
-    the rows of each owner."""
+    """Lays out the arrays of all owners. counts: int64 [ranks, experts], rows of each rank for each expert. padded:
+    rows reserved for each rank and expert, or 0 for exactly counts. Returns the row of its owner's array at which each
+    rank's rows for an expert begin, int64 [ranks, experts], and the length of each owner's array in rows."""
     ranks, experts = counts.shape
     first, rows = torch.empty_like(counts), (c_int64 * ranks)()
-    _check(_library().tutti_experts_offsets(_at(counts), ranks, experts, c_uint64(padded), _at(first), rows))
+    _check(_library().tutti_experts_offsets(_address(counts), ranks, experts, c_uint64(padded), _address(first), rows))
     return first, list(rows)
 
 
 class Rows:
-    """This rank's rows, by addresses: first, int64 [experts], is where those for each expert begin."""
+    """The rows that this rank sends to experts, in memory of all ranks. `first`, int64 [experts], has the address at
+    which this rank's rows for each expert begin. chosen, placed: as in place(). columns: elements of a row."""
 
     def __init__(self, chosen: torch.Tensor, placed: torch.Tensor, first: torch.Tensor, columns: int,
                  dtype: torch.dtype) -> None:
-        self._kept: Any = chosen, placed, first
+        self._keep_alive: Any = chosen, placed, first
         self._rows = _Rows(ctypes.sizeof(_Rows), len(chosen), columns, chosen.shape[1], dtype_numbers()[DTYPES[dtype]],
                            chosen.data_ptr(), placed.data_ptr(), first.data_ptr())
 
     def scatter(self, tokens: torch.Tensor, weights: torch.Tensor | None) -> None:
-        _check(_library().tutti_experts_scatter(byref(self._rows), _at(tokens), _at(weights) if weights is not None
-                                                else None))
+        """Copies each token, [tokens, columns], into its rows, times weights [tokens, choices] if given."""
+        _check(_library().tutti_experts_scatter(byref(self._rows), _address(tokens),
+                                                None if weights is None else _address(weights)))
 
     def gather(self, out: torch.Tensor, weights: torch.Tensor | None) -> None:
-        _check(_library().tutti_experts_gather(byref(self._rows), _at(out), _at(weights) if weights is not None
-                                               else None))
+        """Sets each token of `out`, [tokens, columns], to the (weighted) sum of its rows."""
+        _check(_library().tutti_experts_gather(byref(self._rows), _address(out),
+                                               None if weights is None else _address(weights)))
 
     def dot(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
-        _check(_library().tutti_experts_dot(byref(self._rows), _at(tokens), _at(out)))
+        """Sets out, [tokens, choices], to the dot product of each token and each of its rows: gradients of weights."""
+        _check(_library().tutti_experts_dot(byref(self._rows), _address(tokens), _address(out)))

@@ -1,5 +1,5 @@
-"""Tokens to experts and back in one round each, for decoding: arrays of fixed size, no exchange of counts, no
-gradients."""
+"""Sends tokens to experts and back in one round each, for decoding: arrays have a fixed size, so ranks exchange no
+counts. There are no gradients."""
 from __future__ import annotations
 
 import torch
@@ -8,18 +8,21 @@ from torch import Tensor
 
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
-from torch_tutti.experts._layout import check_tensors, meet, told
-from torch_tutti.experts._pool import Pool, shared_of, up
+from torch_tutti.experts._layout import check_tensors, meet, fail_all_on_error
+from torch_tutti.experts._pool import Pool, shared_of, round_up
 
-# Arrays are used in turns. A rank may be in a dispatch that others have not called yet: it must not write to the arrays
-# of the last two that they have called.
+# Dispatches use three sets of arrays in turn. A rank may be in a dispatch that others have not called yet, so it must
+# not write to the arrays of the last two dispatches that they have called.
 TURNS = 3
 
 
 class Decoder:
-    """experts, group: as of Dispatcher. capacity: the most tokens of a rank in a call, each of which sends at most one
-    row to an expert, so nothing is ever dropped. columns, dtype: of tokens. Collective. ValueError for what cannot be:
-    it needs tutti's ranks on one host."""
+    """Sends tokens to experts in arrays of fixed size. Collective; all ranks must be on one host, with tutti as
+    backend.
+
+    experts, group: as in Dispatcher. capacity: the most tokens of a rank in a call. A token sends at most one row to an
+    expert, so none is dropped. columns: elements of a token; dtype: their type. Raises ValueError for invalid sizes or
+    a group on several hosts or of another backend."""
 
     def __init__(self, experts: int, columns: int, capacity: int, group: dist.ProcessGroup | None = None,
                  dtype: torch.dtype = torch.float32) -> None:
@@ -35,23 +38,23 @@ class Decoder:
                              "type float32, bfloat16 or float16")
         self.capacity, self.columns, self.dtype, self._turn = capacity, columns, dtype, 0
         self._each = experts // self.ranks
-        self._array = up(self._each * self.ranks * capacity * columns * dtype.itemsize)
-        self._counts = up(self._each * self.ranks * 8)
+        self._array = round_up(self._each * self.ranks * capacity * columns * dtype.itemsize)
+        self._counts = round_up(self._each * self.ranks * 8)
         size = TURNS * (2 * self._array + self._counts)
         self._extent = Pool(*shared.of, size).take()
         self._first = self._first_rows()
         self._chosen = self._placed = torch.empty(0, 1, dtype=torch.int64)
 
     def _at(self, turn: int, part: int) -> int:
-        """Where tokens (0), outputs (1) and counts (2) of a turn begin."""
+        """The byte of this rank's memory at which an array of a turn begins. part: 0 tokens, 1 outputs, 2 counts."""
         return turn * (2 * self._array + self._counts) + part * self._array
 
     def _rows(self, chosen: Tensor, placed: Tensor, part: int) -> _core.Rows:
-        """Of this turn's tokens or outputs, on all ranks."""
+        """This rank's rows in the arrays of all ranks for this turn. part: 0 tokens, 1 outputs."""
         return _core.Rows(chosen, placed, self._first[self._turn, part], self.columns, self.dtype)
 
     def _first_rows(self) -> Tensor:
-        """[turns, parts, experts]: where this rank's rows begin."""
+        """The addresses at which this rank's rows for each expert begin: int64 [turns, parts, experts]."""
         row, pool = self.columns * self.dtype.itemsize, self._extent.pool
         return torch.tensor([[[
             pool.address(e // self._each, self._at(turn, part))
@@ -59,13 +62,15 @@ class Decoder:
             for part in range(2)] for turn in range(TURNS)])
 
     def dispatch(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens: [tokens, columns], at most `capacity`; chosen: [tokens, choices] of whole numbers, no expert twice;
-        -1: none. Rows of this rank's experts, [my experts, ranks, capacity, columns], and how many of each count,
-        int64 [my experts, ranks]; what is behind those is anything. Both are there until the second dispatch after
-        this. Collective; an error of one rank is a ValueError of all others."""
+        """Sends tokens to the ranks of their experts. tokens: [tokens, columns], at most `capacity` of them. chosen:
+        integers [tokens, choices], the experts of each token, no expert twice; -1: no expert.
+
+        Returns the rows that this rank's experts got, [my experts, ranks, capacity, columns], and how many of them are
+        valid, int64 [my experts, ranks]; the other rows have arbitrary contents. Both stay valid until the second
+        dispatch after this. Collective. If one rank's arguments are invalid, all ranks raise ValueError."""
         self._turn = (self._turn + 1) % TURNS
         with torch.no_grad():
-            with told(self._refuse):
+            with fail_all_on_error(self._refuse):
                 self._chosen, self._placed = self._check(tokens, chosen)
                 self._rows(self._chosen, self._placed, 0).scatter(tokens.contiguous(), None)
             meet(self.group)
@@ -74,10 +79,11 @@ class Decoder:
         return self._extent.tensor(self._at(self._turn, 0), shape, self.dtype), counts
 
     def _refuse(self) -> None:
-        meet(self.group, wrong=True)
+        """Tells all ranks, which wait in the barrier, that this rank's arguments are invalid."""
+        meet(self.group, failed=True)
 
     def _check(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """And says how many rows come, once nothing is wrong."""
+        """Checks the arguments, and writes the number of rows into the owners' arrays. Returns (experts, places)."""
         check_tensors("experts", tokens=tokens, chosen=chosen)
         if tokens.shape[1:] != (self.columns,) or len(tokens) > self.capacity or tokens.dtype != self.dtype:
             raise ValueError(f"experts: tokens are {list(tokens.shape)} of {tokens.dtype}; this Decoder takes at most "
@@ -94,29 +100,30 @@ class Decoder:
         return experts, placed
 
     def _counts_at(self, owner: int) -> Tensor:
-        """Where this rank says how many rows it sends to the experts of another: a column there."""
+        """The column of owner's array of counts that belongs to this rank: its rows for each expert of the owner."""
         return self._extent.tensor(self._at(self._turn, 2), (self._each, self.ranks), torch.int64, owner)[:, self.rank]
 
     @property
     def outputs(self) -> Tensor:
-        """Where experts may write what they make, so that combine() need not copy."""
+        """The array of this turn's outputs. Experts may write into it, so that combine() need not copy."""
         return self._extent.tensor(self._at(self._turn, 1), (self._each, self.ranks, self.capacity, self.columns),
                                    self.dtype)
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """outputs: of the rows, in their shape. weights: [tokens, choices]. Of each token the sum of its rows times
-        their weights, [tokens, columns]. Collective; an error of one rank is a ValueError of all others."""
+        """Returns the results of this rank's tokens, [tokens, columns]: for each the sum of its rows of outputs times
+        their weights. outputs: one row for each row of dispatch(), in the same shape. weights: [tokens, choices].
+        Collective. If one rank's arguments are invalid, all ranks raise ValueError."""
         with torch.no_grad():
-            with told(self._refuse):
-                self._take(outputs, weights)
+            with fail_all_on_error(self._refuse):
+                self._share_outputs(outputs, weights)
                 used = weights.float().contiguous()
                 out = torch.empty(len(self._chosen), self.columns, dtype=self.dtype)
             meet(self.group)
             self._rows(self._chosen, self._placed, 1).gather(out, used)
         return out
 
-    def _take(self, outputs: Tensor, weights: Tensor) -> None:
-        """Checks both, and puts outputs where the others read them."""
+    def _share_outputs(self, outputs: Tensor, weights: Tensor) -> None:
+        """Checks both, and copies outputs into the array that other ranks read, unless they are there."""
         check_tensors("experts", outputs=outputs, weights=weights)
         mine = self.outputs
         if outputs.shape != mine.shape or outputs.dtype != self.dtype or weights.shape != self._chosen.shape:

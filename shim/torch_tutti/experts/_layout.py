@@ -1,4 +1,4 @@
-"""Which rows of a batch go where, agreed on by all ranks."""
+"""The layout of a batch: which rows travel to which rank. All ranks compute it from the counts of all ranks."""
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -14,15 +14,15 @@ from torch_tutti._calls import all_reduce
 
 @dataclass
 class Layout:
-    """Of one batch, as this rank sees it. All tensors of numbers are int64 on the CPU."""
+    """The layout of one batch, on one rank. All tensors are int64 on the CPU."""
     group: dist.ProcessGroup
     rank: int
-    chosen: Tensor                          # [tokens, choices]: experts, or -1
-    placed: Tensor                          # the same: which of this rank's rows for its expert, or -1
-    by_rank: Tensor                         # [ranks, experts]: rows
-    first: Tensor                           # [ranks, experts]: where those begin in the owner's array
-    rows: int                               # of this rank's array
-    padded: int                             # rows of it for each rank and expert, or 0
+    chosen: Tensor                          # [tokens, choices]: expert numbers, or -1
+    placed: Tensor                          # [tokens, choices]: place among this rank's rows for the expert, or -1
+    by_rank: Tensor                         # [ranks, experts]: rows that each rank sends to each expert
+    first: Tensor                           # [ranks, experts]: the row of the owner's array where they begin
+    rows: int                               # length of this rank's array
+    padded: int                             # rows reserved for each rank and expert, or 0
     columns: int
     dtype: torch.dtype
     device: torch.device
@@ -33,11 +33,12 @@ class Layout:
         return self.own(self.by_rank)
 
     def own(self, of_all: Tensor) -> Tensor:
-        """Of [ranks, experts], the columns of this rank's experts."""
+        """The columns of this rank's experts in a tensor [ranks, experts] of all."""
         each = of_all.shape[1] // len(of_all)
         return of_all[:, self.rank * each:(self.rank + 1) * each]
 
     def clear_padding(self, array: Tensor) -> None:
+        """Sets the rows that no rank has sent to zero, if the array is padded."""
         if not self.padded:
             return
         parts = array.view(self.mine.shape[1], len(self.by_rank), self.padded, self.columns)
@@ -45,13 +46,13 @@ class Layout:
             for expert, count in enumerate(counts):
                 parts[expert, rank, count:].zero_()
 
-    def meet(self, wrong: bool = False) -> None:
-        meet(self.group, wrong)
+    def meet(self, failed: bool = False) -> None:
+        meet(self.group, failed)
 
 
 @contextmanager
-def told(refuse: Callable[[], None]) -> Iterator[None]:
-    """Around what this rank does alone before all meet. Where that fails, with whatever error, the others fail too."""
+def fail_all_on_error(refuse: Callable[[], None]) -> Iterator[None]:
+    """A context for work before a barrier. If the work raises, calls refuse(), which makes the other ranks fail too."""
     try:
         yield
     except Exception:
@@ -60,16 +61,17 @@ def told(refuse: Callable[[], None]) -> Iterator[None]:
 
 
 def check_tensors(what: str, **given: Any) -> None:
-    """Raises TypeError for what is no tensor."""
-    for name, one in given.items():
-        if not isinstance(one, Tensor):
-            raise TypeError(f"{what}: {name} must be a tensor, not {type(one).__name__}")
+    """Raises TypeError if one of the named arguments of the call `what` is not a tensor."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{what}: {name} must be a tensor, not {type(value).__name__}")
 
 
-def meet(group: dist.ProcessGroup, wrong: bool = False) -> None:
-    """Returns when all ranks have come: what they have written before is there. wrong: this rank is about to raise, and
-    so are all others."""
-    word = torch.tensor([group.rank() + 1.0 if wrong else 0.0])
-    all_reduce(word, dist.ReduceOp.MAX, group)
-    if word and not wrong:
-        raise ValueError(f"experts: rank {int(word) - 1} of the group got invalid arguments; its own error says which")
+def meet(group: dist.ProcessGroup, failed: bool = False) -> None:
+    """A barrier that carries failures. Writes to shared memory before it are visible to all ranks after it. failed:
+    this rank is about to raise its own error; all other ranks raise ValueError with its number."""
+    culprit = torch.tensor([group.rank() + 1.0 if failed else 0.0])
+    all_reduce(culprit, dist.ReduceOp.MAX, group)
+    if culprit and not failed:
+        raise ValueError(f"experts: rank {int(culprit) - 1} of the group got invalid arguments; its own error says "
+                         "which")

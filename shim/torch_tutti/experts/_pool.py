@@ -1,5 +1,5 @@
-"""Memory that the ranks of a group have in common: each has a part of its own, from which it takes extents by itself,
-and tells the others where. An extent goes back when the last tensor in it is gone."""
+"""Memory that the ranks of a group share. Each rank has a part of it, takes extents (ranges of bytes) from its part
+without asking other ranks, and sends them the offsets. An extent is free again when the last tensor in it is gone."""
 from __future__ import annotations
 
 import ctypes
@@ -14,21 +14,23 @@ from torch.distributed import ProcessGroup
 
 from torch_tutti._library import _check, _library
 
-UNIT = 4096
-SMALLEST = 16 << 20                         # of a rank's part; only what is written to is memory
+UNIT = 4096                                 # bytes; sizes of extents are multiples of it
+SMALLEST = 16 << 20                         # bytes of a rank's part; pages that are never written use no memory
 
 
-def up(count: int) -> int:
+def round_up(count: int) -> int:
+    """The bytes of whole UNITs for so many bytes."""
     return -(-count // UNIT) * UNIT
 
 
 class Pool:
-    """Collective over the ranks of the communicator, with as much room on all."""
+    """Shared memory with `room` bytes for each rank. Creating it is collective over the ranks of the communicator (its
+    address), and `room` is equal on all."""
 
     def __init__(self, communicator: int, ranks: int, rank: int, room: int) -> None:
         self._at, self.room, self.rank = c_void_p(), room, rank
         self._free, self._lock = [(0, room)], threading.Lock()
-        self._given: deque[tuple[int, int]] = deque()           # back, but not yet in the list of what is free
+        self._given: deque[tuple[int, int]] = deque()           # freed, but not yet in _free: (offset, bytes)
         _check(_library().tutti_mem_alloc_common(byref(self._at), c_size_t(ranks * room), c_void_p(communicator)))
 
     def __del__(self) -> None:
@@ -36,21 +38,22 @@ class Pool:
             _library().tutti_mem_free(self._at)
 
     def take(self) -> Extent:
-        """The largest piece that is free, to be cut to what is needed; of no bytes if there is none."""
+        """Takes the largest free range. The caller shrinks it to its need. It has 0 bytes if nothing is free."""
         with self._lock:
             while self._given:
-                self._join(*self._given.popleft())
+                self._merge(*self._given.popleft())
             at, size = max(self._free, key=lambda free: free[1], default=(0, 0))
             if size:
                 self._free.remove((at, size))
         return Extent(self, at, size)
 
     def give(self, at: int, size: int) -> None:
-        """Any thread may call it, at any time: Python's collector does in the middle of take()."""
+        """Frees a range. It takes no lock, because the garbage collector may call it in the middle of take()."""
         if size:
             self._given.append((at, size))
 
-    def _join(self, at: int, size: int) -> None:
+    def _merge(self, at: int, size: int) -> None:
+        """Adds a range to the free ones, merged with its neighbours."""
         for free in sorted(self._free):
             if free[0] + free[1] == at or at + size == free[0]:
                 self._free.remove(free)
@@ -58,11 +61,12 @@ class Pool:
         self._free.append((at, size))
 
     def address(self, rank: int, at: int) -> int:
+        """The address in this process of byte `at` of a rank's part."""
         return self._at.value + rank * self.room + at
 
 
 class Extent:
-    """What tensors in it keep alive."""
+    """A range of this rank's part: `size` bytes from byte `at`. Its tensors keep it alive; then it is free again."""
 
     def __init__(self, pool: Pool, at: int, size: int) -> None:
         self.pool, self.at, self.size = pool, at, size
@@ -71,12 +75,12 @@ class Extent:
         self.pool.give(self.at, self.size)
 
     def cut(self, size: int) -> None:
-        """What is behind goes back."""
+        """Shrinks the extent to `size` bytes, and frees the rest."""
         self.pool.give(self.at + size, self.size - size)
         self.size = size
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, rank: int | None = None) -> torch.Tensor:
-        """A tensor in it, or in the same place of another rank's part."""
+        """A tensor at a byte offset of this extent, or at the same offset of another rank's part."""
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
@@ -87,7 +91,7 @@ class Extent:
 
 
 class Shared:
-    """The pool of a group: a larger one when it is too small, from which new extents come."""
+    """The pool of a group. grow() replaces it by a larger one; extents of the old one stay valid."""
 
     def __init__(self, communicator: int, ranks: int, rank: int) -> None:
         self.of = communicator, ranks, rank
@@ -97,9 +101,9 @@ class Shared:
         return self.pool.take() if self.pool else None
 
     def grow(self, bytes_: int) -> Extent:
-        """Collective: to twice of what is needed, so that there is room for several. All of it."""
+        """Makes a pool of at least twice `bytes_` for each rank, and takes all of this rank's part. Collective."""
         before = self.pool.room if self.pool else 0
-        self.pool = Pool(*self.of, max(SMALLEST, up(2 * bytes_), 2 * before))
+        self.pool = Pool(*self.of, max(SMALLEST, round_up(2 * bytes_), 2 * before))
         return self.pool.take()
 
 
@@ -107,7 +111,8 @@ _shared: Any = weakref.WeakKeyDictionary()
 
 
 def shared_of(group: ProcessGroup) -> Shared | None:
-    """None, on all ranks: they are not all on one host, or the group is not tutti's."""
+    """The shared memory of a group. None, equally on all ranks, if they are on several hosts or tutti is not the
+    backend."""
     if group in _shared:
         return _shared[group]
     from torch_tutti._extension import backend_of, hosts_of

@@ -1,4 +1,4 @@
-"""Which experts a token chooses, and how even that is."""
+"""Chooses the experts of each token, and measures how evenly they are used."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from torch_tutti._calls import group_of
 
 def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None = None,
           normalise: bool = True) -> tuple[Tensor, Tensor]:
-    """logits: [tokens, experts]. Of each token the k experts of the largest scores, [tokens, k]: their weights, in
-    float32, and their numbers, int64.
+    """Chooses for each token the k experts with the largest scores. logits: [tokens, experts]. Returns their weights,
+    float32 [tokens, k], and their numbers, int64 [tokens, k].
 
-    score: "softmax" or "sigmoid", of each token. bias: [experts], is added to scores where experts are chosen, and not
-    to weights (Balance). normalise: a token's weights sum to 1. ValueError for what cannot be.
+    score: "softmax" or "sigmoid" turns a token's logits into scores. bias: [experts], added to scores for the choice
+    only, not in the weights (Balance). normalise: a token's weights sum to 1. Raises ValueError for invalid arguments.
     """
     if logits.dim() != 2 or not 1 <= k <= logits.shape[1]:
         raise ValueError(f"route: {k} experts of each token, from logits of sizes {list(logits.shape)}: logits must be "
@@ -39,10 +39,10 @@ def counts_of(chosen: Tensor, experts: int, group: dist.ProcessGroup | None = No
 
 
 def balance_loss(logits: Tensor, chosen: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The load-balancing loss of Switch Transformers (Fedus et al. 2021): experts * sum over them of the share of
-    choices they get * the mean of their softmax scores; 1 where both are even. Shares are those of all ranks of the
-    group, the mean is of this rank's tokens, so gradients that are averaged over ranks are those of the whole batch if
-    all ranks have as many tokens. Collective."""
+    """The load-balancing loss of Switch Transformers (Fedus et al. 2021): the number of experts times the sum over
+    experts of (share of all choices * mean softmax score). It is 1 if both are even. Shares are of all ranks' tokens,
+    means of this rank's. So if all ranks have the same number of tokens, gradients averaged over ranks are those of the
+    whole batch. Collective."""
     experts = logits.shape[1]
     counts = counts_of(chosen, experts, group)
     share = counts / counts.sum().clamp_min(1)
@@ -50,8 +50,9 @@ def balance_loss(logits: Tensor, chosen: Tensor, group: dist.ProcessGroup | None
 
 
 class Balance(torch.nn.Module):
-    """A bias for each expert, which route() adds to scores where experts are chosen: raised by `rate` after a step for
-    who had less than the mean, lowered for who had more (Wang et al. 2024, as in DeepSeek-V3), with no loss to pay."""
+    """Balances experts by a bias, without a loss (Wang et al. 2024, as in DeepSeek-V3). route() adds the bias to scores
+    for the choice. After a step, update() raises it by `rate` for experts with less than the mean, lowers it for
+    others."""
 
     bias: Tensor
 
@@ -62,15 +63,16 @@ class Balance(torch.nn.Module):
 
     @torch.no_grad()
     def update(self, chosen: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-        """After a step, with what its tokens have chosen: the counts. Collective, and the same on all ranks."""
+        """Updates the bias after a step. chosen: as of route(), this rank's. Returns the tokens of each expert on all
+        ranks, int64 [experts]. Collective."""
         counts = counts_of(chosen, len(self.bias), group)
         self.bias += self.rate * (counts.float().mean() - counts).sign()
         return counts
 
 
 class Imbalance(NamedTuple):
-    """most: what the busiest expert has, by the mean. busiest: its number. empty: experts without a token. deviation:
-    the standard deviation, by the mean."""
+    """most: tokens of the busiest expert, divided by the mean. busiest: its number. empty: experts without a token.
+    deviation: the standard deviation of tokens, divided by the mean."""
     most: float
     busiest: int
     empty: int
@@ -78,7 +80,7 @@ class Imbalance(NamedTuple):
 
 
 def imbalance(counts: Tensor) -> Imbalance:
-    """counts: [experts], as of Balance.update() or batch.by_rank.sum(0)."""
+    """Measures how uneven counts are: [experts], tokens of each, as of Balance.update() or batch.by_rank.sum(0)."""
     mean = max(counts.float().mean().item(), 1e-9)
     return Imbalance(counts.max().item() / mean, int(counts.argmax()), int((counts == 0).sum()),
                      counts.float().std(correction=0).item() / mean)

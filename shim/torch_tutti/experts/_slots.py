@@ -1,2 +1,2 @@
-"""The arrays of a batch: what experts take and make, and the gradients of both."""
+"""The four arrays of a batch: the experts' tokens, their outputs, and the gradients of both."""
 TOKENS, OUTPUTS, GRAD_OUTPUTS, GRAD_TOKENS = range(4)

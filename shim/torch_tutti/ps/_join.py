@@ -1,5 +1,5 @@
-"""How ranks become servers and workers: what they are told is checked on each, then compared among all, so that a
-mistake of one is an error on every rank; then the first values and a group for each pair."""
+"""Makes ranks servers and workers. Each rank checks its arguments, and all compare them, so that a mistake on one rank
+is an error on every rank. Then rank 0 broadcasts the first values, and each pair of server and worker gets a group."""
 from __future__ import annotations
 
 from itertools import zip_longest
@@ -24,27 +24,27 @@ def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], 
     """Collective over the default group, with the same arguments on all ranks. Ranks 0 to servers - 1 get a Server, the
     others a Worker. The model begins with the parameters and buffers of rank 0.
 
-    optimizer: makes one of torch.optim for a slice; it is called on servers, once for each slice, with the names and
-    the pieces of its parameters, flat, as torch's optimizers take them. It must treat all elements alike (SGD, Adam,
-    AdamW, RMSprop, …), as it sees pieces. mode: "sync", a step takes the average of the gradients of all workers;
-    "async", each gradient is a step of its own, when it comes; "bounded", the same, but no worker gets parameters while
-    it is more than `staleness` pushes ahead of the slowest (stale synchronous parallel, Ho et al. 2013). slice_bytes:
-    what travels at a time, and is divided among servers.
+    optimizer: a function that returns a torch.optim optimizer for one slice. Servers call it once for each slice, with
+    (name, flat piece of a parameter) pairs. The optimizer must treat all elements equally (SGD, Adam, AdamW, RMSprop,
+    …), because it sees pieces. mode: "sync": a step uses the average of all workers' gradients; "async": each gradient
+    is a step of its own when it arrives; "bounded": like async, but a worker gets no parameters while it is more than
+    `staleness` pushes ahead of the slowest (stale synchronous parallel, Ho et al. 2013). slice_bytes: bytes of a slice,
+    the unit that travels and that is assigned to a server.
 
-    Raises ValueError, on all ranks, for what cannot be and for ranks that differ."""
+    Raises ValueError on all ranks for invalid arguments, and for arguments or models that differ between ranks."""
     if not dist.is_initialized():
         raise ValueError("ps: call init_process_group first")
     settings = {"servers": servers, "mode": mode, "staleness": staleness, "slice_bytes": slice_bytes}
     slices = _agreed(lambda: _slices(model, **settings), _facts(model, settings))
-    _first_values(model)
+    _broadcast_first_values(model)
     bound = {"sync": 0, "async": None, "bounded": staleness}[mode]
     shards = _agreed(lambda: _shards(model, optimizer, slices, servers, mode == "sync", bound))
     links = _pairs(servers)
-    dist.barrier()                      # who dies before this is an error of all
+    dist.barrier()                      # if a rank dies before this, all ranks raise an error
     return Server(model, shards, links) if dist.get_rank() < servers else Worker(model, slices, links, bound)
 
 
-# ---- what is local ----
+# ---- on one rank ----
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
@@ -55,13 +55,14 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _facts(model: nn.Module, settings: dict[str, Any]) -> list[str]:
-    """What has to be the same on all ranks."""
+    """Descriptions of the settings and tensors, which must be equal on all ranks."""
     tensors = [f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}{'' if tensor.requires_grad else ', not trained'}"
                for name, tensor in _tensors(model)]
     return [*(f"{name}={value!r}" for name, value in settings.items()), *tensors]
 
 
 def _slices(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int) -> list[Slice]:
+    """Checks the arguments of join(), and divides the model's parameters into slices with their servers."""
     size = dist.get_world_size()
     if not isinstance(servers, int) or not 0 < servers < size:
         raise ValueError(f"ps: servers={servers!r} of {size} ranks; "
@@ -92,17 +93,18 @@ def _slices(model: nn.Module, servers: int, mode: str, staleness: int | None, sl
 
 def _shards(model: nn.Module, optimizer: Any, slices: list[Slice], servers: int, together: bool,
             bound: int | None) -> list[Shard]:
+    """The shards of this rank, if it is a server. together, bound: as of Shard."""
     parameters, me, workers = _trained(model), dist.get_rank(), range(servers, dist.get_world_size())
     return [Shard(one, parameters, optimizer, workers, together, bound) for one in slices if one.server == me]
 
 
-# ---- what all have to agree about ----
+# ---- among all ranks ----
 def _agreed(make: Callable[[], Any], facts: Sequence[str] = ()) -> Any:
-    """What make() gives, where it does on all ranks and all have the same facts; else ValueError, on all ranks."""
+    """Returns make(). Raises ValueError on all ranks if make() fails on any rank or `facts` differ between ranks."""
     made, problem = None, ""
     try:
         made = make()
-    except Exception as error:          # that others be told, too
+    except Exception as error:          # all ranks raise it, below
         problem = str(error) if str(error).startswith("ps: ") else f"ps: {type(error).__name__}: {error}"
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, (problem, facts))
@@ -110,15 +112,16 @@ def _agreed(make: Callable[[], Any], facts: Sequence[str] = ()) -> Any:
         if its_problem:
             raise ValueError(f"{its_problem} (rank {rank})")
     for rank, (_, its_facts) in enumerate(everyones):
-        for ours, its in zip_longest(everyones[0][1], its_facts, fillvalue="nothing more"):
-            if ours != its:
-                raise ValueError(f"ps: rank {rank} has {its}, rank 0 has {ours}; all ranks must pass the same "
+        for ours, theirs in zip_longest(everyones[0][1], its_facts, fillvalue="nothing more"):
+            if ours != theirs:
+                raise ValueError(f"ps: rank {rank} has {theirs}, rank 0 has {ours}; all ranks must pass the same "
                                  "arguments and the same model")
     return made
 
 
 @torch.no_grad()
-def _first_values(model: nn.Module) -> None:
+def _broadcast_first_values(model: nn.Module) -> None:
+    """Gives all ranks the parameters and buffers of rank 0."""
     for _, tensor in _tensors(model):
         values = tensor.detach().contiguous()
         dist.broadcast(values, 0)
@@ -127,7 +130,8 @@ def _first_values(model: nn.Module) -> None:
 
 
 def _pairs(servers: int) -> list[Link]:
-    """This rank's end of a group with each of the others' side. All ranks make all groups, in this order."""
+    """This rank's links: one for each worker on a server, one for each server on a worker. Creating a group is
+    collective, so all ranks create the groups of all pairs in the same order."""
     ours, me, links = backend_of(dist.group.WORLD), dist.get_rank(), []
     limit = ours.options.timeout if ours is not None else None
     for server in range(servers):

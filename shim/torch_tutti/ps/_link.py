@@ -1,6 +1,6 @@
-"""Messages between a worker and a server, over a group of just these two, which a death elsewhere leaves whole: a
-header of five numbers, then the slice, if there is one. One thread sends, in the order of an outbox; another receives.
-"""
+"""Messages between a worker and a server: a header of five numbers, then the data of a slice, if there is any. Each
+pair has a group of two ranks, which the death of a third rank does not affect. One thread sends, in the order of an
+outbox; another receives."""
 from __future__ import annotations
 
 import heapq
@@ -15,8 +15,8 @@ FIRST, LAST = -1, 1 << 62               # priorities before and after those of a
 
 
 class Header(NamedTuple):
-    """kind: below. number: of a slice. clock: pushes of the worker that is spoken of. seen: of a value, the fewest
-    pushes of any worker that are in it. mask: of a gradient, its pieces that there are."""
+    """The header of a message. kind: below. number: the slice. clock: pushes of the worker so far. seen: in a VALUE,
+    the fewest pushes of any worker that it contains. mask: in a PUSH, the bits of the pieces that have a gradient."""
     kind: int
     number: int = 0
     clock: int = 0
@@ -24,11 +24,11 @@ class Header(NamedTuple):
     mask: int = 0
 
 
-PUSH, PULL, LEAVE, FAIL, VALUE, BYE = range(6)         # a worker says the first four, a server the last three
+PUSH, PULL, LEAVE, FAIL, VALUE, BYE = range(6)         # a worker sends the first four, a server the last three
 
 
 class Link:
-    """This rank's end of a pair. peer: the other's global rank."""
+    """This rank's end of a pair. pair: the group of two ranks. peer: the other's global rank."""
 
     def __init__(self, pair: dist.ProcessGroup, peer: int) -> None:
         self.peer, self._pair = peer, pair
@@ -51,12 +51,12 @@ class Link:
         self.bytes_received += data.nbytes
 
     def destroy(self) -> None:
-        """Ends what the other thread may be waiting for, too."""
+        """Destroys the group. A send or receive of the other thread then fails."""
         dist.destroy_process_group(self._pair)
 
 
 class Outbox:
-    """What waits to be sent: the most urgent first, and of equals the first that came."""
+    """The messages that wait to be sent, in the order of priority (lowest first), then of put()."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Any]] = []
@@ -65,6 +65,7 @@ class Outbox:
         self._closed = False
 
     def put(self, priority: int, *items: Any) -> None:
+        """Adds messages. priority: a slice number, FIRST or LAST."""
         with self._changed:
             for item in items:
                 heapq.heappush(self._heap, (priority, self._count, item))
@@ -73,24 +74,24 @@ class Outbox:
             self._changed.notify_all()
 
     def get(self) -> Any:
-        """Waits; None once it is closed."""
+        """Waits for a message and returns it; None if the outbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._heap or self._closed)
             return None if self._closed else heapq.heappop(self._heap)[2]
 
     def sent(self) -> None:
-        """Of what get() gave last: its memory is free again."""
+        """Reports that the message that get() returned last has been sent: its memory may be reused."""
         with self._changed:
             self._unsent -= 1
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Waits until all is sent, or closed."""
+        """Waits until all messages are sent or the outbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unsent or self._closed)
 
     def clear(self) -> None:
-        """Forgets what waits, but for a last word: the other side waits for that."""
+        """Drops all waiting messages except one of priority LAST (LEAVE, FAIL or BYE), which the peer waits for."""
         with self._changed:
             kept = [entry for entry in self._heap if entry[0] == LAST]
             self._unsent -= len(self._heap) - len(kept)

@@ -1,6 +1,6 @@
-"""A server: its slices with an optimizer each, and for each worker a thread that listens and one that answers. Who
-listens never waits for another worker, so what one sends is always taken; answers wait until a slice is as the worker
-may have it, and leave by an outbox. Locks: a slice's, then an outbox's.
+"""A server: an optimizer for each of its slices, and for each worker a thread that receives and a thread that sends. A
+receiving thread never waits for another worker, so a worker can always send. A value waits until its worker may have it
+(`bound`), then the sending thread takes it from an outbox. Locks are taken in the order: shard, outbox.
 """
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from torch_tutti.ps._slices import Slice, pack, unpack
 
 @dataclass
 class Report:
-    """What a server has seen, until its last worker left.
+    """What happened on a server until its last worker left.
 
-    pushes: of each worker, that came whole. lost: workers that died or failed, and what was seen of it. updates: steps
-    of the optimizer that all slices of this server have had. lag: the most pushes by which a worker was ahead of the
-    slowest one when it got parameters. order: of each worker, the slices of its last push as they came. bytes_received,
-    bytes_sent: of gradients and parameters.
-    """
+    pushes: complete pushes of each worker, by rank. lost: workers that died or failed, and the error. updates: steps
+    that the optimizers of all slices have made. lag: the most pushes by which a worker was ahead of the slowest one
+    when it got parameters. order: for each worker, the slices of its last push in the order of arrival. bytes_received,
+    bytes_sent: bytes of gradients and of parameters."""
     pushes: dict[int, int]
     lost: dict[int, str]
     updates: int
@@ -34,9 +33,9 @@ class Report:
 
 
 class Shard:
-    """A slice on its server. value: its elements, of which pieces are what the optimizer steps. together: a step takes
-    the gradients of all workers; else each is a step. bound: pushes that a worker may be ahead of the slowest when it
-    gets the value; None: any number."""
+    """A slice on its server. value: its elements; the optimizer steps its pieces. together: a step uses the average of
+    all workers' gradients; else each gradient is a step. bound: how many pushes a worker may be ahead of the slowest
+    one when it gets the value; None: any number."""
 
     def __init__(self, one: Slice, parameters: Sequence[tuple[str, Tensor]], optimizer: Any, workers: Iterable[int],
                  together: bool, bound: int | None) -> None:
@@ -50,71 +49,74 @@ class Shard:
             raise ValueError(f"ps: optimizer returned {type(self._optimizer).__name__}; it must return one of "
                              "torch.optim")
         self.pushes = dict.fromkeys(workers, 0)
-        self._present = set(self.pushes)                # who is waited for
-        self._gradients: dict[int, tuple[Tensor, int]] = {}            # of a step that is not whole yet, with masks
-        self._wanted: dict[int, tuple[int, Outbox]] = {}
+        self._present = set(self.pushes)                # workers that have not left
+        self._gradients: dict[int, tuple[Tensor, int]] = {}            # of the next step: (gradient, mask)
+        self._wanted: dict[int, tuple[int, Outbox]] = {}        # pulls that wait: worker: (its pushes, its outbox)
         self._lock = threading.Lock()
         self.updates = self.lag = 0
 
     def push(self, worker: int, gradient: Tensor, mask: int) -> None:
-        """The gradient is the shard's from now on."""
+        """Adds a worker's gradient, which the shard now owns. mask: bits of the pieces that have a gradient."""
         with self._lock:
             self.pushes[worker] += 1
             self._gradients[worker] = gradient, mask
             self._settle()
 
     def want(self, worker: int, clock: int, outbox: Outbox) -> None:
-        """Puts the shard into the outbox as soon as the worker, with so many pushes, may have it."""
+        """Puts the shard into the outbox as soon as the worker, which has made `clock` pushes, may have it."""
         with self._lock:
             self._wanted[worker] = clock, outbox
             self._settle()
 
-    def part(self, worker: int, counts: bool) -> None:
-        """The worker is waited for no more. counts: what it has pushed joins the step under way."""
+    def remove_worker(self, worker: int, keep_gradient: bool) -> None:
+        """Stops waiting for a worker. keep_gradient: its last gradient still joins the next step."""
         with self._lock:
             self._present.discard(worker)
             self._wanted.pop(worker, None)
-            if not counts:
+            if not keep_gradient:
                 self._gradients.pop(worker, None)
             self._settle()
 
     def copy(self, worker: int) -> tuple[Header, Tensor]:
+        """The VALUE message for a worker: header and a copy of the elements."""
         with self._lock:
             seen, clock = self._slowest(worker), self.pushes[worker]
             self.lag = max(self.lag, clock - seen)
             return Header(VALUE, self.one.number, clock, seen), self.value.clone()
 
     def _slowest(self, worker: int) -> int:
+        """The fewest pushes of any worker that has not left, or of `worker`."""
         return min(self.pushes[other] for other in self._present | {worker})
 
     def _settle(self) -> None:
-        """Steps if it can, then gives to those who may have."""
+        """Makes a step if its gradients are complete, then answers the pulls that may have the value. With the lock."""
         if self._gradients and (not self._together or self._present <= self._gradients.keys()):
             self._step()
         for worker, (clock, outbox) in list(self._wanted.items()):
-            there = self.pushes[worker] >= clock and worker not in self._gradients
-            if there and (self._bound is None or self._slowest(worker) >= clock - self._bound):
+            applied = self.pushes[worker] >= clock and worker not in self._gradients
+            if applied and (self._bound is None or self._slowest(worker) >= clock - self._bound):
                 del self._wanted[worker]
                 outbox.put(self.one.number, self)
 
     def _step(self) -> None:
-        """With the average, summed in the order of ranks. A piece for which nobody has a gradient is let alone."""
+        """Steps the optimizer with the average gradient, summed in the order of ranks. A piece without a gradient from
+        any worker is not stepped."""
         (total, mask), *others = [self._gradients[worker] for worker in sorted(self._gradients)]
-        for gradient, its in others:
+        for gradient, its_mask in others:
             total += gradient
-            mask |= its
+            mask |= its_mask
         if others:
             total /= len(self._gradients)
         self._gradients.clear()
-        for bit, (piece, mine) in enumerate(zip(self.one.pieces, self._pieces)):
-            mine.grad = total[piece.where] if mask >> bit & 1 else None
+        for bit, (piece, values) in enumerate(zip(self.one.pieces, self._pieces)):
+            values.grad = total[piece.where] if mask >> bit & 1 else None
         self._optimizer.step()
         self.updates += 1
 
 
 @dataclass
 class _Client:
-    """A worker, as its server sees it."""
+    """A worker on its server. order: slices of its push number `clock`, in the order of arrival."""
     link: Link
     outbox: Outbox = field(default_factory=Outbox)
     order: list[int] = field(default_factory=list)
@@ -140,12 +142,13 @@ class Server:
         self._served = False
 
     def serve(self) -> Report:
-        """Serves until each worker has left or is lost. Its slices are then in this rank's model, which with one server
-        is the whole. What the optimizer raises is raised when all workers have been told."""
+        """Serves until each worker has left or is lost. Then copies this server's slices into this rank's model; with
+        one server these are all parameters. An error of the optimizer is raised here after all workers have been
+        told."""
         if self._served:
             raise RuntimeError("ps: this server has finished; join again on all ranks")
         self._served = True
-        work = [(target, client) for client in self._clients for target in (self._listen, self._answer)]
+        work = [(target, client) for client in self._clients for target in (self._receive_all, self._send_all)]
         threads = [threading.Thread(target=self._run, args=one, name="tutti ps", daemon=True) for one in work]
         self._running = len(threads)
         try:
@@ -154,7 +157,7 @@ class Server:
             with self._changed:
                 self._changed.wait_for(lambda: not self._running)
         finally:
-            for client in self._clients:                # ends threads that still run, where this was interrupted
+            for client in self._clients:                # ends the threads if serve() was interrupted
                 client.outbox.close()
                 client.link.destroy()
         for thread in threads:
@@ -181,8 +184,8 @@ class Server:
                 self._changed.notify_all()
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the call gives. None where it fails, or something has before: then workers are told at their next
-        pull, and their messages are taken and dropped until they leave."""
+        """Returns call(*arguments), or None if it or an earlier call has failed. After a failure the workers get FAIL
+        at their next pull, and their messages are received and dropped until they leave."""
         if self._error is None:
             try:
                 return call(*arguments)
@@ -194,19 +197,21 @@ class Server:
         return None
 
     # ---- a worker ----
-    def _listen(self, client: _Client) -> None:
+    def _receive_all(self, client: _Client) -> None:
+        """The receiving thread of a worker, until it leaves, fails or is lost."""
         while (given := self._receive(client))[0].kind not in (LEAVE, FAIL):
-            self._guarded(self._take, client, *given)
+            self._guarded(self._handle, client, *given)
         client.left = True
         for shard in self._shards.values():
-            self._guarded(shard.part, client.rank, given[0].kind == LEAVE)
+            self._guarded(shard.remove_worker, client.rank, given[0].kind == LEAVE)
         if given[0].kind == FAIL:
             self._lost.setdefault(client.rank, "it failed, and reported so")
             client.outbox.clear()
         client.outbox.put(LAST, Header(BYE))
-        self._receive(client)                           # until it has read that, so that it need not ask who left first
+        self._receive(client)                           # the second LEAVE: BYE was read, so this end may close first
 
-    def _take(self, client: _Client, header: Header, gradient: Tensor | None) -> None:
+    def _handle(self, client: _Client, header: Header, gradient: Tensor | None) -> None:
+        """Handles a PUSH or PULL."""
         if header.kind == PULL:
             for shard in self._shards.values():
                 shard.want(client.rank, header.clock, client.outbox)
@@ -217,7 +222,7 @@ class Server:
         self._shards[header.number].push(client.rank, gradient, header.mask)
 
     def _receive(self, client: _Client) -> tuple[Header, Tensor | None]:
-        """A worker that is lost is one that fails."""
+        """The next message. The loss of a worker is returned as FAIL."""
         try:
             header, gradient = client.link.receive(), None
             if header.kind == PUSH:
@@ -230,13 +235,14 @@ class Server:
                 self._lost[client.rank] = str(error)
             return Header(FAIL), None
 
-    def _answer(self, client: _Client) -> None:
+    def _send_all(self, client: _Client) -> None:
+        """The sending thread of a worker, until BYE is sent or the connection is lost."""
         while (given := client.outbox.get()) is not None:
             message = self._guarded(given.copy, client.rank) if isinstance(given, Shard) else (given, None)
             if message is not None:
                 try:
                     client.link.send(*message)
-                except Exception:                       # who listens is told, too
+                except Exception:                       # the receiving thread gets the error, too
                     return
                 if message[0].kind == BYE:
                     return

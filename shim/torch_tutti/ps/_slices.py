@@ -1,10 +1,9 @@
-"""Parameters as slices: all of them in the order of the model, one behind the other, cut every so many bytes. A slice
-is what travels and what an optimizer steps; its number is its priority, the lowest first. Invariant: all ranks cut
-alike, because names, shapes and sizes are the same on all.
+"""Divides the parameters into slices: all of them in the order of the model, concatenated, cut every slice_bytes. A
+slice is the unit that travels and that an optimizer steps; its number is its priority, the lowest first. Invariant: all
+ranks have the same slices, because names, shapes and sizes are the same on all.
 
 Large tensors are cut and the slices of the first layers go first, as in P3 (Jayarajan et al. 2019); small tensors share
-a slice, so that a bias is no message of its own.
-"""
+a slice, so that a bias is no message of its own."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -13,12 +12,12 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-MOST_PIECES = 62                        # of a slice: bits of a mask in a header's word
+MOST_PIECES = 62                        # in a slice: a piece is a bit of the mask in a header
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements begin to end of a parameter, counted flat, which lie at `at` in their slice."""
+    """Elements [begin, end) of the flat parameter, which are at element `at` of the slice. parameter: its number."""
     parameter: int
     begin: int
     end: int
@@ -26,13 +25,13 @@ class Piece:
 
     @property
     def where(self) -> slice:
-        """Its elements in the slice."""
+        """The range of its elements in the slice."""
         return slice(self.at, self.at + self.end - self.begin)
 
 
 @dataclass
 class Slice:
-    """number: its place among all, and its priority. server: whose it is. count: its elements."""
+    """number: its position among all slices, and its priority. server: the rank that has it. count: its elements."""
     number: int
     dtype: torch.dtype
     server: int = 0
@@ -45,8 +44,8 @@ class Slice:
 
 
 def cut(parameters: Sequence[Tensor], slice_bytes: int) -> list[Slice]:
-    """The slices of all parameters, in their order. Each has slice_bytes, rounded down to an element, but where the
-    dtype changes, at the end, and where MOST_PIECES parameters share it."""
+    """Returns the slices of all parameters, in order. Each has slice_bytes, rounded down to whole elements. A slice is
+    shorter where the dtype changes, at the end, and where it has MOST_PIECES pieces."""
     slices: list[Slice] = []
     for number, parameter in enumerate(parameters):
         begin, limit = 0, max(1, slice_bytes // parameter.dtype.itemsize)
@@ -63,8 +62,8 @@ def cut(parameters: Sequence[Tensor], slice_bytes: int) -> list[Slice]:
 
 
 def spread(slices: Sequence[Slice], servers: int) -> None:
-    """Gives each slice, in order, to the server that has the fewest bytes by then; so each server has early ones, and
-    no two differ by more than a slice."""
+    """Assigns each slice, in order, to the server with the fewest bytes so far. So each server has early slices, and
+    their bytes differ by at most one slice."""
     load = [0] * servers
     for one in slices:
         one.server = load.index(min(load))
@@ -72,7 +71,8 @@ def spread(slices: Sequence[Slice], servers: int) -> None:
 
 
 def pack(one: Slice, flat_of: Callable[[int], Tensor | None], into: Tensor) -> int:
-    """Copies what flat_of gives for each parameter; zeros for None. Returns a mask of the pieces that were there."""
+    """Copies the pieces of a slice into a flat tensor of its length. flat_of(number) is a parameter's flat values, or
+    None for zeros. Returns a mask: bit i is set if piece i had values."""
     mask = 0
     for bit, piece in enumerate(one.pieces):
         flat = flat_of(piece.parameter)
@@ -86,6 +86,6 @@ def pack(one: Slice, flat_of: Callable[[int], Tensor | None], into: Tensor) -> i
 
 @torch.no_grad()
 def unpack(one: Slice, data: Tensor, parameters: Sequence[Tensor]) -> None:
-    """Copies a slice into the parameters, which are contiguous."""
+    """Copies the elements of a slice into the parameters, which must be contiguous."""
     for piece in one.pieces:
         parameters[piece.parameter].view(-1)[piece.begin: piece.end] = data[piece.where]

@@ -1,6 +1,6 @@
-"""A worker: its gradients leave and parameters come in threads of their own, the most urgent slice first, while the
-model computes. What comes lies aside until a module's forward needs it; so parameters change at the beginning of a
-module's forward, or in a call of the program, and never while a backward pass uses them.
+"""A worker: threads send its gradients and receive parameters, the most urgent slice first, while the model computes.
+Received slices wait in a buffer until a module's forward needs them. So parameters change only at the beginning of a
+module's forward or in a call of the program, and never while a backward pass uses them.
 """
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from torch_tutti.zero._hooks import Hook
 
 
 class _Lane:
-    """The way to one server."""
+    """The connection to one server. slices: how many slices the server has."""
 
     def __init__(self, link: Link, slices: int) -> None:
         self.link, self.slices, self.outbox = link, slices, Outbox()
-        self.awaited = threading.Semaphore(0)           # messages that are to come: who waits longer would time out
-        self.leaving = threading.Event()                # the server is told: its answer is the last message
+        self.awaited = threading.Semaphore(0)           # messages to receive; a further receive would time out
+        self.leaving = threading.Event()                # LEAVE or FAIL is in the outbox; the server answers BYE
         self.threads: list[threading.Thread] = []
 
 
 class Worker:
-    """This rank's part of a parameter server, as a context manager. Made by join(). Used from one thread."""
+    """A worker of a parameter server, as a context manager. join() makes it; one thread may use it. bound: how many
+    pushes of another worker its parameters may lack; None: any number."""
 
     def __init__(self, model: nn.Module, slices: list[Slice], links: list[Link], bound: int | None) -> None:
         self._model, self._slices, self._bound = model, slices, bound
@@ -41,15 +42,15 @@ class Worker:
             for piece in one.pieces:
                 self._of_parameter[piece.parameter].append(one.number)
         self._gradients, self._values = ([torch.empty(one.count, dtype=one.dtype) for one in slices] for _ in range(2))
-        self._seen = [0] * len(slices)                  # fewest pushes of any worker that are in what is here
-        self._coming: set[int] = set()                  # asked for, and not in the model yet
-        self._here: set[int] = set()                    # of these, what has come
+        self._seen = [0] * len(slices)                  # for each slice, the fewest pushes of any worker in its values
+        self._coming: set[int] = set()                  # slices that were pulled and are not in the model yet
+        self._here: set[int] = set()                    # slices that have arrived in _values
         self._changed = threading.Condition()
         self._error: Exception | None = None
-        self._left: dict[int, int] | None = None        # in backward(): parameters of a slice that have no gradient yet
-        self.clock = 0                                  # pushes
+        self._left: dict[int, int] | None = None        # in backward(): slice: its pieces without a gradient yet
+        self.clock = 0                                  # pushes of this worker
         self._called: set[nn.Module] = set()
-        self._hooks = self._hook()
+        self._hooks = self._install_hooks()
         self._lanes = [_Lane(link, sum(one.server == link.peer for one in slices)) for link in links]
         self._lane_of = {lane.link.peer: lane for lane in self._lanes}
         self._closed = False
@@ -61,8 +62,8 @@ class Worker:
 
     # ---- what a program calls ----
     def backward(self, loss: Tensor) -> None:
-        """loss.backward() and push(), but each slice leaves as soon as its gradients are there. With several backward
-        passes in a step, this is the last one."""
+        """Does loss.backward() and push(), but sends each slice as soon as its gradients are complete. If a step has
+        several backward passes, only the last one may be this."""
         self._begin_push()
         self._left = {one.number: len(one.pieces) for one in self._slices}
         try:
@@ -76,15 +77,15 @@ class Worker:
         self._end_push(number for number, rest in left.items() if rest)
 
     def push(self) -> None:
-        """Sends the gradients, p.grad of all that is trained, and returns when they are copied. A parameter without one
-        counts as zeros if another worker has one, and is let alone by the step if none has. Raises RuntimeError where
-        parameters lack more pushes of others than the mode allows: then pull() was left out."""
+        """Sends p.grad of all trained parameters, and returns when they are copied. A missing gradient counts as zeros
+        if another worker has one; if none has, the step leaves the parameter unchanged. Raises RuntimeError if this
+        worker's parameters lack more pushes of others than the mode allows, because pull() was left out."""
         self._begin_push()
         self._end_push(range(len(self._slices)))
 
     def pull(self) -> None:
-        """Asks for parameters that have this worker's pushes and, of each other one, all that the mode asks for;
-        returns at once. Each module's forward waits for its own; wait() waits for all."""
+        """Asks for parameters with all pushes of this worker, and those of others that the mode requires. Returns at
+        once. Each module's forward waits for its own parameters; wait() waits for all."""
         self.wait()
         for lane in self._lanes:
             lane.outbox.put(FIRST, (Header(PULL, clock=self.clock), None))
@@ -92,13 +93,13 @@ class Worker:
         self._coming.update(range(len(self._slices)))
 
     def wait(self) -> None:
-        """Until all parameters that were asked for are in the model."""
+        """Waits until all parameters that were pulled are in the model."""
         self._check()
-        self._take(self._coming)
+        self._await_slices(self._coming)
 
     def close(self) -> None:
-        """Tells the servers that this worker has done its part, when all it has asked for is there. The end of the with
-        block does it. Raises what wait() raises."""
+        """Waits for all pulled parameters, then leaves all servers. The end of the with block calls it. Raises the
+        errors of wait()."""
         if not self._closed:
             try:
                 self.wait()
@@ -110,7 +111,7 @@ class Worker:
                 raise self._error
 
     def report(self) -> dict[str, int]:
-        """pushes; bytes_sent, of gradients; bytes_received, of parameters."""
+        """Statistics: pushes, bytes_sent (gradients) and bytes_received (parameters)."""
         return {"pushes": self.clock, "bytes_sent": sum(lane.link.bytes_sent for lane in self._lanes),
                 "bytes_received": sum(lane.link.bytes_received for lane in self._lanes)}
 
@@ -125,22 +126,25 @@ class Worker:
 
     # ---- gradients ----
     def _begin_push(self) -> None:
+        """Waits for pulled parameters and for the last push to be sent. Raises if parameters are too old."""
         self.wait()
-        lacks = self.clock - min(self._seen)
-        if self._bound is not None and lacks > self._bound:
-            raise RuntimeError(f"ps: the parameters of this worker may lack {lacks} pushes of another, and its mode "
+        missing = self.clock - min(self._seen)
+        if self._bound is not None and missing > self._bound:
+            raise RuntimeError(f"ps: the parameters of this worker may lack {missing} pushes of another, and its mode "
                                f"allows {self._bound}: call pull() after each push")
         for lane in self._lanes:
-            lane.outbox.drain()                         # what is still to be sent lies where the next gradients go
+            lane.outbox.drain()                         # the next gradients overwrite the buffers of the last push
         self._check()
 
     def _end_push(self, numbers: Iterable[int]) -> None:
+        """Sends the given slices, and counts the push."""
         flats: dict[int, Tensor | None] = {}
         for number in numbers:
             self._push_slice(number, flats)
         self.clock += 1
 
     def _push_slice(self, number: int, flats: dict[int, Tensor | None]) -> None:
+        """Sends the gradient of a slice. flats: flat gradients by parameter, a cache for several slices."""
         def flat_of(parameter: int) -> Tensor | None:
             if parameter not in flats:
                 gradient = self._parameters[parameter].grad
@@ -154,6 +158,7 @@ class Worker:
         self._lane_of[one.server].outbox.put(number, (header, data))
 
     def _on_gradient(self, parameter: Tensor) -> None:
+        """A hook: the gradient of a parameter is complete. Inside backward(), sends slices that are now complete."""
         if self._left is None:
             return
         flats: dict[int, Tensor | None] = {}
@@ -166,7 +171,8 @@ class Worker:
                 self._push_slice(number, flats)
 
     # ---- parameters ----
-    def _hook(self) -> list[Any]:
+    def _install_hooks(self) -> list[Any]:
+        """Hooks on gradients, on the forward of modules with parameters, and on state_dict()."""
         hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._parameters]
         for module in self._model.modules():
             mine = {number for p in module.parameters(recurse=False) if p in self._number_of
@@ -178,18 +184,19 @@ class Worker:
         return hooks
 
     def _before_model(self, *_: Any) -> None:
-        """Waits for what no forward has been seen to wait for: the model's own parameters, and those of modules whose
-        parameters others read."""
+        """Waits for the parameters of the model itself and of modules whose forward has never been called: other
+        modules may read those."""
         if self._coming:
-            self._take(number for module in self._model.modules() if module not in self._called
+            self._await_slices(number for module in self._model.modules() if module not in self._called
                        for p in module.parameters(recurse=False) if p in self._number_of
                        for number in self._of_parameter[self._number_of[p]])
 
     def _before_forward(self, numbers: set[int], module: nn.Module, _: Any) -> None:
         self._called.add(module)
-        self._take(numbers)
+        self._await_slices(numbers)
 
-    def _take(self, numbers: Iterable[int]) -> None:
+    def _await_slices(self, numbers: Iterable[int]) -> None:
+        """Waits for those of the slices that were pulled, and copies them into the model."""
         for number in sorted(self._coming.intersection(numbers)):
             with self._changed:
                 self._changed.wait_for(lambda: number in self._here or self._error)
@@ -200,6 +207,7 @@ class Worker:
 
     # ---- threads ----
     def _send(self, lane: _Lane) -> None:
+        """The sending thread of a connection."""
         while (given := lane.outbox.get()) is not None:
             header, data = given
             try:
@@ -211,6 +219,7 @@ class Worker:
             lane.outbox.sent()
 
     def _receive(self, lane: _Lane) -> None:
+        """The receiving thread of a connection, until BYE or an error."""
         while lane.awaited.acquire():
             try:
                 header = lane.link.receive()
@@ -222,7 +231,7 @@ class Worker:
                 return
             if header.kind == BYE:
                 return
-            if header.kind == FAIL:                     # nobody has asked for this; the server answers whoever leaves
+            if header.kind == FAIL:                     # not an answer to a pull; the server still answers LEAVE
                 self._lose(lane, "it has failed: see its own error")
                 lane.leaving.wait()
                 lane.awaited.release()
@@ -233,6 +242,7 @@ class Worker:
                 self._changed.notify_all()
 
     def _lose(self, lane: _Lane, error: Exception | str) -> None:
+        """Fails this worker, because a server is lost."""
         kind = TimeoutError if isinstance(error, TimeoutError) else PeerError
         self._fail(kind(f"ps: rank {lane.link.peer}, a server, is lost, and its part of the parameters with it "
                         f"({error}); start all ranks again from a checkpoint"))
@@ -248,21 +258,21 @@ class Worker:
         if self._closed:
             raise RuntimeError("ps: this worker has left; join again on all ranks")
 
-    def _end(self, word: int) -> None:
-        """Says it to all servers that are there, and ends the threads."""
+    def _end(self, kind: int) -> None:
+        """Sends LEAVE or FAIL to all servers, and ends the threads."""
         self._closed = True
         for hook in self._hooks:
             hook.remove()
         for lane in self._lanes:
-            if word == FAIL:
+            if kind == FAIL:
                 lane.outbox.clear()
-            lane.outbox.put(LAST, (Header(word), None))
+            lane.outbox.put(LAST, (Header(kind), None))
             lane.leaving.set()
             lane.awaited.release()
         for lane in self._lanes:
-            lane.threads[1].join()                      # it has read BYE, or the server is lost
+            lane.threads[1].join()                      # ends at BYE, or if the server is lost
             lane.outbox.close()
             lane.threads[0].join()
-            with suppress(Exception):                   # that the server need not wait for a death
+            with suppress(Exception):                   # confirms BYE to the server
                 lane.link.send(Header(LEAVE))
             lane.link.destroy()

@@ -1,5 +1,5 @@
-"""What training goes on from: the optimizer's state whole on every rank, as torch's own optimizer writes it, or the
-state of both model and optimizer in parts, each rank its own, for torch.distributed.checkpoint."""
+"""Checkpoints: the optimizer's whole state on each rank, in the format of torch's optimizers, or the state of model and
+optimizer in parts, each rank its own, for torch.distributed.checkpoint."""
 from __future__ import annotations
 
 import collections
@@ -13,25 +13,26 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch_tutti.zero._optimizer import ZeroOptimizer
 
-# by rule: what torch calls the moments
+# by rule: torch's names of the moments
 _MOMENTS = {"none": (), "sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"),
             "adamw": ("exp_avg", "exp_avg_sq")}
 Assemble = Callable[[int, torch.Size, torch.Tensor], Any]  # number of the parameter, its shape, this rank's part
 
 
 def _is_part(name: str, value: Any) -> bool:
+    """True if a state entry has one number for each element of the parameter."""
     return torch.is_tensor(value) and value.dim() > 0 and name != "step"
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Offsets and sizes of the boxes, in their order, that the elements begin to end of a tensor fill."""
+    """Divides elements [begin, end) of a tensor, in row-major order, into boxes: yields (offsets, sizes) in order."""
     if begin >= end:
         return
     if len(shape) < 2:
         yield ((begin,), (end - begin,)) if shape else ((), ())
         return
     row, rest = math.prod(shape[1:]), tuple(shape[1:])
-    if begin % row or end < begin + row:                # within a row, up to its end at most
+    if begin % row or end < begin + row:                # a part of one row
         stop = min(end, (begin // row + 1) * row)
         for offsets, sizes in boxes(rest, begin % row, stop - begin // row * row):
             yield (begin // row, *offsets), (1, *sizes)
@@ -42,7 +43,8 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[
 
 
 def like(given: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """One of other parameters, with no state, whatever its constructor needs."""
+    """An optimizer of the same class and options with other parameter groups and no state. Does not call its
+    constructor."""
     made: torch.optim.Optimizer = object.__new__(type(given))
     vars(made).update({name: value for name, value in vars(given).items() if name != "step"})
     made.param_groups, made.state = groups, collections.defaultdict(dict)
@@ -50,10 +52,10 @@ def like(given: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.op
 
 
 class Parts(torch.Tensor):
-    """A tensor of which this rank has some boxes, where they lie: for torch.distributed.checkpoint, which asks for them
-    by three methods, and copies them before it writes in the background. Nothing can be computed with it."""
-    parts: list[tuple[tuple[int, ...], torch.Tensor]]   # by their offsets
-    writes: bool                                        # else it only reads
+    """A tensor of which this rank has some boxes, for torch.distributed.checkpoint, which gets them by three methods
+    and copies them before it writes in the background. It cannot be computed with."""
+    parts: list[tuple[tuple[int, ...], torch.Tensor]]   # (offsets, values)
+    writes: bool                                        # false: only for loading
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype,
@@ -64,7 +66,7 @@ class Parts(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.new_empty.default:    # torch fills a copy's attributes in
+        if func is torch.ops.aten.new_empty.default:    # torch sets the attributes of the copy
             return cls(args[1], args[0].dtype)
         if func is torch.ops.aten.detach.default:
             return cls(args[0].shape, args[0].dtype, args[0].parts, args[0].writes)
@@ -89,18 +91,18 @@ class Parts(torch.Tensor):
 
 
 class Checkpoint:
-    """The state of an optimizer, and of what it trains."""
+    """The state of an optimizer and of its model."""
 
     def __init__(self, optimizer: ZeroOptimizer) -> None:
         self.optimizer, self.manager = optimizer, optimizer._manager
         self.core, self.group = self.manager.core, self.manager.group
         self.ranks = dist.get_world_size(self.group)
-        self.probed = False             # its whole state was asked for before there is any
+        self.probed = False             # torch asked for the state before the first step
 
-    # ---- what there is ----
+    # ---- the state of this rank ----
     def _parts(self, number: int, always: bool) -> dict[str, Any]:
-        """What this rank keeps of a parameter's state, by torch's names: flat parts, and numbers. always: also what no
-        step has updated yet."""
+        """This rank's state of a parameter, by torch's names: flat parts and numbers. always: also before its first
+        step."""
         piece, rule = self.core.piece(number), self.manager.rule
         found: dict[str, Any] = {}
         if (inner := self.optimizer._inner) is not None:
@@ -115,7 +117,7 @@ class Checkpoint:
         return found
 
     def _fresh(self, flat: torch.nn.Parameter) -> dict[str, Any]:
-        """What the optimizer makes of a parameter that it has not updated: of as many zeros."""
+        """The first state of a parameter that the optimizer has not updated yet: that of zeros of the same shape."""
         inner, zeros = self.optimizer._inner, torch.nn.Parameter(torch.zeros_like(flat))
         zeros.grad = torch.zeros_like(flat)
         group = next(group for group in inner.param_groups if any(p is flat for p in group["params"]))
@@ -124,7 +126,8 @@ class Checkpoint:
         return {name: value * 0 if name == "step" else value for name, value in made.state[zeros].items()}
 
     def _states(self, assemble: Assemble, always: bool) -> dict[int, dict[str, Any]]:
-        """By parameter, the same names on all ranks. Collective."""
+        """The state of each parameter by number, with equal names on all ranks. assemble() makes an entry from this
+        rank's part. Collective."""
         mine = {number: self._parts(number, always) for number in range(len(self.manager.owned))}
         outline = {number: {name: value.dtype if _is_part(name, value) else value for name, value in parts.items()}
                    for number, parts in mine.items() if parts}

@@ -1,4 +1,4 @@
-"""include/tutti_zero.h through ctypes: numbers and addresses in, tensors out. What it means is said there."""
+"""Calls include/tutti_zero.h by ctypes, and returns tensors of its memory. The header documents the calls."""
 from __future__ import annotations
 
 import ctypes
@@ -45,14 +45,15 @@ class _Event(ctypes.Structure):
 
 
 class Described(NamedTuple):
-    """A parameter, as the core is told of it."""
+    """A parameter for the core: its elements, its unit, and its parameter group."""
     count: int
     unit: int
     group: int
 
 
 class Piece(NamedTuple):
-    """What this rank keeps of a parameter: elements from `at` on, as flat tensors (None: the rule has none)."""
+    """This rank's piece of a parameter: its elements from `at` on, as flat tensors. moments: None where the rule has
+    none. steps: updates so far. used: it has a gradient in this step."""
     at: int
     value: torch.Tensor
     moments: tuple[torch.Tensor | None, torch.Tensor | None]
@@ -62,7 +63,7 @@ class Piece(NamedTuple):
 
 
 class Core:
-    """One tutti_zero. It lives as long as a tensor that lies in its memory, or this object."""
+    """One tutti_zero. It is destroyed when neither this object nor a tensor of its memory exists any more."""
 
     def __init__(self, communicator: int, parameters: Sequence[Described], dtypes: Sequence[torch.dtype], groups: int,
                  placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
@@ -88,13 +89,15 @@ class Core:
             self._calls.tutti_zero_destroy(self._zero)
 
     def _tensor(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor of `count` elements at an address in the core's memory."""
         if not count:
             return torch.empty(0, dtype=dtype)
         memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-        memory.owner = self             # what the tensor keeps alive keeps this alive
+        memory.owner = self             # the tensor keeps this object alive
         return torch.frombuffer(memory, dtype=dtype)
 
     def parameter(self, number: int) -> torch.Tensor:
+        """The flat values of a parameter, in the core's memory."""
         address = self._calls.tutti_zero_parameter_at(self._zero, number)
         return self._tensor(address, self._counts[number], self._dtypes[number])
 
@@ -114,11 +117,11 @@ class Core:
         _check(self._calls.tutti_zero_keep(self._zero, kept))
 
     def gradient(self, number: int) -> tuple[torch.Tensor, bool]:
-        """Where to write the gradient, and whether there is one to be added to."""
+        """The flat buffer for a parameter's gradient, and whether it has one to which the new one must be added."""
         _check(self._calls.tutti_zero_gradient(self._zero, number, byref(self._at), byref(self._adds)))
         address = self._at.value or 0
         found = self._gradients.get((number, address))
-        if found is None:               # buffers are few, and are used again
+        if found is None:               # the core has few buffers and reuses them
             memory = (ctypes.c_char * (self._counts[number] * self._dtypes[number].itemsize)).from_address(address)
             found = self._gradients[number, address] = torch.frombuffer(memory, dtype=self._dtypes[number])
         return found, self._adds.value
@@ -150,6 +153,7 @@ class Core:
         _check(self._calls.tutti_zero_drop(self._zero))
 
     def piece(self, number: int) -> Piece:
+        """This rank's piece of a parameter, in the core's memory."""
         p = _Piece()
         _check(self._calls.tutti_zero_get_piece(self._zero, number, byref(p)))
         first, second = (self._tensor(a, p.count, torch.float32) if a else None for a in (p.first, p.second))
@@ -164,7 +168,7 @@ class Core:
         _check(self._calls.tutti_zero_begin_pieces(self._zero))
 
     def counts(self, number: int, ranks: int) -> list[int]:
-        """How many elements of the parameter each rank keeps; they follow each other by rank."""
+        """The elements of the parameter that each rank has, in the order of ranks."""
         at, count, found = c_size_t(), c_size_t(), []
         for rank in range(ranks):
             _check(self._calls.tutti_zero_span(self._zero, number, rank, byref(at), byref(count)))
@@ -175,7 +179,7 @@ class Core:
         _check(self._calls.tutti_zero_set_steps(self._zero, number, c_uint64(steps)))
 
     def lost(self, number: int) -> torch.Tensor:
-        """Flat, the same on all ranks: what averages have not had yet. Collective."""
+        """The residual of compression of a parameter, summed over ranks: float32, flat. Collective."""
         found = torch.empty(self._counts[number])
         _check(self._calls.tutti_zero_get_lost(self._zero, number, c_void_p(found.data_ptr())))
         return found
@@ -189,7 +193,7 @@ class Core:
         _check(self._calls.tutti_zero_watch(self._zero, c_size_t(events)))
 
     def events(self) -> tuple[list[tuple[int, ...]], int]:
-        """What was kept, as in tutti_zero_event, and how many there was no room for."""
+        """The recorded events, with the fields of tutti_zero_event, and the number of events that did not fit."""
         count, missed = c_size_t(), c_size_t()
         _check(self._calls.tutti_zero_get_events(self._zero, None, c_size_t(0), byref(count), byref(missed)))
         kept = (_Event * count.value)()

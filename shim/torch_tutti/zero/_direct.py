@@ -1,6 +1,6 @@
-"""Linear layers and embeddings whose weight's gradient is computed where it is summed: the matrix product, or the sums
-of rows, are written into the unit's buffer, where autograd would allocate a gradient that a hook then copies. What is
-computed is autograd's own, so are the bits."""
+"""Computes the weight gradients of linear layers and embeddings directly in the unit's gradient buffer, where the core
+sums them. Autograd would allocate a gradient that a hook then copies. The operations are those of autograd, so the
+results are bit-identical."""
 from __future__ import annotations
 
 import weakref
@@ -16,10 +16,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
 
-_owners: Any = WeakTensorKeyDictionary()                # of weights: whose, and by which number
+_owners: Any = WeakTensorKeyDictionary()                # weight: (weak reference to its Manager, parameter number)
 
 
 class _Product(torch.autograd.Function):
+    """A linear layer. backward() writes the weight's gradient into the buffer of parameter `number` of the manager."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, manager: Manager, number: int) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -41,6 +43,8 @@ class _Product(torch.autograd.Function):
 
 
 class _Lookup(torch.autograd.Function):
+    """An embedding. backward() writes the weight's gradient into the buffer of parameter `number` of the manager."""
+
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, manager: Manager, number: int) -> Tensor:
         ctx.save_for_backward(ids, weight)
@@ -60,24 +64,26 @@ class _Lookup(torch.autograd.Function):
 
 
 def sum_rows(rows: Tensor, ids: Tensor, count: int, padding: int = -1) -> Tensor:
-    """A matrix of so many rows, the gradient of an embedding."""
+    """The gradient of an embedding: [count, columns], row i is the sum of the rows whose id is i. padding: an id whose
+    rows are left out, or -1."""
     return torch.ops.aten.embedding_dense_backward(rows, ids, count, padding, False)
 
 
 def _is_accumulated(weight: Tensor) -> bool:
-    """Whether this pass brings the weight its gradient: not torch.autograd.grad, nor backward(inputs=…) without it,
-    nor a pass whose own graph is wanted; and nobody else looks at it."""
+    """True if this backward pass accumulates the weight's gradient and no other hook reads it. False in
+    torch.autograd.grad, in backward(inputs=…) without the weight, and with create_graph."""
     others = len(weight._post_accumulate_grad_hooks or ()) > 1
     if torch.is_grad_enabled() or weight._backward_hooks or others:
         return False
     try:
         return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(weight).node)
-    except RuntimeError:                                # it is asked for
+    except RuntimeError:                                # torch.autograd.grad returns this gradient
         return False
 
 
 def _owner_of(weight: Tensor) -> tuple[Manager, int] | None:
-    """None wherever gradients go another way: compiled, in torch.func, with another weight in this one's place."""
+    """The Manager and number of a weight. None if gradients take another path: torch.compile, torch.func, forward mode,
+    or a weight that is not sharded."""
     owner = _owners.get(weight)
     if owner is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -88,6 +94,7 @@ def _owner_of(weight: Tensor) -> tuple[Manager, int] | None:
 
 
 def _multiply(self: nn.Linear, x: Tensor) -> Tensor:
+    """The forward of a linear layer."""
     owner = _owner_of(self.weight)
     if owner is None or torch.is_autocast_enabled(x.device.type) or x.dtype != self.weight.dtype:
         return F.linear(x, self.weight, self.bias)
@@ -95,6 +102,7 @@ def _multiply(self: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _look_up(self: nn.Embedding, ids: Tensor) -> Tensor:
+    """The forward of an embedding."""
     owner = _owner_of(self.weight)
     if owner is None or self.sparse or self.max_norm is not None or self.scale_grad_by_freq:
         return nn.Embedding.forward(self, ids)
@@ -107,6 +115,7 @@ _multiply.__name__ = _look_up.__name__ = "forward"      # under which a method i
 
 
 def write_directly(manager: Manager, model: nn.Module) -> None:
+    """Replaces the forward of the model's linear layers and embeddings whose weights the manager owns."""
     for layer in model.modules():
         forward = _FORWARDS.get(type(layer))
         number = manager.number_of.get(layer.weight) if forward else None

@@ -1,4 +1,4 @@
-"""The model's side: which parameters are of which unit, where they lie, and hooks that tell the core what happens."""
+"""The model of ZeRO: its units, the move of parameters into the core, and hooks that call the core."""
 from __future__ import annotations
 
 import contextlib
@@ -25,28 +25,28 @@ from torch_tutti.zero._hooks import Hook, clip_ours
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
 
-_managers: Any = WeakTensorKeyDictionary()              # of parameters that are sharded; weak references
+_managers: Any = WeakTensorKeyDictionary()              # parameter: weak reference to the Manager of its model
 _PRECISIONS = {None: None, "bf16": torch.bfloat16}
-MANY = 1 << 20                          # buffers: no unit waits for another's, as stage 1 keeps all gradients
+MANY = 1 << 20                          # gradient buffers of stage 1, which keeps all gradients: no unit waits for one
 
 
 class Owned(NamedTuple):
-    """A parameter that is the core's, by its number."""
+    """A parameter that the core manages; its number is its position in Manager.owned. unit: the number of its unit."""
     name: str
     parameter: nn.Parameter
     unit: int
 
 
 class Settings(NamedTuple):
-    """What `shard` was asked for."""
+    """The arguments of `shard`."""
     placement: str
-    yields: bool                        # to another placement where this one cannot be
+    yields: bool                        # use "sharded" if this placement is impossible
     buffers: int
     ahead: bool
     prefetch: int
     reshard: bool
     init: Callable[[nn.Module], None] | None
-    dtype: torch.dtype | None           # of all parameters; None: of each unit its own
+    dtype: torch.dtype | None           # for all parameters; None: each unit keeps its own
     compression: str | Compression | None
 
 
@@ -55,43 +55,41 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
           buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
           precision: str | None = None, compression: str | Compression | None = None,
           init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
-    """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
-    one. Collective: all begin with rank 0's parameters and buffers.
+    """Lets the ranks of a group train the model together. Returns the model, and the optimizer that replaces the given
+    one. Collective: all ranks start with rank 0's parameters and buffers.
 
-    stage: 0, nothing is divided, as with DistributedDataParallel; 1, optimizer state is divided among the ranks; 2,
-    gradients as well; 3, parameters as well. hosts: how, with stage 3: "shared", the ranks of a host map one copy,
-    which each updates in part, so that no byte of parameters moves on a host; "sharded", a rank has its part alone,
-    and a unit is gathered when it is used: all ranks use the same units in the same order then, and parameters that are
-    not used read as NaN, except in a `with optimizer.whole():` block. None: shared, or sharded where hosts cannot
-    share, with a warning. units: modules whose parameters are used together, each summed and updated as one; default:
-    the elements of the model's outermost ModuleLists and Sequentials. A parameter is of the innermost unit that has it;
-    of the model itself if none has, or several that are not inside each other. group: of tutti's, None: the default
-    group.
+    stage: 0 divides nothing, like DistributedDataParallel; 1 divides the optimizer state among the ranks; 2 also the
+    gradients; 3 also the parameters. hosts: the placement of parameters in stage 3. "shared": the ranks of a host map
+    one copy, and each updates a part of it, so parameters are not copied within a host. "sharded": a rank has only its
+    part, and a unit is gathered when it is used; then all ranks must use the same units in the same order, and
+    parameters outside a use read as NaN, except in a `with optimizer.whole():` block. None: shared, or sharded with a
+    warning if the ranks of a host cannot share. units: modules whose parameters are used together; each is summed and
+    updated as a whole. Default: the elements of the model's outermost ModuleLists and Sequentials. A parameter belongs
+    to the innermost unit that has it; to the model itself if no unit has it, or several that are not nested. group: a
+    group of tutti's; None: the default group.
 
-    buffers: for the gradients of units of one size that are on their way (stages 2 and 3); a backward pass that is
-    ahead waits for one. ahead: step() returns when all ranks have come to it, and modules wait for their parameters
-    when they compute; what is used first is averaged, updated and sent first. Quicker, above all on a slow network
-    with many buffers. But what reads parameters elsewhere than in the forward() of the module that has them must call
-    optimizer.wait() first. For sharded parameters, prefetch: how many units are gathered before they are used, in the
-    order of the last time; reshard: a unit's memory is given back after its forward(), and it is gathered again to go
-    back.
+    buffers: the number of buffers for gradients of units of one size (stages 2 and 3); a backward pass waits if all are
+    in use. ahead: step() returns when all ranks have called it, and modules wait for their parameters when they
+    compute; units that are used first are summed, updated and sent first. This is faster, most of all on a slow network
+    with many buffers. But code that reads parameters outside the forward() of their module must call optimizer.wait()
+    first. For sharded parameters: prefetch is how many units are gathered before their use, in the order of the last
+    step; reshard frees a unit's memory after its forward(), and gathers it again for the backward pass.
 
-    precision: "bf16", parameters become bfloat16, as gradients do, and floating-point inputs of the model's forward();
-    the optimizer keeps float32 values, and begins with those that the model has. None: as they are.
+    precision: "bf16" converts parameters, gradients and floating-point inputs of the model's forward() to bfloat16; the
+    optimizer keeps float32 values, which start as the model's. None: no conversion.
 
-    compression: of gradients on their way, a form ("int8") or a torch_tutti.compression.Compression; where hosts have
-    as many ranks each, of what crosses between hosts. What is lost joins the next gradients.
+    compression: the form of gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have
+    equal numbers of ranks, only messages between hosts are compressed. The error is added to the next gradients.
 
-    A model may be on the meta device, the optimizer made of its parameters there: then no rank but 0 ever has all of
-    it in memory of its own. init: called on rank 0 with each module that has parameters or buffers of its own there,
-    and is to give them their first values; default: the module's reset_parameters().
+    The model may be on the meta device, with an optimizer of its parameters there. Then only rank 0 ever has the whole
+    model in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the
+    meta device; it must set their first values. Default: the module's reset_parameters().
 
-    Parameters have one type in each unit, float32 or bfloat16, lie in CPU memory, and stay where they are put: what
-    moves them (`.to`, an assignment to `.data`) or changes them in place is found at the next step; change them in a
-    `with optimizer.edit():` block. After backward() `grad` is None. Buffers are rank 0's at the start, and each
-    rank's own from then on. With bfloat16 the optimizer keeps float32 values of its part. AdamW, Adam and SGD run
-    in C, with the bits of torch's fused ones; any other optimizer that treats all elements alike runs on flat
-    parts.
+    The parameters of a unit have one dtype, float32 or bfloat16. They are in CPU memory and may not be moved (`.to`, an
+    assignment to `.data`) or changed in place, except in a `with optimizer.edit():` block; the next step raises an
+    error. After backward() `grad` is None. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16
+    the optimizer keeps float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused
+    optimizers; any other optimizer that treats all elements equally runs on flat parts.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
@@ -119,6 +117,7 @@ def _placement_of(stage: int, hosts: str | None) -> str:
 
 
 def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or the default one. Raises ValueError if its backend is not tutti."""
     chosen = dist.GroupMember.WORLD if group is None else group
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("zero.shard: this rank is in no such group; call init_process_group first")
@@ -128,7 +127,7 @@ def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _units_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
-    """Without the model itself, in the order of modules()."""
+    """The modules that are units, in the order of model.modules(), without the model itself."""
     if units is None:
         return _blocks_of(model)
     given, inside = list(units), set(model.modules())
@@ -139,6 +138,7 @@ def _units_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Mo
 
 
 def _blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The default units: elements with parameters of the outermost ModuleLists and Sequentials."""
     found: list[nn.Module] = []
     for child in module.children():
         lists = isinstance(module, (nn.ModuleList, nn.Sequential))
@@ -150,8 +150,8 @@ def _own_tensors(module: nn.Module) -> Iterable[torch.Tensor]:
     return (*module.parameters(recurse=False), *module.buffers(recurse=False))
 
 
-def _unborn(model: nn.Module, init: Callable[[nn.Module], None] | None) -> list[nn.Module]:
-    """Modules with tensors of their own on the meta device. All can get first values."""
+def _modules_on_meta(model: nn.Module, init: Callable[[nn.Module], None] | None) -> list[nn.Module]:
+    """Modules with tensors of their own on the meta device. Raises ValueError if one cannot set first values."""
     found = [module for module in model.modules() if any(t.is_meta for t in _own_tensors(module))]
     for module in found:
         if init is None and not hasattr(module, "reset_parameters"):
@@ -160,8 +160,8 @@ def _unborn(model: nn.Module, init: Callable[[nn.Module], None] | None) -> list[
     return found
 
 
-def _bear_rest(module: nn.Module) -> None:
-    """What is not trained, and still on the meta device."""
+def _materialize_untrained(module: nn.Module) -> None:
+    """Replaces untrained parameters and buffers on the meta device by uninitialized CPU tensors."""
     for p in module.parameters(recurse=False):
         if p.is_meta:
             torch.utils.swap_tensors(p, nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=False))
@@ -170,24 +170,26 @@ def _bear_rest(module: nn.Module) -> None:
             setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
-def _give_memory_back() -> None:
-    """What the parameters had, which the C library would keep: as much as the model."""
-    with contextlib.suppress(AttributeError):              # others than glibc have no such call
+def _trim_heap() -> None:
+    """Returns the old memory of the parameters to the system."""
+    with contextlib.suppress(AttributeError):              # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _take(manager: Any, number: int, p: nn.Parameter) -> None:
-    """A hook that keeps nothing alive: Python's collector does not see those of tensors."""
+    """The hook of a parameter's gradient. manager: a weak reference, because the garbage collector cannot follow hooks
+    of tensors."""
     if (found := manager()) is not None:
         found.take(number, p)
 
 
 def _cast_inputs(dtype: torch.dtype, _: nn.Module, arguments: Any, keywords: Any) -> Any:
+    """A forward pre-hook that converts floating-point inputs to `dtype`."""
     return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (arguments, keywords))
 
 
 def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-    """Of the module that is sharded: what the optimizer's does."""
+    """Replaces zero_grad() of the sharded module: also drops the gradients that the core has."""
     type(self).zero_grad(self, set_to_none)
     manager = next((_managers[p]() for p in self.parameters() if p in _managers), None)
     if manager is not None and manager.model is self:
@@ -198,31 +200,32 @@ _zero_grad.__name__ = "zero_grad"       # under which a method is pickled
 
 
 class Manager:
-    """Owns the core, and what it must know of the model."""
+    """Owns the core of a sharded model, and maps modules and parameters to units and numbers."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
                  group: dist.ProcessGroup, settings: Settings) -> None:
         self.model, self.group, self.ahead = model, group, settings.ahead
-        self.modules = [model, *modules]                # gradients of the first come last
+        self.modules = [model, *modules]                # the module of each unit; gradients of the first complete last
         self.dtype = settings.dtype
-        self.steps = 0                  # taken; a unit that was used since needs no look
+        self.steps = 0                  # steps taken; used[unit] == steps: the unit is as new as the last step
         group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self.owned = self._divide(model, group_of)
-        unborn = _unborn(model, settings.init)
+        on_meta = _modules_on_meta(model, settings.init)
         self.used = [-1] * len(self.modules)
-        self.written: set[int] = set()  # gradients of this backward pass that are not complete
+        self.written: set[int] = set()  # parameters with a part of their gradient written in this pass
         self.number_of = {o.parameter: number for number, o in enumerate(self.owned)}
         described = [Described(o.parameter.numel(), o.unit, group_of[o.parameter]) for o in self.owned]
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
-        self.core = self._core(described, len(optimizer.param_groups), settings)
-        self._move(model, unborn, settings.init)
+        self.core = self._create_core(described, len(optimizer.param_groups), settings)
+        self._move(model, on_meta, settings.init)
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
         self._watch(model)
         write_directly(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
         clip_ours(lambda p: found() if (found := _managers.get(p)) is not None else None)
 
-    def _core(self, described: list[Described], groups: int, settings: Settings) -> Core:
+    def _create_core(self, described: list[Described], groups: int, settings: Settings) -> Core:
+        """Creates the core, sharded if the ranks of a host cannot share memory and settings.yields."""
         backend = backend_of(self.group)
         limit = backend.options.timeout
         make = functools.partial(Core, backend._communicator, described, self._dtypes(), groups, rule=self.rule,
@@ -238,6 +241,8 @@ class Manager:
         return make(placement="sharded")
 
     def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
+        """Checks the trained parameters, and returns them in the order of units. group_of: the optimizer's parameter
+        group of each. Removes modules without own parameters from self.modules."""
         unit_of = self._innermost()
         for name, module in model.named_modules():
             if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -253,17 +258,17 @@ class Manager:
             found.append(Owned(name, p, unit_of.get(p, 0)))
         if not found:
             raise ValueError("zero.shard: the model has no parameter with requires_grad")
-        strangers = set(group_of) - {o.parameter for o in found}
-        if any(p.requires_grad for p in strangers):
+        others = set(group_of) - {o.parameter for o in found}
+        if any(p.requires_grad for p in others):
             raise ValueError("zero.shard: the optimizer has parameters that are not in the model")
-        used = sorted({o.unit for o in found})             # what has no parameters of its own is no unit
+        used = sorted({o.unit for o in found})             # a module without own parameters is no unit
         self.modules = [self.modules[unit] for unit in used]
         return sorted((o._replace(unit=used.index(o.unit)) for o in found), key=lambda o: o.unit)
 
     def _innermost(self) -> dict[nn.Parameter, int]:
-        """Of parameters in one unit, or in units inside each other, the innermost."""
+        """The unit of each parameter that is in one unit, or in nested units: the innermost one."""
         holders: dict[nn.Parameter, list[int]] = {}
-        for number, module in enumerate(self.modules[1:], 1):          # what is inside comes after what is around it
+        for number, module in enumerate(self.modules[1:], 1):          # inner modules come after outer ones
             for p in module.parameters():
                 holders.setdefault(p, []).append(number)
         inside = [set(module.modules()) for module in self.modules]
@@ -284,6 +289,7 @@ class Manager:
             raise ValueError(f"zero.shard: parameter {name} is {p.dtype}; use float32 or bfloat16")
 
     def _dtypes(self) -> list[torch.dtype]:
+        """The dtype of each unit. Raises ValueError if a unit has several."""
         found: list[torch.dtype | None] = [self.dtype] * len(self.modules)
         for name, p, unit in self.owned if self.dtype is None else ():
             if found[unit] not in (None, p.dtype):
@@ -293,23 +299,23 @@ class Manager:
         return [dtype or torch.float32 for dtype in found]
 
     @torch.no_grad()
-    def _move(self, model: nn.Module, unborn: list[nn.Module], init: Callable[[nn.Module], None] | None) -> None:
-        """Parameters become views of the core's arrays, with rank 0's values."""
+    def _move(self, model: nn.Module, on_meta: list[nn.Module], init: Callable[[nn.Module], None] | None) -> None:
+        """Makes the parameters views of the core's arrays, with rank 0's values. on_meta: modules to initialize."""
         first, exact = dist.get_rank(self.group) == 0, {}
         for number, (_, p, _) in enumerate(self.owned):
             view = self.core.parameter(number).view(p.shape)
             if view.dtype != p.dtype and not p.is_meta:
                 exact[number] = p.detach().float()
             if p.is_meta:
-                torch.utils.swap_tensors(p, nn.Parameter(view))         # it stays the one that the optimizer has
+                torch.utils.swap_tensors(p, nn.Parameter(view))         # the optimizer keeps the same object
             else:
                 if first:
                     view.copy_(p)
                 p.data = view
             _managers[p] = weakref.ref(self)
-        _give_memory_back()
-        for module in unborn:
-            _bear_rest(module)
+        _trim_heap()
+        for module in on_meta:
+            _materialize_untrained(module)
             if first:
                 init(module) if init else module.reset_parameters()
         self.core.begin()
@@ -323,14 +329,14 @@ class Manager:
             dist.broadcast(whole, group=self.group, group_src=0)
             if whole is not tensor:
                 tensor.copy_(whole)
-        self.note()
+        self.record_state()
 
-    # ---- what happens ----
+    # ---- events of a step ----
     def _watch(self, model: nn.Module) -> None:
-        """Hooks that say whom they are for: those of a copy of the model do nothing."""
+        """Installs the hooks. Each checks its module, so hooks that a copy of the model has do nothing."""
         for unit, module in enumerate(self.modules):
             self._await_units(module, {unit})
-        if self.ahead or self.uses:     # whoever computes without its unit's forward
+        if self.ahead or self.uses:     # modules that compute outside the forward of their unit
             unit_of = {p: unit for _, p, unit in self.owned}
             for module in model.modules():
                 self._await_units(module, {unit_of[p] for p in module.parameters(recurse=False) if p in unit_of})
@@ -353,6 +359,7 @@ class Manager:
 
     @torch.compiler.disable
     def use(self, unit: int) -> None:
+        """Waits until the unit is as new as the last step, and gathers it if it is sharded."""
         if self.uses:
             self.uses.begin(unit)
         elif self.used[unit] != self.steps:
@@ -364,7 +371,7 @@ class Manager:
             self.use(unit)
 
     def claim(self) -> None:
-        """Collective: parameters may be written to, until `restart`."""
+        """Lets the program write to all parameters until restart(). Collective."""
         self.core.claim()
         self.core.keep(True)
 
@@ -377,11 +384,13 @@ class Manager:
     @torch.compiler.disable
     @torch.no_grad()
     def take(self, number: int, p: nn.Parameter) -> None:
+        """Moves a complete gradient from p.grad into the core's buffer, and starts its sum when its unit is
+        complete."""
         gradient = p.grad
         if gradient is not None:
-            place, adds = self.core.gradient(number)
-            given = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
-            place.add_(given) if adds or number in self.written else place.copy_(given)
+            buffer, adds = self.core.gradient(number)
+            flat = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
+            buffer.add_(flat) if adds or number in self.written else buffer.copy_(flat)
             p.grad = None
         elif number not in self.written:
             return
@@ -389,8 +398,9 @@ class Manager:
         self.core.ready(number)
 
     def write(self, number: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
-        """The product is a weight's gradient, or a part of it. What of it autograd is to add up: all, when there is one
-        of an earlier pass, because that is added last."""
+        """Computes left @ right, a weight's gradient or a part of it, in the core's buffer, and returns None. If the
+        buffer has the gradient of an earlier pass, returns the product instead, for autograd to accumulate; take() adds
+        it."""
         flat, adds = self.core.gradient(number)
         place = flat.view(self.owned[number].parameter.shape)
         if adds:
@@ -400,7 +410,8 @@ class Manager:
         return None
 
     def write_rows(self, number: int, ids: torch.Tensor, rows: torch.Tensor, padding: int) -> torch.Tensor | None:
-        """The same for an embedding: its gradient is the sum of rows by their ids, but for that of padding."""
+        """Does what write() does for an embedding, whose gradient is the sum of rows by their ids. padding: the id
+        whose rows are left out, or -1."""
         flat, adds = self.core.gradient(number)
         place = flat.view(self.owned[number].parameter.shape)
         if adds:
@@ -418,7 +429,7 @@ class Manager:
 
     # ---- steps ----
     def check(self) -> None:
-        """Whoever has moved, replaced or changed a parameter has left the others behind."""
+        """Raises RuntimeError if a parameter was moved, replaced or changed on this rank since record_state()."""
         now = dict(self.model.named_parameters())
         for (name, p, _), (address, version) in zip(self.owned, self.seen):
             if now.get(name) is not p:
@@ -439,42 +450,44 @@ class Manager:
                 raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; set "
                                    "requires_grad before zero.shard")
 
-    def note(self) -> None:
+    def record_state(self) -> None:
+        """Records address and version of each parameter, which check() compares."""
         self.seen = [(p.data_ptr(), p._version) for _, p, _ in self.owned]
 
     def stepped(self) -> None:
-        """Graphs that still hold parameters must notice that they have changed, whoever wrote them."""
+        """Called after a step. Increments the parameters' versions, so that autograd graphs of before raise an
+        error."""
         self.steps += 1
         if not self.ahead:
             self.use_all()
         if self.uses:
             self.uses.stepped()
         torch.autograd.graph.increment_version([p for _, p, _ in self.owned])
-        self.note()
+        self.record_state()
 
     def restart(self) -> None:
-        """Collective: all take rank 0's parameters."""
+        """Gives all ranks the parameters of rank 0. Collective."""
         self.core.begin()
         if self.uses:
             self.uses.stepped()
-        self.note()
+        self.record_state()
 
     def entries(self) -> dict[str, tuple[int | None, Any]]:
-        """What the model's state_dict has, by name: the number of a parameter, or None, and the value (of a parameter
-        that is not whole, nothing)."""
+        """The entries of the model's state_dict by name: (number of the parameter or None, value). The value of a
+        sharded parameter is invalid while its unit is not gathered."""
         number_at = {address: number for number, (address, _) in enumerate(self.seen)}
         number_of = {o.name: number for number, o in enumerate(self.owned)}
-        with self.uses.unread() if self.uses else contextlib.nullcontext():
+        with self.uses.without_gathering() if self.uses else contextlib.nullcontext():
             state = self.model.state_dict(keep_vars=True)
         found = {name: (number_at.get(value.data_ptr(), number_of.get(name)), value.detach())
                  if torch.is_tensor(value) else (None, value) for name, value in state.items()}
-        for lost in set(range(len(self.owned))) - {number for number, _ in found.values()}:
-            raise ValueError(f"zero: the model's state_dict has no entry for parameter {self.owned[lost].name}; a "
+        for missing in set(range(len(self.owned))) - {number for number, _ in found.values()}:
+            raise ValueError(f"zero: the model's state_dict has no entry for parameter {self.owned[missing].name}; a "
                              "hook of its own may have renamed and copied it")
         return found
 
     def stay_whole(self) -> None:
-        """Collective: in a block of whole(), after something has sent units away."""
+        """Gathers all units again inside a block of whole(), after a call that released them. Collective."""
         if self.uses and self.uses.depth:
             self.core.keep(True)
 

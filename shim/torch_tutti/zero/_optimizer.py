@@ -1,4 +1,4 @@
-"""The optimizer's side: a torch.optim.Optimizer whose state is divided among the ranks."""
+"""The optimizer that zero.shard returns: a torch.optim.Optimizer whose state is divided among the ranks."""
 from __future__ import annotations
 
 import contextlib
@@ -17,15 +17,14 @@ from torch_tutti.zero._core import Rates
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
 
+# Options that the core's rules do not have, and optimizers that need whole tensors.
 _NEVER = ("amsgrad", "maximize", "nesterov", "dampening", "capturable", "differentiable")
-
-
 _WHOLE = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam")
                if hasattr(torch.optim, name))
 
 
 def rule_of(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> str:
-    """Of the core's; "none": the optimizer itself works on this rank's pieces."""
+    """The core's update rule for an optimizer. "none": the optimizer itself steps this rank's pieces."""
     if any(group.get(name) for group in groups for name in _NEVER):
         return "none"
     if kind is torch.optim.SGD:
@@ -38,17 +37,18 @@ def rule_of(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> 
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
-    """What `zero.shard` returns. `param_groups` are as the given optimizer's, for schedulers; `state` is empty, and
-    `state_dict()` has it all. All ranks call step, clip_grad_norm_, state_dict and load_state_dict together."""
+    """The optimizer that `zero.shard` returns. `param_groups` are the given optimizer's, for schedulers. `state` is
+    empty; `state_dict()` returns the whole state. step, clip_grad_norm_, state_dict and load_state_dict are
+    collective."""
 
     def __init__(self, manager: Manager, given: torch.optim.Optimizer) -> None:
         super().__init__([dict(group) for group in given.param_groups], dict(given.defaults))
-        self.param_groups = given.param_groups          # its own: a scheduler of the given one goes on with them
+        self.param_groups = given.param_groups          # the same objects: a scheduler of the given one works on
         self._manager, self._core, self._rule = manager, manager.core, manager.rule
         self._kind = type(given)
-        self._scale = 1.0               # of this step's gradients
-        self._held = 0                  # blocks of no_sync
-        self._probes = False            # torch's next zero_grad() is for its own zeros
+        self._scale = 1.0               # factor of this step's gradients
+        self._held = 0                  # nested blocks of no_sync
+        self._probes = False            # the next zero_grad() belongs to a probe of torch's (_is_probe)
         self._inner = self._of_pieces(given) if self._rule == "none" else None
         self._checkpoint = Checkpoint(self)
         if given.state:
@@ -62,7 +62,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     # ---- a step ----
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Averages what gradients are not yet, and updates this rank's part of all parameters. Collective."""
+        """Finishes the averages of gradients, and updates this rank's part of all parameters. Collective."""
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -81,7 +81,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return result
 
     def _is_probe(self) -> bool:
-        """torch.distributed.checkpoint takes a step with zeros, and rates of zero, to have a state made."""
+        """True in a step of torch.distributed.checkpoint, which sets gradients and rates to zero and calls step() to
+        create the optimizer's state."""
         gradients = (p.grad for _, p, _ in self._manager.owned)
         return (not any(float(group.get("lr", 1)) for group in self.param_groups)
                 and all(g is not None and not g.any() for g in gradients))
@@ -93,7 +94,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                              f"({needed}) than when the model was sharded ({self._rule}); set them before zero.shard")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients that no step has used; collective if any rank has any."""
+        """Drops gradients that no step has used. Collective if any rank has one."""
         for _, p, _ in self._manager.owned:
             p.grad = None
         probes, self._probes = self._probes, False
@@ -105,13 +106,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @property
     def holds(self) -> bool:
-        """In a block of no_sync."""
+        """True inside a block of no_sync."""
         return self._held > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes in the block stay on their rank, in memory of the whole model's size, and are
-        summed with those of the pass after it."""
+        """In this context gradients stay on their rank, in memory of the whole model's size. They are added to those of
+        the next backward pass outside, and summed over ranks then."""
         self._held += 1
         self._core.hold(True)
         try:
@@ -122,11 +123,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters: the next step scales them. The
-        norm before that, the same on all ranks. Collective."""
+        """Clips like torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters; the next step scales
+        them. Returns the norm before clipping, which is equal on all ranks. Collective."""
         if float(norm_type) != 2.0:
             raise NotImplementedError(f"zero: clip_grad_norm_ with norm_type={norm_type}; it must be 2")
-        norm = self._core.norm() * self._scale          # of what an earlier call has left
+        norm = self._core.norm() * self._scale          # after the scaling of earlier calls
         if error_if_nonfinite and not norm < float("inf"):
             raise RuntimeError(f"The total norm of the gradients is {norm}, so it cannot be clipped; drop them with "
                                "zero_grad(), or allow it with error_if_nonfinite=False")
@@ -134,43 +135,43 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return torch.tensor(norm)
 
     def wait(self) -> None:
-        """Returns when all parameters are as the last step has left them; needed with `ahead` only."""
+        """Waits until all parameters have the values of the last step. Only needed with `ahead`."""
         self._manager.use_all()
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """In the block all parameters may be read, anywhere, as the last step has left them. Collective, where they are
-        sharded: then outside of it only modules find them, when they compute. Not for a backward pass."""
+        """In this context any code may read all parameters, with the values of the last step. Sharded parameters are
+        otherwise valid only inside the forward of their modules; then this is collective. Not for a backward pass."""
         with self._manager.whole():
             yield
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
-        """In the block parameters may be changed, on rank 0; all have its values afterwards. Collective: the block
+        """In this context rank 0 may change parameters; afterwards all ranks have its values. Collective: the context
         begins when no rank reads parameters any more."""
         self._manager.claim()
         try:
             yield
-        finally:                        # the others wait for it
+        finally:                        # the other ranks wait for this call
             self._manager.restart()
 
     def report(self) -> dict[str, Any]:
-        """Since `shard`, of this rank: steps; waited_use_ns, for the updates of others; waited_sums_ns, for sums of
-        gradients; late_units, whose gradients came before it was their turn; sum_bytes, moved_bytes, of gradients
-        given to be summed and of parameters that came from elsewhere; parameter_bytes (shared ones in part, of
-        sharded ones this rank's and the most that was whole), gradient_bytes, state_bytes: memory; unforeseen, units
-        that were not gathered ahead; packed_bytes, of gradients that were sent compressed; hosts: "shared", "sharded"
-        or "replicated"."""
+        """Statistics of this rank since `shard`. steps. waited_use_ns: waits for updates of other ranks.
+        waited_sums_ns: waits for sums of gradients. late_units: units whose gradients were complete before it was their
+        turn. sum_bytes: bytes of summed gradients. moved_bytes: parameters received. parameter_bytes, gradient_bytes,
+        state_bytes: memory in use (of shared parameters this rank's share; of sharded ones this rank's and the most
+        that was whole). unforeseen: uses that were not prefetched. packed_bytes: compressed bytes sent. hosts: the
+        placement, "shared", "sharded", "replicated" or "whole"."""
         return self._manager.report()
 
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike[str], events: int = 1 << 17) -> Iterator[None]:
-        """In the block each rank keeps what it does and waits for, `events` things at most (about 4 for each unit and
-        step); then rank 0 has written all to `path`, for `tutti zero` and the viewers of Chrome and Perfetto.
-        Collective; after an error in the block nothing is written."""
+        """In this context each rank records its work and its waits, at most `events` events (about 4 for each unit and
+        step). At the end rank 0 writes those of all ranks to `path`, for `tutti zero` and the trace viewers of Chrome
+        and Perfetto. Collective. After an error in the block nothing is written."""
         if events < 1:
             raise ValueError(f"zero: a trace of {events} events; it needs room for at least one")
-        dist.barrier(self._manager.group)               # the hosts' clocks differ: all begin now
+        dist.barrier(self._manager.group)               # clocks of hosts differ, so all ranks set time 0 here
         began = time.monotonic_ns()
         self._core.watch(events)
         try:
@@ -196,8 +197,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return Rates(float(group["lr"]), float(group["weight_decay"]), float(group.get("momentum", 0)), beta1, beta2,
                      float(group.get("eps", 0)))
 
-    # ---- any other optimizer, on flat parts ----
+    # ---- any other optimizer, on flat pieces ----
     def _of_pieces(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """An optimizer like the given one, whose parameters are this rank's pieces."""
         if type(given) in _WHOLE:
             raise NotImplementedError(f"zero: {type(given).__name__} looks at whole tensors, but a rank has only "
                                       "parts of them")
@@ -216,6 +218,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _step_inner(self) -> None:
+        """Steps the optimizer of the pieces, and publishes the result."""
         assert self._inner is not None
         self._core.settle()
         self._core.claim()
@@ -230,19 +233,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
     # ---- checkpoints ----
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, on every rank, as torch's optimizer of the unsharded model has it: to be loaded there, or
-        here with any number of ranks and any stage. Of bfloat16 parameters also the float32 values, `master`; with
-        compression also what gradients have `lost` and not had back, by name: then between steps only."""
+        """The whole state on each rank, as torch's optimizer of the unsharded model has it. It can be loaded there, or
+        here with other numbers of ranks and other stages. Has also the float32 values of bfloat16 parameters
+        (`master`), and with compression the residuals (`lost`), by name; then call it only between steps.
+        Collective."""
         return self._checkpoint.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` or torch's optimizer of the unsharded model has written; the same on all ranks."""
+        """Loads a state of state_dict() or of torch's optimizer of the unsharded model, equal on all ranks.
+        Collective."""
         self._checkpoint.load_state_dict(state_dict)
 
     def sharded_state(self) -> ShardedState:
-        """The state of model and optimizer for torch.distributed.checkpoint, each rank its parts, without a copy:
-        `save({"training": optimizer.sharded_state()}, checkpoint_id=…)`, and the same with `load`. It is written as
-        torch's get_state_dict names it, so other numbers of ranks, other stages, and unsharded models read it, and it
-        reads theirs."""
+        """The state of model and optimizer for torch.distributed.checkpoint, in parts and without a copy:
+        `save({"training": optimizer.sharded_state()}, checkpoint_id=…)`, and the same with `load`. The entries have the
+        names of torch's get_state_dict, so other numbers of ranks, other stages and unsharded models can read it."""
         return ShardedState(self._checkpoint)

@@ -89,6 +89,7 @@ static bool device_names_include(const char *names, const char *item, size_t len
     }
     return false;
 }
+/* Fails if TUTTI_VERBS_DEVICE names a device or port that this host does not have. */
 static tutti_status search_check_names(const struct search *search)
 {
     for (const char *item = search->named; *item;) {
@@ -103,6 +104,7 @@ static tutti_status search_check_names(const struct search *search)
 }
 
 /* ---- one port ---- */
+/* Chooses the GID (address) of a port. False: it has none that suits, and the report has the reason. */
 static bool search_choose_gid(struct search *search, struct device_port *p, const struct gid_table *table)
 {
     char all[GIDS_TEXT_BYTES];
@@ -140,6 +142,7 @@ static const char *port_find_problem(const struct ibv_context *context, const st
     if (port->state == IBV_PORT_ACTIVE || port->state == IBV_PORT_ACTIVE_DEFER) return NULL;
     return (unsigned)port->state < 4 ? states[port->state] : states[0];
 }
+/* Adds a port to the usable ones, or reports why it is not usable. */
 static tutti_status search_examine_port(struct search *search, struct ibv_context *context, const char *device,
     int number)
 {
@@ -174,6 +177,7 @@ static tutti_status search_examine_port(struct search *search, struct ibv_contex
 }
 
 /* ---- all devices ---- */
+/* Opens a device and examines its ports. A device without usable ports is closed. */
 static tutti_status search_examine_device(struct search *search, struct ibv_device *device)
 {
     struct devices *d = search->devices;
@@ -198,6 +202,7 @@ static tutti_status search_examine_device(struct search *search, struct ibv_devi
     else verbs.ibv_close_device(context);
     return status;
 }
+/* Fails because this host has no RDMA device, with the remedy. */
 static tutti_status search_fail_empty(const struct search *search)
 {
     char line[8];
@@ -210,6 +215,7 @@ static tutti_status search_fail_empty(const struct search *search)
         "no RDMA device on this host: the kernel has none, or its module ib_uverbs "
         "is not loaded (modprobe ib_uverbs; rdma link lists the devices)");
 }
+/* Examines all RDMA devices of this host. */
 static tutti_status search_examine_all(struct search *search)
 {
     int count = 0;
@@ -236,6 +242,7 @@ static tutti_status search_check_result(const struct search *search)
         "no RDMA port of this host is usable%s: %s%s", *search->named ? " with this TUTTI_VERBS_DEVICE" : "",
         search->report, search->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
 }
+/* Searches for usable ports. `report`, if given, gets a line for each port. */
 static tutti_status search_run(const struct device_environment *environment, struct devices **out,
     char report[REPORT_BYTES])
 {

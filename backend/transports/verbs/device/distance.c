@@ -22,6 +22,7 @@ static int numa_node_distance(int node, int other, const char *sysfs)
     for (int i = 0; word && i < other; i++) word = strtok_r(NULL, " ", &rest);
     return word && other >= 0 ? sysfs_parse_number(word, UNKNOWN) : UNKNOWN;
 }
+/* Returns the NUMA distance (kernel units; 0: the same socket) between the core and the port's device. */
 static int device_port_distance(const struct device_port *p, int core, int node, const char *sysfs)
 {
     char line[512];

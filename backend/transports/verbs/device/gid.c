@@ -33,6 +33,7 @@ static bool gid_table_read_library(struct ibv_context *context, uint8_t port, in
     free(entries);
     return count >= 0;
 }
+/* Reads a port's GIDs with their types and interfaces, for libraries without ibv_query_gid_table. */
 static void gid_table_read_sysfs(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
     struct gid_table *out)
 {
@@ -82,6 +83,7 @@ static bool gid_is_link_local(const struct gid *g)
     if (gid_address_family(g) == AF_INET) return raw[12] == 169 && raw[13] == 254;
     return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80;
 }
+/* Adds an address of a network interface as a GID; IPv4 addresses are mapped to IPv6. */
 static void interface_add_address(struct gid_interface *out, const struct sockaddr *address)
 {
     static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };

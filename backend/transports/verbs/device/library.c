@@ -15,6 +15,7 @@ VERBS_OPTIONAL_CALLS(X)
 struct verbs_calls verbs;
 static struct dynamic_library library;
 
+/* Finds the functions of libibverbs by their symbol versions. False: one is missing. */
 static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;

@@ -117,6 +117,7 @@ bool mappings_watch_range(uintptr_t begin, uintptr_t end)
 }
 
 /* ---- the thread ---- */
+/* The thread that reads events of unmapped memory, so that no thread that unmaps waits for long. */
 static void *mappings_thread_main(void *unused)
 {
     mappings_lock();
@@ -179,6 +180,8 @@ static bool kernel_test_run(int descriptor)
     close(descriptor);
     return false;
 }
+/* Opens a userfaultfd that reports unmapped and moved memory. UNSUPPORTED: this kernel or container does not allow it.
+   */
 static tutti_status userfaultfd_open(int *out)
 {
     struct uffdio_api api = { .api = UFFD_API,
@@ -205,6 +208,7 @@ static void descriptor_close_if_open(int descriptor)
 {
     if (descriptor >= 0) close(descriptor);
 }
+/* Stops watching, and ends the thread. */
 static void mappings_watch_stop(void)
 {
     uint64_t one = 1;
@@ -223,6 +227,7 @@ static void mappings_watch_stop(void)
     mappings.waker = -1;
     mappings.runs = false;
 }
+/* Opens the userfaultfd and starts the thread. */
 static tutti_status mappings_watch_start(void)
 {
     int descriptor = -1;

@@ -112,6 +112,7 @@ static void entry_hide(struct registration_cache *cache, int i)
     entry->state = GONE;
     cache->spans[i] = (struct registered_span){ 0, 0 };
 }
+/* The listener's callback: memory of this range is unmapped, so its registrations may not be reused. */
 static void registration_on_range_gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
 {
     struct registration_cache *cache = (struct registration_cache *)(void *)listener;
@@ -123,6 +124,7 @@ static void registration_on_range_gone(struct mapping_listener *listener, uintpt
         cache->counts.gone++;
     }
 }
+/* Adds an entry to the cache. Returns its index, or ONCE if the cache is full: the registration is then used once. */
 static int entry_add(struct registration_cache *cache, const struct registration_entry *entry)
 {
     int i = 0;
@@ -148,6 +150,7 @@ static bool entry_is_unneeded(const struct registration_entry *entry, bool all)
     if (entry->users || entry->state == FREE) return false;
     return entry->state == GONE || registration_block_is_retired(entry->block) || (all && !entry->permanent);
 }
+/* Returns the least recently used entry without users, or ONCE. */
 static int registration_cache_find_longest_unused(const struct registration_cache *cache)
 {
     int found = ONCE;
@@ -198,6 +201,7 @@ static int registration_cache_make_room(struct registration_cache *cache, size_t
     } while (count == DROPS);
     return total;
 }
+/* Registers memory with the device. If it refuses for lack of memory, unused entries are evicted first. */
 static struct ibv_mr *registration_cache_register_region(struct registration_cache *cache, uintptr_t begin,
     uintptr_t end, int access)
 {
@@ -208,6 +212,7 @@ static struct ibv_mr *registration_cache_register_region(struct registration_cac
     } while (!region && errno == ENOMEM && registration_cache_make_room(cache, ALL) > 0);
     return region;
 }
+/* Registers a tensor, read-only if it is mapped read-only and `writes` is false. */
 static struct ibv_mr *registration_cache_register_tensor(struct registration_cache *cache, uintptr_t begin,
     uintptr_t end, bool writes, bool *writable)
 {
@@ -217,6 +222,7 @@ static struct ibv_mr *registration_cache_register_tensor(struct registration_cac
     /* The memory may be read-only for this process. */
     return registration_cache_register_region(cache, begin, end, IBV_ACCESS_REMOTE_READ);
 }
+/* Fails because of the limit on locked memory (RLIMIT_MEMLOCK), with the remedies. */
 static tutti_status registration_fail_limit(const char *device, size_t bytes)
 {
     struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
@@ -231,6 +237,7 @@ static tutti_status registration_fail_limit(const char *device, size_t bytes)
         "In a container: docker run --ulimit memlock=-1",
         bytes, device, (unsigned long long)limit.rlim_cur / 1024);
 }
+/* Fails with the meaning of the error of a registration. */
 static tutti_status registration_cache_fail_region(const struct registration_cache *cache, const void *at, size_t bytes)
 {
     int error = errno;
@@ -260,6 +267,7 @@ static int entry_begin(struct registration_cache *cache, uintptr_t begin, uintpt
     mappings_unlock();
     return i;
 }
+/* Stores the result of a registration in its entry, which other threads may use from now on. */
 static struct registered entry_finish(struct registration_cache *cache, int i, struct ibv_mr *region, bool writable)
 {
     if (i == ONCE) return (struct registered){ region, ONCE, false };
@@ -278,6 +286,7 @@ static struct registered entry_finish(struct registration_cache *cache, int i, s
     mappings_unlock();
     return (struct registered){ region, i, false };
 }
+/* Registers memory that is not in the cache. `block`: of the arena, or 0. */
 static struct registered registration_cache_take_new(struct registration_cache *cache, uintptr_t begin, uintptr_t end,
     bool writes, uint64_t block)
 {
@@ -382,6 +391,7 @@ struct registration_counts registration_cache_get_counts(struct registration_cac
 }
 
 /* ---- creating and destroying ---- */
+/* Replaces unset limits: a quarter of the machine's memory, half of the entries. */
 static struct registration_limits registration_limits_clamp(struct registration_limits limits)
 {
     /* The other entries are for blocks of the arena and for permanent registrations. */
