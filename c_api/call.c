@@ -190,13 +190,15 @@ static tutti_status operation_apply_options(struct operation *op, tutti_request 
     if (!request) return TUTTI_OK;
     if (request->timeout_ms > 0) op->limit.timeout_ms = request->timeout_ms;
     uint64_t label = request_get_label(request);
-    if (label && (op->collective == POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM || op->sum.rows.function))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send, a receive, a premul_sum and a norm cannot have a label");
+    if (label && (op->collective >= POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM || op->sum.rows.function))
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "a send, a receive, a premul_sum and a norm cannot have a label, nor can an operation of a window");
     if (label) op->bits = label;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&op->bits, &request->factor, sizeof op->bits);
     if (!request->algorithm) return TUTTI_OK;
-    if (op->collective == POINT_TO_POINT)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send or receive cannot choose an algorithm");
+    if (op->collective >= POINT_TO_POINT)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "a send, a receive or an operation of a window cannot choose an algorithm");
     TRY(status_mark_refusal(algorithm_find_for_collective((enum collective)op->collective, request->algorithm,
         &op->algorithm)));
     return status_mark_refusal(comm_check_algorithm(op->comm, op->algorithm));
@@ -215,8 +217,8 @@ tutti_status call_run_operation(struct operation *prepared, tutti_request *reque
     if (request) {
         op = request_get_operation(request);
         memcpy(op, prepared,
-            prepared->collective == POINT_TO_POINT ? offsetof(struct operation, detail)
-                                                   : offsetof(struct operation, message.piece));
+            prepared->collective < POINT_TO_POINT ? offsetof(struct operation, message.piece)
+                                                  : offsetof(struct operation, detail));
         op->request = request;
         request->refused = false;
         op->queued.queue = grouped ? NULL : request_get_queue(request);

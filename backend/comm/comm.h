@@ -19,6 +19,15 @@ void comm_abort(tutti_comm *comm);
 /* Checks the group for a failure, also if no operation runs. */
 tutti_status comm_poll_failure(tutti_comm *comm);
 
+/* ---- window.c ---- */
+/* All ranks must call these two; see tutti_window_register and tutti_window_deregister. */
+tutti_status comm_register_window(tutti_comm *comm, void *memory, size_t bytes, tutti_dtype dtype,
+    struct tutti_window **out);
+/* The memory belongs to its caller again, also after an error. */
+tutti_status comm_deregister_window(struct tutti_window *window);
+/* Frees a detached window without references, once its last operation is over. */
+void comm_release_window(struct tutti_window *window);
+
 /* ---- create.c, for split.c and common.c ---- */
 tutti_status comm_allocate_and_init(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out);
 /* If the status is an error, destroys the half-built communicator and sets *out to NULL. */

@@ -18,11 +18,20 @@ static void comm_stop_operations(tutti_comm *comm, bool always, bool leaves)
     driver_acquire_role(comm);
     /* Operations that the other ranks have completed still succeed. */
     if (!always) driver_continue_all(comm);
-    bool open = always || comm->run_queue.head || comm->messages.open || atomic_load(&comm->submission.submitted);
+    bool open = always || driver_has_open_operations(comm) || atomic_load(&comm->submission.submitted);
     for (int64_t n = 0; open && !driver_abandon_operations(comm); n++) group_back_off(&comm->group, n);
-    if (leaves)
+    if (leaves) {
+        windows_detach_all(comm);
         comm_fail_locally(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",
             group->name, group->rank);
+    }
+    driver_hand_over_role(comm);
+}
+/* A window that only takes messages ends without a failure of the group. */
+static void comm_detach_idle_windows(tutti_comm *comm)
+{
+    driver_acquire_role(comm);
+    if (driver_is_idle(comm)) windows_detach_all(comm);
     driver_hand_over_role(comm);
 }
 void comm_abort(tutti_comm *comm)
@@ -54,6 +63,7 @@ static void comm_leave_group(tutti_comm *comm)
     LOG(INFO, "%s: rank %d of %d leaves", group->name, group->rank, group->size);
     if (group->segment) {
         comm_wait_for_callers(comm);
+        comm_detach_idle_windows(comm);
         comm_stop_operations(comm, false, true);
         operations_close_comm(comm);
         comm_announce_leaving(comm);

@@ -329,7 +329,7 @@ static void agreement_report_early(void *context, const struct arrival *arrival)
 {
     struct agreement *agreement = context;
     uint64_t operation = arrival->name.operation;
-    if (operation >= OPERATION_OF_JOIN || group_rank_is_here(agreement_get_group(agreement), arrival->source)) return;
+    if (operation >= OPERATION_OF_WINDOW || group_rank_is_here(agreement_get_group(agreement), arrival->source)) return;
     int32_t ahead = (int32_t)((uint32_t)operation + 1 - (uint32_t)agreement->agree.begun);
     agree_on_first_message(&agreement->agree, arrival->source, agreement->agree.begun + (uint64_t)(int64_t)ahead,
         executor_fingerprint_of_name(operation));

@@ -12,6 +12,7 @@ enum { MOST_POLLS = 50 };
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms)
 {
     comm->timeout_ms = timeout_ms > 0 ? timeout_ms : settings_get()->timeout_ms;
+    windows_init(&comm->windows);
     TRY(group_init(&comm->group, rank, size, name));
     process_watch_forks();
     TRY(progress_thread_acquire());

@@ -14,6 +14,8 @@
 #include "backend/engine/queue.h"
 #include "backend/engine/reasons.h"
 #include "backend/engine/tensors.h"
+#include "backend/engine/window_list.h"
+#include "backend/engine/windows.h"
 #include "backend/tuning/algorithm_names.h"
 
 struct tutti_comm {
@@ -37,6 +39,7 @@ struct tutti_comm {
     struct executor executor;
     struct run_queue run_queue;
     struct messages messages;
+    struct windows windows;
     struct launcher launcher;
     struct tensor_access tensor_access;
     /* Any thread reads the outcome and sets `lost` and `stop`. The driver writes the rest. */

@@ -22,8 +22,8 @@ static bool operations_are_deferrable(const tutti_comm *comm, const struct opera
 }
 bool driver_may_defer(tutti_comm *comm)
 {
-    return !comm->messages.reaching && !comm_has_failed(comm) && !atomic_load(&comm->submission.inside)
-        && operations_are_deferrable(comm, comm->run_queue.head)
+    return !comm->messages.reaching && !windows_are_active(&comm->windows) && !comm_has_failed(comm)
+        && !atomic_load(&comm->submission.inside) && operations_are_deferrable(comm, comm->run_queue.head)
         && operations_are_deferrable(comm, comm->messages.open);
 }
 void driver_set_deferred(tutti_comm *comm, bool deferred)

@@ -9,7 +9,14 @@ enum { CHECK_EVERY = 64, GO_ON_MS = 1000 };
 _Atomic int most_sleep_ms = 20;
 
 /* ---- the run queue; driver only ---- */
-bool driver_has_open_operations(const tutti_comm *comm) { return comm->run_queue.head || comm->messages.open; }
+bool driver_has_open_operations(const tutti_comm *comm)
+{
+    return comm->run_queue.head || comm->messages.open || comm->windows.open;
+}
+bool driver_is_needed(const tutti_comm *comm)
+{
+    return driver_has_open_operations(comm) || windows_are_listening(&comm->windows);
+}
 bool driver_is_idle(const tutti_comm *comm)
 {
     return !driver_has_open_operations(comm) && !atomic_load_explicit(&comm->submission.submitted, memory_order_relaxed)
@@ -20,6 +27,7 @@ void driver_accept_operation(tutti_comm *comm, struct operation *op)
     op->next = NULL;
     if (comm_has_failed(comm)) { operation_complete(op, comm->outcome.status); return; }
     if (op->collective == POINT_TO_POINT) { message_post(comm, op); return; }
+    if (op->collective == WINDOW_OPERATION) { windows_accept_operation(comm, op); return; }
     if (comm->run_queue.last) comm->run_queue.last->next = op;
     else comm->run_queue.head = op;
     comm->run_queue.last = op;
@@ -55,10 +63,11 @@ static void run_queue_end_head(tutti_comm *comm, tutti_status status)
 static void driver_fail_operations(tutti_comm *comm)
 {
     driver_take_submitted(comm);
-    bool back = messages_cancel(comm), running = comm->run_queue.running;
+    bool back = messages_cancel(comm) & windows_cancel(comm), running = comm->run_queue.running;
     if (running && !launch_cancel(comm)) back = false;
     if (!back) { router_poll(comm->router); return; }
     messages_fail(comm, comm->outcome.status);
+    windows_fail(comm, comm->outcome.status);
     if (running && comm->executor.run.exposed && !tensors_are_released(comm)) return;
     while (comm->run_queue.head) run_queue_end_head(comm, comm->outcome.status);
 }
@@ -113,8 +122,10 @@ void driver_continue_operation(tutti_comm *comm, struct operation *op, tutti_sta
 bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked)
 {
     driver_take_submitted(comm);
-    bool moved = comm->messages.open && messages_make_progress(comm, blocked);
-    if (comm->messages.open && !moved) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
+    bool beside = comm->messages.open || windows_are_active(&comm->windows);
+    bool moved = beside && messages_make_progress(comm, blocked);
+    if (comm->windows.first || comm->windows.open) moved |= windows_make_progress(comm);
+    if (beside && !moved) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
     if (comm_has_failed(comm)) { driver_fail_operations(comm); return moved; }
     while (comm->run_queue.head && !comm->run_queue.stuck) {
         uint64_t moves = comm->executor.moves;
@@ -187,8 +198,7 @@ void driver_acquire_role(tutti_comm *comm)
    communicator may be freed after this call. */
 void driver_hand_over_role(tutti_comm *comm)
 {
-    bool open = driver_has_open_operations(comm), deferred = open && driver_may_defer(comm),
-         rested = comm->submission.resting;
+    bool open = driver_is_needed(comm), deferred = open && driver_may_defer(comm), rested = comm->submission.resting;
     driver_set_deferred(comm, deferred);
     /* A deferred operation is not timed, because its time depends on when its caller comes back. */
     if (deferred) comm->launcher.timed = false;

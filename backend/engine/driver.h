@@ -54,6 +54,8 @@ void driver_release_role(tutti_comm *comm);
 
 /* ---- the work; driver only ---- */
 bool driver_has_open_operations(const tutti_comm *comm);
+/* True if operations are open, or peers may send messages to a window. */
+bool driver_is_needed(const tutti_comm *comm);
 /* True if no operation is open or submitted and the communicator has not failed. */
 bool driver_is_idle(const tutti_comm *comm);
 void driver_take_submitted(tutti_comm *comm);

@@ -170,3 +170,14 @@ void error_text_of_cause(const struct group *group, const struct agree_cause *c,
         used = (size_t)snprintf(out, bytes, "rank %d failed the group: ", c->reporter);
     error_text_format_cause(group, c, out + used, bytes - used);
 }
+void error_text_of_window(const struct operation *op, char *out, size_t bytes)
+{
+    static const char *const names[] = { [WINDOW_PUT] = "a put to",
+        [WINDOW_SIGNAL] = "a signal to",
+        [WINDOW_AWAIT] = "a wait for a signal of",
+        [WINDOW_FLUSH] = "the end of this rank's puts and signals",
+        [WINDOW_DRAIN] = "the end of the other ranks' puts and signals" };
+    const char *name = names[op->message.window.kind];
+    if (op->message.window.kind <= WINDOW_AWAIT) snprintf(out, bytes, "%s rank %d", name, op->message.window.peer);
+    else snprintf(out, bytes, "%s", name);
+}

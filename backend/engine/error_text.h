@@ -3,12 +3,15 @@
 #pragma once
 #include "backend/agree/agree.h"
 #include "backend/engine/group.h"
+#include "backend/engine/operation.h"
 
 enum { ERROR_TEXT_BYTES = 240 };
 void error_text_of_call(const struct declaration *call, char *out, size_t bytes);
 /* Describes two ranks whose calls differ. */
 void error_text_of_disagreement(const struct group *group, int rank, const struct declaration *call, int other,
     const struct declaration *its_call, char *out, size_t bytes);
+/* Describes an operation of a window, as in "a put to rank 1". */
+void error_text_of_window(const struct operation *op, char *out, size_t bytes);
 /* `where` is " in" and the operation of the rank that detected the death, or of the waiting rank, or empty. */
 void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes);
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes);

@@ -9,6 +9,11 @@
 void failure_describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
+    const struct operation *beside = comm->windows.open;
+    if (!comm->run_queue.running && beside && !comm->messages.open) {
+        error_text_of_window(beside, out, bytes);
+        return;
+    }
     if (!comm->run_queue.running) { snprintf(out, bytes, comm->messages.open ? "a message" : "no operation"); return; }
     struct declaration mine = *comm->executor.run.declaration;
     /* After the roll call another algorithm may have been chosen than the declaration names. */

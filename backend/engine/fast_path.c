@@ -8,7 +8,7 @@ static bool fast_path_applies(const tutti_comm *comm, const struct call *call, c
     const struct launch *bound = &comm->executor.launch;
     return atomic_load_explicit(&comm->submission.settled, memory_order_relaxed)
         && call_is_same_kind(call, &comm->launcher.last) && bound->input == input && bound->output == output
-        && !comm->launcher.pending.count && driver_is_idle(comm);
+        && !comm->launcher.pending.count && driver_is_idle(comm) && !windows_are_listening(&comm->windows);
 }
 /* Continues the call as an operation, set up as if it had been one from the beginning. */
 static tutti_status fast_path_continue(tutti_comm *comm, const struct call *call, tutti_status status)

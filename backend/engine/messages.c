@@ -45,6 +45,10 @@ static void messages_ring_host_peer(void *context, int index)
     const struct group *g = messages_get_group(context);
     control_ring_bell(group_control_of_rank(g, group_rank_at_index(g, index)));
 }
+void message_ring_host_peer(const tutti_comm *comm, int rank)
+{
+    control_ring_bell(group_control_of_rank(&comm->group, rank));
+}
 static void messages_ring_network_peer(void *context, int rank)
 {
     control_ring_bell(group_control_of_rank(messages_get_group(context), rank));

@@ -22,6 +22,8 @@ void messages_override_network(network_connect *connect);
 void message_post(tutti_comm *comm, struct operation *op);
 /* Returns true if a message made progress. */
 bool messages_make_progress(tutti_comm *comm, struct wait_set *blocked);
+/* Wakes that rank of this host, if its driver sleeps. */
+void message_ring_host_peer(const tutti_comm *comm, int rank);
 /* True if a rank waits for a message to itself whose matching call has not been made, so it would wait for itself. Call
    it after messages_make_progress. */
 bool message_waits_for_itself(const tutti_comm *comm, const struct operation *op);

@@ -62,7 +62,7 @@ static tutti_status operation_end_as_driver(tutti_comm *comm, struct operation *
 static tutti_status operation_run_as_driver(tutti_comm *comm, struct operation *op)
 {
     comm->run_queue.driven = op;
-    if (driver_is_idle(comm) && op->collective != POINT_TO_POINT) {
+    if (driver_is_idle(comm) && op->collective < POINT_TO_POINT) {
         driver_begin(comm, op);
     } else {
         driver_take_submitted(comm);

@@ -2,8 +2,9 @@
 #pragma once
 #include "backend/engine/queue_list.h"
 #include "backend/execute/execute.h"
+#include "backend/window/window.h"
 
-enum { POINT_TO_POINT = COLLECTIVE_COUNT };
+enum { POINT_TO_POINT = COLLECTIVE_COUNT, WINDOW_OPERATION };
 enum { OPERATION_PENDING, OPERATION_OVER, OPERATION_DETAIL_BYTES = 512 };
 /* The time limit of an operation. */
 struct limit {
@@ -17,7 +18,31 @@ struct limit {
     /* The process was stopped between the last two checks, so the deadline was extended. */
     bool was_stopped;
 };
-struct message { uint32_t tag; struct piece piece; struct transfer transfer; };
+/* FLUSH ends when the earlier operations of this rank's window are over, DRAIN when this rank has handled the messages
+   that input[size] counts. */
+enum window_kind { WINDOW_PUT, WINDOW_SIGNAL, WINDOW_AWAIT, WINDOW_FLUSH, WINDOW_DRAIN };
+enum window_stage { WINDOW_NEW, WINDOW_SENDS_HEADER, WINDOW_SENDS_BYTES };
+/* An operation of a window, which it holds. A put writes part_bytes bytes from `input`. */
+struct window_operation {
+    struct tutti_window *of;
+    enum window_kind kind;
+    enum window_stage stage;
+    int peer;
+    /* The number of a put by message. */
+    uint32_t put;
+    /* Where a put writes, in bytes, and how much it has copied. */
+    uint64_t offset;
+    size_t moved;
+    struct window_header header;
+};
+/* A message of the user, or what an operation of a window sends. */
+struct message {
+    uint32_t tag;
+    struct piece piece;
+    struct transfer transfer;
+    /* Set only for WINDOW_OPERATION. */
+    struct window_operation window;
+};
 /* How a sum is computed, and how its rows are processed. */
 struct sum { reduce_function *reduce; struct rows rows; };
 /* An operation lives in tutti_request.reserved, or on the stack of a blocking caller. */
@@ -28,7 +53,7 @@ struct operation {
     tutti_request *request;
     _Atomic uint32_t state;
     tutti_status status;
-    /* An enum collective, or POINT_TO_POINT. */
+    /* An enum collective, POINT_TO_POINT or WINDOW_OPERATION. */
     int collective;
     const void *input;
     void *output;
@@ -54,7 +79,7 @@ struct operation {
     struct uneven *uneven;                              /* owned */
     uint64_t sequence;
     struct queued queued;
-    /* Set only for POINT_TO_POINT. */
+    /* Set only for POINT_TO_POINT and WINDOW_OPERATION. */
     struct message message;
     /* Why the operation failed. A copy, because an operation can outlive its communicator. */
     char detail[OPERATION_DETAIL_BYTES];

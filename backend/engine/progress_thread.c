@@ -51,8 +51,8 @@ static enum visit progress_thread_visit(tutti_comm *comm, int64_t n, bool may_st
          went = driver_make_progress(comm, blocked);
     *moved |= asked != comm->progress_entry.answered;
     comm->progress_entry.answered = asked;
-    if (driver_has_open_operations(comm)) went |= driver_check_periodically(comm, n);
-    bool open = comm->progress_entry.was_open = driver_has_open_operations(comm);
+    if (driver_is_needed(comm)) went |= driver_check_periodically(comm, n);
+    bool open = comm->progress_entry.was_open = driver_is_needed(comm);
     /* Peers need not ring a communicator that is polled. If messages are open, messages_make_progress decides about the
        bell. */
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_set_polling(comm);

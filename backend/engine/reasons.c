@@ -70,6 +70,18 @@ static tutti_status comm_fail_late_message(tutti_comm *comm, const struct operat
         comm->group.name, sends ? "send to" : "receive from", op->message.transfer.peer, op->message.tag,
         (long long)atomic_load(&op->limit.timeout_ms), sends ? "receive" : "send");
 }
+static tutti_status comm_fail_late_window(tutti_comm *comm, const struct operation *op)
+{
+    static const char *const why[] = { [WINDOW_PUT] = "it did not take the bytes",
+        [WINDOW_SIGNAL] = "it did not take the signal",
+        [WINDOW_AWAIT] = "it sent no signal that this rank has not awaited yet",
+        [WINDOW_FLUSH] = "an earlier call on the window is still open",
+        [WINDOW_DRAIN] = "some are still under way" };
+    char what[64];
+    error_text_of_window(op, what, sizeof what);
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s reached the timeout of %lld ms in %s: %s", comm->group.rank,
+        comm->group.name, (long long)atomic_load(&op->limit.timeout_ms), what, why[op->message.window.kind]);
+}
 /* Fails because an operation reached its timeout, and names the ranks that have not called it. */
 static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct operation *op)
 {
@@ -79,6 +91,7 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
         : "all ranks have come, but one is too slow or stopped";
     char what[224], absent[128] = "";
     if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
+    if (op->collective == WINDOW_OPERATION) return comm_fail_late_window(comm, op);
     failure_describe_running(comm, what, sizeof what);
     failure_list_absent_ranks(comm, absent, sizeof absent);
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->group.rank,
@@ -95,23 +108,50 @@ static bool message_is_abandoned(const tutti_comm *comm, struct operation *op)
     if (!op->limit.alone_ms) op->limit.alone_ms = clock_ms();
     return clock_ms() - op->limit.alone_ms >= UNDER_WAY_MS;
 }
+/* A signal that came before the peer left still counts, and so does one that is under way from another host. */
+static bool window_operation_is_abandoned(const tutti_comm *comm, struct operation *op)
+{
+    int peer = op->message.window.peer;
+    if (op->message.window.kind > WINDOW_AWAIT || peer == comm->group.rank || !comm_rank_has_left(comm, peer))
+        return false;
+    if (op->message.window.kind == WINDOW_AWAIT && window_has_signal(op->message.window.of, peer)) return false;
+    if (!op->limit.alone_ms) op->limit.alone_ms = clock_ms();
+    return op->message.window.of->peers[peer].direct || clock_ms() - op->limit.alone_ms >= UNDER_WAY_MS;
+}
+static struct operation *windows_find_abandoned(const tutti_comm *comm)
+{
+    struct operation *op = comm->windows.open;
+    while (op && !window_operation_is_abandoned(comm, op)) op = op->next;
+    return op;
+}
 static struct operation *messages_find_abandoned(const tutti_comm *comm)
 {
     struct operation *op = comm->messages.open;
     while (op && !message_is_abandoned(comm, op)) op = op->next;
-    return op;
+    return op ? op : windows_find_abandoned(comm);
 }
 static bool messages_recheck_abandoned(const tutti_comm *comm)
 {
     /* Messages that the peer sent before it left still count. */
     router_poll(comm->router);
+    bool moved = false;
+    for (struct tutti_window *w = comm->windows.first; w; w = w->next) window_handle_inbound(w, comm->router, &moved);
     return messages_find_abandoned(comm);
+}
+static tutti_status comm_fail_abandoned_window(tutti_comm *comm, const struct operation *op)
+{
+    char what[64];
+    error_text_of_window(op, what, sizeof what);
+    return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, op->message.window.peer },
+        TUTTI_PEER_LOST, "rank %d of %s has destroyed its communicator, and rank %d is still in %s",
+        op->message.window.peer, comm->group.name, comm->group.rank, what);
 }
 /* Fails because the peer of an open message has destroyed its communicator. */
 static tutti_status comm_fail_abandoned_message(tutti_comm *comm)
 {
     const struct operation *op = messages_find_abandoned(comm);
     const struct transfer *t = &op->message.transfer;
+    if (op->collective == WINDOW_OPERATION) return comm_fail_abandoned_window(comm, op);
     return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, t->peer }, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", t->peer,
         comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
@@ -147,6 +187,8 @@ static struct operation *comm_find_late_operation(const tutti_comm *comm)
     for (struct operation *op = comm->run_queue.head; op; op = op->next)
         if (limit_is_reached(&op->limit)) return op;
     for (struct operation *op = comm->messages.open; op; op = op->next)
+        if (limit_is_reached(&op->limit)) return op;
+    for (struct operation *op = comm->windows.open; op; op = op->next)
         if (limit_is_reached(&op->limit)) return op;
     return NULL;
 }

@@ -10,6 +10,8 @@ enum { TRANSFER_ANY_PEER = -1 };
 static const uint64_t OPERATION_OF_USER = UINT64_MAX;
 /* Stands in place of an operation number for messages of the host barrier, which ends a join. */
 static const uint64_t OPERATION_OF_JOIN = UINT64_MAX - 1;
+/* Stands in place of an operation number for puts and signals of windows. */
+static const uint64_t OPERATION_OF_WINDOW = UINT64_MAX - 2;
 enum transfer_state { TRANSFER_IDLE, TRANSFER_POSTED, TRANSFER_DONE, TRANSFER_FAILED };
 /* Names a message within a communicator. Networks also carry the number of the communicator (struct router). */
 struct message_name {

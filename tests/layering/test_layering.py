@@ -14,7 +14,7 @@ LONGER = ("tests/",)                                  # may have 600 lines
 
 # backend/ from the lowest floor to the highest; a file sees only the floors below its own, and its own.
 FLOORS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "host", "processes",
-          "links", "control", "transports", "execute", "tuning", "engine", "join", "comm", "info"]
+          "links", "control", "transports", "window", "execute", "tuning", "engine", "join", "comm", "info"]
 
 
 def below(floor):
@@ -24,6 +24,7 @@ def below(floor):
             "processes": ["base", "memory", "host"], "links": ["base", "processes"],
             "control": ["base", "memory", "host", "processes", "links"],
             "transports": ["base", "memory", "processes", "links"],
+            "window": ["base", "memory", "host", "processes", "transports"],
             "execute": ["base", "schedule", "memory", "host", "transports"],
             "tuning": ["base", "schedule", "collectives", "model", "host"]}
     floors = only.get(floor, FLOORS[:FLOORS.index(floor)])
@@ -34,7 +35,7 @@ def below(floor):
 MAY_INCLUDE = {
     "include/": ["tutti.h"],
     "include/tutti.h": [],
-    "c_api/": ["include/tutti.h", "backend/"],
+    "c_api/": ["include/tutti.h", "include/tutti_window.h", "backend/"],
     **{f"backend/{floor}/": below(floor) for floor in FLOORS},
     "backend/collectives/": ["backend/schedule/schedule.h"],
     "kernels/": ["include/tutti.h"],

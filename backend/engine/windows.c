@@ -1,0 +1,213 @@
+/* Runs the operations of windows. The list is in the order of the calls. A direct put stops the turn while it copies,
+   so no later operation overtakes it. Puts and signals by message keep their order because the headers to a peer have
+   one name, and the peer handles one message after the other. */
+#include "backend/engine/windows.h"
+#include "backend/engine/comm.h"
+#include "backend/engine/error_text.h"
+
+void windows_init(struct windows *all)
+{
+    all->open = NULL;
+    all->end = &all->open;
+    all->first = NULL;
+    all->numbers = 0;
+}
+void windows_accept_operation(tutti_comm *comm, struct operation *op)
+{
+    op->next = NULL;
+    window_retain(op->message.window.of);
+    *comm->windows.end = op;
+    comm->windows.end = &op->next;
+}
+/* Takes the operation out of the list. It and its window may be freed once it is complete. */
+static struct tutti_window *windows_remove(tutti_comm *comm, struct operation **at)
+{
+    struct operation *op = *at;
+    *at = op->next;
+    if (!*at) comm->windows.end = at;
+    return op->message.window.of;
+}
+static void windows_end_operation(tutti_comm *comm, struct operation **at, tutti_status status)
+{
+    struct operation *op = *at;
+    struct tutti_window *window = windows_remove(comm, at);
+    operation_complete(op, status);
+    window_release(window);
+}
+/* Ends one operation with this thread's last error. */
+static void windows_refuse_operation(tutti_comm *comm, struct operation **at, tutti_status status)
+{
+    struct operation *op = *at;
+    struct tutti_window *window = windows_remove(comm, at);
+    operation_refuse(op, status);
+    window_release(window);
+}
+
+/* ---- messages to a peer ---- */
+static void operation_send(tutti_comm *comm, struct operation *op, struct message_name name, const void *from,
+    size_t bytes)
+{
+    struct message *m = &op->message;
+    m->piece = (struct piece){ (unsigned char *)(uintptr_t)from, bytes, bytes };
+    m->transfer = (struct transfer){
+        .name = name, .peer = op->message.window.peer, .is_send = true, .pieces = &m->piece, .piece_count = 1
+    };
+    router_post(comm->router, &m->transfer);
+}
+static void operation_send_header(tutti_comm *comm, struct operation *op)
+{
+    struct tutti_window *w = op->message.window.of;
+    struct window_peer *peer = &w->peers[op->message.window.peer];
+    bool puts = op->message.window.kind == WINDOW_PUT;
+    op->message.window.header = (struct window_header){ puts ? HEADER_PUT : HEADER_SIGNAL,
+        puts ? op->message.window.offset : 0, puts ? op->part_bytes : 0 };
+    op->message.window.put = puts ? peer->puts++ : 0;
+    peer->sent++;
+    op->message.window.stage = WINDOW_SENDS_HEADER;
+    operation_send(comm, op, window_header_name(w), &op->message.window.header, sizeof op->message.window.header);
+}
+static bool operation_cancel_message(tutti_comm *comm, struct operation *op)
+{
+    struct transfer *t = &op->message.transfer;
+    return op->message.window.stage == WINDOW_NEW || t->state != TRANSFER_POSTED || router_cancel(comm->router, t);
+}
+static tutti_status operation_fail_message(tutti_comm *comm, const struct operation *op)
+{
+    const struct transfer *t = &op->message.transfer;
+    char what[64];
+    error_text_of_window(op, what, sizeof what);
+    if (comm_is_failing(comm) || failure_came_from_peer(comm, t->status)) return TUTTI_IN_PROGRESS;
+    const char *reason = comm->router->reason;
+    comm_fail(comm, t->status, "rank %d of %s: %s failed: %s", comm->group.rank, comm->group.name, what,
+        t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
+    return TUTTI_IN_PROGRESS;
+}
+/* The header leaves first, then the bytes under the number of the put. */
+static tutti_status operation_continue_message(tutti_comm *comm, struct operation *op)
+{
+    const struct transfer *t = &op->message.transfer;
+    if (op->message.window.stage == WINDOW_NEW) operation_send_header(comm, op);
+    if (t->state == TRANSFER_FAILED) return operation_fail_message(comm, op);
+    if (t->state == TRANSFER_POSTED) return TUTTI_IN_PROGRESS;
+    if (op->message.window.kind == WINDOW_SIGNAL || op->message.window.stage == WINDOW_SENDS_BYTES) return TUTTI_OK;
+    op->message.window.stage = WINDOW_SENDS_BYTES;
+    operation_send(comm, op, window_bytes_name(op->message.window.of, op->message.window.put), op->input,
+        op->part_bytes);
+    if (t->state == TRANSFER_FAILED) return operation_fail_message(comm, op);
+    return t->state == TRANSFER_DONE ? TUTTI_OK : TUTTI_IN_PROGRESS;
+}
+
+/* ---- one operation ---- */
+static bool operation_is_first_of_window(const tutti_comm *comm, const struct operation *op)
+{
+    const struct operation *other = comm->windows.open;
+    while (other != op && other->message.window.of != op->message.window.of) other = other->next;
+    return other == op;
+}
+static tutti_status operation_signal_directly(const tutti_comm *comm, struct operation *op)
+{
+    TRY(window_signal_directly(op->message.window.of, op->message.window.peer));
+    message_ring_host_peer(comm, op->message.window.peer);
+    return TUTTI_OK;
+}
+static tutti_status operation_copy_directly(struct operation *op, bool *copies)
+{
+    struct tutti_window *w = op->message.window.of;
+    tutti_status status = window_copy_part(w, op->message.window.peer, op->message.window.offset, op->input,
+        op->part_bytes, &op->message.window.moved);
+    *copies = status == TUTTI_IN_PROGRESS;
+    return status;
+}
+static tutti_status operation_continue_window(tutti_comm *comm, struct operation *op, bool *copies)
+{
+    struct tutti_window *w = op->message.window.of;
+    enum window_kind kind = op->message.window.kind;
+    bool direct = w->peers[op->message.window.peer].direct, done = false;
+    switch (kind) {
+    case WINDOW_PUT:
+        if (!op->part_bytes) return TUTTI_OK;
+        break;
+    case WINDOW_SIGNAL: break;
+    case WINDOW_AWAIT: done = window_take_signal(w, op->message.window.peer); break;
+    case WINDOW_FLUSH: done = operation_is_first_of_window(comm, op); break;
+    case WINDOW_DRAIN: done = window_has_handled(w, op->input); break;
+    }
+    if (kind > WINDOW_SIGNAL) return done ? TUTTI_OK : TUTTI_IN_PROGRESS;
+    if (!direct) return operation_continue_message(comm, op);
+    return kind == WINDOW_PUT ? operation_copy_directly(op, copies) : operation_signal_directly(comm, op);
+}
+/* The peer has taken its memory back. If its group has failed, this operation fails with the group. */
+static void windows_refuse_peer(tutti_comm *comm, struct operation **at)
+{
+    int peer = (*at)->message.window.peer;
+    if (comm_check(comm) != TUTTI_OK) return;
+    windows_refuse_operation(comm, at,
+        status_fail(TUTTI_INVALID_ARGUMENT,
+            "rank %d of %s has freed its window, so rank %d can no longer write it; all ranks must deregister a window "
+            "together",
+            peer, comm->group.name, comm->group.rank));
+}
+/* False: a transport still uses the bytes of the put. */
+static bool windows_refuse_ended(tutti_comm *comm, struct operation **at)
+{
+    char what[64];
+    if (!operation_cancel_message(comm, *at)) return false;
+    error_text_of_window(*at, what, sizeof what);
+    windows_refuse_operation(comm, at,
+        status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s: the window of %s was deregistered", comm->group.rank,
+            comm->group.name, what));
+    return true;
+}
+/* Direct puts and signals succeed without the peer, so they look for a failure themselves. */
+static bool windows_find_failure(tutti_comm *comm)
+{
+    const struct operation *first = comm->windows.open;
+    if (!first || first->message.window.kind > WINDOW_SIGNAL || first->message.window.stage != WINDOW_NEW) return false;
+    if (comm->agreement) agreement_poll(comm);
+    return comm_check(comm) != TUTTI_OK;
+}
+static bool windows_continue_operations(tutti_comm *comm)
+{
+    bool moved = false, copies = false;
+    if (windows_find_failure(comm)) return false;
+    for (struct operation **at = &comm->windows.open, *op; (op = *at) != NULL && !copies;) {
+        if (!atomic_load_explicit(&op->message.window.of->attached, memory_order_relaxed)) {
+            moved |= windows_refuse_ended(comm, at);
+            if (*at == op) at = &op->next;
+            continue;
+        }
+        enum window_stage stage = op->message.window.stage;
+        tutti_status status = operation_continue_window(comm, op, &copies);
+        moved |= copies || status != TUTTI_IN_PROGRESS || stage != op->message.window.stage;
+        if (status == TUTTI_OK) windows_end_operation(comm, at, TUTTI_OK);
+        else if (status == TUTTI_PEER_LOST) windows_refuse_peer(comm, at);
+        if (comm_has_failed(comm)) break;
+        if (*at == op) at = &op->next;
+    }
+    return moved;
+}
+
+/* ---- all windows ---- */
+bool windows_make_progress(tutti_comm *comm)
+{
+    bool moved = false;
+    if (comm_has_failed(comm)) return false;
+    for (struct tutti_window *w = comm->windows.first; w && !comm_is_failing(comm); w = w->next) {
+        tutti_status status = window_handle_inbound(w, comm->router, &moved);
+        if (status != TUTTI_OK) comm_fail(comm, status, "%s: %s", comm->group.name, status_detail());
+    }
+    return windows_continue_operations(comm) || moved;
+}
+
+/* ---- failing ---- */
+bool windows_cancel(tutti_comm *comm)
+{
+    bool all = true;
+    for (struct operation *op = comm->windows.open; op; op = op->next) all &= operation_cancel_message(comm, op);
+    for (struct tutti_window *w = comm->windows.first; w; w = w->next) all &= window_close_inbound(w, comm->router);
+    return all;
+}
+void windows_fail(tutti_comm *comm, tutti_status status)
+{
+    while (comm->windows.open) windows_end_operation(comm, &comm->windows.open, status);
+}

@@ -1,0 +1,33 @@
+/* The operations of windows: puts, signals and waits for signals. They run beside the collectives and messages of their
+   communicator, in the order of their calls. While a window takes messages of other ranks, the progress thread drives
+   its communicator, although no call is open. Driver only. */
+#pragma once
+#include "backend/engine/operation.h"
+#include "backend/window/window.h"
+
+/* The driver owns these fields. */
+struct windows {
+    /* Operations in the order of their calls. */
+    struct operation *open, **end;
+    struct tutti_window *first;
+    /* The number of the last window; equal on all ranks. Only the thread that registers a window uses it. */
+    uint32_t numbers;
+};
+void windows_init(struct windows *windows);
+void windows_accept_operation(tutti_comm *comm, struct operation *op);
+/* Returns true if something made progress. Call it after messages_make_progress, which adds the bell that rings for
+   later events. */
+bool windows_make_progress(tutti_comm *comm);
+/* True if peers may send messages. */
+static inline bool windows_are_listening(const struct windows *all)
+{
+    const struct tutti_window *w = all->first;
+    while (w && !w->listening) w = w->next;
+    return w;
+}
+/* True if operations are open, or peers may send messages. */
+static inline bool windows_are_active(const struct windows *all) { return all->open || windows_are_listening(all); }
+/* Cancel and end the operations after a failure, like messages_cancel and messages_fail. windows_cancel also stops the
+   messages of peers. */
+bool windows_cancel(tutti_comm *comm);
+void windows_fail(tutti_comm *comm, tutti_status status);

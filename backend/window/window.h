@@ -1,0 +1,150 @@
+/* A window: memory of each rank that the other ranks write without a call of its owner. This file has the memory, the
+ * counters of signals and the messages of one rank's window. The engine runs the operations (engine/windows.h).
+ *
+ * A rank writes the memory of a peer *directly* if both are on one host and the memory is in the peer's arena. All
+ * other ranks send it messages: a header, and after it the bytes of a put. The target checks each header before it
+ * posts a receive for the bytes, so bytes go straight into the window and never beyond it. The transport holds back
+ * bytes that have no receive yet, so a target needs no memory for puts of any size.
+ *
+ * A rank uses one way to a peer for puts and signals alike, and each way keeps their order. So a rank that has seen a
+ * signal also sees the puts before it.
+ *
+ * Only the driver of the communicator calls these functions, except window_create, window_map_peer, window_retain and
+ * window_release. */
+#pragma once
+#include "backend/memory/arena.h"
+#include "backend/transports/router.h"
+
+struct peer;
+/* Counts the signals of one rank to another, and wraps. No thread sleeps on it, because it may be unmapped. */
+struct signal_counter { _Alignas(64) _Atomic uint32_t count; };
+/* The part of one rank in the memory that the ranks of a host share. */
+struct window_row {
+    /* 1: this rank takes its memory back, and nobody may begin to write it. */
+    _Alignas(64) _Atomic uint32_t revoked;
+    /* 1 + the rank whose memory this rank is writing now, or 0. */
+    _Atomic uint32_t copying;
+    /* [size of the group]: the signals that this rank gets from each rank. */
+    struct signal_counter signals[];
+};
+/* Memory of another rank as this process maps it. */
+struct window_mapping {
+    /* Held only until the mapping is made. */
+    struct view *view;
+    /* Pages of this window's own mapping; NULL for memory of this process. */
+    void *base;
+    size_t bytes;
+};
+enum header_kind { HEADER_PUT = 1, HEADER_SIGNAL = 2 };
+/* The message before the bytes of a put, or a signal. It travels as bytes and has no padding. */
+struct window_header { uint64_t kind, offset, bytes; };
+enum inbound_stage { INBOUND_CLOSED, INBOUND_HEADER, INBOUND_BYTES };
+/* The messages of one rank to this one. One message at a time is received, so they are handled in their order. */
+struct inbound {
+    enum inbound_stage stage;
+    struct window_header header;
+    struct piece piece;
+    struct transfer transfer;
+    /* The headers handled so far, and those of them with bytes. */
+    uint64_t handled;
+    uint32_t puts;
+};
+struct window_peer {
+    /* This rank and the peer are on one host; `row` is then the peer's. */
+    struct window_row *row;
+    /* The peer's memory at its address here, if this rank writes it directly. */
+    bool direct;
+    unsigned char *memory;
+    struct window_mapping mapping;
+    /* The peer sends messages to this rank, and these are its. NULL: it writes directly. */
+    struct inbound *inbound;
+    /* The headers sent to the peer, those of them with bytes, and the signals of the peer that were awaited. */
+    uint64_t sent;
+    uint32_t puts, awaited;
+};
+struct tutti_window {
+    tutti_comm *comm;
+    int rank, size;
+    tutti_dtype dtype;
+    unsigned char *memory;
+    size_t bytes;
+    /* Equal on all ranks, and used once in a communicator. */
+    uint32_t number;
+    /* The memory with the rows of this host's ranks. */
+    void *shared;
+    struct window_row *row;
+    /* [size], owned. */
+    struct window_peer *peers;
+    /* Receives may be posted. The driver owns it. */
+    bool listening;
+    /* The references of the program together count as one holder, and each operation of the driver as another. */
+    _Atomic uint32_t holders, references;
+    /* The window is in the communicator's list. Later operations are refused. */
+    _Atomic bool attached;
+    /* The next window of the communicator. */
+    struct tutti_window *next;
+};
+/* Describes the memory of one rank to all others when they make a window. The size is fixed, without padding. */
+struct window_offer {
+    uint64_t bytes, number;
+    /* The memory in the arena; block 0: peers cannot map it. */
+    struct location at;
+    uint32_t dtype;
+    int32_t status;
+};
+static inline size_t window_row_bytes(int size)
+{
+    return sizeof(struct window_row) + (size_t)size * sizeof(struct signal_counter);
+}
+
+/* ---- window.c ---- */
+/* Makes the window of one rank, with one holder. NO_MEMORY. */
+tutti_status window_create(int rank, int size, void *memory, size_t bytes, tutti_dtype dtype,
+    struct tutti_window **out);
+/* Fills in this rank's offer. */
+void window_describe_memory(const struct tutti_window *window, struct window_offer *out);
+/* True if a rank of the same host writes the offered memory directly. */
+bool window_offer_is_direct(const struct window_offer *offer);
+static inline void window_retain(struct tutti_window *window) { atomic_fetch_add(&window->holders, 1); }
+/* The last release unmaps and frees the window. */
+void window_release(struct tutti_window *window);
+
+/* ---- mapping.c ---- */
+/* Maps the memory that a rank of this host has offered, if it is direct. `process` is NULL for a rank of this process.
+   IN_PROGRESS: the mapping has been requested; call again. The mapping is the window's own, and stays when the owner
+   has freed the memory or is gone. Memory that its owner has freed may read as zeros. */
+tutti_status window_map_peer(struct tutti_window *window, int rank, const struct window_offer *offer,
+    struct peer *process);
+void window_unmap_peer(struct window_peer *peer);
+
+/* ---- direct.c ---- */
+/* Copies the next part of `bytes` bytes to the peer's memory at `offset`; *moved counts those that were copied. OK: all
+   are there. IN_PROGRESS: call again. PEER_LOST, without a text: the peer has taken its memory back. */
+tutti_status window_copy_part(struct tutti_window *window, int peer, uint64_t offset, const void *from, size_t bytes,
+    size_t *moved);
+/* Signals a rank that this one writes directly; the caller rings its bell. PEER_LOST as above. */
+tutti_status window_signal_directly(struct tutti_window *window, int peer);
+/* Counts a signal of that rank. */
+void window_count_signal(struct tutti_window *window, int from);
+/* Takes a signal of that rank, or returns false. */
+bool window_take_signal(struct tutti_window *window, int from);
+/* True if a signal of that rank can be taken. */
+bool window_has_signal(const struct tutti_window *window, int from);
+/* Ends direct writes: peers begin none from now on. */
+void window_revoke(struct tutti_window *window);
+/* True if that rank of this host is writing this rank's memory. */
+bool window_peer_is_copying(const struct tutti_window *window, int peer);
+
+/* ---- inbound.c ---- */
+struct message_name window_header_name(const struct tutti_window *window);
+/* The name of the bytes of put number `put`, counted from 0 for each pair of ranks. */
+struct message_name window_bytes_name(const struct tutti_window *window, uint32_t put);
+/* Receives the messages of all ranks that send some. */
+void window_open_inbound(struct tutti_window *window, struct router *router);
+/* Handles what has arrived; *moved becomes true if something has. MISMATCH: a rank has sent what no rank may send, and
+   the text names it. */
+tutti_status window_handle_inbound(struct tutti_window *window, struct router *router, bool *moved);
+/* Cancels the receives. False: a transport still uses the memory; the caller polls the router and calls again. */
+bool window_close_inbound(struct tutti_window *window, struct router *router);
+/* True if all of expected[size] headers of each rank have been handled. */
+bool window_has_handled(const struct tutti_window *window, const uint64_t *expected);

@@ -1,0 +1,257 @@
+/* Puts, signals and waits: every size, direct and by message, in order, while the target computes, in several windows
+   at a time. */
+#include "include/tutti_window.h"
+#include "tests/support/unit.h"
+#include "tests/support/world.h"
+#include <sched.h>
+#include <stdatomic.h>
+
+#define OK(call) REQUIRE((call) == TUTTI_OK)
+/* The memory of a window: private memory cannot be written directly. */
+enum memory_kind { SHARED_MEMORY, PRIVATE_MEMORY };
+struct window { tutti_window *handle; int32_t *at; enum memory_kind kind; };
+
+static int next_of(const struct rank *me) { return (me->rank + 1) % me->size; }
+static int before(const struct rank *me) { return (me->rank + me->size - 1) % me->size; }
+static struct window window_open(const struct rank *me, size_t count)
+{
+    struct window w = { .kind = me->context ? *(enum memory_kind *)me->context : SHARED_MEMORY };
+    if (w.kind == PRIVATE_MEMORY) w.at = malloc(4 * count + 4);
+    else OK(tutti_mem_alloc((void **)&w.at, 4 * count + 4));
+    memset(w.at, 0, 4 * count + 4);
+    OK(tutti_window_register(w.at, count, TUTTI_INT32, me->comm, &w.handle));
+    return w;
+}
+static void window_close(struct window *w)
+{
+    OK(tutti_window_deregister(w->handle));
+    OK(tutti_window_free(w->handle));
+    if (w->kind == PRIVATE_MEMORY) free(w->at);
+    else OK(tutti_mem_free(w->at));
+}
+static tutti_status put(const struct window *w, const int32_t *from, size_t count, int peer, size_t offset)
+{
+    return tutti_window_put(w->handle, from, count, TUTTI_INT32, peer, offset, NULL);
+}
+
+/* ---- sizes ---- */
+static void ring_of_every_size(struct rank *me)
+{
+    static const size_t sizes[] = { 0, 1, 12, 16, 1024, 16384, 16385, 70000, (5 << 20) / 4, (9 << 20) / 4 };
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t n = sizes[k];
+        struct window w = window_open(me, n + 3);
+        int32_t *from = malloc(4 * n + 4);
+        for (size_t i = 0; i < n; i++) from[i] = (int32_t)(i * 3 + (size_t)me->rank);
+        OK(put(&w, from, n, next_of(me), 2));
+        OK(tutti_window_signal(w.handle, next_of(me), NULL));
+        OK(tutti_window_wait_signal(w.handle, before(me), NULL));
+        for (size_t i = 0; i < n; i++) REQUIRE(w.at[i + 2] == (int32_t)(i * 3 + (size_t)before(me)));
+        REQUIRE(!w.at[0] && !w.at[1] && !w.at[n + 2] && !w.at[n + 3]);
+        window_close(&w);
+        free(from);
+    }
+}
+/* ---- order ---- */
+enum { ROUNDS = 200, BLOCK = 3000 };
+/* A signal is seen after the puts before it, and each wait takes one signal. */
+static void puts_before_signals(struct rank *me)
+{
+    struct window w = window_open(me, (size_t)me->size * BLOCK);
+    tutti_request *requests = world_requests(2 * ROUNDS * (size_t)me->size);
+    int32_t *from = malloc(ROUNDS * BLOCK * sizeof *from);
+    size_t count = 0;
+    for (int i = 0; i < ROUNDS * BLOCK; i++) from[i] = i / BLOCK + 1;
+    for (int round = 0; round < ROUNDS; round++)
+        for (int peer = 0; peer < me->size; peer++) {
+            OK(tutti_window_put(w.handle, from + round * BLOCK, BLOCK, TUTTI_INT32, peer, (size_t)me->rank * BLOCK,
+                &requests[count++]));
+            OK(tutti_window_signal(w.handle, peer, &requests[count++]));
+        }
+    for (int round = 0; round < ROUNDS; round++)
+        for (int peer = 0; peer < me->size; peer++) {
+            OK(tutti_window_wait_signal(w.handle, peer, NULL));
+            /* Later puts may have come as well. */
+            for (int i = 0; i < BLOCK; i += 500) REQUIRE(((_Atomic int32_t *)w.at)[peer * BLOCK + i] > round);
+        }
+    for (size_t i = 0; i < count; i++) OK(tutti_wait(&requests[i], 0));
+    for (int i = 0; i < me->size * BLOCK; i++) REQUIRE(((_Atomic int32_t *)w.at)[i] == ROUNDS);
+    window_close(&w);
+    free(requests);
+    free(from);
+}
+/* All puts have arrived when a window is deregistered, also without a signal. */
+static void deregistering_waits_for_puts(struct rank *me)
+{
+    for (int round = 1; round <= 20; round++) {
+        struct window w = window_open(me, (size_t)me->size * BLOCK);
+        int32_t *from = malloc(BLOCK * sizeof *from);
+        tutti_request *requests = world_requests((size_t)me->size);
+        for (int i = 0; i < BLOCK; i++) from[i] = round;
+        for (int peer = 0; peer < me->size; peer++)
+            OK(tutti_window_put(w.handle, from, BLOCK, TUTTI_INT32, peer, (size_t)me->rank * BLOCK, &requests[peer]));
+        OK(tutti_window_deregister(w.handle));
+        for (int i = 0; i < me->size * BLOCK; i++) REQUIRE(w.at[i] == round);
+        for (int peer = 0; peer < me->size; peer++) OK(tutti_test(&requests[peer]));
+        OK(tutti_window_free(w.handle));
+        if (w.kind == PRIVATE_MEMORY) free(w.at);
+        else OK(tutti_mem_free(w.at));
+        free(requests);
+        free(from);
+    }
+}
+/* ---- a target that makes no call ---- */
+static void target_only_computes(struct rank *me)
+{
+    enum { PUTS = 50, LARGE = 300000 };
+    struct window w = window_open(me, LARGE);
+    _Atomic int32_t *last = (_Atomic int32_t *)&w.at[LARGE - 1];
+    int32_t *from = malloc(LARGE * sizeof *from);
+    if (me->rank == 0)
+        for (int peer = 1; peer < me->size; peer++)
+            for (int n = 1; n <= PUTS; n++) {
+                for (int i = 0; i < LARGE; i++) from[i] = n;
+                OK(put(&w, from, LARGE, peer, 0));
+                if (n % 10 == 0) OK(put(&w, from, 1, peer, 0));
+            }
+    /* An idle rank has no call at all, so its own threads must receive. */
+    if (me->rank)
+        while (*last != PUTS) sched_yield();
+    world_meet(me);
+    window_close(&w);
+    free(from);
+}
+/* ---- beside other work ---- */
+static void beside_collectives_and_messages(struct rank *me)
+{
+    struct window one = window_open(me, 64), two = window_open(me, 100000);
+    int32_t *large = calloc(100000, sizeof *large), small[64];
+    for (int round = 1; round <= 30; round++) {
+        int64_t sum = me->rank;
+        tutti_request wait = TUTTI_REQUEST_INIT;
+        for (int i = 0; i < 64; i++) small[i] = round;
+        OK(tutti_window_wait_signal(two.handle, before(me), &wait));
+        OK(put(&one, small, 64, next_of(me), 0));
+        OK(tutti_window_signal(one.handle, next_of(me), NULL));
+        OK(tutti_all_reduce(&sum, &sum, 1, TUTTI_INT64, TUTTI_SUM, me->comm, NULL));
+        REQUIRE(sum == (int64_t)me->size * (me->size - 1) / 2);
+        large[99999] = round;
+        OK(put(&two, large, 100000, next_of(me), 0));
+        OK(tutti_window_signal(two.handle, next_of(me), NULL));
+        OK(tutti_wait(&wait, 0));
+        OK(tutti_window_wait_signal(one.handle, before(me), NULL));
+        REQUIRE(one.at[63] == round && two.at[99999] == round);
+        OK(tutti_barrier(me->comm, NULL));
+    }
+    window_close(&one);
+    window_close(&two);
+    free(large);
+}
+/* A group of calls, a queue, and signals that wait for their takers. */
+static void requests_of_every_kind(struct rank *me)
+{
+    struct window w = window_open(me, 10);
+    int32_t from[10] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 };
+    tutti_request request = TUTTI_REQUEST_INIT, *taken;
+    tutti_queue *queue;
+    OK(tutti_group_start());
+    OK(put(&w, from, 5, next_of(me), 5));
+    OK(tutti_window_signal(w.handle, next_of(me), NULL));
+    OK(tutti_window_signal(w.handle, next_of(me), NULL));
+    OK(tutti_window_wait_signal(w.handle, before(me), NULL));
+    OK(tutti_group_end());
+    REQUIRE(w.at[5] == 1 && w.at[9] == 5 && !w.at[4]);
+    OK(tutti_queue_create(&queue));
+    request.queue = queue;
+    OK(tutti_window_wait_signal(w.handle, before(me), &request));
+    OK(tutti_queue_wait(queue, -1, &taken));
+    REQUIRE(taken == &request);
+    OK(tutti_queue_destroy(queue));
+    window_close(&w);
+}
+/* ---- addresses ---- */
+static void maps_memory_of_its_host(struct rank *me)
+{
+    struct window w = window_open(me, 10);
+    int host, other, writer, peer = next_of(me);
+    int32_t *theirs = NULL;
+    OK(tutti_comm_place(me->comm, me->rank, &host, NULL));
+    OK(tutti_comm_place(me->comm, peer, &other, NULL));
+    OK(tutti_comm_place(me->comm, before(me), &writer, NULL));
+    w.at[3] = 100 + me->rank;
+    OK(tutti_barrier(me->comm, NULL));
+    if (host == other && (w.kind == SHARED_MEMORY || peer == me->rank)) {
+        OK(tutti_window_map(w.handle, peer, (void **)&theirs));
+        REQUIRE(theirs[3] == 100 + peer);
+        theirs[4] = 7;
+    } else {
+        REQUIRE(tutti_window_map(w.handle, peer, (void **)&theirs) == TUTTI_UNSUPPORTED);
+        REQUIRE(strstr(tutti_get_last_error(), host == other ? "its memory is private" : "on another host"));
+    }
+    OK(tutti_barrier(me->comm, NULL));
+    bool mapped = host == writer && (w.kind == SHARED_MEMORY || me->size == 1);
+    REQUIRE(w.at[4] == (mapped ? 7 : 0));
+    /* The address outlives the window and the group. */
+    OK(tutti_window_retain(w.handle));
+    window_close(&w);
+    if (theirs && peer != me->rank) REQUIRE(theirs[0] == theirs[0]);
+    OK(tutti_window_release(w.handle));
+    OK(tutti_window_free(NULL));
+    OK(tutti_window_release(NULL));
+}
+static void run_all(struct rank *me)
+{
+    ring_of_every_size(me);
+    puts_before_signals(me);
+    deregistering_waits_for_puts(me);
+    beside_collectives_and_messages(me);
+    requests_of_every_kind(me);
+    maps_memory_of_its_host(me);
+}
+static void run_on_threads(rank_function *body)
+{
+    for (int kind = SHARED_MEMORY; kind <= PRIVATE_MEMORY; kind++) {
+        enum memory_kind k = (enum memory_kind)kind;
+        for (int size = 1; size <= 3; size++) world_threads(size, NULL, body, &k);
+        world_threads_on("0,1,0,1", 4, NULL, body, &k);
+        world_threads_on("2", 2, NULL, body, &k);
+    }
+}
+static void test_every_size(void **state) { (void)state; run_on_threads(ring_of_every_size); }
+static void test_order(void **state) { (void)state; run_on_threads(puts_before_signals); }
+static void test_deregistering(void **state) { (void)state; run_on_threads(deregistering_waits_for_puts); }
+static void test_a_target_that_computes(void **state) { (void)state; run_on_threads(target_only_computes); }
+static void test_beside_other_work(void **state) { (void)state; run_on_threads(beside_collectives_and_messages); }
+static void test_requests(void **state) { (void)state; run_on_threads(requests_of_every_kind); }
+static void test_addresses(void **state) { (void)state; run_on_threads(maps_memory_of_its_host); }
+#ifndef NO_PROCESSES
+static void test_processes(void **state)
+{
+    (void)state;
+    for (int kind = SHARED_MEMORY; kind <= PRIVATE_MEMORY; kind++) {
+        enum memory_kind k = (enum memory_kind)kind;
+        assert_int_equal(world_processes(3, 60, run_all, &k), 0);
+        world_pretend("0,1,0");
+        assert_int_equal(world_processes(3, 60, run_all, &k), 0);
+        world_pretend("");
+    }
+}
+#endif
+
+unit_function test_window;
+int test_window(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_size),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_deregistering),
+        cmocka_unit_test(test_a_target_that_computes),
+        cmocka_unit_test(test_beside_other_work),
+        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_addresses),
+#ifndef NO_PROCESSES
+        cmocka_unit_test(test_processes),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
