@@ -119,8 +119,8 @@ static std::string call_get_recorded_name(const Call &call, int rank)
 {
     if (!c10d::isP2POp(call.type)) return call.title;
     std::string peer = call.peer == TUTTI_ANY_SOURCE ? "any" : std::to_string(call.peer);
-    if (call.type == c10d::OpType::SEND) return c10::str("tutti:send ", rank, "->", peer);
-    return c10::str("tutti:recv ", rank, "<-", peer);
+    if (call.type == c10d::OpType::SEND) return c10::str(call.title, " ", rank, "->", peer);
+    return c10::str(call.type == c10d::OpType::RECV ? call.title : "tutti:recv", " ", rank, "<-", peer);
 }
 void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &work,
     std::shared_ptr<torch::CapturedTraceback> stack)

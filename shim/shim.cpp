@@ -12,4 +12,5 @@
 #include "shim/process_group.cpp"
 #include "shim/recorder.cpp"
 #include "shim/sparse.cpp"
+#include "shim/window.cpp"
 #include "shim/work.cpp"

@@ -1,0 +1,44 @@
+/* Windows of torch 2.14: memory of each rank that the other ranks write without a call of its owner (tutti_window.h).
+ * The file is empty for an older torch. */
+#pragma once
+#include "shim/process_group.hpp"
+#ifdef C10D_BACKEND_HAS_WINDOW
+#include "include/tutti_window.h"
+#include <torch/csrc/distributed/c10d/Window.hpp>
+
+namespace tutti {
+
+class WindowTutti final : public c10d::Window {
+  public:
+    explicit WindowTutti(c10::intrusive_ptr<ProcessGroupTutti> group) : group_(std::move(group)) {}
+    /* A window that is still registered ends without the other ranks, whose later puts are refused. */
+    ~WindowTutti() override { forget(); }
+
+    /* All ranks must call these two. */
+    void tensor_register(const at::Tensor &tensor, bool owning) override;
+    void tensor_deregister() override;
+    WorkPointer put(const at::Tensor &tensor, int64_t peer, int64_t offset, bool async,
+        const c10d::PutOptions &options) override;
+    WorkPointer signal(int64_t peer, bool async, const c10d::SignalOptions &options) override;
+    WorkPointer wait_signal(int64_t peer, bool async, const c10d::WaitSignalOptions &options) override;
+    /* The tensor shows the peer's memory for as long as it exists, also after the window and the group. */
+    at::Tensor map_remote_tensor(int64_t rank) override;
+    c10d::WindowAttr get_attr(int64_t rank) override;
+
+  private:
+    void forget();
+    void check_registered(const char *call) const;
+    /* Refuses a rank outside of the group. */
+    int check_rank(const char *call, int64_t rank) const;
+    c10::intrusive_ptr<ProcessGroupTutti> group_;
+    tutti_window *window_ = nullptr;
+    /* The registered tensor, if the window owns it, and its description in any case. */
+    std::optional<at::Tensor> owned_;
+    at::ScalarType type_ = at::ScalarType::Undefined;
+    std::vector<int64_t> sizes_;
+    /* The core's elements for each of the tensor: 2 if it is complex. */
+    size_t factor_ = 1;
+};
+
+} // namespace tutti
+#endif
