@@ -102,7 +102,7 @@ static void deregistering_waits_for_puts(struct rank *me)
     }
 }
 #ifndef NO_PROCESSES
-/* ---- a target that makes no call. It looks at its memory without a signal, so the thread sanitizer would object ---- */
+/* ---- a target that makes no call: it looks at its memory without a signal, which the thread sanitizer reports ---- */
 static void target_only_computes(struct rank *me)
 {
     enum { PUTS = 50, LARGE = 300000 };
