@@ -25,12 +25,12 @@ static struct failure_subject about_other_of_pair(const tutti_comm *comm, int a,
 static tutti_status comm_fail_unequal_counts(tutti_comm *comm)
 {
     const struct executor *executor = &comm->executor;
-    int alike = executor->launch.uneven->agreement, parity = executor->run.parity;
-    const uint64_t *first = segment_counts(executor->site.segment, 0, parity, alike);
+    int agreement = executor->launch.uneven->agreement, parity = executor->run.parity;
+    const uint64_t *first = segment_counts(executor->site.segment, 0, parity, agreement);
     for (int a = 1; a < executor->site.ranks; a++)
         for (int q = 0; q < comm->group.size; q++) {
             uint64_t here =
-                segment_counts(executor->site.segment, a, parity, alike)[q] / executor->launch.element_bytes;
+                segment_counts(executor->site.segment, a, parity, agreement)[q] / executor->launch.element_bytes;
             uint64_t there = first[q] / executor->launch.element_bytes;
             if (here != there)
                 return comm_fail_about_rank(comm,
@@ -39,7 +39,7 @@ static tutti_status comm_fail_unequal_counts(tutti_comm *comm)
                     TUTTI_MISMATCH,
                     "%s with uneven counts, operation %llu of %s: rank %d gives "
                     "rank %d a count of %llu elements, but rank %d gives it %llu; all ranks must give the same counts",
-                    alike == EQUAL_INPUT ? "reduce_scatter" : "all_gather",
+                    agreement == EQUAL_INPUT ? "reduce_scatter" : "all_gather",
                     (unsigned long long)executor->run.declaration->sequence, comm->group.name,
                     group_rank_at_index(&comm->group, 0), q, (unsigned long long)there,
                     group_rank_at_index(&comm->group, a), (unsigned long long)here);

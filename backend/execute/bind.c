@@ -265,8 +265,8 @@ static bool slot_is_streamed(const struct executor *executor, const struct step 
 static bool span_replaces_input(const struct executor *executor, struct span span)
 {
     enum collective collective = executor->launch.program->schedule->collective;
-    bool alike = collective == ALLREDUCE || collective == REDUCE;
-    return alike && span.rank == executor->site.rank && executor->launch.input == executor->launch.output;
+    bool same_shape = collective == ALLREDUCE || collective == REDUCE;
+    return same_shape && span.rank == executor->site.rank && executor->launch.input == executor->launch.output;
 }
 /* True for outputs that no cache will hold. Stores around the cache write them without reading them first. */
 static bool output_goes_around_cache(const struct executor *executor, struct span span, size_t bytes)

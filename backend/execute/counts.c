@@ -48,14 +48,15 @@ tutti_status counts_publish_own(struct executor *executor)
 static bool counts_rank_agrees(const struct executor *executor, int a)
 {
     const struct segment *segment = executor->site.segment;
-    int parity = executor->run.parity, alike = executor->launch.uneven->agreement, rank = site_rank(&executor->site, a);
-    for (int b = 0; alike == IN_PAIRS && b < executor->site.ranks; b++)
+    int parity = executor->run.parity, agreement = executor->launch.uneven->agreement,
+        rank = site_rank(&executor->site, a);
+    for (int b = 0; agreement == IN_PAIRS && b < executor->site.ranks; b++)
         if (segment_counts(segment, a, parity, INPUT)[site_rank(&executor->site, b)]
             != segment_counts(segment, b, parity, OUTPUT)[rank])
             return false;
-    for (int q = 0; alike != IN_PAIRS && q < segment->columns; q++)
-        if (segment_counts(segment, a, parity, alike)[q]
-            != segment_counts(segment, executor->site.index, parity, alike)[q])
+    for (int q = 0; agreement != IN_PAIRS && q < segment->columns; q++)
+        if (segment_counts(segment, a, parity, agreement)[q]
+            != segment_counts(segment, executor->site.index, parity, agreement)[q])
             return false;
     return true;
 }

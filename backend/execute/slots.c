@@ -51,6 +51,8 @@ static bool slots_begin_lap(const struct executor *executor, const struct progra
            lap = size_larger(size_smaller(executor->ring.taken / LAPS, slots_lap_bytes(executor, cut)), 3 * bytes);
     return executor->ring.at + bytes > lap && bytes <= executor->ring.first;
 }
+/* Chooses the byte of each rank's slots at which this operation's slots begin: in the ring, in the small slot of its
+   track, or in one of the halves (see above). Operations in the payload of a line need none. */
 void slots_choose_place(struct executor *executor)
 {
     const struct program_cut *cut = executor->run.cut;

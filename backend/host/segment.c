@@ -155,6 +155,7 @@ static tutti_status segment_build_file(struct segment *out, const struct offsets
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;
 }
+/* Creates and maps a segment. The caller owns `fd`, which other processes need to map it. */
 tutti_status segment_create(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
     int *fd)
 {

@@ -126,7 +126,8 @@ static bool cores_distance_is_unchanged(const tutti_comm *comm, int distance)
     int moved = distance_of_line_time(host_measure_distance(comm).line) - distance;
     return moved >= -1 && moved <= 1;
 }
-/* Measures the machine. `keep`: the result may be stored for later jobs. */
+/* Measures the machine on the farthest ranks' cores; at distance 0, which is unknown, on any. `keep`: the result may be
+   stored for later jobs. */
 static struct machine parameters_measure(const tutti_comm *comm, const struct farthest *far, int distance, bool *keep)
 {
     struct machine parameters;

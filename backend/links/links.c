@@ -123,6 +123,7 @@ static tutti_status link_explain_error(const struct identity *other, const struc
     return status_fail(silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
         from, pid, other->host, at, link_error_reason(link->error));
 }
+/* Waits until the link is open, connecting if needed, and fails with the reason if it is not open by the deadline. */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms)
 {
     pthread_mutex_lock(&registry.lock);
@@ -131,7 +132,7 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms)
     while (peer->state == CONNECTING && clock_ms() < deadline_ms) registry_wait(deadline_ms);
     peer->link->waiters--;
     bool open = peer->state == OPEN;
-    /* Messages that still wait get their own full time from now on. */
+    /* The link gives up TRY_MS after since_ms while messages wait; they get the whole time from now on. */
     peer->link->since_ms = clock_ms();
     struct link link = *peer->link;
     struct sock_address here = links.at;

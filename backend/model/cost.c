@@ -439,7 +439,7 @@ tutti_status plan_choose_tile(const struct plan *plan, const struct machine *mac
 {
     bool oversubscribed = (plan->one_host ? plan->count : plan->layout->largest) > cores;
     bool found = false, sends = plan_has_messages(plan);
-    double least_cost = 0, alike = sends || oversubscribed ? 1 : LARGER_TILE_TOLERANCE;
+    double least_cost = 0, tolerance = sends || oversubscribed ? 1 : LARGER_TILE_TOLERANCE;
     size_t largest = sends ? BYTES_WITH_MESSAGES / TILES_WITH_MESSAGES : machine_largest_tile(machine);
     for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
         int slots = sends ? TILES_WITH_MESSAGES : machine_tiles_in_flight(machine, tile, oversubscribed);
@@ -447,7 +447,7 @@ tutti_status plan_choose_tile(const struct plan *plan, const struct machine *mac
         double cost = 0;
         bool filled, last = 2 * tile > largest || tile >= message_bytes;
         TRY(plan_evaluate_cost(plan, machine, &c, &cost, &filled));
-        if ((!filled && !last) || (found && cost >= alike * least_cost)) continue;
+        if ((!filled && !last) || (found && cost >= tolerance * least_cost)) continue;
         least_cost = found ? double_smaller(cost, least_cost) : cost;
         *best = c;
         *out = cost;

@@ -45,6 +45,7 @@ static bool machine_find_any_locked(void)
     for (int distance = 0; latest < 0 && distance < DISTANCES; distance++) machine_find_locked(distance);
     return latest >= 0;
 }
+/* Finds parameters for a distance of cores; 0, an unknown distance, accepts those of any. False: none are known. */
 bool machine_find_parameters(int distance, struct machine *out)
 {
     machine_lock_values();

@@ -508,14 +508,14 @@ def test_element_types_have_codes_of_their_own():
     """Whatever other types a version of torch has."""
     signature = (messages.Part(torch.float32, True, (2, 3)), messages.Part(torch.bfloat16, False, ()),
                  messages.Part(torch.uint64, False, (7,)))
-    assert messages._written(signature) == [0, 1, 2, 2, 3, 1, 0, 0, 15, 0, 1, 7]
-    assert messages._read(messages._written(signature)) == signature
+    assert messages._encode(signature) == [0, 1, 2, 2, 3, 1, 0, 0, 15, 0, 1, 7]
+    assert messages._decode(messages._encode(signature)) == signature
     with pytest.raises(ValueError, match="pipeline: activations of torch.qint8 cannot be sent; convert them to one of "
                                          "torch.float32, torch.bfloat16"):
-        messages._written((messages.Part(torch.qint8, False, ()),))
+        messages._encode((messages.Part(torch.qint8, False, ()),))
 
 
 @pytest.mark.parametrize("numbers", [[99, 0, 0], [-1, 0, 0], [0, 0, 2, 5], [0, 0, -1], [0], [0, 0, 1, -4]])
 def test_a_description_that_cannot_be_read(numbers):
     with pytest.raises(ValueError, match="a stage has sent a description that this one cannot read"):
-        messages._read(numbers)
+        messages._decode(numbers)

@@ -45,6 +45,7 @@ static void fabric_register_for_fork(struct fabric *fabric)
 }
 
 /* ---- opening and closing ---- */
+/* Sleeps for 20 us without the lock, so that other threads can make progress. */
 void fabric_pause_unlocked(struct fabric *fabric)
 {
     pthread_mutex_unlock(&fabric->lock);
