@@ -37,20 +37,25 @@ static void options_class_bind(py::module_ &module)
         "algorithm: comma-separated choices such as \"allreduce=ring,broadcast=chain\"; tutti chooses for the other "
         "collectives.\n"
         "timeout: timedelta for joining and for every operation; default: the group's.\n"
+        "enable_reconfigure: the group has no members before its first reconfigure. From torch 2.14 on,\n"
+        "init_process_group(..., enable_reconfigure=True) sets it.\n"
         "blocking_futures: get_future() returns when the operation is finished, so that callbacks run in the thread "
         "that adds\nthem, in the order of the program, as with NCCL. Meant for callbacks that communicate (PowerSGD "
         "with several buckets);\nit costs overlap.\n"
         "An unknown name raises ValueError when the group is made.")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking,
-                          const py::kwargs &unknown) {
+                         bool enable_reconfigure, const py::kwargs &unknown) {
             unknown_options_refuse(unknown);
             auto options = c10::make_intrusive<Options>(std::move(algorithm), timeout_from_python(timeout));
             options->blocking_futures = blocking;
+            options->enable_reconfigure = enable_reconfigure;
             return options;
         }),
-            py::arg("algorithm") = "", py::arg("timeout") = py::none(), py::arg("blocking_futures") = false)
+            py::arg("algorithm") = "", py::arg("timeout") = py::none(), py::arg("blocking_futures") = false,
+            py::arg("enable_reconfigure") = false)
         .def_readwrite("algorithm", &Options::algorithm)
         .def_readwrite("blocking_futures", &Options::blocking_futures)
+        .def_readwrite("enable_reconfigure", &Options::enable_reconfigure)
         .def_property(
             "timeout",
             [](const Options &o) {
@@ -84,6 +89,18 @@ static void group_class_bind(py::module_ &module)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
         .def("_drop_coalescing", &ProcessGroupTutti::drop_coalescing)
         .def_property_readonly("_communicator", &ProcessGroupTutti::address)
+        .def("_reconfigure_handle", &ProcessGroupTutti::reconfigure_handle, released())
+        .def(
+            "_change_members",
+            [](ProcessGroupTutti &group, int64_t uuid, std::vector<std::string> handles, bool ordered,
+                std::optional<std::chrono::milliseconds> timeout) {
+                return group.change_members({ uuid, std::move(handles), ordered, timeout });
+            },
+            py::arg("uuid"), py::arg("handles"), py::arg("ordered"), py::arg("timeout").none(true), released())
+        .def_property_readonly("_membership", &ProcessGroupTutti::membership)
+        .def_property_readonly("_store", &ProcessGroupTutti::store)
+        .def("_begin_part", &ProcessGroupTutti::begin_part)
+        .def("_adopt_part", &ProcessGroupTutti::adopt_part, py::arg("part"), py::arg("at"), released())
         /* Torch calls this when a group is split, on the ranks that stay outside the new group. */
         .def("perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));
 }
@@ -203,6 +220,8 @@ static void recorder_functions_bind(py::module_ &module)
         },
         py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
         "Switches the flight recorder on for groups that are made later. A second call has no effect.");
+    module.def("_own_rank", &tutti::recorder::rank_get);
+    module.def("_set_own_rank", &tutti::recorder::rank_set, py::arg("rank"));
     module.def("_recorded", &recording_to_python, py::arg("most"),
         "Returns the groups and at most this many of the recorded operations; _recorder.py brings them into torch's "
         "format.");

@@ -9,6 +9,7 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
 {
     if (!tensors.empty() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     FlatTensor flat(tensors_get_single(call.name(), tensors), reduction_takes_label(options.reduceOp));
     Buffer b = footprint.update(flat.tensor());
@@ -23,7 +24,9 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
 bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op)
 {
     bool plain = tensor.device().is_cpu() && !tensor.is_sparse() && !tensor.key_set().has(c10::DispatchKey::Python);
-    if (!plain || needs_work() || !tensor.is_contiguous()) return false;
+    if (!plain || !tensor.is_contiguous()) return false;
+    CallGuard guard = enter("all_reduce");
+    if (needs_work()) return false;
     Footprint footprint("all_reduce");
     Buffer b = footprint.check(tensor, { "input" });
     Reduction r = reduction_from_torch(footprint.call(), op, b);
@@ -35,6 +38,7 @@ bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d:
 WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options)
 {
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE_COALESCED, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     /* All tensors are checked before the first operation starts. */
     Footprint checked(call.name());
     for (size_t i = 0; i < tensors.size(); i++)
@@ -54,6 +58,7 @@ int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
 WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options)
 {
     Call call{ "tutti:broadcast", c10d::OpType::BROADCAST, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     int root = root_of(call, options.rootRank);
     Footprint footprint(call.name());
     FlatTensor flat(tensors_get_single(call.name(), tensors));
@@ -69,6 +74,7 @@ WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::Broadcast
 WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOptions &options)
 {
     Call call{ "tutti:reduce", c10d::OpType::REDUCE, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     FlatTensor flat(tensors_get_single(call.name(), tensors), reduction_takes_label(options.reduceOp));
     int root = root_of(call, options.rootRank);
@@ -88,6 +94,7 @@ WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOption
 WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
 {
     Call call{ "tutti:barrier", c10d::OpType::BARRIER, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     return launch(call, Footprint(call.name()),
         [](tutti_comm *comm, tutti_request *request) { return tutti_barrier(comm, request); });
 }
@@ -110,6 +117,7 @@ WorkPointer ProcessGroupTutti::_allgather_base(at::Tensor &output, at::Tensor &i
     const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:_all_gather_base", c10d::OpType::_ALLGATHER_BASE, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
     buffers_check_parts(call.name(), out, "output", in, "input", getRank(), size());
@@ -120,6 +128,7 @@ WorkPointer ProcessGroupTutti::_allgather_base(at::Tensor &output, at::Tensor &i
 WorkPointer ProcessGroupTutti::gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &options)
 {
     Call call{ "tutti:gather_single", c10d::OpType::GATHER, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     int root = root_of(call, options.rootRank);
     Footprint footprint(call.name());
     Buffer in = footprint.input(input);
@@ -137,6 +146,7 @@ WorkPointer ProcessGroupTutti::_reduce_scatter_base(at::Tensor &output, at::Tens
     const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:_reduce_scatter_base", c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
     buffers_check_parts(call.name(), in, "input", out, "output", getRank(), size());
@@ -165,6 +175,7 @@ WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(Tensors &outputs,
     const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:all_gather_into_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     coalesced_check_pairs(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
         buffers_check_parts(call.name(), out, "output", in, "input", getRank(), size());
     });
@@ -176,6 +187,7 @@ WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(Tensors &outputs,
     const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     coalesced_check_pairs(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
         buffers_check_parts(call.name(), in, "input", out, "output", getRank(), size());
         reduction_from_torch(call.name(), options.reduceOp, in);
@@ -188,6 +200,7 @@ WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &inp
     std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &options)
 {
     Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL_BASE, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
     buffers_check_same_type(call.name(), out, { "output" }, in, { "input" });

@@ -24,6 +24,11 @@ void error_throw_last(tutti_status status) { throw Error(status, tutti_get_last_
 static unsigned forks;
 [[maybe_unused]] static const int counting_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
 unsigned process_count_forks() { return forks; }
+uint64_t process_number_group()
+{
+    static std::atomic<uint64_t> groups{ 0 };
+    return ++groups;
+}
 void Communicator::check_process() const
 {
     if (is_inherited())

@@ -24,12 +24,16 @@ struct Error : torch::PyTorchError {
 /* ---- the communicator ---- */
 /* Returns the number of forks between the first process and this one. */
 unsigned process_count_forks();
+/* Returns 1, 2, … for the groups of this process. */
+uint64_t process_number_group();
 
 /* Holds a reference to the core's communicator. A group and its Works share this object, so each of them may call the
  * core at any time. After close(), calls of the core end with TUTTI_ABORTED. */
 class Communicator final : public c10::intrusive_ptr_target {
   public:
     explicit Communicator(tutti_comm *comm);
+    /* The number of its group in this process. The group sets it. */
+    uint64_t group = 0;
     ~Communicator() override;
     tutti_comm *get() const { return comm_; }
     /* Leaves the group. Running operations end with AbortedError, and the threads that wait for them return. */

@@ -41,21 +41,20 @@ static void operation_apply_options(Operation &operation, const Call &call)
 }
 
 /* ---- coalescing ---- */
-/* The Works that this thread coalesces calls into, of which there are rarely any. A Work is found by its communicator,
- * which it holds. The address of its group may belong to a newer group by now. */
+/* The Works that this thread coalesces calls into, of which there are rarely any. A Work is found by the number of its
+ * group, whose communicator it holds. The address of the group may belong to a newer group by now. */
 class OpenWorks {
   public:
-    /* Adds a Work, and drops those of closed groups, because their end may never be called. */
     void add(c10::intrusive_ptr<Work> work)
     {
-        while (take([](const Communicator &one) { return one.closed(); })) {}
+        drop_closed();
         work->open();
         works_.push_back(std::move(work));
     }
-    Work *find(const Communicator *of) const
+    Work *find(uint64_t group) const
     {
         for (const auto &work : works_)
-            if (&work->communicator() == of) return work.get();
+            if (work->communicator().group == group) return work.get();
         return nullptr;
     }
     template <typename Which> c10::intrusive_ptr<Work> take(Which which)
@@ -75,14 +74,25 @@ class OpenWorks {
     }
 
   private:
+    /* Drops the Works of closed groups, because their end may never be called. */
+    void drop_closed()
+    {
+        while (take([](const Communicator &one) { return one.closed(); })) {}
+    }
     std::vector<c10::intrusive_ptr<Work>> works_;
 };
 static thread_local OpenWorks open_works;
 
-Work *ProcessGroupTutti::open_work() const { return open_works.find(communicator_.get()); }
+Work *ProcessGroupTutti::open_work() const
+{
+    Work *work = open_works.find(number_);
+    if (!work || &work->communicator() == communicator_.get()) return work;
+    error_throw(TUTTI_ABORTED, "this group was reconfigured while this thread coalesced calls of it; end coalescing, "
+                               "and make the calls again");
+}
 c10::intrusive_ptr<Work> ProcessGroupTutti::take_work()
 {
-    return open_works.take([this](const Communicator &one) { return &one == communicator_.get(); });
+    return open_works.take([this](const Communicator &one) { return one.group == number_; });
 }
 WorkPointer ProcessGroupTutti::coalesce(const Call &call, const Tensors &inputs, c10::function_ref<void()> calls)
 {
@@ -103,6 +113,7 @@ WorkPointer ProcessGroupTutti::coalesce(const Call &call, const Tensors &inputs,
 }
 void ProcessGroupTutti::startCoalescing()
 {
+    CallGuard guard = enter("start_coalescing");
     /* An exception may have left a Work open. */
     take_work();
     open_works.add(make_work({ "tutti:coalesced", c10d::OpType::COALESCED, true, c10d::kUnsetTimeout }, {}));
@@ -110,9 +121,14 @@ void ProcessGroupTutti::startCoalescing()
 WorkPointer ProcessGroupTutti::endCoalescing()
 {
     auto work = take_work();
+    CallGuard guard = enter("end_coalescing");
     if (!work) error_throw(TUTTI_INVALID_ARGUMENT, "end_coalescing without start_coalescing on this thread");
+    if (&work->communicator() != communicator_.get())
+        error_throw(TUTTI_ABORTED,
+            "end_coalescing: this group was reconfigured since start_coalescing; make the calls again");
     return work;
 }
+void ProcessGroupTutti::drop_coalescing() { take_work(); }
 
 /* ---- recording ---- */
 static std::string call_get_recorded_name(const Call &call, int rank)

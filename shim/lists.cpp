@@ -24,6 +24,7 @@ static void lists_check_absent(const char *call, const char *role, const TensorL
 WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer in = footprint.input(tensors_get_single(call.name(), inputs));
     PartList out(footprint, "output", lists_get_single(call.name(), "output", outputs, size()));
@@ -37,6 +38,7 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
     const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER_COALESCED, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     if (outputs.size() != size())
         call_refuse("all_gather_coalesced", outputs.size(), " output lists are given for ", size(), " ranks");
     /* All tensors are checked before the first operation starts. */
@@ -61,6 +63,7 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
 WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options)
 {
     Call call{ "tutti:gather", c10d::OpType::GATHER, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer in = footprint.input(tensors_get_single(call.name(), inputs));
     int root = root_of(call, options.rootRank);
@@ -83,6 +86,7 @@ WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, con
 WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options)
 {
     Call call{ "tutti:scatter", c10d::OpType::SCATTER, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer out = footprint.output(tensors_get_single(call.name(), outputs));
     int root = root_of(call, options.rootRank);
@@ -104,6 +108,7 @@ WorkPointer ProcessGroupTutti::reduce_scatter(Tensors &outputs, TensorLists &inp
     const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter", c10d::OpType::REDUCE_SCATTER, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     const at::Tensor &output = tensors_get_single(call.name(), outputs);
     const Tensors &list = lists_get_single(call.name(), "input", inputs, size());
     Footprint footprint(call.name());
@@ -123,6 +128,7 @@ WorkPointer ProcessGroupTutti::reduce_scatter(Tensors &outputs, TensorLists &inp
 WorkPointer ProcessGroupTutti::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options)
 {
     Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL, options.asyncOp, options.timeout };
+    CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     list_check_one_per_rank(call.name(), "output", outputs, size());
     list_check_one_per_rank(call.name(), "input", inputs, size());

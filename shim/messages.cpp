@@ -7,6 +7,7 @@ namespace tutti {
 
 WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int tag)
 {
+    CallGuard guard = enter(call.name());
     bool sends = call.type == c10d::OpType::SEND;
     if (tag < 0) call_refuse(call.name(), "tag ", tag, " is negative");
     Footprint footprint(call.name());
@@ -37,6 +38,7 @@ WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
 /* The texts begin like gloo's, because programs and tests look for these words. */
 void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks)
 {
+    CallGuard guard = enter("monitoredBarrier");
     auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
     if (timeout.count() < 0) call_refuse("monitoredBarrier", "a timeout of ", timeout.count(), " ms is negative");
     if (communicator_->closed())

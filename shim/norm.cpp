@@ -57,6 +57,7 @@ static Rows norm_fill_arguments(Footprint &footprint, const at::Tensor &tensor, 
 void ProcessGroupTutti::allreduce_norm(const at::Tensor &tensor, const Norm &norm)
 {
     Footprint footprint(kTitle + sizeof("tutti:") - 1);
+    CallGuard guard = enter(footprint.call());
     tutti_norm form = TUTTI_NORM_INIT;
     bool directly = tensor.device().is_cpu() && !needs_work();
     Take read = directly ? &Footprint::check : &Footprint::input;

@@ -1,116 +1,14 @@
 /* The life of a group: a rank joins it through the store, splits it, merges it, and closes it. */
 #include "shim/process_group.hpp"
+#include "shim/join.hpp"
 #include "shim/memory.hpp"
 #include <algorithm>
-#include <atomic>
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
-#include <cstdlib>
-#include <cstring>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace tutti {
-
-/* ---- the store ---- */
-struct StoreBridge {
-    c10::intrusive_ptr<c10d::Store> store;
-    std::string problem;
-};
-
-template <typename Use> static tutti_status store_call_catching(void *context, Use use)
-{
-    auto *bridge = static_cast<StoreBridge *>(context);
-    try {
-        return use(*bridge->store);
-    } catch (const std::exception &e) {
-        /* Stores throw different exceptions when a key is late, so the text decides. */
-        bridge->problem = e.what();
-        bool late = bridge->problem.find("imeout") != std::string::npos
-            || bridge->problem.find("imed out") != std::string::npos;
-        return late ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
-    }
-}
-static tutti_status store_bridge_put(void *context, const char *key, const void *value, size_t bytes)
-{
-    return store_call_catching(context, [&](c10d::Store &store) {
-        auto *begin = static_cast<const uint8_t *>(value);
-        store.set(key, std::vector<uint8_t>(begin, begin + bytes));
-        return TUTTI_OK;
-    });
-}
-static tutti_status store_bridge_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
-    int64_t timeout_ms)
-{
-    return store_call_catching(context, [&](c10d::Store &store) {
-        if (timeout_ms == 0 && !store.check({ key })) return TUTTI_TIMEOUT;
-        if (timeout_ms > 0) store.wait({ key }, std::chrono::milliseconds(timeout_ms));
-        std::vector<uint8_t> found = store.get(key);
-        if (found.size() > capacity) return TUTTI_NO_MEMORY;
-        std::memcpy(value, found.data(), found.size());
-        *bytes = found.size();
-        return TUTTI_OK;
-    });
-}
-static tutti_status store_bridge_remove(void *context, const char *key)
-{
-    auto *bridge = static_cast<StoreBridge *>(context);
-    /* Some stores cannot delete keys, which is no problem to report. */
-    StoreBridge apart{ bridge->store, "" };
-    return store_call_catching(&apart,
-        [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
-}
-/* True if all ranks of the job are on this host, by the numbers that torchrun sets. A program may join the ranks of
- * several torchrun starts to a larger job, so WORLD_SIZE must also equal the size of the job. */
-static bool job_is_on_one_host(int ranks)
-{
-    const char *here = std::getenv("LOCAL_WORLD_SIZE"), *all = std::getenv("WORLD_SIZE");
-    return here && all && std::strcmp(here, all) == 0 && all == std::to_string(ranks);
-}
-/* Returns the host of a TCP store. The result is empty for other stores, for a loopback name, and if all ranks are on
- * one host. */
-static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ranks)
-{
-    while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
-    auto *tcp = dynamic_cast<c10d::TCPStore *>(store.get());
-    if (!tcp || job_is_on_one_host(ranks)) return "";
-    const std::string &host = tcp->getHost();
-    return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
-}
-/* The size of the last group of all ranks that this process has joined. */
-static std::atomic<int> job_size{ 0 };
-static tutti_comm *group_join_through_store(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
-    const std::string &group, const Options &options)
-{
-    StoreBridge bridge{ store, "" };
-    tutti_config config = TUTTI_CONFIG_INIT;
-    config.rank = rank;
-    config.size = size;
-    config.store = { &bridge, store_bridge_put, store_bridge_get };
-    config.store_remove = store_bridge_remove;
-    std::string name = "group " + group;
-    config.name = group.empty() ? nullptr : name.c_str();
-    config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
-    config.timeout_ms = std::max<int64_t>(options.timeout.count(), 0);
-    /* Torch gives no members for the group of all ranks. */
-    const auto &members = options.global_ranks_in_group;
-    if (members.empty()) job_size = size;
-    std::string store_host = store_get_host(store, job_size);
-    config.store_host = store_host.empty() ? nullptr : store_host.c_str();
-    bool part = static_cast<int>(members.size()) == size && job_size > 0;
-    config.job_size = part ? job_size.load() : 0;
-    config.job_rank = part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
-    const std::vector<int> compared(members.begin(), members.end());
-    config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
-    tutti_comm *comm = nullptr;
-    tutti_status status = tutti_comm_init(&comm, &config);
-    if (status == TUTTI_OK) return comm;
-    std::string text = tutti_get_last_error();
-    if (!bridge.problem.empty())
-        text += " (the store said: " + bridge.problem.substr(0, bridge.problem.find('\n')) + ")";
-    error_throw(status, text);
-}
 
 /* ---- construction and life ---- */
 static c10::intrusive_ptr<Options> options_copy_with_timeout(const c10::intrusive_ptr<Options> &given,
@@ -120,23 +18,58 @@ static c10::intrusive_ptr<Options> options_copy_with_timeout(const c10::intrusiv
     if (options->timeout == c10d::kUnsetTimeout) options->timeout = timeout;
     return options;
 }
+static const char kUnjoined[] =
+    "this group was made with enable_reconfigure and has no members yet; call reconfigure first";
 ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
     std::chrono::milliseconds timeout, const std::string &group, const c10::intrusive_ptr<Options> &options)
     : c10d::Backend(rank, size), options_(options_copy_with_timeout(options, timeout)),
-      communicator_(c10::make_intrusive<Communicator>(group_join_through_store(store, rank, size, group, *options_)))
+      member_(std::make_shared<Member>(store))
 {
     options_->group_name = group;
+    if (options_->enable_reconfigure) {
+        options_check_algorithms(*options_);
+        calls_.refuse(kUnjoined);
+    } else {
+        communicator_ = communicator_join(store, rank, size, group, *options_, options_->timeout);
+        communicator_->group = number_;
+    }
     /* If this throws, the other ranks, which have joined by now, see this rank leave. */
     futures_start_thread(c10::str("rank ", rank, " of group ", group));
     init();
-    if (recorder::recording_is_on()) recorded_as_ = recorder::recorded_group_add(this, group, members());
+    begin_recording();
 }
 ProcessGroupTutti::~ProcessGroupTutti()
 {
     if (recorded_as_) recorder::recorded_group_mark_gone(*recorded_as_);
-    communicator_->close();
+    if (communicator_) communicator_->close();
     /* This may be the last call of the program, so it drops the finished Works. */
     Work::reap_unless_ending();
+}
+void ProcessGroupTutti::begin_recording()
+{
+    if (!communicator_ || !recorder::recording_is_on()) return;
+    std::string name = membership_.empty() ? options_->group_name : options_->group_name + "/" + membership_;
+    recorded_as_ = recorder::recorded_group_add(this, name, members());
+}
+c10::intrusive_ptr<Communicator> ProcessGroupTutti::find_communicator() const
+{
+    /* A forked child takes no lock. */
+    if (is_inherited()) return communicator_;
+    std::lock_guard<std::mutex> lock(communicator_mutex_);
+    return communicator_;
+}
+void ProcessGroupTutti::abort()
+{
+    c10::intrusive_ptr<Communicator> present = find_communicator();
+    if (changing_) interrupted_ = "this group was aborted meanwhile";
+    if (present) present->abort();
+}
+void ProcessGroupTutti::shutdown()
+{
+    c10::intrusive_ptr<Communicator> present = find_communicator();
+    shut_down_ = true;
+    interrupted_ = "this group was shut down or destroyed meanwhile";
+    if (present) present->close();
 }
 std::vector<uint64_t> ProcessGroupTutti::members() const
 {
@@ -149,21 +82,26 @@ std::vector<uint64_t> ProcessGroupTutti::members() const
 }
 void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 {
-    bool closed = communicator_->closed();
-    tutti_status status = closed ? TUTTI_OK : tutti_comm_set_timeout(communicator_->get(), timeout.count());
-    if (status != TUTTI_OK) error_throw_last(status);
+    c10::intrusive_ptr<Communicator> present = find_communicator();
+    bool closed = !present || present->closed();
+    tutti_status status = closed ? TUTTI_OK : tutti_comm_set_timeout(present->get(), timeout.count());
+    std::string text = tutti_get_last_error();
+    /* A program may set the timeout of a failed group for the time after its reconfigure. */
+    if (status != TUTTI_OK && tutti_comm_get_async_error(present->get()) == TUTTI_OK) error_throw(status, text);
     options_->timeout = timeout;
 }
-uintptr_t ProcessGroupTutti::address() const
+uintptr_t ProcessGroupTutti::address()
 {
+    CallGuard guard = enter("address");
     communicator_->check_process();
+    std::lock_guard<std::mutex> lock(communicator_mutex_);
+    address_given_ = true;
     return reinterpret_cast<uintptr_t>(communicator_->get());
 }
 /* Torch splits and merges once for each device type with the same store, and all calls return the same group. */
 BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
     c10::function_ref<BackendPointer()> make)
 {
-    communicator_->check_process();
     std::unique_lock<std::mutex> lock(derived_mutex_);
     std::erase_if(derived_, [](const auto &one) { return one.second.use_count() == 1 && one.second->group.expired(); });
     auto &entry = derived_[name];
@@ -181,20 +119,30 @@ BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::in
 BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
     const c10::intrusive_ptr<c10d::Backend::Options> &options)
 {
-    auto mine = std::find(ranks.begin(), ranks.end(), getRank());
-    if (mine == ranks.end()) return nullptr;
     auto chosen = c10::dynamic_intrusive_pointer_cast<Options>(options);
     auto its = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
-    its->global_ranks_in_group.clear();
+    int rank = getRank();
+    uint64_t at = begin_part();
+    {
+        CallGuard guard = enter("split");
+        communicator_->check_process();
+        rank = getRank();
+        its->global_ranks_in_group.clear();
+        for (int one : ranks) its->global_ranks_in_group.push_back(members().at(static_cast<size_t>(one)));
+    }
+    auto mine = std::find(ranks.begin(), ranks.end(), rank);
+    if (mine == ranks.end()) return nullptr;
     its->is_alone = ranks.size() == 1;
-    for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
+    its->enable_reconfigure = false;
     return derived(options->group_name, store, [&]() -> BackendPointer {
         /* Other ranks may make a part of the same name at any time, so each list of ranks has keys of its own. */
         auto of_these = c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]) + "-"
                 + std::to_string(c10::hash<std::vector<int>>()(ranks)),
             store);
-        return c10::make_intrusive<ProcessGroupTutti>(of_these, static_cast<int>(mine - ranks.begin()),
+        auto part = c10::make_intrusive<ProcessGroupTutti>(of_these, static_cast<int>(mine - ranks.begin()),
             static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
+        adopt_part(part, at);
+        return part;
     });
 }
 BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &store,
@@ -202,6 +150,8 @@ BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &s
 {
     auto its = c10::make_intrusive<Options>(*options_);
     its->global_ranks_in_group.clear();
+    its->enable_reconfigure = false;
+    enter("merge"), communicator_->check_process();
     return derived(options->group_name, store, [&]() -> BackendPointer {
         return c10::make_intrusive<ProcessGroupTutti>(store, rank, size, options->timeout, options->group_name, its);
     });
@@ -213,13 +163,13 @@ at::Tensor ProcessGroupTutti::allocateTensor(long size, at::TensorOptions option
 }
 c10d::ErrorType ProcessGroupTutti::getError()
 {
-    switch (tutti_comm_get_async_error(communicator_->get())) {
+    c10::intrusive_ptr<Communicator> present = find_communicator();
+    switch (present ? tutti_comm_get_async_error(present->get()) : TUTTI_OK) {
     case TUTTI_OK: return c10d::ErrorType::SUCCESS;
     case TUTTI_TIMEOUT: return c10d::ErrorType::TIMEOUT;
     case TUTTI_PEER_LOST: return c10d::ErrorType::REMOTE_ERROR;
     default: return c10d::ErrorType::COMM_ERROR;
     }
 }
-void ProcessGroupTutti::abort() { communicator_->abort(); }
 
 } // namespace tutti

@@ -2,6 +2,8 @@
  * include/tutti.h for each operation. All communication happens in the core. All ranks of the group must call a method
  * unless its comment says otherwise. */
 #pragma once
+#include "shim/calls.hpp"
+#include "shim/member.hpp"
 #include "shim/work.hpp"
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -25,6 +27,10 @@ struct Options final : c10d::Backend::Options {
     bool blocking_futures = false;
     /* Marks a split-off group of one rank, which meets no other rank in the store. */
     bool is_alone = false;
+#ifndef C10D_BACKEND_HAS_RECONFIGURE
+    /* The group has no members before its first reconfigure. From torch 2.14 on the base class has this member. */
+    bool enable_reconfigure = false;
+#endif
 };
 
 /* The name of a call, for errors and profiles, and how the call runs. The title is "tutti:" and the name. */
@@ -58,9 +64,13 @@ class ProcessGroupTutti final : public c10d::Backend {
   public:
     using Options = tutti::Options;
 
-    /* Joins the group, and returns when all ranks have joined. options may be null. Messages name the `group`. */
+    /* Joins the group, and returns when all ranks have joined. With options->enable_reconfigure it joins nobody. options
+     * may be null. Messages name the `group`. */
     ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
         std::chrono::milliseconds timeout, const std::string &group, const c10::intrusive_ptr<Options> &options);
+    /* Takes over the membership of `old` after a change, because rank and size of a group are constant before torch
+     * 2.14. */
+    ProcessGroupTutti(ProcessGroupTutti &old, const Roster &roster, c10::intrusive_ptr<Communicator> communicator);
     ~ProcessGroupTutti() override;
 
     const std::string getBackendName() const override { return "tutti"; }
@@ -70,6 +80,27 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Up to torch 2.14 these functions override virtual ones. Later, torch reads capabilities and ignores them. */
     bool supportsSplitting() const { return true; }
     bool supportsCoalescing() const { return true; }
+
+    /* ---- changing the members (reconfigure.cpp) ---- */
+    /* The group is not a part of another one. */
+    bool supportsReconfigure() const { return options_->global_ranks_in_group.empty(); }
+    /* Returns the text that other members need to name this one in their next change. Local. */
+    std::string get_reconfigure_handle() const { return reconfigure_handle(); }
+    std::string reconfigure_handle() const;
+    /* Replaces the members by those of the handles, which all of them give. Ends running calls of this group with an
+     * error, and refuses those of other threads until it returns. Returns the changed group: this one, or before torch
+     * 2.14 a new one. After an error the group is refused until the next change. */
+    c10::intrusive_ptr<ProcessGroupTutti> change_members(const Change &change);
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+    WorkPointer reconfigure(const c10d::ReconfigureOptions &options) override;
+#endif
+    /* A text that names the present members, the same on all of them; empty before the first change. */
+    const std::string &membership() const { return membership_; }
+    const c10::intrusive_ptr<c10d::Store> &store() const { return member_->store(); }
+    /* Returns the number of changes, also of failed ones, before a part is made. AbortedError if none can be made. */
+    uint64_t begin_part();
+    /* Makes `part` fail when the members of this group change. `at`: the number of begin_part(). */
+    void adopt_part(const c10::intrusive_ptr<ProcessGroupTutti> &part, uint64_t at);
 
     WorkPointer allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override;
     /* Runs a blocking all-reduce without a Work. Returns false, without any effect, if the call needs a Work. */
@@ -149,13 +180,14 @@ class ProcessGroupTutti final : public c10d::Backend {
     void startCoalescing() override;
     WorkPointer endCoalescing() override;
     /* Ends coalescing without a Work. It has no effect if coalescing has not started. */
-    void drop_coalescing() { take_work(); }
+    void drop_coalescing();
 
     /* Sequence numbers begin at 0 on every rank, so the ranks need no agreement. */
     void setSequenceNumberForGroup() override {}
     uint64_t getSequenceNumberForGroup() override { return sequence_; }
-    /* Returns the core's communicator for other users of tutti.h. It is valid as long as the group. Local. */
-    uintptr_t address() const;
+    /* Returns the core's communicator for other users of tutti.h. It is valid as long as the group, but after a change
+     * of the members its calls end with TUTTI_ABORTED. Local. */
+    uintptr_t address();
     void setTimeout(std::chrono::milliseconds timeout) override;
     /* Lengthens the timeouts of the operations that start from now on, until the first of their Works is over. Several
      * extensions add up. Overrides a virtual function of torch 2.14. Local. */
@@ -170,7 +202,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     at::Tensor allocateTensor(long size, at::TensorOptions options) override;
     c10d::ErrorType getError() override;
     void abort() override;
-    void shutdown() override { communicator_->close(); }
+    void shutdown() override;
 
   private:
     using Start = c10::function_ref<tutti_status(tutti_comm *, tutti_request *)>;
@@ -189,6 +221,22 @@ class ProcessGroupTutti final : public c10d::Backend {
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     /* Returns the global ranks of the group's members. */
     std::vector<uint64_t> members() const;
+    /* Counts a call until it returns. Every function that uses the communicator, the rank or the size begins with it. */
+    CallGuard enter(const char *call) { return CallGuard(calls_, call); }
+    /* Returns the present communicator, or null before the first reconfigure, to a caller outside of a counted call. */
+    c10::intrusive_ptr<Communicator> find_communicator() const;
+    bool is_inherited() const { return process_ != process_count_forks(); }
+    void begin_recording();
+    /* The steps of change_members(). */
+    void check_may_change(const char *call) const;
+    void end_membership(const Roster &roster, Member::Time deadline);
+    c10::intrusive_ptr<Communicator> join_members(const Roster &roster, Member::Time deadline);
+    c10::intrusive_ptr<ProcessGroupTutti> begin_membership(const Roster &roster,
+        c10::intrusive_ptr<Communicator> communicator);
+    [[noreturn]] void fail_change(const Roster &roster, tutti_status status, const std::string &why);
+    /* Ends this part of a group whose members change, and its own parts. */
+    void end_part(const std::string &why);
+    void end_parts();
     bool is_coalescing() const { return open_work(); }
     /* Returns the Work that this thread coalesces calls into, or null. take_work() also closes and removes it. */
     Work *open_work() const;
@@ -201,7 +249,21 @@ class ProcessGroupTutti final : public c10d::Backend {
     size_t size() const { return static_cast<size_t>(getSize()); }
 
     c10::intrusive_ptr<Options> options_;
+    /* Groups of one process have different numbers. Works that a thread coalesces are found by it. */
+    const uint64_t number_ = process_number_group();
+    const unsigned process_ = process_count_forks();
+    std::shared_ptr<Member> member_;
+    Calls calls_;
+    /* Null before the first reconfigure. A counted call may read the pointer; others take the lock. */
     c10::intrusive_ptr<Communicator> communicator_;
+    mutable std::mutex communicator_mutex_;
+    /* Earlier communicators whose address a caller has. */
+    std::vector<c10::intrusive_ptr<Communicator>> kept_;
+    bool address_given_ = false;
+    std::atomic<bool> changing_{ false }, shut_down_{ false };
+    std::string membership_;
+    /* Why a running change must end. */
+    std::atomic<const char *> interrupted_{ nullptr };
     std::atomic<uint64_t> sequence_{ 0 };
     std::atomic<bool> timing_{ false };
     struct TimeoutExtension {
@@ -227,6 +289,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Protects the table, but not its entries. */
     std::mutex derived_mutex_;
     std::unordered_map<std::string, std::shared_ptr<Derived>> derived_;
+    /* The parts of this group, also those that torch made; under derived_mutex_. */
+    std::vector<c10::weak_intrusive_ptr<ProcessGroupTutti>> parts_;
 };
 
 } // namespace tutti

@@ -77,6 +77,10 @@ bool recording_is_on()
     return recorder_ring_get().capacity > 0;
 }
 
+static std::atomic<int> newest_rank{ -1 };
+void rank_set(int rank) { newest_rank = rank; }
+int rank_get() { return newest_rank; }
+
 /* ---- groups ---- */
 /* Adds a group to the recorder and returns its number. */
 size_t recorded_group_add(const c10d::Backend *group, std::string name, std::vector<uint64_t> members)

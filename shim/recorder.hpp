@@ -86,6 +86,9 @@ using Report = void (*)(const std::string &text);
  * thread that is about to raise the error. */
 void recording_start(size_t capacity, bool stacks, Report report);
 bool recording_is_on();
+/* The rank of this process in its newest default group, or -1. */
+void rank_set(int rank);
+int rank_get();
 
 /* Adds a group and returns its number. The recorder keeps at most `capacity` destroyed groups, including all that still
  * have records. */

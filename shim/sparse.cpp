@@ -47,6 +47,7 @@ static std::vector<int64_t> sparse_gather_counts(ProcessGroupTutti &group, const
 WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options)
 {
     Call call{ "tutti:all_reduce", c10d::OpType::_ALLREDUCE_SPARSE, false, options.timeout };
+    CallGuard guard = enter(call.name());
     at::Tensor tensor = tensors_get_single(call.name(), tensors);
     if (!tensor.is_sparse()) return allreduce(tensors, options);
     if (options.reduceOp.op_ != c10d::ReduceOp::SUM)

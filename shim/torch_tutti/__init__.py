@@ -7,7 +7,7 @@ This module holds what users may want besides that: `take_over()` for programs t
 for inference, tensors that peers can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`),
 gradients in fewer bytes (`compression.compress()`), which ranks work together (`grid()`), layers that they divide
 (`parallel`), in which order stages of a pipeline work, and what runs them (`Pipeline`), mixtures of experts
-(`experts`), a parameter server (`ps.join()`), `info()`, `waiting()`, `schedule()`, `dump_trace()`, `get_include()`,
+(`experts`), a parameter server (`ps.join()`), other members after a failure (`reconfigure()`), `info()`, `waiting()`, `schedule()`, `dump_trace()`, `get_include()`,
 `Options` and the exceptions.
 Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry point in
 `_autoload`, so everything here loads when used.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch_tutti._memory import empty, share_buckets, shared_tensors
     from torch_tutti._options import options
     from torch_tutti._pipeline import Pipeline
+    from torch_tutti._reconfigure import reconfigure, reconfigure_handle
     from torch_tutti._recorder import dump_trace
     from torch_tutti._takeover import TakeOver, take_over
     from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "torch_tutti._takeover": ("take_over", "TakeOver"),
     "torch_tutti._compatibility": ("monitored_barrier",),
+    "torch_tutti._reconfigure": ("reconfigure", "reconfigure_handle"),
     "torch_tutti._recorder": ("dump_trace",),
     "torch_tutti._library": ("info", "schedule", "algorithms", "get_include", "waiting"),
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",

@@ -22,7 +22,7 @@ def create(options: Any, group_options: Any) -> Any:
     """
     from copy import copy
 
-    from torch_tutti import _compatibility, _recorder, _takeover
+    from torch_tutti import _compatibility, _reconfigure, _recorder, _takeover
     from torch_tutti._extension import load
     extension = load()
     timeout = _compatibility.limit(options.timeout, f"group {options.group_id}")
@@ -34,10 +34,10 @@ def create(options: Any, group_options: Any) -> Any:
     # the caller's may be those of several groups
     group_options = copy(group_options) if group_options is not None else extension.Options()
     group_options.global_ranks_in_group = options.global_ranks_in_group
+    group_options.enable_reconfigure |= getattr(options, "enable_reconfigure", False)       # of torch 2.14
     _compatibility.install()
     _recorder.start(extension, options)
-    return extension.ProcessGroupTutti(store=options.store, rank=options.group_rank, size=options.group_size,
-                                       timeout=timeout, group=options.group_id, options=group_options)
+    return _reconfigure.make_group(extension.ProcessGroupTutti, options, timeout, group_options)
 
 
 def register() -> None:

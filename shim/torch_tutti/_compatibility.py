@@ -20,7 +20,8 @@ from torch_tutti._replacements import Replacements, parameters_of
 FOR_EVER = timedelta(days=36500)     # 64 bits hold the nanoseconds of 292 years
 # Of torch: some are private, but what torchtitan and others call.
 KNOWN = {"monitored_barrier": ("group", "timeout", "wait_all_ranks"), "_set_pg_timeout": ("timeout", "group"),
-         "set_timeout": ("timeout", "group"), "_coalescing_manager": ("group", "device", "async_ops")}
+         "set_timeout": ("timeout", "group"), "_coalescing_manager": ("group", "device", "async_ops"),
+         "_reconfigure": ("uuid", "handles", "group", "timeout", "hints")}
 _installing = threading.Lock()
 _replaced: Replacements | None = None
 
@@ -47,7 +48,7 @@ def _replace(replaced: Replacements) -> None:
     import torch
     import torch.distributed as distributed
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    befores = _before_barrier, _before_set_timeout, _before_set_timeout, _around_coalescing
+    befores = _before_barrier, _before_set_timeout, _before_set_timeout, _around_coalescing, _after_reconfigure
     for (name, parameters), before in zip(KNOWN.items(), befores):
         original = getattr(c10d, name, None)
         if original is None:
@@ -136,6 +137,16 @@ def _before_set_timeout(original: Callable[..., None]) -> Callable[..., None]:
         for backend in others:
             backend.set_timeout(timeout)
     return set_timeout
+
+
+def _after_reconfigure(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def reconfigure(uuid: int, handles: Any, group: Any = None, timeout: Any = None, hints: Any = None) -> Any:
+        from torch_tutti import _reconfigure
+        work = original(uuid, handles, group, timeout, hints)
+        _reconfigure.follow(group, backends_of(group))
+        return work
+    return reconfigure
 
 
 def _around_coalescing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,14 +28,13 @@ _LATER_S = 0.1                       # seconds; torchrun checks ten times a seco
 _started = False                    # the environment has been read
 _on = False
 _writing = threading.Lock()          # held while a file is written: groups may fail in several threads
-_rank: int | None = None            # of the default group, which may be gone when a trace is written
 
 
 def start(extension: ModuleType, options: Any) -> None:
     """Called before each group is made. options: torch's `_DistributedBackendOptions`."""
-    global _started, _on, _rank
+    global _started, _on
     if not options.global_ranks_in_group:               # torch names no ranks for the group of all
-        _rank = options.group_rank
+        extension._set_own_rank(options.group_rank)
     if _started:
         return
     capacity = _number(SIZE, 0)
@@ -94,10 +93,13 @@ def recording() -> tuple[str, str] | None:
 
 
 def rank() -> int:
-    """This process's rank in the whole program: of the default group, else of RANK, else 0."""
-    if _rank is not None:
-        return _rank
-    return int(os.environ.get("RANK", "0"))
+    """This process's rank in its newest default group, which may be gone; a reconfigure changes it. Without one: RANK,
+    else 0."""
+    known = -1
+    if _started:
+        from torch_tutti._extension import load
+        known = load()._own_rank()
+    return known if known >= 0 else int(os.environ.get("RANK", "0"))
 
 
 def _write(path: str, most: int) -> int:

@@ -1,0 +1,131 @@
+/* Joins a group through torch's store. */
+#include "shim/join.hpp"
+#include "shim/process_group.hpp"
+#include <atomic>
+#include <c10/util/Exception.h>
+#include <cstdlib>
+#include <cstring>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace tutti {
+
+/* ---- the store ---- */
+struct StoreBridge {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::string problem;
+};
+
+template <typename Use> static tutti_status store_call_catching(void *context, Use use)
+{
+    auto *bridge = static_cast<StoreBridge *>(context);
+    try {
+        return use(*bridge->store);
+    } catch (const std::exception &e) {
+        /* Stores throw different exceptions when a key is late, so the text decides. */
+        bridge->problem = e.what();
+        bool late = bridge->problem.find("imeout") != std::string::npos
+            || bridge->problem.find("imed out") != std::string::npos;
+        return late ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
+    }
+}
+static tutti_status store_bridge_put(void *context, const char *key, const void *value, size_t bytes)
+{
+    return store_call_catching(context, [&](c10d::Store &store) {
+        auto *begin = static_cast<const uint8_t *>(value);
+        store.set(key, std::vector<uint8_t>(begin, begin + bytes));
+        return TUTTI_OK;
+    });
+}
+static tutti_status store_bridge_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+    int64_t timeout_ms)
+{
+    return store_call_catching(context, [&](c10d::Store &store) {
+        if (timeout_ms == 0 && !store.check({ key })) return TUTTI_TIMEOUT;
+        if (timeout_ms > 0) store.wait({ key }, std::chrono::milliseconds(timeout_ms));
+        std::vector<uint8_t> found = store.get(key);
+        if (found.size() > capacity) return TUTTI_NO_MEMORY;
+        std::memcpy(value, found.data(), found.size());
+        *bytes = found.size();
+        return TUTTI_OK;
+    });
+}
+static tutti_status store_bridge_remove(void *context, const char *key)
+{
+    auto *bridge = static_cast<StoreBridge *>(context);
+    /* Some stores cannot delete keys, which is no problem to report. */
+    StoreBridge apart{ bridge->store, "" };
+    return store_call_catching(&apart,
+        [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
+}
+/* True if all ranks of the job are on this host, by the numbers that torchrun sets. A program may join the ranks of
+ * several torchrun starts to a larger job, so WORLD_SIZE must also equal the size of the job. */
+static bool job_is_on_one_host(int ranks)
+{
+    const char *here = std::getenv("LOCAL_WORLD_SIZE"), *all = std::getenv("WORLD_SIZE");
+    return here && all && std::strcmp(here, all) == 0 && all == std::to_string(ranks);
+}
+/* Returns the host of a TCP store. The result is empty for other stores, for a loopback name, and if all ranks are on
+ * one host. */
+static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ranks)
+{
+    while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
+    auto *tcp = dynamic_cast<c10d::TCPStore *>(store.get());
+    if (!tcp || job_is_on_one_host(ranks)) return "";
+    const std::string &host = tcp->getHost();
+    return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
+}
+/* The size of the last group of all ranks that this process has joined. */
+static std::atomic<int> job_size{ 0 };
+/* Returns the core's communicator. */
+static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
+    const std::string &group, const Options &options, std::chrono::milliseconds timeout)
+{
+    StoreBridge bridge{ store, "" };
+    tutti_config config = TUTTI_CONFIG_INIT;
+    config.rank = rank;
+    config.size = size;
+    config.store = { &bridge, store_bridge_put, store_bridge_get };
+    config.store_remove = store_bridge_remove;
+    std::string name = "group " + group;
+    config.name = group.empty() ? nullptr : name.c_str();
+    config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
+    config.timeout_ms = std::max<int64_t>(timeout.count(), 0);
+    /* Torch gives no members for the group of all ranks. */
+    const auto &members = options.global_ranks_in_group;
+    if (members.empty()) job_size = size;
+    std::string store_host = store_get_host(store, job_size);
+    config.store_host = store_host.empty() ? nullptr : store_host.c_str();
+    bool part = static_cast<int>(members.size()) == size && job_size > 0;
+    config.job_size = part ? job_size.load() : 0;
+    config.job_rank = part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
+    const std::vector<int> compared(members.begin(), members.end());
+    config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
+    tutti_comm *comm = nullptr;
+    tutti_status status = tutti_comm_init(&comm, &config);
+    if (status == TUTTI_OK) return comm;
+    std::string text = tutti_get_last_error();
+    if (!bridge.problem.empty())
+        text += " (the store said: " + bridge.problem.substr(0, bridge.problem.find('\n')) + ")";
+    error_throw(status, text);
+}
+c10::intrusive_ptr<Communicator> communicator_join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
+    const std::string &group, const Options &options, std::chrono::milliseconds timeout)
+{
+    auto made = c10::make_intrusive<Communicator>(comm_join_through_store(store, rank, size, group, options, timeout));
+    if (timeout == options.timeout || tutti_comm_set_timeout(made->get(), options.timeout.count()) == TUTTI_OK)
+        return made;
+    error_throw_last(TUTTI_INVALID_ARGUMENT);
+}
+void options_check_algorithms(const Options &options)
+{
+    if (options.algorithm.empty()) return;
+    tutti_config config = TUTTI_CONFIG_INIT;
+    config.size = config.job_size = 1;
+    config.algorithm = options.algorithm.c_str();
+    tutti_comm *comm = nullptr;
+    if (tutti_status status = tutti_comm_init(&comm, &config); status != TUTTI_OK) error_throw_last(status);
+    tutti_comm_destroy(comm);
+}
+
+} // namespace tutti

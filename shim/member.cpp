@@ -1,0 +1,273 @@
+/* Handles, and how the members of a change meet. A member that comes writes two keys: its record, and one under the
+ * uuid and the digest of the handles. When all members have written the second, all have asked for the same change. A
+ * member that waits reads the records of the others, and fails at once if one of them can no longer come. */
+#include "shim/member.hpp"
+#include <algorithm>
+#include <c10/util/Exception.h>
+#include <cinttypes>
+#include <random>
+#include <sstream>
+#include <thread>
+#include <tuple>
+
+namespace tutti {
+
+/* After this wait a member also reads the records of the others. */
+static constexpr std::chrono::milliseconds kLate(20);
+static constexpr size_t kLongestReason = 600;
+
+/* ---- texts ---- */
+static std::string random_hex()
+{
+    std::random_device source;
+    char text[17];
+    std::snprintf(text, sizeof text, "%08x%08x", static_cast<unsigned>(source()), static_cast<unsigned>(source()));
+    return text;
+}
+static std::string text_digest(const std::string &text)
+{
+    /* FNV-1a. */
+    uint64_t digest = 0xcbf29ce484222325u;
+    for (unsigned char c : text) digest = (digest ^ c) * 0x100000001b3u;
+    char hex[17];
+    std::snprintf(hex, sizeof hex, "%016" PRIx64, digest);
+    return hex;
+}
+static std::vector<uint8_t> text_to_bytes(const std::string &text) { return { text.begin(), text.end() }; }
+static std::string text_from_bytes(const std::vector<uint8_t> &bytes) { return { bytes.begin(), bytes.end() }; }
+static std::string change_describe(int64_t uuid) { return c10::str("reconfigure (uuid ", uuid, "): "); }
+static std::string handle_describe(const Handle &handle)
+{
+    return c10::str("member ", handle.print(), " (formerly rank ", handle.rank, ")");
+}
+static std::string handles_describe(size_t count, bool ordered)
+{
+    return c10::str(ordered ? "a list" : "a set", " of ", count, count == 1 ? " handle" : " handles");
+}
+
+/* ---- handles ---- */
+std::string Handle::print() const { return c10::str("tutti:", job, ":", member, ":", number, ":", rank); }
+/* Returns nothing for any other text. */
+static std::optional<Handle> handle_parse(const std::string &text)
+{
+    char job[17], member[17];
+    Handle handle;
+    int end = 0;
+    if (std::sscanf(text.c_str(), "tutti:%16[0-9a-f]:%16[0-9a-f]:%" SCNu64 ":%d%n", job, member, &handle.number,
+            &handle.rank, &end) != 4)
+        return std::nullopt;
+    handle.job = job;
+    handle.member = member;
+    if (static_cast<size_t>(end) != text.size() || handle.print() != text) return std::nullopt;
+    return handle;
+}
+Member::Member(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)), name_(random_hex()) {}
+std::string Member::get_job()
+{
+    std::lock_guard<std::mutex> lock(job_mutex_);
+    if (!job_.empty()) return job_;
+    try {
+        /* The first member of the job chooses the name, and all others get it. */
+        return job_ = text_from_bytes(store_->compareSet("reconfigure/job", {}, text_to_bytes(random_hex())));
+    } catch (const std::exception &error) {
+        error_throw(TUTTI_SYSTEM, c10::str("the name of the job cannot be read from the store: ", error.what()));
+    }
+}
+std::string Member::get_handle(int rank) { return Handle{ get_job(), name_, number_, rank }.print(); }
+
+/* ---- the checks of one member ---- */
+static std::vector<Handle> handles_parse(const Change &change, const std::string &job)
+{
+    std::vector<Handle> handles;
+    for (const std::string &text : change.handles) {
+        std::optional<Handle> handle = handle_parse(text);
+        if (!handle)
+            error_throw(TUTTI_INVALID_ARGUMENT,
+                c10::str(change_describe(change.uuid), "\"", text.substr(0, 100), "\" is not a handle of tutti"));
+        if (handle->job != job)
+            error_throw(TUTTI_INVALID_ARGUMENT,
+                c10::str(change_describe(change.uuid), handle_describe(*handle), " belongs to another job, ",
+                    handle->job, ", whose store is another one; this job is ", job));
+        handles.push_back(*std::move(handle));
+    }
+    return handles;
+}
+static void handles_check_twice(const Change &change, const std::vector<Handle> &handles)
+{
+    for (size_t i = 0; i < handles.size(); i++)
+        for (size_t j = 0; j < i; j++)
+            if (handles[i].member == handles[j].member)
+                error_throw(TUTTI_INVALID_ARGUMENT,
+                    c10::str(change_describe(change.uuid), "a member is there twice, as ", handles[j].print(), " and ",
+                        handles[i].print()));
+}
+Roster Member::check(const Change &change)
+{
+    const std::string begin = change_describe(change.uuid);
+    if (change.timeout && change.timeout->count() < 1)
+        error_throw(TUTTI_INVALID_ARGUMENT, begin + "the timeout must be at least a millisecond");
+    if (used_.count(change.uuid))
+        error_throw(TUTTI_MISMATCH, begin + "this uuid was already used on this member; give a new one each time");
+    Roster roster{ change.uuid, change.ordered, handles_parse(change, get_job()), 0, "" };
+    std::vector<Handle> &handles = roster.handles;
+    handles_check_twice(change, handles);
+    if (!change.ordered)
+        std::sort(handles.begin(), handles.end(), [](const Handle &a, const Handle &b) {
+            return std::tie(a.rank, a.member) < std::tie(b.rank, b.member);
+        });
+    auto mine = std::find_if(handles.begin(), handles.end(), [&](const Handle &one) { return one.member == name_; });
+    if (mine == handles.end())
+        error_throw(TUTTI_INVALID_ARGUMENT,
+            c10::str(begin, "this member's own handle is not among the ", handles.size(), "; only members call it"));
+    if (mine->number != number_)
+        error_throw(TUTTI_MISMATCH,
+            c10::str(begin, "this member's handle is stale: ", mine->print(), " has number ", mine->number,
+                ", and after its last reconfigure the member has ", number_.load(), "; get handles again each time"));
+    roster.rank = static_cast<int>(mine - handles.begin());
+    std::string all;
+    for (const Handle &handle : handles) all += handle.print() + "\n";
+    roster.digest = text_digest(all);
+    return roster;
+}
+
+/* ---- the store ---- */
+std::string Roster::name() const { return c10::str(uuid, "-", digest); }
+std::string Roster::key() const { return c10::str("reconfigure/", ordered ? "list-" : "set-", name(), "/"); }
+/* The newest change of a member. */
+struct MemberRecord {
+    uint64_t number;
+    int64_t uuid;
+    bool ordered;
+    size_t count;
+    std::string digest;
+    /* TUTTI_IN_PROGRESS until the change is over, then its outcome and the text of its error. */
+    int status;
+    std::string why;
+    bool is_of(const Roster &roster) const
+    {
+        return uuid == roster.uuid && ordered == roster.ordered && digest == roster.digest;
+    }
+};
+void Member::publish(const Roster &roster, tutti_status status, const std::string &why)
+{
+    const Handle &mine = roster.handles[static_cast<size_t>(roster.rank)];
+    store_->set("reconfigure/" + name_,
+        text_to_bytes(c10::str(mine.number, " ", roster.uuid, " ", roster.ordered, " ", roster.handles.size(), " ",
+            roster.digest, " ", static_cast<int>(status), "\n", why.substr(0, kLongestReason))));
+}
+std::optional<MemberRecord> Member::read_record(const std::string &member)
+{
+    const std::string key = "reconfigure/" + member;
+    if (!store_->check({ key })) return std::nullopt;
+    std::istringstream text(text_from_bytes(store_->get(key)));
+    MemberRecord record{};
+    text >> record.number >> record.uuid >> record.ordered >> record.count >> record.digest >> record.status;
+    if (!text) return std::nullopt;
+    text.get();
+    std::getline(text, record.why, '\0');
+    return record;
+}
+void Member::begin(const Roster &roster)
+{
+    used_.insert(roster.uuid);
+    number_++;
+}
+void Member::publish_arrival(const Roster &roster)
+{
+    try {
+        publish(roster, TUTTI_IN_PROGRESS, "");
+        if (roster.handles.size() > 1) store_->set(roster.key() + name_, text_to_bytes("come"));
+    } catch (const std::exception &) {
+        /* A member that goes on alone needs no store, which may have been in a process that died. */
+        if (roster.handles.size() > 1) throw;
+    }
+}
+void Member::end(const Roster &roster, tutti_status status, const std::string &why)
+{
+    try {
+        publish(roster, status, why);
+        if (roster.handles.size() > 1) store_->deleteKey(roster.key() + name_);
+    } catch (const std::exception &) {
+        /* The key only explains and tidies up. Some stores delete nothing. */
+    }
+}
+
+/* ---- waiting for the others ---- */
+/* Returns why a member does not come. It may still come if there is no reason. */
+static std::string record_find_reason(const Roster &roster, const Handle &other, const MemberRecord &record)
+{
+    if (record.number < other.number) return "";
+    if (record.number > other.number)
+        return c10::str("the handle is stale: this member has reconfigured ", record.number - other.number,
+            " times since; get handles again each time");
+    if (record.is_of(roster)) return record.status < TUTTI_OK ? "it gave up: " + record.why : "";
+    if (record.status == TUTTI_OK)
+        return c10::str("the handle is stale: this member has used it with uuid ", record.uuid,
+            "; get handles again each time");
+    if (record.uuid != roster.uuid)
+        return c10::str("it gave uuid ", record.uuid, "; all members must give the same uuid");
+    bool alike = record.ordered == roster.ordered && record.count == roster.handles.size();
+    return c10::str("it gave ", handles_describe(record.count, record.ordered), ", and this member ",
+        handles_describe(roster.handles.size(), roster.ordered), alike ? " with other handles or another order" : "",
+        "; all members must give the same");
+}
+/* Throws if a member can no longer come. */
+void Member::check_others(const Roster &roster)
+{
+    for (const Handle &other : roster.handles) {
+        if (other.member == name_) continue;
+        std::optional<MemberRecord> record = read_record(other.member);
+        std::string reason = record ? record_find_reason(roster, other, *record) : "";
+        if (reason.empty()) continue;
+        bool gave_up = record->number == other.number && record->is_of(roster);
+        error_throw(gave_up ? static_cast<tutti_status>(record->status) : TUTTI_MISMATCH,
+            c10::str(change_describe(roster.uuid), handle_describe(other), " does not come: ", reason));
+    }
+}
+void Member::fail_late(const Roster &roster, std::chrono::milliseconds waited)
+{
+    std::string absent;
+    for (const Handle &other : roster.handles) {
+        if (other.member == name_ || store_->check({ roster.key() + other.member })) continue;
+        absent += c10::str(absent.empty() ? "" : "; ", handle_describe(other));
+    }
+    error_throw(TUTTI_TIMEOUT,
+        c10::str(change_describe(roster.uuid), "not all of ", roster.handles.size(), " members have come in ",
+            waited.count(), " ms. Those that have not called reconfigure with these handles: ", absent,
+            ". A member that has died must be left out"));
+}
+void Member::await_all(const Roster &roster, Time deadline, const std::atomic<const char *> &interrupted)
+{
+    using std::chrono::steady_clock;
+    std::vector<std::string> keys;
+    for (const Handle &one : roster.handles) keys.push_back(roster.key() + one.member);
+    if (keys.size() == 1) return;
+    const Time began = steady_clock::now();
+    while (!store_->check(keys)) {
+        steady_clock::duration waited = steady_clock::now() - began;
+        if (const char *why = interrupted) error_throw(TUTTI_ABORTED, change_describe(roster.uuid) + why);
+        if (waited > kLate) check_others(roster);
+        if (began + waited >= deadline)
+            fail_late(roster, std::chrono::duration_cast<std::chrono::milliseconds>(waited));
+        steady_clock::duration pause = std::clamp<steady_clock::duration>(waited / 8, std::chrono::microseconds(100),
+            std::chrono::milliseconds(100));
+        std::this_thread::sleep_for(std::min(pause, deadline - (began + waited)));
+    }
+}
+std::string Member::find_reasons(const Roster &roster)
+{
+    std::string reasons;
+    try {
+        for (const Handle &other : roster.handles) {
+            if (other.member == name_) continue;
+            std::optional<MemberRecord> record = read_record(other.member);
+            if (record && record->number == other.number && record->is_of(roster) && record->status < TUTTI_OK)
+                reasons += c10::str("; ", handle_describe(other), " published: ", record->why);
+        }
+    } catch (const std::exception &) {
+        /* Without the store the caller's own error remains. */
+    }
+    return reasons;
+}
+
+} // namespace tutti

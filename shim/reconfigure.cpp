@@ -1,0 +1,180 @@
+/* Changes the members of a group. The group first ends its old membership: no new call gets in, the communicator
+ * closes, so that running calls end with an error, and the changing thread waits until they are out. Then the members
+ * meet in the store (member.cpp), join a new communicator there, and let calls in again. So each call sees one
+ * membership, and a failed change leaves a group that only a further change can use. */
+#include "shim/join.hpp"
+#include "shim/process_group.hpp"
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace tutti {
+
+/* ---- the parts of a group ---- */
+uint64_t ProcessGroupTutti::begin_part()
+{
+    CallGuard guard = enter("new_group");
+    return member_->number();
+}
+void ProcessGroupTutti::adopt_part(const c10::intrusive_ptr<ProcessGroupTutti> &part, uint64_t at)
+{
+    std::unique_lock<std::mutex> lock(derived_mutex_);
+    std::erase_if(parts_, [](const auto &one) { return one.expired(); });
+    parts_.emplace_back(part);
+    lock.unlock();
+    /* The members have changed while the part was joining. */
+    if (member_->number() != at) end_parts();
+}
+void ProcessGroupTutti::end_parts()
+{
+    std::unique_lock<std::mutex> lock(derived_mutex_);
+    auto parts = std::exchange(parts_, {});
+    derived_.clear();
+    lock.unlock();
+    for (const auto &one : parts)
+        if (auto part = one.lock())
+            part->end_part(c10::str("group ", part->options_->group_name,
+                " was made before the default group was reconfigured; destroy it and make it again with new_group"));
+}
+void ProcessGroupTutti::end_part(const std::string &why)
+{
+    calls_.refuse(why);
+    if (auto present = find_communicator()) present->close();
+    end_parts();
+}
+
+/* ---- the steps of a change ---- */
+std::string ProcessGroupTutti::reconfigure_handle() const
+{
+    check_may_change("get_reconfigure_handle");
+    return member_->get_handle(getRank());
+}
+void ProcessGroupTutti::check_may_change(const char *call) const
+{
+    const std::string begin = c10::str(call, ": ");
+    if (is_inherited())
+        error_throw(TUTTI_FORKED, begin + "this group belongs to the parent process, from before a fork; a child must "
+                                          "make its own group");
+    if (!supportsReconfigure())
+        error_throw(TUTTI_UNSUPPORTED,
+            c10::str(begin, "group ", options_->group_name,
+                " is a part of the default group; reconfigure the default group, and make its parts again"));
+    if (shut_down_) error_throw(TUTTI_ABORTED, begin + "this group was shut down or destroyed; make a new one");
+    if (calls_.has_this_thread())
+        error_throw(TUTTI_UNSUPPORTED, begin + "this thread is inside a call of the group, which cannot end meanwhile");
+}
+void ProcessGroupTutti::end_membership(const Roster &roster, Member::Time deadline)
+{
+    calls_.refuse(c10::str("another thread reconfigures this group (uuid ", roster.uuid,
+        "); call again when that has returned"));
+    interrupted_ = nullptr;
+    changing_ = true;
+    if (shut_down_) interrupted_ = "this group was shut down or destroyed meanwhile";
+    if (auto present = find_communicator()) present->close();
+    end_parts();
+    if (!calls_.wait_until_none(deadline))
+        error_throw(TUTTI_TIMEOUT,
+            c10::str("reconfigure (uuid ", roster.uuid, "): calls of other threads of this process have not returned"));
+}
+c10::intrusive_ptr<Communicator> ProcessGroupTutti::join_members(const Roster &roster, Member::Time deadline)
+{
+    member_->await_all(roster, deadline, interrupted_);
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    auto store = c10::make_intrusive<c10d::PrefixStore>(roster.key() + "join", member_->store());
+    return communicator_join(store, roster.rank, static_cast<int>(roster.handles.size()), options_->group_name,
+        *options_, std::max(left, std::chrono::milliseconds(1)));
+}
+void ProcessGroupTutti::fail_change(const Roster &roster, tutti_status status, const std::string &why)
+{
+    std::string text = why + member_->find_reasons(roster);
+    member_->end(roster, status, why);
+    calls_.refuse(c10::str("the last reconfigure of this group failed; reconfigure it again, with another uuid and "
+                           "new handles. Its error: ",
+        text));
+    changing_ = false;
+    error_throw(status, text);
+}
+
+/* ---- the new membership ---- */
+/* Torch before 2.14 has constant ranks and sizes, so there a new group takes the place of this one. */
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const Roster &roster,
+    c10::intrusive_ptr<Communicator> communicator)
+{
+    std::lock_guard<std::mutex> lock(communicator_mutex_);
+    if (const char *why = interrupted_)
+        error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", roster.uuid, "): ", why));
+    if (address_given_) kept_.push_back(communicator_);
+    address_given_ = false;
+    communicator_ = std::move(communicator);
+    communicator_->group = number_;
+    rank_ = roster.rank;
+    size_ = static_cast<int>(roster.handles.size());
+    sequence_ = 0;
+    membership_ = roster.name();
+    if (recorded_as_) recorder::recorded_group_mark_gone(*recorded_as_);
+    begin_recording();
+    changing_ = false;
+    calls_.allow();
+    return c10::intrusive_ptr<ProcessGroupTutti>::reclaim_copy(this);
+}
+WorkPointer ProcessGroupTutti::reconfigure(const c10d::ReconfigureOptions &options)
+{
+    Change change{ options.uuid, {}, options.handles.index() == 1, options.timeout };
+    std::visit([&](const auto &handles) { change.handles.assign(handles.begin(), handles.end()); }, options.handles);
+    change_members(change);
+    auto work = c10::make_intrusive<Work>(find_communicator(), rank_, c10d::OpType::UNKNOWN, nullptr, Tensors(), 0);
+    work->finish_blocking(work->add(Footprint("reconfigure")));
+    return work;
+}
+#else
+ProcessGroupTutti::ProcessGroupTutti(ProcessGroupTutti &old, const Roster &roster,
+    c10::intrusive_ptr<Communicator> communicator)
+    : c10d::Backend(roster.rank, static_cast<int>(roster.handles.size())), options_(old.options_),
+      member_(old.member_), communicator_(std::move(communicator)), membership_(roster.name())
+{
+    communicator_->group = number_;
+    init();
+    begin_recording();
+}
+c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const Roster &roster,
+    c10::intrusive_ptr<Communicator> communicator)
+{
+    std::lock_guard<std::mutex> lock(communicator_mutex_);
+    if (const char *why = interrupted_)
+        error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", roster.uuid, "): ", why));
+    calls_.refuse("this group was reconfigured, so another one has taken its place: torch.distributed.group.WORLD");
+    changing_ = false;
+    return c10::make_intrusive<ProcessGroupTutti>(*this, roster, std::move(communicator));
+}
+#endif
+c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::change_members(const Change &change)
+{
+    /* Other threads need the GIL to leave their calls. */
+    std::optional<pybind11::gil_scoped_release> released;
+    if (PyGILState_Check()) released.emplace();
+    check_may_change("reconfigure");
+    std::unique_lock<std::mutex> changing(member_->changing, std::try_to_lock);
+    if (!changing)
+        error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", change.uuid, "): another thread reconfigures this "
+                                            "group; call again when that has returned"));
+    Roster roster = member_->check(change);
+    constexpr std::chrono::hours longest(24 * 36500);
+    Member::Time deadline = std::chrono::steady_clock::now()
+        + std::min<std::chrono::milliseconds>(change.timeout.value_or(options_->timeout), longest);
+    member_->begin(roster);
+    try {
+        end_membership(roster, deadline);
+        member_->publish_arrival(roster);
+        auto changed = begin_membership(roster, join_members(roster, deadline));
+        recorder::rank_set(roster.rank);
+        member_->end(roster, TUTTI_OK, "");
+        return changed;
+    } catch (const Error &error) {
+        fail_change(roster, error.status, error.what());
+    } catch (const std::exception &error) {
+        fail_change(roster, TUTTI_SYSTEM, c10::str("reconfigure (uuid ", change.uuid, "): ", error.what()));
+    }
+}
+
+} // namespace tutti

@@ -1,0 +1,136 @@
+"""Changes the members of the default group: without a rank that has died, with ranks that have come, and after any
+error. The extension does it (shim/reconfigure.cpp); this module keeps torch's own tables of groups in step.
+
+A group of torch before 2.14 has a constant rank and size. There the default group is destroyed, and init_process_group
+makes it again around the extension's new group, which has joined already.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Set
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+_replacing = threading.local()
+"""`made`: the group of the extension that the next init_process_group of this thread is to get."""
+
+
+def reconfigure_handle() -> str:
+    """Returns a text that names this process as a member of the default group, for reconfigure() on every member. The
+    program passes it to the other members, for example through its store. It is good for one reconfigure() of this
+    process, so get it again after each, also after one that failed. Uses the store once.
+
+    Raises ValueError if the default group is not tutti's alone, and AbortedError after shutdown.
+    """
+    return str(_find_default("reconfigure_handle")[1]._reconfigure_handle())
+
+
+def reconfigure(handles: Iterable[str], *, uuid: int, timeout: timedelta | None = None) -> None:
+    """Replaces the members of the default group by those that the handles name. Only these members call it, and all of
+    them with the same arguments. It returns when all have joined, and works on a healthy group as well as after an
+    error, a timeout, an abort or the death of a rank.
+
+    handles: one of reconfigure_handle() for each member, that of this process included. A list gives the ranks: handle
+    i becomes rank i. A set keeps the order of the former ranks.
+    uuid: a number that this process has not given before. timeout: for the whole call; default: the group's timeout.
+
+    Calls of other threads that are in the default group end with an AbortedError, and so do calls until this one
+    returns. Groups that new_group made before fail from now on; make them again. From torch 2.14 on the objects of the
+    default group stay valid. Before, torch.distributed.group.WORLD is another object.
+
+    Raises ValueError for handles that are damaged, of another job, double, or without this process; MismatchError for
+    a uuid that was already used, a stale handle, or members that disagree; TimeoutError that names the members that
+    have not come. After wrong arguments of this process the group is unchanged. After any other error it is refused
+    until the next reconfigure, with another uuid and new handles.
+    """
+    if isinstance(handles, str):
+        raise TypeError("reconfigure: handles must be a list or a set of texts, not one text")
+    group, backend = _find_default("reconfigure")
+    if timeout is not None:
+        from torch_tutti._compatibility import limit
+        timeout = limit(timeout, "reconfigure")
+    changed = backend._change_members(uuid, list(handles), not isinstance(handles, Set), timeout)
+    if changed is backend:
+        follow(group, [backend])
+    else:
+        _replace_default(group, changed)
+
+
+def follow(group: Any, backends: list[Any]) -> None:
+    """Brings torch's tables in step with a group whose members have changed, where torch changes them (from 2.14 on).
+    Members count the groups that they have made, because the count is part of the names of new groups. The highest
+    count of all members holds for all. None: the default group. Does nothing for other backends than tutti."""
+    if not backends:
+        return
+    import torch
+    from torch.distributed import AllreduceOptions, ReduceOp
+    world = _c10d()._world
+    world.pg_group_ranks[group or world.default_pg] = {rank: rank for rank in range(backends[0].size())}
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp.MAX
+    made = torch.tensor([world.group_count])
+    backends[0].allreduce([made], options).wait()
+    world.group_count = int(made)
+
+
+def make_group(kind: Any, options: Any, timeout: timedelta, group_options: Any) -> Any:
+    """Makes a group of the extension for torch. kind: ProcessGroupTutti. options: torch's `_DistributedBackendOptions`.
+    A part of the default group fails when the members of that change."""
+    made, _replacing.made = getattr(_replacing, "made", None), None
+    if made is not None:
+        return made
+    if options.global_ranks_in_group and group_options.enable_reconfigure:
+        raise ValueError(f"group {options.group_id}: enable_reconfigure is for the default group; after its "
+                         "reconfigure make the other groups again")
+    whole = _find_whole() if options.global_ranks_in_group else None
+    at = whole._begin_part() if whole is not None else 0
+    part = kind(store=options.store, rank=options.group_rank, size=options.group_size, timeout=timeout,
+                group=options.group_id, options=group_options)
+    if whole is not None:
+        whole._adopt_part(part, at)
+    return part
+
+
+def _c10d() -> ModuleType:
+    return sys.modules["torch.distributed.distributed_c10d"]
+
+
+def _find_whole() -> Any:
+    """Returns the default group's backend if it is tutti's, else None."""
+    from torch_tutti._extension import backend_of
+    group = _c10d()._world.default_pg
+    for device in group._device_types if group is not None else ():
+        found = backend_of(group, device)
+        if found is not None:
+            return found
+    return None
+
+
+def _find_default(call: str) -> tuple[Any, Any]:
+    """Returns the default group and its only backend."""
+    import torch.distributed as dist
+    from torch_tutti._calls import group_of
+    group = group_of(call, None)
+    backend, config = _find_whole(), dist.get_backend_config()
+    names = {pair.partition(":")[2] for pair in config.split(",")}
+    if backend is None or len(names) > 1:
+        raise ValueError(f"{call}: the default group must have tutti as its only backend, but it runs on {config}")
+    if hasattr(group, "reconfigure") and dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        raise ValueError(f"{call}: torch's debugging wrapper does not follow a change of the members; set "
+                         "TORCH_DISTRIBUTED_DEBUG to INFO or OFF")
+    return group, backend
+
+
+def _replace_default(group: Any, changed: Any) -> None:
+    """Destroys the default group, whose membership has ended, and makes it again with the new members."""
+    import torch.distributed as dist
+    name = _c10d()._world.pg_map[group][0]
+    dist.destroy_process_group()
+    _replacing.made = changed
+    try:
+        dist.init_process_group(name, store=dist.PrefixStore(f"torch/{changed._membership}", changed._store),
+                                rank=changed.rank(), world_size=changed.size(), timeout=changed.options.timeout)
+    finally:
+        _replacing.made = None
