@@ -87,8 +87,9 @@ Work *ProcessGroupTutti::open_work() const
 {
     Work *work = open_works.find(number_);
     if (!work || &work->communicator() == communicator_.get()) return work;
-    error_throw(TUTTI_ABORTED, "this group was reconfigured while this thread coalesced calls of it; end coalescing, "
-                               "and make the calls again");
+    error_throw(TUTTI_ABORTED,
+        "this group was reconfigured while this thread coalesced calls of it; end coalescing, "
+        "and make the calls again");
 }
 c10::intrusive_ptr<Work> ProcessGroupTutti::take_work()
 {

@@ -54,7 +54,8 @@ static std::optional<Handle> handle_parse(const std::string &text)
     Handle handle;
     int end = 0;
     if (std::sscanf(text.c_str(), "tutti:%16[0-9a-f]:%16[0-9a-f]:%" SCNu64 ":%d%n", job, member, &handle.number,
-            &handle.rank, &end) != 4)
+            &handle.rank, &end)
+        != 4)
         return std::nullopt;
     handle.job = job;
     handle.member = member;
@@ -112,9 +113,8 @@ Roster Member::check(const Change &change)
     std::vector<Handle> &handles = roster.handles;
     handles_check_twice(change, handles);
     if (!change.ordered)
-        std::sort(handles.begin(), handles.end(), [](const Handle &a, const Handle &b) {
-            return std::tie(a.rank, a.member) < std::tie(b.rank, b.member);
-        });
+        std::sort(handles.begin(), handles.end(),
+            [](const Handle &a, const Handle &b) { return std::tie(a.rank, a.member) < std::tie(b.rank, b.member); });
     auto mine = std::find_if(handles.begin(), handles.end(), [&](const Handle &one) { return one.member == name_; });
     if (mine == handles.end())
         error_throw(TUTTI_INVALID_ARGUMENT,

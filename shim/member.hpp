@@ -14,7 +14,7 @@
 
 namespace tutti {
 
-/* What a caller asks for. */
+/* The request of a caller. */
 struct Change {
     int64_t uuid = 0;
     std::vector<std::string> handles;
@@ -35,7 +35,7 @@ struct Roster {
     bool ordered = true;
     std::vector<Handle> handles;
     int rank = 0;
-    /* Of all handles in order. */
+    /* Covers all handles in their order. */
     std::string digest;
     /* "<uuid>-<digest>", the same on all members. */
     std::string name() const;

@@ -61,7 +61,7 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     if (status != TUTTI_TIMEOUT) error_throw(status, who + ": " + text);
     error_throw(status,
         c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(),
-            " ms. The group is aborted; destroy it and make a new one"));
+            " ms. The group is aborted; reconfigure it, or destroy it and make a new one"));
 }
 
 } // namespace tutti

@@ -64,8 +64,8 @@ class ProcessGroupTutti final : public c10d::Backend {
   public:
     using Options = tutti::Options;
 
-    /* Joins the group, and returns when all ranks have joined. With options->enable_reconfigure it joins nobody. options
-     * may be null. Messages name the `group`. */
+    /* Joins the group, and returns when all ranks have joined. With options->enable_reconfigure it joins no rank.
+     * options may be null. Messages name the `group`. */
     ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
         std::chrono::milliseconds timeout, const std::string &group, const c10::intrusive_ptr<Options> &options);
     /* Takes over the membership of `old` after a change, because rank and size of a group are constant before torch
@@ -221,7 +221,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     /* Returns the global ranks of the group's members. */
     std::vector<uint64_t> members() const;
-    /* Counts a call until it returns. Every function that uses the communicator, the rank or the size begins with it. */
+    /* Counts a call until it returns. Every function that uses the communicator, rank or size begins with it. */
     CallGuard enter(const char *call) { return CallGuard(calls_, call); }
     /* Returns the present communicator, or null before the first reconfigure, to a caller outside of a counted call. */
     c10::intrusive_ptr<Communicator> find_communicator() const;

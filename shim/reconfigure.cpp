@@ -53,8 +53,10 @@ void ProcessGroupTutti::check_may_change(const char *call) const
 {
     const std::string begin = c10::str(call, ": ");
     if (is_inherited())
-        error_throw(TUTTI_FORKED, begin + "this group belongs to the parent process, from before a fork; a child must "
-                                          "make its own group");
+        error_throw(TUTTI_FORKED,
+            begin
+                + "this group belongs to the parent process, from before a fork; a child must "
+                  "make its own group");
     if (!supportsReconfigure())
         error_throw(TUTTI_UNSUPPORTED,
             c10::str(begin, "group ", options_->group_name,
@@ -130,8 +132,8 @@ WorkPointer ProcessGroupTutti::reconfigure(const c10d::ReconfigureOptions &optio
 #else
 ProcessGroupTutti::ProcessGroupTutti(ProcessGroupTutti &old, const Roster &roster,
     c10::intrusive_ptr<Communicator> communicator)
-    : c10d::Backend(roster.rank, static_cast<int>(roster.handles.size())), options_(old.options_),
-      member_(old.member_), communicator_(std::move(communicator)), membership_(roster.name())
+    : c10d::Backend(roster.rank, static_cast<int>(roster.handles.size())), options_(old.options_), member_(old.member_),
+      communicator_(std::move(communicator)), membership_(roster.name())
 {
     communicator_->group = number_;
     init();
@@ -156,13 +158,17 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::change_members(const Ch
     check_may_change("reconfigure");
     std::unique_lock<std::mutex> changing(member_->changing, std::try_to_lock);
     if (!changing)
-        error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", change.uuid, "): another thread reconfigures this "
-                                            "group; call again when that has returned"));
+        error_throw(TUTTI_ABORTED,
+            c10::str("reconfigure (uuid ", change.uuid,
+                "): another thread reconfigures this "
+                "group; call again when that has returned"));
     Roster roster = member_->check(change);
     constexpr std::chrono::hours longest(24 * 36500);
     Member::Time deadline = std::chrono::steady_clock::now()
         + std::min<std::chrono::milliseconds>(change.timeout.value_or(options_->timeout), longest);
     member_->begin(roster);
+    /* An exception may have left coalescing open on this thread. */
+    drop_coalescing();
     try {
         end_membership(roster, deadline);
         member_->publish_arrival(roster);

@@ -7,8 +7,8 @@ This module holds what users may want besides that: `take_over()` for programs t
 for inference, tensors that peers can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`),
 gradients in fewer bytes (`compression.compress()`), which ranks work together (`grid()`), layers that they divide
 (`parallel`), in which order stages of a pipeline work, and what runs them (`Pipeline`), mixtures of experts
-(`experts`), a parameter server (`ps.join()`), other members after a failure (`reconfigure()`), `info()`, `waiting()`, `schedule()`, `dump_trace()`, `get_include()`,
-`Options` and the exceptions.
+(`experts`), a parameter server (`ps.join()`), other members after a failure (`reconfigure()`), `info()`, `waiting()`,
+`schedule()`, `dump_trace()`, `get_include()`, `Options` and the exceptions.
 Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry point in
 `_autoload`, so everything here loads when used.
 """

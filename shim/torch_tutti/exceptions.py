@@ -1,6 +1,7 @@
 """Errors of failed operations. All are `torch.distributed.DistBackendError`, so code written for other backends catches
 them, too. Wrong arguments raise the builtin ValueError or NotImplementedError instead and leave the group unchanged.
-After any of the errors here every further call on the group raises the same error: destroy the group.
+After any of the errors here every further call on the group raises the same error, until its members reconfigure it
+(`torch_tutti.reconfigure`) or destroy it.
 """
 from torch.distributed import DistBackendError
 
