@@ -27,13 +27,6 @@ static void comm_stop_operations(tutti_comm *comm, bool always, bool leaves)
     }
     driver_hand_over_role(comm);
 }
-/* A window that only takes messages ends without a failure of the group. */
-static void comm_detach_idle_windows(tutti_comm *comm)
-{
-    driver_acquire_role(comm);
-    if (driver_is_idle(comm)) windows_detach_all(comm);
-    driver_hand_over_role(comm);
-}
 void comm_abort(tutti_comm *comm)
 {
     atomic_fetch_add(&comm->submission.inside, 1);
@@ -63,7 +56,6 @@ static void comm_leave_group(tutti_comm *comm)
     LOG(INFO, "%s: rank %d of %d leaves", group->name, group->rank, group->size);
     if (group->segment) {
         comm_wait_for_callers(comm);
-        comm_detach_idle_windows(comm);
         comm_stop_operations(comm, false, true);
         operations_close_comm(comm);
         comm_announce_leaving(comm);

@@ -101,7 +101,7 @@ static tutti_status window_make(tutti_comm *comm, struct tutti_window *w, struct
     TRY(window_exchange_offers(comm, w, all));
     TRY(comm_allocate_common(comm, row * ranks, &w->shared));
     TRY(window_agree_on_status(comm, window_connect_peers(comm, w, all)));
-    return windows_attach(comm, w);
+    return window_run_operation(comm, w, WINDOW_ATTACH, NULL);
 }
 tutti_status comm_register_window(tutti_comm *comm, void *memory, size_t bytes, tutti_dtype dtype,
     struct tutti_window **out)
@@ -125,25 +125,15 @@ tutti_status comm_register_window(tutti_comm *comm, void *memory, size_t bytes, 
 }
 
 /* ---- the end ---- */
-static tutti_status window_run_internal(struct tutti_window *w, enum window_kind kind, const void *input)
-{
-    struct operation op;
-    operation_init(&op, w->comm, WINDOW_OPERATION, 0, TUTTI_UINT8, 0);
-    op.part_bytes = 0;
-    op.input = input;
-    op.message.window = (struct window_operation){ .of = w, .kind = kind, .peer = w->rank };
-    op.limit.timeout_ms = w->comm->timeout_ms;
-    return operation_run(&op, true);
-}
 /* Waits until the puts of all ranks have arrived: sent[r][q] counts the messages of rank r to rank q. */
 static tutti_status window_await_puts(struct tutti_window *w, uint64_t *mine, uint64_t *sent)
 {
     size_t row = (size_t)w->size * sizeof *mine;
-    TRY(window_run_internal(w, WINDOW_FLUSH, NULL));
+    TRY(window_run_operation(w->comm, w, WINDOW_FLUSH, NULL));
     for (int r = 0; r < w->size; r++) mine[r] = w->peers[r].sent;
     TRY(comm_gather(w->comm, mine, row, sent));
     for (int r = 0; r < w->size; r++) mine[r] = sent[(size_t)r * (size_t)w->size + (size_t)w->rank];
-    return window_run_internal(w, WINDOW_DRAIN, mine);
+    return window_run_operation(w->comm, w, WINDOW_DRAIN, mine);
 }
 tutti_status comm_deregister_window(struct tutti_window *w)
 {

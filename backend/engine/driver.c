@@ -25,7 +25,8 @@ bool driver_is_idle(const tutti_comm *comm)
 void driver_accept_operation(tutti_comm *comm, struct operation *op)
 {
     op->next = NULL;
-    if (comm_has_failed(comm)) { operation_complete(op, comm->outcome.status); return; }
+    bool detaches = op->collective == WINDOW_OPERATION && op->message.window.kind == WINDOW_DETACH;
+    if (comm_has_failed(comm) && !detaches) { operation_complete(op, comm->outcome.status); return; }
     if (op->collective == POINT_TO_POINT) { message_post(comm, op); return; }
     if (op->collective == WINDOW_OPERATION) { windows_accept_operation(comm, op); return; }
     if (comm->run_queue.last) comm->run_queue.last->next = op;
@@ -175,7 +176,7 @@ bool driver_check_periodically(tutti_comm *comm, int64_t n)
 int64_t driver_turn_before_check(int64_t n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
 bool driver_abandon_operations(tutti_comm *comm)
 {
-    comm_check(comm);
+    comm_check_stop(comm);
     if (!comm_has_failed(comm)) return false;
     driver_fail_operations(comm);
     return !driver_has_open_operations(comm);

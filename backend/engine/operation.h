@@ -19,8 +19,8 @@ struct limit {
     bool was_stopped;
 };
 /* FLUSH ends when the earlier operations of this rank's window are over, DRAIN when this rank has handled the messages
-   that input[size] counts. */
-enum window_kind { WINDOW_PUT, WINDOW_SIGNAL, WINDOW_AWAIT, WINDOW_FLUSH, WINDOW_DRAIN };
+   that input[size] counts. ATTACH and DETACH add the window to the communicator and take it out. */
+enum window_kind { WINDOW_PUT, WINDOW_SIGNAL, WINDOW_AWAIT, WINDOW_FLUSH, WINDOW_DRAIN, WINDOW_ATTACH, WINDOW_DETACH };
 enum window_stage { WINDOW_NEW, WINDOW_SENDS_HEADER, WINDOW_SENDS_BYTES };
 /* An operation of a window, which it holds. A put writes part_bytes bytes from `input`. */
 struct window_operation {

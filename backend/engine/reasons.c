@@ -76,7 +76,9 @@ static tutti_status comm_fail_late_window(tutti_comm *comm, const struct operati
         [WINDOW_SIGNAL] = "it did not take the signal",
         [WINDOW_AWAIT] = "it sent no signal that this rank has not awaited yet",
         [WINDOW_FLUSH] = "an earlier call on the window is still open",
-        [WINDOW_DRAIN] = "some are still under way" };
+        [WINDOW_DRAIN] = "some are still under way",
+        [WINDOW_ATTACH] = "another call of this rank takes too long",
+        [WINDOW_DETACH] = "a transport still uses its memory" };
     char what[64];
     error_text_of_window(op, what, sizeof what);
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s reached the timeout of %lld ms in %s: %s", comm->group.rank,
@@ -211,11 +213,17 @@ static struct reason reason_find_own(const tutti_comm *comm)
     else if (messages_find_abandoned(comm)) r.cause = MESSAGE_LEFT_ALONE;
     return r;
 }
+/* A communicator without open operations leaves without a failure, even if a window still takes messages. */
+static bool comm_is_stopped_at_work(const tutti_comm *comm)
+{
+    return atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)
+        && (comm->run_queue.head || comm->messages.open || comm->windows.open);
+}
 /* Finds a reason to fail in the flags and records that other threads and ranks of the host set. */
 static struct reason reason_find_on_host(const tutti_comm *comm)
 {
     const struct failure *f = comm->group.segment->failure;
-    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
+    if (comm_is_stopped_at_work(comm)) return (struct reason){ .cause = STOPPED };
     if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return (struct reason){ .cause = FAILED };
     if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
         return (struct reason){ .cause = FAILED_BY_ANOTHER };
@@ -230,7 +238,7 @@ static struct reason reason_find_between_hosts(const tutti_comm *comm)
     if (agreement_has_decided(agreement)) return (struct reason){ .cause = DECIDED };
     if (agreement_has_lost_ranks(agreement)) return (struct reason){ .cause = PEER_DIED };
     if (agreement_is_failing(agreement)) return (struct reason){ .cause = NONE };
-    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
+    if (comm_is_stopped_at_work(comm)) return (struct reason){ .cause = STOPPED };
     return reason_find_own(comm);
 }
 static struct reason reason_find_first(const tutti_comm *comm)
@@ -275,6 +283,14 @@ tutti_status comm_check(tutti_comm *comm)
     tutti_status status = reason_handle(comm, &reason);
     if (!comm->agreement || comm_has_failed(comm)) return status;
     return agreement_has_decided(comm->agreement) ? comm_adopt_decision(comm) : TUTTI_OK;
+}
+tutti_status comm_check_stop(tutti_comm *comm)
+{
+    struct reason stopped = { .cause = STOPPED };
+    tutti_status status = comm_check(comm);
+    if (comm_has_failed(comm) || !atomic_load(&comm->outcome.stop)) return status;
+    if (!comm->agreement || !agreement_is_failing(comm->agreement)) reason_handle(comm, &stopped);
+    return comm_check(comm);
 }
 bool failure_came_from_peer(tutti_comm *comm, tutti_status status)
 {

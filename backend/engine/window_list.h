@@ -1,10 +1,10 @@
 /* The windows of a communicator. Any thread may attach and detach one. */
 #pragma once
-#include "backend/window/window.h"
+#include "backend/engine/operation.h"
 
-/* Adds a window to the communicator, and receives the messages of its peers. Returns OK or the error that failed the
-   communicator, which then has no window. */
-tutti_status windows_attach(tutti_comm *comm, struct tutti_window *window);
+/* Runs an operation on the window itself: WINDOW_FLUSH or one that follows it. */
+tutti_status window_run_operation(tutti_comm *comm, struct tutti_window *window, enum window_kind kind,
+    const void *input);
 /* Takes the window out of the communicator. Afterwards no living peer uses its memory; a peer that is stopped may do so
    after 2 s, which is logged. Later operations on the window are refused. Does nothing a second time. */
 void windows_detach(tutti_comm *comm, struct tutti_window *window);

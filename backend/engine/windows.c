@@ -97,6 +97,26 @@ static tutti_status operation_continue_message(tutti_comm *comm, struct operatio
     return t->state == TRANSFER_DONE ? TUTTI_OK : TUTTI_IN_PROGRESS;
 }
 
+/* ---- the list of windows ---- */
+static void windows_add(tutti_comm *comm, struct tutti_window *w)
+{
+    atomic_store(&w->attached, true);
+    w->next = comm->windows.first;
+    comm->windows.first = w;
+    window_open_inbound(w, comm->router);
+}
+bool windows_take_out(tutti_comm *comm, struct tutti_window *w)
+{
+    struct tutti_window **at = &comm->windows.first;
+    while (*at && *at != w) at = &(*at)->next;
+    if (!*at) return true;
+    if (!window_close_inbound(w, comm->router)) return false;
+    *at = w->next;
+    atomic_store(&w->attached, false);
+    window_revoke(w);
+    return true;
+}
+
 /* ---- one operation ---- */
 static bool operation_is_first_of_window(const tutti_comm *comm, const struct operation *op)
 {
@@ -130,6 +150,8 @@ static tutti_status operation_continue_window(tutti_comm *comm, struct operation
     case WINDOW_SIGNAL: break;
     case WINDOW_AWAIT: done = window_take_signal(w, op->message.window.peer); break;
     case WINDOW_FLUSH: done = operation_is_first_of_window(comm, op); break;
+    case WINDOW_ATTACH: windows_add(comm, w); return TUTTI_OK;
+    case WINDOW_DETACH: return windows_take_out(comm, w) ? TUTTI_OK : TUTTI_IN_PROGRESS;
     case WINDOW_DRAIN: done = window_has_handled(w, op->input); break;
     }
     if (kind > WINDOW_SIGNAL) return done ? TUTTI_OK : TUTTI_IN_PROGRESS;
@@ -158,6 +180,11 @@ static bool windows_refuse_ended(tutti_comm *comm, struct operation **at)
             comm->group.name, what));
     return true;
 }
+static bool operation_lacks_window(const struct operation *op)
+{
+    return op->message.window.kind < WINDOW_ATTACH
+        && !atomic_load_explicit(&op->message.window.of->attached, memory_order_relaxed);
+}
 /* Direct puts and signals succeed without the peer, so they look for a failure themselves. */
 static bool windows_find_failure(tutti_comm *comm)
 {
@@ -171,7 +198,7 @@ static bool windows_continue_operations(tutti_comm *comm)
     bool moved = false, copies = false;
     if (windows_find_failure(comm)) return false;
     for (struct operation **at = &comm->windows.open, *op; (op = *at) != NULL && !copies;) {
-        if (!atomic_load_explicit(&op->message.window.of->attached, memory_order_relaxed)) {
+        if (operation_lacks_window(op)) {
             moved |= windows_refuse_ended(comm, at);
             if (*at == op) at = &op->next;
             continue;
@@ -207,7 +234,12 @@ bool windows_cancel(tutti_comm *comm)
     for (struct tutti_window *w = comm->windows.first; w; w = w->next) all &= window_close_inbound(w, comm->router);
     return all;
 }
+/* A window can be taken out of a failed communicator: windows_cancel has closed it. */
 void windows_fail(tutti_comm *comm, tutti_status status)
 {
-    while (comm->windows.open) windows_end_operation(comm, &comm->windows.open, status);
+    while (comm->windows.open) {
+        struct window_operation *first = &comm->windows.open->message.window;
+        bool detached = first->kind == WINDOW_DETACH && windows_take_out(comm, first->of);
+        windows_end_operation(comm, &comm->windows.open, detached ? TUTTI_OK : status);
+    }
 }

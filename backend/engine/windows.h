@@ -27,6 +27,9 @@ static inline bool windows_are_listening(const struct windows *all)
 }
 /* True if operations are open, or peers may send messages. */
 static inline bool windows_are_active(const struct windows *all) { return all->open || windows_are_listening(all); }
+/* Takes a window out of the communicator and its memory from direct writers. False: a transport still uses the memory;
+   the caller polls the router and calls again. */
+bool windows_take_out(tutti_comm *comm, struct tutti_window *window);
 /* Cancel and end the operations after a failure, like messages_cancel and messages_fail. windows_cancel also stops the
    messages of peers. */
 bool windows_cancel(tutti_comm *comm);

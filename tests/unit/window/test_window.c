@@ -150,6 +150,32 @@ static void beside_collectives_and_messages(struct rank *me)
     window_close(&two);
     free(large);
 }
+/* A thread that waits drives the communicator, and others register and free windows meanwhile. */
+static void *wait_main(void *of)
+{
+    const struct rank *me = of;
+    OK(tutti_window_wait_signal(*(tutti_window **)me->context, before(me), NULL));
+    return NULL;
+}
+static void windows_while_a_thread_waits(struct rank *me)
+{
+    struct window w = window_open(me, 10);
+    struct rank waiter = { .rank = me->rank, .size = me->size, .context = &w.handle };
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, wait_main, &waiter) == 0);
+    for (int round = 0; round < 5; round++) {
+        struct window other = window_open(me, 10);
+        if (round % 2) OK(tutti_window_free(other.handle));
+        else OK(tutti_window_deregister(other.handle));
+        OK(tutti_barrier(me->comm, NULL));
+        if (round % 2 == 0) OK(tutti_window_free(other.handle));
+        if (other.kind == PRIVATE_MEMORY) free(other.at);
+        else OK(tutti_mem_free(other.at));
+    }
+    OK(tutti_window_signal(w.handle, next_of(me), NULL));
+    REQUIRE(pthread_join(thread, NULL) == 0);
+    window_close(&w);
+}
 /* A group of calls, a queue, and signals that wait for their takers. */
 static void requests_of_every_kind(struct rank *me)
 {
@@ -225,6 +251,7 @@ static void test_order(void **state) { (void)state; run_on_threads(puts_before_s
 static void test_deregistering(void **state) { (void)state; run_on_threads(deregistering_waits_for_puts); }
 static void test_beside_other_work(void **state) { (void)state; run_on_threads(beside_collectives_and_messages); }
 static void test_requests(void **state) { (void)state; run_on_threads(requests_of_every_kind); }
+static void test_waiting_threads(void **state) { (void)state; run_on_threads(windows_while_a_thread_waits); }
 static void test_addresses(void **state) { (void)state; run_on_threads(maps_memory_of_its_host); }
 #ifndef NO_PROCESSES
 static void test_a_target_that_computes(void **state)
@@ -266,6 +293,7 @@ int test_window(void)
         cmocka_unit_test(test_beside_other_work),
         cmocka_unit_test(test_requests),
         cmocka_unit_test(test_no_wake_up_is_lost),
+        cmocka_unit_test(test_waiting_threads),
         cmocka_unit_test(test_addresses),
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_a_target_that_computes),

@@ -1,2 +1,5 @@
 tutti_units(unit_window all window window window_errors)
 tutti_over_inproc(test_window "*")
+foreach(name window window_errors)
+  tutti_repeat(test_${name} over_tcp "TUTTI_TRANSPORT=tcp")
+endforeach()
