@@ -320,6 +320,8 @@ def test_the_example_of_the_page(tmp_path):
     page = Path(__file__).resolve().parents[2] / "docs/fault-tolerance.md"
     program = tmp_path / "program.py"
     program.write_text(re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1])
-    lines = sorted(succeeded(run_interpreter(program, OMP_NUM_THREADS="1", TUTTI_HOSTS=None)).splitlines())
-    assert lines == [f"step {step}: rank {rank} of {size}, sum {size}" for step in range(4)
-                     for size in [3 if step < 2 else 2] for rank in range(size)]
+    printed = succeeded(run_interpreter(program, OMP_NUM_THREADS="1", TUTTI_HOSTS=None))
+    # Ranks may print into each other's lines.
+    assert sorted(re.findall(r"step \d: rank \d of \d, sum \d", printed)) == [
+        f"step {step}: rank {rank} of {size}, sum {size}" for step in range(4)
+        for size in [3 if step < 2 else 2] for rank in range(size)]
