@@ -163,9 +163,6 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* One-sided writes; see window.hpp. Without a tensor new_window is local. */
     bool supportsWindow() const;
     c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor> &tensor) override;
-    WorkPointer launch_on_window(const Call &call, Footprint footprint,
-        c10::function_ref<tutti_status(tutti_request *)> begin);
-    Communicator &communicator() { return *communicator_; }
 #endif
     /* Fails on all ranks and aborts the group if a rank is missing. The error of rank 0 names the missing ranks. */
     void monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks) override;
@@ -205,6 +202,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     void shutdown() override;
 
   private:
+    friend class WindowTutti;
     using Start = c10::function_ref<tutti_status(tutti_comm *, tutti_request *)>;
     /* Collects the operations that `calls` starts under one Work, which is an outer one if this thread already
      * coalesces. */

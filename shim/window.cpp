@@ -22,12 +22,6 @@ c10::intrusive_ptr<c10d::Window> ProcessGroupTutti::new_window(const std::option
     if (tensor) window->tensor_register(*tensor, true);
     return window;
 }
-WorkPointer ProcessGroupTutti::launch_on_window(const Call &call, Footprint footprint,
-    c10::function_ref<tutti_status(tutti_request *)> begin)
-{
-    GilRelease release;
-    return launch(call, std::move(footprint), [&](tutti_comm *, tutti_request *request) { return begin(request); });
-}
 
 /* ---- registering ---- */
 void WindowTutti::forget()
@@ -39,6 +33,13 @@ void WindowTutti::check_registered(const char *call) const
 {
     if (!window_) call_refuse(call, "the window has no tensor; call tensor_register first, on all ranks");
 }
+void WindowTutti::check_members(const char *call) const
+{
+    check_registered(call);
+    if (communicator_ != group_->communicator_)
+        error_throw(TUTTI_ABORTED,
+            c10::str(call, ": the members of the group have changed since tensor_register; make a new window"));
+}
 int WindowTutti::check_rank(const char *call, int64_t rank) const
 {
     if (rank < 0 || rank >= group_->getSize())
@@ -48,17 +49,19 @@ int WindowTutti::check_rank(const char *call, int64_t rank) const
 void WindowTutti::tensor_register(const at::Tensor &tensor, bool owning)
 {
     if (window_) call_refuse("tensor_register", "the window has a tensor already; call tensor_deregister first");
+    CallGuard guard = group_->enter("tensor_register");
     Footprint footprint("tensor_register");
+    tensor_check_contiguous("tensor_register", { "window" }, tensor);
     Buffer buffer = footprint.check(tensor, { "window" });
     if (!tensor.is_cpu()) call_refuse("tensor_register", "the tensor is on ", tensor.device(), ", not on the CPU");
-    Communicator &communicator = group_->communicator();
-    communicator.check_process();
-    if (communicator.closed())
+    communicator_ = group_->communicator_;
+    communicator_->check_process();
+    if (communicator_->closed())
         error_throw(TUTTI_ABORTED, "tensor_register: this group was shut down or destroyed; make a new one");
     {
         GilRelease release;
         tutti_status status =
-            tutti_window_register(buffer.data, buffer.count, buffer.dtype, communicator.get(), &window_);
+            tutti_window_register(buffer.data, buffer.count, buffer.dtype, communicator_->get(), &window_);
         if (status != TUTTI_OK) error_throw_last(status);
     }
     type_ = tensor.scalar_type();
@@ -82,10 +85,18 @@ void WindowTutti::tensor_deregister()
 }
 
 /* ---- operations ---- */
+WorkPointer WindowTutti::launch(const Call &call, Footprint footprint,
+    c10::function_ref<tutti_status(tutti_request *)> begin)
+{
+    GilRelease release;
+    return group_->launch(call, std::move(footprint),
+        [&](tutti_comm *, tutti_request *request) { return begin(request); });
+}
 WorkPointer WindowTutti::put(const at::Tensor &tensor, int64_t peer, int64_t offset, bool async,
     const c10d::PutOptions &options)
 {
-    check_registered("put");
+    CallGuard guard = group_->enter("put");
+    check_members("put");
     int rank = check_rank("put", peer);
     Footprint footprint("put");
     Buffer buffer = footprint.input(tensor);
@@ -96,31 +107,34 @@ WorkPointer WindowTutti::put(const at::Tensor &tensor, int64_t peer, int64_t off
     auto at = static_cast<size_t>(offset);
     if (at > SIZE_MAX / factor_) call_refuse("put", "the offset ", offset, " passes the end of the window");
     Call call{ "tutti:put", c10d::OpType::SEND, async, options.timeout, rank };
-    return group_->launch_on_window(call, std::move(footprint), [&](tutti_request *request) {
+    return launch(call, std::move(footprint), [&](tutti_request *request) {
         return tutti_window_put(window_, buffer.data, buffer.count, buffer.dtype, rank, at * factor_, request);
     });
 }
 WorkPointer WindowTutti::signal(int64_t peer, bool async, const c10d::SignalOptions &options)
 {
-    check_registered("signal");
+    CallGuard guard = group_->enter("signal");
+    check_members("signal");
     int rank = check_rank("signal", peer);
     Call call{ "tutti:signal", c10d::OpType::SEND, async, options.timeout, rank };
-    return group_->launch_on_window(call, Footprint("signal"),
+    return launch(call, Footprint("signal"),
         [&](tutti_request *request) { return tutti_window_signal(window_, rank, request); });
 }
 WorkPointer WindowTutti::wait_signal(int64_t peer, bool async, const c10d::WaitSignalOptions &options)
 {
-    check_registered("wait_signal");
+    CallGuard guard = group_->enter("wait_signal");
+    check_members("wait_signal");
     int rank = check_rank("wait_signal", peer);
     Call call{ "tutti:wait_signal", c10d::OpType::RECV, async, options.timeout, rank };
-    return group_->launch_on_window(call, Footprint("wait_signal"),
+    return launch(call, Footprint("wait_signal"),
         [&](tutti_request *request) { return tutti_window_wait_signal(window_, rank, request); });
 }
 
 /* ---- memory of peers ---- */
 at::Tensor WindowTutti::map_remote_tensor(int64_t peer)
 {
-    check_registered("map_remote_tensor");
+    CallGuard guard = group_->enter("map_remote_tensor");
+    check_members("map_remote_tensor");
     int rank = check_rank("map_remote_tensor", peer);
     if (rank == group_->getRank()) {
         if (owned_) return *owned_;
@@ -136,7 +150,8 @@ at::Tensor WindowTutti::map_remote_tensor(int64_t peer)
 }
 c10d::WindowAttr WindowTutti::get_attr(int64_t peer)
 {
-    check_registered("get_attr");
+    CallGuard guard = group_->enter("get_attr");
+    check_members("get_attr");
     void *memory = nullptr;
     tutti_status status = tutti_window_map(window_, check_rank("get_attr", peer), &memory);
     if (status == TUTTI_OK) return { c10d::WindowAccessType::UNIFIED };

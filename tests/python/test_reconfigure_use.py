@@ -209,6 +209,31 @@ def test_sub_groups_are_made_again(fresh):
     fresh(3, join=False).run(sub_groups)
 
 
+def windows(world):
+    """A window belongs to the membership in which its tensor was registered."""
+    member = Member(world)
+    member.all(1)
+    window = dist._new_window(torch_tutti.empty(4).zero_())
+    member.change(2, member.collect("again"))
+    with refused(torch_tutti.AbortedError, "put: the members of the group have changed since tensor_register"):
+        window.put(torch.ones(1), 0, 0, False)
+    with refused(torch_tutti.AbortedError, "was destroyed; make a new one"):
+        window.tensor_deregister()
+    mine = torch_tutti.empty(4).zero_()
+    window.tensor_register(mine)
+    peer = 1 - dist.get_rank()
+    window.put(torch.ones(4), peer, 0, False)
+    window.signal(peer, False)
+    window.wait_signal(peer, False)
+    window.tensor_deregister()
+    assert mine.tolist() == [1] * 4
+
+
+@pytest.mark.skipif(not hasattr(dist, "_new_window"), reason="torch before 2.14")
+def test_windows_are_registered_again(fresh):
+    fresh(2, join=False).run(windows)
+
+
 def sub_groups_after_a_late_join(world):
     """A member that comes later has made fewer groups, and new groups still have the same names everywhere."""
     member = Member(world)

@@ -48,6 +48,22 @@ def test_put_in_a_ring(shared, kind, name, async_op):
         assert all(shared(size).run(put_in_a_ring, kind, name, async_op))
 
 
+def put_columns(world):
+    """Inputs that are not contiguous arrive in the order of their indices."""
+    after, before = neighbours(world)
+    mine = memory(6)
+    window = dist._new_window(mine)
+    window.put((torch.arange(6.).view(2, 3) + world.rank).t(), after, 0, False)
+    window.signal(after, False)
+    window.wait_signal(before, False)
+    window.tensor_deregister()
+    return (mine - before).tolist()
+
+
+def test_put_of_columns(shared):
+    assert shared(2).run(put_columns) == [[0, 3, 1, 4, 2, 5]] * 2
+
+
 def put_much(world, kind):
     """Each rank writes its part of all windows, in many puts of which only the last is signalled."""
     count = 300_000
