@@ -1,5 +1,6 @@
 /* The module torch_tutti._C. Its file is named after its torch: _C_2_13 for torch 2.13. Python must have imported torch
  * before it imports this module. */
+#include "shim/futures.hpp"
 #include "shim/memory.hpp"
 #include "shim/process_group.hpp"
 #include <c10/util/ScopeExit.h>
@@ -44,7 +45,7 @@ static void options_class_bind(py::module_ &module)
         "with several buckets);\nit costs overlap.\n"
         "An unknown name raises ValueError when the group is made.")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking,
-                         bool enable_reconfigure, const py::kwargs &unknown) {
+                          bool enable_reconfigure, const py::kwargs &unknown) {
             unknown_options_refuse(unknown);
             auto options = c10::make_intrusive<Options>(std::move(algorithm), timeout_from_python(timeout));
             options->blocking_futures = blocking;
@@ -88,6 +89,10 @@ static void group_class_bind(py::module_ &module)
         .def_property_readonly("options", &ProcessGroupTutti::options)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
         .def("_drop_coalescing", &ProcessGroupTutti::drop_coalescing)
+        /* Torch 2.15 has the first two for all backends. */
+        .def("_start_time_estimate", &ProcessGroupTutti::startTimeEstimate)
+        .def("_end_time_estimate", &ProcessGroupTutti::endTimeEstimate)
+        .def("_drop_time_estimate", &ProcessGroupTutti::drop_time_estimate)
         .def_property_readonly("_communicator", &ProcessGroupTutti::address)
         .def("_reconfigure_handle", &ProcessGroupTutti::reconfigure_handle, released())
         .def(
@@ -106,6 +111,21 @@ static void group_class_bind(py::module_ &module)
 }
 
 /* ---- calls ---- */
+/* True if a hook wants to see every call, such as those of TORCH_DIST_NAN_CHECK and of torch's flight recorder. */
+static bool group_has_hooks(const c10d::ProcessGroup &group)
+{
+#ifdef C10D_BACKEND_HAS_HOOKS
+    struct Access : c10d::ProcessGroup {
+        static bool has_hooks(const c10d::ProcessGroup &of)
+        {
+            return !(of.*&Access::preHooks_).empty() || !(of.*&Access::postHooks_).empty();
+        }
+    };
+    return Access::has_hooks(group);
+#else
+    return static_cast<void>(group), false;
+#endif
+}
 static void call_functions_bind(py::module_ &module)
 {
     module.def(
@@ -120,7 +140,7 @@ static void call_functions_bind(py::module_ &module)
         [](const at::Tensor &tensor, const c10d::ReduceOp &op, const c10::intrusive_ptr<c10d::ProcessGroup> &group) {
             auto backend = group->getBackend(tensor.device().type());
             auto *ours = dynamic_cast<ProcessGroupTutti *>(backend.get());
-            if (ours && ours->allreduce_directly(tensor, op)) return;
+            if (ours && !group_has_hooks(*group) && ours->allreduce_directly(tensor, op)) return;
             std::vector<at::Tensor> tensors{ tensor };
             c10d::AllreduceOptions options;
             options.reduceOp = op;
@@ -265,6 +285,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     call_functions_bind(module);
     memory_functions_bind(module);
     recorder_functions_bind(module);
-    module.def("_quiesce", &tutti::futures_stop_completing, py::call_guard<py::gil_scoped_release>(),
+    module.def("_quiesce", &tutti::Futures::quiesce, py::call_guard<py::gil_scoped_release>(),
         "Stops completing futures; called when the interpreter exits.");
 }

@@ -44,8 +44,13 @@ Communicator::~Communicator()
     close();
     tutti_comm_release(comm_);
 }
+void Communicator::report_failure()
+{
+    if (awaits_failure() && !is_inherited()) abort_report_.run(*hooks);
+}
 void Communicator::abort()
 {
+    report_failure();
     if (!closed_ && tutti_comm_abort(comm_) != TUTTI_OK) error_throw_last(TUTTI_FORKED);
 }
 void Communicator::close()

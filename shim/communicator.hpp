@@ -2,6 +2,7 @@
  * communicators of its parent: a call that would wait raises ForkedError. */
 #pragma once
 #include "include/tutti.h"
+#include "shim/hooks.hpp"
 #include <atomic>
 #include <c10/util/intrusive_ptr.h>
 #include <string>
@@ -36,6 +37,11 @@ class Communicator final : public c10::intrusive_ptr_target {
     uint64_t group = 0;
     ~Communicator() override;
     tutti_comm *get() const { return comm_; }
+    /* The hooks of the group, which sets them. */
+    std::shared_ptr<const Hooks> hooks;
+    /* Runs the abort hooks, once. Everything that raises an error of a failed group calls this first. */
+    void report_failure();
+    bool awaits_failure() const { return hooks && !hooks->abort.empty() && !closed_; }
     /* Leaves the group. Running operations end with AbortedError, and the threads that wait for them return. */
     void close();
     bool closed() const { return closed_; }
@@ -49,6 +55,7 @@ class Communicator final : public c10::intrusive_ptr_target {
     tutti_comm *const comm_;
     const unsigned process_ = process_count_forks();
     std::atomic<bool> closed_{ false };
+    AbortReport abort_report_;
 };
 
 } // namespace tutti

@@ -186,14 +186,15 @@ std::chrono::milliseconds ProcessGroupTutti::extend_timeout(const c10::intrusive
 /* ---- starting ---- */
 bool ProcessGroupTutti::needs_work() const
 {
-    return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || open_work() || extended_;
+    return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || open_work() || extended_
+        || is_estimating();
 }
 c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
 {
     uint64_t sequence = c10d::isP2POp(call.type) ? sequence_.load() : ++sequence_;
     const char *title = at::hasCallbacks() ? call.title : nullptr;
     auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, title, inputs, sequence);
-    if (timing_.load(std::memory_order_relaxed)) work->start_clock();
+    if (timing_.load(std::memory_order_relaxed) || !hooks_->completion.empty()) work->start_clock();
     if (options_->blocking_futures) work->block_futures();
     work->extension = extend_timeout(work);
     work->set_timeout(options_->timeout + work->extension);
@@ -212,7 +213,11 @@ bool ProcessGroupTutti::run_directly(Start begin)
     tutti_request request = TUTTI_REQUEST_INIT;
     request.blocking = true;
     tutti_status status = begin(communicator_->get(), &request);
-    if (status != TUTTI_OK) error_throw_last(status);
+    if (status != TUTTI_OK) {
+        std::string text = tutti_get_last_error();
+        if (!request.refused) communicator_->report_failure();
+        error_throw(status, text);
+    }
     ++sequence_;
     return true;
 }
@@ -244,6 +249,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     tutti_status status = begin(communicator_->get(), &operation.request);
     if (status == TUTTI_OK) {
         if (blocking) work->finish_blocking(operation);
+        if (batch && !hooks_->completion.empty()) return batch->add_part();
         return work;
     }
     std::string text = tutti_get_last_error();
@@ -251,6 +257,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (blocking) operation.store_outcome(status, text);
     else if (batch && operation.request.refused) work->withdraw(operation);
     else work->finish(operation, status);
+    if (!operation.request.refused) communicator_->report_failure();
     recorder::record_report_failure(operation.record);
     error_throw(status, text);
 }
@@ -286,6 +293,7 @@ WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footpr
 }
 WorkPointer ProcessGroupTutti::launch(const Call &call, Footprint footprint, Start begin)
 {
+    if (is_estimating()) return estimate(call, footprint);
     if (at::hasCallbacks()) return start_recorded(call, std::move(footprint), begin);
     return start(call, std::move(footprint), begin);
 }

@@ -1,5 +1,6 @@
 /* The life of a group: a rank joins it through the store, splits it, merges it, and closes it. */
 #include "shim/process_group.hpp"
+#include "shim/futures.hpp"
 #include "shim/join.hpp"
 #include "shim/memory.hpp"
 #include <algorithm>
@@ -32,9 +33,10 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
     } else {
         communicator_ = communicator_join(store, rank, size, group, *options_, options_->timeout);
         communicator_->group = number_;
+        communicator_->hooks = hooks_;
     }
     /* If this throws, the other ranks, which have joined by now, see this rank leave. */
-    futures_start_thread(c10::str("rank ", rank, " of group ", group));
+    Futures::begin(c10::str("rank ", rank, " of group ", group));
     init();
     begin_recording();
 }
@@ -116,6 +118,12 @@ BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::in
     known->group = c10::weak_intrusive_ptr<c10d::Backend>(group);
     return group;
 }
+/* Joining blocks in the store. Up to torch 2.14, torch gives a split-off group a store with a connection of its own;
+ * later, it gives that of the parent. */
+static c10::intrusive_ptr<c10d::Store> store_take_own(const c10::intrusive_ptr<c10d::Store> &given)
+{
+    return TORCH_HAS_COMPLETION_HOOKS ? given->clone() : given;
+}
 BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
     const c10::intrusive_ptr<c10d::Backend::Options> &options)
 {
@@ -138,7 +146,7 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
         /* Other ranks may make a part of the same name at any time, so each list of ranks has keys of its own. */
         auto of_these = c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]) + "-"
                 + std::to_string(c10::hash<std::vector<int>>()(ranks)),
-            store);
+            store_take_own(store));
         auto part = c10::make_intrusive<ProcessGroupTutti>(of_these, static_cast<int>(mine - ranks.begin()),
             static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
         adopt_part(part, at);
@@ -171,5 +179,20 @@ c10d::ErrorType ProcessGroupTutti::getError()
     default: return c10d::ErrorType::COMM_ERROR;
     }
 }
+
+/* ---- hooks ---- */
+void ProcessGroupTutti::registerAbortHook(int64_t id, std::function<void()> hook)
+{
+    hooks_->abort.add(id, std::move(hook));
+}
+void ProcessGroupTutti::unregisterAbortHook(int64_t id) { hooks_->abort.remove(id); }
+#if TORCH_HAS_COMPLETION_HOOKS
+void ProcessGroupTutti::registerCompletionHook(int64_t id, c10d::CompletionHook hook)
+{
+    hooks_->completion.add(id,
+        [hook = std::move(hook)](uint64_t key, std::optional<float> duration_ms) { hook({ key, duration_ms }); });
+}
+void ProcessGroupTutti::unregisterCompletionHook(int64_t id) { hooks_->completion.remove(id); }
+#endif
 
 } // namespace tutti

@@ -197,6 +197,23 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* If asked to, as by FSDP2, torch allocates the buffers of its operations here. Local. */
     bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
     at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+    /* Each of these overrides a virtual function where torch has it. Abort hooks run once for each failure, on a thread
+     * that raises its error, or on one of the shim. A completion hook runs on the thread that ends the operation. */
+    bool supportsAbortHooks() const { return true; }
+    void registerAbortHook(int64_t id, std::function<void()> hook);
+    void unregisterAbortHook(int64_t id);
+    bool supportsCompletionHooks() const { return true; }
+#if TORCH_HAS_COMPLETION_HOOKS
+    void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
+    void unregisterCompletionHook(int64_t id) override;
+#endif
+    /* Between start and end, collectives of this thread do not run: endTimeEstimate returns their predicted time in
+     * microseconds. A barrier, and a group of one rank, have no prediction and add nothing. All four are local. */
+    bool supportsTimeEstimation() const { return true; }
+    void startTimeEstimate();
+    float endTimeEstimate();
+    /* Ends the estimate, if there is one, without a result. */
+    void drop_time_estimate();
     c10d::ErrorType getError() override;
     void abort() override;
     void shutdown() override;
@@ -239,7 +256,9 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Returns the Work that this thread coalesces calls into, or null. take_work() also closes and removes it. */
     Work *open_work() const;
     c10::intrusive_ptr<Work> take_work();
-    /* True if options, coalescing, timing, a profiler or the recorder rule out a call without a Work. */
+    bool is_estimating() const;
+    WorkPointer estimate(const Call &call, const Footprint &footprint);
+    /* True if options, coalescing, timing, a profiler, the recorder or an estimate rule out a call without a Work. */
     bool needs_work() const;
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
     /* Returns torch's root, which has 64 bits, as an int of the core. Refuses a root outside of the group. */
@@ -262,6 +281,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     std::string membership_;
     /* Why a running change must end. */
     std::atomic<const char *> interrupted_{ nullptr };
+    std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
     std::atomic<uint64_t> sequence_{ 0 };
     std::atomic<bool> timing_{ false };
     struct TimeoutExtension {

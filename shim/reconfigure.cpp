@@ -110,6 +110,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const 
     address_given_ = false;
     communicator_ = std::move(communicator);
     communicator_->group = number_;
+    communicator_->hooks = hooks_;
     rank_ = roster.rank;
     size_ = static_cast<int>(roster.handles.size());
     sequence_ = 0;
@@ -136,6 +137,7 @@ ProcessGroupTutti::ProcessGroupTutti(ProcessGroupTutti &old, const Roster &roste
       communicator_(std::move(communicator)), membership_(roster.name())
 {
     communicator_->group = number_;
+    communicator_->hooks = hooks_;
     init();
     begin_recording();
 }

@@ -53,6 +53,9 @@ WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::Al
     if (options.reduceOp.op_ != c10d::ReduceOp::SUM)
         error_throw(TUTTI_UNSUPPORTED,
             "all_reduce: sparse tensors can only be summed; for another operation use tensor.to_dense()");
+    if (is_estimating())
+        error_throw(TUTTI_UNSUPPORTED,
+            "all_reduce: time estimates do not cover sparse tensors, because the time depends on their contents");
     if (is_coalescing())
         error_throw(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors cannot be summed while calls are coalesced");
     at::NoGradGuard no_grad;

@@ -1,182 +1,32 @@
-/* Works and the threads that complete futures. Invariant: an operation ends in a fixed order. It unpacks the lists,
- * stores its outcome, and settles the Work if it is the last operation. Then it wakes the waiters, which rely on these
- * steps, and finally it lets go of the Work. Results are copied to other devices once: by the first wait, by the thread
- * that completes the future, or by reap() for a dropped Work. */
+/* Works. Invariant: an operation ends in a fixed order. It unpacks the lists, stores its outcome, and settles the Work
+ * if it is the last operation. Then it wakes the waiters, which rely on these steps, and finally it lets go of the
+ * Work. Results are copied to other devices once: by the first wait, by the thread that completes the future, or by
+ * reap() for a dropped Work. */
 #include "shim/work.hpp"
+#include "shim/futures.hpp"
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <condition_variable>
-#include <csignal>
-#include <deque>
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace tutti {
 
-/* ---- completing futures ---- */
-/* A callback may block on another future, so one thread stays outside of callbacks while futures wait. If all threads
- * are busy, another one starts, and surplus threads end after a second. If no thread can start, getFuture waits until
- * the Work is over, and earlier futures complete in the next call of any thread. */
-class Futures {
-  public:
-    static void begin(const std::string &who);
-    /* Queues a Work and takes over a reference. */
-    static void push(Work *work);
-    /* True if a thread can complete one more future. It starts a thread if necessary. */
-    static bool has_thread();
-    /* Completes queued Works on the calling thread while no other thread can start. */
-    static void complete_queued();
-    static bool stopped();
-    static void quiesce();
-    /* A forked child begins with a new queue, because the parent's threads do not exist there. */
-    static void reset_in_child() { queue() = new Queue; }
-  private:
-    struct Queue {
-        std::mutex mutex;
-        std::condition_variable arrived, left;
-        std::deque<Work *> works;
-        int idle = 0, busy = 0;
-        /* Works wait, and no thread could start for them. */
-        std::atomic<bool> lacks_threads{ false };
-        bool stopped = false;
-    };
-    static Queue *&queue()
-    {
-        static Queue *q = new Queue;
-        return q;
-    }
-    /* The caller of these four functions holds the lock. */
-    static int add_thread(Queue *q);
-    static bool ensure_idle(Queue *q);
-    static bool await_work(Queue *q, std::unique_lock<std::mutex> &lock);
-    static c10::intrusive_ptr<Work> take(Queue *q);
-    static void *serve(void *queue);
-};
-int Futures::add_thread(Queue *q)
-{
-    /* The thread blocks all signals, so that the program's own threads get them. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    int refused = pthread_create(&thread, nullptr, serve, q);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (refused) return refused;
-    pthread_setname_np(thread, "tutti-futures");
-    pthread_detach(thread);
-    q->idle++;
-    return 0;
-}
-bool Futures::ensure_idle(Queue *q)
-{
-    int refused = q->idle ? 0 : add_thread(q);
-    if (refused) {
-        TORCH_WARN_ONCE("tutti: cannot start another thread for callbacks of futures: pthread_create returned error ",
-            refused, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
-    }
-    q->lacks_threads = refused && !q->works.empty();
-    return !refused;
-}
-void Futures::begin(const std::string &who)
-{
-    Queue *q = queue();
-    std::lock_guard<std::mutex> lock(q->mutex);
-    if (q->idle + q->busy) return;
-    if (int refused = add_thread(q))
-        error_throw(TUTTI_SYSTEM,
-            c10::str(who, ": cannot start the thread that completes futures: pthread_create returned error ", refused,
-                " (limit on threads? see ulimit -u)"));
-}
-void futures_start_thread(const std::string &who) { Futures::begin(who); }
-void Futures::push(Work *work)
-{
-    Queue *q = queue();
-    std::lock_guard<std::mutex> lock(q->mutex);
-    /* At exit the Work leaks, because it can no longer be dropped safely. */
-    if (q->stopped) return;
-    q->works.push_back(work);
-    ensure_idle(q);
-    q->arrived.notify_one();
-}
-bool Futures::has_thread()
-{
-    Queue *q = queue();
-    std::lock_guard<std::mutex> lock(q->mutex);
-    return !q->stopped && ensure_idle(q);
-}
-c10::intrusive_ptr<Work> Futures::take(Queue *q)
-{
-    auto work = c10::intrusive_ptr<Work>::reclaim(q->works.front());
-    q->works.pop_front();
-    return work;
-}
-void Futures::complete_queued()
-{
-    Queue *q = queue();
-    while (q->lacks_threads.load(std::memory_order_relaxed)) {
-        std::unique_lock<std::mutex> lock(q->mutex);
-        if (q->stopped || q->works.empty() || ensure_idle(q)) return;
-        auto work = take(q);
-        lock.unlock();
-        work->complete_futures();
-    }
-}
-/* Waits for a Work. The last idle thread waits indefinitely. A surplus thread gets false after a second. */
-bool Futures::await_work(Queue *q, std::unique_lock<std::mutex> &lock)
-{
-    constexpr auto a_while = std::chrono::seconds(1);
-    auto has_work = [q] { return !q->works.empty() && !q->stopped; };
-    if (q->idle > 1 && !q->arrived.wait_for(lock, a_while, has_work) && q->idle > 1) return false;
-    q->arrived.wait(lock, has_work);
-    return true;
-}
-void *Futures::serve(void *queue)
-{
-    auto *q = static_cast<Queue *>(queue);
-    std::unique_lock<std::mutex> lock(q->mutex);
-    while (await_work(q, lock)) {
-        auto work = take(q);
-        q->idle--;
-        q->busy++;
-        if (!q->works.empty()) ensure_idle(q);
-        lock.unlock();
-        work->complete_futures();
-        work.reset();
-        lock.lock();
-        q->busy--;
-        q->idle++;
-        q->lacks_threads = false;
-        q->left.notify_all();
-    }
-    q->idle--;
-    return nullptr;
-}
-void Futures::quiesce()
-{
-    Queue *q = queue();
-    std::unique_lock<std::mutex> lock(q->mutex);
-    q->stopped = true;
-    q->left.wait_for(lock, std::chrono::seconds(2), [q] { return q->busy == 0; });
-}
-bool Futures::stopped()
-{
-    Queue *q = queue();
-    std::lock_guard<std::mutex> lock(q->mutex);
-    return q->stopped;
-}
-void futures_stop_completing() { Futures::quiesce(); }
-
 /* ---- the life of a work ---- */
 static std::atomic<Work *> finished{ nullptr };
 /* In a forked child, this mutex replaces those of the parent's Works, which a missing thread may hold. */
 static std::mutex *child_mutex = nullptr;
 
+static uint64_t key_take_next()
+{
+    static std::atomic<uint64_t> taken{ 0 };
+    return taken.fetch_add(1, std::memory_order_relaxed) + 1;
+}
 Work::Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
     const Tensors &inputs, uint64_t sequence)
     : c10d::Work(rank, type, title, title ? std::make_optional(inputs) : std::nullopt),
-      communicator_(std::move(communicator)), sequence_(sequence)
+      communicator_(std::move(communicator)), sequence_(sequence), key_(key_take_next())
 {}
 template <typename Use> void Work::for_each_operation(Use use) const
 {
@@ -194,6 +44,11 @@ Operation &Work::add(Footprint footprint)
         operation->pending_copy = std::make_shared<PendingCopy>(*operation);
     }
     return *operation;
+}
+c10::intrusive_ptr<c10d::Work> Work::add_part()
+{
+    part_keys_.push_back(key_take_next());
+    return c10::make_intrusive<WorkPart>(c10::intrusive_ptr<Work>::reclaim_copy(this), part_keys_.back());
 }
 void Work::open()
 {
@@ -257,6 +112,7 @@ void Work::finish_blocking(Operation &operation)
     if (begun_.time_since_epoch().count()) ended_ = std::chrono::steady_clock::now();
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
     settled_ = true;
+    report_completion();
     operation.notify_waiters();
     if (!operation.pending_copy) return;
     operation.pending_copy->enqueue();
@@ -271,15 +127,35 @@ void Work::settle()
         recorder::record_set_outcome(end_record, failed ? failed->outcome : TUTTI_OK, true, failed ? failed->text : "",
             0);
     }
-    std::lock_guard<std::mutex> lock(mutex_);
-    settled_ = true;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        settled_ = true;
+    }
+    report_completion();
+}
+/* The Work is settled before: torch asks it so when its recorder learns of the Work only after the hooks have run. */
+void Work::report_completion() const
+{
+    const auto &hooks = communicator_->hooks;
+    if (failed_ || !hooks || hooks->completion.empty()) return;
+    std::optional<float> duration_ms;
+    if (begun_.time_since_epoch().count()) duration_ms = measured_ms();
+    hooks->completion.call("a completion hook", key_, duration_ms);
+    for (uint64_t key : part_keys_) hooks->completion.call("a completion hook", key, duration_ms);
+}
+/* A refused call leaves the group as it was. */
+bool Work::has_failed_group() const
+{
+    const Operation *failed = failed_;
+    return failed && !failed->request.refused;
 }
 void Work::retire()
 {
-    bool for_futures;
+    /* Abort hooks may take the GIL, so they run on a thread that completes futures, unless a waiter runs them first. */
+    bool for_futures = has_failed_group() && communicator_->awaits_failure();
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        for_futures = asked();
+        for_futures |= asked();
     }
     if (for_futures) return Futures::push(this);
     next_ = finished.load();
@@ -370,7 +246,7 @@ float Work::getDuration() const
     TORCH_CHECK(begun_.time_since_epoch().count(),
         "the duration of this operation was not measured: call enable_collectives_timing() on its group before it");
     TORCH_CHECK(settled_, "the duration of an operation is known when it is finished: wait for it first");
-    return std::chrono::duration<float, std::milli>(ended_ - begun_).count();
+    return measured_ms();
 }
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
@@ -381,6 +257,7 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
         operation.over.wait(false, std::memory_order_acquire);
     }
     if (operation.outcome == TUTTI_OK) return;
+    communicator_->report_failure();
     recorder::record_report_failure(operation.record);
     error_throw(operation.outcome, operation.text);
 }
@@ -478,6 +355,7 @@ void Work::complete_futures()
         if (outcome_ && !std::exchange(outcome_taken_, true)) outcome = outcome_;
     }
     std::exception_ptr problem = exception();
+    if (has_failed_group()) communicator_->report_failure();
     if (const Operation *failed = failed_) recorder::record_report_failure(failed->record);
     try {
         if (staged_) deliver();

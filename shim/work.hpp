@@ -49,6 +49,8 @@ class Work final : public c10d::Work {
     /* Closes a Work that a thread has opened for coalescing, and records the end of the coalesced call. */
     void end_coalescing();
     const Communicator &communicator() const { return *communicator_; }
+    /* Returns what stands for one call that this open Work collects: it has a key of its own for completion hooks. */
+    c10::intrusive_ptr<c10d::Work> add_part();
     /* Opens the Work until the operation, which is about to start, is over. */
     void arm(Operation &operation);
     /* Ends an operation whose blocking call has succeeded. */
@@ -84,6 +86,9 @@ class Work final : public c10d::Work {
     std::chrono::milliseconds extension{ 0 };
     bool is_over() const { return settled_; }
     uint64_t getSequencenumber() const override { return sequence_; }
+    /* Returns the number of the Work for completion hooks, which no other Work of this process has. Overrides a virtual
+     * function of torch 2.15. */
+    uint64_t getCompletionKey() const { return key_; }
 
     /* Numbers of the flight recorder that all operations share, and the id of the record that ends a coalesced call. */
     RecordedNumbers numbers;
@@ -98,6 +103,10 @@ class Work final : public c10d::Work {
     friend class Futures;
     static void on_done(tutti_request *request, void *context);
     void settle();
+    /* Calls the completion hooks if all operations have succeeded. */
+    void report_completion() const;
+    bool has_failed_group() const;
+    float measured_ms() const { return std::chrono::duration<float, std::milli>(ended_ - begun_).count(); }
     void retire();
     bool asked() const { return future_ || outcome_; }
     void complete_futures();
@@ -113,7 +122,8 @@ class Work final : public c10d::Work {
     c10::intrusive_ptr<Communicator> communicator_;
     Operation first_;
     std::vector<std::unique_ptr<Operation>> more_;
-    uint64_t sequence_;
+    uint64_t sequence_, key_;
+    std::vector<uint64_t> part_keys_;
     /* At 0 the Work settles. */
     std::atomic<int> open_{ 0 };
     /* Counts like open_, but down only after the last access to the Work. At 0 retire() gives up the Work. */
@@ -130,6 +140,33 @@ class Work final : public c10d::Work {
     std::optional<c10::Device> device_;
     /* The next Work on the list of finished Works. */
     Work *next_ = nullptr;
+};
+
+/* One of the calls that a Work collects. All but its key is the Work's. */
+class WorkPart final : public c10d::Work {
+  public:
+    WorkPart(c10::intrusive_ptr<Work> whole, uint64_t key)
+        : c10d::Work(-1, whole->retrieveOpType()), whole_(std::move(whole)), key_(key)
+    {}
+    uint64_t getCompletionKey() const { return key_; }
+    bool isCompleted() override { return whole_->isCompleted(); }
+    bool isSuccess() const override { return whole_->isSuccess(); }
+    std::exception_ptr exception() const override { return whole_->exception(); }
+    int sourceRank() const override { return whole_->sourceRank(); }
+    Tensors result() override { return whole_->result(); }
+    void synchronize() override { whole_->synchronize(); }
+    bool wait(std::chrono::milliseconds timeout = kNoTimeout) override { return whole_->wait(timeout); }
+    void blockCurrentStream() override { whole_->blockCurrentStream(); }
+    void abort() override { whole_->abort(); }
+    FuturePointer getFuture() override { return whole_->getFuture(); }
+    FuturePointer getFutureResult() override { return whole_->getFutureResult(); }
+    float getDuration() const override { return whole_->getDuration(); }
+    std::chrono::milliseconds getTimeout() const { return whole_->getTimeout(); }
+    uint64_t getSequencenumber() const override { return whole_->getSequencenumber(); }
+
+  private:
+    c10::intrusive_ptr<Work> whole_;
+    uint64_t key_;
 };
 
 /* The copies of one operation's results to devices. The object holds no tensor, and exists until the copies are over. A
@@ -162,11 +199,5 @@ class PendingCopy {
     /* One event for each device, after the copies. */
     std::vector<c10::Event> events_;
 };
-
-/* Starts a thread that completes futures, unless one exists. Fails if it cannot; the message begins with `who`. */
-void futures_start_thread(const std::string &who);
-/* Stops the completion of futures, because a callback must not run while the interpreter shuts down. It waits up to 2 s
- * for callbacks that run. */
-void futures_stop_completing();
 
 } // namespace tutti

@@ -14,7 +14,8 @@ _all_reduce = load()._all_reduce
 def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None) -> None:
     """As `torch.distributed.all_reduce(tensor, op, group)` when not asynchronous, in a third of the time for small
     tensors: all ranks' tensors, of any shape but the same, are reduced in place, and the call returns when this rank
-    has the result. All ranks of the group must call it or torch's.
+    has the result. All ranks of the group must call it or torch's. It goes through torch while the group has hooks
+    that see each call (docs/debugging.md), as every group has in torch 2.15 unless TORCH_FR_BUFFER_SIZE is 0.
 
     group: of any backend; None: the default group. Raises what torch's function raises, and ValueError when there is
     no group or this rank is not in it.

@@ -21,7 +21,7 @@ FOR_EVER = timedelta(days=36500)     # 64 bits hold the nanoseconds of 292 years
 # Of torch: some are private, but what torchtitan and others call.
 KNOWN = {"monitored_barrier": ("group", "timeout", "wait_all_ranks"), "_set_pg_timeout": ("timeout", "group"),
          "set_timeout": ("timeout", "group"), "_coalescing_manager": ("group", "device", "async_ops"),
-         "_reconfigure": ("uuid", "handles", "group", "timeout", "hints")}
+         "_reconfigure": ("uuid", "handles", "group", "timeout", "hints"), "_time_estimator": ("group", "device")}
 _installing = threading.Lock()
 _replaced: Replacements | None = None
 
@@ -48,7 +48,8 @@ def _replace(replaced: Replacements) -> None:
     import torch
     import torch.distributed as distributed
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    befores = _before_barrier, _before_set_timeout, _before_set_timeout, _around_coalescing, _after_reconfigure
+    befores = (_before_barrier, _before_set_timeout, _before_set_timeout, _around_coalescing, _after_reconfigure,
+               _around_estimate)
     for (name, parameters), before in zip(KNOWN.items(), befores):
         original = getattr(c10d, name, None)
         if original is None:
@@ -170,3 +171,18 @@ def _around_coalescing(original: Callable[..., Any]) -> Callable[..., Any]:
                 backend._drop_coalescing()
             raise
     return coalescing
+
+
+def _around_estimate(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own does not end the estimate when its block raises: later collectives of the thread would not run."""
+    @functools.wraps(original)
+    @contextlib.contextmanager
+    def estimator(group: Any = None, device: Any = None) -> Iterator[Any]:
+        try:
+            with original(group, device) as estimate:
+                yield estimate
+        except BaseException:
+            for backend in backends_of(group):
+                backend._drop_time_estimate()
+            raise
+    return estimator

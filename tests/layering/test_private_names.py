@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "shim" / "torch_tutti"
 PRIVATE = {
     # groups: how they are made, what they are, and what torch reserves to other backends
     "_new_process_group_helper", "_get_default_timeout", "_world", "_get_backend", "_device_types", "_set_pg_timeout",
-    "_coalescing_manager", "_distributed_c10d", "_ensure_backend_registered",
+    "_coalescing_manager", "_time_estimator", "_distributed_c10d", "_ensure_backend_registered",
     # DistributedDataParallel: buckets in shared memory, and its parameters for ZeRO
     "_has_rebuilt_buckets", "_pre_forward", "_comm_hooks", "_delay_all_reduce_params", "_remove_autograd_hooks",
     "_set_static_graph",

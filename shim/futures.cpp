@@ -1,0 +1,140 @@
+/* The queue of Works whose futures are due, and the threads that serve it. */
+#include "shim/futures.hpp"
+#include "shim/work.hpp"
+#include <atomic>
+#include <c10/util/Exception.h>
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <pthread.h>
+
+namespace tutti {
+
+struct Futures::Queue {
+    std::mutex mutex;
+    std::condition_variable arrived, left;
+    std::deque<Work *> works;
+    int idle = 0, busy = 0;
+    /* Works wait, and no thread could start for them. */
+    std::atomic<bool> lacks_threads{ false };
+    bool stopped = false;
+};
+Futures::Queue *&Futures::queue()
+{
+    static Queue *q = new Queue;
+    return q;
+}
+void Futures::reset_in_child() { queue() = new Queue; }
+int Futures::add_thread(Queue *q)
+{
+    /* The thread blocks all signals, so that the program's own threads get them. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    int refused = pthread_create(&thread, nullptr, serve, q);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (refused) return refused;
+    pthread_setname_np(thread, "tutti-futures");
+    pthread_detach(thread);
+    q->idle++;
+    return 0;
+}
+bool Futures::ensure_idle(Queue *q)
+{
+    int refused = q->idle ? 0 : add_thread(q);
+    if (refused) {
+        TORCH_WARN_ONCE("tutti: cannot start another thread for callbacks of futures: pthread_create returned error ",
+            refused, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
+    }
+    q->lacks_threads = refused && !q->works.empty();
+    return !refused;
+}
+void Futures::begin(const std::string &who)
+{
+    Queue *q = queue();
+    std::lock_guard<std::mutex> lock(q->mutex);
+    if (q->idle + q->busy) return;
+    if (int refused = add_thread(q))
+        error_throw(TUTTI_SYSTEM,
+            c10::str(who, ": cannot start the thread that completes futures: pthread_create returned error ", refused,
+                " (limit on threads? see ulimit -u)"));
+}
+void Futures::push(Work *work)
+{
+    Queue *q = queue();
+    std::lock_guard<std::mutex> lock(q->mutex);
+    /* At exit the Work leaks, because it can no longer be dropped safely. */
+    if (q->stopped) return;
+    q->works.push_back(work);
+    ensure_idle(q);
+    q->arrived.notify_one();
+}
+bool Futures::has_thread()
+{
+    Queue *q = queue();
+    std::lock_guard<std::mutex> lock(q->mutex);
+    return !q->stopped && ensure_idle(q);
+}
+c10::intrusive_ptr<Work> Futures::take(Queue *q)
+{
+    auto work = c10::intrusive_ptr<Work>::reclaim(q->works.front());
+    q->works.pop_front();
+    return work;
+}
+void Futures::complete_queued()
+{
+    Queue *q = queue();
+    while (q->lacks_threads.load(std::memory_order_relaxed)) {
+        std::unique_lock<std::mutex> lock(q->mutex);
+        if (q->stopped || q->works.empty() || ensure_idle(q)) return;
+        auto work = take(q);
+        lock.unlock();
+        work->complete_futures();
+    }
+}
+/* Waits for a Work. The last idle thread waits indefinitely. A surplus thread gets false after a second. */
+bool Futures::await_work(Queue *q, std::unique_lock<std::mutex> &lock)
+{
+    constexpr auto a_while = std::chrono::seconds(1);
+    auto has_work = [q] { return !q->works.empty() && !q->stopped; };
+    if (q->idle > 1 && !q->arrived.wait_for(lock, a_while, has_work) && q->idle > 1) return false;
+    q->arrived.wait(lock, has_work);
+    return true;
+}
+void *Futures::serve(void *queue)
+{
+    auto *q = static_cast<Queue *>(queue);
+    std::unique_lock<std::mutex> lock(q->mutex);
+    while (await_work(q, lock)) {
+        auto work = take(q);
+        q->idle--;
+        q->busy++;
+        if (!q->works.empty()) ensure_idle(q);
+        lock.unlock();
+        work->complete_futures();
+        work.reset();
+        lock.lock();
+        q->busy--;
+        q->idle++;
+        q->lacks_threads = false;
+        q->left.notify_all();
+    }
+    q->idle--;
+    return nullptr;
+}
+void Futures::quiesce()
+{
+    Queue *q = queue();
+    std::unique_lock<std::mutex> lock(q->mutex);
+    q->stopped = true;
+    q->left.wait_for(lock, std::chrono::seconds(2), [q] { return q->busy == 0; });
+}
+bool Futures::stopped()
+{
+    Queue *q = queue();
+    std::lock_guard<std::mutex> lock(q->mutex);
+    return q->stopped;
+}
+
+} // namespace tutti
