@@ -145,7 +145,7 @@ class Work final : public c10d::Work {
 /* One of the calls that a Work collects. All but its key is the Work's. */
 class WorkPart final : public c10d::Work {
   public:
-    WorkPart(c10::intrusive_ptr<Work> whole, uint64_t key)
+    WorkPart(c10::intrusive_ptr<tutti::Work> whole, uint64_t key)
         : c10d::Work(-1, whole->retrieveOpType()), whole_(std::move(whole)), key_(key)
     {}
     uint64_t getCompletionKey() const { return key_; }
@@ -165,7 +165,7 @@ class WorkPart final : public c10d::Work {
     uint64_t getSequencenumber() const override { return whole_->getSequencenumber(); }
 
   private:
-    c10::intrusive_ptr<Work> whole_;
+    c10::intrusive_ptr<tutti::Work> whole_;
     uint64_t key_;
 };
 
