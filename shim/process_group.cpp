@@ -40,10 +40,15 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
     init();
     begin_recording();
 }
-ProcessGroupTutti::~ProcessGroupTutti()
+ProcessGroupTutti::~ProcessGroupTutti() { release_resources(); }
+/* Torch calls this instead of the destructor while weak references exist, as another group has to its parts. */
+void ProcessGroupTutti::release_resources()
 {
     if (recorded_as_) recorder::recorded_group_mark_gone(*recorded_as_);
+    recorded_as_.reset();
     if (communicator_) communicator_->close();
+    communicator_.reset();
+    kept_.clear();
     /* This may be the last call of the program, so it drops the finished Works. */
     Work::reap_unless_ending();
 }

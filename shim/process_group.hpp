@@ -72,6 +72,7 @@ class ProcessGroupTutti final : public c10d::Backend {
      * 2.14. */
     ProcessGroupTutti(ProcessGroupTutti &old, const Roster &roster, c10::intrusive_ptr<Communicator> communicator);
     ~ProcessGroupTutti() override;
+    void release_resources() final;
 
     const std::string getBackendName() const override { return "tutti"; }
     /* Returns a copy, because torch before 2.14 changes these options for the groups that it splits off. */
