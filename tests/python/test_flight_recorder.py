@@ -508,5 +508,5 @@ def test_file_without_a_variable_is_where_torch_puts_it(monkeypatch):
     for name in _recorder.FILE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    monkeypatch.setattr(_recorder, "_rank", 7)
+    monkeypatch.setattr(_recorder, "rank", lambda: 7)
     assert _recorder._default_path() == "/somewhere/torch/comm_lib_trace_rank_7"
