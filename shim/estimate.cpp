@@ -12,7 +12,7 @@ struct OpenEstimate {
 };
 static thread_local std::vector<OpenEstimate> open_estimates;
 
-static std::vector<OpenEstimate>::iterator estimate_find(const Communicator *of)
+static std::vector<OpenEstimate>::iterator estimate_find_on_thread(const Communicator *of)
 {
     return std::find_if(open_estimates.begin(), open_estimates.end(),
         [of](const OpenEstimate &one) { return one.of.get() == of; });
@@ -45,7 +45,7 @@ static size_t tensors_count_bytes(const Tensors &tensors)
 }
 bool ProcessGroupTutti::is_estimating() const
 {
-    return !open_estimates.empty() && estimate_find(communicator_.get()) != open_estimates.end();
+    return !open_estimates.empty() && estimate_find_on_thread(communicator_.get()) != open_estimates.end();
 }
 void ProcessGroupTutti::startTimeEstimate()
 {
@@ -58,7 +58,7 @@ void ProcessGroupTutti::startTimeEstimate()
 float ProcessGroupTutti::endTimeEstimate()
 {
     CallGuard guard = enter("end_time_estimate");
-    auto found = estimate_find(communicator_.get());
+    auto found = estimate_find_on_thread(communicator_.get());
     if (found == open_estimates.end())
         error_throw(TUTTI_INVALID_ARGUMENT, "end_time_estimate without start_time_estimate on this thread");
     double ns = found->ns;
@@ -67,7 +67,7 @@ float ProcessGroupTutti::endTimeEstimate()
 }
 void ProcessGroupTutti::drop_time_estimate()
 {
-    auto found = estimate_find(find_communicator().get());
+    auto found = estimate_find_on_thread(find_communicator().get());
     if (found != open_estimates.end()) open_estimates.erase(found);
 }
 /* Adds the predicted time of the call, and returns a Work that is over and has no results. */
@@ -84,7 +84,7 @@ WorkPointer ProcessGroupTutti::estimate(const Call &call, const Footprint &footp
     tutti_prediction predicted = TUTTI_PREDICTION_INIT;
     tutti_status status = tutti_comm_predict(communicator_->get(), collective, nullptr, bytes, &predicted);
     if (status != TUTTI_OK) error_throw_last(status);
-    estimate_find(communicator_.get())->ns += predicted.ns;
+    estimate_find_on_thread(communicator_.get())->ns += predicted.ns;
     if (Work *batch = open_work()) return WorkPointer::reclaim_copy(batch);
     auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, nullptr, Tensors(), sequence_.load());
     work->open();

@@ -17,14 +17,14 @@ static constexpr std::chrono::milliseconds kLate(20);
 static constexpr size_t kLongestReason = 600;
 
 /* ---- texts ---- */
-static std::string random_hex()
+static std::string text_draw_random_hex()
 {
     std::random_device source;
     char text[17];
     std::snprintf(text, sizeof text, "%08x%08x", static_cast<unsigned>(source()), static_cast<unsigned>(source()));
     return text;
 }
-static std::string text_digest(const std::string &text)
+static std::string text_compute_digest(const std::string &text)
 {
     /* FNV-1a. */
     uint64_t digest = 0xcbf29ce484222325u;
@@ -35,12 +35,12 @@ static std::string text_digest(const std::string &text)
 }
 static std::vector<uint8_t> text_to_bytes(const std::string &text) { return { text.begin(), text.end() }; }
 static std::string text_from_bytes(const std::vector<uint8_t> &bytes) { return { bytes.begin(), bytes.end() }; }
-static std::string change_describe(int64_t uuid) { return c10::str("reconfigure (uuid ", uuid, "): "); }
-static std::string handle_describe(const Handle &handle)
+static std::string change_text_prefix(int64_t uuid) { return c10::str("reconfigure (uuid ", uuid, "): "); }
+static std::string handle_describe_member(const Handle &handle)
 {
     return c10::str("member ", handle.print(), " (formerly rank ", handle.rank, ")");
 }
-static std::string handles_describe(size_t count, bool ordered)
+static std::string handles_describe_list(size_t count, bool ordered)
 {
     return c10::str(ordered ? "a list" : "a set", " of ", count, count == 1 ? " handle" : " handles");
 }
@@ -48,7 +48,7 @@ static std::string handles_describe(size_t count, bool ordered)
 /* ---- handles ---- */
 std::string Handle::print() const { return c10::str("tutti:", job, ":", member, ":", number, ":", rank); }
 /* Returns nothing for any other text. */
-static std::optional<Handle> handle_parse(const std::string &text)
+static std::optional<Handle> handle_parse_text(const std::string &text)
 {
     char job[17], member[17];
     Handle handle;
@@ -62,14 +62,14 @@ static std::optional<Handle> handle_parse(const std::string &text)
     if (static_cast<size_t>(end) != text.size() || handle.print() != text) return std::nullopt;
     return handle;
 }
-Member::Member(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)), name_(random_hex()) {}
+Member::Member(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)), name_(text_draw_random_hex()) {}
 std::string Member::get_job()
 {
     std::lock_guard<std::mutex> lock(job_mutex_);
     if (!job_.empty()) return job_;
     try {
         /* The first member of the job chooses the name, and all others get it. */
-        return job_ = text_from_bytes(store_->compareSet("reconfigure/job", {}, text_to_bytes(random_hex())));
+        return job_ = text_from_bytes(store_->compareSet("reconfigure/job", {}, text_to_bytes(text_draw_random_hex())));
     } catch (const std::exception &error) {
         error_throw(TUTTI_SYSTEM, c10::str("the name of the job cannot be read from the store: ", error.what()));
     }
@@ -77,17 +77,17 @@ std::string Member::get_job()
 std::string Member::get_handle(int rank) { return Handle{ get_job(), name_, number_, rank }.print(); }
 
 /* ---- the checks of one member ---- */
-static std::vector<Handle> handles_parse(const Change &change, const std::string &job)
+static std::vector<Handle> handles_parse_texts(const Change &change, const std::string &job)
 {
     std::vector<Handle> handles;
     for (const std::string &text : change.handles) {
-        std::optional<Handle> handle = handle_parse(text);
+        std::optional<Handle> handle = handle_parse_text(text);
         if (!handle)
             error_throw(TUTTI_INVALID_ARGUMENT,
-                c10::str(change_describe(change.uuid), "\"", text.substr(0, 100), "\" is not a handle of tutti"));
+                c10::str(change_text_prefix(change.uuid), "\"", text.substr(0, 100), "\" is not a handle of tutti"));
         if (handle->job != job)
             error_throw(TUTTI_INVALID_ARGUMENT,
-                c10::str(change_describe(change.uuid), handle_describe(*handle), " belongs to another job, ",
+                c10::str(change_text_prefix(change.uuid), handle_describe_member(*handle), " belongs to another job, ",
                     handle->job, ", whose store is another one; this job is ", job));
         handles.push_back(*std::move(handle));
     }
@@ -99,17 +99,17 @@ static void handles_check_twice(const Change &change, const std::vector<Handle> 
         for (size_t j = 0; j < i; j++)
             if (handles[i].member == handles[j].member)
                 error_throw(TUTTI_INVALID_ARGUMENT,
-                    c10::str(change_describe(change.uuid), "a member is there twice, as ", handles[j].print(), " and ",
-                        handles[i].print()));
+                    c10::str(change_text_prefix(change.uuid), "a member is there twice, as ", handles[j].print(),
+                        " and ", handles[i].print()));
 }
 Roster Member::check(const Change &change)
 {
-    const std::string begin = change_describe(change.uuid);
+    const std::string begin = change_text_prefix(change.uuid);
     if (change.timeout && change.timeout->count() < 1)
         error_throw(TUTTI_INVALID_ARGUMENT, begin + "the timeout must be at least a millisecond");
     if (used_.count(change.uuid))
         error_throw(TUTTI_MISMATCH, begin + "this uuid was already used on this member; give a new one each time");
-    Roster roster{ change.uuid, change.ordered, handles_parse(change, get_job()), 0, "" };
+    Roster roster{ change.uuid, change.ordered, handles_parse_texts(change, get_job()), 0, "" };
     std::vector<Handle> &handles = roster.handles;
     handles_check_twice(change, handles);
     if (!change.ordered)
@@ -126,7 +126,7 @@ Roster Member::check(const Change &change)
     roster.rank = static_cast<int>(mine - handles.begin());
     std::string all;
     for (const Handle &handle : handles) all += handle.print() + "\n";
-    roster.digest = text_digest(all);
+    roster.digest = text_compute_digest(all);
     return roster;
 }
 
@@ -207,9 +207,9 @@ static std::string record_find_reason(const Roster &roster, const Handle &other,
     if (record.uuid != roster.uuid)
         return c10::str("it gave uuid ", record.uuid, "; all members must give the same uuid");
     bool alike = record.ordered == roster.ordered && record.count == roster.handles.size();
-    return c10::str("it gave ", handles_describe(record.count, record.ordered), ", and this member ",
-        handles_describe(roster.handles.size(), roster.ordered), alike ? " with other handles or another order" : "",
-        "; all members must give the same");
+    return c10::str("it gave ", handles_describe_list(record.count, record.ordered), ", and this member ",
+        handles_describe_list(roster.handles.size(), roster.ordered),
+        alike ? " with other handles or another order" : "", "; all members must give the same");
 }
 /* Throws if a member can no longer come. */
 void Member::check_others(const Roster &roster)
@@ -221,7 +221,7 @@ void Member::check_others(const Roster &roster)
         if (reason.empty()) continue;
         bool gave_up = record->number == other.number && record->is_of(roster);
         error_throw(gave_up ? static_cast<tutti_status>(record->status) : TUTTI_MISMATCH,
-            c10::str(change_describe(roster.uuid), handle_describe(other), " does not come: ", reason));
+            c10::str(change_text_prefix(roster.uuid), handle_describe_member(other), " does not come: ", reason));
     }
 }
 void Member::fail_late(const Roster &roster, std::chrono::milliseconds waited)
@@ -229,10 +229,10 @@ void Member::fail_late(const Roster &roster, std::chrono::milliseconds waited)
     std::string absent;
     for (const Handle &other : roster.handles) {
         if (other.member == name_ || store_->check({ roster.key() + other.member })) continue;
-        absent += c10::str(absent.empty() ? "" : "; ", handle_describe(other));
+        absent += c10::str(absent.empty() ? "" : "; ", handle_describe_member(other));
     }
     error_throw(TUTTI_TIMEOUT,
-        c10::str(change_describe(roster.uuid), "not all of ", roster.handles.size(), " members have come in ",
+        c10::str(change_text_prefix(roster.uuid), "not all of ", roster.handles.size(), " members have come in ",
             waited.count(), " ms. Those that have not called reconfigure with these handles: ", absent,
             ". A member that has died must be left out"));
 }
@@ -245,7 +245,7 @@ void Member::await_all(const Roster &roster, Time deadline, const std::atomic<co
     const Time began = steady_clock::now();
     while (!store_->check(keys)) {
         steady_clock::duration waited = steady_clock::now() - began;
-        if (const char *why = interrupted) error_throw(TUTTI_ABORTED, change_describe(roster.uuid) + why);
+        if (const char *why = interrupted) error_throw(TUTTI_ABORTED, change_text_prefix(roster.uuid) + why);
         if (waited > kLate) check_others(roster);
         if (began + waited >= deadline)
             fail_late(roster, std::chrono::duration_cast<std::chrono::milliseconds>(waited));
@@ -262,7 +262,7 @@ std::string Member::find_reasons(const Roster &roster)
             if (other.member == name_) continue;
             std::optional<MemberRecord> record = read_record(other.member);
             if (record && record->number == other.number && record->is_of(roster) && record->status < TUTTI_OK)
-                reasons += c10::str("; ", handle_describe(other), " published: ", record->why);
+                reasons += c10::str("; ", handle_describe_member(other), " published: ", record->why);
         }
     } catch (const std::exception &) {
         /* Without the store the caller's own error remains. */

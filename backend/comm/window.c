@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* ---- agreeing ---- */
-static tutti_status offers_compare(const tutti_comm *comm, const struct window_offer *all)
+static tutti_status offers_check_equal(const tutti_comm *comm, const struct window_offer *all)
 {
     for (int r = 1; r < comm->group.size; r++) {
         unsigned long long first = all[0].bytes, other = all[r].bytes;
@@ -88,7 +88,7 @@ static tutti_status window_exchange_offers(tutti_comm *comm, struct tutti_window
     window_describe_memory(w, &mine);
     mine.number = comm->windows.numbers;
     TRY(comm_gather(comm, &mine, sizeof mine, all));
-    TRY(offers_compare(comm, all));
+    TRY(offers_check_equal(comm, all));
     for (int r = 0; r < comm->group.size; r++)
         if (all[r].number > comm->windows.numbers) comm->windows.numbers = (uint32_t)all[r].number;
     w->number = ++comm->windows.numbers;

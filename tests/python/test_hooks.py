@@ -217,6 +217,26 @@ def entries(name="tutti"):
     return json.loads(text)["entries"]
 
 
+def entries_of_the_debug_server():
+    """What its page /fr_trace_json?backend=tutti gets from a worker."""
+    from torch._C._distributed_c10d import _get_handler, _Request, _Response
+
+    class Request(_Request):
+        def get_param(self, name):
+            return "tutti" if name == "backend" else ""
+
+    class Response(_Response):
+        def set_content(self, content, content_type):
+            self.content = content
+
+        def set_status(self, status):
+            assert status == 200
+
+    response = Response()
+    _get_handler("fr_trace_json")(Request(), response)
+    return json.loads(response.content)["entries"]
+
+
 def record(world):
     group, x = dist.group.WORLD, torch.ones(4)
     dist.all_reduce(x)
@@ -231,6 +251,7 @@ def record(world):
     group._start_coalescing(torch.device("cpu"))
     dist.all_reduce(x, async_op=True)
     group._end_coalescing(torch.device("cpu")).wait()
+    assert entries_of_the_debug_server() == entries()
     return [(one["profiling_name"], one["state"], one["retired"], one.get("duration_ms", -1) >= 0) for one in entries()]
 
 
