@@ -332,7 +332,7 @@ def coalesced_with_one_wrong(world):
     with pytest.raises((ValueError, RuntimeError)):       # on one rank only, and before anything starts
         if world.rank == 0:
             dist.group.WORLD._get_backend(torch.device("cpu")).allgather_coalesced(
-                lists, [x, torch.ones(3, 3).t()[0]])
+                lists, [x, torch.ones(3, dtype=torch.float64)])
         else:
             raise ValueError
     dist.all_reduce(x)

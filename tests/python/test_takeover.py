@@ -373,7 +373,7 @@ def give_back(world):
 
 
 def test_torchs_functions_come_back(two):
-    count = 4 if hasattr(dist, "set_timeout") else 3
+    count = 6 if hasattr(dist, "set_timeout") else 4
     assert two.run(give_back) == [(count, [True] * count, [True] * count, [True] * 2 * count)] * 2
 
 
