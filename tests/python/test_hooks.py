@@ -1,7 +1,10 @@
 """Hooks: what torch and programs have called before and after a call, when a group fails (torch 2.14), and when an
 operation succeeds (torch 2.15); torch's own recorder, which uses them; and estimates of time."""
+import contextlib
+import http.client
 import json
 import os
+import socket
 import threading
 from datetime import timedelta
 
@@ -217,27 +220,21 @@ def entries(name="tutti"):
     return json.loads(text)["entries"]
 
 
-def entries_of_the_debug_server():
-    """What its page /fr_trace_json?backend=tutti gets from a worker."""
-    from torch._C._distributed_c10d import _get_handler, _Request, _Response
-
-    class Request(_Request):
-        def get_param(self, name):
-            return "tutti" if name == "backend" else ""
-
-    class Response(_Response):
-        def set_content(self, content, content_type):
-            self.content = content
-
-        def set_status(self, status):
-            assert status == 200
-
-    response = Response()
-    _get_handler("fr_trace_json")(Request(), response)
-    return json.loads(response.content)["entries"]
+def entries_of_the_debug_server(path):
+    """What its page /fr_trace_json?backend=tutti asks a worker for: the operations that are not over."""
+    from torch._C._distributed_c10d import _WorkerServer
+    server = _WorkerServer(path, -1)
+    try:
+        with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect(path)
+            connection.request("POST", "/handler/fr_trace_json?backend=tutti")
+            return json.loads(connection.getresponse().read()).get("entries", [])
+    finally:
+        server.shutdown()
 
 
-def record(world):
+def record(world, folder):
     group, x = dist.group.WORLD, torch.ones(4)
     dist.all_reduce(x)
     dist.all_reduce(x, async_op=True).wait()
@@ -251,24 +248,25 @@ def record(world):
     group._start_coalescing(torch.device("cpu"))
     dist.all_reduce(x, async_op=True)
     group._end_coalescing(torch.device("cpu")).wait()
-    assert entries_of_the_debug_server() == entries()
+    assert entries_of_the_debug_server(f"{folder}/worker{world.rank}") == []
     return [(one["profiling_name"], one["state"], one["retired"], one.get("duration_ms", -1) >= 0) for one in entries()]
 
 
 @with_completion
-def test_torch_records_complete_entries(fresh):
+def test_torch_records_complete_entries(fresh, tmp_path):
     """torch 2.15 records every group unless told otherwise."""
-    for found in fresh(2).run(record):
+    for found in fresh(2).run(record, str(tmp_path)):
         assert len(found) >= 6
         assert {tuple(one[1:]) for one in found} == {("completed", True, True)}, found
 
 
-def record_a_failure(world):
+def record_a_failure(world, folder):
     dist.all_reduce(torch.ones(4))
     if world.rank == 0:
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(4), async_op=True).wait()
         found = [one["state"] for one in entries()]
+        assert entries_of_the_debug_server(f"{folder}/worker") == entries()[1:]
         world.store.set("over", "")
         return found
     world.store.wait(["over"])
@@ -279,7 +277,7 @@ def record_a_failure(world):
 def test_torch_writes_its_recording_of_a_failure(fresh, tmp_path):
     ranks = fresh(2, timeout_s=1, environment={"TORCH_INCLUDE_STACK_TRACE": "0",
                                                "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "recording_")})
-    assert ranks.run(record_a_failure)[0] == ["completed", "scheduled"]
+    assert ranks.run(record_a_failure, str(tmp_path))[0] == ["completed", "scheduled"]
     assert (tmp_path / "recording_0").exists() and not (tmp_path / "recording_1").exists()
 
 
