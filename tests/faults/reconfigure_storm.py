@@ -39,12 +39,23 @@ PR_SET_CHILD_SUBREAPER = 36
 
 # ---- a member ----
 class Adder(threading.Thread):
-    """Adds numbers in the default group until that ends, and keeps the first sum that is wrong."""
+    """Adds numbers in the default group until that ends, and keeps the first sum that is wrong. Where the group stays
+    the same object, a late call would be one of the next membership, so no call starts after stop()."""
 
     def __init__(self, rank, size):
         super().__init__(daemon=True)
         self.rank, self.size, self.wrong, self.sums = rank, size, "", 0
-        self.added, self.stop = threading.Event(), False
+        self.added, self.starting, self.stopped = threading.Event(), threading.Lock(), False
+
+    def start_sum(self, tensor, group):
+        """The Work, or None after stop()."""
+        import torch.distributed as dist
+        with self.starting:
+            return None if self.stopped else dist.all_reduce(tensor, group=group, async_op=True)
+
+    def stop(self):
+        with self.starting:
+            self.stopped = True
 
     def run(self):
         import torch
@@ -52,9 +63,8 @@ class Adder(threading.Thread):
         expected = self.size * (self.size + 1) / 2
         group = dist.group.WORLD
         try:
-            while not self.stop:
-                x = torch.full((random.choice([1, 100, 40_000]),) if self.size == 1 else (100,), self.rank + 1.)
-                dist.all_reduce(x, group=group)
+            while (work := self.start_sum(x := torch.full((100,), self.rank + 1.), group)) is not None:
+                work.wait()
                 if x.tolist() != [expected] * len(x):
                     self.wrong = f"rank {self.rank} of {self.size} got the sum {x[0].item()}"
                     return
@@ -83,13 +93,14 @@ def change(uuid, handles, timeout_s, adder):
     import torch.distributed as dist
 
     import torch_tutti
+    if adder:
+        adder.stop()
     try:
         torch_tutti.reconfigure(handles, uuid=uuid, timeout=timedelta(seconds=timeout_s))
     except Exception as error:
         return None, ("failed", f"{type(error).__name__}: {error}")
     finally:
         if adder:
-            adder.stop = True
             adder.join()
     if adder and adder.wrong:
         return None, ("wrong", adder.wrong)
@@ -113,7 +124,7 @@ def live(pipe, port):
             adder, answer = change(*task, adder)
             pipe.send(answer)
     if adder:
-        adder.stop = True
+        adder.stop()
         dist.group.WORLD._get_backend(__import__("torch").device("cpu")).shutdown()
         adder.join()
     dist.destroy_process_group()
