@@ -16,6 +16,8 @@ void comm_release(tutti_comm *comm);
    communicators, and never waits for another rank. */
 void comm_destroy(tutti_comm *comm);
 void comm_abort(tutti_comm *comm);
+/* True in a forked child, whose copy of the communicator still belongs to its parent. */
+bool comm_is_inherited(const tutti_comm *comm);
 /* Checks the group for a failure, also if no operation runs. */
 tutti_status comm_poll_failure(tutti_comm *comm);
 
@@ -28,9 +30,13 @@ tutti_status comm_deregister_window(struct tutti_window *window);
 /* Frees a detached window without references, once its last operation is over. */
 void comm_release_window(struct tutti_window *window);
 
-/* ---- create.c, for split.c and common.c ---- */
+/* ---- create.c, for split.c, common.c and window.c ---- */
 tutti_status comm_allocate_and_init(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out);
 /* If the status is an error, destroys the half-built communicator and sets *out to NULL. */
 tutti_status comm_destroy_on_error(tutti_status status, tutti_comm **out);
 /* Gathers `bytes` from each rank into `all`, in rank order. */
 tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void *all);
+/* Gathers reports, whose first member is the status of their rank. Returns OK if all statuses are. A rank that failed
+   keeps its own error text. The other ranks report "<subject>rank <r> could not <action>". */
+tutti_status comm_gather_reports(tutti_comm *comm, const int64_t *mine, size_t bytes, void *all, const char *subject,
+    const char *action);

@@ -10,6 +10,7 @@
 #include "backend/join/shm_group.h"
 #include "backend/memory/available.h"
 #include "backend/memory/memfd.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,8 +19,8 @@
 enum { MEMORY_IN_COMMON = -2 };
 /* The report of one rank to all ranks. */
 struct report {
-    uint64_t bytes;
     int64_t status;
+    uint64_t bytes;
     /* The first rank of a host sends the memfd under this token. */
     unsigned char token[16];
 };
@@ -61,18 +62,11 @@ static tutti_status sharing_check_bytes(const struct sharing *sharing)
                 (unsigned long long)sharing->all[0].bytes, r, (unsigned long long)sharing->all[r].bytes);
     return TUTTI_OK;
 }
-/* A rank that failed keeps its own error text; the other ranks report which rank failed. */
-static tutti_status sharing_exchange_reports(struct sharing *s, struct report *mine)
+static tutti_status sharing_exchange_reports(struct sharing *sharing, const struct report *mine)
 {
-    char detail[STATUS_DETAIL_BYTES] = "";
-    if (mine->status != TUTTI_OK) strcpy(detail, status_detail());
-    TRY(comm_gather(s->comm, mine, sizeof *mine, s->all));
-    if (mine->status != TUTTI_OK) return status_repeat_refusal((tutti_status)mine->status, detail);
-    for (int r = 0; r < s->comm->group.size; r++)
-        if (s->all[r].status != TUTTI_OK)
-            return status_refuse((tutti_status)s->all[r].status,
-                "common memory of %zu bytes: rank %d could not allocate it; its own error says why", s->bytes, r);
-    return TUTTI_OK;
+    char subject[64];
+    snprintf(subject, sizeof subject, "common memory of %zu bytes: ", sharing->bytes);
+    return comm_gather_reports(sharing->comm, &mine->status, sizeof *mine, sharing->all, subject, "allocate it");
 }
 
 /* ---- one host ---- */

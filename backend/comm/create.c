@@ -111,6 +111,22 @@ tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void 
         .limit.timeout_ms = comm->timeout_ms };
     return operation_run(&op, true);
 }
+tutti_status comm_gather_reports(tutti_comm *comm, const int64_t *mine, size_t bytes, void *all, const char *subject,
+    const char *action)
+{
+    char detail[STATUS_DETAIL_BYTES] = "";
+    if (*mine != TUTTI_OK) strcpy(detail, status_detail());
+    TRY(comm_gather(comm, mine, bytes, all));
+    if (*mine != TUTTI_OK) return status_repeat_refusal((tutti_status)*mine, detail);
+    for (int r = 0; r < comm->group.size; r++) {
+        int64_t status;
+        memcpy(&status, (const unsigned char *)all + (size_t)r * bytes, sizeof status);
+        if (status != TUTTI_OK)
+            return status_refuse((tutti_status)status, "%srank %d could not %s; its own error says why", subject, r,
+                action);
+    }
+    return TUTTI_OK;
+}
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     *out = NULL;

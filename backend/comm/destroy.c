@@ -66,8 +66,7 @@ static void comm_leave_group(tutti_comm *comm)
     comm_finish(comm);
     join_release_membership(membership);
 }
-/* True in a forked child, whose copy of the communicator still belongs to its parent. */
-static bool comm_is_inherited(const tutti_comm *comm)
+bool comm_is_inherited(const tutti_comm *comm)
 {
     return comm->group.generation && comm->group.generation != process_generation();
 }

@@ -25,21 +25,13 @@ static tutti_status offers_check_equal(const tutti_comm *comm, const struct wind
     }
     return TUTTI_OK;
 }
-/* A rank that failed keeps its own error text; the other ranks report which rank failed. */
-static tutti_status window_agree_on_status(tutti_comm *comm, tutti_status mine)
+static tutti_status window_agree_on_status(tutti_comm *comm, int64_t mine)
 {
-    char detail[STATUS_DETAIL_BYTES] = "";
-    int32_t status = mine, *all = memory_alloc_zeroed((size_t)comm->group.size, sizeof *all);
-    if (mine != TUTTI_OK) strcpy(detail, status_detail());
+    int64_t *all = memory_alloc_zeroed((size_t)comm->group.size, sizeof *all);
     if (!all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on a window", comm->group.rank);
-    tutti_status found = comm_gather(comm, &status, sizeof status, all);
-    for (int r = 0; r < comm->group.size && found == TUTTI_OK; r++)
-        if (all[r] != TUTTI_OK)
-            found = mine != TUTTI_OK
-                ? status_repeat_refusal(mine, detail)
-                : status_refuse((tutti_status)all[r], "rank %d could not map a window; its own error says why", r);
+    tutti_status status = comm_gather_reports(comm, &mine, sizeof mine, all, "", "map a window");
     free(all);
-    return found;
+    return status;
 }
 
 /* ---- mapping the peers of this host ---- */
