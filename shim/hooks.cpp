@@ -1,7 +1,7 @@
 /* Adds, removes and calls hooks. */
 #include "shim/hooks.hpp"
+#include "shim/gil.hpp"
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
 #include <vector>
 
 namespace tutti {
@@ -47,8 +47,7 @@ void AbortReport::run(const Hooks &hooks)
     }
     if (state == HAVE_RUN) return;
     /* The hooks may need the GIL. */
-    std::optional<pybind11::gil_scoped_release> released;
-    if (PyGILState_Check()) released.emplace();
+    GilRelease release;
     state_.wait(RUNNING);
 }
 

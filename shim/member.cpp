@@ -4,6 +4,7 @@
 #include "shim/member.hpp"
 #include <algorithm>
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 #include <cinttypes>
 #include <random>
 #include <sstream>
@@ -23,15 +24,6 @@ static std::string text_draw_random_hex()
     char text[17];
     std::snprintf(text, sizeof text, "%08x%08x", static_cast<unsigned>(source()), static_cast<unsigned>(source()));
     return text;
-}
-static std::string text_compute_digest(const std::string &text)
-{
-    /* FNV-1a. */
-    uint64_t digest = 0xcbf29ce484222325u;
-    for (unsigned char c : text) digest = (digest ^ c) * 0x100000001b3u;
-    char hex[17];
-    std::snprintf(hex, sizeof hex, "%016" PRIx64, digest);
-    return hex;
 }
 static std::vector<uint8_t> text_to_bytes(const std::string &text) { return { text.begin(), text.end() }; }
 static std::string text_from_bytes(const std::vector<uint8_t> &bytes) { return { bytes.begin(), bytes.end() }; }
@@ -126,7 +118,7 @@ Roster Member::check(const Change &change)
     roster.rank = static_cast<int>(mine - handles.begin());
     std::string all;
     for (const Handle &handle : handles) all += handle.print() + "\n";
-    roster.digest = text_compute_digest(all);
+    roster.digest = c10::sha1(all).str();
     return roster;
 }
 

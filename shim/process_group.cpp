@@ -31,9 +31,7 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
         options_check_algorithms(*options_);
         calls_.refuse(kUnjoined);
     } else {
-        communicator_ = communicator_join(store, rank, size, group, *options_, options_->timeout);
-        communicator_->group = number_;
-        communicator_->hooks = hooks_;
+        take_communicator(communicator_join(store, rank, size, group, *options_, options_->timeout));
     }
     /* If this throws, the other ranks, which have joined by now, see this rank leave. */
     Futures::begin(c10::str("rank ", rank, " of group ", group));
@@ -51,6 +49,12 @@ void ProcessGroupTutti::release_resources()
     kept_.clear();
     /* This may be the last call of the program, so it drops the finished Works. */
     Work::reap_unless_ending();
+}
+void ProcessGroupTutti::take_communicator(c10::intrusive_ptr<Communicator> communicator)
+{
+    communicator->group = number_;
+    communicator->hooks = hooks_;
+    communicator_ = std::move(communicator);
 }
 void ProcessGroupTutti::begin_recording()
 {
@@ -134,14 +138,16 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
 {
     auto chosen = c10::dynamic_intrusive_pointer_cast<Options>(options);
     auto its = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
-    int rank = getRank();
-    uint64_t at = begin_part();
+    int rank;
+    uint64_t at;
     {
         CallGuard guard = enter("split");
         communicator_->check_process();
         rank = getRank();
+        at = member_->number();
+        std::vector<uint64_t> all = members();
         its->global_ranks_in_group.clear();
-        for (int one : ranks) its->global_ranks_in_group.push_back(members().at(static_cast<size_t>(one)));
+        for (int one : ranks) its->global_ranks_in_group.push_back(all.at(static_cast<size_t>(one)));
     }
     auto mine = std::find(ranks.begin(), ranks.end(), rank);
     if (mine == ranks.end()) return nullptr;
@@ -164,7 +170,10 @@ BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &s
     auto its = c10::make_intrusive<Options>(*options_);
     its->global_ranks_in_group.clear();
     its->enable_reconfigure = false;
-    enter("merge"), communicator_->check_process();
+    {
+        CallGuard guard = enter("merge");
+        communicator_->check_process();
+    }
     return derived(options->group_name, store, [&]() -> BackendPointer {
         return c10::make_intrusive<ProcessGroupTutti>(store, rank, size, options->timeout, options->group_name, its);
     });

@@ -242,6 +242,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Returns the present communicator, or null before the first reconfigure, to a caller outside of a counted call. */
     c10::intrusive_ptr<Communicator> find_communicator() const;
     bool is_inherited() const { return process_ != process_count_forks(); }
+    /* Makes this the communicator of the membership that begins. */
+    void take_communicator(c10::intrusive_ptr<Communicator> communicator);
     void begin_recording();
     /* The steps of change_members(). */
     void check_may_change(const char *call) const;

@@ -2,10 +2,10 @@
  * closes, so that running calls end with an error, and the changing thread waits until they are out. Then the members
  * meet in the store (member.cpp), join a new communicator there, and let calls in again. So each call sees one
  * membership, and a failed change leaves a group that only a further change can use. */
+#include "shim/gil.hpp"
 #include "shim/join.hpp"
 #include "shim/process_group.hpp"
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace tutti {
@@ -108,9 +108,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const 
         error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", roster.uuid, "): ", why));
     if (address_given_) kept_.push_back(communicator_);
     address_given_ = false;
-    communicator_ = std::move(communicator);
-    communicator_->group = number_;
-    communicator_->hooks = hooks_;
+    take_communicator(std::move(communicator));
     rank_ = roster.rank;
     size_ = static_cast<int>(roster.handles.size());
     sequence_ = 0;
@@ -134,10 +132,9 @@ WorkPointer ProcessGroupTutti::reconfigure(const c10d::ReconfigureOptions &optio
 ProcessGroupTutti::ProcessGroupTutti(ProcessGroupTutti &old, const Roster &roster,
     c10::intrusive_ptr<Communicator> communicator)
     : c10d::Backend(roster.rank, static_cast<int>(roster.handles.size())), options_(old.options_), member_(old.member_),
-      communicator_(std::move(communicator)), membership_(roster.name())
+      membership_(roster.name())
 {
-    communicator_->group = number_;
-    communicator_->hooks = hooks_;
+    take_communicator(std::move(communicator));
     init();
     begin_recording();
 }
@@ -155,8 +152,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const 
 c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::change_members(const Change &change)
 {
     /* Other threads need the GIL to leave their calls. */
-    std::optional<pybind11::gil_scoped_release> released;
-    if (PyGILState_Check()) released.emplace();
+    GilRelease release;
     check_may_change("reconfigure");
     std::unique_lock<std::mutex> changing(member_->changing, std::try_to_lock);
     if (!changing)

@@ -1,19 +1,10 @@
 /* Checks the arguments of windows, and makes one call of tutti_window.h for each operation. */
 #include "shim/window.hpp"
+#include "shim/gil.hpp"
 #ifdef C10D_BACKEND_HAS_WINDOW
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
 
 namespace tutti {
-
-/* Other threads may run Python code while this thread waits for other ranks. */
-struct GilRelease {
-    GilRelease()
-    {
-        if (PyGILState_Check()) released.emplace();
-    }
-    std::optional<pybind11::gil_scoped_release> released;
-};
 
 bool ProcessGroupTutti::supportsWindow() const { return true; }
 c10::intrusive_ptr<c10d::Window> ProcessGroupTutti::new_window(const std::optional<at::Tensor> &tensor)
@@ -33,18 +24,15 @@ void WindowTutti::check_registered(const char *call) const
 {
     if (!window_) call_refuse(call, "the window has no tensor; call tensor_register first, on all ranks");
 }
-void WindowTutti::check_members(const char *call) const
+int WindowTutti::check_peer(const char *call, int64_t peer) const
 {
     check_registered(call);
     if (communicator_ != group_->communicator_)
         error_throw(TUTTI_ABORTED,
             c10::str(call, ": the members of the group have changed since tensor_register; make a new window"));
-}
-int WindowTutti::check_rank(const char *call, int64_t rank) const
-{
-    if (rank < 0 || rank >= group_->getSize())
-        call_refuse(call, "rank ", rank, " is not a rank of the group, which has ranks 0 to ", group_->getSize() - 1);
-    return static_cast<int>(rank);
+    if (peer < 0 || peer >= group_->getSize())
+        call_refuse(call, "rank ", peer, " is not a rank of the group, which has ranks 0 to ", group_->getSize() - 1);
+    return static_cast<int>(peer);
 }
 void WindowTutti::tensor_register(const at::Tensor &tensor, bool owning)
 {
@@ -96,8 +84,7 @@ WorkPointer WindowTutti::put(const at::Tensor &tensor, int64_t peer, int64_t off
     const c10d::PutOptions &options)
 {
     CallGuard guard = group_->enter("put");
-    check_members("put");
-    int rank = check_rank("put", peer);
+    int rank = check_peer("put", peer);
     Footprint footprint("put");
     Buffer buffer = footprint.input(tensor);
     if (buffer.type != type_)
@@ -114,8 +101,7 @@ WorkPointer WindowTutti::put(const at::Tensor &tensor, int64_t peer, int64_t off
 WorkPointer WindowTutti::signal(int64_t peer, bool async, const c10d::SignalOptions &options)
 {
     CallGuard guard = group_->enter("signal");
-    check_members("signal");
-    int rank = check_rank("signal", peer);
+    int rank = check_peer("signal", peer);
     Call call{ "tutti:signal", c10d::OpType::SEND, async, options.timeout, rank };
     return launch(call, Footprint("signal"),
         [&](tutti_request *request) { return tutti_window_signal(window_, rank, request); });
@@ -123,8 +109,7 @@ WorkPointer WindowTutti::signal(int64_t peer, bool async, const c10d::SignalOpti
 WorkPointer WindowTutti::wait_signal(int64_t peer, bool async, const c10d::WaitSignalOptions &options)
 {
     CallGuard guard = group_->enter("wait_signal");
-    check_members("wait_signal");
-    int rank = check_rank("wait_signal", peer);
+    int rank = check_peer("wait_signal", peer);
     Call call{ "tutti:wait_signal", c10d::OpType::RECV, async, options.timeout, rank };
     return launch(call, Footprint("wait_signal"),
         [&](tutti_request *request) { return tutti_window_wait_signal(window_, rank, request); });
@@ -134,8 +119,7 @@ WorkPointer WindowTutti::wait_signal(int64_t peer, bool async, const c10d::WaitS
 at::Tensor WindowTutti::map_remote_tensor(int64_t peer)
 {
     CallGuard guard = group_->enter("map_remote_tensor");
-    check_members("map_remote_tensor");
-    int rank = check_rank("map_remote_tensor", peer);
+    int rank = check_peer("map_remote_tensor", peer);
     if (rank == group_->getRank()) {
         if (owned_) return *owned_;
         call_refuse("map_remote_tensor", "rank ", rank, " has registered its tensor with owning=False; use the tensor");
@@ -151,9 +135,8 @@ at::Tensor WindowTutti::map_remote_tensor(int64_t peer)
 c10d::WindowAttr WindowTutti::get_attr(int64_t peer)
 {
     CallGuard guard = group_->enter("get_attr");
-    check_members("get_attr");
     void *memory = nullptr;
-    tutti_status status = tutti_window_map(window_, check_rank("get_attr", peer), &memory);
+    tutti_status status = tutti_window_map(window_, check_peer("get_attr", peer), &memory);
     if (status == TUTTI_OK) return { c10d::WindowAccessType::UNIFIED };
     if (status == TUTTI_UNSUPPORTED) return { c10d::WindowAccessType::SEPARATE };
     error_throw_last(status);

@@ -28,11 +28,10 @@ class WindowTutti final : public c10d::Window {
   private:
     void forget();
     void check_registered(const char *call) const;
-    /* Also refuses a window of an earlier membership of the group. The caller has entered the call. */
-    void check_members(const char *call) const;
+    /* Also refuses a window of an earlier membership of the group, and a rank outside of the group. The caller has
+     * entered the call. */
+    int check_peer(const char *call, int64_t peer) const;
     WorkPointer launch(const Call &call, Footprint footprint, c10::function_ref<tutti_status(tutti_request *)> begin);
-    /* Refuses a rank outside of the group. */
-    int check_rank(const char *call, int64_t rank) const;
     c10::intrusive_ptr<ProcessGroupTutti> group_;
     /* That of the membership in which the tensor was registered. */
     c10::intrusive_ptr<Communicator> communicator_;

@@ -4,6 +4,7 @@
  * reap() for a dropped Work. */
 #include "shim/work.hpp"
 #include "shim/futures.hpp"
+#include "shim/gil.hpp"
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -285,8 +286,7 @@ void Work::detach() const
 /* Other ranks may be threads of this process and need the GIL before they make their call. */
 void Work::wait_without_gil()
 {
-    std::optional<pybind11::gil_scoped_release> released;
-    if (PyGILState_Check()) released.emplace();
+    GilRelease release;
     detach();
     for_each_operation([](const Operation &operation) { operation.over.wait(false); });
 }

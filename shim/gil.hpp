@@ -1,0 +1,20 @@
+/* Lets other threads run Python code while this one waits for other ranks, which may be among them. */
+#pragma once
+#include <optional>
+#include <pybind11/gil.h>
+
+namespace tutti {
+
+/* Releases the GIL until its end, if the thread holds it. */
+class GilRelease {
+  public:
+    GilRelease()
+    {
+        if (PyGILState_Check()) released_.emplace();
+    }
+
+  private:
+    std::optional<pybind11::gil_scoped_release> released_;
+};
+
+} // namespace tutti
