@@ -6,6 +6,9 @@
 
 struct rank { tutti_comm *comm; int rank, size; void *context; pthread_barrier_t *meeting; };
 typedef void rank_function(struct rank *me);
+/* The neighbours of a rank in a ring. */
+static inline int rank_next(const struct rank *me) { return (me->rank + 1) % me->size; }
+static inline int rank_previous(const struct rank *me) { return (me->rank + me->size - 1) % me->size; }
 
 /* Runs `body` on `size` threads that share a store in memory, with the config's options; destroys the communicators.
    Fails the test when a communicator cannot be made. */

@@ -1,9 +1,7 @@
 /* Sends and receives through communicators: order, tags, any source, sizes, groups, beside collectives. */
+#include "tests/support/bytes.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
-
-static int next_of(const struct rank *me) { return (me->rank + 1) % me->size; }
-static int before(const struct rank *me) { return (me->rank + me->size - 1) % me->size; }
 
 static void ring_of_every_size(struct rank *me)
 {
@@ -11,13 +9,13 @@ static void ring_of_every_size(struct rank *me)
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         size_t n = sizes[k];
         unsigned char *out = malloc(n + 1), *in = calloc(1, n + 1);
-        for (size_t i = 0; i < n; i++) out[i] = (unsigned char)(i * 7 + (size_t)me->rank + k);
+        bytes_fill(out, n, (uint64_t)me->rank + k);
         in[n] = 99;
         REQUIRE(tutti_group_start() == TUTTI_OK);
-        REQUIRE(tutti_send(out, n, TUTTI_UINT8, next_of(me), 5, me->comm, NULL) == TUTTI_OK);
-        REQUIRE(tutti_recv(in, n, TUTTI_UINT8, before(me), 5, me->comm, NULL) == TUTTI_OK);
+        REQUIRE(tutti_send(out, n, TUTTI_UINT8, rank_next(me), 5, me->comm, NULL) == TUTTI_OK);
+        REQUIRE(tutti_recv(in, n, TUTTI_UINT8, rank_previous(me), 5, me->comm, NULL) == TUTTI_OK);
         REQUIRE(tutti_group_end() == TUTTI_OK);
-        for (size_t i = 0; i < n; i++) REQUIRE(in[i] == (unsigned char)(i * 7 + (size_t)before(me) + k));
+        REQUIRE(bytes_are(in, n, (uint64_t)rank_previous(me) + k));
         REQUIRE(in[n] == 99);
         free(out);
         free(in);
@@ -110,7 +108,7 @@ static void beside_collectives(struct rank *me)
 {
     double late = 0, sum, mine = 1;
     tutti_request r = TUTTI_REQUEST_INIT;
-    REQUIRE(tutti_recv(&late, 1, TUTTI_FLOAT64, before(me), 8, me->comm, &r) == TUTTI_OK);
+    REQUIRE(tutti_recv(&late, 1, TUTTI_FLOAT64, rank_previous(me), 8, me->comm, &r) == TUTTI_OK);
     for (int k = 0; k < 50; k++) {
         REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_FLOAT64, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
         REQUIRE(sum == me->size);
@@ -118,7 +116,7 @@ static void beside_collectives(struct rank *me)
     }
     mine = 7.5;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    REQUIRE(tutti_send(&mine, 1, TUTTI_FLOAT64, next_of(me), 8, me->comm, NULL) == TUTTI_OK);
+    REQUIRE(tutti_send(&mine, 1, TUTTI_FLOAT64, rank_next(me), 8, me->comm, NULL) == TUTTI_OK);
     REQUIRE(tutti_wait(&r, 0) == TUTTI_OK);
     REQUIRE(late == 7.5);
 }
@@ -128,10 +126,10 @@ static void large_both_ways(struct rank *me)                            /* every
     unsigned char *out = malloc(n), *in = malloc(n);
     memset(out, me->rank + 1, n);
     tutti_request r = TUTTI_REQUEST_INIT;
-    REQUIRE(tutti_send(out, n, TUTTI_UINT8, next_of(me), 0, me->comm, &r) == TUTTI_OK);
-    REQUIRE(tutti_recv(in, n, TUTTI_UINT8, before(me), 0, me->comm, NULL) == TUTTI_OK);
+    REQUIRE(tutti_send(out, n, TUTTI_UINT8, rank_next(me), 0, me->comm, &r) == TUTTI_OK);
+    REQUIRE(tutti_recv(in, n, TUTTI_UINT8, rank_previous(me), 0, me->comm, NULL) == TUTTI_OK);
     REQUIRE(tutti_wait(&r, 0) == TUTTI_OK);
-    for (size_t i = 0; i < n; i++) REQUIRE(in[i] == before(me) + 1);
+    for (size_t i = 0; i < n; i++) REQUIRE(in[i] == rank_previous(me) + 1);
     free(out);
     free(in);
 }

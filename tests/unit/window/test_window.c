@@ -13,8 +13,6 @@
 enum memory_kind { SHARED_MEMORY, PRIVATE_MEMORY };
 struct window { tutti_window *handle; int32_t *at; enum memory_kind kind; };
 
-static int next_of(const struct rank *me) { return (me->rank + 1) % me->size; }
-static int before(const struct rank *me) { return (me->rank + me->size - 1) % me->size; }
 static struct window window_open(const struct rank *me, size_t count)
 {
     struct window w = { .kind = me->context ? *(enum memory_kind *)me->context : SHARED_MEMORY };
@@ -31,7 +29,8 @@ static void window_close(struct window *w)
     if (w->kind == PRIVATE_MEMORY) free(w->at);
     else OK(tutti_mem_free(w->at));
 }
-static tutti_status put(const struct window *w, const int32_t *from, size_t count, int peer, size_t offset)
+static tutti_status window_put_integers(const struct window *w, const int32_t *from, size_t count, int peer,
+    size_t offset)
 {
     return tutti_window_put(w->handle, from, count, TUTTI_INT32, peer, offset, NULL);
 }
@@ -45,10 +44,10 @@ static void ring_of_every_size(struct rank *me)
         struct window w = window_open(me, n + 3);
         int32_t *from = malloc(4 * n + 4);
         for (size_t i = 0; i < n; i++) from[i] = (int32_t)(i * 3 + (size_t)me->rank);
-        OK(put(&w, from, n, next_of(me), 2));
-        OK(tutti_window_signal(w.handle, next_of(me), NULL));
-        OK(tutti_window_wait_signal(w.handle, before(me), NULL));
-        for (size_t i = 0; i < n; i++) REQUIRE(w.at[i + 2] == (int32_t)(i * 3 + (size_t)before(me)));
+        OK(window_put_integers(&w, from, n, rank_next(me), 2));
+        OK(tutti_window_signal(w.handle, rank_next(me), NULL));
+        OK(tutti_window_wait_signal(w.handle, rank_previous(me), NULL));
+        for (size_t i = 0; i < n; i++) REQUIRE(w.at[i + 2] == (int32_t)(i * 3 + (size_t)rank_previous(me)));
         REQUIRE(!w.at[0] && !w.at[1] && !w.at[n + 2] && !w.at[n + 3]);
         window_close(&w);
         free(from);
@@ -113,8 +112,8 @@ static void target_only_computes(struct rank *me)
         for (int peer = 1; peer < me->size; peer++)
             for (int n = 1; n <= PUTS; n++) {
                 for (int i = 0; i < LARGE; i++) from[i] = n;
-                OK(put(&w, from, LARGE, peer, 0));
-                if (n % 10 == 0) OK(put(&w, from, 1, peer, 0));
+                OK(window_put_integers(&w, from, LARGE, peer, 0));
+                if (n % 10 == 0) OK(window_put_integers(&w, from, 1, peer, 0));
             }
     /* An idle rank has no call at all, so its own threads must receive. */
     if (me->rank)
@@ -133,16 +132,16 @@ static void beside_collectives_and_messages(struct rank *me)
         int64_t sum = me->rank;
         tutti_request wait = TUTTI_REQUEST_INIT;
         for (int i = 0; i < 64; i++) small[i] = round;
-        OK(tutti_window_wait_signal(two.handle, before(me), &wait));
-        OK(put(&one, small, 64, next_of(me), 0));
-        OK(tutti_window_signal(one.handle, next_of(me), NULL));
+        OK(tutti_window_wait_signal(two.handle, rank_previous(me), &wait));
+        OK(window_put_integers(&one, small, 64, rank_next(me), 0));
+        OK(tutti_window_signal(one.handle, rank_next(me), NULL));
         OK(tutti_all_reduce(&sum, &sum, 1, TUTTI_INT64, TUTTI_SUM, me->comm, NULL));
         REQUIRE(sum == (int64_t)me->size * (me->size - 1) / 2);
         large[99999] = round;
-        OK(put(&two, large, 100000, next_of(me), 0));
-        OK(tutti_window_signal(two.handle, next_of(me), NULL));
+        OK(window_put_integers(&two, large, 100000, rank_next(me), 0));
+        OK(tutti_window_signal(two.handle, rank_next(me), NULL));
         OK(tutti_wait(&wait, 0));
-        OK(tutti_window_wait_signal(one.handle, before(me), NULL));
+        OK(tutti_window_wait_signal(one.handle, rank_previous(me), NULL));
         REQUIRE(one.at[63] == round && two.at[99999] == round);
         OK(tutti_barrier(me->comm, NULL));
     }
@@ -154,7 +153,7 @@ static void beside_collectives_and_messages(struct rank *me)
 static void *wait_main(void *of)
 {
     const struct rank *me = of;
-    OK(tutti_window_wait_signal(*(tutti_window **)me->context, before(me), NULL));
+    OK(tutti_window_wait_signal(*(tutti_window **)me->context, rank_previous(me), NULL));
     return NULL;
 }
 static void windows_while_a_thread_waits(struct rank *me)
@@ -172,7 +171,7 @@ static void windows_while_a_thread_waits(struct rank *me)
         if (other.kind == PRIVATE_MEMORY) free(other.at);
         else OK(tutti_mem_free(other.at));
     }
-    OK(tutti_window_signal(w.handle, next_of(me), NULL));
+    OK(tutti_window_signal(w.handle, rank_next(me), NULL));
     REQUIRE(pthread_join(thread, NULL) == 0);
     window_close(&w);
 }
@@ -184,15 +183,15 @@ static void requests_of_every_kind(struct rank *me)
     tutti_request request = TUTTI_REQUEST_INIT, *taken;
     tutti_queue *queue;
     OK(tutti_group_start());
-    OK(put(&w, from, 5, next_of(me), 5));
-    OK(tutti_window_signal(w.handle, next_of(me), NULL));
-    OK(tutti_window_signal(w.handle, next_of(me), NULL));
-    OK(tutti_window_wait_signal(w.handle, before(me), NULL));
+    OK(window_put_integers(&w, from, 5, rank_next(me), 5));
+    OK(tutti_window_signal(w.handle, rank_next(me), NULL));
+    OK(tutti_window_signal(w.handle, rank_next(me), NULL));
+    OK(tutti_window_wait_signal(w.handle, rank_previous(me), NULL));
     OK(tutti_group_end());
     REQUIRE(w.at[5] == 1 && w.at[9] == 5 && !w.at[4]);
     OK(tutti_queue_create(&queue));
     request.queue = queue;
-    OK(tutti_window_wait_signal(w.handle, before(me), &request));
+    OK(tutti_window_wait_signal(w.handle, rank_previous(me), &request));
     OK(tutti_queue_wait(queue, -1, &taken));
     REQUIRE(taken == &request);
     OK(tutti_queue_destroy(queue));
@@ -202,11 +201,11 @@ static void requests_of_every_kind(struct rank *me)
 static void maps_memory_of_its_host(struct rank *me)
 {
     struct window w = window_open(me, 10);
-    int host, other, writer, peer = next_of(me);
+    int host, other, writer, peer = rank_next(me);
     int32_t *theirs = NULL;
     OK(tutti_comm_place(me->comm, me->rank, &host, NULL));
     OK(tutti_comm_place(me->comm, peer, &other, NULL));
-    OK(tutti_comm_place(me->comm, before(me), &writer, NULL));
+    OK(tutti_comm_place(me->comm, rank_previous(me), &writer, NULL));
     w.at[3] = 100 + me->rank;
     OK(tutti_barrier(me->comm, NULL));
     if (host == other && (w.kind == SHARED_MEMORY || peer == me->rank)) {

@@ -10,7 +10,7 @@
 #define OK(call) REQUIRE((call) == TUTTI_OK)
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { COUNT = 1 << 20 };
-static int32_t *allocate(size_t count)
+static int32_t *shared_allocate(size_t count)
 {
     void *at;
     OK(tutti_mem_alloc(&at, 4 * count));
@@ -27,7 +27,7 @@ static tutti_window *window_open(tutti_comm *comm, int32_t *at, size_t count)
 /* ---- refused calls, which leave everything as it was ---- */
 static void asks_wrongly(struct rank *me)
 {
-    int32_t *at = allocate(10), from[20] = { 0 };
+    int32_t *at = shared_allocate(10), from[20] = { 0 };
     tutti_window *w = NULL, *other = NULL;
     tutti_request request = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_window_register(at, 10, TUTTI_INT32, me->comm, NULL) == TUTTI_INVALID_ARGUMENT);
@@ -82,7 +82,7 @@ static void test_what_is_refused(void **state)
 /* Without memory on one rank no rank gets the window, and the group goes on. */
 static void lacks_memory(struct rank *me)
 {
-    int32_t *at = allocate(10);
+    int32_t *at = shared_allocate(10);
     tutti_window *w = NULL;
     for (int n = 1; n <= 6; n++) {
         world_meet(me);
@@ -102,7 +102,7 @@ static void test_repeated_windows(void **state)
 /* ---- a window that one rank frees alone ---- */
 static void frees_alone(struct rank *me)
 {
-    int32_t *at = allocate(10), from[10] = { 1 };
+    int32_t *at = shared_allocate(10), from[10] = { 1 };
     tutti_window *w = window_open(me->comm, at, 10);
     OK(tutti_barrier(me->comm, NULL));
     if (me->rank == 1) OK(tutti_window_free(w));
@@ -128,7 +128,7 @@ static void test_a_window_freed_alone(void **state)
 /* ---- waits that cannot end ---- */
 static void waits_too_long(struct rank *me)
 {
-    int32_t *at = allocate(10);
+    int32_t *at = shared_allocate(10);
     tutti_comm *comm;
     OK(tutti_comm_split(me->comm, 0, me->rank, &comm));
     tutti_window *w = window_open(comm, at, 10);
@@ -153,7 +153,7 @@ static void test_a_wait_without_a_signal(void **state)
 }
 static void peer_leaves(struct rank *me)
 {
-    int32_t *at = allocate(10), *own = malloc(40);
+    int32_t *at = shared_allocate(10), *own = malloc(40);
     tutti_comm *comm;
     OK(tutti_comm_split(me->comm, 0, me->rank, &comm));
     tutti_window *w = window_open(comm, at, 10);
@@ -182,7 +182,7 @@ static void test_a_peer_that_leaves(void **state)
 /* A rank with a window may leave in good order while nothing is open. */
 static void leaves_with_a_window(struct rank *me)
 {
-    int32_t *at = allocate(10);
+    int32_t *at = shared_allocate(10);
     tutti_comm *comm;
     for (int round = 0; round < 20; round++) {
         OK(tutti_comm_split(me->comm, 0, me->rank, &comm));
@@ -218,7 +218,7 @@ static void put_until_failure(tutti_comm *comm, tutti_window *w, const int32_t *
 static void abort_in_the_middle(struct rank *me)
 {
     bool shared = *(bool *)me->context;
-    int32_t *at = shared ? allocate(COUNT) : calloc(COUNT, 4), *from = malloc(COUNT * sizeof *from);
+    int32_t *at = shared ? shared_allocate(COUNT) : calloc(COUNT, 4), *from = malloc(COUNT * sizeof *from);
     tutti_comm *comm;
     unsigned seed = 3;
     memset(from, 1, COUNT * sizeof *from);
@@ -268,7 +268,7 @@ static void sends_header(tutti_comm *comm, const tutti_window *w, struct window_
     while (t.state == TRANSFER_POSTED) router_poll(comm->router);
     driver_hand_over_role(comm);
 }
-static void lies(struct rank *me)
+static void sends_wrong_headers(struct rank *me)
 {
     static const struct window_header headers[] = { { HEADER_PUT, 36, 8 }, { HEADER_PUT, UINT64_MAX, 8 },
         { HEADER_PUT, 8, UINT64_MAX }, { HEADER_PUT, 0, 0 }, { HEADER_SIGNAL, 1, 0 }, { 0, 0, 4 }, { 77, 0, 4 } };
@@ -289,8 +289,8 @@ static void lies(struct rank *me)
 static void test_nonsense_of_a_peer(void **state)
 {
     (void)state;
-    world_threads(2, NULL, lies, NULL);
-    world_threads_on("2", 2, NULL, lies, NULL);
+    world_threads(2, NULL, sends_wrong_headers, NULL);
+    world_threads_on("2", 2, NULL, sends_wrong_headers, NULL);
 }
 
 #ifndef NO_PROCESSES
@@ -298,7 +298,7 @@ static void test_nonsense_of_a_peer(void **state)
 static void peer_dies(struct rank *me)
 {
     bool shared = *(bool *)me->context;
-    int32_t *at = shared ? allocate(COUNT) : calloc(COUNT, 4), *from = malloc(COUNT * sizeof *from);
+    int32_t *at = shared ? shared_allocate(COUNT) : calloc(COUNT, 4), *from = malloc(COUNT * sizeof *from);
     tutti_window *w = window_open(me->comm, at, COUNT);
     memset(from, 1, COUNT * sizeof *from);
     if (me->rank == 1) {
