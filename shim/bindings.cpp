@@ -28,7 +28,7 @@ static void unknown_options_refuse(const py::kwargs &unknown)
 {
     for (auto [name, value] : unknown)
         throw py::type_error("Options: there is no option \"" + name.cast<std::string>()
-            + "\"; the options are algorithm, timeout and blocking_futures");
+            + "\"; the options are algorithm, timeout, blocking_futures and enable_reconfigure");
 }
 
 static void options_class_bind(py::module_ &module)
