@@ -39,7 +39,7 @@ def _python_of(suffix: str) -> str:
 
 
 def extension_name(torch_version: str, folder: Path = FOLDER, suffix: str = SUFFIX) -> str:
-    """The name of the extension for this version of torch, such as "_C_2_13". Raises ImportError if there is none."""
+    """Returns the extension for this version of torch, such as "_C_2_13". Raises ImportError without one."""
     found = _extensions(folder)
     if not found:
         raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
@@ -57,17 +57,18 @@ def extension_name(torch_version: str, folder: Path = FOLDER, suffix: str = SUFF
     return "_C_{}_{}".format(*version)
 
 
-def mapped_files(library: str) -> list[str]:
-    """The paths of the files of this name that the process has loaded."""
+def mapped_files(*libraries: str) -> list[list[str]]:
+    """For each name, the paths of the files of this name that the process has loaded."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        return sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.endswith(f"/{library}\n")})
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.endswith(".so\n")}
+    return [sorted(path for path in paths if path.endswith(f"/{library}")) for library in libraries]
 
 
 def check_one_torch() -> None:
     """Raises ImportError if the process has loaded libraries of two torches: the extension would call one with objects
     of the other."""
-    for library in ("libc10.so", "libtorch_cpu.so", "libtorch_python.so"):
-        if len(paths := mapped_files(library)) > 1:
+    for paths in mapped_files("libc10.so", "libtorch_cpu.so", "libtorch_python.so"):
+        if len(paths) > 1:
             raise ImportError(f"this process has loaded two torches: {' and '.join(paths)}. Use one torch in a "
                               "process: look at sys.path, LD_PRELOAD and LD_LIBRARY_PATH, and at programs that embed "
                               "libtorch")
@@ -93,4 +94,4 @@ _REPAIR = ("Two installations are mixed. Install torch_tutti again, into an empt
 
 
 def _loaded_library() -> str:
-    return " and ".join(mapped_files("libtutti.so")) or str(FOLDER / "libtutti.so")
+    return " and ".join(mapped_files("libtutti.so")[0]) or str(FOLDER / "libtutti.so")
