@@ -90,7 +90,7 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         if not torch:
-            raise SystemExit(f"tutti is built against an installed torch, and there is none here ({no_torch}). Install "
+            raise SystemExit(f"tutti is built against an installed torch, but importing it failed: {no_torch}. Install "
                              "torch (2.11 or later), then run: pip install --no-build-isolation -e .")
         use_ccache()
         library = build_core()

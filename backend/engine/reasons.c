@@ -252,7 +252,7 @@ static bool comm_delays_timeout(const tutti_comm *comm, const struct operation *
     return comm->agreement && running && executor_roll_call_is_complete(&comm->executor)
         && agreement_delays_timeout(comm->agreement, late->sequence, atomic_load(&late->limit.timeout_ms));
 }
-/* Fails the communicator for a reason, or returns OK if it need not fail (yet). */
+/* Fails the communicator for a reason. Returns OK if it may go on. */
 static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
 {
     switch (reason->cause) {

@@ -31,7 +31,7 @@ class Member:
         return dist._get_reconfigure_handle() if self.way == "torch" else torch_tutti.reconfigure_handle()
 
     def collect(self, name, ranks=None, text=None):
-        """What all ranks, or these, give under this name: their handles."""
+        """Publishes this rank's handle under the name, and returns the handles of all ranks, or of these."""
         self.world.store.set(f"{name}/{self.me}", self.handle() if text is None else text)
         keys = [f"{name}/{rank}" for rank in ranks or range(self.world.size)]
         self.world.store.wait(keys, timedelta(seconds=20))

@@ -57,7 +57,7 @@ def abort_twice(world):
 
 @with_hooks
 def test_abort(fresh):
-    """Of the rank that aborts, before it does, and of the others."""
+    """Abort hooks run on the rank that aborts, before it does, and on the others."""
     assert fresh(2, environment=QUICK).run(abort_twice) == [["first", "second"]] * 2
 
 
@@ -132,7 +132,7 @@ def test_lost_peer(fresh):
 
 
 def refuse_and_close(world):
-    """What leaves the group as it was, or ends it in good order, runs no hook."""
+    """A call that leaves the group as it was, or ends it in good order, runs no hook."""
     group = dist.new_group()
     seen = watch(group)
     with pytest.raises(ValueError, match="share memory"):

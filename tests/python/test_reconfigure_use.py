@@ -326,7 +326,7 @@ def test_after_shutdown(fresh):
 
 
 def train(world):
-    """DistributedDataParallel is made anew with the members that are left, and goes on."""
+    """A new DistributedDataParallel trains with the members that are left."""
     from torch.nn.parallel import DistributedDataParallel
     member = Member(world)
     member.all(1)

@@ -79,7 +79,7 @@ class Decoder:
         return self._extent.tensor(self._at(self._turn, 0), shape, self.dtype), counts
 
     def _refuse(self) -> None:
-        """Tells all ranks, which wait in the barrier, that this rank's arguments are invalid."""
+        """Reports invalid arguments of this rank to the ranks that wait in the barrier."""
         meet(self.group, failed=True)
 
     def _check(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ class Decoder:
 
     @property
     def outputs(self) -> Tensor:
-        """The array of this turn's outputs. Experts may write into it, so that combine() need not copy."""
+        """Returns the array of this turn's outputs. Experts may write into it, which saves combine() a copy."""
         return self._extent.tensor(self._at(self._turn, 1), (self._each, self.ranks, self.capacity, self.columns),
                                    self.dtype)
 
