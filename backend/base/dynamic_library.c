@@ -9,7 +9,7 @@ void dynamic_library_record_problem(struct dynamic_library *library, const char 
     size_t used = strlen(library->problem);
     snprintf(library->problem + used, sizeof library->problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
 }
-/* Opens a shared library, or records why it cannot be opened. */
+/* Opens a shared library and returns its handle. If it cannot be opened, records the reason and returns NULL. */
 static void *library_open_path(struct dynamic_library *library, const char *path)
 {
     void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);

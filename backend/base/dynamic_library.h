@@ -3,7 +3,7 @@
 #include <stdbool.h>
 
 struct dynamic_library {
-    /* The accepted library, as accept() names it. It is empty until there is one. */
+    /* The accepted library, as accept() names it. It is empty until a library is accepted. */
     char name[256];
     /* The paths that were rejected, each with its reason. */
     char problem[600];
@@ -12,4 +12,5 @@ struct dynamic_library {
    name, or records a problem and returns false. Returns true if a library was accepted. */
 bool dynamic_library_open_first(struct dynamic_library *library, const char *paths,
     bool (*accept)(void *opened, const char *path));
+/* Appends a rejected path and the reason to library->problem. */
 void dynamic_library_record_problem(struct dynamic_library *library, const char *path, const char *why);

@@ -16,11 +16,12 @@ static inline void fence_between_store_and_load(void)
     atomic_thread_fence(memory_order_seq_cst);
 #endif
 }
-/* One of the two threads can avoid its fence if the other makes the kernel put one into every running thread, also of
-   other processes (membarrier, Linux 4.16). That takes some microseconds. The first thread then needs only the order of
-   the compiler, which this function keeps. */
+/* Keeps the compiler, but not the core, from moving a store behind a later load. That suffices for one of the two
+   threads if the other calls fence_all_threads, which takes some microseconds. */
 static inline void fence_compiler_only(void) { atomic_signal_fence(memory_order_seq_cst); }
-/* Registers this process for the fences of others; returns false if the kernel refuses. */
+/* Registers this process, so that fence_all_threads of any process reaches its threads. Returns false if the kernel
+   refuses. */
 bool fence_register_process(void);
-/* Puts a fence into all running threads of registered processes; returns false if the kernel refuses. */
+/* Makes the kernel put a fence into all running threads of registered processes (membarrier, Linux 4.16). Returns false
+   if the kernel refuses. */
 bool fence_all_threads(void);

@@ -11,9 +11,10 @@
 #include <unistd.h>
 
 int log_limit = LOG_WARN;
-static const char *const names[] = { "error", "warn", "info", "debug" };
+static const char *const level_names[] = { "error", "warn", "info", "debug" };
 
-static _Atomic unsigned dropped;
+static _Atomic unsigned dropped_lines;
+/* Returns true if a write to stderr does not wait, or would fail at once. */
 static bool stderr_has_room(void)
 {
     struct pollfd one = { .fd = STDERR_FILENO, .events = POLLOUT };
@@ -24,14 +25,14 @@ void log_write(enum log_level level, const char *format, ...)
 {
     char line[1400];
     if (!stderr_has_room()) {
-        atomic_fetch_add(&dropped, 1);
+        atomic_fetch_add(&dropped_lines, 1);
         return;
     }
-    unsigned before = atomic_exchange(&dropped, 0);
-    int used = snprintf(line, sizeof line, "tutti[%d] %s: ", (int)getpid(), names[level]);
-    if (before)
+    unsigned lost_lines = atomic_exchange(&dropped_lines, 0);
+    int used = snprintf(line, sizeof line, "tutti[%d] %s: ", (int)getpid(), level_names[level]);
+    if (lost_lines)
         used += snprintf(line + used, sizeof line - (size_t)used,
-            "(%u earlier lines were lost: stderr did not accept them) ", before);
+            "(%u earlier lines were lost: stderr did not accept them) ", lost_lines);
     va_list arguments;
     va_start(arguments, format);
     int more = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, arguments);
@@ -45,6 +46,6 @@ void log_write(enum log_level level, const char *format, ...)
 int log_level_parse(const char *name)
 {
     for (int i = 0; i < 4; i++)
-        if (strcmp(name, names[i]) == 0) return i;
+        if (strcmp(name, level_names[i]) == 0) return i;
     return -1;
 }

@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The number of allocations until one fails for a test. It is not positive if none will. */
 static atomic_int countdown;
 
-void memory_fail_after(int allocations) { atomic_store(&countdown, allocations); }
+void memory_fail_after(int n) { atomic_store(&countdown, n); }
+/* Counts an allocation, and returns true if a test wants this one to fail. */
 static bool memory_should_fail(void)
 {
     return atomic_load_explicit(&countdown, memory_order_relaxed) > 0 && atomic_fetch_sub(&countdown, 1) == 1;
@@ -21,17 +23,17 @@ void *memory_alloc_aligned(size_t bytes)
     if (block) memset(block, 0, bytes);
     return block;
 }
-void *memory_grow(void *array, int count, int *room, size_t bytes)
+void *memory_grow(void *array, int count, int *capacity, size_t bytes)
 {
-    if (count < *room) return array;
-    int more = *room ? 2 * *room : 8;
-    void *moved = memory_should_fail() ? NULL : realloc(array, (size_t)more * bytes);
-    if (moved) *room = more;
+    if (count < *capacity) return array;
+    int larger = *capacity ? 2 * *capacity : 8;
+    void *moved = memory_should_fail() ? NULL : realloc(array, (size_t)larger * bytes);
+    if (moved) *capacity = larger;
     return moved;
 }
-void *memory_trim(void *array, int count, int *room, size_t bytes)
+void *memory_trim(void *array, int count, int *capacity, size_t bytes)
 {
     void *moved = array && count ? realloc(array, (size_t)count * bytes) : NULL;
-    if (moved) *room = count;
+    if (moved) *capacity = count;
     return moved ? moved : array;
 }

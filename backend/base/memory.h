@@ -4,21 +4,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Allocates zeroed memory, as calloc does. For tests, memory_fail_after(n) makes the n-th allocation from now return
-   NULL; 0 turns this off. */
+/* Allocates `count` zeroed elements of `bytes` bytes each, at least 1 byte. Returns NULL if memory is short. The caller
+   frees it with free. */
 void *memory_alloc_zeroed(size_t count, size_t bytes);
-/* Allocates a zeroed block that starts on a cache-line boundary, or returns NULL. The caller frees it with free. */
+/* Allocates a zeroed block at a multiple of 64 bytes. Returns NULL if memory is short. The caller frees it with free. */
 void *memory_alloc_aligned(size_t bytes);
-/* Makes room for one more element of `bytes` bytes. It returns the array, which may have moved, and updates *room. If
-   memory is short, it returns NULL and keeps the array. */
-void *memory_grow(void *array, int count, int *room, size_t bytes);
-/* Frees the room beyond `count` elements and returns the array, which may have moved. */
-void *memory_trim(void *array, int count, int *room, size_t bytes);
-void memory_fail_after(int allocations);
+/* Makes room for one more element of `bytes` bytes in an array that has `count` of them. Doubles *capacity, which
+   begins as 0 with array NULL, if it is used up. Returns the array, which may have moved. If memory is short, returns
+   NULL, and the old array stays valid. */
+void *memory_grow(void *array, int count, int *capacity, size_t bytes);
+/* Frees the capacity beyond `count` elements of `bytes` bytes, and returns the array, which may have moved. Changes
+   nothing if `count` is 0 or memory is short. */
+void *memory_trim(void *array, int count, int *capacity, size_t bytes);
+/* For tests: makes the n-th allocation from now fail; 0 turns this off. */
+void memory_fail_after(int n);
 
-/* These functions return false if the result does not fit. */
+/* These two set *out, and return false if the result does not fit. */
 static inline bool size_multiply(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
 static inline bool size_add(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }
 static inline size_t size_smaller(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_larger(size_t a, size_t b) { return a > b ? a : b; }
+/* Returns the smallest multiple of `step` that is at least n. The caller excludes overflow. */
 static inline size_t size_round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }

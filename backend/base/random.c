@@ -5,10 +5,10 @@
 #include <string.h>
 #include <sys/random.h>
 
-tutti_status random_fill(void *bytes, size_t count)
+tutti_status random_fill(void *out, size_t bytes)
 {
-    for (size_t filled = 0; filled < count;) {
-        ssize_t got = getrandom((unsigned char *)bytes + filled, count - filled, 0);
+    for (size_t filled = 0; filled < bytes;) {
+        ssize_t got = getrandom((unsigned char *)out + filled, bytes - filled, 0);
         if (got < 0 && errno != EINTR) return status_fail(TUTTI_SYSTEM, "getrandom: %s", strerror(errno));
         if (got > 0) filled += (size_t)got;
     }

@@ -2,4 +2,5 @@
 #pragma once
 #include "include/tutti.h"
 
-tutti_status random_fill(void *bytes, size_t count);
+/* Fills `out` with random bytes. SYSTEM: getrandom failed. */
+tutti_status random_fill(void *out, size_t bytes);

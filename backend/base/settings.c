@@ -24,7 +24,7 @@ int settings_table(const struct settings_row **out)
 
 /* Former names of settings. They are read for one release, with a warning. */
 static const struct former_name {
-    const char *before, *now;
+    const char *old_name, *new_name;
 } former_names[] = {
     { "TUTTI_PAUSES", "TUTTI_SPINS" },
     { "TUTTI_VERBS_SERVICE_LEVEL", "TUTTI_VERBS_SL" },
@@ -39,13 +39,13 @@ const char *settings_read_variable(const char *variable)
 {
     const char *given = getenv(variable);
     for (int i = 0; !given && i < FORMER_NAMES; i++)
-        if (strcmp(former_names[i].now, variable) == 0) given = getenv(former_names[i].before);
+        if (strcmp(former_names[i].new_name, variable) == 0) given = getenv(former_names[i].old_name);
     return given;
 }
 
 /* ---- nearest name ---- */
 static int int_smallest_of_three(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
-/* Computes the Levenshtein distance row by row; long names are truncated. */
+/* Returns the Levenshtein distance of the first NAME_BYTES characters of two texts, computed row by row. */
 static int text_edit_distance(const char *a, const char *b)
 {
     int row[NAME_BYTES + 1], length = (int)strnlen(b, NAME_BYTES);
@@ -61,41 +61,47 @@ static int text_edit_distance(const char *a, const char *b)
     }
     return row[length];
 }
-const char *settings_find_nearest(const char *name, const char *(*next)(void *context, int index), void *context)
+const char *settings_find_nearest(const char *name, const char *(*candidate_at)(void *context, int index),
+    void *context)
 {
     const char *best = NULL, *candidate;
     int best_distance = (int)strlen(name) / 2 + 1;
-    for (int i = 0; (candidate = next(context, i)) != NULL; i++) {
+    for (int i = 0; (candidate = candidate_at(context, i)) != NULL; i++) {
         int distance = text_edit_distance(name, candidate);
-        if (distance < best_distance) { best = candidate; best_distance = distance; }
+        if (distance < best_distance) {
+            best = candidate;
+            best_distance = distance;
+        }
     }
     return best;
 }
 
 /* ---- reading ---- */
+/* Returns the name of the setting in a row, or NULL after the last. It is a candidate_at of settings_find_nearest. */
 static const char *settings_row_name(void *context, int index)
 {
     (void)context;
     return index < ROWS ? rows[index].variable : NULL;
 }
+/* Returns true if the first `length` characters of `name` are the name of a setting. */
 static bool settings_name_is_known(const char *name, size_t length)
 {
     for (int i = 0; i < ROWS; i++)
         if (strlen(rows[i].variable) == length && strncmp(rows[i].variable, name, length) == 0) return true;
     return false;
 }
-/* Returns false if `name` is no former name. */
+/* Warns that an environment variable has a former name of a setting. Returns false if `name` is not such a name. */
 static bool settings_warn_former(const char *name)
 {
     int i = 0;
-    while (i < FORMER_NAMES && strcmp(former_names[i].before, name) != 0) i++;
+    while (i < FORMER_NAMES && strcmp(former_names[i].old_name, name) != 0) i++;
     if (i == FORMER_NAMES) return false;
-    const char *now = former_names[i].now;
-    if (getenv(now)) LOG(WARN, "%s is ignored, because %s, its new name, is set", name, now);
-    else LOG(WARN, "%s is now called %s; the next version will not read the old name", name, now);
+    const char *new_name = former_names[i].new_name;
+    if (getenv(new_name)) LOG(WARN, "%s is ignored, because %s, its new name, is set", name, new_name);
+    else LOG(WARN, "%s is now called %s; the next version will not read the old name", name, new_name);
     return true;
 }
-/* Warns of environment variables TUTTI_… that do not exist, and names the nearest setting. */
+/* Warns of environment variables TUTTI_… that are not settings, and names the nearest setting. */
 static void settings_warn_unknown(void)
 {
     for (char **entry = environ; entry && *entry; entry++) {
@@ -105,11 +111,12 @@ static void settings_warn_unknown(void)
         char name[NAME_BYTES] = "";
         memcpy(name, *entry, (size_t)(end - *entry) < NAME_BYTES - 1 ? (size_t)(end - *entry) : NAME_BYTES - 1);
         if (settings_warn_former(name)) continue;
-        const char *near = settings_find_nearest(name, settings_row_name, NULL);
-        LOG(WARN, "unknown setting %s%s%s%s", name, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
+        const char *nearest = settings_find_nearest(name, settings_row_name, NULL);
+        LOG(WARN, "unknown setting %s%s%s%s", name, nearest ? ", did you mean " : "", nearest ? nearest : "",
+            nearest ? "?" : "");
     }
 }
-/* Reads a setting of kind TEXT. `value` is the default. */
+/* Reads a setting of kind TEXT into *field. `value` is the default. */
 static void read_TEXT(const char **field, const char *variable, const char *value, const char *range)
 {
     (void)range;
@@ -119,15 +126,16 @@ static void read_TEXT(const char **field, const char *variable, const char *valu
     *field = given && strcmp(given, value) != 0 ? strdup(given) : value;
     if (!*field) *field = value;
 }
+/* Returns true if the number is in a range that the table has as a text: "0 to 8" or "1 or more". */
 static bool settings_number_is_within(int64_t number, const char *range)
 {
     char *end;
-    int64_t least = strtoll(range, &end, 10), most = INT64_MAX;
-    if (strncmp(end, " to ", 4) == 0) most = strtoll(end + 4, NULL, 10);
-    return number >= least && number <= most;
+    int64_t smallest = strtoll(range, &end, 10), largest = INT64_MAX;
+    if (strncmp(end, " to ", 4) == 0) largest = strtoll(end + 4, NULL, 10);
+    return number >= smallest && number <= largest;
 }
-/* Reads a setting of kind NUMBER. A value that is no number or outside of `range` is replaced by the default, with a
-   warning. */
+/* Reads a setting of kind NUMBER into *field. Warns of a value that is not a number in `range`, and uses the default
+   (`value`). */
 static void read_NUMBER(int64_t *field, const char *variable, const char *value, const char *range)
 {
     const char *given = settings_read_variable(variable);

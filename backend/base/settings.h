@@ -89,11 +89,13 @@ struct settings {
 const struct settings *settings_get(void);
 /* Reads the settings again, for tests. */
 void settings_reload(void);
+/* A row of the table as texts: the environment variable, its default, its range and its help. */
 struct settings_row { const char *variable, *value, *range, *help; };
-/* Returns the number of rows of the table. */
+/* Sets *out to the rows of the table of settings, and returns their number. */
 int settings_table(const struct settings_row **out);
-/* Returns the value of the environment variable, or NULL. */
+/* Returns the value of an environment variable, or that of its former name, or NULL if neither is set. */
 const char *settings_read_variable(const char *variable);
-/* Returns the candidate nearest to `name` by edit distance, or NULL if all are too different. `next` returns NULL after
-   the last candidate. */
-const char *settings_find_nearest(const char *name, const char *(*next)(void *context, int index), void *context);
+/* Returns the candidate nearest to `name` by edit distance, or NULL if each needs more edits than half of the characters
+   of `name`. candidate_at(context, index) returns a candidate, or NULL after the last. */
+const char *settings_find_nearest(const char *name, const char *(*candidate_at)(void *context, int index),
+    void *context);

@@ -2,7 +2,7 @@
 #include "backend/base/sha256.h"
 #include <string.h>
 
-static const uint32_t constants[64] = { 0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1,
+static const uint32_t round_constants[64] = { 0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1,
     0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7,
     0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
     0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
@@ -30,7 +30,7 @@ static void sha256_fill_schedule(uint32_t w[64], const unsigned char *block)
         w[i] = w[i - 16] + s0 + w[i - 7] + s1;
     }
 }
-/* The eight working variables a to h of the standard are v[0] to v[7]. */
+/* Updates the state by a block of 64 bytes. The working variables a to h of the standard are v[0] to v[7]. */
 static void sha256_compress_block(uint32_t state[8], const unsigned char *block)
 {
     uint32_t w[64], v[8];
@@ -40,7 +40,7 @@ static void sha256_compress_block(uint32_t state[8], const unsigned char *block)
         uint32_t s1 = rotate_right(v[4], 6) ^ rotate_right(v[4], 11) ^ rotate_right(v[4], 25);
         uint32_t s0 = rotate_right(v[0], 2) ^ rotate_right(v[0], 13) ^ rotate_right(v[0], 22);
         uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]), majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-        uint32_t first = v[7] + s1 + choice + constants[i] + w[i];
+        uint32_t first = v[7] + s1 + choice + round_constants[i] + w[i];
         memmove(v + 1, v, 7 * sizeof *v);
         v[4] += first;
         v[0] = first + s0 + majority;
@@ -65,7 +65,7 @@ void sha256_add(struct sha256 *hash, const void *text, size_t bytes)
         if (n == room) sha256_compress_block(hash->state, hash->block);
     }
 }
-/* Appends the padding: a one bit, zeros, and the number of bits as 64 bits. */
+/* The padding is a one bit, zeros, and the number of bits as 64 bits. */
 void sha256_finish(struct sha256 *hash, unsigned char out[SHA256_BYTES])
 {
     static const unsigned char padding[SHA256_BLOCK_BYTES] = { 0x80 };
@@ -80,13 +80,13 @@ void sha256_finish(struct sha256 *hash, unsigned char out[SHA256_BYTES])
     explicit_bzero(hash, sizeof *hash);
 }
 
-/* Hashes the padded key and a text: one of the two hashes of HMAC (RFC 2104). */
-static void hmac_hash_padded(const unsigned char block[SHA256_BLOCK_BYTES], unsigned char pad, const void *text,
+/* Hashes a key block, each byte XORed with `pad`, and then a text: one of the two hashes of HMAC (RFC 2104). */
+static void hmac_hash_padded(const unsigned char key[SHA256_BLOCK_BYTES], unsigned char pad, const void *text,
     size_t bytes, unsigned char out[SHA256_BYTES])
 {
     unsigned char padded[SHA256_BLOCK_BYTES];
     struct sha256 hash;
-    for (int i = 0; i < SHA256_BLOCK_BYTES; i++) padded[i] = block[i] ^ pad;
+    for (int i = 0; i < SHA256_BLOCK_BYTES; i++) padded[i] = key[i] ^ pad;
     sha256_init(&hash);
     sha256_add(&hash, padded, sizeof padded);
     sha256_add(&hash, text, bytes);

@@ -4,15 +4,16 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The text of this thread's last error, and whether that error is a refusal. */
 static _Thread_local char detail[STATUS_DETAIL_BYTES];
-static _Thread_local bool refused;
+static _Thread_local bool is_refusal;
 
-/* Stores the detail of a failure for this thread, and logs it. */
-__attribute__((format(printf, 3, 0))) static tutti_status status_keep_text(tutti_status status, bool is_refusal,
+/* Formats the text of this thread's last error, logs it, and returns `status`. */
+__attribute__((format(printf, 3, 0))) static tutti_status status_keep_text(tutti_status status, bool refuses,
     const char *format, va_list arguments)
 {
     vsnprintf(detail, sizeof detail, format, arguments);
-    refused = is_refusal;
+    is_refusal = refuses;
     LOG(INFO, "%s: %s", status_message(status), detail);
     return status;
 }
@@ -34,13 +35,13 @@ tutti_status status_refuse(tutti_status status, const char *format, ...)
 }
 tutti_status status_mark_refusal(tutti_status status)
 {
-    if (status < 0) refused = true;
+    if (status < 0) is_refusal = true;
     return status;
 }
 tutti_status status_repeat(tutti_status status, const char *text)
 {
     snprintf(detail, sizeof detail, "%s", text);
-    refused = false;
+    is_refusal = false;
     return status;
 }
 tutti_status status_repeat_refusal(tutti_status status, const char *text)
@@ -48,7 +49,7 @@ tutti_status status_repeat_refusal(tutti_status status, const char *text)
     status_repeat(status, text);
     return status_mark_refusal(status);
 }
-bool status_is_refusal(void) { return refused; }
+bool status_is_refusal(void) { return is_refusal; }
 const char *status_detail(void) { return detail; }
 
 const char *status_message(tutti_status status)
