@@ -7,7 +7,8 @@
 /* Allocates `count` zeroed elements of `bytes` bytes each, at least 1 byte. Returns NULL if memory is short. The caller
    frees it with free. */
 void *memory_alloc_zeroed(size_t count, size_t bytes);
-/* Allocates a zeroed block at a multiple of 64 bytes. Returns NULL if memory is short. The caller frees it with free. */
+/* Allocates a zeroed block at a multiple of 64 bytes. Returns NULL if memory is short. The caller frees it with
+   free. */
 void *memory_alloc_aligned(size_t bytes);
 /* Makes room for one more element of `bytes` bytes in an array that has `count` of them. Doubles *capacity, which
    begins as 0 with array NULL, if it is used up. Returns the array, which may have moved. If memory is short, returns

@@ -95,7 +95,7 @@ struct settings_row { const char *variable, *value, *range, *help; };
 int settings_table(const struct settings_row **out);
 /* Returns the value of an environment variable, or that of its former name, or NULL if neither is set. */
 const char *settings_read_variable(const char *variable);
-/* Returns the candidate nearest to `name` by edit distance, or NULL if each needs more edits than half of the characters
-   of `name`. candidate_at(context, index) returns a candidate, or NULL after the last. */
+/* Returns the candidate nearest to `name` by edit distance, or NULL if each needs more edits than half of the
+   characters of `name`. candidate_at(context, index) returns a candidate, or NULL after the last. */
 const char *settings_find_nearest(const char *name, const char *(*candidate_at)(void *context, int index),
     void *context);

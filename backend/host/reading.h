@@ -12,19 +12,20 @@ struct read_source {
     uint64_t nonce_at;
     unsigned char nonce[NONCE_BYTES];
 };
-/* Copies bytes of a process; returns 0 or -errno. -EPERM means that the kernel forbids it, -ESRCH that the process is
-   gone, invisible, or another one has its id, and -EFAULT that the address is unreadable. After an error `to` may be
-   written in part. */
-int reading_copy(const struct read_source *from, void *to, uint64_t at, size_t bytes);
-/* Tests whether the process can be read at all; returns 0 or -errno as above. */
+/* Copies `bytes` bytes from an address in the memory of another process to `to`. Returns 0 or -errno. -EPERM means that
+   the kernel forbids it, -ESRCH that the process is gone, invisible, or another one has its id, and -EFAULT that the
+   address is unreadable. After an error `to` may be written in part. */
+int reading_copy(const struct read_source *from, void *to, uint64_t address, size_t bytes);
+/* Tests whether the process can be read at all, by its nonce. Returns 0 or -errno, as reading_copy. */
 int reading_test_source(const struct read_source *from);
-/* Tests whether the kind of this memory lets other processes read it (that of a device does not). The function checks
-   the first and the last byte. */
-bool reading_is_possible(const void *at, size_t bytes);
-/* Returns the meaning of a -errno of the functions above. */
+/* Returns true if process_vm_readv can read this memory of this process; it cannot read the memory of a device. The
+   function checks only the first and the last byte. */
+bool reading_is_possible(const void *address, size_t bytes);
+/* Returns the meaning of a -errno of reading_copy in words. */
 const char *reading_reason(int error);
 /* Describes for this process alone whether single copy works: "yes: …" or "no: …". */
 const char *reading_describe(void);
-/* Returns the status of an operation of `rank` that could not read a tensor of rank `owner`. IN_PROGRESS means that the
-   owner may be gone, which its other connections will report. Otherwise it fails with SYSTEM and the reason. */
+/* Returns the status of an operation of `rank` that could not read a tensor of rank `owner` because of `error`, a
+   -errno of reading_copy. IN_PROGRESS means that the owner may be gone, which its other connections will report.
+   Otherwise it fails with SYSTEM and the reason. */
 tutti_status reading_failure_status(const struct read_source *from, int error, int rank, int owner);

@@ -33,27 +33,30 @@ static_assert(sizeof(struct line) == 128, "a line is two cache lines");
 static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow each other without gaps");
 
 /* ---- layout ---- */
-/* The offsets of the parts, and the size of the file. */
+/* The offsets of the parts in the file, and the bytes of the file. */
 struct offsets { size_t controls, lines, declarations, join_infos, counts, accounts, slots, pairs, bytes; };
 
-/* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
-static bool region_place_at_end(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
+/* Places a region of count * bytes bytes behind those before it, which end at *end: sets *at to the next multiple of
+   `alignment`, and *end to the end of the region. Returns false if a sum overflows. */
+static bool region_place_at_end(size_t *end, size_t count, size_t bytes, size_t alignment, size_t *at)
 {
     size_t start, length;
-    if (!size_add(*end, step - 1, &start) || !size_multiply(count, bytes, &length)) return false;
-    *at = start / step * step;
+    if (!size_add(*end, alignment - 1, &start) || !size_multiply(count, bytes, &length)) return false;
+    *at = start / alignment * alignment;
     return size_add(*at, length, end);
 }
+/* Sets *out to `bytes` rounded up to whole pages. Returns false if that overflows. */
 static bool size_round_to_pages(size_t bytes, size_t *out)
 {
     if (!size_add(bytes, page_bytes() - 1, out)) return false;
     *out = *out / page_bytes() * page_bytes();
     return true;
 }
-/* Fills in the sizes in *out, without the addresses. */
+/* Computes the offsets of all parts, and the sizes in *out, whose addresses stay NULL. Returns false if a size
+   overflows. */
 static bool segment_compute_offsets(struct segment *out, const struct segment_shape *shape, struct offsets *at)
 {
-    size_t page = page_bytes(), end = sizeof(struct segment_header), ranks = (size_t)shape->ranks, none = 0;
+    size_t page = page_bytes(), end = sizeof(struct segment_header), ranks = (size_t)shape->ranks, file_bytes = 0;
     size_t counts = ranks * (size_t)shape->columns;
     *out = (struct segment){ .ranks = shape->ranks, .columns = shape->columns };
     out->account_bytes = shape->account_bytes;
@@ -67,11 +70,11 @@ static bool segment_compute_offsets(struct segment *out, const struct segment_sh
         && region_place_at_end(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), page, &at->counts)
         && region_place_at_end(&end, ranks, out->slot_bytes, page, &at->slots)
         && region_place_at_end(&end, ranks * ranks, out->pair_bytes, page, &at->pairs)
-        && region_place_at_end(&end, 0, 0, page, &none);
-    at->bytes = out->bytes = none;
-    return fits && none <= INT64_MAX;
+        && region_place_at_end(&end, 0, 0, page, &file_bytes);
+    at->bytes = out->bytes = file_bytes;
+    return fits && file_bytes <= INT64_MAX;
 }
-/* Computes the offsets of all parts of a segment. */
+/* Computes the offsets and sizes of a segment (segment_compute_offsets), or fails with NO_MEMORY. */
 static tutti_status segment_plan(struct segment *out, const struct segment_shape *shape, struct offsets *offsets)
 {
     assert(shape->ranks > 0);
@@ -80,7 +83,7 @@ static tutti_status segment_plan(struct segment *out, const struct segment_shape
         "the shared memory of %d ranks with %zu bytes of slots each is larger than an address can say", shape->ranks,
         shape->slot_bytes);
 }
-/* Maps a segment and sets the pointers to its parts. */
+/* Maps the file of a segment and sets the pointers to its parts. */
 static tutti_status segment_map(struct segment *out, const struct offsets *offsets, int descriptor)
 {
     void *base = arena_map(descriptor, offsets->bytes);
@@ -105,22 +108,24 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
 }
 
 /* ---- populating pages ---- */
-/* Returns 0 or errno. */
+/* Makes the kernel allocate the pages of this memory now. Returns 0 or errno. */
 static int pages_populate(void *at, size_t bytes)
 {
     while (madvise(at, bytes, MADV_POPULATE_WRITE) != 0)
         if (errno != EINTR && errno != EAGAIN) return errno;
     return 0;
 }
+/* Returns true for an errno of madvise that means a shortage of memory. */
 static bool error_is_shortage(int error) { return error == EFAULT || error == ENOMEM || error == ENOSPC; }
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what)
 {
-    size_t page = page_bytes(), offset = (size_t)((unsigned char *)at - segment->base), first = offset / page * page;
+    size_t page = page_bytes(), offset = (size_t)((unsigned char *)at - segment->base),
+           first_page = offset / page * page;
     assert((unsigned char *)at >= segment->base && bytes <= segment->bytes && offset <= segment->bytes - bytes);
     if (!bytes || ((const struct segment_header *)(const void *)segment->base)->filled) return TUTTI_OK;
-    size_t length = size_round_up(offset + bytes - first, page);
+    size_t length = size_round_up(offset + bytes - first_page, page);
     int error;
-    do error = pages_populate(segment->base + first, length);
+    do error = pages_populate(segment->base + first_page, length);
     while (error_is_shortage(error) && arena_give_up_spare());
     if (!error) return TUTTI_OK;
     /* madvise returns EFAULT where an access would raise SIGBUS. */
@@ -132,6 +137,8 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
 }
 
 /* ---- create ---- */
+/* Allocates the first `bytes` bytes of a memfd, and gives the arena's spare block up if memory is short. Error texts
+   name their purpose by `what`. */
 static tutti_status segment_allocate_pages(int descriptor, size_t bytes, const char *what)
 {
     tutti_status status;
@@ -139,7 +146,8 @@ static tutti_status segment_allocate_pages(int descriptor, size_t bytes, const c
     while (status == TUTTI_NO_MEMORY && arena_give_up_spare());
     return status;
 }
-/* Makes the memfd of a segment and its header. Kernels before 5.14 need all memory at once. */
+/* Creates the memfd of a segment, maps it and writes its header. Kernels before 5.14 need all memory at once. On
+   failure fd is a descriptor that the caller closes, or -1. */
 static tutti_status segment_build_file(struct segment *out, const struct offsets *offsets,
     const unsigned char nonce[16], int *fd)
 {
@@ -155,7 +163,6 @@ static tutti_status segment_build_file(struct segment *out, const struct offsets
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;
 }
-/* Creates and maps a segment. The caller owns `fd`, which other processes need to map it. */
 tutti_status segment_create(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
     int *fd)
 {
@@ -175,6 +182,7 @@ tutti_status segment_create(struct segment *out, const struct segment_shape *sha
 }
 
 /* ---- attach ---- */
+/* Fails with SYSTEM unless the mapped file is the segment with that nonce. */
 static tutti_status segment_check_header(const struct segment *segment, const unsigned char nonce[16])
 {
     const struct segment_header *header = (const struct segment_header *)(const void *)segment->base;

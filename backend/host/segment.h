@@ -27,7 +27,8 @@ struct line {
     /* Each slot has the position that its tile has reached. */
     _Atomic uint64_t slots[MAX_SLOTS];
 };
-/* The times of this rank in a timed operation (tuning/tuner.h). `number` counts from 1; 0 means no operation. */
+/* The times at which this rank began and ended a timed operation (tuning/tuner.h). `number` is the number of the
+   operation, from 1; 0 means no operation. */
 struct stamp {
     _Atomic uint64_t number;
     _Atomic int64_t begun_ns, ended_ns;
@@ -38,7 +39,8 @@ struct declaration {
     uint32_t operation;
     uint32_t dtype, op;
     int32_t root;
-    /* `bits` are those of the factor, and other values that must be equal on all ranks. */
+    /* `count` is the call's count, `sequence` the number of the operation. `bits` are those of the factor, and other
+       values that must be equal on all ranks. */
     uint64_t count, sequence, bits;
     /* These settings must be equal on all ranks. */
     uint64_t tile_bytes, slots;
@@ -78,9 +80,9 @@ struct control {
 /* A rank that LISTENS_NOT polls, so a peer need not ring. For a rank that LISTENS a peer rings when it has work. The
    thread of a DEFERRED rank does other work, so a peer rings only after it has waited for the rank without result. */
 enum listening { LISTENS_NOT, LISTENS, DEFERRED };
-/* A rank that is about to sleep listens first and then polls once more. A peer first stores its data and then reads
-   `listening`. Both have a fence in between, so at least one of them sees the other. On x86 the exchange is such a
-   fence; elsewhere loads may pass it. */
+/* Sets this rank's `listening` to LISTENS, so that peers ring its bell. A rank that is about to sleep calls this and
+   then polls once more; a peer first stores its data and then reads `listening`. Both have a fence in between, so at
+   least one of them sees the other. On x86 the exchange is such a fence; elsewhere loads may pass it. */
 static inline void bell_listen(struct control *mine)
 {
     if (atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS) return;
@@ -102,6 +104,7 @@ struct failure {
        record is in that rank's account. */
     _Atomic uint32_t first[2];
 };
+/* Words of a set of cores, with 64 bits each, and room for the machine parameters. */
 enum { CORE_WORDS = 16, PARAMETERS_BYTES = 320 };
 /* The data of a rank that joins (join/calibration.c). */
 struct join_info {
@@ -115,26 +118,26 @@ struct join_info {
     _Alignas(128) _Atomic uint32_t ping;
     _Atomic uint32_t core;
 };
-/* Rank 0 writes this record when all ranks have joined. `ready` is 1 once the rest is valid. The parameters are those
-   of the machine and of its networks. */
+/* The first rank of the segment writes this record when all ranks have joined. `ready` is 1 once the rest is valid. The
+   parameters are those of the machine and of its networks, for cores at that `distance` (model/machine.h). */
 struct calibration_record {
     _Atomic uint32_t ready;
     int32_t distance;
     unsigned char parameters[PARAMETERS_BYTES];
 };
 enum { MOST_TUNERS = 64 };
-/* The state of the tuner (tuning/tuner.h). */
+/* The state of the tuners of the group, one word for each (tuning/tuner.h). */
 struct tuning {
     _Alignas(128) _Atomic uint64_t word[MOST_TUNERS];
     /* A bit is set for each collective for which a rank asks for an algorithm. */
     _Atomic uint32_t asked;
 };
-/* The segment has `ranks` of the `columns` ranks of a group. */
+/* The sizes from which every rank computes the layout. The segment has `ranks` of the `columns` ranks of a group. */
 struct segment_shape {
     int ranks, columns;
-    /* The bytes of slots of each rank, and of each ordered pair of ranks. */
+    /* The bytes of all slots of one rank, and of one ordered pair of ranks. */
     size_t slot_bytes, pair_bytes;
-    /* The bytes of each rank's account of a failure; 0 in a group on one host. */
+    /* The bytes of one rank's account of a failure; 0 in a group on one host. */
     size_t account_bytes;
 };
 /* The segment as this process maps it. Slots and pairs take whole pages. */
@@ -157,8 +160,9 @@ struct segment {
     unsigned char *pairs;                              /* [ranks][ranks][pair_bytes], owned by the transport      */
     size_t pair_bytes;
 };
-/* Creates the memfd, maps it and writes `nonce` (16 bytes) into it. A rank that maps it later checks the nonce, which
-   proves that the memory is shared. NO_MEMORY names the bytes, SYSTEM the refused call. The caller closes *fd. */
+/* Creates the memfd of a segment, maps it and writes `nonce` into it. A rank that maps it later checks the nonce, which
+   proves that the memory is shared. NO_MEMORY names the bytes, SYSTEM the refused call. The caller sends *fd to other
+   processes, which need it to map the segment, and closes it. */
 tutti_status segment_create(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
     int *fd);
 /* Maps a segment that a peer has created and closes fd. It fails with SYSTEM if size, seals or nonce are wrong. */
@@ -166,10 +170,11 @@ tutti_status segment_attach(struct segment *out, const struct segment_shape *sha
     int fd);
 /* Unmaps a segment; NULL and a zeroed segment are allowed. */
 void segment_detach(struct segment *segment);
-/* Allocates pages before they are accessed, so that a full machine gives an error instead of SIGBUS. The text of
-   NO_MEMORY names the bytes and their purpose. */
+/* Allocates the pages of `bytes` bytes at address `at` in the segment before they are accessed, so that a full machine
+   gives an error instead of SIGBUS. The text of NO_MEMORY names the bytes and their purpose, `what`. */
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what);
-/* The functions below take a rank's index on this host, which differs from its rank in the group. */
+/* The functions below return the part of one rank. They take its `index` on this host (its local rank), which differs
+   from its rank in the group. */
 static inline struct control *segment_control(const struct segment *segment, int index)
 {
     return &segment->controls[index];
@@ -178,6 +183,7 @@ static inline struct line *segment_line(const struct segment *segment, int index
 {
     return &segment->lines[index * TRACKS + track];
 }
+/* Returns the declaration of a rank for an operation with that number; later operations use the same memory. */
 static inline struct declaration *segment_declaration(const struct segment *segment, int index, uint64_t operation)
 {
     return &segment->declarations[(uint64_t)index * DECLARATIONS + operation % DECLARATIONS];
@@ -194,18 +200,21 @@ static inline unsigned char *segment_slots(const struct segment *segment, int in
 {
     return segment->slots + (size_t)index * segment->slot_bytes;
 }
-/* The arrays of counts are the lengths of INPUT and OUTPUT, and from COUNTS_OFFSETS on the offsets of both. */
+/* A rank has four arrays of counts: the lengths of INPUT and OUTPUT, and from COUNTS_OFFSETS on the offsets of both. */
 enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };
-/* Returns the bytes of the counts of one rank. */
+/* Returns the bytes of all arrays of counts of one rank. */
 static inline size_t segment_counts_bytes(const struct segment *segment)
 {
     return 2 * COUNTS_ARRAYS * (size_t)segment->columns * sizeof(uint64_t);
 }
+/* Returns one of a rank's arrays of counts, with an entry for each rank of the group. `parity` is 0 or 1: operations
+   alternate between two copies. */
 static inline uint64_t *segment_counts(const struct segment *segment, int index, int parity, int array)
 {
     return segment->counts
         + (((size_t)index * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)segment->columns;
 }
+/* Returns the region for messages from one rank to another, both by their index on this host. */
 static inline unsigned char *segment_pair(const struct segment *segment, int from, int to)
 {
     return segment->pairs + ((size_t)from * (size_t)segment->ranks + (size_t)to) * segment->pair_bytes;

@@ -13,7 +13,7 @@
 enum { LISTEN_QUEUE = 512, MOST_DESCRIPTORS = 4 };
 
 /* ---- names ---- */
-/* Makes the abstract socket name of a purpose and a nonce. Returns its length. */
+/* Makes the abstract socket name of a purpose and a nonce. Returns the length of the socket address. */
 static socklen_t socket_make_name(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
     /* A first byte of zero makes the name abstract. */
@@ -23,25 +23,26 @@ static socklen_t socket_make_name(struct sockaddr_un *out, const char *purpose, 
         used += (size_t)snprintf(out->sun_path + 1 + used, room - used, "%02x", nonce[i]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + used);
 }
+/* Closes the descriptor and returns -error. */
 static int descriptor_close_with_error(int descriptor, int error)
 {
     close(descriptor);
     return -error;
 }
-/* Gets the process and user at the other end; returns 0 or -errno. */
+/* Gets the process and the user at the other end. Returns 0 or -errno. */
 static int socket_get_peer(int descriptor, struct ucred *out)
 {
     socklen_t bytes = sizeof *out;
     return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, out, &bytes) ? -errno : 0;
 }
-/* Returns 0 if the other end has this process's user, otherwise -errno. */
+/* Returns 0 if the process at the other end has the same user as this one, otherwise -errno (-EPERM: another user). */
 static int socket_check_user(int descriptor)
 {
     struct ucred other;
     int error = socket_get_peer(descriptor, &other);
     return error ? error : other.uid == geteuid() ? 0 : -EPERM;
 }
-/* Returns the descriptor if the user is right; otherwise closes it and returns -errno. */
+/* Returns the descriptor if the other end has the same user; otherwise closes it and returns -errno. */
 static int socket_check_or_close(int descriptor)
 {
     int error = socket_check_user(descriptor);
@@ -49,6 +50,7 @@ static int socket_check_or_close(int descriptor)
 }
 
 /* ---- connections ---- */
+/* Opens a Unix socket of whole messages that does not block. Returns it, or -errno. */
 static int socket_open_unix(void)
 {
     int descriptor = descriptor_move_above_stderr(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -89,7 +91,7 @@ int64_t socket_peer_process(int socket)
 }
 
 /* ---- messages ---- */
-/* The header gives the buffer the alignment that the kernel requires. */
+/* A buffer for the descriptors of a message. The member `aligned` gives it the alignment that the kernel requires. */
 union control_room {
     char bytes[CMSG_SPACE(MOST_DESCRIPTORS * sizeof(int))];
     struct cmsghdr aligned;
@@ -113,17 +115,18 @@ int socket_send(int socket, const void *message, size_t bytes, int descriptor)
     while (sent < 0 && errno == EINTR);
     return sent < 0 ? -errno : 0;
 }
-/* Keeps the first descriptor and closes all others, because the kernel has already installed each of them. */
+/* Sets *out to the first descriptor of a received message, and closes all others, because the kernel has already
+   installed each of them. The caller sets *out to -1 before. */
 static void socket_take_descriptors(struct msghdr *header, int *out)
 {
     for (struct cmsghdr *control = CMSG_FIRSTHDR(header); control; control = CMSG_NXTHDR(header, control)) {
         if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
         size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
         for (size_t i = 0; i < count; i++) {
-            int one;
-            memcpy(&one, CMSG_DATA(control) + i * sizeof one, sizeof one);
-            if (*out < 0) *out = descriptor_move_above_stderr(one);
-            else close(one);
+            int received;
+            memcpy(&received, CMSG_DATA(control) + i * sizeof received, sizeof received);
+            if (*out < 0) *out = descriptor_move_above_stderr(received);
+            else close(received);
         }
     }
 }
@@ -132,7 +135,7 @@ int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
     union control_room room;
     struct iovec part = { message, bytes };
     struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof room };
-    int came = -1;
+    int received = -1;
     ssize_t got;
     if (descriptor) *descriptor = -1;
     /* ECONNRESET means that the other end closed with unread messages. The kernel returns it once, before the messages
@@ -140,9 +143,9 @@ int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
     do got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && (errno == EINTR || errno == ECONNRESET));
     if (got < 0) return -errno;
-    socket_take_descriptors(&header, &came);
-    bool whole = got > 0 && !(header.msg_flags & MSG_TRUNC);
-    if (came >= 0 && !(descriptor && whole)) { close(came); came = -1; }
-    if (descriptor) *descriptor = came;
-    return whole || got == 0 ? (int)got : -EMSGSIZE;
+    socket_take_descriptors(&header, &received);
+    bool is_whole = got > 0 && !(header.msg_flags & MSG_TRUNC);
+    if (received >= 0 && !(descriptor && is_whole)) { close(received); received = -1; }
+    if (descriptor) *descriptor = received;
+    return is_whole || got == 0 ? (int)got : -EMSGSIZE;
 }

@@ -8,9 +8,10 @@
 
 /* The spin budget: the number of pauses and of yields before a thread sleeps. */
 struct backoff { int pauses, yields; };
-/* Returns the budget of a thread that only drives communicators, or of one that shares its core with computation. */
-struct backoff backoff_for_thread(bool driver);
-/* Returns this budget, unless the settings override it. */
+/* Returns the budget of a thread that only drives communicators, or of one that shares its core with computation. The
+   settings override both numbers. */
+struct backoff backoff_for_thread(bool only_drives);
+/* Returns a budget of these numbers, unless the settings override them. */
 struct backoff backoff_of_budget(int pauses, int yields);
 
 enum { WAIT_WORDS = 16 };
@@ -23,6 +24,7 @@ struct wait_set {
     bool soon;
     /* The thread waits for no operation, so its sleep does not count as waiting. */
     bool idle;
+    /* A word with the value that the thread has seen, and the count of its sleepers. `shared`: between processes. */
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
 /* Empties the set; the items need no clearing. */
@@ -31,9 +33,10 @@ static inline void wait_set_clear(struct wait_set *set)
     set->count = 0;
     set->core_is_wanted = set->soon = set->idle = false;
 }
-/* Adds a word with the value that the thread has seen. `waiters` counts the sleepers for word_wake; `shared` means that
-   processes share the word. A full set ignores the word, and sleeps on the set then take at most 1 ms. */
-void wait_set_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
+/* Adds a word with the value that the thread has seen. `waiters` counts the sleepers for word_wake; `is_shared` means
+   that processes share the word. A full set ignores the word, and sleeps on the set then take at most 1 ms. */
+void wait_set_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters,
+    bool is_shared);
 /* Returns 1 + the core that this thread runs on, or 0 if it is unknown. */
 uint32_t wait_core(void);
 /* Returns true if the thread should sleep after the n-th unsuccessful poll (0, 1, …). */
@@ -46,9 +49,11 @@ static inline bool backoff_is_over(const struct backoff *backoff, int64_t n)
 bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted);
 /* Does backoff_step, or sleeps until a word changes, for at most `most_ms`. Returns true if the thread slept. */
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms);
+/* Sleeps until a word of the set changes, for at most `most_ms`; at most 1 ms if `soon` is set. Sleeps the whole time
+   if the set is empty. */
 void wait_set_sleep(const struct wait_set *set, int most_ms);
-/* Wakes all sleepers of a word. */
-void word_wake(_Atomic uint32_t *word, bool shared);
+/* Wakes all sleepers of a word. `is_shared`: they may be in other processes. */
+void word_wake(_Atomic uint32_t *word, bool is_shared);
 
 /* Counters of waiting in this process, over all its threads. Only system calls are counted, so a wait that ends before
    costs nothing. YIELDS counts yields between two polls. SLEEPS counts sleeps on words, including those that found a
@@ -70,15 +75,17 @@ enum waiting_counter {
 #undef X
         WAITING_COUNTERS
 };
-/* Returns the name of a counter, or NULL after the last. */
-const char *waiting_counter_name(int which);
-uint64_t waiting_counter_value(int which);
+/* Returns the name of a counter, or NULL if `counter` is not an enum waiting_counter. */
+const char *waiting_counter_name(int counter);
+/* Returns the value of a counter, or 0 if `counter` is not an enum waiting_counter. */
+uint64_t waiting_counter_value(int counter);
 
-/* Increments a bell, whose value has no meaning but its change, and wakes its sleepers. */
-static inline void word_ring_bell(_Atomic uint32_t *word, _Atomic uint32_t *waiters, bool shared)
+/* Increments a word that serves as a bell, and wakes the sleepers that `waiters` counts. The value of a bell has no
+   meaning except that it changes. */
+static inline void word_ring_bell(_Atomic uint32_t *word, _Atomic uint32_t *waiters, bool is_shared)
 {
     atomic_fetch_add(word, 1);
-    if (atomic_load(waiters)) word_wake(word, shared);
+    if (atomic_load(waiters)) word_wake(word, is_shared);
 }
 /* A publisher stores counters for the sleepers of one word of waiters, one thread at a time. If no thread has slept for
    a while, it stores them *unfenced*, without a fence before it reads `waiters`. A fence takes as long as the transfer
@@ -86,9 +93,11 @@ static inline void word_ring_bell(_Atomic uint32_t *word, _Atomic uint32_t *wait
    of waiters announces this. A thread that goes to sleep then makes the kernel put a fence into all threads, and clears
    the bit afterwards. */
 enum { WAITERS_UNFENCED = 1 << 30 };
-/* `may_be_unfenced` is set if every process that may sleep accepts fences from others. `quiet` counts stores without a
-   sleeper. */
+/* `may_be_unfenced` is set if every process that may sleep accepts fences from others. `quiet` counts stores in a row
+   without a sleeper. */
 struct publisher { bool may_be_unfenced; int quiet; };
+/* Counts a store without a sleeper. After 64 in a row sets WAITERS_UNFENCED, unless a thread sleeps, so that further
+   stores are unfenced. */
 void publisher_go_unfenced(struct publisher *p, _Atomic uint32_t *waiters);
 /* Stores a counter with release order and wakes its sleepers. The exchange ensures that a thread which is about to
    sleep is noticed. If the bit was cleared while the counter was stored without a fence, the counter is stored again by
