@@ -17,7 +17,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Limits of the number of blocks, and the least bytes of a new one; the most bytes of the spare block. */
 enum { MOST_BLOCKS = 512, MANY_BLOCKS = 256, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
+/* An allocation of LARGE_BYTES or more takes whole pages. */
 enum { LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };
 /* The header is the first page of a block. */
 struct arena_header {
@@ -46,6 +48,7 @@ static uint64_t last_number;
 /* A forked child has the blocks of its parent here. */
 static struct block *inherited;
 static int inherited_count;
+/* A copy of `blocks` that threads read without a lock. */
 static struct {
     /* The version is odd while the table is being changed. */
     _Atomic uint32_t version;
@@ -54,7 +57,8 @@ static struct {
 } table;
 
 /* ---- the table ---- */
-/* Release and acquire on each row order the rows between the two versions, without fences. */
+/* Copies the list of blocks into the table; the caller holds `lock`. Release and acquire on each row order the rows
+   between the two versions, without fences. */
 static void block_table_publish(void)
 {
     uint32_t version = atomic_load_explicit(&table.version, memory_order_relaxed);
@@ -67,14 +71,16 @@ static void block_table_publish(void)
     }
     atomic_store_explicit(&table.version, version + 2, memory_order_release);
 }
+/* Returns row i of the table as a block without its descriptor. */
 static struct block block_table_row(int i)
 {
     return (struct block){ .base = (unsigned char *)atomic_load_explicit(&table.row[i].base, memory_order_acquire),
         .bytes = atomic_load_explicit(&table.row[i].bytes, memory_order_acquire),
         .number = atomic_load_explicit(&table.row[i].number, memory_order_acquire) };
 }
-/* If rows change meanwhile, the result may be wrong, but the index stays within bounds; the caller then searches
-   again. */
+/* Returns the last row whose base is not above the address, or the first row if every base is; a block with number 0 if
+   the table is empty. If rows change meanwhile, the result may be wrong, but the index stays within bounds; the caller
+   then searches again. */
 static struct block block_table_find_address(uintptr_t at)
 {
     int low = 0, high = atomic_load_explicit(&table.count, memory_order_acquire);
@@ -85,14 +91,15 @@ static struct block block_table_find_address(uintptr_t at)
     }
     return high ? block_table_row(low) : (struct block){ 0 };
 }
+/* Returns the row of that block, or a block with number 0. */
 static struct block block_table_find_number(uint64_t number)
 {
     int count = atomic_load_explicit(&table.count, memory_order_acquire), i = 0;
     while (i < count && atomic_load_explicit(&table.row[i].number, memory_order_acquire) != number) i++;
     return i < count ? block_table_row(i) : (struct block){ 0 };
 }
-/* Reads a block from the table without a lock, by number or address (if the number is 0). Retries while it is being
-   changed. */
+/* Reads a block from the table without a lock: the one with that number, or for number 0 the one that may contain the
+   address. Retries while the table is being changed. Returns false if there is no such block. */
 static bool block_table_read(uintptr_t at, uint64_t number, struct block *out)
 {
     for (;;) {
@@ -119,10 +126,10 @@ void *arena_location_address(struct location location, uint64_t bytes)
         && bytes <= b.bytes - location.offset;
     return inside ? b.base + location.offset : NULL;
 }
-struct arena_block arena_block(uint64_t block)
+struct arena_block arena_block(uint64_t number)
 {
     struct block b;
-    bool found = block && block_table_read(0, block, &b);
+    bool found = number && block_table_read(0, number, &b);
     return found ? (struct arena_block){ b.base, b.bytes } : (struct arena_block){ NULL, 0 };
 }
 struct arena_extent arena_extent(void)
@@ -136,9 +143,11 @@ struct arena_extent arena_extent(void)
 
 /* ---- blocks ---- */
 static struct arena_header *block_header_of(void *base) { return base; }
+/* These return the part of a block that the heap gives out: all pages but the first, which has the header. */
 static unsigned char *block_region_of(const struct block *b) { return b->base + page_bytes(); }
 static size_t block_region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
-/* Frees the memory of a block at once, even if other processes still map it. */
+/* Marks a block as retired, frees its memory at once, even if other processes still map it, and closes its descriptor.
+   A part that the block does not have (base NULL, descriptor -1) is skipped. */
 static void block_free_memory(struct block *b)
 {
     if (b->base) {
@@ -164,7 +173,7 @@ static tutti_status block_allocate_memory(struct block *b)
     block_header_of(base)->block = b->number;
     return TUTTI_OK;
 }
-/* Makes a block of `bytes` bytes, not yet in the arena. */
+/* Makes a block of `bytes` bytes with a new number, not yet in the arena. The caller holds `growth`. */
 static tutti_status arena_make_block(size_t bytes, struct block *out)
 {
     struct block made = { .number = ++last_number, .bytes = bytes, .descriptor = -1 };
@@ -173,29 +182,31 @@ static tutti_status arena_make_block(size_t bytes, struct block *out)
     else block_free_memory(&made);
     return status;
 }
-/* Needs a free row of the table. False: the heap has no memory for its data about the block. */
+/* Adds a block to the heap, the list and the table, which must have a free row. Returns false, without adding it, if
+   memory for the heap's bookkeeping is short. The caller holds `lock`. */
 static bool arena_insert_block(const struct block *b)
 {
     int at = block_count;
-    if (!heap_add(&heap, block_region_of(b), block_region_bytes(b))) return false;
+    if (!heap_add_region(&heap, block_region_of(b), block_region_bytes(b))) return false;
     for (; at > 0 && blocks[at - 1].base > b->base; at--) blocks[at] = blocks[at - 1];
     blocks[at] = *b;
     block_count++;
     block_table_publish();
     return true;
 }
+/* Returns the index in `blocks` of the block with that region of the heap, which must exist. */
 static int arena_block_index(const void *region)
 {
     int at = 0;
     while (block_region_of(&blocks[at]) != region) at++;
     return at;
 }
-/* Removes block `at` from the arena; the caller frees it. */
-static struct block arena_remove_block(int at)
+/* Removes the block with that index, which is wholly free, from the arena; the caller frees it. */
+static struct block arena_remove_block(int index)
 {
-    struct block removed = blocks[at];
-    heap_remove(&heap, block_region_of(&removed));
-    for (block_count--; at < block_count; at++) blocks[at] = blocks[at + 1];
+    struct block removed = blocks[index];
+    heap_remove_region(&heap, block_region_of(&removed));
+    for (block_count--; index < block_count; index++) blocks[index] = blocks[index + 1];
     block_table_publish();
     return removed;
 }
@@ -204,12 +215,12 @@ bool arena_give_up_spare(void)
 {
     struct block old = { .descriptor = -1 };
     pthread_mutex_lock(&lock);
-    bool found = spare.number != 0;
-    if (found) old = arena_remove_block(arena_block_index(block_region_of(&spare)));
+    bool has_spare = spare.number != 0;
+    if (has_spare) old = arena_remove_block(arena_block_index(block_region_of(&spare)));
     spare = (struct block){ 0 };
     pthread_mutex_unlock(&lock);
     block_free_memory(&old);
-    return found;
+    return has_spare;
 }
 void *arena_map(int descriptor, size_t bytes)
 {
@@ -220,16 +231,17 @@ void *arena_map(int descriptor, size_t bytes)
 }
 
 /* ---- allocating ---- */
-/* Takes memory from the blocks that exist. NULL: all are full. */
-static void *arena_take_part(size_t bytes, size_t alignment)
+/* Allocates memory in the blocks that exist, or returns NULL if none has room. The spare block stops being spare if the
+   memory is in it. */
+static void *arena_allocate_part(size_t bytes, size_t alignment)
 {
     pthread_mutex_lock(&lock);
-    unsigned char *at = heap_take(&heap, bytes, alignment);
+    unsigned char *at = heap_allocate(&heap, bytes, alignment);
     if (at && spare.bytes && at >= spare.base && at < spare.base + spare.bytes) spare = (struct block){ 0 };
     pthread_mutex_unlock(&lock);
     return at;
 }
-/* Makes a new block and adds it to the arena. */
+/* Makes a new block of `bytes` bytes and adds it to the arena. */
 static tutti_status arena_add_block(size_t bytes)
 {
     struct block b;
@@ -243,27 +255,27 @@ static tutti_status arena_add_block(size_t bytes)
     return status_fail(TUTTI_NO_MEMORY,
         "no memory for shared tensors: %zu bytes would need more blocks than the limit of %d", bytes, MOST_BLOCKS);
 }
-/* A new block is a quarter of the arena, which keeps the number of blocks small. While it is small, a block is at
-   most as large as the spare one may be. Otherwise a small tensor that is freed and allocated repeatedly could make a
-   large block each time. */
-static size_t arena_wanted_block_bytes(void)
+/* Returns the preferred bytes of the next block: a quarter of the arena, which keeps the number of blocks small. While
+   that number is small, a block is at most as large as the spare one may be. Otherwise a small tensor that is freed and
+   allocated repeatedly could make a large block each time. */
+static size_t arena_preferred_block_bytes(void)
 {
     struct arena_extent extent = arena_extent();
     size_t most = extent.blocks < MANY_BLOCKS ? SPARE_BYTES : SIZE_MAX, quarter = extent.bytes / 4;
-    size_t wanted = quarter < BLOCK_BYTES ? BLOCK_BYTES : quarter < most ? quarter : most;
-    return size_round_up(wanted, page_bytes());
+    size_t preferred = quarter < BLOCK_BYTES ? BLOCK_BYTES : quarter < most ? quarter : most;
+    return size_round_up(preferred, page_bytes());
 }
-/* Adds a block of the wanted size, or of the needed size if memory is short. Before it fails, it gives the spare
-   block up and tries again. */
+/* Adds a block with room for `bytes` bytes: of the preferred size, or of the needed size if memory is short. Before it
+   fails, it gives the spare block up and tries again. */
 static tutti_status arena_grow(size_t bytes)
 {
-    size_t least, wanted = arena_wanted_block_bytes();
-    if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
+    size_t needed, preferred = arena_preferred_block_bytes();
+    if (!size_add(bytes, 2 * page_bytes() - 1, &needed) || needed > PTRDIFF_MAX)
         return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes exceed the address space", bytes);
-    least = least / page_bytes() * page_bytes();
-    tutti_status status = wanted > least ? arena_add_block(wanted) : TUTTI_NO_MEMORY;
-    if (status != TUTTI_OK) status = arena_add_block(least);
-    while (status != TUTTI_OK && arena_give_up_spare()) status = arena_add_block(least);
+    needed = needed / page_bytes() * page_bytes();
+    tutti_status status = preferred > needed ? arena_add_block(preferred) : TUTTI_NO_MEMORY;
+    if (status != TUTTI_OK) status = arena_add_block(needed);
+    while (status != TUTTI_OK && arena_give_up_spare()) status = arena_add_block(needed);
     return status;
 }
 tutti_status arena_allocate(size_t bytes, void **out)
@@ -275,11 +287,11 @@ tutti_status arena_allocate(size_t bytes, void **out)
         if (!size_add(bytes, alignment - 1, &whole)) whole = bytes;
         else whole = whole / alignment * alignment;
     }
-    void *at = arena_take_part(whole, alignment);
+    void *at = arena_allocate_part(whole, alignment);
     tutti_status status = TUTTI_OK;
     if (!at) {
         pthread_mutex_lock(&growth);
-        while (!(at = arena_take_part(whole, alignment)) && status == TUTTI_OK) status = arena_grow(whole);
+        while (!(at = arena_allocate_part(whole, alignment)) && status == TUTTI_OK) status = arena_grow(whole);
         pthread_mutex_unlock(&growth);
     }
     if (at) *out = at;
@@ -287,6 +299,7 @@ tutti_status arena_allocate(size_t bytes, void **out)
 }
 
 /* ---- giving back ---- */
+/* Returns true if the address is in a block that this child process inherited from its parent. */
 static bool arena_is_inherited(const void *at)
 {
     const unsigned char *address = at;
@@ -294,20 +307,22 @@ static bool arena_is_inherited(const void *at)
         if (address >= inherited[i].base && address < inherited[i].base + inherited[i].bytes) return true;
     return false;
 }
-/* One wholly free block is kept, the largest, because making it again takes longest. A block of more than 64 MiB is
-   never kept: glibc's malloc has the same limit, and a larger one would look like a leak. */
+/* Decides about the block of `region`, which has become wholly free: keeps it as the spare block, or removes it.
+   Returns the block that the caller frees, which may be the former spare one, or a block without memory. The largest
+   free block is kept, because making it again takes longest. A block of more than 64 MiB is never kept: glibc's malloc
+   has the same limit, and a larger one would look like a leak. */
 static struct block arena_retire_block(const void *region)
 {
-    int freed = arena_block_index(region);
-    if (block_region_bytes(&blocks[freed]) > SPARE_BYTES) return arena_remove_block(freed);
+    int index = arena_block_index(region);
+    if (block_region_bytes(&blocks[index]) > SPARE_BYTES) return arena_remove_block(index);
     if (!spare.number) {
-        spare = blocks[freed];
+        spare = blocks[index];
         return (struct block){ .descriptor = -1 };
     }
-    if (blocks[freed].bytes <= spare.bytes) return arena_remove_block(freed);
-    int other = arena_block_index(block_region_of(&spare));
-    spare = blocks[freed];
-    return arena_remove_block(other);
+    if (blocks[index].bytes <= spare.bytes) return arena_remove_block(index);
+    int spare_index = arena_block_index(block_region_of(&spare));
+    spare = blocks[index];
+    return arena_remove_block(spare_index);
 }
 tutti_status arena_free(void *at)
 {
@@ -315,11 +330,11 @@ tutti_status arena_free(void *at)
     struct block old = { .descriptor = -1 };
     if (!at) return TUTTI_OK;
     pthread_mutex_lock(&lock);
-    bool known = heap_give(&heap, at, &region), foreign = !known && arena_is_inherited(at);
-    if (known && region) old = arena_retire_block(region);
+    bool is_ours = heap_free(&heap, at, &region), is_inherited = !is_ours && arena_is_inherited(at);
+    if (is_ours && region) old = arena_retire_block(region);
     pthread_mutex_unlock(&lock);
     block_free_memory(&old);
-    if (known || foreign) return TUTTI_OK;
+    if (is_ours || is_inherited) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "tutti_mem_free of %p: tutti_mem_alloc did not return it, or it was freed before", at);
 }
@@ -335,7 +350,7 @@ static void arena_unlock_in_parent(void)
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&growth);
 }
-/* In a forked child: replaces the shared mapping by a private copy. */
+/* In a forked child: replaces the shared mapping of a block by a private one, and closes its descriptor. */
 static void block_remap_privately(struct block *b)
 {
     void *same = mmap(b->base, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, b->descriptor, 0);
@@ -344,8 +359,8 @@ static void block_remap_privately(struct block *b)
     close(b->descriptor);
     b->descriptor = -1;
 }
-/* The child keeps the list of its parent's blocks, so that it can ignore the freeing of inherited tensors. If memory
-   for the list is short, freeing them is a harmless error. */
+/* In a forked child: empties the arena. The child keeps the list of its parent's blocks, so that it can ignore the
+   freeing of inherited tensors. If memory for the list is short, freeing them is a harmless error. */
 static void arena_adopt_in_child(void)
 {
     if (!block_count) { arena_unlock_in_parent(); return; }
@@ -372,12 +387,12 @@ static void arena_register_fork(void)
 void arena_prepare(void) { pthread_once(&once, arena_register_fork); }
 
 /* ---- for peers ---- */
-int arena_copy_descriptor(uint64_t block, size_t *bytes)
+int arena_copy_descriptor(uint64_t number, size_t *bytes)
 {
     int copy = -1;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < block_count; i++) {
-        if (blocks[i].number != block) continue;
+        if (blocks[i].number != number) continue;
         *bytes = blocks[i].bytes;
         copy = fcntl(blocks[i].descriptor, F_DUPFD_CLOEXEC, 0);
         if (copy < 0) copy = -errno;
@@ -385,8 +400,8 @@ int arena_copy_descriptor(uint64_t block, size_t *bytes)
     pthread_mutex_unlock(&lock);
     return copy;
 }
-/* Maps a block of another process, whose descriptor was received, after checks of its size and number. */
-static tutti_status peer_block_map(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
+/* Maps a block of another process, whose descriptor was received, and checks its size, its seals and its number. */
+static tutti_status peer_block_map(int descriptor, uint64_t number, size_t bytes, const char *whose, void **out)
 {
     TRY(memfd_check(descriptor, bytes, whose));
     void *base = bytes < page_bytes() ? MAP_FAILED : arena_map(descriptor, bytes);
@@ -395,7 +410,7 @@ static tutti_status peer_block_map(int descriptor, uint64_t block, size_t bytes,
             "cannot map %zu bytes of %s shared tensors: %s (limit on address space? see ulimit -v)", bytes, whose,
             strerror(errno));
     const struct arena_header *header = block_header_of(base);
-    if (memcmp(header->magic, magic, sizeof magic) != 0 || header->block != block) {
+    if (memcmp(header->magic, magic, sizeof magic) != 0 || header->block != number) {
         munmap(base, bytes);
         return status_fail(TUTTI_SYSTEM, "the received block of %s shared tensors is not the requested one", whose);
     }
@@ -403,9 +418,9 @@ static tutti_status peer_block_map(int descriptor, uint64_t block, size_t bytes,
     *out = base;
     return TUTTI_OK;
 }
-tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
+tutti_status arena_attach(int descriptor, uint64_t number, size_t bytes, const char *whose, void **out)
 {
-    tutti_status status = peer_block_map(descriptor, block, bytes, whose, out);
+    tutti_status status = peer_block_map(descriptor, number, bytes, whose, out);
     close(descriptor);
     return status;
 }

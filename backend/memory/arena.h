@@ -21,28 +21,31 @@ tutti_status arena_free(void *at);
 bool arena_find(const void *at, size_t bytes, struct location *out);
 /* Returns the address of a location, or NULL if the block does not exist or has fewer than `bytes` bytes from there. */
 void *arena_location_address(struct location location, uint64_t bytes);
-/* Returns the whole block; the base is NULL if the block does not exist. */
+/* The mapping of one block: its base, and its bytes with the header. */
 struct arena_block { void *base; size_t bytes; };
-struct arena_block arena_block(uint64_t block);
-/* Returns the number and the bytes of all blocks, used or free. */
+/* Returns the block with that number; the base is NULL if the block does not exist. */
+struct arena_block arena_block(uint64_t number);
 struct arena_extent { int blocks; size_t bytes; };
+/* Returns the number and the bytes of all blocks, used or free. */
 struct arena_extent arena_extent(void);
-/* Gives back the spare block; returns false if the arena has none. The spare is a wholly free block of at most 64 MiB,
+/* Frees the spare block; returns false if the arena has none. The spare is a wholly free block of at most 64 MiB,
    kept for a program that frees and allocates the same tensor repeatedly. A caller whose allocation failed tries again
    after true. */
 bool arena_give_up_spare(void);
-/* Maps memory that other processes also map. It gives the spare block up before it returns MAP_FAILED. */
+/* Maps a file of `bytes` bytes that other processes also map. Frees the spare block before it returns MAP_FAILED. */
 void *arena_map(int descriptor, size_t bytes);
 /* Registers the arena's fork handlers once. A module that calls the arena with its own lock held calls this before it
    registers its own handlers. Then fork takes that module's lock first as well. */
 void arena_prepare(void);
 
 /* ---- for peers ---- */
-/* Returns a new descriptor of a block, which the caller closes, and the bytes of the block. It returns -1 if the block
-   does not exist, otherwise -errno. */
-int arena_copy_descriptor(uint64_t block, size_t *bytes);
-/* Maps a peer's block and closes the descriptor. Error texts name the owner by `whose`, as in "process 7's". */
-tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out);
+/* Returns a new descriptor of a block, which the caller closes, and sets *bytes to the bytes of the block. Returns -1
+   if the block does not exist, or -errno if the descriptor cannot be copied. */
+int arena_copy_descriptor(uint64_t number, size_t *bytes);
+/* Maps a peer's block, which has that number and `bytes` bytes, and closes the descriptor in any case. *out is the
+   address. Error texts name the owner by `whose`, as in "process 7's". */
+tutti_status arena_attach(int descriptor, uint64_t number, size_t bytes, const char *whose, void **out);
 /* Returns true if the owner of the block has given it back. */
 bool arena_block_is_retired(const void *attached);
+/* Unmaps a peer's block. */
 void arena_detach(void *attached, size_t bytes);

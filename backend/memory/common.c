@@ -12,21 +12,23 @@
 
 struct shared_mapping {
     unsigned char token[16];
+    /* The number of ranks that have entered it and not left. */
     int users;
+    /* NULL until one of them maps the memory. */
     void *base;
     size_t bytes;
     struct shared_mapping *next;
 };
-static struct shared_mapping *all;
+static struct shared_mapping *mappings;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void shared_mappings_lock_before_fork(void) { pthread_mutex_lock(&lock); }
 static void shared_mappings_unlock_in_parent(void) { pthread_mutex_unlock(&lock); }
-/* The mappings stay in the parent (see memory_keep_out_of_children), so the child forgets them. */
+/* The child forgets the mappings, because the memory is mapped in the parent only (memory_keep_out_of_children). */
 static void shared_mappings_forget_in_child(void)
 {
-    all = NULL;
+    mappings = NULL;
     pthread_mutex_unlock(&lock);
 }
 static void shared_mappings_register_fork(void)
@@ -38,56 +40,57 @@ tutti_status shared_mapping_enter(const unsigned char token[16], struct shared_m
 {
     pthread_once(&once, shared_mappings_register_fork);
     pthread_mutex_lock(&lock);
-    struct shared_mapping *c = all;
-    while (c && memcmp(c->token, token, sizeof c->token) != 0) c = c->next;
-    if (!c && (c = memory_alloc_zeroed(1, sizeof *c)) != NULL) {
-        memcpy(c->token, token, sizeof c->token);
-        c->next = all;
-        all = c;
+    struct shared_mapping *mapping = mappings;
+    while (mapping && memcmp(mapping->token, token, sizeof mapping->token) != 0) mapping = mapping->next;
+    if (!mapping && (mapping = memory_alloc_zeroed(1, sizeof *mapping)) != NULL) {
+        memcpy(mapping->token, token, sizeof mapping->token);
+        mapping->next = mappings;
+        mappings = mapping;
     }
-    if (c) c->users++;
+    if (mapping) mapping->users++;
     pthread_mutex_unlock(&lock);
-    *out = c;
-    return c ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the list of mappings");
+    *out = mapping;
+    return mapping ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the list of mappings");
 }
-tutti_status shared_mapping_map(struct shared_mapping *c, int descriptor, size_t bytes)
+tutti_status shared_mapping_map(struct shared_mapping *mapping, int descriptor, size_t bytes)
 {
     void *base = arena_map(descriptor, bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY, "mmap of %zu bytes of common memory: %s", bytes, strerror(errno));
     memory_keep_out_of_children(base, bytes);
     pthread_mutex_lock(&lock);
-    c->base = base;
-    c->bytes = bytes;
+    mapping->base = base;
+    mapping->bytes = bytes;
     pthread_mutex_unlock(&lock);
     return TUTTI_OK;
 }
-void *shared_mapping_base(struct shared_mapping *c)
+void *shared_mapping_base(struct shared_mapping *mapping)
 {
     pthread_mutex_lock(&lock);
-    void *base = c->base;
+    void *base = mapping->base;
     pthread_mutex_unlock(&lock);
     return base;
 }
 /* Drops one user of *link; if it was the last, unlinks the mapping and returns it. The caller holds the lock. */
 static struct shared_mapping *shared_mapping_unlink(struct shared_mapping **link)
 {
-    struct shared_mapping *c = *link;
-    if (--c->users) return NULL;
-    *link = c->next;
-    return c;
+    struct shared_mapping *mapping = *link;
+    if (--mapping->users) return NULL;
+    *link = mapping->next;
+    return mapping;
 }
-static void shared_mapping_free(struct shared_mapping *c)
+/* Unmaps the memory, if it is mapped, and frees the entry. NULL is allowed. */
+static void shared_mapping_free(struct shared_mapping *mapping)
 {
-    if (c && c->base) munmap(c->base, c->bytes);
-    free(c);
+    if (mapping && mapping->base) munmap(mapping->base, mapping->bytes);
+    free(mapping);
 }
-void shared_mapping_leave(struct shared_mapping *common)
+void shared_mapping_leave(struct shared_mapping *mapping)
 {
-    if (!common) return;
+    if (!mapping) return;
     pthread_mutex_lock(&lock);
-    struct shared_mapping **link = &all, *last = NULL;
-    while (*link && *link != common) link = &(*link)->next;
+    struct shared_mapping **link = &mappings, *last = NULL;
+    while (*link && *link != mapping) link = &(*link)->next;
     if (*link) last = shared_mapping_unlink(link);
     pthread_mutex_unlock(&lock);
     shared_mapping_free(last);
@@ -95,7 +98,7 @@ void shared_mapping_leave(struct shared_mapping *common)
 bool shared_mapping_leave_at(void *base)
 {
     pthread_mutex_lock(&lock);
-    struct shared_mapping **link = &all, *last = NULL;
+    struct shared_mapping **link = &mappings, *last = NULL;
     while (*link && (*link)->base != base) link = &(*link)->next;
     bool found = base && *link;
     if (found) last = shared_mapping_unlink(link);

@@ -5,12 +5,14 @@
 #include "include/tutti.h"
 
 struct shared_mapping;
+/* Sets *out to the mapping with that token, which the first rank of this process to enter adds to a list, not mapped
+   yet. Pair with shared_mapping_leave. NO_MEMORY. */
 tutti_status shared_mapping_enter(const unsigned char token[16], struct shared_mapping **out);
-/* Maps the file of the descriptor, which has `bytes` bytes. Error: NO_MEMORY. */
-tutti_status shared_mapping_map(struct shared_mapping *common, int descriptor, size_t bytes);
+/* Maps the file of the descriptor, which has `bytes` bytes. One rank calls it after it has entered. NO_MEMORY. */
+tutti_status shared_mapping_map(struct shared_mapping *mapping, int descriptor, size_t bytes);
 /* Returns the address of the mapping, or NULL before shared_mapping_map. */
-void *shared_mapping_base(struct shared_mapping *common);
-/* Leaves the mapping; NULL is allowed. */
-void shared_mapping_leave(struct shared_mapping *common);
-/* Leaves the mapping at this address; returns false if no mapping is there. */
+void *shared_mapping_base(struct shared_mapping *mapping);
+/* Ends one use of the mapping, and unmaps the memory after the last. NULL is allowed. */
+void shared_mapping_leave(struct shared_mapping *mapping);
+/* Does shared_mapping_leave for the mapping at this address. Returns false if no mapping is there. */
 bool shared_mapping_leave_at(void *base);

@@ -9,22 +9,23 @@
 /* Parts are multiples of a cache line, and begin on one. */
 enum { HEAP_UNIT = 64, HEAP_BINS = 240 };
 struct extent;
+/* A heap starts zeroed. */
 struct heap {
     /* The bins hold free extents by size, and the rows taken ones by address; `taken` counts the latter. */
     struct extent *bins[HEAP_BINS];
     struct extent **rows;
     size_t row_count, taken;
 };
-/* Adds a region whose address and size are multiples of the unit. Returns false if memory for the bookkeeping is
+/* Adds a free region whose address and size are multiples of HEAP_UNIT. Returns false if memory for the bookkeeping is
    short. */
-bool heap_add(struct heap *heap, void *region, size_t bytes);
+bool heap_add_region(struct heap *heap, void *region, size_t bytes);
 /* Allocates `bytes` bytes, rounded up to whole units, at a multiple of `alignment`, which is a power of two. Returns
    NULL if no region has room, or memory for the bookkeeping is short. */
-void *heap_take(struct heap *heap, size_t bytes, size_t alignment);
-/* Frees a part; returns false if no part begins there. *region is the part's region if that is now wholly free,
-   otherwise NULL. */
-bool heap_give(struct heap *heap, void *at, void **region);
+void *heap_allocate(struct heap *heap, size_t bytes, size_t alignment);
+/* Frees the part that begins at `at`; returns false if no part begins there. Sets *region to the region of the part if
+   that region is now wholly free, otherwise to NULL. */
+bool heap_free(struct heap *heap, void *at, void **region);
 /* Removes a region that is wholly free. */
-void heap_remove(struct heap *heap, void *region);
+void heap_remove_region(struct heap *heap, void *region);
 /* Frees the bookkeeping of all regions. */
 void heap_finish(struct heap *heap);

@@ -14,7 +14,7 @@ enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, SLICE_BYTES = 4 << 20 
 
 size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
-/* A file beyond the limit would raise the signal SIGXFSZ instead of an error. */
+/* Fails if the process may not make files of that size, because such a file would raise the signal SIGXFSZ. */
 static tutti_status memfd_check_file_limit(size_t bytes)
 {
     struct rlimit limit;
@@ -24,6 +24,7 @@ static tutti_status memfd_check_file_limit(size_t bytes)
         "the limit on file sizes (ulimit -f) is %llu bytes, and %zu bytes of shared memory are needed; raise the limit",
         (unsigned long long)limit.rlim_cur, bytes);
 }
+/* Returns advice for the user about an errno of memfd_create, to follow its text, or an empty text. */
 static const char *memfd_advice(int error)
 {
     if (error == EMFILE || error == ENFILE) return " (too many open files? see ulimit -n)";
@@ -44,6 +45,7 @@ tutti_status memfd_create_sealed(size_t bytes, int *out)
         return status_fail(TUTTI_SYSTEM, "fcntl(F_ADD_SEALS) of a memfd: %s", strerror(errno));
     return TUTTI_OK;
 }
+/* Fails with the meaning of fallocate's errno. `what` names the purpose of the memory. */
 static tutti_status memfd_fail_allocation(size_t bytes, const char *what)
 {
     if (errno == ENOSPC || errno == ENOMEM)
@@ -69,9 +71,9 @@ tutti_status memfd_allocate(int descriptor, size_t offset, size_t bytes, const c
 }
 void memfd_discard(int descriptor, size_t offset, size_t bytes)
 {
-    int refused;
-    do refused = fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
-    while (refused && errno == EINTR);
+    int failed;
+    do failed = fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    while (failed && errno == EINTR);
 }
 tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
 {

@@ -28,18 +28,18 @@ static void test_parts_do_not_meet(void **state)
     unsigned seed = 7;
     void *region;
     (void)state;
-    assert_true(heap_add(&heap, memory, REGION) && heap_add(&heap, memory + 2 * REGION, REGION));
+    assert_true(heap_add_region(&heap, memory, REGION) && heap_add_region(&heap, memory + 2 * REGION, REGION));
     for (int round = 0; round < 20000; round++) {
         int i = rand_r(&seed) % PARTS;
         if (part[i].at) {
             for (size_t k = 0; k < part[i].bytes; k++) assert_int_equal(part[i].at[k], i % 251);
-            assert_true(heap_give(&heap, part[i].at, &region));
+            assert_true(heap_free(&heap, part[i].at, &region));
             part[i].at = NULL;
             continue;
         }
         size_t alignment = (size_t)64 << (rand_r(&seed) % 7);
         part[i].bytes = (size_t)rand_r(&seed) % ((size_t)1 << (rand_r(&seed) % 16)) + 1;
-        part[i].at = heap_take(&heap, part[i].bytes, alignment);
+        part[i].at = heap_allocate(&heap, part[i].bytes, alignment);
         if (!part[i].at) continue;
         size_t offset = (size_t)(part[i].at - memory) % (2 * REGION);
         assert_int_equal((uintptr_t)part[i].at % alignment, 0);
@@ -47,8 +47,8 @@ static void test_parts_do_not_meet(void **state)
         memset(part[i].at, i % 251, part[i].bytes);
     }
     for (int i = 0; i < PARTS; i++)
-        if (part[i].at) assert_true(heap_give(&heap, part[i].at, &region));
-    unsigned char *one = heap_take(&heap, REGION, 64), *other = heap_take(&heap, REGION, 64);
+        if (part[i].at) assert_true(heap_free(&heap, part[i].at, &region));
+    unsigned char *one = heap_allocate(&heap, REGION, 64), *other = heap_allocate(&heap, REGION, 64);
     assert_true(one && other && one != other);
     heap_finish(&heap);
 }
@@ -57,17 +57,17 @@ static void test_neighbours_become_one(void **state)
     struct heap heap = { 0 };
     void *part[8], *region = NULL;
     (void)state;
-    assert_true(heap_add(&heap, memory, REGION));
-    for (int i = 0; i < 8; i++) part[i] = heap_take(&heap, REGION / 8, 64);
-    assert_null(heap_take(&heap, 1, 64));
+    assert_true(heap_add_region(&heap, memory, REGION));
+    for (int i = 0; i < 8; i++) part[i] = heap_allocate(&heap, REGION / 8, 64);
+    assert_null(heap_allocate(&heap, 1, 64));
     static const int order[] = { 1, 3, 2, 7, 5, 0, 6 };
     for (int i = 0; i < 7; i++) {
-        assert_true(heap_give(&heap, part[order[i]], &region));
+        assert_true(heap_free(&heap, part[order[i]], &region));
         assert_null(region);
     }
-    assert_true(heap_give(&heap, part[4], &region));
+    assert_true(heap_free(&heap, part[4], &region));
     assert_ptr_equal(region, memory);
-    assert_ptr_equal(heap_take(&heap, REGION, 4096), memory);
+    assert_ptr_equal(heap_allocate(&heap, REGION, 4096), memory);
     heap_finish(&heap);
 }
 static void test_the_same_size_finds_its_place_again(void **state)
@@ -75,10 +75,10 @@ static void test_the_same_size_finds_its_place_again(void **state)
     struct heap heap = { 0 };
     void *region;
     (void)state;
-    assert_true(heap_add(&heap, memory, REGION));
-    void *odd = heap_take(&heap, 100003, 64), *fence = heap_take(&heap, 64, 64);
-    assert_true(fence && heap_give(&heap, odd, &region));
-    assert_ptr_equal(heap_take(&heap, 100003, 64), odd);
+    assert_true(heap_add_region(&heap, memory, REGION));
+    void *odd = heap_allocate(&heap, 100003, 64), *fence = heap_allocate(&heap, 64, 64);
+    assert_true(fence && heap_free(&heap, odd, &region));
+    assert_ptr_equal(heap_allocate(&heap, 100003, 64), odd);
     heap_finish(&heap);
 }
 static void test_a_stranger_is_not_given_back(void **state)
@@ -86,16 +86,16 @@ static void test_a_stranger_is_not_given_back(void **state)
     struct heap heap = { 0 };
     void *region;
     (void)state;
-    assert_false(heap_give(&heap, memory, &region));
-    assert_true(heap_add(&heap, memory, REGION));
-    assert_false(heap_give(&heap, memory, &region));
-    unsigned char *part = heap_take(&heap, 1000, 64);
-    assert_false(heap_give(&heap, part + 64, &region));
-    assert_true(heap_give(&heap, part, &region));
-    assert_false(heap_give(&heap, part, &region));
-    heap_remove(&heap, memory);
-    assert_null(heap_take(&heap, 1, 64));
-    assert_null(heap_take(&heap, SIZE_MAX, 64));
+    assert_false(heap_free(&heap, memory, &region));
+    assert_true(heap_add_region(&heap, memory, REGION));
+    assert_false(heap_free(&heap, memory, &region));
+    unsigned char *part = heap_allocate(&heap, 1000, 64);
+    assert_false(heap_free(&heap, part + 64, &region));
+    assert_true(heap_free(&heap, part, &region));
+    assert_false(heap_free(&heap, part, &region));
+    heap_remove_region(&heap, memory);
+    assert_null(heap_allocate(&heap, 1, 64));
+    assert_null(heap_allocate(&heap, SIZE_MAX, 64));
     heap_finish(&heap);
 }
 /* Each allocation of the book-keeping fails in turn; afterwards everything is there. */
@@ -106,14 +106,14 @@ static void test_no_memory_loses_nothing(void **state)
         struct heap heap = { 0 };
         void *region = NULL, *first;
         memory_fail_after(nth);
-        bool added = heap_add(&heap, memory + 64, REGION);
-        void *part = heap_take(&heap, 4096, 4096);      /* needs a table, and a piece on each side */
+        bool added = heap_add_region(&heap, memory + 64, REGION);
+        void *part = heap_allocate(&heap, 4096, 4096);      /* needs a table, and a piece on each side */
         memory_fail_after(0);
         assert_true(added == (nth > 1) && !part);
         if (added) {
-            first = heap_take(&heap, REGION, 64);
+            first = heap_allocate(&heap, REGION, 64);
             assert_ptr_equal(first, memory + 64);
-            assert_true(heap_give(&heap, first, &region) && region == memory + 64);
+            assert_true(heap_free(&heap, first, &region) && region == memory + 64);
         }
         heap_finish(&heap);
     }
