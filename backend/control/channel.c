@@ -165,7 +165,7 @@ static bool ctrl_entry_is_authentic(const struct channel *channel, const struct 
 static void ctrl_entry_refuse(const struct ctrl_entry *entry)
 {
     struct peer *near = registry_find_peer(entry->via), *far = link_find(entry->via), *peer = near ? near : far;
-    if (peer && registry.turned_away++ == 0)
+    if (peer && registry.refused_count++ == 0)
         LOG(WARN, "process %llu on %s sent a control message as rank %d, which it is not: its connection was closed",
             (unsigned long long)peer->identity.pid, peer->identity.host, entry->msg.from);
     if (near) peer_end(near, LOST);

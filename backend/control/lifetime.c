@@ -38,7 +38,7 @@ static void registry_after_fork_child(void)
         peer->state = LEFT;
     }
     for (int i = 0; i < registry.pending_count; i++) close(registry.pending[i].descriptor);
-    for (int i = 0; i < registry.kept_count; i++) descriptor_close(&registry.kept[i].descriptor);
+    for (int i = 0; i < registry.early_count; i++) descriptor_close(&registry.early[i].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);
@@ -85,7 +85,7 @@ static void registry_close_all(void)
     channels_free_all();
     host_elections_free_all();
     group_keys_forget();
-    while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
+    while (registry.early_count) descriptor_close(&registry.early[--registry.early_count].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);

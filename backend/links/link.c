@@ -178,9 +178,9 @@ void link_tick_open(struct peer *peer, int64_t now_ms)
 
 /* ---- the operations ---- */
 /* A link carries no descriptors. */
-static int link_send(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
+static int link_send(struct peer *peer, const struct packet *packet, size_t bytes, int attached_fd)
 {
-    return gift < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
+    return attached_fd < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
 }
 /* A link awaits room as long as it has control messages, so only `on` matters for it. */
 static void link_set_await_room(struct peer *peer, bool on)

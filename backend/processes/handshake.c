@@ -13,13 +13,15 @@ static_assert(sizeof(struct handshake_opening) == 32 && sizeof(struct handshake_
     "no padding");
 
 /* ---- messages ---- */
+/* Returns the head of a message of that kind. */
 static struct handshake_head handshake_head_make(const struct handshake *handshake, enum handshake_kind kind)
 {
     struct handshake_head head = { .version = HANDSHAKE_VERSION, .kind = kind };
     memcpy(head.magic, handshake->magic, sizeof head.magic);
     return head;
 }
-/* Checks the first `bytes` bytes of a head. Returns 0 or -errno. */
+/* Checks a received head of which `bytes` bytes have arrived. Returns 0 if they are right, -EPROTO for another purpose,
+   or -ENOPROTOOPT for another version. */
 static int handshake_head_check(const struct handshake *handshake, const struct handshake_head *head, size_t bytes)
 {
     size_t known = bytes < sizeof head->magic ? bytes : sizeof head->magic;
@@ -27,8 +29,8 @@ static int handshake_head_check(const struct handshake *handshake, const struct 
     if (bytes < offsetof(struct handshake_head, kind)) return 0;
     return head->version == HANDSHAKE_VERSION ? 0 : -ENOPROTOOPT;
 }
-/* Receives one message of the handshake, in parts. 1: complete, 0: more must arrive, or a negative errno. The head is
-   checked as soon as it is there. */
+/* Receives a message of `bytes` bytes, in parts. Returns 1 if it is complete, 0 if more must arrive, or -errno. The
+   head is checked as soon as it has arrived. */
 static int handshake_receive_message(struct handshake *handshake, void *message, size_t bytes, int socket)
 {
     while (handshake->received < bytes) {
@@ -43,7 +45,8 @@ static int handshake_receive_message(struct handshake *handshake, void *message,
     handshake->received = 0;
     return 1;
 }
-/* A new connection has room for a whole message, so a short send is an error. */
+/* Sends a message of the handshake. Returns 0 or -errno. A new connection has room for a whole message, so a short send
+   is an error. */
 static int handshake_send_message(const void *message, size_t bytes, int socket)
 {
     ssize_t sent;
@@ -62,19 +65,20 @@ struct transcript {
     unsigned char to[16], challenge_of_caller[16], challenge_of_called[16];
 };
 static_assert(sizeof(struct transcript) == 144, "no padding");
-/* Returns what a proof signs: both identities, both challenges, and the numbers of calls. */
+/* Returns the text that the proof of a message of that kind covers. `number` is that of the called process, or 0. */
 static struct transcript handshake_make_transcript(const struct handshake *handshake, enum handshake_kind kind,
     uint64_t number)
 {
-    struct transcript t = { .head = handshake_head_make(handshake, kind),
+    struct transcript transcript = { .head = handshake_head_make(handshake, kind),
         .numbers = { handshake->hello.number, number },
         .from = handshake->hello.from };
-    memcpy(t.to, handshake->hello.to, sizeof t.to);
-    memcpy(t.challenge_of_caller, handshake->hello.challenge, sizeof t.challenge_of_caller);
-    memcpy(t.challenge_of_called, handshake->opening.challenge, sizeof t.challenge_of_called);
-    return t;
+    memcpy(transcript.to, handshake->hello.to, sizeof transcript.to);
+    memcpy(transcript.challenge_of_caller, handshake->hello.challenge, sizeof transcript.challenge_of_caller);
+    memcpy(transcript.challenge_of_called, handshake->opening.challenge, sizeof transcript.challenge_of_called);
+    return transcript;
 }
 
+/* Clears the handshake of a connection for the purpose `magic`. */
 static void handshake_init(struct handshake *handshake, const char magic[8])
 {
     memset(handshake, 0, sizeof *handshake);
@@ -97,8 +101,8 @@ int handshake_receive_hello(struct handshake *handshake, const unsigned char sel
     if (hello->head.kind != HANDSHAKE_HELLO || memcmp(hello->to, self, sizeof hello->to) != 0) return -EPROTO;
     if (!hello->has_secret != !secret_is_set()) return -EKEYREJECTED;
     if (!pair_key_derive(&hello->key, hello->from.nonce, hello->to, &handshake->key)) return -ENOKEY;
-    struct transcript t = handshake_make_transcript(handshake, HANDSHAKE_HELLO, 0);
-    if (!proof_check(&handshake->key, &t, sizeof t, hello->proof)) return -EKEYREJECTED;
+    struct transcript transcript = handshake_make_transcript(handshake, HANDSHAKE_HELLO, 0);
+    if (!proof_check(&handshake->key, &transcript, sizeof transcript, hello->proof)) return -EKEYREJECTED;
     hello->from.host[sizeof hello->from.host - 1] = 0;
     return 1;
 }
@@ -114,9 +118,9 @@ const char *handshake_refusal_text(const struct handshake *handshake, int error)
 }
 int handshake_send_answer(struct handshake *handshake, enum handshake_kind kind, uint64_t number, int socket)
 {
-    struct transcript t = handshake_make_transcript(handshake, kind, number);
+    struct transcript transcript = handshake_make_transcript(handshake, kind, number);
     handshake->answer = (struct handshake_answer){ .head = handshake_head_make(handshake, kind), .number = number };
-    proof_make(&handshake->key, &t, sizeof t, handshake->answer.proof);
+    proof_make(&handshake->key, &transcript, sizeof transcript, handshake->answer.proof);
     return handshake_send_message(&handshake->answer, sizeof handshake->answer, socket);
 }
 void handshake_send_refusal(struct handshake *handshake, int error, int socket)
@@ -146,13 +150,13 @@ int unproved_find_superfluous(const struct unproved *list, int count)
 {
     int most = 0, found = -1;
     for (int i = 0; i < count && count - i > most; i++) {
-        int of_network = 0, oldest = i;
-        for (int k = i; k < count; k++) {
-            if (list[k].network != list[i].network) continue;
-            of_network++;
-            if (list[k].since_ms < list[oldest].since_ms) oldest = k;
+        int network_count = 0, oldest = i;
+        for (int j = i; j < count; j++) {
+            if (list[j].network != list[i].network) continue;
+            network_count++;
+            if (list[j].since_ms < list[oldest].since_ms) oldest = j;
         }
-        if (of_network > most) most = of_network, found = oldest;
+        if (network_count > most) most = network_count, found = oldest;
     }
     return found;
 }
@@ -177,7 +181,7 @@ int handshake_send_hello(struct handshake *handshake, const struct identity *sel
     const struct key_id *key, uint64_t number, int socket)
 {
     struct handshake_hello *hello = &handshake->hello;
-    size_t sent = handshake->has_announced ? sizeof hello->head : 0;
+    size_t sent_bytes = handshake->has_announced ? sizeof hello->head : 0;
     hello->has_secret = secret_is_set();
     hello->number = number;
     hello->from = *self;
@@ -185,21 +189,22 @@ int handshake_send_hello(struct handshake *handshake, const struct identity *sel
     memcpy(hello->to, other, sizeof hello->to);
     if (random_fill(hello->challenge, sizeof hello->challenge) != TUTTI_OK) return -EIO;
     if (!pair_key_derive(key, self->nonce, other, &handshake->key)) return -ENOKEY;
-    struct transcript t = handshake_make_transcript(handshake, HANDSHAKE_HELLO, 0);
-    proof_make(&handshake->key, &t, sizeof t, hello->proof);
+    struct transcript transcript = handshake_make_transcript(handshake, HANDSHAKE_HELLO, 0);
+    proof_make(&handshake->key, &transcript, sizeof transcript, hello->proof);
     handshake->has_sent_hello = true;
-    return handshake_send_message((const char *)hello + sent, sizeof *hello - sent, socket);
+    return handshake_send_message((const char *)hello + sent_bytes, sizeof *hello - sent_bytes, socket);
 }
 int handshake_receive_answer(struct handshake *handshake, int socket)
 {
-    struct handshake_answer *a = &handshake->answer;
-    int got = handshake_receive_message(handshake, a, sizeof *a, socket);
+    struct handshake_answer *answer = &handshake->answer;
+    int got = handshake_receive_message(handshake, answer, sizeof *answer, socket);
     if (got <= 0) return got;
-    if (a->head.kind == HANDSHAKE_REFUSED) return -EKEYREJECTED;
-    if (a->head.kind != HANDSHAKE_WELCOME && a->head.kind != HANDSHAKE_SUPERFLUOUS) return -EPROTO;
-    struct transcript t = handshake_make_transcript(handshake, (enum handshake_kind)a->head.kind, a->number);
-    if (!proof_check(&handshake->key, &t, sizeof t, a->proof)) return -EKEYREJECTED;
-    return a->head.kind == HANDSHAKE_WELCOME ? 1 : -EALREADY;
+    if (answer->head.kind == HANDSHAKE_REFUSED) return -EKEYREJECTED;
+    if (answer->head.kind != HANDSHAKE_WELCOME && answer->head.kind != HANDSHAKE_SUPERFLUOUS) return -EPROTO;
+    struct transcript transcript =
+        handshake_make_transcript(handshake, (enum handshake_kind)answer->head.kind, answer->number);
+    if (!proof_check(&handshake->key, &transcript, sizeof transcript, answer->proof)) return -EKEYREJECTED;
+    return answer->head.kind == HANDSHAKE_WELCOME ? 1 : -EALREADY;
 }
 int handshake_send_confirm(const struct handshake *handshake, int socket)
 {

@@ -1,7 +1,7 @@
-/* An election has a token, and stays in a list until every rank of this process that joined it has left it. If this
- * process was first, the election holds the listening socket, and the watch thread answers. registry.lock protects all
- * of it. A thread releases the lock while it waits for another process's answer, and other ranks of this process wait
- * for that thread.
+/* An election finds the first process of a host for a group, its owner. It has a token, and stays in a list until every
+ * rank of this process that joined it has left it. If this process was first, the election holds the listening socket,
+ * and the watch thread answers. registry.lock protects all of it. A thread releases the lock while it waits for another
+ * process's answer, and other ranks of this process wait for that thread.
  *
  * Names and answers follow from the token and the key of the group, so only its processes can compute them. A name may
  * still belong to another user: two containers that share a network may both run as "root" and be different users to
@@ -25,11 +25,13 @@
 
 enum { MOST_NAMES = 64, RETRY_NS = 2000000 };
 struct host_election {
+    /* `owner` is the number of the elected process, once `is_known`. */
     unsigned char token[16], owner[16];
     struct key_id key;
-    /* The listener is -1 unless this process owns the name. */
+    /* `users` counts the ranks of this process in the election. `listener` is -1 unless this process owns the name. */
     int users, listener;
-    bool asking, known;
+    /* A thread of this process is asking for the owner. The owner is known. */
+    bool is_asking, is_known;
     struct host_election *next;
 };
 static struct host_election *elections; /* under registry.lock */
@@ -38,22 +40,22 @@ static struct host_election *elections; /* under registry.lock */
 /* Returns this process's election with that token, or NULL. */
 static struct host_election *host_election_find(const unsigned char token[16])
 {
-    struct host_election *e = elections;
-    while (e && !nonce_equal(e->token, token)) e = e->next;
-    return e;
+    struct host_election *election = elections;
+    while (election && !nonce_equal(election->token, token)) election = election->next;
+    return election;
 }
 /* Finds or adds the election. Returns NULL without memory. */
 static struct host_election *host_election_get(const unsigned char token[16], const struct key_id *key)
 {
-    struct host_election *e = host_election_find(token);
-    if (e || !(e = memory_alloc_zeroed(1, sizeof *e))) return e;
-    memcpy(e->token, token, sizeof e->token);
-    e->key = *key;
-    e->listener = -1;
-    e->next = elections;
-    return elections = e;
+    struct host_election *election = host_election_find(token);
+    if (election || !(election = memory_alloc_zeroed(1, sizeof *election))) return election;
+    memcpy(election->token, token, sizeof election->token);
+    election->key = *key;
+    election->listener = -1;
+    election->next = elections;
+    return elections = election;
 }
-/* Removes the election and closes its listener. */
+/* Removes the election from the list, closes its listener and frees it. */
 static void host_election_free(struct host_election *election)
 {
     struct host_election **at = &elections;
@@ -62,6 +64,7 @@ static void host_election_free(struct host_election *election)
     registry_close_descriptor(&election->listener);
     free(election);
 }
+/* Ends one rank's use of the election, and frees it after the last. */
 static void host_election_release(struct host_election *election)
 {
     if (--election->users == 0) host_election_free(election);
@@ -71,6 +74,7 @@ static void host_election_release(struct host_election *election)
 /* The answer gives the owner as a number for comparison only. Its proof shows that a process of the group sent it. */
 struct election_answer { char magic[8]; uint32_t version, unused; unsigned char owner[16], proof[PROOF_BYTES]; };
 static_assert(sizeof(struct election_answer) == 64, "no padding");
+/* Makes the answer that `owner` was elected, with a proof. Returns false if the group's key is unknown. */
 static bool host_election_make_answer(const struct host_election *election, const unsigned char owner[16],
     struct election_answer *out)
 {
@@ -78,6 +82,7 @@ static bool host_election_make_answer(const struct host_election *election, cons
     memcpy(out->owner, owner, sizeof out->owner);
     return group_key_derive(&election->key, "tutti claim", out, offsetof(struct election_answer, proof), out->proof);
 }
+/* Returns true if the proof of a received answer is right. */
 static bool host_election_answer_is_valid(const struct host_election *election, const struct election_answer *answer)
 {
     struct election_answer right;
@@ -88,13 +93,14 @@ static bool host_election_answer_is_valid(const struct host_election *election, 
 /* ---- the owner, on the watch thread ---- */
 bool host_elections_answer(int descriptor)
 {
-    struct host_election *e = elections;
-    while (e && e->listener != descriptor) e = e->next;
-    if (!e) return false;
+    struct host_election *election = elections;
+    while (election && election->listener != descriptor) election = election->next;
+    if (!election) return false;
     int socket = socket_accept(descriptor);
     struct election_answer answer;
     if (socket >= 0) {
-        if (host_election_make_answer(e, e->owner, &answer)) socket_send(socket, &answer, sizeof answer, -1);
+        if (host_election_make_answer(election, election->owner, &answer))
+            socket_send(socket, &answer, sizeof answer, -1);
         /* The other end can still read the answer after the close. */
         close(socket);
     } else registry.out_of_descriptors = socket != -EAGAIN && socket != -EPERM;
@@ -102,7 +108,7 @@ bool host_elections_answer(int descriptor)
 }
 
 /* ---- asking ---- */
-/* Waits for the owner's answer. 0: `out` has the owner's nonce; or a negative errno. */
+/* Waits for the owner's answer on a connection to it. Returns 0 with the owner's number in `out`, or -errno. */
 static int host_election_await_answer(int socket, const struct host_election *election, int64_t deadline_ms,
     unsigned char out[16])
 {
@@ -117,7 +123,8 @@ static int host_election_await_answer(int socket, const struct host_election *el
     memcpy(out, answer.owner, sizeof answer.owner);
     return 0;
 }
-/* Derives the owner's number from its nonce, so that a stranger who connects does not learn the nonce. */
+/* Makes this process the owner: derives its number from its nonce, so that a stranger who connects does not learn the
+   nonce. Returns 0 or -ENOKEY. */
 static int host_election_derive_owner(struct host_election *election)
 {
     unsigned char derived[KEY_BYTES];
@@ -126,8 +133,8 @@ static int host_election_derive_owner(struct host_election *election)
     memcpy(election->owner, derived, sizeof election->owner);
     return 0;
 }
-/* Takes the name, or asks its owner. Returns 0 if the owner is known, -EAGAIN to try again, -EPERM if the name belongs
-   to another user, or another -errno. */
+/* Takes the socket name for this process, or asks the process that owns it. Returns 0 if the owner is known, -EAGAIN to
+   try again, -EPERM if the name belongs to another user, or another -errno. */
 static int host_election_try_name(struct host_election *election, const unsigned char name[16], int64_t deadline_ms)
 {
     int listener = socket_listen("host", name);
@@ -150,13 +157,14 @@ static int host_election_try_name(struct host_election *election, const unsigned
     if (!error) memcpy(election->owner, owner, sizeof owner);
     return error == -ECONNREFUSED ? -EAGAIN : error;
 }
+/* Releases registry.lock for RETRY_NS. */
 static void registry_pause_unlocked(void)
 {
     pthread_mutex_unlock(&registry.lock);
     nanosleep(&(struct timespec){ 0, RETRY_NS }, NULL);
     pthread_mutex_lock(&registry.lock);
 }
-/* Tries the names in order until the owner is known. Returns 0 or -errno. */
+/* Tries the names of the election in order until the owner is known. Returns 0, -ETIMEDOUT or another -errno. */
 static int host_election_try_names(struct host_election *election, int64_t deadline_ms)
 {
     unsigned char name[KEY_BYTES];
@@ -172,22 +180,23 @@ static int host_election_try_names(struct host_election *election, int64_t deadl
     }
     return -EPERM;
 }
-/* One thread of this process asks while the others wait for it. If it fails, the next one asks. */
+/* Finds the owner, unless it is known. One thread of this process asks while the others wait for it; if it fails, the
+   next one asks. Returns 0 or -errno. */
 static int host_election_run(struct host_election *election, int64_t deadline_ms)
 {
-    while (election->asking) {
+    while (election->is_asking) {
         if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
         registry_wait(deadline_ms);
     }
-    if (election->known) return 0;
-    election->asking = true;
+    if (election->is_known) return 0;
+    election->is_asking = true;
     int error = host_election_try_names(election, deadline_ms);
-    election->asking = false;
-    election->known = !error;
+    election->is_asking = false;
+    election->is_known = !error;
     pthread_cond_broadcast(&registry.changed);
     return error;
 }
-/* Fails with the meaning of a socket error for a user. */
+/* Fails with the meaning of an error of the election, a -errno. */
 static tutti_status host_election_explain_error(int error)
 {
     if (error == -ETIMEDOUT)

@@ -5,9 +5,9 @@
 #pragma once
 #include "backend/processes/peers.h"
 
-/* Sets *out to a number of the process that was elected, the first on this host to take the name of the token. That may
-   be this process. Equal numbers mean one process. Waits for the elected process's answer. `key` is the id of the
-   group's key. Call it between peers_acquire and peers_release. SYSTEM, TIMEOUT. */
+/* Sets `out` to a number of the process that was elected: the first on this host that took the socket name of the
+   token. That may be this process. Equal numbers mean one process. Waits for the elected process's answer. `key` is the
+   id of the group's key. Call it between peers_acquire and peers_release. SYSTEM, TIMEOUT. */
 tutti_status host_election_join(const unsigned char token[16], const struct key_id *key, int64_t deadline_ms,
     unsigned char out[16]);
 /* Leaves the election, and releases the name if this process owns it. Call it when all processes of the group have
@@ -15,8 +15,8 @@ tutti_status host_election_join(const unsigned char token[16], const struct key_
 void host_election_leave(const unsigned char token[16]);
 
 /* ---- with registry.lock held ---- */
-/* Answers a process that asks who was elected for a token. Returns false if the descriptor is not the listener of an
-   election. */
+/* Accepts a connection on the listener of an election, and answers which process was elected. Returns false if the
+   descriptor is not the listener of an election. */
 bool host_elections_answer(int descriptor);
 /* Frees all elections when this process has no users left. */
 void host_elections_free_all(void);

@@ -18,7 +18,7 @@ static struct {
 } keys; /* under lock */
 
 /* ---- the ring ---- */
-/* Returns NULL if the id is unknown. The caller holds the lock. */
+/* Returns the key with that id, or NULL if the id is unknown. The caller holds the lock. */
 static const struct group_key *group_key_find(const struct key_id *id)
 {
     size_t count = keys.added < keys.room ? keys.added : keys.room;
@@ -26,7 +26,7 @@ static const struct group_key *group_key_find(const struct key_id *id)
         if (memcmp(&keys.ring[i].id, id, sizeof *id) == 0) return &keys.ring[i];
     return NULL;
 }
-/* Doubles the table of group keys, and erases the old one. False: no memory. */
+/* Doubles the ring, and erases the old one. Returns false if memory is short. The caller holds the lock. */
 static bool key_ring_grow(void)
 {
     size_t room = keys.room ? 2 * keys.room : 16;
@@ -47,15 +47,15 @@ tutti_status group_key_add(const unsigned char key[KEY_BYTES], struct key_id *ou
     hmac_sha256(key, KEY_BYTES, label, sizeof label, name);
     memcpy(out, name, sizeof *out);
     pthread_mutex_lock(&lock);
-    bool known = group_key_find(out),
-         room = known || keys.added < keys.room || keys.room == MOST_KEYS || key_ring_grow();
-    if (!known && room) {
-        struct group_key *k = &keys.ring[keys.added++ % keys.room];
-        k->id = *out;
-        secret_mix(key, k->bytes);
+    bool is_known = group_key_find(out),
+         has_room = is_known || keys.added < keys.room || keys.room == MOST_KEYS || key_ring_grow();
+    if (!is_known && has_room) {
+        struct group_key *added = &keys.ring[keys.added++ % keys.room];
+        added->id = *out;
+        secret_mix(key, added->bytes);
     }
     pthread_mutex_unlock(&lock);
-    return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the key of a group");
+    return has_room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the key of a group");
 }
 void group_keys_forget(void)
 {
@@ -95,11 +95,11 @@ bool group_key_derive(const struct key_id *id, const char *purpose, const void *
 bool pair_key_derive(const struct key_id *id, const unsigned char a[16], const unsigned char b[16],
     struct pair_key *out)
 {
-    unsigned char both[2][16];
-    bool ordered = memcmp(a, b, 16) < 0;
-    memcpy(both[0], ordered ? a : b, 16);
-    memcpy(both[1], ordered ? b : a, 16);
-    return group_key_derive(id, "tutti pair", both, sizeof both, out->bytes);
+    unsigned char nonces[2][16];
+    bool a_is_first = memcmp(a, b, 16) < 0;
+    memcpy(nonces[0], a_is_first ? a : b, 16);
+    memcpy(nonces[1], a_is_first ? b : a, 16);
+    return group_key_derive(id, "tutti pair", nonces, sizeof nonces, out->bytes);
 }
 void proof_make(const struct pair_key *key, const void *text, size_t bytes, unsigned char out[PROOF_BYTES])
 {
@@ -107,7 +107,7 @@ void proof_make(const struct pair_key *key, const void *text, size_t bytes, unsi
 }
 bool proof_check(const struct pair_key *key, const void *text, size_t bytes, const unsigned char proof[PROOF_BYTES])
 {
-    unsigned char right[PROOF_BYTES];
-    proof_make(key, text, bytes, right);
-    return secret_bytes_equal(right, proof, sizeof right);
+    unsigned char expected[PROOF_BYTES];
+    proof_make(key, text, bytes, expected);
+    return secret_bytes_equal(expected, proof, sizeof expected);
 }

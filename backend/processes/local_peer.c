@@ -14,9 +14,9 @@
 enum { HELLO_MS = 2000 };
 
 /* ---- the operations ---- */
-static int local_peer_send(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
+static int local_peer_send(struct peer *peer, const struct packet *packet, size_t bytes, int attached_fd)
 {
-    return socket_send(peer->descriptor, packet, bytes, gift);
+    return socket_send(peer->descriptor, packet, bytes, attached_fd);
 }
 static void local_peer_set_await_room(struct peer *peer, bool on) { registry_poll_writing(peer->descriptor, on); }
 static void local_peer_close(struct peer *peer) { registry_close_descriptor(&peer->descriptor); }
@@ -28,19 +28,19 @@ const struct peer_ops local_peer_ops = {
 };
 
 /* ---- packets of peers ---- */
-/* Handles a packet and takes over `gift`. Returns true while the connection lasts. */
-static bool local_peer_handle_packet(struct peer *peer, const struct packet *packet, int gift)
+/* Handles a packet of an open peer and takes over `attached_fd`. Returns true while the connection lasts. */
+static bool local_peer_handle_packet(struct peer *peer, const struct packet *packet, int attached_fd)
 {
     if (packet->kind == DESCRIPTOR) {
-        /* `gift` is -1 if this process had no room for it, and the rank that waits for it gets an error. */
-        registry_keep_early_descriptor(packet->token, gift);
+        /* `attached_fd` is -1 if this process had no room for it, and the rank that waits for it gets an error. */
+        registry_keep_early_descriptor(packet->token, attached_fd);
         return true;
     }
     if (packet->kind == BLOCK) {
-        views_receive_block(peer, packet->token, gift);
+        views_receive_block(peer, packet->token, attached_fd);
         return true;
     }
-    descriptor_close(&gift);
+    descriptor_close(&attached_fd);
     if (packet->kind == WANTED) {
         views_send_block(peer, packet->token);
         return true;
@@ -57,17 +57,17 @@ static bool local_peer_handle_packet(struct peer *peer, const struct packet *pac
 static bool local_peer_connect_advance(struct peer *peer)
 {
     struct handshake *handshake = peer->handshake;
-    bool said = handshake->has_sent_hello;
-    int got = said ? handshake_receive_answer(handshake, peer->descriptor)
-                   : handshake_receive_opening(handshake, peer->descriptor);
+    bool has_sent_hello = handshake->has_sent_hello;
+    int got = has_sent_hello ? handshake_receive_answer(handshake, peer->descriptor)
+                             : handshake_receive_opening(handshake, peer->descriptor);
     if (got == 0) return false;
-    if (got > 0 && said) peer_open(peer);
+    if (got > 0 && has_sent_hello) peer_open(peer);
     else if (got > 0)
         got = handshake_send_hello(handshake, &registry.self, peer->identity.nonce, &peer->key, 0, peer->descriptor);
     if (got >= 0) return true;
     if (got == -EALREADY) {
         registry_close_descriptor(&peer->descriptor);
-        peer->expects_theirs = true;
+        peer->awaits_incoming = true;
         pthread_cond_broadcast(&registry.changed);
     } else {
         peer->error = got;
@@ -75,25 +75,26 @@ static bool local_peer_connect_advance(struct peer *peer)
     }
     return false;
 }
-/* Handles all packets that the peer has sent. A packet may carry a file descriptor (`gift`). */
+/* Continues the handshake if needed, and handles all packets that the peer has sent. A packet may carry a file
+   descriptor (`attached_fd`). The peer may end. */
 static void local_peer_receive_packets(struct peer *peer)
 {
     struct packet_and_ctrl_msg message;
-    int gift;
+    int attached_fd;
     while (peer->state == CONNECTING)
         if (!local_peer_connect_advance(peer)) return;
     for (;;) {
-        int got = socket_receive(peer->descriptor, &message, sizeof message, &gift);
+        int got = socket_receive(peer->descriptor, &message, sizeof message, &attached_fd);
         if (got == -EAGAIN) return;
         if (ctrl_msg_is_for_us(got, &message)) {
-            descriptor_close(&gift);
+            descriptor_close(&attached_fd);
             peer_receive_ctrl_msg(peer, &message.msg);
             continue;
         }
         if (!packet_is_for_us(got, &message.packet)) break;
-        if (!local_peer_handle_packet(peer, &message.packet, gift)) return;
+        if (!local_peer_handle_packet(peer, &message.packet, attached_fd)) return;
     }
-    descriptor_close(&gift);
+    descriptor_close(&attached_fd);
     peer_end(peer, LOST);
 }
 void local_peer_on_ready(struct peer *peer)
@@ -103,8 +104,8 @@ void local_peer_on_ready(struct peer *peer)
 }
 
 /* ---- connections without a proof ---- */
-/* Takes a connection whose caller has proved its identity. If both processes have connected, one connection is closed:
-   that of the greater nonce. */
+/* Answers a caller that has proved its identity. Takes its connection as the one of the peer, unless this process keeps
+   another one: an open one, or, if both connect to each other and its own nonce is smaller, its own. */
 static void pending_conn_welcome(struct pending_conn *pending)
 {
     const struct handshake_hello *hello = &pending->handshake.hello;
@@ -115,10 +116,10 @@ static void pending_conn_welcome(struct pending_conn *pending)
         local_peer_receive_packets(peer);
         peer = registry_find_peer(from);
     }
-    bool ours_is_up = peer && peer->descriptor >= 0;
-    bool ours_stays = ours_is_up && (peer->state == OPEN || memcmp(registry.self.nonce, from, 16) < 0);
+    bool has_connection = peer && peer->descriptor >= 0;
+    bool keeps_connection = has_connection && (peer->state == OPEN || memcmp(registry.self.nonce, from, 16) < 0);
     if (!peer) peer = registry_add_peer(&hello->from, &hello->key, &local_peer_ops);
-    if (!peer || ours_stays) {
+    if (!peer || keeps_connection) {
         if (peer) handshake_send_answer(&pending->handshake, HANDSHAKE_SUPERFLUOUS, 0, pending->descriptor);
         registry_close_descriptor(&pending->descriptor);
         return;
@@ -129,11 +130,12 @@ static void pending_conn_welcome(struct pending_conn *pending)
     peer_open(peer);
     if (error) peer_end(peer, LOST);
 }
-/* Handles the hello of a pending connection. Returns false if it has not arrived. */
+/* Handles the hello of the pending connection with that index, which then is not pending any more. Returns false if the
+   hello has not arrived. */
 static bool pending_conn_receive(int index)
 {
-    struct pending_conn *waiting = &registry.pending[index];
-    int got = handshake_receive_hello(&waiting->handshake, registry.self.nonce, waiting->descriptor);
+    struct pending_conn *unproved = &registry.pending[index];
+    int got = handshake_receive_hello(&unproved->handshake, registry.self.nonce, unproved->descriptor);
     if (got == 0) return false;
     struct pending_conn pending = registry_take_pending_conn(index);
     if (got > 0 && !nonce_equal(pending.handshake.hello.from.nonce, registry.self.nonce))
@@ -145,7 +147,8 @@ static bool pending_conn_receive(int index)
     }
     return true;
 }
-/* Drops the oldest connection, unless its hello arrived meanwhile, for example while this process was stopped. */
+/* Drops the oldest pending connection for the reason `why`, unless its hello arrived meanwhile, for example while this
+   process was stopped. */
 static void pending_conn_dismiss(const char *why)
 {
     if (!pending_conn_receive(0)) registry_refuse_connection(registry_take_pending_conn(0).descriptor, why);

@@ -25,12 +25,12 @@ size_t ctrl_msg_packet_bytes(uint32_t length)
 {
     return sizeof(struct packet) + offsetof(struct ctrl_msg, bytes) + length;
 }
-bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *m)
+bool ctrl_msg_is_for_us(int bytes, const struct packet_and_ctrl_msg *message)
 {
-    return bytes >= (int)ctrl_msg_packet_bytes(0) && m->packet.kind == CTRL_MSG
-        && packet_is_for_us(sizeof m->packet, &m->packet) && m->msg.length <= CHANNEL_BYTES
-        && bytes == (int)ctrl_msg_packet_bytes(m->msg.length) && m->msg.type < CHANNEL_TYPES
-        && m->msg.flags <= CTRL_MSG_FLAGS;
+    return bytes >= (int)ctrl_msg_packet_bytes(0) && message->packet.kind == CTRL_MSG
+        && packet_is_for_us(sizeof message->packet, &message->packet) && message->msg.length <= CHANNEL_BYTES
+        && bytes == (int)ctrl_msg_packet_bytes(message->msg.length) && message->msg.type < CHANNEL_TYPES
+        && message->msg.flags <= CTRL_MSG_FLAGS;
 }
 bool packet_is_for_us(int bytes, const struct packet *packet)
 {

@@ -27,12 +27,13 @@ void peer_weak_ref_clear(struct peer_weak_ref *ref)
 }
 
 /* ---- sending ---- */
-int peer_send_packet(struct peer *peer, enum packet_kind kind, const unsigned char *token, int gift)
+int peer_send_packet(struct peer *peer, enum packet_kind kind, const unsigned char *token, int attached_fd)
 {
     struct packet packet = packet_make_from_us(peer->identity.nonce, kind);
     if (token) memcpy(packet.token, token, sizeof packet.token);
-    return peer->ops->send(peer, &packet, sizeof packet, gift);
+    return peer->ops->send(peer, &packet, sizeof packet, attached_fd);
 }
+/* Sends a control message now. Returns 0 or -errno; -EAGAIN means that there is no room. */
 static int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
 {
     struct packet_and_ctrl_msg message;
@@ -40,7 +41,7 @@ static int peer_send_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
     memcpy(&message.msg, msg, offsetof(struct ctrl_msg, bytes) + msg->length);
     return peer->ops->send(peer, &message.packet, ctrl_msg_packet_bytes(msg->length), -1);
 }
-/* Tells the peer that a rank of this process cannot join; repeated when the socket has room. */
+/* Sends the peer a notice that a rank could not join. If there is no room, all notices are sent again when there is. */
 static void peer_send_join_abort(struct peer *peer, const struct join_abort *record)
 {
     struct packet packet = packet_make_from_us(peer->identity.nonce, JOIN_ABORTED);
@@ -50,7 +51,7 @@ static void peer_send_join_abort(struct peer *peer, const struct join_abort *rec
     peer->owes_join_aborts = true;
     peer->ops->set_await_room(peer, true);
 }
-/* Sends all recorded notices, because the peer may be about to join one of those groups. */
+/* Sends all recorded notices of aborted joins, because the peer may be about to join one of those groups. */
 static void peer_send_join_aborts(struct peer *peer)
 {
     peer->owes_join_aborts = false;
@@ -75,11 +76,11 @@ bool peer_post_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg)
 {
     /* A link that is still CONNECTING takes the message later. */
     if (peer->state > OPEN) return false;
-    bool first = !peer->unsent.first;
-    int error = first ? peer_send_ctrl_msg(peer, msg) : -EAGAIN;
+    bool queue_was_empty = !peer->unsent.first;
+    int error = queue_was_empty ? peer_send_ctrl_msg(peer, msg) : -EAGAIN;
     if (error != -EAGAIN) return !error;
     if (!ctrl_queue_add_or_replace(&peer->unsent, msg, registry.self.nonce)) return false;
-    if (first) peer->ops->set_await_room(peer, true);
+    if (queue_was_empty) peer->ops->set_await_room(peer, true);
     return true;
 }
 
@@ -109,7 +110,7 @@ void peer_open(struct peer *peer)
     peer_send_join_aborts(peer);
     pthread_cond_broadcast(&registry.changed);
 }
-/* Frees a peer that has no users and no socket. */
+/* Removes and frees a peer that has no users and no socket. References to it then point to peer_freed. */
 static void peer_free(struct peer *peer)
 {
     assert(peer->users == 0 && !peer->watches && peer->descriptor < 0);

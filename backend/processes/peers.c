@@ -14,7 +14,7 @@
 enum { SEND_MS = 10000, RETRY_MS = 5 };
 
 /* ---- connecting ---- */
-/* Connects to the peer and starts the handshake. Returns 0 or -errno. */
+/* Connects to the peer's socket and prepares the handshake. Returns 0 or -errno. */
 static int peer_start_connect(struct peer *peer)
 {
     int descriptor = socket_connect("peer", peer->identity.nonce);
@@ -25,11 +25,11 @@ static int peer_start_connect(struct peer *peer)
     else peer->descriptor = descriptor;
     return error;
 }
-/* Waits until the connection is open. 0, or a negative errno. Called with registry.lock. */
+/* Waits until the connection is open, connecting if needed. Returns 0 or -errno. The caller holds registry.lock. */
 static int peer_await_open(struct peer *peer, int64_t deadline_ms)
 {
     while (peer->state == CONNECTING) {
-        int error = peer->descriptor < 0 && !peer->expects_theirs ? peer_start_connect(peer) : 0;
+        int error = peer->descriptor < 0 && !peer->awaits_incoming ? peer_start_connect(peer) : 0;
         int64_t now = clock_ms(), until_ms = error ? now + RETRY_MS : deadline_ms;
         if (error && error != -EAGAIN) return error;
         if (now >= deadline_ms) return -ETIMEDOUT;
@@ -37,7 +37,7 @@ static int peer_await_open(struct peer *peer, int64_t deadline_ms)
     }
     return peer->state == OPEN ? 0 : peer->error ? peer->error : -ECONNRESET;
 }
-/* Ends one use of a peer by a group. */
+/* Ends one use of a peer. After the last, closes and frees it, unless it is open or a link with unsent messages. */
 static void peer_drop_user(struct peer *peer)
 {
     assert(peer->users > 0);
@@ -47,7 +47,7 @@ static void peer_drop_user(struct peer *peer)
     if (peer->state == CONNECTING && peer->unsent.first) return;
     peer_close_with_goodbye(peer);
 }
-/* Fails with the meaning of a socket error for a user. */
+/* Fails with the meaning of a -errno of connecting to the process `other`. */
 static tutti_status peer_explain_error(const struct identity *other, int error)
 {
     const char *why = strerror(-error);
@@ -67,9 +67,9 @@ tutti_status peer_connect(const struct identity *other, const struct key_id *key
 {
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
-    bool own = nonce_equal(other->nonce, registry.self.nonce);
-    struct peer *peer = own ? NULL : registry_find_peer(other->nonce);
-    if (!own && !peer) peer = registry_add_peer(other, key, &local_peer_ops);
+    bool is_self = nonce_equal(other->nonce, registry.self.nonce);
+    struct peer *peer = is_self ? NULL : registry_find_peer(other->nonce);
+    if (!is_self && !peer) peer = registry_add_peer(other, key, &local_peer_ops);
     int error = 0;
     if (peer) {
         peer->users++;
@@ -77,7 +77,7 @@ tutti_status peer_connect(const struct identity *other, const struct key_id *key
         if (error) peer_drop_user(peer);
     }
     pthread_mutex_unlock(&registry.lock);
-    if (own) return status_fail(TUTTI_INTERNAL, "a process does not connect to itself");
+    if (is_self) return status_fail(TUTTI_INTERNAL, "a process does not connect to itself");
     if (!peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     if (error) return peer_explain_error(other, error);
     *out = peer;
@@ -136,18 +136,18 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 {
     pthread_mutex_lock(&registry.lock);
     int descriptor = -1;
-    bool has_come = registry_take_early_descriptor(token, &descriptor);
-    while (!has_come && clock_ms() < deadline_ms) {
+    bool has_arrived = registry_take_early_descriptor(token, &descriptor);
+    while (!has_arrived && clock_ms() < deadline_ms) {
         registry_wait(deadline_ms);
-        has_come = registry_take_early_descriptor(token, &descriptor);
+        has_arrived = registry_take_early_descriptor(token, &descriptor);
     }
     pthread_mutex_unlock(&registry.lock);
-    if (!has_come) return TUTTI_TIMEOUT;
+    if (!has_arrived) return TUTTI_TIMEOUT;
     if (descriptor < 0)
         return status_fail(TUTTI_SYSTEM,
             "shared memory arrived without its file descriptor: too many open files? see ulimit -n; or more than %d "
             "arrived after it that this process has not requested yet",
-            KEPT_OPEN);
+            MOST_OPEN_EARLY_FDS);
     *out = descriptor;
     return TUTTI_OK;
 }
@@ -158,8 +158,8 @@ void peers_abort_join(const unsigned char token[16])
     pthread_mutex_lock(&registry.lock);
     /* The first process that could not join has notified all, and every error text names it. So this process sends
        nothing if it was not the first. */
-    bool first = registry_record_join_abort(token, &registry.self);
-    if (first) peers_forward_join_abort(token, NULL);
+    bool is_first = registry_record_join_abort(token, &registry.self);
+    if (is_first) peers_forward_join_abort(token, NULL);
     pthread_mutex_unlock(&registry.lock);
 }
 bool peers_join_is_aborted(const unsigned char token[16], struct identity *out)
@@ -190,11 +190,12 @@ void peer_unwatch(struct peer_watch *watch)
     while (registry.calling == watch && !pthread_equal(pthread_self(), registry.thread)) registry_wait(INT64_MAX);
     pthread_mutex_unlock(&registry.lock);
 }
+/* Returns a watch of a peer that is gone whose function was not called yet, or NULL. */
 static struct peer_watch *peer_watch_find_due(void)
 {
     for (struct peer *peer = registry.peers; peer; peer = peer->next)
-        for (struct peer_watch *w = peer_is_over(peer) ? peer->watches : NULL; w; w = w->next)
-            if (!w->called) return w;
+        for (struct peer_watch *watch = peer_is_over(peer) ? peer->watches : NULL; watch; watch = watch->next)
+            if (!watch->called) return watch;
     return NULL;
 }
 bool peers_call_due_watch(void)

@@ -20,30 +20,34 @@ struct identity {
 };
 /* Another process, on this host or another. */
 struct peer;
-/* Returns the connection to that process, and makes it if needed. Pair with peer_release. Both processes may call it at
-   once and for several groups: they share one connection. The other process need not call it. `key` is the id of a
-   shared group's key (keys.h). SYSTEM: the process cannot be reached, and the text says why. It has ended, or it is on
-   another host, in another network namespace, or of another user. TIMEOUT: the process exists but does not answer. */
+/* Sets *out to the peer of that process of this host, and connects to it if needed. Pair with peer_release. Both
+   processes may call it at once and for several groups: they share one connection. The other process need not call it.
+   `key` is the id of a shared group's key (keys.h). SYSTEM: the process cannot be reached, and the text says why. It
+   has ended, or it is on another host, in another network namespace, or of another user. TIMEOUT: the process exists
+   but does not answer. */
 tutti_status peer_connect(const struct identity *other, const struct key_id *key, int64_t deadline_ms,
     struct peer **out);
+/* Ends one use of a peer. NULL is allowed. */
 void peer_release(struct peer *peer);
-/* Returns true if the process has died or has called its last peers_release. */
+/* Returns true if the process has died or has called its last peers_release, or if the connection failed. */
 bool peer_is_gone(const struct peer *peer);
-/* The address of this process's nonce, which other processes read to verify the process (host/reading.h). */
+/* Returns the address of this process's nonce, which other processes read to verify the process (host/reading.h). */
 uint64_t peers_nonce_address(void);
-/* Describes how to read a process of this host that reported the address of its nonce. */
+/* Returns how to read the memory of a process of this host, which has reported the address of its nonce. */
 struct read_source peer_memory_source(const struct peer *peer, uint64_t nonce_at);
-/* Sends a descriptor to that process, which finds it under `token`. PEER_LOST; TIMEOUT if the process does not read. */
+/* Sends a file descriptor to that process, which finds it under `token`. PEER_LOST; TIMEOUT if the process does not
+   read. */
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor);
-/* Waits for the descriptor that any process sent under `token`. The caller closes it. TIMEOUT sets no error text,
-   because the caller may wait on. SYSTEM: the descriptor was sent, but this process had no room for it. */
+/* Waits for the file descriptor that any process sent under `token`, and sets *out to it. The caller closes it. TIMEOUT
+   sets no error text, because the caller may wait on. SYSTEM: the descriptor was sent, but this process had no room for
+   it. */
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out);
 
 /* Notifies all connected processes, and those that connect later, that a rank of this process could not join the group
    with that token. A notice that was received earlier for the same group takes precedence. */
 void peers_abort_join(const unsigned char token[16]);
-/* Returns true if a process could not join the group, and sets *out to the first one. It knows the latest 16
-   groups. */
+/* Returns true if a process could not join the group, and sets *out to the first one. Only the latest 16 such groups
+   are recorded. */
 bool peers_join_is_aborted(const unsigned char token[16], struct identity *out);
 
 /* Calls lost(context) once on the watch thread when the process behind `peer` is gone (peer_is_gone), or soon if it
@@ -54,10 +58,13 @@ struct peer_watch {
     void (*lost)(void *context);
     void *context;
     struct peer_watch *next;
+    /* lost() was called. */
     bool called;
 };
+/* Starts the watch. `watch` must stay valid until peer_unwatch. */
 void peer_watch(struct peer_watch *watch);
+/* Ends the watch, and waits while lost() runs on another thread. */
 void peer_unwatch(struct peer_watch *watch);
-/* For the watch thread, with registry.lock held. Calls the watcher of one peer that is gone, and releases the lock
-   during the call. Returns false if every such watcher was called. */
+/* Calls the lost() of one watch whose peer is gone. Returns false if none is left to call. For the watch thread, with
+   registry.lock held, which is released during the call. */
 bool peers_call_due_watch(void);

@@ -48,7 +48,7 @@ void registry_close_descriptor(int *descriptor)
 void registry_refuse_connection(int descriptor, const char *why)
 {
     if (descriptor >= 0) registry_close_descriptor(&descriptor);
-    if (registry.turned_away++ == 0)
+    if (registry.refused_count++ == 0)
         LOG(WARN, "a connection that %s was dropped; further ones are dropped without a warning", why);
 }
 
@@ -79,10 +79,11 @@ void registry_remove_peer(const struct peer *peer)
 }
 bool registry_take_early_descriptor(const unsigned char token[16], int *out)
 {
-    for (int i = 0; i < registry.kept_count; i++) {
-        if (!nonce_equal(registry.kept[i].token, token)) continue;
-        *out = registry.kept[i].descriptor;
-        memmove(&registry.kept[i], &registry.kept[i + 1], (size_t)(--registry.kept_count - i) * sizeof *registry.kept);
+    for (int i = 0; i < registry.early_count; i++) {
+        if (!nonce_equal(registry.early[i].token, token)) continue;
+        *out = registry.early[i].descriptor;
+        memmove(&registry.early[i], &registry.early[i + 1],
+            (size_t)(--registry.early_count - i) * sizeof *registry.early);
         return true;
     }
     return false;
@@ -93,48 +94,51 @@ const struct join_abort *registry_find_join_abort(const unsigned char token[16])
         if (nonce_equal(registry.join_aborts[i].token, token)) return &registry.join_aborts[i];
     return NULL;
 }
-/* Closes the oldest kept descriptor if there are too many. A rank that waits for it later gets an error. */
+/* Closes the oldest open descriptor that arrived early if MOST_OPEN_EARLY_FDS are open. A rank that waits for it later
+   gets an error. */
 static void early_descriptors_make_room(void)
 {
-    int open = 0, *oldest = NULL;
-    for (int i = registry.kept_count - 1; i >= 0; i--) {
-        if (registry.kept[i].descriptor < 0) continue;
-        oldest = &registry.kept[i].descriptor;
-        open++;
+    int open_count = 0, *oldest = NULL;
+    for (int i = registry.early_count - 1; i >= 0; i--) {
+        if (registry.early[i].descriptor < 0) continue;
+        oldest = &registry.early[i].descriptor;
+        open_count++;
     }
-    if (open < KEPT_OPEN) return;
+    if (open_count < MOST_OPEN_EARLY_FDS) return;
     descriptor_close(oldest);
-    if (registry.dropped++ == 0)
-        LOG(WARN, "%d file descriptors arrived that were not requested; from now on the oldest is closed", KEPT_OPEN);
+    if (registry.closed_early_count++ == 0)
+        LOG(WARN, "%d file descriptors arrived that were not requested; from now on the oldest is closed",
+            MOST_OPEN_EARLY_FDS);
 }
 void registry_keep_early_descriptor(const unsigned char token[16], int descriptor)
 {
-    int forgotten = -1;
+    int oldest_descriptor = -1;
     if (registry_find_join_abort(token)) { descriptor_close(&descriptor); return; }
     early_descriptors_make_room();
-    if (registry.kept_count == KEPT) registry_take_early_descriptor(registry.kept[0].token, &forgotten);
-    descriptor_close(&forgotten);
-    struct early_descriptor *kept = &registry.kept[registry.kept_count++];
-    kept->descriptor = descriptor;
-    memcpy(kept->token, token, sizeof kept->token);
+    if (registry.early_count == MOST_EARLY_FDS)
+        registry_take_early_descriptor(registry.early[0].token, &oldest_descriptor);
+    descriptor_close(&oldest_descriptor);
+    struct early_descriptor *added = &registry.early[registry.early_count++];
+    added->descriptor = descriptor;
+    memcpy(added->token, token, sizeof added->token);
     pthread_cond_broadcast(&registry.changed);
 }
 bool registry_record_join_abort(const unsigned char token[16], const struct identity *by)
 {
-    int kept = -1;
+    int early_descriptor = -1;
     /* Later processes cannot join because of the first one, so only the first is recorded. */
     if (registry_find_join_abort(token)) return false;
     struct join_abort *record = &registry.join_aborts[registry.join_abort_count++ % MOST_JOIN_ABORTS];
     memcpy(record->token, token, sizeof record->token);
     record->by = *by;
     text_make_printable(record->by.host, sizeof record->by.host);
-    if (registry_take_early_descriptor(token, &kept)) descriptor_close(&kept);
+    if (registry_take_early_descriptor(token, &early_descriptor)) descriptor_close(&early_descriptor);
     return true;
 }
 struct pending_conn registry_take_pending_conn(int index)
 {
     struct pending_conn pending = registry.pending[index];
-    size_t behind = (size_t)(--registry.pending_count - index);
-    memmove(&registry.pending[index], &registry.pending[index + 1], behind * sizeof *registry.pending);
+    size_t later_count = (size_t)(--registry.pending_count - index);
+    memmove(&registry.pending[index], &registry.pending[index + 1], later_count * sizeof *registry.pending);
     return pending;
 }

@@ -5,8 +5,9 @@
 #include "backend/processes/peer.h"
 #include <pthread.h>
 
-enum { MOST_PENDING = 32, KEPT = 1024, KEPT_OPEN = 256, MOST_JOIN_ABORTS = 16 };
-/* A connection whose process has not yet proved that it shares a group with this one. */
+enum { MOST_PENDING = 32, MOST_EARLY_FDS = 1024, MOST_OPEN_EARLY_FDS = 256, MOST_JOIN_ABORTS = 16 };
+/* A connection whose process has not yet proved that it shares a group with this one, and must do so until
+   `until_ms`. */
 struct pending_conn { int descriptor; int64_t until_ms; struct handshake handshake; };
 /* A descriptor that arrived before a rank asked for it. It is -1 if this process had no room for it. */
 struct early_descriptor { int descriptor; unsigned char token[16]; };
@@ -17,63 +18,73 @@ struct registry {
     pthread_mutex_t lock;
     /* Signals a new state, a kept descriptor, or the end of a callback. */
     pthread_cond_t changed;
+    /* The number of peers_acquire without a peers_release. */
     int users;
     /* The function of peers_set_at_end, or NULL. */
     void (*at_end)(void);
     /* `stop` ends the watch thread. `stopping` is true during the last peers_release. With `out_of_descriptors` the
      * watch thread pauses before its next poll. */
     bool stop, stopping, out_of_descriptors;
+    /* This process. */
     struct identity self;
+    /* The socket for processes of this host, the epoll set, and the eventfd that wakes the watch thread. */
     int listener, poller, waker;
+    /* The watch thread. */
     pthread_t thread;
     struct peer *peers;
     /* Control messages to deliver or to pass on. */
     struct ctrl_queue incoming;
-    /* The oldest entry is first. */
+    /* Connections without a proof. The oldest is first. */
     struct pending_conn pending[MOST_PENDING];
-    /* The oldest entry is first. At most KEPT_OPEN entries have an open descriptor. */
-    struct early_descriptor kept[KEPT];
-    int pending_count, kept_count;
+    /* Descriptors that no rank has asked for. The oldest is first. At most MOST_OPEN_EARLY_FDS of them are open. */
+    struct early_descriptor early[MOST_EARLY_FDS];
+    int pending_count, early_count;
     /* A ring of the latest aborted joins, and the number of all so far. */
     struct join_abort join_aborts[MOST_JOIN_ABORTS];
     unsigned join_abort_count;
     /* The watch whose callback is running, or NULL. */
     const struct peer_watch *calling;
-    /* The number of refused connections, and of descriptors that were closed unused. */
-    uint64_t turned_away, dropped;
+    /* The number of refused connections, and of early descriptors that were closed for lack of room. */
+    uint64_t refused_count, closed_early_count;
 };
 extern struct registry registry;
 
+/* Returns true if two nonces, or two tokens, are equal. */
 bool nonce_equal(const unsigned char a[16], const unsigned char b[16]);
 /* Closes the descriptor unless it is -1, and sets it to -1. */
 void descriptor_close(int *descriptor);
 
-/* Waits until `changed` is signalled or the time has come. */
+/* Waits until `changed` is signalled, or until that clock_ms(); INT64_MAX means without limit. Releases the lock
+   meanwhile. */
 void registry_wait(int64_t until_ms);
 /* Wakes the watch thread. */
 void registry_wake(void);
 /* Makes the watch thread poll the descriptor for reading. Returns 0 or -errno. */
 int registry_poll_add(int descriptor);
-/* Polls the descriptor for writing too, or only for reading again. */
+/* Makes the watch thread poll the descriptor for writing, too (`on`), or only for reading again. */
 void registry_poll_writing(int descriptor, bool on);
-/* Removes the descriptor from the poll set and closes it. */
+/* Removes the descriptor from the poll set, closes it, and sets it to -1. Does nothing for -1. */
 void registry_close_descriptor(int *descriptor);
-/* Closes a refused connection, and logs the reason for the first one. */
+/* Closes a refused connection (-1: already closed), and logs the reason for the first one. `why` follows the words "a
+   connection that". */
 void registry_refuse_connection(int descriptor, const char *why);
 
-/* Finds the peer of this host that is CONNECTING or OPEN, or returns NULL. */
+/* Returns the peer of this host with that nonce that is CONNECTING or OPEN, or NULL. */
 struct peer *registry_find_peer(const unsigned char nonce[16]);
-/* Adds a peer of that kind that is CONNECTING. Returns NULL without memory. */
+/* Adds a peer that is CONNECTING, of the kind that `ops` gives. Returns NULL if memory is short. */
 struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops);
-/* Takes the peer out of the list. */
+/* Removes the peer from the list, but does not free it. */
 void registry_remove_peer(const struct peer *peer);
-/* Keeps a descriptor, which is -1 if this process had no room for it, until a rank asks for it. */
+/* Keeps a descriptor until a rank asks for it, or closes it if the join of its group was aborted. It is -1 if this
+   process had no room for it. */
 void registry_keep_early_descriptor(const unsigned char token[16], int descriptor);
-/* Takes out the descriptor that was sent under `token`. Returns false if it has not arrived. */
+/* Removes the descriptor that was sent under `token` from the list and sets *out to it. Returns false if it has not
+   arrived. */
 bool registry_take_early_descriptor(const unsigned char token[16], int *out);
+/* Removes the pending connection with that index from the list and returns it. */
 struct pending_conn registry_take_pending_conn(int index);
-/* Records the first process that could not join a group, and closes a descriptor that was kept for the group. Returns
-   true for the first. */
+/* Records that the process `by` could not join a group, and closes a descriptor that was kept for the group. Returns
+   false, without a change, if another process was recorded before. */
 bool registry_record_join_abort(const unsigned char token[16], const struct identity *by);
 /* Returns the record of that group, or NULL. */
 const struct join_abort *registry_find_join_abort(const unsigned char token[16]);

@@ -19,9 +19,10 @@ static struct {
     unsigned char key[MOST_SECRET_BYTES];
 } secret;
 
-static tutti_status secret_refuse_file(const char *path, const char *what)
+/* Fails because of the file of the secret. `problem` follows its path in the text. */
+static tutti_status secret_fail_file(const char *path, const char *problem)
 {
-    return status_fail(TUTTI_SYSTEM, "the secret file %.200s (TUTTI_SECRET_FILE) %s", path, what);
+    return status_fail(TUTTI_SYSTEM, "the secret file %.200s (TUTTI_SECRET_FILE) %s", path, problem);
 }
 /* Reads like read(), and repeats a read that a signal interrupted. */
 static ssize_t secret_read_some(int file, void *out, size_t bytes)
@@ -31,26 +32,26 @@ static ssize_t secret_read_some(int file, void *out, size_t bytes)
     while (got < 0 && errno == EINTR);
     return got;
 }
-/* Reads the key from an open file after checks of its owner, mode and size. */
+/* Reads the secret from an open file, after checks of owner, mode and size, and sets *out to its bytes. */
 static tutti_status secret_read_key(const char *path, int file, size_t *out)
 {
     struct stat about;
     unsigned char beyond;
     size_t bytes = 0;
-    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) return secret_refuse_file(path, "is not a regular file");
-    if (about.st_uid != geteuid()) return secret_refuse_file(path, "belongs to another user");
+    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) return secret_fail_file(path, "is not a regular file");
+    if (about.st_uid != geteuid()) return secret_fail_file(path, "belongs to another user");
     if ((about.st_mode & 07777) != 0600 && (about.st_mode & 07777) != 0400)
-        return secret_refuse_file(path, "must have mode 0600 or 0400: chmod 600 it");
+        return secret_fail_file(path, "must have mode 0600 or 0400: chmod 600 it");
     for (ssize_t got = 1; got > 0 && bytes < sizeof secret.key; bytes += (size_t)got)
         if ((got = secret_read_some(file, secret.key + bytes, sizeof secret.key - bytes)) < 0)
-            return secret_refuse_file(path, strerror(errno));
-    if (bytes == 0) return secret_refuse_file(path, "is empty");
+            return secret_fail_file(path, strerror(errno));
+    if (bytes == 0) return secret_fail_file(path, "is empty");
     if (bytes == sizeof secret.key && secret_read_some(file, &beyond, 1) != 0)
-        return secret_refuse_file(path, "has more than 4096 bytes");
+        return secret_fail_file(path, "has more than 4096 bytes");
     *out = bytes;
     return TUTTI_OK;
 }
-/* Opens the file of TUTTI_SECRET_FILE and reads its key. */
+/* Opens the file of TUTTI_SECRET_FILE, reads the secret and sets *out to its bytes. */
 static tutti_status secret_read_file(const char *path, size_t *out)
 {
     int file;

@@ -18,14 +18,18 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { AGAIN_MS = 50 };
+enum { REQUEST_GAP_MS = 50 };
+/* A block of a peer's arena. */
 struct view {
     struct peer *peer;
+    /* `block` is the number of the block in the peer, and `number` is that of this view's requests. */
     uint64_t block, number;
     enum { VIEW_ASKED, VIEW_MAPPED, VIEW_REFUSED } state;
     /* The time of the next request while VIEW_ASKED. */
-    int64_t again_ms;
+    int64_t next_request_ms;
+    /* The number of holders. */
     int users;
+    /* The mapping while VIEW_MAPPED. */
     void *base;
     size_t bytes;
     /* The error of VIEW_REFUSED. */
@@ -38,6 +42,7 @@ struct view_order { uint64_t block, number; };
 /* The token of a BLOCK packet. `bytes` is 0 if the block does not exist. */
 struct view_answer { uint64_t number, bytes; };
 static uint64_t last_number;
+/* `arrivals` is a bell that rings when an answer has arrived, and `sleepers` counts the threads that sleep on it. */
 static _Atomic uint32_t arrivals, sleepers;
 
 void views_add_to_wait(struct wait_set *set)
@@ -60,18 +65,21 @@ static void view_destroy(struct view *view)
     if (view->state == VIEW_MAPPED) arena_detach(view->base, view->bytes);
     free(view);
 }
-/* A mapped view without users stays until its owner has freed the block. */
+/* Returns true if the view has no users, and is not mapped or its owner has freed the block. Until then a mapped view
+   stays. */
 static bool view_may_be_destroyed(const struct view *view)
 {
     return view->users == 0 && (view->state != VIEW_MAPPED || arena_block_is_retired(view->base));
 }
+/* Returns the peer's view of that block, or NULL. A refused view does not count. */
 static struct view *view_find(const struct peer *peer, uint64_t block)
 {
     struct view *view = peer->views;
     while (view && (view->block != block || view->state == VIEW_REFUSED)) view = view->next;
     return view;
 }
-/* Adds a view for a block of the peer, and destroys views without users. NULL: no memory. */
+/* Adds a view for a block of the peer, after it has destroyed those views of the peer that may be destroyed. Returns
+   NULL if memory is short. */
 static struct view *view_add(struct peer *peer, uint64_t block)
 {
     for (struct view *view = peer->views, *next; view; view = next) {
@@ -93,24 +101,26 @@ void views_free_all(struct peer *peer)
 
 /* ---- asking ---- */
 static_assert(sizeof(struct view_order) == 16 && sizeof(struct view_answer) == 16, "they are tokens");
-/* Requests the block if it is time. The watch thread reports a peer that is gone, so this function does not. */
+/* Sends a request for the block if it is time. Returns IN_PROGRESS, also if the peer is gone, which the watch thread
+   reports. */
 static tutti_status view_request_block(struct view *view)
 {
     struct peer *peer = view->peer;
     struct view_order order = { view->block, view->number };
     unsigned char token[sizeof order];
     memcpy(token, &order, sizeof token);
-    if (peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
-    if (peer_send_packet(peer, WANTED, token, -1) == 0) view->again_ms = clock_ms() + AGAIN_MS;
+    if (peer->state != OPEN || clock_ms() < view->next_request_ms) return TUTTI_IN_PROGRESS;
+    if (peer_send_packet(peer, WANTED, token, -1) == 0) view->next_request_ms = clock_ms() + REQUEST_GAP_MS;
     return TUTTI_IN_PROGRESS;
 }
+/* Ends one use of the view, and destroys it if it may be. */
 static void view_drop(struct view *view)
 {
     view->users--;
     if (view_may_be_destroyed(view)) view_destroy(view);
 }
-/* Returns the mapping of a peer's block. IN_PROGRESS: it has been requested. A failed view is dropped, so a later call
-   tries again. Called with registry.lock. */
+/* Does view_acquire; the caller holds registry.lock. A refused view is dropped, so a later call requests the block
+   again. */
 static tutti_status view_acquire_locked(struct peer *peer, uint64_t block, struct view **held)
 {
     struct view *view = *held;
@@ -152,13 +162,14 @@ void views_send_block(struct peer *peer, const unsigned char token[16])
     peer_send_packet(peer, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
     if (descriptor >= 0) close(descriptor);
 }
-/* Maps the block whose descriptor (`gift`, or -1) has arrived. */
-static tutti_status view_map(struct view *view, size_t bytes, int gift)
+/* Maps the block of `bytes` bytes whose descriptor has arrived. `attached_fd` is closed; -1 means that none has
+   arrived. */
+static tutti_status view_map(struct view *view, size_t bytes, int attached_fd)
 {
     char whose[80];
     snprintf(whose, sizeof whose, "process %llu's", (unsigned long long)view->peer->identity.pid);
     view->bytes = bytes;
-    if (gift >= 0) return arena_attach(gift, view->block, bytes, whose, &view->base);
+    if (attached_fd >= 0) return arena_attach(attached_fd, view->block, bytes, whose, &view->base);
     if (bytes)
         return status_fail(TUTTI_SYSTEM,
             "%s shared tensors arrived without their file descriptor: too many open files, there or here? see "
@@ -166,7 +177,7 @@ static tutti_status view_map(struct view *view, size_t bytes, int gift)
             whose);
     return status_fail(TUTTI_INVALID_ARGUMENT, "%s shared tensor was freed while an operation used it", whose);
 }
-void views_receive_block(struct peer *peer, const unsigned char token[16], int gift)
+void views_receive_block(struct peer *peer, const unsigned char token[16], int attached_fd)
 {
     struct view_answer answer;
     memcpy(&answer, token, sizeof answer);
@@ -174,10 +185,10 @@ void views_receive_block(struct peer *peer, const unsigned char token[16], int g
     while (view && view->number != answer.number) view = view->next;
     /* The view was released, or a repeated request got a second answer. */
     if (!view || view->state != VIEW_ASKED) {
-        descriptor_close(&gift);
+        descriptor_close(&attached_fd);
         return;
     }
-    view->status = view_map(view, answer.bytes, gift);
+    view->status = view_map(view, answer.bytes, attached_fd);
     view->state = view->status == TUTTI_OK ? VIEW_MAPPED : VIEW_REFUSED;
     if (view->status != TUTTI_OK) snprintf(view->detail, sizeof view->detail, "%.250s", status_detail());
     word_ring_bell(&arrivals, &sleepers, false);

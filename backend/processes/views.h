@@ -10,17 +10,18 @@ struct wait_set;
    view is held but not mapped yet; call again with the same *held, or release it. INVALID_ARGUMENT: its owner has freed
    it. NO_MEMORY, SYSTEM: it cannot be mapped; the text gives the reason. After an error *held is NULL. */
 tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **held);
-/* NULL is allowed. */
+/* Ends one use of the view. NULL is allowed. */
 void view_release(struct view *view);
-/* Returns the address of those bytes, or NULL if they pass the view's end. */
+/* Returns the address of `bytes` bytes at that offset of a mapped view, or NULL if they pass its end. */
 unsigned char *view_address_at(const struct view *view, uint64_t offset, uint64_t bytes);
-/* Adds the word that changes when a view has arrived. Call it before view_acquire. */
+/* Adds the word to the set that changes when an answer about a view has arrived. Call it before view_acquire. */
 void views_add_to_wait(struct wait_set *set);
 
 /* ---- with registry.lock held ---- */
-/* Sends a block of this process's arena to a peer that asked for it. */
+/* Sends a block of this process's arena to a peer that asked for it. `token` is that of the WANTED packet. */
 void views_send_block(struct peer *peer, const unsigned char token[16]);
-/* Handles a peer's answer. `gift` is a descriptor, which is taken over, or -1. */
-void views_receive_block(struct peer *peer, const unsigned char token[16], int gift);
+/* Handles a peer's answer to a request. `token` is that of the BLOCK packet. `attached_fd` is a file descriptor, which
+   the function closes, or -1. */
+void views_receive_block(struct peer *peer, const unsigned char token[16], int attached_fd);
 /* Unmaps all views of a peer. They have no holders. */
 void views_free_all(struct peer *peer);

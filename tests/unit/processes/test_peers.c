@@ -220,7 +220,7 @@ static void test_four_exchange_descriptors(void **state)
 }
 static void send_too_many(void)                                        /* that nobody asks for */
 {
-    enum { SENT = KEPT + 100 };
+    enum { SENT = MOST_EARLY_FDS + 100 };
     struct peer *peer;
     unsigned char token[16];
     int before = count_descriptors();
@@ -234,10 +234,10 @@ static void send_too_many(void)                                        /* that n
     int last, none = -1;
     REQUIRE(rank == 0 || peers_await_descriptor(token, clock_ms() + JOIN_MS, &last) == TUTTI_OK);
     if (rank == 1) close(last);
-    make_token(token, 0, 1, SENT - KEPT_OPEN - 1);      /* closed for the others: who waits does not wait long */
+    make_token(token, 0, 1, SENT - MOST_OPEN_EARLY_FDS - 1); /* closed for the others: who waits does not wait long */
     REQUIRE(rank == 0 || peers_await_descriptor(token, INT64_MAX, &none) == TUTTI_SYSTEM);
     REQUIRE(rank == 0 || strstr(status_detail(), "more than 256 arrived after it that this process has not requested"));
-    REQUIRE(descriptors_settle_at(before + 4 + (rank == 1 ? KEPT_OPEN - 1 : 0)));    /* one was taken */
+    REQUIRE(descriptors_settle_at(before + 4 + (rank == 1 ? MOST_OPEN_EARLY_FDS - 1 : 0)));    /* one was taken */
     peer_release(peer);
     world_barrier(2);
     peers_release();
