@@ -13,9 +13,12 @@
 #include <errno.h>
 #include <string.h>
 
-enum { GONE = 3, CALL_MS = 5000, HANDSHAKE_MS = 3000, RETRY_MS = 100, TRY_MS = 10000 };
+/* GONE attempts in a row without a listener mean that the process has ended. TRY_MS is the time after which a link with
+   messages is given up. */
+enum { GONE = 3, CONNECT_MS = 5000, HANDSHAKE_MS = 3000, RETRY_MS = 100, TRY_MS = 10000 };
 
-/* Ends an attempt and plans the next one. The link may end. */
+/* Ends a failed attempt to connect and schedules the next one. `error` is a -errno. The link ends if another attempt
+   would get the same result. */
 static void link_connect_fail(struct peer *peer, int error)
 {
     struct link *link = peer->link;
@@ -24,15 +27,14 @@ static void link_connect_fail(struct peer *peer, int error)
     registry_close_descriptor(&peer->descriptor);
     link->stage = IDLE;
     /* A random part spreads the attempts of many processes that connect to one. */
-    link->again_ms = clock_ms() + gap_ms + registry.self.nonce[0] % RETRY_MS;
-    links_schedule_tick(link->again_ms);
+    link->next_attempt_ms = clock_ms() + gap_ms + registry.self.nonce[0] % RETRY_MS;
+    links_schedule_tick(link->next_attempt_ms);
     if (error != -EALREADY || !link->error) link->error = error;
-    link->refusals = error == -ECONNREFUSED ? link->refusals + 1 : 0;
+    link->refusals_in_a_row = error == -ECONNREFUSED ? link->refusals_in_a_row + 1 : 0;
     bool is_refused = error == -ENOPROTOOPT || error == -EKEYREJECTED || error == -ENOKEY;
-    /* Another attempt would get the same result. */
-    if (is_refused || link->refusals == GONE) link_end(peer, error);
+    if (is_refused || link->refusals_in_a_row == GONE) link_end(peer, error);
 }
-/* Starts a connection to the peer's address. */
+/* Starts to connect to the peer's address. */
 static void link_connect_start(struct peer *peer)
 {
     struct link *link = peer->link;
@@ -43,8 +45,8 @@ static void link_connect_start(struct peer *peer)
     if (error) { link_connect_fail(peer, error); return; }
     registry_poll_writing(descriptor, true);
     link->from = tcp_local_address(descriptor);
-    link->stage = CALLING;
-    link->until_ms = clock_ms() + CALL_MS;
+    link->stage = CONNECT_STARTED;
+    link->until_ms = clock_ms() + CONNECT_MS;
 }
 /* Handles the next message of the handshake. Returns 1 if the link can open, 0 if not yet, or -errno. */
 static int link_connect_advance(struct peer *peer)
@@ -62,7 +64,7 @@ static int link_connect_advance(struct peer *peer)
     peer->link->stage = HELLO_SENT;
     return handshake_send_hello(handshake, &registry.self, peer->identity.nonce, &peer->key, 0, socket);
 }
-/* Sends the version over a new connection. Returns 0 or -errno. */
+/* Sends this process's version when the socket is connected. Returns 0 or -errno. */
 static int link_connect_on_connected(struct peer *peer)
 {
     struct link *link = peer->link;
@@ -75,7 +77,7 @@ static int link_connect_on_connected(struct peer *peer)
 void link_connect_on_ready(struct peer *peer)
 {
     int error;
-    if (peer->link->stage == CALLING) {
+    if (peer->link->stage == CONNECT_STARTED) {
         error = tcp_take_error(peer->descriptor);
         /* A socket without a peer address is not connected yet. */
         if (!error && !tcp_remote_address(peer->descriptor).family) return;
@@ -86,6 +88,7 @@ void link_connect_on_ready(struct peer *peer)
     }
     if (error) link_connect_fail(peer, error);
 }
+/* Returns true if a thread waits for the link, or something waits to be sent over it. */
 static bool link_is_wanted(const struct peer *peer)
 {
     return peer->link->waiters || peer->unsent.first || peer->link->wants_address;
@@ -93,17 +96,19 @@ static bool link_is_wanted(const struct peer *peer)
 void link_connect_tick(struct peer *peer, int64_t now_ms)
 {
     struct link *link = peer->link;
-    if (!link_is_wanted(peer)) link->since_ms = 0;
-    else if (!link->since_ms) link->since_ms = now_ms;
+    if (!link_is_wanted(peer)) link->wanted_since_ms = 0;
+    else if (!link->wanted_since_ms) link->wanted_since_ms = now_ms;
     if (link->stage != IDLE && now_ms >= link->until_ms) link_connect_fail(peer, -ETIMEDOUT);
-    if (link->stage == IDLE && link->since_ms) {
-        if (!link->waiters && now_ms - link->since_ms >= TRY_MS) {
+    if (link->stage == IDLE && link->wanted_since_ms) {
+        if (!link->waiters && now_ms - link->wanted_since_ms >= TRY_MS) {
             link_end(peer, link->error ? link->error : -ETIMEDOUT);
             return;
         }
-        bool may = link->at.family && now_ms >= link->again_ms && !incoming_links_include(peer->identity.nonce);
-        if (may) link_connect_start(peer);
-        if (link->stage == IDLE) links_schedule_tick(now_ms < link->again_ms ? link->again_ms : now_ms + RETRY_MS);
+        bool may_start =
+            link->at.family && now_ms >= link->next_attempt_ms && !incoming_links_include(peer->identity.nonce);
+        if (may_start) link_connect_start(peer);
+        if (link->stage == IDLE)
+            links_schedule_tick(now_ms < link->next_attempt_ms ? link->next_attempt_ms : now_ms + RETRY_MS);
     }
     if (link->stage != IDLE) links_schedule_tick(link->until_ms);
 }

@@ -9,12 +9,14 @@
 #include "backend/links/tls.h"
 #include "backend/processes/packet.h"
 
-/* Limits of bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and acknowledgements
-   STREAM_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room go on. */
+/* Limits of the bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and
+   acknowledgements STREAM_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room
+   go on. */
 enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, STREAM_WINDOW = 16384, ACK_BYTES = 2048, STREAM_IN_BYTES = 4096 };
 /* `length` counts the bytes that follow. `received` is the number of bytes read from the other end so far, modulo
    2^32. */
 struct frame { uint32_t length, received; };
+/* The messages of a link. */
 struct packet_and_address { struct packet packet; unsigned char process_address[PROCESS_ADDRESS_BYTES]; };
 union link_message {
     struct packet packet;
@@ -24,24 +26,27 @@ union link_message {
 struct frame_stream {
     /* NULL if the link is not encrypted. */
     struct tls *tls;                                    /* owned */
-    /* All bytes ever put on the stream, and how many of them the other end has read. */
+    /* The bytes put on the stream so far, and how many of them the other end has acknowledged, both modulo 2^32. */
     uint32_t put, taken;
-    /* All bytes ever read here, and how many of them were acknowledged. */
-    uint32_t got, acked;
+    /* The bytes of messages taken from the stream so far, and how many of them this end has acknowledged. */
+    uint32_t got, acknowledged;
+    /* The number of bytes in `in` that are not taken, and in `out` that are not sent. */
     size_t in_bytes, out_bytes;
     unsigned char in[STREAM_IN_BYTES], out[STREAM_WINDOW];
 };
-/* Queues a message. Returns 0, or -EAGAIN if more than `most` bytes would be in flight or the buffer is full. */
-int frame_stream_put(struct frame_stream *stream, const void *message, size_t bytes, size_t most);
-/* Sends as much as the socket takes. Returns 0 or -errno. */
+/* Queues a message of `bytes` bytes as a frame. Returns 0, or -EAGAIN if more than `most_in_flight` bytes would be in
+   flight or the buffer is full. */
+int frame_stream_put(struct frame_stream *stream, const void *message, size_t bytes, size_t most_in_flight);
+/* Sends as many queued bytes as the socket takes. Returns 0 or -errno. */
 int frame_stream_push(struct frame_stream *stream, int socket);
 /* Returns true if unsent bytes wait for room in the socket. */
 bool frame_stream_waits_for_socket(const struct frame_stream *stream);
 /* Returns true if bytes are unsent, or the TLS handshake still waits for the other end. */
 bool frame_stream_has_unsent(const struct frame_stream *stream);
-/* NULL is allowed. */
+/* Frees the stream and its encryption. NULL is allowed. */
 void frame_stream_free(struct frame_stream *stream);
-/* Reads from the socket. Returns the number of bytes, 0 at the end, or -errno. */
+/* Reads from the socket into the stream. Returns the number of bytes, 0 at the end of the connection, or -errno. */
 int frame_stream_pull(struct frame_stream *stream, int socket);
-/* Takes the next whole message. Returns its bytes, 0 if it is incomplete, or -EPROTO for an invalid frame. */
+/* Takes the next whole message out of the stream. Returns its bytes, 0 if it is incomplete, or -EPROTO for an invalid
+   frame. */
 int frame_stream_next_message(struct frame_stream *stream, union link_message *out);

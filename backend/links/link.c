@@ -28,26 +28,26 @@ struct peer *link_find(const unsigned char nonce[16])
 void link_request_connect(struct peer *peer)
 {
     if (peer->state != CONNECTING) return;
-    if (!peer->link->since_ms) peer->link->since_ms = clock_ms();
+    if (!peer->link->wanted_since_ms) peer->link->wanted_since_ms = clock_ms();
     links_schedule_tick(clock_ms());
     registry_wake();
 }
-/* Writes what the socket accepts, and asks to be called again when it accepts more. */
+/* Sends what the socket takes, and makes the watch thread call again when it takes more. */
 static void link_flush_stream(struct peer *peer)
 {
     struct link *link = peer->link;
     int error = frame_stream_push(link->stream, peer->descriptor);
     /* The link ends when its socket is read. The error is kept, because a socket reports it only once. */
     if (error && !link->error) link->error = error;
-    bool full = !error && frame_stream_waits_for_socket(link->stream);
-    if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
-    link->is_full = full;
+    bool is_full = !error && frame_stream_waits_for_socket(link->stream);
+    if (is_full != link->is_full) registry_poll_writing(peer->descriptor, is_full);
+    link->is_full = is_full;
 }
-bool link_open(struct peer *peer, const struct handshake *handshake, bool called)
+bool link_open(struct peer *peer, const struct handshake *handshake, bool is_incoming)
 {
     struct link *link = peer->link;
     link->stream = memory_alloc_zeroed(1, sizeof *link->stream);
-    int error = link->stream ? tls_create_after_handshake(handshake, called, &link->stream->tls) : -ENOMEM;
+    int error = link->stream ? tls_create_after_handshake(handshake, is_incoming, &link->stream->tls) : -ENOMEM;
     if (error) { link_end(peer, error); return false; }
     link->stage = IDLE;
     link->was_open = true;
@@ -70,25 +70,29 @@ void link_end(struct peer *peer, int error)
 }
 
 /* ---- sending ---- */
-/* Puts a message into the stream unless more than `most` bytes wait in it (-EAGAIN). */
-static int link_put_frame(struct peer *peer, const void *message, size_t bytes, size_t most)
+/* Puts a message into the stream and sends what the socket takes. Returns 0 or -errno; -EAGAIN if more than
+   `most_in_flight` bytes would be in flight, or the link is not open yet. */
+static int link_put_frame(struct peer *peer, const void *message, size_t bytes, size_t most_in_flight)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
-    int error = frame_stream_put(peer->link->stream, message, bytes, registry.stopping ? SIZE_MAX : most);
+    int error = frame_stream_put(peer->link->stream, message, bytes, registry.stopping ? SIZE_MAX : most_in_flight);
     if (error) return error;
     peer->link->sent_ms = clock_ms();
     link_flush_stream(peer);
     return 0;
 }
+/* Sends a packet with the data behind it, within the window of its kind. Returns 0 or -errno; -EAGAIN: no room. */
 static int link_send_packet(struct peer *peer, const struct packet *packet, size_t bytes)
 {
     return link_put_frame(peer, packet, bytes, packet->kind == CTRL_MSG ? CTRL_WINDOW : PACKET_WINDOW);
 }
-static void link_send_heartbeat(struct peer *peer, size_t most)
+/* Sends a heartbeat, which also acknowledges, if at most that many bytes are in flight afterwards. */
+static void link_send_heartbeat(struct peer *peer, size_t most_in_flight)
 {
     struct packet packet = packet_make_from_us(peer->identity.nonce, HEARTBEAT);
-    link_put_frame(peer, &packet, sizeof packet, most);
+    link_put_frame(peer, &packet, sizeof packet, most_in_flight);
 }
+/* Sends this process's process address. Returns false if there is no room. */
 static bool link_send_address(struct peer *peer)
 {
     struct packet_and_address message = { .packet = packet_make_from_us(peer->identity.nonce, ADDRESS) };
@@ -102,7 +106,7 @@ void link_send_owed(struct peer *peer)
     if (link->wants_address && peer_send_packet(peer, ADDRESS_REQUEST, NULL, -1) == 0) link->wants_address = false;
     if (link->owes_address && link_send_address(peer)) link->owes_address = false;
     if (peer->unsent.first || peer->owes_join_aborts) peer_flush_queue(peer);
-    if (link->stream->got - link->stream->acked >= ACK_BYTES) link_send_heartbeat(peer, STREAM_WINDOW);
+    if (link->stream->got - link->stream->acknowledged >= ACK_BYTES) link_send_heartbeat(peer, STREAM_WINDOW);
 }
 bool link_push(struct peer *peer)
 {
@@ -114,7 +118,7 @@ bool link_push(struct peer *peer)
 }
 
 /* ---- receiving ---- */
-/* Stores the peer's process address, which its networks need. */
+/* Stores the peer's process address from a message of `bytes` bytes. */
 static void link_store_address(struct link *link, const struct packet_and_address *message, size_t bytes)
 {
     if (!link->process_address) link->process_address = memory_alloc_zeroed(1, sizeof *link->process_address);
@@ -139,7 +143,7 @@ static bool link_handle_message(struct peer *peer, const union link_message *m, 
     default: return true;
     }
 }
-/* Handles all complete messages of the stream. False: the link has ended. */
+/* Handles all complete messages of the stream. Returns false if the link has ended. */
 static bool link_handle_messages(struct peer *peer)
 {
     union link_message message;
@@ -177,12 +181,13 @@ void link_tick_open(struct peer *peer, int64_t now_ms)
 }
 
 /* ---- the operations ---- */
-/* A link carries no descriptors. */
+/* Sends a packet (peer_ops.send). A link carries no descriptors. */
 static int link_send(struct peer *peer, const struct packet *packet, size_t bytes, int attached_fd)
 {
     return attached_fd < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
 }
-/* A link awaits room as long as it has control messages, so only `on` matters for it. */
+/* Starts to connect a link that has messages to send (peer_ops.set_await_room). An open link sends them when it
+   receives an acknowledgement, so nothing has to be switched off. */
 static void link_set_await_room(struct peer *peer, bool on)
 {
     if (on) link_request_connect(peer);

@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* ---- listening ---- */
-/* Returns 0 or -errno. */
+/* Opens the listener at that address and records where it listens. Returns 0 or -errno. */
 static int links_listen_at(const struct sock_address *at)
 {
     int listener = tcp_listen(at);
@@ -39,24 +39,24 @@ tutti_status links_listen(const struct sock_address *at, struct sock_address *ou
     return status_fail(TUTTI_SYSTEM, "cannot listen at %s for processes of other hosts: %s",
         sock_address_print(at, address), strerror(-error));
 }
-/* Forgets this process's address and callers, for a restart or a forked child. */
+/* Forgets this process's address and incoming connections, for a restart or a forked child. */
 static void links_reset(void)
 {
     free(links.process_address);
     links.process_address = NULL;
     links.at = (struct sock_address){ 0 };
     links.due_ms = INT64_MAX;
-    links.caller_count = 0;
+    links.incoming_count = 0;
 }
 void links_close(void)
 {
-    for (int i = 0; i < links.caller_count; i++) registry_close_descriptor(&links.callers[i].descriptor);
+    for (int i = 0; i < links.incoming_count; i++) registry_close_descriptor(&links.incoming[i].descriptor);
     registry_close_descriptor(&links.listener);
     links_reset();
 }
 void links_after_fork(void)
 {
-    for (int i = 0; i < links.caller_count; i++) descriptor_close(&links.callers[i].descriptor);
+    for (int i = 0; i < links.incoming_count; i++) descriptor_close(&links.incoming[i].descriptor);
     descriptor_close(&links.listener);
     links_reset();
 }
@@ -67,21 +67,21 @@ tutti_status link_acquire(const struct identity *other, const struct key_id *key
 {
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
-    bool own = nonce_equal(other->nonce, registry.self.nonce);
-    struct peer *peer = own ? NULL : link_find(other->nonce);
-    if (!own && !peer) peer = link_add(other, key);
+    bool is_self = nonce_equal(other->nonce, registry.self.nonce);
+    struct peer *peer = is_self ? NULL : link_find(other->nonce);
+    if (!is_self && !peer) peer = link_add(other, key);
     if (peer) {
         peer->users++;
         /* A link that the other process opened has no address yet. */
         if (!peer->link->at.family) peer->link->at = *at;
     }
     pthread_mutex_unlock(&registry.lock);
-    if (own) return status_fail(TUTTI_INTERNAL, "a process has no link to itself");
+    if (is_self) return status_fail(TUTTI_INTERNAL, "a process has no link to itself");
     if (!peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a link to another host");
     *out = peer;
     return TUTTI_OK;
 }
-/* Returns the meaning of a negative errno for a user. */
+/* Returns the reason why a link was not opened or has ended in words. `error` is a -errno, or 0 for no answer. */
 static const char *link_error_reason(int error)
 {
     switch (error) {
@@ -105,7 +105,7 @@ static const char *link_error_reason(int error)
     default: return strerror(-error);
     }
 }
-/* Fails with the reason why a link ended, or never opened. */
+/* Fails with the reason why a link ended, or never opened. `here` is where this process listens. */
 static tutti_status link_explain_error(const struct identity *other, const struct link *link,
     const struct sock_address *here)
 {
@@ -115,15 +115,14 @@ static tutti_status link_explain_error(const struct identity *other, const struc
     sock_address_print(link->from.family ? &link->from : here, from);
     if (link->was_open && (link->error == 0 || link->error == -ECONNRESET || link->error == -EPIPE))
         return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s (%s) is gone", pid, other->host, at);
-    bool silent = link->error == 0 || link->error == -ETIMEDOUT || link->error == -EALREADY;
-    bool away = link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
+    bool is_silent = link->error == 0 || link->error == -ETIMEDOUT || link->error == -EALREADY;
+    bool is_unreachable = link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
     if (link->was_open)
         return status_fail(TUTTI_PEER_LOST, "the link from %s to process %llu on %.40s at %s has ended: %s", from, pid,
-            other->host, at, away ? "its host has stopped answering" : link_error_reason(link->error));
-    return status_fail(silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
+            other->host, at, is_unreachable ? "its host has stopped answering" : link_error_reason(link->error));
+    return status_fail(is_silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
         from, pid, other->host, at, link_error_reason(link->error));
 }
-/* Waits until the link is open, connecting if needed, and fails with the reason if it is not open by the deadline. */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms)
 {
     pthread_mutex_lock(&registry.lock);
@@ -131,13 +130,13 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms)
     link_request_connect(peer);
     while (peer->state == CONNECTING && clock_ms() < deadline_ms) registry_wait(deadline_ms);
     peer->link->waiters--;
-    bool open = peer->state == OPEN;
+    bool is_open = peer->state == OPEN;
     /* The link gives up TRY_MS after since_ms while messages wait; they get the whole time from now on. */
-    peer->link->since_ms = clock_ms();
+    peer->link->wanted_since_ms = clock_ms();
     struct link link = *peer->link;
     struct sock_address here = links.at;
     pthread_mutex_unlock(&registry.lock);
-    return open ? TUTTI_OK : link_explain_error(&peer->identity, &link, &here);
+    return is_open ? TUTTI_OK : link_explain_error(&peer->identity, &link, &here);
 }
 
 /* ---- process addresses ---- */
@@ -148,20 +147,20 @@ tutti_status links_publish_address(const void *content, size_t bytes)
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     if (!links.process_address) links.process_address = memory_alloc_zeroed(1, sizeof *links.process_address);
-    bool room = links.process_address;
-    if (room) {
+    bool has_memory = links.process_address;
+    if (has_memory) {
         links.process_address->bytes = bytes;
         if (bytes) memcpy(links.process_address->content, content, bytes);
     }
-    for (struct peer *peer = registry.peers; room && peer; peer = peer->next)
+    for (struct peer *peer = registry.peers; has_memory && peer; peer = peer->next)
         if (peer->link && peer->link->was_asked) {
             peer->link->owes_address = true;
             link_send_owed(peer);
         }
     pthread_mutex_unlock(&registry.lock);
-    return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's address");
+    return has_memory ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's address");
 }
-/* Asks the peer for its process address, connecting first if needed. */
+/* Asks the peer once for its process address, connecting first if needed. */
 static void link_request_address(struct peer *peer)
 {
     struct link *link = peer->link;
@@ -174,13 +173,13 @@ tutti_status link_get_process_address(struct peer *peer, void *out, size_t *byte
 {
     pthread_mutex_lock(&registry.lock);
     const struct process_address *process_address = peer ? peer->link->process_address : links.process_address;
-    bool gone = peer && !process_address && peer_is_over(peer);
+    bool is_gone = peer && !process_address && peer_is_over(peer);
     if (process_address) {
         *bytes = process_address->bytes;
         memcpy(out, process_address->content, process_address->bytes);
-    } else if (peer && !gone) link_request_address(peer);
+    } else if (peer && !is_gone) link_request_address(peer);
     pthread_mutex_unlock(&registry.lock);
-    if (gone)
+    if (is_gone)
         return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", (unsigned long long)peer->identity.pid,
             peer->identity.host);
     return process_address ? TUTTI_OK : TUTTI_IN_PROGRESS;

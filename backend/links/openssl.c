@@ -12,11 +12,12 @@ struct openssl_calls openssl;
 /* The reason for which the library could not be opened, or empty. */
 static char problem[400];
 
+/* Records why the library `name` cannot be used. `why` may be NULL. */
 static void openssl_record_problem(const char *name, const char *why)
 {
     snprintf(problem, sizeof problem, "%.100s: %.250s", name, why ? why : "it cannot be opened");
 }
-/* Opens OpenSSL 3 and finds its functions. An error text stays for the first use of TLS. */
+/* Opens OpenSSL 3 and finds its functions. If that fails, records the reason in `problem`. */
 static void openssl_open_library(void)
 {
     const char *name = settings_get()->openssl, *missing = NULL;

@@ -15,6 +15,7 @@ typedef struct bio_method_st BIO_METHOD;
 typedef int ssl_find_session(SSL *, const unsigned char *identity, size_t bytes, SSL_SESSION **out);
 typedef int ssl_use_session(SSL *, const EVP_MD *, const unsigned char **identity, size_t *bytes, SSL_SESSION **out);
 
+/* The functions of OpenSSL: result, name, parameters. */
 #define OPENSSL_CALLS(X) \
     X(int, OPENSSL_init_crypto, (uint64_t options, const void *settings)) \
     X(unsigned long, OpenSSL_version_num, (void)) \
@@ -59,6 +60,7 @@ typedef int ssl_use_session(SSL *, const EVP_MD *, const unsigned char **identit
     X(void, BIO_set_init, (BIO *, int)) \
     X(void, BIO_set_flags, (BIO *, int)) \
     X(void, BIO_clear_flags, (BIO *, int))
+/* Their addresses in the opened library. */
 struct openssl_calls {
 #define X(type, name, parameters) type(*name) parameters;
     OPENSSL_CALLS(X)

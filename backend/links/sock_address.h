@@ -11,8 +11,8 @@ struct sock_address {
     unsigned char address[16];
 };
 enum { SOCK_ADDRESS_TEXT_BYTES = 64 };
-/* Returns equal numbers for connections of one IPv4 host or one IPv6 network. An IPv6 host may use any number of
-   addresses of its network. */
+/* Returns a number for the network of an address: equal for connections of one IPv4 host or one IPv6 network. An IPv6
+   host may use any number of addresses of its network. */
 uint64_t sock_address_network(const struct sock_address *address);
-/* Prints the address, such as "10.0.0.1:4711", and returns `out`. */
+/* Prints the address and port, as in "10.0.0.1:4711", or "nowhere". Returns `out`. */
 const char *sock_address_print(const struct sock_address *address, char out[SOCK_ADDRESS_TEXT_BYTES]);

@@ -16,37 +16,38 @@ union local_name {
     struct sockaddr_in four;
     struct sockaddr_in6 six;
 };
-/* Converts to a socket address. `near`: the local address whose scope a link-local address needs. */
-static socklen_t tcp_name_of_address(const struct sock_address *c, const struct sock_address *near,
+/* Converts an address to the kernel's form and returns its length. A link-local address gets the scope of `near`, a
+   local address, if that has one. */
+static socklen_t tcp_name_of_address(const struct sock_address *address, const struct sock_address *near,
     union local_name *out)
 {
     memset(out, 0, sizeof *out);
-    out->any.sa_family = c->family;
-    if (c->family == AF_INET) {
-        out->four.sin_port = htons(c->port);
-        memcpy(&out->four.sin_addr, c->address, sizeof out->four.sin_addr);
+    out->any.sa_family = address->family;
+    if (address->family == AF_INET) {
+        out->four.sin_port = htons(address->port);
+        memcpy(&out->four.sin_addr, address->address, sizeof out->four.sin_addr);
         return sizeof out->four;
     }
-    out->six.sin6_port = htons(c->port);
-    memcpy(&out->six.sin6_addr, c->address, sizeof out->six.sin6_addr);
+    out->six.sin6_port = htons(address->port);
+    memcpy(&out->six.sin6_addr, address->address, sizeof out->six.sin6_addr);
     /* Each host numbers its own interfaces, so a link-local address needs the scope of this host. */
     if (IN6_IS_ADDR_LINKLOCAL(&out->six.sin6_addr))
-        out->six.sin6_scope_id = near->family == AF_INET6 && near->scope ? near->scope : c->scope;
+        out->six.sin6_scope_id = near->family == AF_INET6 && near->scope ? near->scope : address->scope;
     return sizeof out->six;
 }
-/* Converts from a socket address; family 0 if it is neither IPv4 nor IPv6. */
+/* Converts an address from the kernel's form. The family is 0 if it is neither IPv4 nor IPv6. */
 static struct sock_address tcp_address_of_name(const union local_name *name)
 {
-    struct sock_address c = { .family = name->any.sa_family };
-    if (c.family == AF_INET) {
-        c.port = ntohs(name->four.sin_port);
-        memcpy(c.address, &name->four.sin_addr, sizeof name->four.sin_addr);
-    } else if (c.family == AF_INET6) {
-        c.port = ntohs(name->six.sin6_port);
-        memcpy(c.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
-        c.scope = name->six.sin6_scope_id;
-    } else c.family = 0;
-    return c;
+    struct sock_address address = { .family = name->any.sa_family };
+    if (address.family == AF_INET) {
+        address.port = ntohs(name->four.sin_port);
+        memcpy(address.address, &name->four.sin_addr, sizeof name->four.sin_addr);
+    } else if (address.family == AF_INET6) {
+        address.port = ntohs(name->six.sin6_port);
+        memcpy(address.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
+        address.scope = name->six.sin6_scope_id;
+    } else address.family = 0;
+    return address;
 }
 struct sock_address tcp_local_address(int socket)
 {
@@ -94,6 +95,7 @@ static int tcp_open_socket(int family)
     tcp_set_option(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);
     return descriptor;
 }
+/* Closes the descriptor and returns -error. */
 static int tcp_close_with_error(int descriptor, int error)
 {
     close(descriptor);

@@ -42,7 +42,7 @@ struct tls {
     unsigned char key[KEY_BYTES];
     /* The socket of the running call, and whether that call may read. */
     int socket;
-    bool receiving;
+    bool may_receive;
     /* An errno or 0. `error` comes from OpenSSL or from reading, `send_error` from writing. */
     int error, send_error;
     /* `ended` is set when the other end has closed the connection. `unread` is the result of tls_has_unread. */
@@ -60,7 +60,8 @@ static struct {
 } all = { .once = PTHREAD_ONCE_INIT };
 
 /* ---- callbacks of OpenSSL ---- */
-/* Makes the buffer of encrypted bytes at least `bytes` long. False: no memory, or too many. */
+/* Makes the buffer of encrypted bytes at least `bytes` long. Returns false if memory is short or the limit is
+   exceeded. */
 static bool tls_make_room(struct tls *tls, size_t bytes)
 {
     if (bytes <= tls->room) return true;
@@ -74,7 +75,7 @@ static bool tls_make_room(struct tls *tls, size_t bytes)
     tls->room = room;
     return true;
 }
-/* OpenSSL's write callback: appends encrypted bytes to the buffer. */
+/* OpenSSL's write callback: appends `count` encrypted bytes to the buffer. Returns `count`, or -1 without room. */
 static int tls_on_write(BIO *bio, const char *bytes, int count)
 {
     struct tls *tls = openssl.BIO_get_data(bio);
@@ -83,23 +84,25 @@ static int tls_on_write(BIO *bio, const char *bytes, int count)
     tls->end += (size_t)count;
     return count;
 }
-/* OpenSSL's read callback: reads from the socket, only while the caller expects data. */
+/* OpenSSL's read callback: reads from the socket, only during tls_receive. Returns the number of bytes, 0 at the end,
+   or -1. */
 static int tls_on_read(BIO *bio, char *bytes, int count)
 {
     struct tls *tls = openssl.BIO_get_data(bio);
-    ssize_t came;
+    ssize_t received;
     openssl.BIO_clear_flags(bio, BIO_RETRY);
-    if (!tls->receiving) {
+    if (!tls->may_receive) {
         openssl.BIO_set_flags(bio, BIO_RETRY_READ);
         return -1;
     }
-    do came = recv(tls->socket, bytes, (size_t)count, MSG_DONTWAIT);
-    while (came < 0 && errno == EINTR);
-    if (came < 0 && errno == EAGAIN) openssl.BIO_set_flags(bio, BIO_RETRY_READ);
-    else if (came < 0) tls->error = errno;
-    tls->ended |= came == 0;
-    return (int)came;
+    do received = recv(tls->socket, bytes, (size_t)count, MSG_DONTWAIT);
+    while (received < 0 && errno == EINTR);
+    if (received < 0 && errno == EAGAIN) openssl.BIO_set_flags(bio, BIO_RETRY_READ);
+    else if (received < 0) tls->error = errno;
+    tls->ended |= received == 0;
+    return (int)received;
 }
+/* OpenSSL's control callback: returns 1 for a flush, and for a question whether the other end has closed if it has. */
 static long tls_on_control(BIO *bio, int command, long value, void *pointer)
 {
     const struct tls *tls = openssl.BIO_get_data(bio);
@@ -107,7 +110,7 @@ static long tls_on_control(BIO *bio, int command, long value, void *pointer)
     (void)pointer;
     return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && tls->ended);
 }
-/* Returns the connection's key in the form that OpenSSL takes, an earlier session, or NULL without memory. */
+/* Returns the connection's key in the form that OpenSSL takes, as an earlier session, or NULL if memory is short. */
 static SSL_SESSION *tls_create_session(SSL *ssl)
 {
     static const unsigned char aes_128_gcm_sha256[2] = { 0x13, 0x01 };
@@ -121,11 +124,12 @@ static SSL_SESSION *tls_create_session(SSL *ssl)
     return NULL;
 }
 /* TLS needs a name for the key. It is constant, because both ends have only this key. */
-static const unsigned char identity[] = "tutti";
+static const unsigned char key_name[] = "tutti";
+/* OpenSSL's server callback: provides the session with the pre-shared key of that name, or NULL for another name. */
 static int tls_on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SSL_SESSION **out)
 {
-    bool ours = bytes == sizeof identity && memcmp(name, identity, bytes) == 0;
-    *out = ours ? tls_create_session(ssl) : NULL;
+    bool is_our_key = bytes == sizeof key_name && memcmp(name, key_name, bytes) == 0;
+    *out = is_our_key ? tls_create_session(ssl) : NULL;
     return 1;
 }
 /* OpenSSL's client callback: provides the session with the pre-shared key. */
@@ -133,8 +137,8 @@ static int tls_on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned cha
     SSL_SESSION **out)
 {
     (void)digest;
-    *name = identity;
-    *bytes = sizeof identity;
+    *name = key_name;
+    *bytes = sizeof key_name;
     *out = tls_create_session(ssl);
     return *out != NULL;
 }
@@ -181,8 +185,9 @@ void tls_free(struct tls *tls)
     explicit_bzero(tls, sizeof *tls);
     free(tls);
 }
-/* Creates the OpenSSL object of the connection. Returns false without memory. */
-static bool tls_attach(struct tls *tls, bool called)
+/* Creates the OpenSSL object of the connection. `is_incoming`: the other end connected. Returns false if memory is
+   short. */
+static bool tls_attach(struct tls *tls, bool is_incoming)
 {
     BIO *bio = openssl.BIO_new(all.method);
     tls->ssl = bio ? openssl.SSL_new(all.context) : NULL;
@@ -190,23 +195,23 @@ static bool tls_attach(struct tls *tls, bool called)
     openssl.BIO_set_data(bio, tls);
     openssl.BIO_set_init(bio, 1);
     openssl.SSL_set_bio(tls->ssl, bio, bio);
-    if (called) openssl.SSL_set_accept_state(tls->ssl);
+    if (is_incoming) openssl.SSL_set_accept_state(tls->ssl);
     else openssl.SSL_set_connect_state(tls->ssl);
     /* The caller refuses any certificate: only the key proves who answers. */
-    if (!called) openssl.SSL_set_verify(tls->ssl, VERIFY_PEER, NULL);
+    if (!is_incoming) openssl.SSL_set_verify(tls->ssl, VERIFY_PEER, NULL);
     return openssl.SSL_set_ex_data(tls->ssl, 0, tls);
 }
-struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
+struct tls *tls_new(bool is_incoming, const unsigned char key[KEY_BYTES])
 {
     struct tls *tls = memory_alloc_zeroed(1, sizeof *tls);
     if (!tls) return NULL;
     memcpy(tls->key, key, sizeof tls->key);
     openssl.ERR_clear_error();
-    if (tls_attach(tls, called)) return tls;
+    if (tls_attach(tls, is_incoming)) return tls;
     tls_free(tls);
     return NULL;
 }
-int tls_create_after_handshake(const struct handshake *handshake, bool called, struct tls **out)
+int tls_create_after_handshake(const struct handshake *handshake, bool is_incoming, struct tls **out)
 {
     unsigned char key[KEY_BYTES];
     *out = NULL;
@@ -214,7 +219,7 @@ int tls_create_after_handshake(const struct handshake *handshake, bool called, s
     /* A rank that joins a group has reported the reason. */
     if (encryption_check() != TUTTI_OK) return -ENOTSUP;
     handshake_derive_key(handshake, key);
-    *out = tls_new(called, key);
+    *out = tls_new(is_incoming, key);
     explicit_bzero(key, sizeof key);
     return *out ? 0 : -ENOMEM;
 }
@@ -237,13 +242,13 @@ static int tls_flush(struct tls *tls)
    errors, because the program may use OpenSSL on this thread, too. */
 static int tls_take_error(struct tls *tls)
 {
-    bool waits = openssl.SSL_get_error(tls->ssl, 0) == ERROR_WANT_READ;
+    bool needs_bytes = openssl.SSL_get_error(tls->ssl, 0) == ERROR_WANT_READ;
     openssl.ERR_clear_error();
-    if (waits) return 0;
+    if (needs_bytes) return 0;
     if (!tls->error && !tls->ended) tls->error = EPROTO;
     return tls->error ? -tls->error : -ECONNRESET;
 }
-/* Returns 1 if both ends have proved that they have the key, 0 if not yet, or -errno. */
+/* Continues the TLS handshake. Returns 1 if both ends have proved that they have the key, 0 if not yet, or -errno. */
 static int tls_advance_handshake(struct tls *tls)
 {
     if (openssl.SSL_is_init_finished(tls->ssl)) return 1;
@@ -253,29 +258,31 @@ static int tls_advance_handshake(struct tls *tls)
     if (!openssl.SSL_session_reused(tls->ssl)) return -(tls->error = EPROTO);
     return 1;
 }
-/* Begins a call with that socket, and continues the TLS handshake. Returns the same as tls_advance_handshake. */
-static int tls_begin_call(struct tls *tls, int socket, bool receiving)
+/* Begins a call with that socket, from which OpenSSL reads if `may_receive`, and continues the TLS handshake. Returns 1
+   after it, 0 if it is not over, or -errno. */
+static int tls_begin_call(struct tls *tls, int socket, bool may_receive)
 {
     tls->socket = socket;
-    tls->receiving = receiving;
+    tls->may_receive = may_receive;
     return tls->error ? -tls->error : tls_advance_handshake(tls);
 }
 int tls_push(struct tls *tls, int socket)
 {
-    int can = tls_begin_call(tls, socket, false);
-    return can < 0 ? can : tls_flush(tls);
+    int progress = tls_begin_call(tls, socket, false);
+    return progress < 0 ? progress : tls_flush(tls);
 }
 bool tls_is_open(const struct tls *tls) { return !tls || openssl.SSL_is_init_finished(tls->ssl); }
 
 /* ---- sending ---- */
-/* Moves the start of the list, which is *at within its first piece, by `bytes`, and returns `bytes`. */
+/* Skips `bytes` bytes of a list of buffers, whose first is used up to *at, and updates *list, *count and *at. Returns
+   `bytes`. */
 static size_t iovec_skip_bytes(const struct iovec **list, int *count, size_t *at, size_t bytes)
 {
     for (*at += bytes; *count > 0 && *at >= (*list)->iov_len; ++*list, --*count) *at -= (*list)->iov_len;
     return bytes;
 }
-/* Encrypts one record. It takes bytes of one piece, or joins short pieces. Returns 1 with the bytes in *taken, 0 if
-   OpenSSL needs more bytes of the other end first, or -errno. */
+/* Encrypts one record from the list of buffers, whose first is used up to `at`; joins short buffers. Returns 1 with the
+   number of bytes in *taken, 0 if OpenSSL needs more bytes of the other end first, or -errno. */
 static int tls_send_record(struct tls *tls, const struct iovec *list, int count, size_t at, size_t *taken)
 {
     unsigned char together[RECORD_BYTES];
@@ -298,36 +305,36 @@ static int tls_send_record(struct tls *tls, const struct iovec *list, int count,
 ssize_t tls_send(struct tls *tls, int socket, const struct iovec *list, int count)
 {
     size_t all_taken = 0, at = 0, taken = 0;
-    int can = tls_push(tls, socket);
-    if (can == 0) can = tls_is_open(tls) && !tls_has_unsent(tls);
+    int progress = tls_push(tls, socket);
+    if (progress == 0) progress = tls_is_open(tls) && !tls_has_unsent(tls);
     openssl.ERR_clear_error();
     iovec_skip_bytes(&list, &count, &at, 0);
-    while (can > 0 && count > 0 && all_taken < SEND_BYTES) {
-        can = tls_send_record(tls, list, count, at, &taken);
-        if (can > 0) all_taken += iovec_skip_bytes(&list, &count, &at, taken);
+    while (progress > 0 && count > 0 && all_taken < SEND_BYTES) {
+        progress = tls_send_record(tls, list, count, at, &taken);
+        if (progress > 0) all_taken += iovec_skip_bytes(&list, &count, &at, taken);
     }
-    if (can >= 0 && (can = tls_flush(tls)) == 0 && !all_taken) can = -EAGAIN;
-    if (can >= 0) return (ssize_t)all_taken;
-    errno = -can;
+    if (progress >= 0 && (progress = tls_flush(tls)) == 0 && !all_taken) progress = -EAGAIN;
+    if (progress >= 0) return (ssize_t)all_taken;
+    errno = -progress;
     return -1;
 }
 
 /* ---- receiving ---- */
 ssize_t tls_receive(struct tls *tls, int socket, const struct iovec *list, int count)
 {
-    size_t all_came = 0, at = 0, came = 0;
-    int can = tls_begin_call(tls, socket, true);
+    size_t all_received = 0, at = 0, received = 0;
+    int progress = tls_begin_call(tls, socket, true);
     openssl.ERR_clear_error();
     iovec_skip_bytes(&list, &count, &at, 0);
-    while (can > 0 && count > 0) {
-        if (openssl.SSL_read_ex(tls->ssl, (unsigned char *)list->iov_base + at, list->iov_len - at, &came))
-            all_came += iovec_skip_bytes(&list, &count, &at, came);
-        else can = tls_take_error(tls);
+    while (progress > 0 && count > 0) {
+        if (openssl.SSL_read_ex(tls->ssl, (unsigned char *)list->iov_base + at, list->iov_len - at, &received))
+            all_received += iovec_skip_bytes(&list, &count, &at, received);
+        else progress = tls_take_error(tls);
     }
-    tls->unread = can > 0;
+    tls->unread = progress > 0;
     tls_flush(tls);
-    if (all_came) return (ssize_t)all_came;
-    if (can < 0 && tls->ended) return 0;
-    errno = can < 0 ? -can : EAGAIN;
+    if (all_received) return (ssize_t)all_received;
+    if (progress < 0 && tls->ended) return 0;
+    errno = progress < 0 ? -progress : EAGAIN;
     return -1;
 }

@@ -9,30 +9,33 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* INVALID_ARGUMENT: TUTTI_ENCRYPTION has an invalid value. UNSUPPORTED: OpenSSL is missing. */
+/* Checks the setting of encryption, and loads OpenSSL if it is required. INVALID_ARGUMENT: TUTTI_ENCRYPTION has an
+   invalid value. UNSUPPORTED: OpenSSL is missing. */
 tutti_status encryption_check(void);
-/* Call it after encryption_check. */
+/* Returns true if the settings require encryption. Call it after encryption_check. */
 bool encryption_is_required(void);
 
 struct tls;
-/* Call encryption_check before. `called` means that the other end began the connection. Returns NULL without memory. */
-struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES]);
+/* Creates the encryption of a connection with that key. `is_incoming` means that the other end connected. Returns NULL
+   if memory is short. Call encryption_check before. */
+struct tls *tls_new(bool is_incoming, const unsigned char key[KEY_BYTES]);
 /* Creates the encryption of a connection after the answer of its handshake. *out is NULL if encryption is not required.
    Returns 0, -ENOMEM or -ENOTSUP. */
-int tls_create_after_handshake(const struct handshake *handshake, bool called, struct tls **out);
-/* NULL is allowed. */
+int tls_create_after_handshake(const struct handshake *handshake, bool is_incoming, struct tls **out);
+/* Frees the encryption and erases its key. NULL is allowed. */
 void tls_free(struct tls *tls);
 
-/* Returns the number of bytes taken, or -1 and errno. EAGAIN: no byte can be taken now. EPROTO: the TLS protocol
-   failed, so the other end may not have the key. */
+/* Encrypts and sends bytes of a list of `count` buffers. Returns the number of bytes taken, or -1 and errno. EAGAIN: no
+   byte can be taken now. EPROTO: the TLS protocol failed, so the other end may not have the key. */
 ssize_t tls_send(struct tls *tls, int socket, const struct iovec *list, int count);
-/* Returns the number of bytes received, 0 at the end, or -1 and errno. A short count means that no more has arrived. */
+/* Receives and decrypts into a list of `count` buffers. Returns the number of bytes received, 0 at the end, or -1 and
+   errno. A short count means that no more has arrived. */
 ssize_t tls_receive(struct tls *tls, int socket, const struct iovec *list, int count);
-/* Begins the TLS handshake, or sends unsent bytes. Returns 0 or -errno. */
+/* Continues the TLS handshake without reading, and sends unsent bytes. Returns 0 or -errno. */
 int tls_push(struct tls *tls, int socket);
 /* Returns true after the TLS handshake, and for NULL. Before it, tls_send returns EAGAIN; tls_receive advances it. */
 bool tls_is_open(const struct tls *tls);
-/* Returns false for NULL. */
+/* Returns true if encrypted bytes wait to be sent. Returns false for NULL. */
 bool tls_has_unsent(const struct tls *tls);
 /* Returns true if OpenSSL holds bytes that tls_receive has not returned. Polling the socket does not show them. Returns
    false for NULL. */

@@ -67,7 +67,7 @@ static void flood(void)                                 /* 2 is no process of ou
     } else {
         world_barrier(3);
         struct peer *peer = world_link(1 - rank);
-        REQUIRE(count_descriptors() < 3 + 3 + 4 + 1 + MOST_CALLERS + 8);
+        REQUIRE(count_descriptors() < 3 + 3 + 4 + 1 + MOST_INCOMING_LINKS + 8);
         world_barrier(3);
         REQUIRE(!peer_is_gone(peer));
         world_barrier(3);
@@ -161,8 +161,8 @@ static void occupy(void)                                /* 2 is no process of ou
     }
     world_barrier(3);
     if (rank == 2) {
-        int held[2 * MOST_CALLERS];
-        for (int i = 0; i < 2 * MOST_CALLERS; i++) {
+        int held[2 * MOST_INCOMING_LINKS];
+        for (int i = 0; i < 2 * MOST_INCOMING_LINKS; i++) {
             struct handshake_hello hello = hello_to(world->identity[i % 2].nonce);
             hello.from = world->identity[1 - i % 2];
             held[i] = connect_raw(i % 2);
@@ -170,7 +170,7 @@ static void occupy(void)                                /* 2 is no process of ou
         }
         world_barrier(3);
         world_barrier(3);
-        for (int i = 0; i < 2 * MOST_CALLERS; i++) close(held[i]);
+        for (int i = 0; i < 2 * MOST_INCOMING_LINKS; i++) close(held[i]);
         return;
     }
     world_barrier(3);
