@@ -186,8 +186,8 @@ static int link_send(struct peer *peer, const struct packet *packet, size_t byte
 {
     return attached_fd < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
 }
-/* Starts to connect a link that has messages to send (peer_ops.set_await_room). An open link sends them when it
-   receives an acknowledgement, so nothing has to be switched off. */
+/* Starts to connect a link that has messages to send (peer_ops.set_await_room). An open link sends them when its
+   socket is ready, so there is nothing to switch off. */
 static void link_set_await_room(struct peer *peer, bool on)
 {
     if (on) link_request_connect(peer);
