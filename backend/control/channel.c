@@ -13,16 +13,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_EARLY = 256, CLOSED = 64 };
+/* The most early messages, and closed channels, that are kept. */
+enum { MOST_EARLY = 256, MOST_CLOSED = 64 };
 struct channel {
+    /* This rank's end. */
     struct channel_address me;
-    /* NULL after the channel is closed. */
+    /* peers[r] reaches rank r, and is NULL for a rank of this process. NULL after the channel is closed. */
     struct peer *const *peers; /* [size] */
     int size;
     /* NULL if messages take direct links. */
     struct routes *routes;
-    /* The final message. Its flags are 0 until there is one. */
-    struct ctrl_msg last;
+    /* The final message of this rank. Its flags are 0 until the rank has sent one. */
+    struct ctrl_msg final;
     struct channel_user user;
     /* With `closing`, the channel's user is not called again. */
     bool ticks, closing;
@@ -36,7 +38,7 @@ static struct {
     /* Messages to ranks of this process that have not opened a channel yet. The oldest is first. */
     struct ctrl_queue early;
     /* A ring of the channels that were closed last, and the number of all that were closed. */
-    struct channel *closed[CLOSED];
+    struct channel *closed[MOST_CLOSED];
     unsigned closed_count;
     /* The time and the number of the latest round of ticks. */
     int64_t ticked_ms;
@@ -44,14 +46,17 @@ static struct {
 } channels; /* under registry.lock */
 
 /* ---- sending ---- */
-/* Sends a message to the next process on its route. A final message makes no link, and a closed channel makes none. */
+/* Sends a message to the next process on its route. A final message connects no link, nor does a closed channel.
+   Returns false if the message is lost. */
 static bool ctrl_msg_send_routed(const struct channel *channel, bool is_open, const struct ctrl_msg *msg)
 {
     struct peer *peer = routes_next_peer(channel->routes, msg->to.rank, is_open && msg->from == channel->me.rank);
-    bool calls = is_open && !(msg->flags & FINAL_MSG);
-    return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post_ctrl_msg(peer, msg);
+    bool may_connect = is_open && !(msg->flags & FINAL_MSG);
+    return peer && (may_connect || !peer->link || peer->state == OPEN || peer->unsent.first)
+        && peer_post_ctrl_msg(peer, msg);
 }
-/* Queues a message for its rank. False: no memory, or the peer is gone. */
+/* Sends a message to its rank: over the connection, by a route, or to a rank of this process by the list. Returns false
+   if the message is lost: memory is short, or the peer is gone. */
 static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
 {
     struct peer *peer = channel->peers[msg->to.rank];
@@ -64,8 +69,8 @@ static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
     if (!(msg->flags & FINAL_MSG)) routes_record_sent(channel->routes, msg->to.rank);
     return sent;
 }
-/* Sends a message to one rank. With flags it is also kept as the channel's last message, which answers later ones.
-   `length` is at most CHANNEL_BYTES. */
+/* Sends a message of `length` bytes, at most CHANNEL_BYTES, to rank `to`. With flags it is also kept as the channel's
+   final message, which answers later ones. Returns false if the message is lost. */
 static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int flags, const void *bytes, size_t length)
 {
     struct ctrl_msg msg = {
@@ -76,7 +81,7 @@ static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int fl
     msg.flags = (uint8_t)flags;
     if (length) memcpy(msg.bytes, bytes, length);
     pthread_mutex_lock(&registry.lock);
-    if (flags) channel->last = msg;
+    if (flags) channel->final = msg;
     bool sent = ctrl_msg_post(channel, &msg);
     pthread_mutex_unlock(&registry.lock);
     return sent;
@@ -91,7 +96,7 @@ bool channel_send_final(struct channel *channel, int to, unsigned type, const vo
 }
 
 /* ---- delivering, on the watch thread ---- */
-/* Calls the channel's user for a message, or for a tick if `msg` is NULL. */
+/* Calls the channel's user for a message, or for a tick if `msg` is NULL. Releases registry.lock during the call. */
 static void channel_call_user(struct channel *channel, const struct ctrl_msg *msg)
 {
     struct channel_user user = channel->user;
@@ -103,75 +108,82 @@ static void channel_call_user(struct channel *channel, const struct ctrl_msg *ms
     channels.calling = NULL;
     pthread_cond_broadcast(&registry.changed);
 }
+/* Returns the open channel of that rank, or NULL. */
 static struct channel *channel_find_open(const struct channel_address *to)
 {
     struct channel *channel = channels.open;
     while (channel && !channel_address_equal(&channel->me, to)) channel = channel->next;
     return channel;
 }
-/* Returns a closed channel that is still kept, or NULL past the last one. */
+/* Returns the closed channel at index i of those that are kept, or NULL past the last one. */
 static struct channel *channel_closed_at(unsigned i)
 {
-    return i < CLOSED && i < channels.closed_count ? channels.closed[i] : NULL;
+    return i < MOST_CLOSED && i < channels.closed_count ? channels.closed[i] : NULL;
 }
+/* Returns the closed channel of that rank that is still kept, or NULL. */
 static struct channel *channel_find_closed(const struct channel_address *to)
 {
     struct channel *channel = NULL;
     for (unsigned i = 0; (channel = channel_closed_at(i)) != NULL && !channel_address_equal(&channel->me, to);) i++;
     return channel;
 }
+/* Keeps a message whose channel is not open yet, and drops the oldest such message if there are too many. */
 static void ctrl_entry_keep_early(const struct ctrl_entry *entry)
 {
     ctrl_queue_add_or_replace(&channels.early, &entry->msg, entry->via);
     if (channels.early.count > MOST_EARLY) free(ctrl_queue_pop(&channels.early));
 }
-/* Sends the final message of a closed channel to a rank that wrote to it. An answer is not answered, so two closed
+/* Sends the final message of a closed channel to the sender of `msg`. An answer is not answered, so two closed
    channels do not go on writing. */
 static void channel_reply_final(const struct channel *channel, const struct ctrl_msg *msg)
 {
-    struct ctrl_msg last = channel->last;
-    if (!channel->routes || !last.flags || msg->flags & ANSWER) return;
+    struct ctrl_msg final = channel->final;
+    if (!channel->routes || !final.flags || msg->flags & ANSWER) return;
     if (!routes_can_forward(channel->routes, channel->me.rank, msg->from)) return;
-    last.to.rank = msg->from;
-    last.flags = FINAL_MSG | ANSWER;
-    ctrl_msg_send_routed(channel, false, &last);
+    final.to.rank = msg->from;
+    final.flags = FINAL_MSG | ANSWER;
+    ctrl_msg_send_routed(channel, false, &final);
 }
-/* Returns true if `channel` can pass the message on, and is nearer to its rank than channel `than`. */
-static bool channel_is_nearer(const struct channel *channel, const struct ctrl_msg *p, const struct channel *than)
+/* Returns true if `channel` can pass the message on, and its rank is fewer steps from the message's receiver than that
+   of `best`, which may be NULL. */
+static bool channel_is_nearer(const struct channel *channel, const struct ctrl_msg *msg, const struct channel *best)
 {
-    if (!channel->routes || !nonce_equal(channel->me.token, p->to.token)) return false;
-    if (!routes_can_forward(channel->routes, p->from, p->to.rank)) return false;
-    return !than || routes_steps_left(channel->routes, p->to.rank) < routes_steps_left(than->routes, p->to.rank);
+    if (!channel->routes || !nonce_equal(channel->me.token, msg->to.token)) return false;
+    if (!routes_can_forward(channel->routes, msg->from, msg->to.rank)) return false;
+    return !best || routes_steps_left(channel->routes, msg->to.rank) < routes_steps_left(best->routes, msg->to.rank);
 }
-/* Returns true if that rank belongs to the process with that nonce. */
+/* Returns true if rank `member` of an open channel belongs to the process with that nonce. */
 static bool channel_member_is_process(const struct channel *channel, int member, const unsigned char nonce[16])
 {
     const struct peer *peer = channel->peers[member];
     return nonce_equal(peer ? peer->identity.nonce : registry.self.nonce, nonce);
 }
-/* Returns true if the process that delivered a message may send it. A message that was not passed on must come from its
-   rank's process, and any other from a process of the group. A closed channel knows no processes and accepts all. */
+/* Returns true if the process that delivered a message to the channel may send it. A message that was not passed on
+   must come from its rank's process, and any other from a process of the group. A closed channel knows no processes and
+   accepts all. */
 static bool ctrl_entry_is_authentic(const struct channel *channel, const struct ctrl_entry *entry)
 {
-    const struct ctrl_msg *p = &entry->msg;
-    if (p->from < 0 || p->from >= channel->size) return false;
+    const struct ctrl_msg *msg = &entry->msg;
+    if (msg->from < 0 || msg->from >= channel->size) return false;
     if (!channel->peers || nonce_equal(entry->via, registry.self.nonce)) return true;
-    if (p->hops == 0) return channel_member_is_process(channel, p->from, entry->via);
+    if (msg->hops == 0) return channel_member_is_process(channel, msg->from, entry->via);
     for (int r = 0; channel->routes && r < channel->size; r++)
         if (channel_member_is_process(channel, r, entry->via)) return true;
     return false;
 }
-/* Closes the connection of a process that sent a message as a rank that it does not have. */
+/* Closes the connections to a process that sent a message as a rank that it does not have. */
 static void ctrl_entry_refuse(const struct ctrl_entry *entry)
 {
-    struct peer *near = registry_find_peer(entry->via), *far = link_find(entry->via), *peer = near ? near : far;
+    struct peer *local_peer = registry_find_peer(entry->via), *link_peer = link_find(entry->via);
+    const struct peer *peer = local_peer ? local_peer : link_peer;
     if (peer && registry.refused_count++ == 0)
         LOG(WARN, "process %llu on %s sent a control message as rank %d, which it is not: its connection was closed",
             (unsigned long long)peer->identity.pid, peer->identity.host, entry->msg.from);
-    if (near) peer_end(near, LOST);
-    if (far) link_end(far, -EPROTO);
+    if (local_peer) peer_end(local_peer, LOST);
+    if (link_peer) link_end(link_peer, -EPROTO);
 }
-/* Passes a message on to its rank. Returns false if no channel here can, so the message waits for a channel to open. */
+/* Passes a message for a rank of another process on, by the channel that is nearest to it. Returns false if no channel
+   of its communicator is here, so the message waits for a channel to open. */
 static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
 {
     struct ctrl_msg *msg = &entry->msg;
@@ -186,8 +198,8 @@ static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
     else if (msg->hops++ < routes_most_hops(best->routes)) ctrl_msg_send_routed(best, is_open, msg);
     return true;
 }
-/* Passes a received message to its channel, replies for a closed one, passes it on to another process, or keeps it
-   until its channel opens. */
+/* Delivers a received message to its channel, replies for a closed channel, passes it on to another process, or keeps
+   it until its channel opens. */
 static void ctrl_entry_deliver(struct ctrl_entry *entry)
 {
     struct channel *channel = channel_find_open(&entry->msg.to);
@@ -206,7 +218,7 @@ void channels_deliver(void)
         free(entry);
     }
 }
-/* Returns a channel that has not been called in this round, or NULL. */
+/* Returns an open channel with ticks that has not been called in that round, or NULL. */
 static struct channel *channel_find_due(unsigned round)
 {
     struct channel *channel = channels.open;
@@ -218,7 +230,7 @@ int channels_poll_timeout_ms(void)
     int64_t left_ms = channels.ticked_ms + CHANNEL_TICK_MS - clock_ms();
     return !channel_find_due(channels.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
 }
-/* The list of channels may change during each call. */
+/* Calls the tick of each open channel with ticks, if it is time. The list of channels may change during each call. */
 void channels_call_ticks(void)
 {
     if (channels_poll_timeout_ms() != 0) return;
@@ -231,16 +243,16 @@ void channels_call_ticks(void)
 }
 
 /* ---- lifetime ---- */
-/* Moves early messages of a new channel's communicator in front of the incoming ones. Some of them are for this rank,
-   and others are to be passed on. */
+/* Moves the early messages of a new channel's communicator to the front of registry.incoming. Some of them are for this
+   rank, and the others are passed on. */
 static void channel_deliver_early(const struct channel *channel)
 {
     struct ctrl_queue early = channels.early, incoming = registry.incoming;
     channels.early = registry.incoming = (struct ctrl_queue){ 0 };
     while (early.first) {
         struct ctrl_entry *entry = ctrl_queue_pop(&early);
-        bool comes = nonce_equal(entry->msg.to.token, channel->me.token);
-        ctrl_queue_push(comes ? &registry.incoming : &channels.early, entry);
+        bool is_deliverable = nonce_equal(entry->msg.to.token, channel->me.token);
+        ctrl_queue_push(is_deliverable ? &registry.incoming : &channels.early, entry);
     }
     while (incoming.first) ctrl_queue_push(&registry.incoming, ctrl_queue_pop(&incoming));
 }
@@ -275,6 +287,7 @@ void channel_set_tick(struct channel *channel, bool on)
     channel->ticks = on;
     pthread_mutex_unlock(&registry.lock);
 }
+/* Frees the channel and its routes. NULL is allowed. */
 static void channel_free(struct channel *channel)
 {
     if (!channel) return;
@@ -288,7 +301,7 @@ void channel_close(struct channel *channel)
     channel->closing = true;
     /* The channel's user may send until its call returns. */
     while (channels.calling == channel) registry_wait(INT64_MAX);
-    struct channel **at = &channels.open, **place = &channels.closed[channels.closed_count++ % CLOSED];
+    struct channel **at = &channels.open, **place = &channels.closed[channels.closed_count++ % MOST_CLOSED];
     while (*at != channel) at = &(*at)->next;
     *at = channel->next;
     channel_free(*place);

@@ -19,6 +19,7 @@ enum { CHANNEL_TICK_MS = 10 };
 struct channel;
 /* The watch thread calls these functions. They may send. */
 struct channel_user {
+    /* Called for a message of `length` bytes from rank `from`. */
     void (*receive)(void *context, int from, const void *bytes, size_t length);
     /* Called while channel_set_tick is on. */
     void (*tick)(void *context);
@@ -31,11 +32,11 @@ struct channel_user {
    of the group. Otherwise the connection that carried it ends. NO_MEMORY. */
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out);
-/* Sends a message whose type is below CHANNEL_TYPES. Never waits. Returns false if the message is lost: the peer is
-   gone, or memory is missing. */
+/* Sends a message of `length` bytes (at most CHANNEL_BYTES) to rank `to`. Its type is below CHANNEL_TYPES. Never waits.
+   Returns false if the message is lost: the peer is gone, or memory is missing. */
 bool channel_send(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
-/* Sends this rank's final message in the communicator, which must be equal for all ranks. It makes no link. A rank that
-   did not get it receives it as the reply to what it sends after channel_close. */
+/* Sends this rank's final message in the communicator to rank `to`. It must be equal for all ranks. It connects no
+   link. A rank that did not get it receives it as the reply to what it sends after channel_close. */
 bool channel_send_final(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
 /* Starts or stops calls of tick() every CHANNEL_TICK_MS. */
 void channel_set_tick(struct channel *channel, bool on);
@@ -43,8 +44,10 @@ void channel_set_tick(struct channel *channel, bool on);
 void channel_close(struct channel *channel);
 
 /* ---- for the watch thread and lifetime.c, with registry.lock held ---- */
-/* Delivers the incoming messages of the registry. It releases the lock while it calls the receivers. */
+/* Delivers the messages of registry.incoming. It releases the lock while it calls the receivers. */
 void channels_deliver(void);
+/* Calls tick() of the channels that have it on, if CHANNEL_TICK_MS have passed. It releases the lock during each
+   call. */
 void channels_call_ticks(void);
 /* Returns the time until the next tick in ms, or -1 if no channel ticks. */
 int channels_poll_timeout_ms(void);

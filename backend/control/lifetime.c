@@ -29,8 +29,9 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* ---- fork ---- */
 static void registry_before_fork(void) { pthread_mutex_lock(&registry.lock); }
 static void registry_after_fork_parent(void) { pthread_mutex_unlock(&registry.lock); }
-/* The child closes its copies, because open ones would hide its parent's death. It does not touch the poll set, which
-   it shares with the parent. It keeps the inherited memory, because inherited communicators still point there. */
+/* Resets the registry in a forked child. The child closes its copies of the sockets, because open ones would hide its
+   parent's death. It does not touch the poll set, which it shares with the parent. It keeps the inherited memory,
+   because inherited communicators still point there. */
 static void registry_after_fork_child(void)
 {
     for (struct peer *peer = registry.peers; peer; peer = peer->next) {
@@ -49,7 +50,7 @@ static void registry_after_fork_child(void)
     links_after_fork();
     group_keys_after_fork();
 }
-/* Registers the fork handlers, once in a process. */
+/* Prepares the registry's condition and registers the fork handlers, once in a process. */
 static void registry_prepare_fork(void)
 {
     /* Read the settings before a second thread may log. */
@@ -61,21 +62,21 @@ static void registry_prepare_fork(void)
 }
 
 /* ---- starting and stopping ---- */
-/* Sends what is queued, because an exit without GOODBYE looks like a death. A peer that does not read for FLUSH_MS is
-   stopped, and is not waited for. */
+/* Sends what is queued for all peers, because an exit without GOODBYE looks like a death. A peer that does not read for
+   FLUSH_MS is stopped, and is not waited for. */
 static void peers_flush_all(void)
 {
-    bool left = true;
-    for (int64_t until_ms = clock_ms() + FLUSH_MS; left && clock_ms() < until_ms;) {
-        left = false;
+    bool has_unsent = true;
+    for (int64_t until_ms = clock_ms() + FLUSH_MS; has_unsent && clock_ms() < until_ms;) {
+        has_unsent = false;
         for (struct peer *peer = registry.peers; peer; peer = peer->next) {
             if (peer->unsent.first || peer->owes_join_aborts) peer_flush_queue(peer);
-            left |= peer->link ? link_push(peer) : peer->unsent.first != NULL;
+            has_unsent |= peer->link ? link_push(peer) : peer->unsent.first != NULL;
         }
-        if (left) registry_wait(clock_ms() + FLUSH_PAUSE_MS);
+        if (has_unsent) registry_wait(clock_ms() + FLUSH_PAUSE_MS);
     }
 }
-/* Closes all connections and descriptors of the process's registry. */
+/* Sends what is queued and GOODBYE to all peers, and closes all connections and descriptors of the registry. */
 static void registry_close_all(void)
 {
     peers_flush_all();
@@ -90,6 +91,7 @@ static void registry_close_all(void)
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);
 }
+/* Makes the identity of this process with a new nonce. */
 static tutti_status identity_init(struct identity *out)
 {
     *out = (struct identity){ .pid = (uint64_t)getpid() };
@@ -104,11 +106,11 @@ static tutti_status registry_start_thread(void)
     registry.stop = false;
     /* The program's own threads handle its signals. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&registry.thread, NULL, watch_run_thread, NULL);
+    int error = pthread_create(&registry.thread, NULL, watch_run_thread, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (refused)
+    if (error)
         return status_fail(TUTTI_SYSTEM, "cannot start the watch thread: %s (limit on threads? see ulimit -u)",
-            strerror(refused));
+            strerror(error));
     pthread_setname_np(registry.thread, "tutti-watch");
     return TUTTI_OK;
 }
@@ -143,8 +145,8 @@ void peers_release(void)
 {
     pthread_mutex_lock(&registry.lock);
     /* `users` is already 0 in a child that releases its parent's use. */
-    bool last = registry.users > 0 && --registry.users == 0;
-    if (last) {
+    bool is_last = registry.users > 0 && --registry.users == 0;
+    if (is_last) {
         assert(!pthread_equal(pthread_self(), registry.thread));
         registry.stop = registry.stopping = true;
         registry_wake();
@@ -160,11 +162,11 @@ void peers_release(void)
     }
     pthread_mutex_unlock(&registry.lock);
 }
-bool peers_set_at_end(void (*end)(void))
+bool peers_set_at_end(void (*at_end)(void))
 {
     pthread_mutex_lock(&registry.lock);
-    bool first = !registry.at_end;
-    registry.at_end = end;
+    bool is_first = !registry.at_end;
+    registry.at_end = at_end;
     pthread_mutex_unlock(&registry.lock);
-    return first;
+    return is_first;
 }

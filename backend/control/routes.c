@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* After so many messages without an answer, a rank is sent messages directly. */
+/* After so many messages without an answer, messages to a rank go directly. */
 enum { MOST_UNANSWERED = 3 };
 struct routes {
     struct route_map map;
@@ -17,11 +17,14 @@ struct routes {
     int *host_of, *first, *ranks;
     /* Weak references from routes_retire on. Until then the caller of routes_create holds the peers. */
     struct peer_weak_ref *peers; /* [size] */
+    /* The messages to each rank since its last one, at most MOST_UNANSWERED. */
     unsigned char *unanswered; /* [size] */
 };
 
 /* ---- hosts ---- */
+/* Returns how many hosts `to` is ahead of `from` in the ring. */
 static int route_hosts_ahead(int hosts, int from, int to) { return to >= from ? to - from : to - from + hosts; }
+/* Returns the number of powers of two that add up to `number`: its set bits. */
 static int route_count_powers(int number)
 {
     int count = 0;
@@ -31,8 +34,8 @@ static int route_count_powers(int number)
 int route_distance(int hosts, int from, int to)
 {
     int ahead = route_hosts_ahead(hosts, from, to);
-    int forth = route_count_powers(ahead), back = ahead ? route_count_powers(hosts - ahead) : 0;
-    return forth < back ? forth : back;
+    int forward_steps = route_count_powers(ahead), backward_steps = ahead ? route_count_powers(hosts - ahead) : 0;
+    return forward_steps < backward_steps ? forward_steps : backward_steps;
 }
 int route_longest_distance(int hosts)
 {
@@ -40,7 +43,7 @@ int route_longest_distance(int hosts)
     for (int64_t reach = 1; reach < hosts; reach *= 2) steps++;
     return steps;
 }
-/* Tries the largest power of two first. */
+/* Tries the hosts at a power of two ahead and behind, the farthest first, and keeps the one nearest to `to`. */
 int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context)
 {
     int best = -1, least = route_distance(hosts, from, to);
@@ -55,6 +58,7 @@ int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *co
 }
 
 /* ---- lifetime ---- */
+/* Fills `first` and `ranks` from `host_of`, by a counting sort. */
 static void routes_sort_by_host(struct routes *routes)
 {
     for (int i = 0; i < routes->map.size; i++) routes->first[routes->host_of[i] + 1]++;
@@ -64,6 +68,7 @@ static void routes_sort_by_host(struct routes *routes)
     memmove(routes->first, routes->first + 1, (size_t)routes->map.hosts * sizeof *routes->first);
     routes->first[routes->map.hosts] = routes->map.size;
 }
+/* Frees the memory of routes, also of half-built ones. */
 static void routes_free_all(struct routes *routes)
 {
     free(routes->host_of);
@@ -73,6 +78,7 @@ static void routes_free_all(struct routes *routes)
     free(routes->unanswered);
     free(routes);
 }
+/* Allocates all arrays for map.size ranks. Returns false if memory is short. */
 static bool routes_allocate(struct routes *routes)
 {
     size_t size = (size_t)routes->map.size;
@@ -114,7 +120,8 @@ void routes_retire(struct routes *routes)
 }
 
 /* ---- the next process on a route ---- */
-/* Returns the first rank of that host that can pass a message on, or -1. */
+/* Returns the first rank of that host whose process is not known to be gone, so that it can pass a message on, or
+   -1. */
 static int routes_forwarder_of_host(const struct routes *routes, int host)
 {
     for (int i = routes->first[host]; i < routes->first[host + 1]; i++) {
@@ -123,6 +130,7 @@ static int routes_forwarder_of_host(const struct routes *routes, int host)
     }
     return -1;
 }
+/* Is the `is_there` of route_next_host: returns true if a rank of that host can pass a message on. */
 static bool routes_has_forwarder(const void *context, int host) { return routes_forwarder_of_host(context, host) >= 0; }
 /* Returns true if messages go directly to that rank: it is on this host, or its link is open, over or in use. */
 static bool routes_is_direct(const struct routes *routes, int to)
@@ -132,18 +140,18 @@ static bool routes_is_direct(const struct routes *routes, int to)
 }
 /* Looks for the next process even if this process cannot reach the rank itself, because others may. It skips hosts
    whose first process is this one, which happens when hosts are simulated. */
-struct peer *routes_next_peer(const struct routes *routes, int to, bool mine)
+struct peer *routes_next_peer(const struct routes *routes, int to, bool is_own)
 {
-    struct peer *straight = routes->peers[to].peer;
-    if (!straight || routes_is_direct(routes, to) || (mine && routes->unanswered[to] >= MOST_UNANSWERED))
-        return straight;
+    struct peer *receiver = routes->peers[to].peer;
+    if (!receiver || routes_is_direct(routes, to) || (is_own && routes->unanswered[to] >= MOST_UNANSWERED))
+        return receiver;
     for (int host = routes->map.host; host >= 0;) {
         int forwarder = routes_forwarder_of_host(routes, host);
         if (forwarder >= 0 && routes->peers[forwarder].peer) return routes->peers[forwarder].peer;
         if (host == routes->host_of[to]) break;
         host = route_next_host(routes->map.hosts, host, routes->host_of[to], routes_has_forwarder, routes);
     }
-    return straight;
+    return receiver;
 }
 bool routes_can_forward(const struct routes *routes, int from, int to)
 {
@@ -153,7 +161,7 @@ int routes_steps_left(const struct routes *routes, int to)
 {
     return route_distance(routes->map.hosts, routes->map.host, routes->host_of[to]);
 }
-/* Two more steps lead to the first process of the own host, and from that of the last host to the rank. */
+/* Two more steps lead to the first process of the own host, and from the first process of the last host to the rank. */
 int routes_most_hops(const struct routes *routes) { return route_longest_distance(routes->map.hosts) + 2; }
 void routes_record_sent(struct routes *routes, int to)
 {

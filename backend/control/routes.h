@@ -11,36 +11,37 @@
 #include <stdbool.h>
 
 /* ---- hosts in a ring, without processes ---- */
-/* Returns the number of steps between two hosts. */
+/* Returns the least number of steps between two hosts of a ring of `hosts` hosts. */
 int route_distance(int hosts, int from, int to);
-/* Returns the largest distance. */
+/* Returns a limit of the distances in a ring of `hosts` hosts: log2(hosts), rounded up. */
 int route_longest_distance(int hosts);
-/* Returns the best next host among those for which `is_there` is true, or -1. It calls `is_there` only for hosts other
-   than `from`. */
+/* Returns the host to which a message from host `from` to host `to` is sent next, or -1: of the hosts for which
+   `is_there` is true, one that is nearer to `to`. It calls `is_there` only for hosts other than `from`. */
 int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context);
 
 /* ---- for one rank of a communicator ---- */
 /* The hosts of a communicator. `host` is this rank's host, and `host_of` has `size` entries. */
 struct route_map { int size, hosts, host; const int *host_of; };
 struct routes;
-/* The channel owns its routes. `peers` is the array of channel_open and is copied; the caller holds the peers until
-   routes_retire or routes_free. NO_MEMORY. */
+/* Creates the routes of a rank, which its channel owns. `peers` is the array of channel_open and is copied; the caller
+   holds the peers until routes_retire or routes_free. NO_MEMORY. */
 tutti_status routes_create(const struct route_map *map, struct peer *const *peers, struct routes **out);
 
 /* ---- with registry.lock held ---- */
-/* NULL is allowed. */
+/* Frees the routes. NULL is allowed. */
 void routes_free(struct routes *routes);
 /* Makes the routes use only connections that are open now, by weak references. */
 void routes_retire(struct routes *routes);
-/* Returns the peer to which a message for rank `to` is sent next, or NULL if that rank is in this process. `mine` is
+/* Returns the peer to which a message for rank `to` is sent next, or NULL if that rank is in this process. `is_own` is
    true for a message of this rank, and false for one that it passes on. */
-struct peer *routes_next_peer(const struct routes *routes, int to, bool mine);
+struct peer *routes_next_peer(const struct routes *routes, int to, bool is_own);
 /* Returns true if both ranks exist and `to` is in another process. */
 bool routes_can_forward(const struct routes *routes, int from, int to);
-/* Returns the number of steps between hosts that remain to rank `to`. */
+/* Returns the number of steps between hosts from this rank to rank `to`. */
 int routes_steps_left(const struct routes *routes, int to);
 /* Returns the most processes that may pass on a message. */
 int routes_most_hops(const struct routes *routes);
 /* Records a message to a rank that will answer it; messages without an answer are counted. */
 void routes_record_sent(struct routes *routes, int to);
+/* Records a message from a rank, which answers the messages to it. */
 void routes_record_received(struct routes *routes, int from);

@@ -12,9 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+/* The pause without free descriptors, and the most time for the last messages. */
 enum { OUT_OF_DESCRIPTORS_MS = 10, LINGER_MS = 50 };
 
-/* Handles a descriptor that the poll returned. It may be closed by now. */
+/* Handles a descriptor that the poll returned as ready. It may be closed by now. */
 static void watch_handle_descriptor(int descriptor)
 {
     uint64_t ignored;
@@ -29,13 +30,14 @@ static void watch_handle_descriptor(int descriptor)
         }
     if (!incoming_links_on_ready(descriptor)) pending_conns_on_ready(descriptor);
 }
-/* Calls the watchers of peers that are gone. Messages of a dead peer come before the report of its death. */
+/* Delivers all messages and calls all watchers of peers that are gone. Messages of a dead peer come before the report
+   of its death. */
 static void watch_call_watchers(void)
 {
     do channels_deliver();
     while (peers_call_due_watch());
 }
-/* -1 means never. */
+/* Returns the smaller of two timeouts in ms, of which -1 means without limit. */
 static int timeout_sooner_ms(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
 /* Returns the time until a pending connection expires or a channel or link has work, or -1 for no limit. */
 static int watch_poll_timeout_ms(void)
@@ -45,6 +47,8 @@ static int watch_poll_timeout_ms(void)
     int64_t left = registry.pending[0].until_ms - clock_ms();
     return timeout_sooner_ms(most_ms, left < 0 ? 0 : (int)left + 1);
 }
+/* Waits for events of the poll set without registry.lock, for at most most_ms (-1: without limit). Returns their
+   number, or -1 after an error. */
 static int watch_await_events(struct epoll_event *events, int count, int most_ms)
 {
     int poller = registry.poller;
@@ -57,7 +61,8 @@ static int watch_await_events(struct epoll_event *events, int count, int most_ms
     pthread_mutex_lock(&registry.lock);
     return ready;
 }
-/* Polls once and handles the events. Returns false if there were none. */
+/* Polls once, for at most most_ms, handles the events and everything that is due. Returns false if there were no
+   events. */
 static bool watch_poll_once(int most_ms)
 {
     struct epoll_event events[16];
@@ -70,7 +75,8 @@ static bool watch_poll_once(int most_ms)
     watch_call_watchers();
     return ready > 0;
 }
-/* At the end the thread still passes on the messages that have arrived, because their senders count on it. */
+/* Polls until registry.stop. Then the thread still passes on the messages that have arrived, because their senders
+   count on it. */
 void *watch_run_thread(void *unused)
 {
     pthread_mutex_lock(&registry.lock);
