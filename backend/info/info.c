@@ -21,7 +21,9 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+/* A text in the caller's buffer. `length` is that of the whole text, which may exceed `capacity`. */
 struct info_text { char *at; size_t capacity, length; };
+/* Appends formatted text, as far as the buffer has room, and counts its whole length. */
 static void text_append(struct info_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void text_append(struct info_text *text, const char *format, ...)
 {
@@ -43,6 +45,7 @@ static void text_append_string(struct info_text *text, const char *s)
     }
     text_append(text, "\"");
 }
+/* Appends "name": "value" as JSON, and then the text `after`. */
 static void text_append_pair(struct info_text *text, const char *name, const char *value, const char *after)
 {
     text_append_string(text, name);
@@ -50,16 +53,18 @@ static void text_append_pair(struct info_text *text, const char *name, const cha
     text_append_string(text, value);
     text_append(text, "%s", after);
 }
-static void text_append_limit(struct info_text *text, const char *name, int which, const char *after)
+/* Appends a resource limit of this process (RLIMIT_…) as JSON, null if it is unlimited, and then the text `after`. */
+static void text_append_limit(struct info_text *text, const char *name, int resource, const char *after)
 {
     struct rlimit limit;
-    bool known = getrlimit((__rlimit_resource_t)which, &limit) == 0;
+    bool is_known = getrlimit((__rlimit_resource_t)resource, &limit) == 0;
     text_append_string(text, name);
-    if (!known || limit.rlim_cur == RLIM_INFINITY) text_append(text, ": null%s", after);
+    if (!is_known || limit.rlim_cur == RLIM_INFINITY) text_append(text, ": null%s", after);
     else text_append(text, ": %llu%s", (unsigned long long)limit.rlim_cur, after);
 }
 
 /* ---- parts ---- */
+/* Appends the name of the host, its kernel, and the number of cores that this process may use. */
 static void text_append_host(struct info_text *text)
 {
     struct utsname name;
@@ -83,6 +88,7 @@ static void text_append_limits(struct info_text *text)
         text_append(text, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
     else text_append(text, "\"dev_shm_bytes\": null}, ");
 }
+/* Appends the instruction set that the kernels use, and those that are available. */
 static void text_append_kernels(struct info_text *text)
 {
     text_append(text, "\"isa\": {");
@@ -93,7 +99,7 @@ static void text_append_kernels(struct info_text *text)
     }
     text_append(text, "]}, ");
 }
-/* Appends a number as JSON requires it, in any locale. */
+/* Appends a number that is not negative with six decimals, as JSON requires it, in any locale. */
 static void text_append_decimal(struct info_text *text, double value)
 {
     enum { MILLION = 1000000 };
@@ -119,14 +125,15 @@ static void text_append_machine(struct info_text *text)
     text_append(text, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", spin_budget.pauses,
         spin_budget.yields);
 }
+/* Writes the names of the transports between hosts that the settings choose, and the reason if it is the default. */
 static void transport_describe_choice(char *out, size_t bytes)
 {
     const char *given = settings_get()->transport;
     char names[FABRIC_TEXT_BYTES];
     fabrics_print_names(fabrics_parse_names(given, NULL), names);
-    bool sockets = strcmp(names, "tcp") == 0;
+    bool uses_sockets = strcmp(names, "tcp") == 0;
     if (*given) snprintf(out, bytes, "%s", *names ? names : "TUTTI_TRANSPORT names an unknown transport");
-    else snprintf(out, bytes, "%s, because %s RDMA port of this host is active", names, sockets ? "no" : "an");
+    else snprintf(out, bytes, "%s, because %s RDMA port of this host is active", names, uses_sockets ? "no" : "an");
 }
 static void text_append_transports(struct info_text *text)
 {
@@ -142,6 +149,7 @@ static void text_append_transports(struct info_text *text)
     text_append_pair(text, "tcp", "yes: the system's sockets", ", ");
     text_append_pair(text, "between hosts", choice, "}, ");
 }
+/* Appends all settings with their values in this process. */
 static void text_append_settings(struct info_text *text)
 {
     const struct settings_row *rows;
@@ -159,6 +167,7 @@ static void text_append_settings(struct info_text *text)
     }
     text_append(text, "], ");
 }
+/* Appends the names of the algorithms of each collective. */
 static void text_append_algorithms(struct info_text *text)
 {
     text_append(text, "\"algorithms\": {");
@@ -196,6 +205,7 @@ tutti_status info_write_json(char *buffer, size_t capacity, size_t *bytes)
 }
 
 /* ---- a group ---- */
+/* Appends the machine parameters by which a group chooses, with typical values. */
 static void text_append_parameters(struct info_text *text, const struct machine *machine)
 {
     const struct machine_row *rows;
@@ -213,22 +223,22 @@ static void text_append_parameters(struct info_text *text, const struct machine 
     }
     text_append(text, "}");
 }
-/* Appends whether private tensors of peers can be read where they lie. The first operation that may need it tests
-   this. */
+/* Appends whether this rank can read private tensors of the other ranks of its host by single copy. The first operation
+   that may need single copy tests this. */
 static void text_append_single_copy(struct info_text *text, const tutti_comm *comm)
 {
     const struct tensor_access *access = &comm->tensor_access;
-    int known = atomic_load(&access->reading);
-    char said[320];
-    if (comm->launcher.single_copy == 0) snprintf(said, sizeof said, "no: TUTTI_SINGLE_COPY is 0");
-    else if (known == READING_UNKNOWN)
-        snprintf(said, sizeof said, "not known: no operation has needed it yet, or memory was short");
-    else if (known == READING_WORKS)
-        snprintf(said, sizeof said, "possible: the kernel reads tensors of the other ranks for this one");
+    int reading = atomic_load(&access->reading);
+    char description[320];
+    if (comm->launcher.single_copy == 0) snprintf(description, sizeof description, "no: TUTTI_SINGLE_COPY is 0");
+    else if (reading == READING_UNKNOWN)
+        snprintf(description, sizeof description, "not known: no operation has needed it yet, or memory was short");
+    else if (reading == READING_WORKS)
+        snprintf(description, sizeof description, "possible: the kernel reads tensors of the other ranks for this one");
     else
-        snprintf(said, sizeof said, "no: the memory of rank %d cannot be read: %s", access->unreadable,
+        snprintf(description, sizeof description, "no: the memory of rank %d cannot be read: %s", access->unreadable,
             reading_reason(access->error));
-    text_append_pair(text, "single_copy", said, ", ");
+    text_append_pair(text, "single_copy", description, ", ");
 }
 tutti_status info_write_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
