@@ -1,8 +1,8 @@
 /* Forms a group through a key-value store. The store may still hold keys of earlier attempts: records of dead
  * processes, or of a group that was destroyed.
  *
- * Rank 0 begins an attempt. It draws a token and writes its record, which has the token, under "r0". All other keys of
- * the attempt begin with the token: rank 3 answers under "<token>/r3", and rank 0 writes its result under
+ * Rank 0 begins an attempt. It draws a token and writes its record, which has the token, under "r0". All other keys
+ * of the attempt begin with the token: rank 3 answers under "<token>/r3", and rank 0 writes its result under
  * "<token>/table". So only "r0" can be out of date. The other ranks detect that without a check whether a process
  * lives. A result that exists when a rank first reads "r0" is of an attempt that ended without it, so it waits for
  * another "r0". Otherwise the rank answers, and reads "r0" again while it waits. A result that arrives then was made
@@ -12,16 +12,15 @@
  * Rank 0's record also has the group's key (processes/keys.h) and the token by which the processes of one host find
  * each other (processes/host_election.h). Each rank adds the key and claims the token before it answers. It releases
  * the claim when the result has come, because all have claimed by then. A count of restarts would not identify
- * attempts. Each agent of torchrun counts only the restarts that it began, so ranks of one attempt may have different
- * counts.
+ * attempts, because each agent of torchrun counts only the restarts that it began.
  *
- * "r0" has the terms of the group (terms.h) as text. A rank with other terms, also one that joins as rank 0, writes its
- * own under "<token>/other", which rank 0 reads before it decides. So all ranks get a MISMATCH, and no record of a rank
- * that agrees is overwritten. The store may hold an earlier attempt, but none of the same job. So if "r0" is of the
- * same job, a rank with other terms reports the MISMATCH at once, even if that group has formed.
+ * "r0" has the terms of the group (terms.h) as text. A rank with other terms, also one that joins as rank 0, writes
+ * its own under "<token>/other", which rank 0 reads before it decides. So all ranks get a MISMATCH, and no record of a
+ * rank that agrees is overwritten. The store may hold an earlier attempt, but none of the same job. So if "r0" is of
+ * the same job, a rank with other terms reports the MISMATCH at once, even if that group has formed.
  *
- * A group of one rank does not wait for others, and several such groups may have one name. Each writes its terms under
- * "alone" and its rank in the job, where ranks that wait for that rank find them.
+ * A group of one rank does not wait for others, and several such groups may have one name. Each writes its terms
+ * under "alone" and its rank in the job, where ranks that wait for that rank find them.
  *
  * A rank that cannot join (for a missing interface, say) sets the status in its record, and writes the reason under
  * "<token>/why3". Ranks that come within 2 s get it. A group that has formed leaves two short keys. Each other rank
@@ -72,8 +71,8 @@ static void store_poll_pause(int64_t began_ns, int64_t deadline_ms)
 static bool store_wait_is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
 
 /* ---- a group of one ---- */
-/* MISMATCH: that rank forms a group of its own instead, so it will not come. */
-static tutti_status store_check_alone(const tutti_config *config, const struct statement *mine, int rank)
+/* Fails with MISMATCH if that rank has formed a group alone, in the same job, so that it will not come. */
+static tutti_status store_check_alone(const tutti_config *config, const struct statement *own, int rank)
 {
     char key[STORE_KEY_BYTES];
     struct statement alone;
@@ -82,101 +81,102 @@ static tutti_status store_check_alone(const tutti_config *config, const struct s
     tutti_status status = store_get_statement(&config->store, key, NOW, &alone);
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
-    return member_shares_job(&alone.member, &mine->member) ? terms_fail_mismatch(&alone, mine) : TUTTI_OK;
+    return member_shares_job(&alone.member, &own->member) ? terms_fail_mismatch(&alone, own) : TUTTI_OK;
 }
 tutti_status bootstrap_publish_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
 {
     char key[STORE_KEY_BYTES];
-    struct statement said = { *mine, *terms };
-    said.member.terms = terms->digest;
+    struct statement own = { *mine, *terms };
+    own.member.terms = terms->digest;
     store_key_of_alone(config->members[0], key);
-    return store_put_value(&config->store, key, &said, sizeof said);
+    return store_put_value(&config->store, key, &own, sizeof own);
 }
 
 /* ---- the host of this rank ---- */
-/* A group whose ranks offer no contact is on one host, so the group's token serves as the host's. */
+/* Sets the token of this rank's host: the group's token if no rank offers a contact, so that all are on one host. */
 static tutti_status member_set_host_token(const struct member *first, const struct key_id *key, int64_t deadline_ms,
-    struct member *mine)
+    struct member *out)
 {
-    if (mine->contact.family) return host_election_join(first->token, key, deadline_ms, mine->host_token);
-    memcpy(mine->host_token, first->token, sizeof mine->host_token);
+    if (out->contact.family) return host_election_join(first->token, key, deadline_ms, out->host_token);
+    memcpy(out->host_token, first->token, sizeof out->host_token);
     return TUTTI_OK;
 }
+/* Leaves the election that member_set_host_token joined. */
 static void member_release_host_token(const struct member *first, const struct member *mine)
 {
     if (mine->contact.family) host_election_leave(first->token);
 }
 
 /* ---- rank 0 ---- */
-/* MISMATCH: before this process joins, "r0" has a record of the same job with other terms. */
-static tutti_status store_check_earlier(const tutti_store *store, const struct statement *mine)
+/* Fails with MISMATCH if "r0" already has a record of the same job with other terms. Any other record is
+   overwritten. */
+static tutti_status store_check_earlier(const tutti_store *store, const struct statement *own)
 {
     struct statement earlier;
     tutti_status status = store_get_statement(store, first_key, NOW, &earlier);
-    /* Any other record is overwritten. */
-    if (status != TUTTI_OK || !terms_differ(&earlier, mine)) return TUTTI_OK;
-    TRY(store_put_other_statement(store, &earlier.member, mine));
-    return member_shares_job(&earlier.member, &mine->member) ? terms_fail_mismatch(&earlier, mine) : TUTTI_OK;
+    if (status != TUTTI_OK || !terms_differ(&earlier, own)) return TUTTI_OK;
+    TRY(store_put_other_statement(store, &earlier.member, own));
+    return member_shares_job(&earlier.member, &own->member) ? terms_fail_mismatch(&earlier, own) : TUTTI_OK;
 }
-/* MISMATCH: another rank 0, or any other rank, has other terms. Another rank 0 gets this rank's terms, too. */
-static tutti_status store_check_terms(const tutti_store *store, const struct statement *mine)
+/* Fails with MISMATCH if another rank 0, or any other rank, has other terms. Another rank 0 gets this rank's terms. */
+static tutti_status store_check_terms(const tutti_store *store, const struct statement *own)
 {
     char key[STORE_KEY_BYTES];
     struct statement other;
     tutti_status status = store_get_statement(store, first_key, NOW, &other);
-    if (status != TUTTI_OK || !terms_differ(&other, mine)) {
-        store_key_of_other(&mine->member, key);
+    if (status != TUTTI_OK || !terms_differ(&other, own)) {
+        store_key_of_other(&own->member, key);
         status = store_get_statement(store, key, NOW, &other);
         if (status == TUTTI_TIMEOUT) return TUTTI_OK;
         TRY(status);
     }
-    if (other.terms.rank == 0) TRY(store_put_other_statement(store, &other.member, mine));
-    return terms_fail_mismatch(mine, &other);
+    if (other.terms.rank == 0) TRY(store_put_other_statement(store, &other.member, own));
+    return terms_fail_mismatch(own, &other);
 }
 /* Fails if another process has joined as rank 0 at the same time. */
-static tutti_status store_check_only_rank0(const tutti_store *store, const struct statement *mine)
+static tutti_status store_check_only_rank0(const tutti_store *store, const struct statement *own)
 {
     struct statement first;
     tutti_status status = store_get_statement(store, first_key, NOW, &first);
-    if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && member_is_same_attempt(&first.member, &mine->member)))
+    if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && member_is_same_attempt(&first.member, &own->member)))
         return TUTTI_OK;
     TRY(status);
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "two processes have joined %s as rank 0: this process (%llu) and process %llu on %.39s", mine->member.group,
-        (unsigned long long)mine->member.identity.pid, (unsigned long long)first.member.identity.pid,
+        "two processes have joined %s as rank 0: this process (%llu) and process %llu on %.39s", own->member.group,
+        (unsigned long long)own->member.identity.pid, (unsigned long long)first.member.identity.pid,
         first.member.identity.host);
 }
-/* Waits for the record of a rank. `settled` means that rank 0 already has an error, so it checks no more terms. */
-static tutti_status store_await_record(const tutti_config *config, const struct statement *mine, int rank, bool settled,
-    int64_t deadline_ms, struct member *out)
+/* Waits for the record of a rank. `has_error` means that rank 0 already has an error, so it checks no more terms. */
+static tutti_status store_await_record(const tutti_config *config, const struct statement *own, int rank,
+    bool has_error, int64_t deadline_ms, struct member *out)
 {
     char key[STORE_KEY_BYTES];
     const tutti_store *store = &config->store;
     int64_t began_ns = clock_ns();
-    store_key_of_record(&mine->member, rank, key);
+    store_key_of_record(&own->member, rank, key);
     for (;;) {
         bool last = clock_ms() >= deadline_ms;
         tutti_status status = store_get_record(store, key, rank, NOW, out);
         if (status != TUTTI_TIMEOUT || last) return status;
-        if (store_wait_is_late(began_ns) && !settled) {
-            TRY(store_check_terms(store, mine));
-            TRY(store_check_only_rank0(store, mine));
-            if (rank < config->size) TRY(store_check_alone(config, mine, rank));
+        if (store_wait_is_late(began_ns) && !has_error) {
+            TRY(store_check_terms(store, own));
+            TRY(store_check_only_rank0(store, own));
+            if (rank < config->size) TRY(store_check_alone(config, own, rank));
         }
         store_poll_pause(began_ns, deadline_ms);
     }
 }
 /* Checks that a rank that has come can join and agrees. In a record of another build only the build is valid. */
 static tutti_status store_check_record(const tutti_store *store, const struct member *mine, int rank,
-    const struct member *seat)
+    const struct member *theirs)
 {
     char key[STORE_KEY_BYTES], why[STATUS_DETAIL_BYTES / 2] = "its own error says why";
     size_t bytes = 0;
-    if (seat->status == TUTTI_OK || seat->build != mine->build) return member_check_match(mine, rank, seat);
+    if (theirs->status == TUTTI_OK || theirs->build != mine->build) return member_check_match(mine, rank, theirs);
     store_key_of_rank(mine, "why", rank, key);
     tutti_status status = store_get_value(store, key, NOW, sizeof why - 1, why, &bytes);
     if (status == TUTTI_OK) why[bytes] = 0;
-    return member_fail_unable(seat, rank, why);
+    return member_fail_unable(theirs, rank, why);
 }
 /* Reads all records again, because a rank may have died after its answer and been restarted. */
 static tutti_status store_reread_records(const tutti_store *store, const struct member *mine, struct member *table)
@@ -193,68 +193,67 @@ static tutti_status store_reread_records(const tutti_store *store, const struct 
 /* The first error, and the time until which rank 0 still waits for ranks that should get it. */
 struct first_error { tutti_status status; char detail[STATUS_DETAIL_BYTES]; int64_t deadline_ms; };
 /* Records an error with the text of this thread's last error. */
-static void first_error_record(struct first_error *f, tutti_status status)
+static void first_error_record(struct first_error *first, tutti_status status)
 {
     if (status == TUTTI_OK) return;
-    f->status = status;
-    snprintf(f->detail, sizeof f->detail, "%s", status_detail());
-    if (clock_ms() + GRACE_MS < f->deadline_ms) f->deadline_ms = clock_ms() + GRACE_MS;
+    first->status = status;
+    snprintf(first->detail, sizeof first->detail, "%s", status_detail());
+    if (clock_ms() + GRACE_MS < first->deadline_ms) first->deadline_ms = clock_ms() + GRACE_MS;
 }
 /* Rank 0: waits for the records of all ranks in the store and checks each. Continues after the first error, so that the
-   error names all missing ranks. `why`: why this rank cannot join, if it cannot. */
-static tutti_status store_collect_records(const tutti_config *config, const struct statement *said, const char *why,
+   error names all missing ranks. `why` is the reason if this rank cannot join. */
+static tutti_status store_collect_records(const tutti_config *config, const struct statement *own, const char *why,
     int64_t deadline_ms, struct member *table)
 {
     const tutti_store *store = &config->store;
-    const struct member *mine = &said->member;
-    struct first_error wrong = { TUTTI_OK, "", deadline_ms };
-    bool late = false;
+    const struct member *mine = &own->member;
+    struct first_error first = { TUTTI_OK, "", deadline_ms };
+    bool is_rank_missing = false;
     int64_t began_ms = clock_ms();
-    if (mine->status != TUTTI_OK) first_error_record(&wrong, member_fail_unable(mine, 0, why));
+    if (mine->status != TUTTI_OK) first_error_record(&first, member_fail_unable(mine, 0, why));
     for (uint32_t r = 1, expected = mine->size; r < expected; r++) {
-        struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
-        bool settled = wrong.status != TUTTI_OK;
-        tutti_status status = store_await_record(config, said, (int)r, settled, wrong.deadline_ms, seat);
-        /* The loop continues, so that the error names all missing ranks. */
-        if (status == TUTTI_TIMEOUT) { late = true; continue; }
+        struct member beyond = { 0 }, *theirs = r < mine->size ? &table[r] : &beyond;
+        bool has_error = first.status != TUTTI_OK;
+        tutti_status status = store_await_record(config, own, (int)r, has_error, first.deadline_ms, theirs);
+        if (status == TUTTI_TIMEOUT) { is_rank_missing = true; continue; }
         if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
-        if (!settled)
-            first_error_record(&wrong, status == TUTTI_OK ? store_check_record(store, mine, (int)r, seat) : status);
+        if (!has_error)
+            first_error_record(&first, status == TUTTI_OK ? store_check_record(store, mine, (int)r, theirs) : status);
         /* The missing rank may still come and get the error. */
-        if (!settled && status == TUTTI_MISMATCH) r--;
-        if (seat->size > expected) expected = seat->size < MOST_EXPECTED ? seat->size : MOST_EXPECTED;
+        if (!has_error && status == TUTTI_MISMATCH) r--;
+        if (theirs->size > expected) expected = theirs->size < MOST_EXPECTED ? theirs->size : MOST_EXPECTED;
     }
-    if (wrong.status != TUTTI_OK) return status_repeat(wrong.status, wrong.detail);
-    TRY(store_check_terms(store, said));
-    if (late) return members_fail_absent(mine, table);
+    if (first.status != TUTTI_OK) return status_repeat(first.status, first.detail);
+    TRY(store_check_terms(store, own));
+    if (is_rank_missing) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? store_reread_records(store, mine, table) : TUTTI_OK;
 }
 /* Rank 0: collects the records, decides, and publishes the result with the table of members. */
-static tutti_status store_publish_result(const tutti_config *config, const struct statement *said, const char *why,
+static tutti_status store_publish_result(const tutti_config *config, const struct statement *own, const char *why,
     int64_t deadline_ms, struct join_reply *reply)
 {
     char key[STORE_KEY_BYTES];
     const tutti_store *store = &config->store;
-    const struct member *mine = &said->member;
+    const struct member *mine = &own->member;
     store_key_of_attempt(mine, "table", key);
     reply->table[0] = *mine;
-    TRY(store_put_value(store, first_key, said, sizeof *said));
-    tutti_status status = store_collect_records(config, said, why, deadline_ms, reply->table);
+    TRY(store_put_value(store, first_key, own, sizeof *own));
+    tutti_status status = store_collect_records(config, own, why, deadline_ms, reply->table);
     join_reply_decide(reply, status, mine->size);
     size_t bytes = sizeof *reply + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
-    tutti_status told = store_put_value(store, key, reply, bytes);
-    return status == TUTTI_OK ? told : status_repeat(status, reply->result.detail);
+    tutti_status put_status = store_put_value(store, key, reply, bytes);
+    return status == TUTTI_OK ? put_status : status_repeat(status, reply->result.detail);
 }
 /* Rank 0's part of joining through the store. */
-static tutti_status store_run_rank0(const tutti_config *config, struct statement *said, const char *why,
+static tutti_status store_run_rank0(const tutti_config *config, struct statement *own, const char *why,
     int64_t deadline_ms, struct join_reply *reply, struct key_id *key)
 {
-    struct member *mine = &said->member;
-    TRY(store_check_earlier(&config->store, said));
+    struct member *mine = &own->member;
+    TRY(store_check_earlier(&config->store, own));
     TRY(random_fill(mine->key, sizeof mine->key));
     TRY(group_key_add(mine->key, key));
     TRY(member_set_host_token(mine, key, deadline_ms, mine));
-    tutti_status status = store_publish_result(config, said, why, deadline_ms, reply);
+    tutti_status status = store_publish_result(config, own, why, deadline_ms, reply);
     member_release_host_token(mine, mine);
     return status;
 }
@@ -269,51 +268,52 @@ void bootstrap_shorten_result(const tutti_config *config, const struct member *m
 }
 
 /* ---- the other ranks ---- */
+/* A rank other than 0 while it joins. */
 struct follower {
     const tutti_config *config;
     /* This rank's statement, and the member record in it. */
-    struct statement *said;
+    struct statement *own;
     struct member *mine;
     /* The reason for which this rank cannot join, or any text if it can. */
     const char *why;
     int64_t deadline_ms;
-    struct join_reply *found;
+    struct join_reply *reply;
     /* The record of rank 0 that was read last, or zero bytes. */
     struct member first;
     /* The id of rank 0's key. */
     struct key_id *key;
-    /* The attempt had a result before this rank came. This rank has answered the attempt. */
-    bool over, answered;
-    /* This rank has claimed the attempt's token on its host. */
-    bool placed;
+    /* The attempt had a result before this rank came. This rank has answered the attempt, so it takes its result. */
+    bool is_over, has_answered;
+    /* This rank has joined the attempt's host election. */
+    bool has_host_token;
     /* Rank 0's statement if its terms differ from this rank's, else zero bytes. */
-    struct statement differs;
+    struct statement other_terms;
 };
 static bool follower_has_other_terms(const struct follower *follower)
 {
-    return member_has_come(&follower->differs.member);
+    return member_has_come(&follower->other_terms.member);
 }
 static size_t follower_table_bytes(const struct follower *follower)
 {
-    return sizeof *follower->found + follower->mine->size * sizeof *follower->mine;
+    return sizeof *follower->reply + follower->mine->size * sizeof *follower->mine;
 }
+/* Reads rank 0's result, if it is there, and sets *out to its bytes. */
 static tutti_status follower_get_result(const struct follower *follower, size_t *out)
 {
     char key[STORE_KEY_BYTES];
     store_key_of_attempt(&follower->first, "table", key);
-    return store_get_value(&follower->config->store, key, NOW, follower_table_bytes(follower), follower->found, out);
+    return store_get_value(&follower->config->store, key, NOW, follower_table_bytes(follower), follower->reply, out);
 }
-/* Reads rank 0's result. TIMEOUT: it is not there yet. NO_MEMORY from the store means that the value is larger than
-   expected. */
+/* Reads rank 0's result. TIMEOUT: it is not there yet. NO_MEMORY of the store: the value is larger than expected. */
 static tutti_status follower_read_result(const struct follower *follower)
 {
     size_t bytes = 0;
     tutti_status status = follower_get_result(follower, &bytes);
-    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && follower->found->result.status == TUTTI_OK);
-    if (formed && follower_has_other_terms(follower)) return terms_fail_mismatch(&follower->differs, follower->said);
+    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && follower->reply->result.status == TUTTI_OK);
+    if (formed && follower_has_other_terms(follower)) return terms_fail_mismatch(&follower->other_terms, follower->own);
     size_t expected =
-        follower->found->result.status == TUTTI_OK ? follower_table_bytes(follower) : sizeof *follower->found;
-    if (status == TUTTI_OK && join_result_is_formed(&follower->found->result, bytes))
+        follower->reply->result.status == TUTTI_OK ? follower_table_bytes(follower) : sizeof *follower->reply;
+    if (status == TUTTI_OK && join_result_is_formed(&follower->reply->result, bytes))
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "two processes have joined %s as rank %d: this process (%llu) and another one, with which the group was "
             "formed",
@@ -323,16 +323,17 @@ static tutti_status follower_read_result(const struct follower *follower)
         "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
         follower->mine->group, follower->first.size, follower->mine->size);
 }
+/* Leaves the election of this host, if this rank has joined it. */
 static void follower_leave_attempt(struct follower *follower)
 {
-    if (follower->placed) member_release_host_token(&follower->first, follower->mine);
-    follower->placed = false;
+    if (follower->has_host_token) member_release_host_token(&follower->first, follower->mine);
+    follower->has_host_token = false;
 }
-/* Removes this rank's record, which is not needed any more. */
+/* Removes this rank's record and reason, which are not needed any more. */
 static void follower_remove_answer(const struct follower *follower)
 {
     char key[STORE_KEY_BYTES];
-    if (!follower->answered || follower_has_other_terms(follower)) return;
+    if (!follower->has_answered || follower_has_other_terms(follower)) return;
     store_key_of_record(&follower->first, follower->config->rank, key);
     store_remove_value(follower->config, key);
     if (follower->mine->status == TUTTI_OK) return;
@@ -353,35 +354,37 @@ static tutti_status follower_publish_answer(struct follower *follower)
     /* The key must be known here before other processes see that this rank has come. */
     TRY(group_key_add(follower->first.key, follower->key));
     TRY(member_set_host_token(&follower->first, follower->key, follower->deadline_ms, follower->mine));
-    follower->placed = true;
+    follower->has_host_token = true;
     TRY(follower_publish_reason(follower));
     store_key_of_record(&follower->first, follower->config->rank, key);
     return store_put_value(&follower->config->store, key, follower->mine, sizeof *follower->mine);
 }
-/* Handles an attempt with other terms. An attempt of the same job is current even if it is over: MISMATCH. */
+/* Publishes this rank's terms for an attempt with other terms. MISMATCH if it is of the same job, even if it is
+   over. */
 static tutti_status follower_publish_other_terms(struct follower *follower)
 {
-    if (!follower->over) TRY(store_put_other_statement(&follower->config->store, &follower->first, follower->said));
-    return member_shares_job(&follower->first, follower->mine) ? terms_fail_mismatch(&follower->differs, follower->said)
-                                                               : TUTTI_OK;
+    if (!follower->is_over) TRY(store_put_other_statement(&follower->config->store, &follower->first, follower->own));
+    return member_shares_job(&follower->first, follower->mine)
+        ? terms_fail_mismatch(&follower->other_terms, follower->own)
+        : TUTTI_OK;
 }
-/* Leaves the last attempt and enters that of `first`, another rank 0 process. */
-static tutti_status follower_enter_attempt(struct follower *follower, const struct statement *first)
+/* Leaves the last attempt and enters another one, whose rank 0 has published the statement `found`. */
+static tutti_status follower_enter_attempt(struct follower *follower, const struct statement *found)
 {
     size_t ignored;
     follower_leave_attempt(follower);
     follower_remove_answer(follower);
-    follower->first = first->member;
-    follower->differs = terms_differ(first, follower->said) ? *first : (struct statement){ 0 };
+    follower->first = found->member;
+    follower->other_terms = terms_differ(found, follower->own) ? *found : (struct statement){ 0 };
     tutti_status status = follower_get_result(follower, &ignored);
-    follower->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
-    follower->answered = status == TUTTI_TIMEOUT;
-    if (!follower->over && !follower->answered) return status;
+    follower->is_over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
+    follower->has_answered = status == TUTTI_TIMEOUT;
+    if (!follower->is_over && !follower->has_answered) return status;
     if (follower_has_other_terms(follower)) return follower_publish_other_terms(follower);
-    if (follower->answered) return follower_publish_answer(follower);
+    if (follower->has_answered) return follower_publish_answer(follower);
     /* A MISMATCH of the same job, which rank 0 published before this rank came, is this rank's result, too. */
-    follower->answered =
-        member_shares_job(&follower->first, follower->mine) && follower->found->result.status == TUTTI_MISMATCH;
+    follower->has_answered =
+        member_shares_job(&follower->first, follower->mine) && follower->reply->result.status == TUTTI_MISMATCH;
     return TUTTI_OK;
 }
 /* Reads rank 0's statement, and enters its attempt if it is a new one. */
@@ -394,22 +397,22 @@ static tutti_status follower_read_first(struct follower *follower, int64_t timeo
     if (member_is_same_attempt(&first.member, &follower->first)) return TUTTI_OK;
     /* If this rank has answered an attempt with its own terms, that attempt's rank 0 sees the new "r0", too, and
        decides. */
-    bool agreed = follower->answered && !follower_has_other_terms(follower);
-    if (agreed && terms_differ(&first, follower->said))
-        return store_put_other_statement(&follower->config->store, &first.member, follower->said);
+    bool agreed = follower->has_answered && !follower_has_other_terms(follower);
+    if (agreed && terms_differ(&first, follower->own))
+        return store_put_other_statement(&follower->config->store, &first.member, follower->own);
     return follower_enter_attempt(follower, &first);
 }
 /* Fails with the reason why rank 0's result did not come in time. */
 static tutti_status follower_fail_timeout(const struct follower *follower)
 {
     const struct member *mine = follower->mine;
-    if (follower->answered)
+    if (follower->has_answered)
         return status_fail(TUTTI_TIMEOUT,
             "rank 0 of %u has joined %s, but within %lld ms has not announced the other ranks: it joined late and "
             "still waits, or it is stopped or gone",
             mine->size, mine->group, (long long)mine->timeout_ms);
     char earlier[160] = "";
-    if (follower->over)
+    if (follower->is_over)
         snprintf(earlier, sizeof earlier,
             "; the store holds only an earlier attempt without this process (%u ranks, process %llu on %.39s), "
             "which has ended",
@@ -425,25 +428,24 @@ static void follower_log_wait(const struct follower *follower)
         follower->config->rank, follower->mine->size, follower->mine->group, follower->first.size,
         (unsigned long long)follower->first.identity.pid, follower->first.identity.host);
 }
-/* Waits for rank 0's result. Enters the newest attempt, because an earlier job may have left its values in the store.
-   */
+/* Waits for rank 0's result in the newest attempt, because an earlier job may have left values in the store. */
 static tutti_status follower_await_result(struct follower *follower)
 {
-    bool told = false;
+    bool has_logged = false;
     int64_t began_ns = clock_ns(), deadline_ms = follower->deadline_ms;
     /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. */
     TRY(follower_read_first(follower, follower->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
-        int64_t until_ms = follower->answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;
-        tutti_status status = follower->answered ? follower_read_result(follower) : TUTTI_TIMEOUT;
+        int64_t until_ms = follower->has_answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;
+        tutti_status status = follower->has_answered ? follower_read_result(follower) : TUTTI_TIMEOUT;
         if (status != TUTTI_TIMEOUT) return status;
         if (clock_ms() >= until_ms) return follower_fail_timeout(follower);
         store_poll_pause(began_ns, until_ms);
-        if (!follower->answered || store_wait_is_late(began_ns)) TRY(follower_read_first(follower, NOW));
-        if (!follower->answered && store_wait_is_late(began_ns))
-            TRY(store_check_alone(follower->config, follower->said, 0));
-        if (!follower->over || told || clock_ns() - began_ns < HINT_NS) continue;
-        told = true;
+        if (!follower->has_answered || store_wait_is_late(began_ns)) TRY(follower_read_first(follower, NOW));
+        if (!follower->has_answered && store_wait_is_late(began_ns))
+            TRY(store_check_alone(follower->config, follower->own, 0));
+        if (!follower->is_over || has_logged || clock_ns() - began_ns < HINT_NS) continue;
+        has_logged = true;
         follower_log_wait(follower);
     }
 }
@@ -454,7 +456,7 @@ static void follower_decline_join(struct follower *follower)
     int64_t began_ns = clock_ns(), until_ms = clock_deadline(GRACE_MS);
     if (until_ms > follower->deadline_ms) until_ms = follower->deadline_ms;
     while (follower_read_first(follower, NOW) == TUTTI_OK && clock_ms() < until_ms) {
-        if (follower->answered && follower_get_result(follower, &ignored) != TUTTI_TIMEOUT) break;
+        if (follower->has_answered && follower_get_result(follower, &ignored) != TUTTI_TIMEOUT) break;
         store_poll_pause(began_ns, until_ms);
     }
     follower_leave_attempt(follower);
@@ -474,23 +476,23 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, status_detail());
     struct join_reply *reply = join_reply_create(mine);
     if (!reply) return TUTTI_NO_MEMORY;
-    struct statement said = { *mine, *terms };
-    said.member.terms = terms->digest;
+    struct statement own = { *mine, *terms };
+    own.member.terms = terms->digest;
     /* A rank that cannot join makes no claim on its host. */
-    if (mine->status != TUTTI_OK) said.member.contact = (struct sock_address){ 0 };
-    struct follower other = { .config = config,
-        .said = &said,
-        .mine = &said.member,
+    if (mine->status != TUTTI_OK) own.member.contact = (struct sock_address){ 0 };
+    struct follower follower = { .config = config,
+        .own = &own,
+        .mine = &own.member,
         .why = why,
         .deadline_ms = deadline_ms,
-        .found = reply,
+        .reply = reply,
         .key = key };
     tutti_status status = TUTTI_OK;
-    if (config->rank == 0) status = store_run_rank0(config, &said, why, deadline_ms, reply, key);
-    else if (mine->status == TUTTI_OK) status = follower_join_attempt(&other);
-    else follower_decline_join(&other);
+    if (config->rank == 0) status = store_run_rank0(config, &own, why, deadline_ms, reply, key);
+    else if (mine->status == TUTTI_OK) status = follower_join_attempt(&follower);
+    else follower_decline_join(&follower);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
-    if (status == TUTTI_OK) status = join_reply_accept(reply, config->rank, &said.member, table);
+    if (status == TUTTI_OK) status = join_reply_accept(reply, config->rank, &own.member, table);
     explicit_bzero(reply->table[0].key, sizeof reply->table[0].key);
     if (status == TUTTI_OK) explicit_bzero(table[0].key, sizeof table[0].key);
     free(reply);

@@ -22,5 +22,7 @@ tutti_status bootstrap_publish_alone(const tutti_config *config, const struct me
 void bootstrap_shorten_result(const tutti_config *config, const struct member *mine);
 /* Derives the name of rank 0's socket (its first 16 bytes) and the key from a unique id. */
 void unique_id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES]);
+/* Joins by a unique id: sets *table to the members' records and *key to the id of the group's key, as
+   bootstrap_store. */
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table, struct key_id *key);

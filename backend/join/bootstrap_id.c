@@ -23,7 +23,8 @@
 enum { HELLO_MS = 2000, MOST_UNKNOWN = 16, RECORDS_PER_MESSAGE = 64, LONGEST_PAUSE_MS = 50 };
 static const char magic[8] = "tutti-i";
 
-/* Where the ranks meet. The name of the socket is the first 16 bytes of `name`. */
+/* The values that follow from a unique id: the name of rank 0's socket, which is the first 16 bytes of `name`, and the
+   id of the group's key. */
 struct id_names { unsigned char name[SHA256_BYTES]; struct key_id key; };
 void unique_id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES])
 {
@@ -40,14 +41,14 @@ struct id_introduction {
     struct member member;
 };
 static void sleep_ms(int64_t ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
-/* Returns false at the deadline. */
+/* Waits until the socket is ready for these events of poll. Returns false at the deadline. */
 static bool socket_await_ready(int socket, short events, int64_t deadline_ms)
 {
     struct pollfd one = { .fd = socket, .events = events };
     poll(&one, 1, (int)deadline_remaining_ms(deadline_ms));
     return clock_ms() < deadline_ms;
 }
-/* Returns 0 or -errno. */
+/* Sends a message, and waits for room if needed. Returns 0 or -errno. */
 static int socket_send_all(int socket, const void *message, size_t bytes, int64_t deadline_ms)
 {
     int error;
@@ -55,7 +56,7 @@ static int socket_send_all(int socket, const void *message, size_t bytes, int64_
         if (!socket_await_ready(socket, POLLOUT, deadline_ms)) return -ETIMEDOUT;
     return error;
 }
-/* Returns the number of bytes, or -errno. */
+/* Waits for a message and receives it. Returns the number of bytes, 0 at the end of the connection, or -errno. */
 static int socket_receive_one(int socket, void *message, size_t bytes, int64_t deadline_ms)
 {
     int got;
@@ -63,44 +64,51 @@ static int socket_receive_one(int socket, void *message, size_t bytes, int64_t d
         if (!socket_await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
     return got;
 }
+/* Returns the bytes of the message with the records from rank `first` on, of a table of `size` records. */
 static size_t message_record_bytes(uint32_t size, uint32_t first)
 {
     return (size - first < RECORDS_PER_MESSAGE ? size - first : RECORDS_PER_MESSAGE) * sizeof(struct member);
 }
 
 /* ---- rank 0 ---- */
+/* A connection to rank 0. */
 struct client {
     /* The rank is 0 until the client has sent its record. */
     int socket, rank;
+    /* The limit of the time for the client's next message. */
     int64_t until_ms;
     /* The client has proved that it knows the id. */
     bool proved;
     struct handshake handshake;
 };
+/* Rank 0 while it collects the records. */
 struct server {
     const struct member *mine;
-    const struct id_names *point;
+    const struct id_names *names;
     struct member *table;
+    /* The number of clients, and of places for clients. */
     int listener, count, room;
-    /* `awaited` is the largest group size in any record. */
+    /* The number of ranks whose record has come, rank 0 included, and the largest group size in any record. */
     uint32_t joined, awaited;
     /* NULL until rank 0 has decided. Later clients only receive the decision. */
-    const struct join_reply *decided;
+    const struct join_reply *decision;
     struct client *clients;
     /* One entry for each client, then one for the listener. */
     struct pollfd *polls;
 };
+/* Closes the connection of a client. The last client takes its place in the array. */
 static void server_drop_client(struct server *server, int index)
 {
     close(server->clients[index].socket);
     server->clients[index] = server->clients[--server->count];
 }
+/* Sends the result to a client, and the table of members if the group has formed. An error is ignored. */
 static void join_reply_send(int socket, const struct join_reply *reply, int64_t until_ms)
 {
     const struct join_result *result = &reply->result;
     int error = socket_send_all(socket, result, sizeof *result, until_ms);
-    for (uint32_t q = 0; result->status == TUTTI_OK && !error && q < result->size; q += RECORDS_PER_MESSAGE)
-        error = socket_send_all(socket, &reply->table[q], message_record_bytes(result->size, q), until_ms);
+    for (uint32_t first = 0; result->status == TUTTI_OK && !error && first < result->size; first += RECORDS_PER_MESSAGE)
+        error = socket_send_all(socket, &reply->table[first], message_record_bytes(result->size, first), until_ms);
 }
 /* Sends the result to the ranks and closes their connections. */
 static void server_send_replies(struct server *server, const struct join_reply *reply)
@@ -113,24 +121,27 @@ static void server_send_replies(struct server *server, const struct join_reply *
         server_drop_client(server, i);
     }
 }
-/* Enters a client's record into the table. Fails if it does not match or the rank is taken. */
-static tutti_status server_add_rank(struct server *server, struct client *client, const struct id_introduction *said)
+/* Enters a client's record into the table. Fails if the record does not match rank 0's or the rank is taken. */
+static tutti_status server_add_rank(struct server *server, struct client *client,
+    const struct id_introduction *introduction)
 {
-    const struct member *theirs = &said->member;
-    struct member *seat = (uint32_t)said->rank < server->mine->size ? &server->table[said->rank] : NULL;
-    bool taken = seat && member_has_come(seat);
-    client->rank = said->rank;
-    server->joined += !taken;
+    const struct member *theirs = &introduction->member;
+    struct member *record =
+        (uint32_t)introduction->rank < server->mine->size ? &server->table[introduction->rank] : NULL;
+    bool is_taken = record && member_has_come(record);
+    client->rank = introduction->rank;
+    server->joined += !is_taken;
     if (theirs->size > server->awaited) server->awaited = theirs->size;
-    if (seat && !taken) member_copy_record(seat, theirs);
-    if (server->decided) return TUTTI_OK;
-    TRY(member_check_match(server->mine, said->rank, theirs));
-    if (taken)
+    if (record && !is_taken) member_copy_record(record, theirs);
+    if (server->decision) return TUTTI_OK;
+    TRY(member_check_match(server->mine, introduction->rank, theirs));
+    if (is_taken)
         return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank %d: processes %llu and %llu",
-            server->mine->group, said->rank, (unsigned long long)seat->identity.pid,
+            server->mine->group, introduction->rank, (unsigned long long)record->identity.pid,
             (unsigned long long)theirs->identity.pid);
     return TUTTI_OK;
 }
+/* Fails because a rank has closed its connection before the result. */
 static tutti_status server_fail_rank_left(const struct server *server, int rank)
 {
     char ranks[256];
@@ -138,47 +149,50 @@ static tutti_status server_fail_rank_left(const struct server *server, int rank)
     return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while %s waited for %s of %u", rank,
         (unsigned long long)server->table[rank].identity.pid, server->mine->group, ranks, server->mine->size);
 }
-/* Returns true for the record of a rank. A rank out of range counts if its record has another group size. */
-static bool server_accepts_introduction(const struct server *server, int bytes, const struct id_introduction *said)
+/* Returns true if a message of `bytes` bytes is the introduction of a rank. A rank out of range counts if its record
+   has another group size. */
+static bool server_accepts_introduction(const struct server *server, int bytes,
+    const struct id_introduction *introduction)
 {
-    if (bytes != (int)sizeof *said || memcmp(said->magic, magic, sizeof magic) != 0) return false;
-    if (said->rank <= 0 || !member_has_come(&said->member)) return false;
-    return (uint32_t)said->rank < server->mine->size || said->member.size != server->mine->size;
+    if (bytes != (int)sizeof *introduction || memcmp(introduction->magic, magic, sizeof magic) != 0) return false;
+    if (introduction->rank <= 0 || !member_has_come(&introduction->member)) return false;
+    return (uint32_t)introduction->rank < server->mine->size || introduction->member.size != server->mine->size;
 }
 /* Returns 1 if the client has now proved that it knows the id, 0 if not yet, or -errno. */
 static int client_advance_handshake(const struct server *server, struct client *client)
 {
-    int got = handshake_receive_hello(&client->handshake, server->point->name, client->socket);
+    int got = handshake_receive_hello(&client->handshake, server->names->name, client->socket);
     if (got <= 0) return got;
     int error = handshake_send_answer(&client->handshake, HANDSHAKE_WELCOME, 0, client->socket);
     client->proved = !error;
     client->until_ms = clock_ms() + HELLO_MS;
     return error ? error : 1;
 }
-/* Reads from a client. `last` drops a client that still has sent no message. */
-static tutti_status server_receive_from_client(struct server *server, int index, bool last)
+/* Handles the next message of a client. Drops the client if it is no rank, or with `is_last_chance` if it still has
+   sent no message. Fails if a record does not match or a rank has left. */
+static tutti_status server_receive_from_client(struct server *server, int index, bool is_last_chance)
 {
-    struct id_introduction said;
+    struct id_introduction introduction;
     struct client *client = &server->clients[index];
     if (!client->proved) {
         int proved = client_advance_handshake(server, client);
-        if (proved < 0 || (proved == 0 && last)) server_drop_client(server, index);
+        if (proved < 0 || (proved == 0 && is_last_chance)) server_drop_client(server, index);
         if (proved <= 0) return TUTTI_OK;
-        last = false;
+        is_last_chance = false;
     }
-    int got = socket_receive(client->socket, &said, sizeof said, NULL);
-    if (got == -EAGAIN && !last) return TUTTI_OK;
+    int got = socket_receive(client->socket, &introduction, sizeof introduction, NULL);
+    if (got == -EAGAIN && !is_last_chance) return TUTTI_OK;
     /* A rank that has sent its record has no more to send, so this is the end of its connection. */
     if (client->rank) return server_fail_rank_left(server, client->rank);
-    if (server_accepts_introduction(server, got, &said)) {
-        TRY(server_add_rank(server, client, &said));
-        if (!server->decided) return TUTTI_OK;
-        join_reply_send(client->socket, server->decided, clock_ms() + GRACE_MS);
+    if (server_accepts_introduction(server, got, &introduction)) {
+        TRY(server_add_rank(server, client, &introduction));
+        if (!server->decision) return TUTTI_OK;
+        join_reply_send(client->socket, server->decision, clock_ms() + GRACE_MS);
     }
     server_drop_client(server, index);
     return TUTTI_OK;
 }
-/* Drops a client that is not a rank if all places are taken. There are more places than ranks, so one can be found. */
+/* Drops a client that is not a rank if all places are taken. More places than ranks exist, so one can be found. */
 static tutti_status server_make_room(struct server *server)
 {
     for (int i = server->count - 1; i >= 0 && server->count == server->room; i--)
@@ -200,7 +214,8 @@ static tutti_status server_accept_client(struct server *server)
     } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);
     return TUTTI_OK;
 }
-/* Waits until a socket is ready, a client's handshake times out, or the deadline passes. */
+/* Polls all sockets until one is ready, a client's time is over, or the deadline passes. The result is in
+   server->polls. */
 static void server_poll(struct server *server, int64_t deadline_ms)
 {
     int64_t until_ms = deadline_ms;
@@ -212,20 +227,21 @@ static void server_poll(struct server *server, int64_t deadline_ms)
     if (poll(server->polls, (nfds_t)server->count + 1, (int)deadline_remaining_ms(until_ms)) < 0)
         for (int i = 0; i <= server->count; i++) server->polls[i].revents = 0;
 }
-/* Receives the records of all ranks. TIMEOUT names the missing ones. */
+/* Accepts and reads clients until the records of all ranks have come. TIMEOUT names the missing ranks; after the
+   decision the deadline is not an error. */
 static tutti_status server_receive_all(struct server *server, int64_t deadline_ms)
 {
     while (server->joined < server->awaited) {
         server_poll(server, deadline_ms);
-        bool more = server->polls[server->count].revents != 0;
+        bool has_connection = server->polls[server->count].revents != 0;
         /* The loop runs backwards, because the last client takes the place of a dismissed one. */
         for (int i = server->count - 1; i >= 0; i--) {
-            bool last = !server->clients[i].rank && server->clients[i].until_ms <= clock_ms();
-            if (server->polls[i].revents || last) TRY(server_receive_from_client(server, i, last));
+            bool is_last_chance = !server->clients[i].rank && server->clients[i].until_ms <= clock_ms();
+            if (server->polls[i].revents || is_last_chance) TRY(server_receive_from_client(server, i, is_last_chance));
         }
-        if (more) TRY(server_accept_client(server));
+        if (has_connection) TRY(server_accept_client(server));
         if (server->joined < server->awaited && clock_ms() >= deadline_ms)
-            return server->decided ? TUTTI_OK : members_fail_absent(server->mine, server->table);
+            return server->decision ? TUTTI_OK : members_fail_absent(server->mine, server->table);
     }
     return TUTTI_OK;
 }
@@ -234,20 +250,20 @@ static void server_send_decision(struct server *server, tutti_status status, str
 {
     join_reply_decide(reply, status, server->mine->size);
     server_send_replies(server, reply);
-    server->decided = reply;
+    server->decision = reply;
     if (server->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT)
         server_receive_all(server, clock_ms() + GRACE_MS);
 }
 /* Rank 0's part of joining by a unique id: listens, collects the records, decides, and answers all clients. */
-static tutti_status id_run_rank0(const struct id_names *point, const struct member *mine, int64_t deadline_ms,
+static tutti_status id_run_rank0(const struct id_names *names, const struct member *mine, int64_t deadline_ms,
     struct join_reply *reply)
 {
-    struct server server = { .mine = mine, .point = point, .table = reply->table, .joined = 1, .awaited = mine->size };
+    struct server server = { .mine = mine, .names = names, .table = reply->table, .joined = 1, .awaited = mine->size };
     server.room = (int)mine->size + MOST_UNKNOWN;
     reply->table[0] = *mine;
     server.clients = memory_alloc_zeroed((size_t)server.room, sizeof *server.clients);
     server.polls = memory_alloc_zeroed((size_t)server.room + 1, sizeof *server.polls);
-    server.listener = server.clients && server.polls ? socket_listen("id", point->name) : -ENOMEM;
+    server.listener = server.clients && server.polls ? socket_listen("id", names->name) : -ENOMEM;
     tutti_status status;
     if (server.listener == -EADDRINUSE)
         status = status_fail(TUTTI_INVALID_ARGUMENT,
@@ -264,18 +280,18 @@ static tutti_status id_run_rank0(const struct id_names *point, const struct memb
 }
 
 /* ---- the other ranks ---- */
-/* Returns a socket, or -errno. */
-static int id_connect_until(const struct id_names *point, int64_t deadline_ms)
+/* Connects to rank 0's socket, which may not listen yet. Returns the connection, or -errno. */
+static int id_connect_until(const struct id_names *names, int64_t deadline_ms)
 {
     for (int64_t longest_ms = 1;; longest_ms = longest_ms * 2 < LONGEST_PAUSE_MS ? longest_ms * 2 : LONGEST_PAUSE_MS) {
-        int socket = socket_connect("id", point->name);
+        int socket = socket_connect("id", names->name);
         if (socket != -ECONNREFUSED && socket != -EAGAIN) return socket;
         if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
         /* A varying pause spreads the attempts of the ranks. */
         sleep_ms(1 + clock_ns() % longest_ms);
     }
 }
-/* Fails with the meaning of a socket error (negative errno, or 0: closed) for a user. */
+/* Fails with the meaning of an error of the connection to rank 0: a -errno, or 0 if it was closed. */
 static tutti_status id_explain_error(const struct member *mine, int error)
 {
     const char *group = mine->group;
@@ -294,67 +310,67 @@ static tutti_status id_explain_error(const struct member *mine, int error)
 }
 /* Receives rank 0's result and the table of members. */
 static tutti_status id_receive_result(int socket, const struct member *mine, int64_t deadline_ms,
-    struct join_reply *found)
+    struct join_reply *reply)
 {
-    int got = socket_receive_one(socket, &found->result, sizeof found->result, deadline_ms);
-    if (got != (int)sizeof found->result) return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
-    TRY(join_result_apply(&found->result, mine));
-    for (uint32_t q = 0; q < mine->size; q += RECORDS_PER_MESSAGE) {
-        size_t bytes = message_record_bytes(mine->size, q);
-        got = socket_receive_one(socket, &found->table[q], bytes, deadline_ms);
+    int got = socket_receive_one(socket, &reply->result, sizeof reply->result, deadline_ms);
+    if (got != (int)sizeof reply->result) return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
+    TRY(join_result_apply(&reply->result, mine));
+    for (uint32_t first = 0; first < mine->size; first += RECORDS_PER_MESSAGE) {
+        size_t bytes = message_record_bytes(mine->size, first);
+        got = socket_receive_one(socket, &reply->table[first], bytes, deadline_ms);
         if (got != (int)bytes) return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
     }
     return TUTTI_OK;
 }
 /* Makes both ends prove that they know the id. Returns 0 or -errno. */
-static int id_run_handshake(const struct id_names *point, const struct member *mine, int socket, int64_t deadline_ms)
+static int id_run_handshake(const struct id_names *names, const struct member *mine, int socket, int64_t deadline_ms)
 {
     struct handshake handshake;
     int got;
     handshake_begin(&handshake, magic);
     while ((got = handshake_receive_opening(&handshake, socket)) == 0)
         if (!socket_await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
-    if (got > 0) got = handshake_send_hello(&handshake, &mine->identity, point->name, &point->key, 0, socket);
+    if (got > 0) got = handshake_send_hello(&handshake, &mine->identity, names->name, &names->key, 0, socket);
     if (got < 0) return got;
     while ((got = handshake_receive_answer(&handshake, socket)) == 0)
         if (!socket_await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
     return got < 0 ? got : 0;
 }
 /* A follower's part of joining by a unique id: connects to rank 0 and sends its record. */
-static tutti_status id_join_rank0(const struct id_names *point, int rank, const struct member *mine,
-    int64_t deadline_ms, struct join_reply *found)
+static tutti_status id_join_rank0(const struct id_names *names, int rank, const struct member *mine,
+    int64_t deadline_ms, struct join_reply *reply)
 {
-    struct id_introduction say = { .rank = rank, .member = *mine };
-    memcpy(say.magic, magic, sizeof magic);
-    int socket = id_connect_until(point, deadline_ms);
+    struct id_introduction introduction = { .rank = rank, .member = *mine };
+    memcpy(introduction.magic, magic, sizeof magic);
+    int socket = id_connect_until(names, deadline_ms);
     if (socket == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,
             "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host", mine->size,
             mine->group, (long long)mine->timeout_ms);
     if (socket < 0) return id_explain_error(mine, socket);
-    int error = id_run_handshake(point, mine, socket, deadline_ms);
-    if (!error) error = socket_send_all(socket, &say, sizeof say, deadline_ms);
+    int error = id_run_handshake(names, mine, socket, deadline_ms);
+    if (!error) error = socket_send_all(socket, &introduction, sizeof introduction, deadline_ms);
     deadline_ms = deadline_add_ms(deadline_ms, GRACE_MS);
-    tutti_status status = error ? id_explain_error(mine, error) : id_receive_result(socket, mine, deadline_ms, found);
+    tutti_status status = error ? id_explain_error(mine, error) : id_receive_result(socket, mine, deadline_ms, reply);
     close(socket);
     return status;
 }
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table, struct key_id *key)
 {
-    struct id_names point;
-    struct member placed = *mine;
-    unsigned char drawn[KEY_BYTES];
-    unique_id_derive(id, point.name, drawn);
-    TRY(group_key_add(drawn, &point.key));
+    struct id_names names;
+    struct member own = *mine;
+    unsigned char group_key[KEY_BYTES];
+    unique_id_derive(id, names.name, group_key);
+    TRY(group_key_add(group_key, &names.key));
     /* The socket reaches only ranks of one host, so its name can be the host's token. */
-    memcpy(placed.host_token, point.name, sizeof placed.host_token);
+    memcpy(own.host_token, names.name, sizeof own.host_token);
     struct join_reply *reply = join_reply_create(mine);
     if (!reply) return TUTTI_NO_MEMORY;
-    tutti_status status = rank == 0 ? id_run_rank0(&point, &placed, deadline_ms, reply)
-                                    : id_join_rank0(&point, rank, &placed, deadline_ms, reply);
-    if (status == TUTTI_OK) status = join_reply_accept(reply, rank, &placed, table);
-    *key = point.key;
+    tutti_status status = rank == 0 ? id_run_rank0(&names, &own, deadline_ms, reply)
+                                    : id_join_rank0(&names, rank, &own, deadline_ms, reply);
+    if (status == TUTTI_OK) status = join_reply_accept(reply, rank, &own, table);
+    *key = names.key;
     free(reply);
     return status;
 }

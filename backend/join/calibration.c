@@ -14,25 +14,28 @@
 
 /* PINGING_NS allows for ranks that sleep up to 1 ms while they wait to join. */
 enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };
+/* The pauses before the waiting thread yields, the polls between two looks at the time, and the yields before it
+   sleeps. */
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
+/* The parameters that the first rank of a host publishes. */
 struct parameters { struct machine machine; struct link_costs link_costs; };
 _Static_assert(sizeof(struct parameters) <= PARAMETERS_BYTES, "the segment has room for the figures");
 
+/* Returns true on the first rank of a host. */
 static bool comm_is_host_leader(const tutti_comm *comm) { return comm->executor.site.index == 0; }
 
 /* ---- cores ---- */
 void calibration_introduce_rank(const tutti_comm *comm)
 {
     cpu_set_t set;
-    struct join_info *mine =
-        segment_join_info(comm->group.segment, group_index_of_rank(&comm->group, comm->group.rank));
-    atomic_store(&mine->core, wait_core());
-    mine->nonce_at = peers_nonce_address();
-    mine->admits = fence_register_process();
+    struct join_info *own = segment_join_info(comm->group.segment, group_index_of_rank(&comm->group, comm->group.rank));
+    atomic_store(&own->core, wait_core());
+    own->nonce_at = peers_nonce_address();
+    own->admits = fence_register_process();
     /* The call fails on machines with more cores than the set holds. Then the ranks report no cores. */
     if (sched_getaffinity(0, sizeof set, &set) != 0) return;
     for (size_t core = 0; core < CORE_WORDS * 64 && core < CPU_SETSIZE; core++)
-        if (CPU_ISSET(core, &set)) mine->cores[core / 64] |= (uint64_t)1 << core % 64;
+        if (CPU_ISSET(core, &set)) own->cores[core / 64] |= (uint64_t)1 << core % 64;
 }
 /* Counts the cores on which any rank of the host may run. */
 static int host_count_cores(const tutti_comm *comm)
@@ -51,14 +54,15 @@ static int host_count_cores(const tutti_comm *comm)
 static bool host_all_admit_fences(const tutti_comm *comm)
 {
     const struct segment *segment = comm->group.segment;
-    bool all = true;
-    for (int peer = 0; peer < segment->ranks; peer++) all &= segment_join_info(segment, peer)->admits == 1;
-    return all;
+    bool all_admit = true;
+    for (int peer = 0; peer < segment->ranks; peer++) all_admit &= segment_join_info(segment, peer)->admits == 1;
+    return all_admit;
 }
 
 /* ---- the ping ---- */
-/* A ping is odd on its way to the other rank, and even when it is back. */
-static bool introduction_answer_ping(struct join_info *mine)
+/* Answers a ping of the first rank by incrementing it, and returns true; returns false if no ping has arrived. A ping
+   is odd on its way to this rank, and even when it is back. */
+static bool join_info_answer_ping(struct join_info *mine)
 {
     uint32_t ping = atomic_load_explicit(&mine->ping, memory_order_acquire);
     if (ping % 2 == 0) return false;
@@ -66,8 +70,8 @@ static bool introduction_answer_ping(struct join_info *mine)
     atomic_store_explicit(&mine->ping, ping + 1, memory_order_release);
     return true;
 }
-/* Waits until the other rank has answered ping number `ping`. False: not until `until_ns`. */
-static bool introduction_await_ping(struct join_info *other, uint32_t ping, int64_t until_ns)
+/* Waits until the other rank's ping has the value `ping`. Returns false if it has not by `until_ns`. */
+static bool join_info_await_ping(struct join_info *other, uint32_t ping, int64_t until_ns)
 {
     for (int n = 1; atomic_load_explicit(&other->ping, memory_order_acquire) != ping; n++) {
         if (n < PAUSES) cpu_pause_briefly();
@@ -76,9 +80,9 @@ static bool introduction_await_ping(struct join_info *other, uint32_t ping, int6
     }
     return true;
 }
-/* Returns the shortest one-way time in ns, because a disturbance only adds time. Returns 0 if no ping comes back in
-   time from another core. */
-static double introduction_measure_line(struct join_info *other, int64_t until_ns)
+/* Returns the one-way time of a cache line to the other rank in ns: the shortest of SETS means, because a disturbance
+   only adds time. Returns 0 if no ping comes back from another core before `until_ns`. */
+static double join_info_measure_line(struct join_info *other, int64_t until_ns)
 {
     double best = 0;
     uint32_t ping = atomic_load(&other->ping);
@@ -86,67 +90,72 @@ static double introduction_measure_line(struct join_info *other, int64_t until_n
         int64_t begin = clock_ns();
         for (int k = 0; k < PINGS; k++, ping += 2) {
             atomic_store_explicit(&other->ping, ping + 1, memory_order_release);
-            if (!introduction_await_ping(other, ping + 2, until_ns)) return best;
+            if (!join_info_await_ping(other, ping + 2, until_ns)) return best;
         }
         double line = (double)(clock_ns() - begin) / (2 * PINGS);
-        bool apart = atomic_load_explicit(&other->core, memory_order_relaxed) != wait_core();
-        if (apart && (best <= 0 || line < best)) best = line;
+        bool is_other_core = atomic_load_explicit(&other->core, memory_order_relaxed) != wait_core();
+        if (is_other_core && (best <= 0 || line < best)) best = line;
     }
     return best;
 }
 
 /* ---- the first rank ---- */
+/* The largest one-way time of a cache line from this rank's core in ns, or 0, and the two cores. */
 struct farthest { double line; int cores[2]; };
+/* Adds a core (as wait_core) to the set, and returns true if it was not in the set. Cores beyond the set share one
+   word. */
 static bool core_is_first_seen(uint64_t seen[CORE_WORDS + 1], uint32_t core)
 {
     uint64_t *word = &seen[core / 64 < CORE_WORDS ? core / 64 : CORE_WORDS], bit = (uint64_t)1 << core % 64;
-    bool new = !(*word & bit);
+    bool is_new = !(*word & bit);
     *word |= bit;
-    return new;
+    return is_new;
 }
-/* Measures one rank of every core. It begins with the last rank, which is likely the farthest, in case time runs
-   out. */
+/* Measures the time to one rank of every core of the host, and returns the largest. It begins with the last rank, which
+   is likely the farthest, in case time runs out. */
 static struct farthest host_measure_distance(const tutti_comm *comm)
 {
     uint64_t seen[CORE_WORDS + 1] = { 0 };
     int64_t until = clock_ns() + PINGING_NS;
-    struct farthest far = { 0 };
+    struct farthest farthest = { 0 };
     core_is_first_seen(seen, wait_core());
     for (int peer = comm->group.segment->ranks - 1; peer > 0 && clock_ns() < until; peer--) {
         struct join_info *other = segment_join_info(comm->group.segment, peer);
         if (!core_is_first_seen(seen, atomic_load(&other->core))) continue;
-        double line = introduction_measure_line(other, until);
-        if (line > far.line)
-            far = (struct farthest){ line, { (int)wait_core() - 1, (int)atomic_load(&other->core) - 1 } };
+        double line = join_info_measure_line(other, until);
+        if (line > farthest.line)
+            farthest = (struct farthest){ line, { (int)wait_core() - 1, (int)atomic_load(&other->core) - 1 } };
     }
-    return far;
+    return farthest;
 }
+/* Measures the distance again, and returns true if it is within one of `distance`. */
 static bool cores_distance_is_unchanged(const tutti_comm *comm, int distance)
 {
     int moved = distance_of_line_time(host_measure_distance(comm).line) - distance;
     return moved >= -1 && moved <= 1;
 }
-/* Measures the machine on the farthest ranks' cores; at distance 0, which is unknown, on any. `keep`: the result may be
-   stored for later jobs. */
-static struct machine parameters_measure(const tutti_comm *comm, const struct farthest *far, int distance, bool *keep)
+/* Measures the machine parameters on the farthest ranks' cores, or on any if the distance is unknown (0). Sets
+   *may_keep to whether the result may be stored for later jobs. */
+static struct machine parameters_measure(const tutti_comm *comm, const struct farthest *farthest, int distance,
+    bool *may_keep)
 {
     struct machine parameters;
-    bool complete = machine_probe(stream_find(), distance ? far->cores : NULL, &parameters);
-    *keep = complete && distance && cores_distance_is_unchanged(comm, distance);
-    LOG(DEBUG, "%s: the machine was measured%s%s", comm->group.name, complete ? "" : " in part",
-        *keep ? "" : "; later jobs measure again");
+    bool is_complete = machine_probe(stream_find(), distance ? farthest->cores : NULL, &parameters);
+    *may_keep = is_complete && distance && cores_distance_is_unchanged(comm, distance);
+    LOG(DEBUG, "%s: the machine was measured%s%s", comm->group.name, is_complete ? "" : " in part",
+        *may_keep ? "" : "; later jobs measure again");
     return parameters;
 }
 /* The first rank of a host: finds or measures the machine parameters and publishes them in shared memory. */
 static void parameters_publish(const tutti_comm *comm, const struct link_costs *link_costs)
 {
     struct calibration_record *calibration_record = comm->group.segment->calibration_record;
-    struct farthest far = host_measure_distance(comm);
+    struct farthest farthest = host_measure_distance(comm);
     struct machine parameters;
-    int distance = distance_of_line_time(far.line);
-    bool keep = false, known = machine_find_parameters(distance, &parameters);
-    if (!known) parameters = parameters_measure(comm, &far, distance, &keep);
-    LOG(DEBUG, "%s: a cache line takes %.0f ns from rank 0 to the farthest rank", comm->group.name, far.line);
+    int distance = distance_of_line_time(farthest.line);
+    bool may_keep = false, is_known = machine_find_parameters(distance, &parameters);
+    if (!is_known) parameters = parameters_measure(comm, &farthest, distance, &may_keep);
+    LOG(DEBUG, "%s: a cache line takes %.0f ns from rank 0 to the farthest rank", comm->group.name, farthest.line);
     struct parameters all = { parameters, *link_costs };
     machine_override_parameters(&all.machine, settings_get()->parameters);
     link_costs_publish(link_costs, &all.machine);
@@ -154,7 +163,7 @@ static void parameters_publish(const tutti_comm *comm, const struct link_costs *
     memcpy(calibration_record->parameters, &all, sizeof all);
     atomic_store(&calibration_record->ready, 1);
     /* The other ranks have their parameters by now, so they do not wait for a slow disk. */
-    if (!known) machine_store_parameters(distance, &parameters, keep);
+    if (!is_known) machine_store_parameters(distance, &parameters, may_keep);
 }
 
 /* ---- the other ranks ---- */
@@ -177,7 +186,7 @@ static tutti_status parameters_await_published(tutti_comm *comm, int64_t deadlin
     for (int n = 1; !atomic_load_explicit(&segment->calibration_record->ready, memory_order_acquire); n++) {
         /* The first rank may publish and abort right after, so this check comes after the read of `ready`. */
         if (alerted) TRY(comm_check(comm));
-        if (introduction_answer_ping(segment_join_info(segment, comm->executor.site.index))) n = 1;
+        if (join_info_answer_ping(segment_join_info(segment, comm->executor.site.index))) n = 1;
         backoff_wait(&backoff, n, &none, 1);
         if (n % POLLS) continue;
         alerted = comm_has_reason_to_fail(comm) && !parameters_may_still_come(comm);

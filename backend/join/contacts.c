@@ -13,6 +13,7 @@
 enum { SLICE_MS = 1000 };
 
 /* ---- the transport ---- */
+/* Is a candidate_at of settings_find_nearest: returns the name of a transport, or NULL after the last. */
 static const char *transport_name_at(void *context, int index)
 {
     (void)context;
@@ -42,11 +43,11 @@ tutti_status transport_check(void)
 tutti_status member_offer_address(const char *store_host, struct member *mine)
 {
     const char *names = settings_get()->socket_ifname;
-    struct sock_address at = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
-    if (!mine->simulates || *names) TRY(interface_find_address(names, store_host, &at));
-    mine->contact = at;
+    struct sock_address address = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
+    if (!mine->simulates || *names) TRY(interface_find_address(names, store_host, &address));
+    mine->contact = address;
     bool listens = !mine->simulates || mine->simulates & SIMULATES_LINKS;
-    return at.family && listens ? links_listen(&at, &mine->contact) : TUTTI_OK;
+    return address.family && listens ? links_listen(&address, &mine->contact) : TUTTI_OK;
 }
 const char *member_print(const struct group *group, int rank, char out[MEMBER_TEXT_BYTES])
 {
@@ -56,6 +57,7 @@ const char *member_print(const struct group *group, int rank, char out[MEMBER_TE
         m->identity.host, sock_address_print(&m->contact, address));
     return out;
 }
+/* Returns the first rank of some host that is not the host of `rank`. */
 static int rank_on_other_host(const struct group *group, int rank)
 {
     return layout_rank(group->layout, layout_host(group->layout, rank) == 0, 0);
@@ -65,18 +67,19 @@ tutti_status members_check_addresses(const struct group *group)
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
     for (int r = 0; r < group->size; r++) {
         const struct member *m = &group->members[r];
-        bool nowhere = !m->contact.family || !m->contact.port;
-        if (!nowhere && (m->simulates || !sock_address_is_loopback(&m->contact))) continue;
+        bool has_no_address = !m->contact.family || !m->contact.port;
+        if (!has_no_address && (m->simulates || !sock_address_is_loopback(&m->contact))) continue;
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%s cannot be reached from other hosts, but %s of %s is on another one: %s; name a network interface "
             "that leads there with TUTTI_SOCKET_IFNAME",
             member_print(group, r, here), member_print(group, rank_on_other_host(group, r), there), group->name,
-            nowhere ? "it offers no address" : "it offers a loopback address");
+            has_no_address ? "it offers no address" : "it offers a loopback address");
     }
     return TUTTI_OK;
 }
 
 /* ---- linking ---- */
+/* Fails with `status` because this rank has no link to `rank`. The reason is this thread's last error. */
 static tutti_status rank_fail_no_link(const tutti_comm *comm, int rank, tutti_status status)
 {
     const struct group *group = &comm->group;
@@ -85,16 +88,16 @@ static tutti_status rank_fail_no_link(const tutti_comm *comm, int rank, tutti_st
     return status_fail(status, "%s of %s has no link to %s: %s", member_print(group, group->rank, here), group->name,
         member_print(group, rank, there), why);
 }
-/* Waits for the link to a rank of another host, and checks for aborts meanwhile. */
+/* Waits for the link to a rank of another host, and checks for aborted joins and failures meanwhile. */
 static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
     struct peer *peer = comm->group.peers[rank];
     for (;;) {
         int64_t slice_ms = clock_ms() + SLICE_MS;
-        bool last = slice_ms >= deadline_ms;
-        tutti_status status = link_await(peer, last ? deadline_ms : slice_ms);
+        bool is_last_slice = slice_ms >= deadline_ms;
+        tutti_status status = link_await(peer, is_last_slice ? deadline_ms : slice_ms);
         if (status == TUTTI_OK) return status;
-        if (last || status != TUTTI_TIMEOUT) return rank_fail_no_link(comm, rank, status);
+        if (is_last_slice || status != TUTTI_TIMEOUT) return rank_fail_no_link(comm, rank, status);
         TRY(shm_group_check_aborts(&comm->group));
         if (comm_has_reason_to_fail(comm)) TRY(comm_check(comm));
     }

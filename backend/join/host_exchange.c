@@ -6,9 +6,9 @@
 #include "backend/join/shm_group.h"
 
 enum { CHECK_EVERY = 64 };
-/* A transport that tests put in the place of a network counts as one. */
 int host_exchange_count_networks(const tutti_comm *comm)
 {
+    /* A transport that tests put in the place of a network counts as one. */
     int count = router_network_count(comm->router);
     return count ? count : 1;
 }
@@ -37,34 +37,37 @@ static tutti_status host_exchange_fail_message(tutti_comm *comm, const struct tr
 }
 
 /* ---- waiting ---- */
-/* Waits for one message between hosts, and checks for aborts meanwhile. */
+/* Waits until a posted message is complete, and checks for failures and aborted joins meanwhile. */
 static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct transfer *transfer, int64_t deadline_ms)
 {
     for (int n = 0;; n++) {
         /* The alert is read first, because a rank may join and abort right after. */
-        bool alerted = comm_has_reason_to_fail(comm);
-        bool moved = router_poll(comm->router);
+        bool is_alerted = comm_has_reason_to_fail(comm);
+        bool has_progressed = router_poll(comm->router);
         if (transfer->state == TRANSFER_DONE) return TUTTI_OK;
-        if (alerted) TRY(comm_check(comm));
+        if (is_alerted) TRY(comm_check(comm));
         if (transfer->state == TRANSFER_FAILED && !comm_is_failing(comm))
             return host_exchange_fail_message(comm, transfer);
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(&comm->group));
         if (clock_ms() > deadline_ms) return host_exchange_fail_late(comm, transfer);
-        if (moved) n = 0;
+        if (has_progressed) n = 0;
         else group_back_off(&comm->group, n);
     }
 }
-/* Returns when the router no longer uses the transfer's memory. */
+/* Cancels a transfer that is not complete. Returns when the router no longer uses its memory. */
 static void host_exchange_end_transfer(struct router *router, struct transfer *transfer)
 {
     while (transfer->state == TRANSFER_POSTED && !router_cancel(router, transfer)) router_poll(router);
 }
-tutti_status host_exchange_run(tutti_comm *comm, const struct host_exchange *x, int64_t deadline_ms)
+tutti_status host_exchange_run(tutti_comm *comm, const struct host_exchange *exchange, int64_t deadline_ms)
 {
-    const struct message_name name = { OPERATION_OF_JOIN, x->number };
-    struct piece sent_piece = { x->sent, x->bytes, x->bytes }, received_piece = { x->received, x->bytes, x->bytes };
-    struct transfer sent = { .name = name, .peer = x->to, .is_send = true, .pieces = &sent_piece, .piece_count = 1 };
-    struct transfer received = { .name = name, .peer = x->from, .pieces = &received_piece, .piece_count = 1 };
+    const struct message_name name = { OPERATION_OF_JOIN, exchange->number };
+    struct piece sent_piece = { exchange->sent, exchange->bytes, exchange->bytes },
+                 received_piece = { exchange->received, exchange->bytes, exchange->bytes };
+    struct transfer sent = {
+        .name = name, .peer = exchange->to, .is_send = true, .pieces = &sent_piece, .piece_count = 1
+    };
+    struct transfer received = { .name = name, .peer = exchange->from, .pieces = &received_piece, .piece_count = 1 };
     router_post(comm->router, &received);
     router_post(comm->router, &sent);
     tutti_status status = host_exchange_await_transfer(comm, &received, deadline_ms);

@@ -8,27 +8,30 @@
 
 enum { MOST_HOSTS = 1 << 20 };
 
-static tutti_status hosts_fail_setting(const char *text, int size, const char *why)
+/* Fails because TUTTI_HOSTS=text does not fit `size` ranks. `problem` follows it in the error. */
+static tutti_status hosts_fail_setting(const char *text, int size, const char *problem)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "TUTTI_HOSTS=%.100s %s; for %d ranks give a number of hosts (1 to %d), or the host of each rank, %d numbers "
         "from 0 to %d separated by commas",
-        text, why, size, size, size, size - 1);
+        text, problem, size, size, size, size - 1);
 }
-/* Reads the number at *at, and moves *at behind it and a comma. Returns false without a number below the limit. */
+/* Reads the number at *at, which must be below the limit, and moves *at behind it and a comma. Returns false if there
+   is no such number. */
 static bool hosts_read_number(const char **at, int limit, int *out)
 {
     char *end;
     errno = 0;
     long value = strtol(*at, &end, 10);
-    bool fine = end != *at && !errno && value >= 0 && value < limit && (*end == ',' || !*end);
-    if (!fine) return false;
+    bool is_valid = end != *at && !errno && value >= 0 && value < limit && (*end == ',' || !*end);
+    if (!is_valid) return false;
     *out = (int)value;
     *at = *end ? end + 1 : end;
     /* A comma at the end of the text is an error. */
     return *end != ',' || end[1];
 }
-/* Parses TUTTI_HOSTS=N: divides `size` ranks into N hosts of consecutive ranks. */
+/* Parses TUTTI_HOSTS=N: divides `size` ranks into N hosts of consecutive ranks, and sets out[r] to the host of rank
+   r. */
 static tutti_status hosts_parse_blocks(const char *text, int size, int *out)
 {
     int blocks;
@@ -60,13 +63,14 @@ uint32_t hosts_setting_number(const char *text, int size)
 /* ---- from the members' records ---- */
 /* A rank and its host. Sorting brings the ranks of one host together. */
 struct rank_host { unsigned char token[16]; int host, rank; };
+/* Orders by token, then by host: 0 for ranks of one host. */
 static int rank_host_compare(const struct rank_host *a, const struct rank_host *b)
 {
     int order = memcmp(a->token, b->token, sizeof a->token);
     return order ? order : (a->host > b->host) - (a->host < b->host);
 }
 static int rank_host_qsort_compare(const void *a, const void *b) { return rank_host_compare(a, b); }
-/* Checks the host that a member reports, and that simulated hosts are on one real host. */
+/* Checks the number of the host that rank r reports, and that simulated hosts are on one real host. */
 static tutti_status hosts_check_member(const struct group *group, int r)
 {
     const struct member *first = &group->members[0], *m = &group->members[r];
@@ -80,8 +84,8 @@ static tutti_status hosts_check_member(const struct group *group, int r)
         group->name, (unsigned long long)first->identity.pid, first->identity.host, r,
         (unsigned long long)m->identity.pid, m->identity.host);
 }
-/* Numbers the hosts in the order of their lowest ranks. The tokens are random, but sums must have the same order in
-   each run. */
+/* Renumbers the hosts in out[rank] in the order of their lowest ranks. The tokens are random, but sums must have the
+   same order in each run. `spare` has room for `size` entries. */
 static void hosts_number_by_rank(int size, struct rank_host *spare, int *out)
 {
     /* spare[i].host is the new number of host i. */
@@ -92,24 +96,25 @@ static void hosts_number_by_rank(int size, struct rank_host *spare, int *out)
         out[r] = *next;
     }
 }
-/* Numbers the group's hosts from 0. The records have the job's numbers, of which a group may have only some. */
+/* Sets out[rank] to the host of each rank, numbered from 0. The records have the job's numbers, of which a group may
+   have only some. */
 static tutti_status hosts_number_all(const struct group *group, int *out)
 {
     for (int r = 0; r < group->size; r++) TRY(hosts_check_member(group, r));
-    struct rank_host *seats = memory_alloc_zeroed((size_t)group->size, sizeof *seats);
-    if (!seats) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", group->size);
+    struct rank_host *hosts = memory_alloc_zeroed((size_t)group->size, sizeof *hosts);
+    if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", group->size);
     for (int r = 0; r < group->size; r++) {
-        seats[r].host = group->members[r].host;
-        seats[r].rank = r;
-        memcpy(seats[r].token, group->members[r].host_token, sizeof seats[r].token);
+        hosts[r].host = group->members[r].host;
+        hosts[r].rank = r;
+        memcpy(hosts[r].token, group->members[r].host_token, sizeof hosts[r].token);
     }
-    qsort(seats, (size_t)group->size, sizeof *seats, rank_host_qsort_compare);
+    qsort(hosts, (size_t)group->size, sizeof *hosts, rank_host_qsort_compare);
     for (int i = 0, host = 0; i < group->size; i++) {
-        if (i && rank_host_compare(&seats[i - 1], &seats[i]) != 0) host++;
-        out[seats[i].rank] = host;
+        if (i && rank_host_compare(&hosts[i - 1], &hosts[i]) != 0) host++;
+        out[hosts[i].rank] = host;
     }
-    hosts_number_by_rank(group->size, seats, out);
-    free(seats);
+    hosts_number_by_rank(group->size, hosts, out);
+    free(hosts);
     return TUTTI_OK;
 }
 tutti_status hosts_create_layout(const struct group *group, struct layout **out)

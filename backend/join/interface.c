@@ -19,21 +19,22 @@
 static_assert((int)INTERFACE_NAME_BYTES == (int)IF_NAMESIZE, "room for a name");
 
 /* ---- addresses ---- */
-/* The family of the result is 0 unless the address is IPv4 or IPv6. */
+/* Converts an address of the kernel, without its port. The family of the result is 0 for NULL, or if the address is
+   neither IPv4 nor IPv6. */
 static struct sock_address sock_address_of_sockaddr(const struct sockaddr *address)
 {
-    struct sock_address c = { .family = 0 };
+    struct sock_address found = { .family = 0 };
     const struct sockaddr_in *four = (const void *)address;
     const struct sockaddr_in6 *six = (const void *)address;
-    if (!address) return c;
-    if (address->sa_family == AF_INET) memcpy(c.address, &four->sin_addr, sizeof four->sin_addr);
-    else if (address->sa_family == AF_INET6) memcpy(c.address, &six->sin6_addr, sizeof six->sin6_addr);
-    else return c;
-    c.family = address->sa_family;
-    if (address->sa_family == AF_INET6) c.scope = six->sin6_scope_id;
-    return c;
+    if (!address) return found;
+    if (address->sa_family == AF_INET) memcpy(found.address, &four->sin_addr, sizeof four->sin_addr);
+    else if (address->sa_family == AF_INET6) memcpy(found.address, &six->sin6_addr, sizeof six->sin6_addr);
+    else return found;
+    found.family = address->sa_family;
+    if (address->sa_family == AF_INET6) found.scope = six->sin6_scope_id;
+    return found;
 }
-/* Compares the addresses without the ports. */
+/* Returns true if two addresses are equal, apart from the ports. */
 static bool sock_address_equal(const struct sock_address *a, const struct sock_address *b)
 {
     return a->family == b->family && memcmp(a->address, b->address, sizeof a->address) == 0;
@@ -43,6 +44,7 @@ bool sock_address_is_loopback(const struct sock_address *c)
     static const unsigned char one[16] = { [15] = 1 };
     return c->family == AF_INET ? c->address[0] == 127 : memcmp(c->address, one, sizeof one) == 0;
 }
+/* Returns true for a link-local address: 169.254.0.0/16 or fe80::/10. */
 static bool sock_address_is_link_local(const struct sock_address *c)
 {
     if (c->family == AF_INET) return c->address[0] == 169 && c->address[1] == 254;
@@ -50,38 +52,42 @@ static bool sock_address_is_link_local(const struct sock_address *c)
 }
 
 /* ---- choosing ---- */
-struct filter { bool exact, but; const char *names; };
+/* TUTTI_SOCKET_IFNAME: whether `names` are whole names, not prefixes, and whether they are excluded, not chosen. */
+struct filter { bool exact, excludes; const char *names; };
 static struct filter interface_filter_parse(const char *names)
 {
-    struct filter f = { .but = names[0] == '^' };
-    names += f.but;
-    f.exact = names[0] == '=';
-    f.names = names + f.exact;
-    return f;
+    struct filter filter = { .excludes = names[0] == '^' };
+    names += filter.excludes;
+    filter.exact = names[0] == '=';
+    filter.names = names + filter.exact;
+    return filter;
 }
-static bool interface_is_named(const struct interface *i, bool exact, const char *name, size_t length)
+/* Returns true if the interface has that name, or begins with it unless `exact` or a leading '=' demands the whole
+   name. */
+static bool interface_is_named(const struct interface *interface, bool exact, const char *name, size_t length)
 {
     bool whole = exact || name[0] == '=';
     if (name[0] == '=') { name++; length--; }
-    return length && strncmp(i->name, name, length) == 0 && (!whole || strlen(i->name) == length);
+    return length && strncmp(interface->name, name, length) == 0 && (!whole || strlen(interface->name) == length);
 }
 /* Returns the first interface that is up and matches a name, preferring addresses that are not link-local. */
 static const struct interface *interface_first_named(const struct interface *table, int count, bool exact,
     const char *name, size_t length)
 {
-    const struct interface *of_link = NULL;
+    const struct interface *link_local = NULL;
     for (int i = 0; i < count; i++) {
         if (!table[i].up || !interface_is_named(&table[i], exact, name, length)) continue;
         if (!sock_address_is_link_local(&table[i].contact)) return &table[i];
-        if (!of_link) of_link = &table[i];
+        if (!link_local) link_local = &table[i];
     }
-    return of_link;
+    return link_local;
 }
-static bool interface_is_excluded(const struct filter *f, const struct interface *i)
+/* Returns true if any name of the filter matches the interface. */
+static bool interface_is_excluded(const struct filter *filter, const struct interface *interface)
 {
-    for (const char *name = f->names;; name++) {
+    for (const char *name = filter->names;; name++) {
         size_t length = strcspn(name, ",");
-        if (interface_is_named(i, f->exact, name, length)) return true;
+        if (interface_is_named(interface, filter->exact, name, length)) return true;
         if (!*(name += length)) return false;
     }
 }
@@ -89,22 +95,22 @@ static bool interface_is_excluded(const struct filter *f, const struct interface
 static const struct interface *interface_first_not_excluded(const struct interface *table, int count,
     const struct filter *f)
 {
-    const struct interface *of_link = NULL;
+    const struct interface *link_local = NULL;
     for (int i = 0; i < count; i++) {
         if (!table[i].up || sock_address_is_loopback(&table[i].contact) || interface_is_excluded(f, &table[i]))
             continue;
         if (!sock_address_is_link_local(&table[i].contact)) return &table[i];
-        if (!of_link) of_link = &table[i];
+        if (!link_local) link_local = &table[i];
     }
-    return of_link;
+    return link_local;
 }
 const struct interface *interface_choose(const struct interface *table, int count, const char *names)
 {
-    struct filter f = interface_filter_parse(names);
-    if (f.but || !*f.names) return interface_first_not_excluded(table, count, &f);
-    for (const char *name = f.names;; name++) {
+    struct filter filter = interface_filter_parse(names);
+    if (filter.excludes || !*filter.names) return interface_first_not_excluded(table, count, &filter);
+    for (const char *name = filter.names;; name++) {
         size_t length = strcspn(name, ",");
-        const struct interface *found = interface_first_named(table, count, f.exact, name, length);
+        const struct interface *found = interface_first_named(table, count, filter.exact, name, length);
         if (found || !*(name += length)) return found;
     }
 }
@@ -150,7 +156,8 @@ static tutti_status interface_fail_no_match(const struct interface *table, int c
 }
 
 /* ---- the route to the store ---- */
-/* Returns the local address of the route. A UDP socket gets it when it is connected, and no packet is sent. */
+/* Returns the local address of the route to that address; its family is 0 without a route. A UDP socket gets the local
+   address when it is connected, and no packet is sent. */
 static struct sock_address addrinfo_find_source(const struct addrinfo *to)
 {
     struct sockaddr_storage local;
@@ -187,14 +194,14 @@ tutti_status interface_find_address(const char *names, const char *store_host, s
 {
     struct interface *table;
     int count;
-    struct sock_address way = { .family = 0 };
-    if (!*names && store_host) way = host_find_route_source(store_host);
-    if (way.family) { *out = way; return TUTTI_OK; }
+    struct sock_address route_source = { .family = 0 };
+    if (!*names && store_host) route_source = host_find_route_source(store_host);
+    if (route_source.family) { *out = route_source; return TUTTI_OK; }
     TRY(interface_read_table(&table, &count));
     const struct interface *found = interface_choose(table, count, names);
     tutti_status status = found || !*names ? TUTTI_OK : interface_fail_no_match(table, count, names);
     if (found) *out = found->contact;
-    else if (status == TUTTI_OK) *out = way;
+    else if (status == TUTTI_OK) *out = route_source;
     free(table);
     return status;
 }

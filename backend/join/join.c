@@ -30,7 +30,9 @@ enum { CHECK_EVERY = 64, NETWORK = -1 };
    (execute/slots.c). */
 enum { SLOT_BYTES = 16 << 20, NETWORK_SLOT_BYTES = 2 * STAGED_AT_MOST * BYTES_WITH_MESSAGES };
 
+/* The watch of one rank's process. */
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
+/* The connections, watches and segments that a communicator holds. */
 struct membership {
     /* peers_acquire was called. The watches are set. */
     bool acquired, watching;
@@ -41,11 +43,11 @@ struct membership {
 };
 
 /* ---- watching ---- */
-/* Runs on the watch thread. */
+/* Records that the process of a rank is lost. Runs on the watch thread. */
 static void member_watch_on_lost(void *context)
 {
-    struct member_watch *w = context;
-    failure_record_lost_rank(w->comm, w->rank);
+    struct member_watch *watch = context;
+    failure_record_lost_rank(watch->comm, watch->rank);
 }
 /* Watches the processes of all ranks, so that this rank learns of their deaths. */
 static void membership_watch_peers(tutti_comm *comm)
@@ -110,19 +112,21 @@ tutti_status join_offer_address(const char *store_host, bool by_id, struct membe
     out->fabrics = (uint16_t)fabrics_parse_names(settings_get()->transport, NULL);
     out->encrypts = encryption_is_required();
     const char *host = store_host && *store_host ? store_host : NULL;
-    bool spreads = !by_id && (host || *settings_get()->socket_ifname);
-    if (out->size == 1 || (!spreads && !(out->simulates & SIMULATES_LINKS))) return TUTTI_OK;
+    bool may_have_hosts = !by_id && (host || *settings_get()->socket_ifname);
+    if (out->size == 1 || (!may_have_hosts && !(out->simulates & SIMULATES_LINKS))) return TUTTI_OK;
     return member_offer_address(host, out);
 }
+/* Connects to the process of a rank of this host, or holds the link to one of another host, without connecting it
+   yet. */
 static tutti_status join_connect_rank(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
     const struct group *group = &comm->group;
     const struct member *m = &group->members[rank];
-    bool links = group_uses_links(group) && !group_rank_is_here(group, rank);
-    return links ? link_acquire(&m->identity, &group->key, &m->contact, &group->peers[rank])
-                 : peer_connect(&m->identity, &group->key, deadline_ms, &group->peers[rank]);
+    bool uses_link = group_uses_links(group) && !group_rank_is_here(group, rank);
+    return uses_link ? link_acquire(&m->identity, &group->key, &m->contact, &group->peers[rank])
+                     : peer_connect(&m->identity, &group->key, deadline_ms, &group->peers[rank]);
 }
-/* Connects to the processes of all other ranks. */
+/* Connects to the processes of all ranks of other processes (join_connect_rank). */
 static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
     for (int r = 0; r < comm->group.size; r++) {
@@ -137,19 +141,20 @@ static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-/* Waits for the ranks that share memory: those of this host in a linked group, else all. */
+/* Reports that this rank has joined, and waits for the ranks that share memory: those of this host in a linked group,
+   else all. */
 static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct group *group = &comm->group;
-    bool linked = group_uses_links(group);
-    int ranks = linked ? group->segment->ranks : group->size;
+    bool is_linked = group_uses_links(group);
+    int ranks = is_linked ? group->segment->ranks : group->size;
     atomic_store(&group_control_of_rank(group, group->rank)->joined, 1);
     for (int i = 0, n = 0; i < ranks; n++) {
-        int r = linked ? group_rank_at_index(group, i) : i;
+        int r = is_linked ? group_rank_at_index(group, i) : i;
         /* The alert is read first, because a rank may join and abort right after. */
-        bool alerted = comm_has_reason_to_fail(comm);
+        bool is_alerted = comm_has_reason_to_fail(comm);
         if (atomic_load(&group_control_of_rank(group, r)->joined)) { i++; continue; }
-        if (alerted) TRY(comm_check(comm));
+        if (is_alerted) TRY(comm_check(comm));
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(group));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
@@ -159,7 +164,7 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-/* Computes the layout: which ranks share a host. */
+/* Sets the layout of the group (which ranks share a host), and checks the addresses of a linked group. */
 static tutti_status join_place_ranks(tutti_comm *comm)
 {
     struct layout *layout;
@@ -175,9 +180,10 @@ static tutti_status join_map_host(const struct group *group, int64_t deadline_ms
 {
     int ranks = layout_host_size(group->layout, group->host);
     struct shm_group shm_group = { group->layout->rank + group->layout->first[group->host], ranks, group->host };
-    bool alone = !group_has_several_hosts(group);
-    size_t slots = alone ? SLOT_BYTES : NETWORK_SLOT_BYTES;
-    struct segment_shape shape = { ranks, group->size, slots, shm_pair_bytes(), alone ? 0 : agreement_account_bytes() };
+    bool is_only_host = !group_has_several_hosts(group);
+    size_t slots = is_only_host ? SLOT_BYTES : NETWORK_SLOT_BYTES;
+    struct segment_shape shape = { ranks, group->size, slots, shm_pair_bytes(),
+        is_only_host ? 0 : agreement_account_bytes() };
     return mapping_acquire(group, &shm_group, &shape, deadline_ms, out);
 }
 /* Maps the segment between simulated hosts, which has pairs for messages and bells. It has all ranks, host by host. */
@@ -188,6 +194,7 @@ static tutti_status join_map_network(const struct group *group, int64_t deadline
     struct segment_shape shape = { group->size, 0, 0, shm_pair_bytes(), 0 };
     return mapping_acquire(group, &shm_group, &shape, deadline_ms, out);
 }
+/* Maps the segments, and makes the communicator use them. */
 static tutti_status join_map_segments(tutti_comm *comm, int64_t deadline_ms)
 {
     struct membership *m = comm->membership;
@@ -196,8 +203,8 @@ static tutti_status join_map_segments(tutti_comm *comm, int64_t deadline_ms)
     return comm_attach_segments(comm, &m->host->segment, m->network ? &m->network->segment : NULL);
 }
 
-/* Joins the other hosts for this host. The other ranks of the host wait for the parameters that follow. If it fails,
-   they report its error. */
+/* Connects this host with the other hosts, waits for them, and sets *out to the link costs. The first rank of a host
+   calls it. The other ranks wait for the parameters that follow, and report its error if it fails. */
 static tutti_status join_await_hosts(tutti_comm *comm, int64_t deadline_ms, struct link_costs *out)
 {
     TRY(hosts_connect_links(comm, deadline_ms));
@@ -205,7 +212,7 @@ static tutti_status join_await_hosts(tutti_comm *comm, int64_t deadline_ms, stru
 }
 
 /* ---- the whole join ---- */
-/* The steps of joining after the table of members is known. */
+/* Runs the steps of joining, in order, after the table of members is known. */
 static tutti_status join_run_steps(tutti_comm *comm, int64_t deadline_ms)
 {
     TRY(join_place_ranks(comm));
@@ -228,10 +235,10 @@ tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
         LOG(INFO, "%s: rank %d of %d has joined", comm->group.name, comm->group.rank, comm->group.size);
     if (status == TUTTI_OK) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
-    bool tells = comm->group.segment && (!group_has_several_hosts(&comm->group) || comm->agreement);
+    bool reaches_others = comm->group.segment && (!group_has_several_hosts(&comm->group) || comm->agreement);
     mapping_record_failure(&comm->group, status, detail);
     /* The failure goes to the other ranks through shared memory or the agreement, so that they stop waiting. */
-    if (tells) return comm_fail(comm, status, "%s", detail);
+    if (reaches_others) return comm_fail(comm, status, "%s", detail);
     peers_abort_join(comm->group.members[0].token);
     return status_repeat(status, detail);
 }

@@ -21,6 +21,7 @@ void member_copy_record(struct member *out, const struct member *member)
     text_make_printable(out->group, sizeof out->group);
     text_make_printable(out->identity.host, sizeof out->identity.host);
 }
+/* Prints the names of a member's transports and returns `out`, or "an unknown transport". */
 static const char *member_fabrics_text(const struct member *m, char out[FABRIC_TEXT_BYTES])
 {
     fabrics_print_names(m->fabrics, out);
@@ -141,15 +142,15 @@ tutti_status join_result_apply(struct join_result *result, const struct member *
     return status_fail(TUTTI_MISMATCH, "rank 0 joins %s as a group of %u ranks, this rank as one of %u", mine->group,
         result->size, mine->size);
 }
-tutti_status join_reply_accept(struct join_reply *found, int rank, const struct member *mine, struct member *out)
+tutti_status join_reply_accept(struct join_reply *reply, int rank, const struct member *mine, struct member *out)
 {
-    TRY(join_result_apply(&found->result, mine));
-    const struct identity *me = &mine->identity, *other = &found->table[rank].identity;
-    if (memcmp(&found->table[rank], mine, sizeof *mine) != 0)
+    TRY(join_result_apply(&reply->result, mine));
+    const struct identity *me = &mine->identity, *other = &reply->table[rank].identity;
+    if (memcmp(&reply->table[rank], mine, sizeof *mine) != 0)
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "two processes have joined %s as rank %d: this process (%llu) and process %llu on %.39s", mine->group, rank,
             (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
-    for (uint32_t r = 0; r < mine->size; r++) member_copy_record(&out[r], &found->table[r]);
+    for (uint32_t r = 0; r < mine->size; r++) member_copy_record(&out[r], &reply->table[r]);
     return TUTTI_OK;
 }
 

@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ENOUGH and FEW are numbers of exchanges. */
+/* The numbers of exchanges with a host nearby and with one farther than FAR_NS. */
 enum { ENOUGH = 12, FEW = 3, FAR_NS = 200000 };
 enum { MEDIUM_BYTES = 128 << 10, LARGE_BYTES = 512 << 10, SLOW_NS = 500000, ANNOUNCED = 3, BELIEVED = 10 };
 enum { KNOWN = 64 };
-/* A ring of the latest link costs that this process has measured with others. */
+/* A ring of the latest link costs that this process has measured, by the nonce of the other process. */
 static struct {
     pthread_mutex_t lock;
     struct { unsigned char process[16]; struct link_costs link_costs; } pair[KNOWN];
@@ -33,6 +33,7 @@ static void link_costs_prepare_fork(void)
 {
     pthread_atfork(link_costs_before_fork, link_costs_after_fork, link_costs_after_fork);
 }
+/* Returns true and the link costs that were measured with that process before, or false. */
 static bool link_costs_recall(const unsigned char process[16], struct link_costs *out)
 {
     bool found = false;
@@ -53,18 +54,20 @@ static void link_costs_remember(const unsigned char process[16], const struct li
     pthread_mutex_unlock(&known.lock);
 }
 
+/* A measurement with the first rank of the neighbouring host, `peer`. `exchanges` counts those so far. */
 struct link_measurement {
     tutti_comm *comm;
     int peer;
     int64_t deadline_ms;
-    uint64_t turn;
+    uint64_t exchanges;
     unsigned char *sent, *got; /* [LARGE_BYTES] */
 };
+/* Exchanges messages of `bytes` bytes with the peer once, and sets *ns to the time it took. */
 static tutti_status link_measure_exchange(struct link_measurement *m, size_t bytes, double *ns)
 {
     int64_t began_ns = clock_ns();
     const struct host_exchange exchange = {
-        .number = HOST_EXCHANGE_MEASURES + m->turn++,
+        .number = HOST_EXCHANGE_MEASURES + m->exchanges++,
         .to = m->peer,
         .from = m->peer,
         .sent = m->sent,
@@ -75,19 +78,19 @@ static tutti_status link_measure_exchange(struct link_measurement *m, size_t byt
     *ns = (double)(clock_ns() - began_ns);
     return TUTTI_OK;
 }
-/* Sets *figure to the larger of both hosts' values. */
-static tutti_status link_measure_agree_value(struct link_measurement *m, double *figure)
+/* Exchanges a value with the peer, and sets *value to the larger of both. */
+static tutti_status link_measure_agree_value(struct link_measurement *m, double *value)
 {
     double theirs, unused;
-    memcpy(m->sent, figure, sizeof *figure);
-    TRY(link_measure_exchange(m, sizeof *figure, &unused));
+    memcpy(m->sent, value, sizeof *value);
+    TRY(link_measure_exchange(m, sizeof *value, &unused));
     memcpy(&theirs, m->got, sizeof theirs);
-    if (theirs > *figure) *figure = theirs;
+    if (theirs > *value) *value = theirs;
     return TUTTI_OK;
 }
-/* Returns the shortest mean time of `together` exchanges in a row. The host that begins an exchange later waits less
-   for it, but begins the next one earlier. Between hosts that are far apart this is much of the time, so two exchanges
-   are measured together. */
+/* Sets *best to the shortest of `count` mean times of `together` exchanges in a row of `bytes` bytes, in ns: to the
+   larger value of both hosts. The host that begins an exchange later waits less for it, but begins the next one
+   earlier. Between hosts that are far apart this is much of the time, so two exchanges are measured together. */
 static tutti_status link_measure_best(struct link_measurement *m, int count, int together, size_t bytes, double *best)
 {
     *best = DBL_MAX;
@@ -100,23 +103,25 @@ static tutti_status link_measure_best(struct link_measurement *m, int count, int
 }
 /* Returns whole - part, but at least a tenth of `whole`, because the measurements are not exact. */
 static double time_subtract_bounded(double whole, double part) { return double_larger(whole - part, whole / BELIEVED); }
+/* Measures the costs of the network that the router uses now (as the head of this file describes). */
 static tutti_status link_measure_network(struct link_measurement *m, struct link_cost *out)
 {
-    double medium, large, way = link_one_way_ns(m->comm->group.peers[m->peer]);
-    TRY(link_measure_agree_value(m, &way));
-    bool far = way > FAR_NS;
-    int times = far ? FEW : ENOUGH, together = far ? 2 : 1;
+    double medium_ns, large_ns, one_way_ns = link_one_way_ns(m->comm->group.peers[m->peer]);
+    TRY(link_measure_agree_value(m, &one_way_ns));
+    bool is_far = one_way_ns > FAR_NS;
+    int times = is_far ? FEW : ENOUGH, together = is_far ? 2 : 1;
     TRY(link_measure_best(m, 2 * times, 1, sizeof(double), &out->message_ns));
-    if (far) out->message_ns = double_larger(out->message_ns, way);
-    TRY(link_measure_best(m, times, together, MEDIUM_BYTES, &medium));
-    out->announced_ns = double_smaller(ANNOUNCED * out->message_ns, medium);
-    out->byte_ns = time_subtract_bounded(medium, out->announced_ns) / MEDIUM_BYTES;
-    if (medium - out->announced_ns >= SLOW_NS) return TUTTI_OK;
-    TRY(link_measure_best(m, times, together, LARGE_BYTES, &large));
-    out->byte_ns = time_subtract_bounded(large, medium) / (LARGE_BYTES - MEDIUM_BYTES);
-    out->announced_ns = double_larger(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
+    if (is_far) out->message_ns = double_larger(out->message_ns, one_way_ns);
+    TRY(link_measure_best(m, times, together, MEDIUM_BYTES, &medium_ns));
+    out->announced_ns = double_smaller(ANNOUNCED * out->message_ns, medium_ns);
+    out->byte_ns = time_subtract_bounded(medium_ns, out->announced_ns) / MEDIUM_BYTES;
+    if (medium_ns - out->announced_ns >= SLOW_NS) return TUTTI_OK;
+    TRY(link_measure_best(m, times, together, LARGE_BYTES, &large_ns));
+    out->byte_ns = time_subtract_bounded(large_ns, medium_ns) / (LARGE_BYTES - MEDIUM_BYTES);
+    out->announced_ns = double_larger(out->message_ns, medium_ns - out->byte_ns * MEDIUM_BYTES);
     return TUTTI_OK;
 }
+/* Measures the costs of each network, one after the other. */
 static tutti_status link_measure_networks(struct link_measurement *m, struct link_costs *out)
 {
     struct router *router = m->comm->router;
@@ -131,6 +136,7 @@ static tutti_status link_measure_networks(struct link_measurement *m, struct lin
     router_use_network(router, -1);
     return status;
 }
+/* Sets *out to the costs with the peer: measured now, unless both hosts have measured them before. */
 static tutti_status link_measure_peer(struct link_measurement *m, struct link_costs *out)
 {
     const unsigned char *process = m->comm->group.members[m->peer].identity.nonce;
@@ -166,6 +172,7 @@ tutti_status link_costs_measure(tutti_comm *comm, int64_t deadline_ms, struct li
     free(m.sent);
     return status;
 }
+/* Returns the time of a message of LARGE_BYTES in ns. */
 static double link_cost_large_ns(const struct link_cost *c) { return c->announced_ns + c->byte_ns * LARGE_BYTES; }
 void link_costs_publish(const struct link_costs *link_costs, struct machine *parameters)
 {

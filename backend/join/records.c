@@ -5,16 +5,16 @@
 #include <stdio.h>
 #include <string.h>
 
-void store_key_of_attempt(const struct member *first, const char *what, char out[STORE_KEY_BYTES])
+void store_key_of_attempt(const struct member *first, const char *name, char out[STORE_KEY_BYTES])
 {
     char token[2 * sizeof first->token + 1];
     for (size_t i = 0; i < sizeof first->token; i++) snprintf(&token[2 * i], 3, "%02x", first->token[i]);
-    snprintf(out, STORE_KEY_BYTES, "%s/%s", token, what);
+    snprintf(out, STORE_KEY_BYTES, "%s/%s", token, name);
 }
-void store_key_of_rank(const struct member *first, const char *what, int rank, char out[STORE_KEY_BYTES])
+void store_key_of_rank(const struct member *first, const char *name, int rank, char out[STORE_KEY_BYTES])
 {
     char numbered[16];
-    snprintf(numbered, sizeof numbered, "%s%d", what, rank);
+    snprintf(numbered, sizeof numbered, "%s%d", name, rank);
     store_key_of_attempt(first, numbered, out);
 }
 void store_key_of_record(const struct member *first, int rank, char out[STORE_KEY_BYTES])

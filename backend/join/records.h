@@ -8,29 +8,34 @@ enum {
     /* A read with this timeout does not wait. Stores log waits that end without a key to stderr. */
     NOW = 0
 };
-/* Keys of an attempt that begins with rank 0's record `first`: "<token>/table", "<token>/why3", "<token>/r3". */
-void store_key_of_attempt(const struct member *first, const char *what, char out[STORE_KEY_BYTES]);
-void store_key_of_rank(const struct member *first, const char *what, int rank, char out[STORE_KEY_BYTES]);
+/* These write the key of a value in the attempt that begins with rank 0's record `first`: "<token>/table" for the name
+   "table", "<token>/why3" for the name "why" and rank 3, and "<token>/r3" for the record of rank 3. */
+void store_key_of_attempt(const struct member *first, const char *name, char out[STORE_KEY_BYTES]);
+void store_key_of_rank(const struct member *first, const char *name, int rank, char out[STORE_KEY_BYTES]);
 void store_key_of_record(const struct member *first, int rank, char out[STORE_KEY_BYTES]);
-/* The key for the terms of a rank that was given other terms: "<token>/other". */
+/* Writes the key for the terms of a rank that was given other terms: "<token>/other". */
 void store_key_of_other(const struct member *first, char out[STORE_KEY_BYTES]);
-/* The key of a group of one rank: "alone12". */
+/* Writes the key of a group of one rank, which is rank 12 of the job: "alone12". */
 void store_key_of_alone(int rank_of_job, char out[STORE_KEY_BYTES]);
 
+/* Stores a value under a key, or fails with the error of the store. */
 tutti_status store_put_value(const tutti_store *store, const char *key, const void *value, size_t bytes);
-/* TIMEOUT: the key does not exist. NO_MEMORY: the value is larger than `capacity`. Other errors set the last error. */
+/* Reads a value of at most `capacity` bytes, and sets *bytes to its length. TIMEOUT: the key does not exist. NO_MEMORY:
+   the value is larger than `capacity`. Only other errors set the last error. */
 tutti_status store_get_value(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity, void *out,
     size_t *bytes);
-/* A store without a remove function keeps the key. */
+/* Removes a key. A store without a remove function keeps it. */
 void store_remove_value(const tutti_config *config, const char *key);
 
-/* TIMEOUT: the key does not exist. MISMATCH: the record is of another version. */
+/* Read a record, or a statement, of another process, and make its texts printable. TIMEOUT: the key does not exist.
+   MISMATCH: the record is of another version. */
 tutti_status store_get_record(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
     struct member *out);
 tutti_status store_get_statement(const tutti_store *store, const char *key, int64_t timeout_ms, struct statement *out);
-/* Shows this process's terms to rank 0 of that attempt. */
+/* Publishes this process's terms, which differ, for rank 0 of the attempt of `first`. */
 tutti_status store_put_other_statement(const tutti_store *store, const struct member *first,
     const struct statement *mine);
+/* Returns true if two ranks were given different terms. */
 static inline bool terms_differ(const struct statement *a, const struct statement *b)
 {
     return a->terms.digest != b->terms.digest;

@@ -28,6 +28,7 @@ tutti_status shm_group_check_aborts(const struct group *group)
         "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
         ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);
 }
+/* Fails with `status` because the descriptor could not be sent to `rank`. The reason is this thread's last error. */
 static tutti_status shm_group_fail_send(int rank, tutti_status status)
 {
     char why[STATUS_DETAIL_BYTES / 2];

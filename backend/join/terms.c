@@ -10,19 +10,21 @@ static_assert(sizeof(struct terms) == 216 && sizeof(struct statement) == sizeof(
 
 /* ---- the digest: FNV-1a ---- */
 static const uint64_t digest_begin = 0xcbf29ce484222325u;
+/* Returns the digest with `bytes` bytes more. */
 static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
 {
     const unsigned char *at = data;
     for (size_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * 0x100000001b3u;
     return digest;
 }
-/* The digest covers the terminating zero, too. */
+/* Returns the digest with a text more, of which it covers the terminating zero, too. */
 static uint64_t digest_add_text(uint64_t digest, const char *text)
 {
     return digest_add(digest, text, strlen(text) + 1);
 }
 
 /* ---- the texts ---- */
+/* Returns how many of the first `left` members are consecutive numbers. */
 static int members_run_length(const int *members, int left)
 {
     int length = 1;
@@ -48,6 +50,8 @@ void terms_print_members(const int *members, int count, char *out, size_t bytes)
         used += (size_t)printed;
     }
 }
+/* Adds the chosen algorithms to the text of the terms and to the digest, which it returns. NULL: no algorithm is
+   chosen. */
 static uint64_t terms_add_algorithms(_Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT], uint64_t digest,
     struct terms *out)
 {
