@@ -16,7 +16,8 @@ int route_distance(int hosts, int from, int to);
 /* Returns a limit of the distances in a ring of `hosts` hosts: log2(hosts), rounded up. */
 int route_longest_distance(int hosts);
 /* Returns the host to which a message from host `from` to host `to` is sent next, or -1: of the hosts for which
-   `is_there` is true, one that is nearer to `to`. It calls `is_there` only for hosts other than `from`. */
+   `is_there` is true, the nearest to `to`, if it is nearer than `from`. It calls `is_there` only for hosts other than
+   `from`. */
 int route_next_host(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context);
 
 /* ---- for one rank of a communicator ---- */

@@ -231,8 +231,8 @@ void *arena_map(int descriptor, size_t bytes)
 }
 
 /* ---- allocating ---- */
-/* Allocates memory in the blocks that exist, or returns NULL if none has room. The spare block stops being spare if the
-   memory is in it. */
+/* Allocates memory in the blocks that exist, or returns NULL if they have no room. The spare block stops being spare if
+   the memory is in it. */
 static void *arena_allocate_part(size_t bytes, size_t alignment)
 {
     pthread_mutex_lock(&lock);

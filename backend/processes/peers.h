@@ -65,6 +65,6 @@ struct peer_watch {
 void peer_watch(struct peer_watch *watch);
 /* Ends the watch, and waits while lost() runs on another thread. */
 void peer_unwatch(struct peer_watch *watch);
-/* Calls the lost() of one watch whose peer is gone. Returns false if none is left to call. For the watch thread, with
-   registry.lock held, which is released during the call. */
+/* Calls the lost() of one watch whose peer is gone. Returns false if every such watch was called. For the watch thread,
+   with registry.lock held, which is released during the call. */
 bool peers_call_due_watch(void);

@@ -162,8 +162,8 @@ void views_send_block(struct peer *peer, const unsigned char token[16])
     peer_send_packet(peer, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
     if (descriptor >= 0) close(descriptor);
 }
-/* Maps the block of `bytes` bytes whose descriptor has arrived. `attached_fd` is closed; -1 means that none has
-   arrived. */
+/* Maps the block of `bytes` bytes whose descriptor has arrived. `attached_fd` is closed; -1 means that no descriptor
+   has arrived. */
 static tutti_status view_map(struct view *view, size_t bytes, int attached_fd)
 {
     char whose[80];
