@@ -1,5 +1,5 @@
-/* What a target takes from the bytes that the fuzzer gives it, one thing after another. Behind their end are zeros,
-   so a target has no case for an input that is too short. */
+/* The bytes that the fuzzer gives a target, which takes them one after another. Behind their end are zeros, so a target
+   has no case for an input that is too short. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -8,35 +8,37 @@
 
 struct input { const uint8_t *at; size_t left; };
 
-/* Returns how many of the bytes were there. */
+/* Takes the next `bytes` bytes into `out`. Returns how many of them came from the input; the others are 0. */
 static inline size_t input_take(struct input *in, void *out, size_t bytes)
 {
-    size_t there = bytes < in->left ? bytes : in->left;
-    if (there) memcpy(out, in->at, there);
-    if (bytes > there) memset((unsigned char *)out + there, 0, bytes - there);
-    in->at += there;
-    in->left -= there;
-    return there;
+    size_t available = bytes < in->left ? bytes : in->left;
+    if (available) memcpy(out, in->at, available);
+    if (bytes > available) memset((unsigned char *)out + available, 0, bytes - available);
+    in->at += available;
+    in->left -= available;
+    return available;
 }
+/* Takes one byte. */
 static inline uint8_t input_byte(struct input *in)
 {
     uint8_t byte;
     input_take(in, &byte, sizeof byte);
     return byte;
 }
+/* Takes a number of 8 bytes. */
 static inline uint64_t input_number(struct input *in)
 {
     uint64_t number;
     input_take(in, &number, sizeof number);
     return number;
 }
-/* All that is left, up to a zero, as a text. */
-static inline void input_text(struct input *in, char *out, size_t room)
+/* Takes up to bytes - 1 bytes of the input as a text, and ends it with a zero. */
+static inline void input_text(struct input *in, char *out, size_t bytes)
 {
-    out[input_take(in, out, room - 1)] = 0;
-    out[room - 1] = 0;
+    out[input_take(in, out, bytes - 1)] = 0;
+    out[bytes - 1] = 0;
 }
-/* A target's own check of what it was given: a failure is a finding, as a crash is. */
+/* Checks a result of the tested code. A failure is a finding, like a crash. */
 #define FUZZ_CHECK(expression) do { if (!(expression)) __builtin_trap(); } while (0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,10 +1,11 @@
-/* A clock that a target moves, in place of backend/base/clock.c: what waits for it waits no longer than a call takes,
-   and the same input takes the same way each time. */
+/* A simulated clock, in place of backend/base/clock.c. It moves by 1 ns with each reading, and by the duration of each
+   sleep, which returns at once. So no code waits, and the same input takes the same path each time. */
 #pragma once
 #include "backend/base/clock.h"
 #include <time.h>
 
-static int64_t pretended_ns = 1000000000, pretended_haste = 1;        /* haste: how much longer a nap takes here */
+/* The time, and the factor by which a sleep takes longer than its caller asks. */
+static int64_t pretended_ns = 1000000000, pretended_haste = 1;
 
 int64_t clock_ns(void) { return ++pretended_ns; }
 int64_t clock_ms(void) { return clock_ns() / 1000000; }

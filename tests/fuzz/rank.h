@@ -1,22 +1,26 @@
-/* A rank of a communicator whose messages come by a fabric that is the fuzzer's: its router, receives and sends that
-   are posted, and headers of messages from others. What is posted has memory of its own, so that a byte beyond it is
-   found. */
+/* A rank of a communicator whose messages come by a fabric of the fuzzer: its router, its posted receives and sends,
+   and headers of messages from other ranks. Each posted transfer has memory of its own, so that the sanitizer finds an
+   access beyond it. */
 #pragma once
 #include "backend/transports/fabric/fabric_transport.h"
 #include "tests/fuzz/input.h"
 #include <stdlib.h>
 
-enum { RANKS = 3, PROCESSES = 4, POSTED = 8, MOST_BYTES = 1 << 17, COMM = 1 };       /* one process has no rank */
+/* One of the processes has no rank. */
+enum { RANKS = 3, PROCESSES = 4, POSTED = 8, MOST_BYTES = 1 << 17, COMM = 1 };
 struct fuzz_rank {
     struct router *router;
     struct transfer posted[POSTED];
     struct piece pieces[POSTED][2];
     unsigned char *memory[POSTED];
-    uint32_t sent[RANKS]; /* by each, to this one */
-    uint64_t ids;
+    /* The number of messages that each rank has sent to this one. */
+    uint32_t sent[RANKS];
+    /* The id of the last announced message. */
+    uint64_t last_id;
 };
 static const unsigned char fuzz_process[PROCESSES][16] = { { 1 }, { 2 }, { 3 }, { 4 } };
 
+/* These three implement fabric_callbacks. */
 static const unsigned char *fuzz_process_of(void *context, int rank)
 {
     (void)context;
@@ -44,7 +48,7 @@ static inline struct key_id fuzz_key(void)
     FUZZ_CHECK(group_key_add(key, &id) == TUTTI_OK);
     return id;
 }
-/* Beside those that it has already. */
+/* Connects the router to the fabric, in addition to the fabrics that it has. */
 static inline void rank_connect(struct fuzz_rank *r, struct fabric *fabric)
 {
     const struct fabric_callbacks callbacks = {
@@ -53,23 +57,27 @@ static inline void rank_connect(struct fuzz_rank *r, struct fabric *fabric)
     memcpy(fabric->process, fuzz_process[0], sizeof fabric->process);
     FUZZ_CHECK(fabric_connect(fabric, r->router, &callbacks) == TUTTI_OK);
 }
+/* Creates the router of rank 0, and connects it to the fabric. */
 static inline void rank_init(struct fuzz_rank *r, struct fabric *fabric)
 {
-    *r = (struct fuzz_rank){ .ids = 0 };
+    *r = (struct fuzz_rank){ .last_id = 0 };
     FUZZ_CHECK(router_create(0, RANKS, COMM, (struct bell){ NULL, NULL }, &r->router) == TUTTI_OK);
     rank_connect(r, fabric);
 }
-/* Few, so that some are equal; large ones are seldom, for they take their time. */
+/* Returns the size of a message. There are few sizes, so that some messages are equal; large ones are rare, because
+   they take time. */
 static inline uint64_t rank_bytes(struct input *in)
 {
     static const uint64_t sizes[] = { 0, 1, 8, 64, 100 }, large[] = { 4096, 65536, 65537, 100000 };
-    uint8_t which = input_byte(in);
-    return which < 250 ? sizes[which % 5] : large[which % 4];
+    uint8_t choice = input_byte(in);
+    return choice < 250 ? sizes[choice % 5] : large[choice % 4];
 }
+/* Returns one of 8 message names. */
 static inline struct message_name rank_name(struct input *in)
 {
     return (struct message_name){ .operation = input_byte(in) % 2, .message = input_byte(in) % 4 };
 }
+/* Posts a send or a receive of one or two pieces, unless POSTED transfers are posted. */
 static inline void rank_post(struct fuzz_rank *r, struct input *in, bool is_send)
 {
     int i = 0;
@@ -87,12 +95,14 @@ static inline void rank_post(struct fuzz_rank *r, struct input *in, bool is_send
     if (!is_send && x->name.message == 3) x->peer = TRANSFER_ANY_PEER;
     router_post(r->router, x);
 }
+/* Cancels one of the posted transfers, or none. */
 static inline void rank_cancel(struct fuzz_rank *r, struct input *in)
 {
     struct transfer *x = &r->posted[input_byte(in) % POSTED];
     if (x->state == TRANSFER_POSTED) router_cancel(r->router, x);
 }
-/* A header that is right, but in one of eight for one field. Announced: a message that has an id. */
+/* Returns the header of a message to this rank. It is valid, except that in one of eight cases one field has another
+   value. A MESSAGE with an id is announced. */
 static inline struct header rank_header(struct fuzz_rank *r, struct input *in)
 {
     static const uint32_t kinds[] = { MESSAGE, MESSAGE, MESSAGE, MESSAGE, MESSAGE, CREDIT, WITHDRAWN, REFUSED };
@@ -103,7 +113,7 @@ static inline struct header rank_header(struct fuzz_rank *r, struct input *in)
     bool announced = h.kind == MESSAGE && (flags % 2 || h.bytes > EAGER_BYTES);
     h.from = 1 + flags / 2 % (RANKS - 1);
     if (h.kind == MESSAGE) h.sequence = r->sent[h.from]++;
-    if (announced) h.id = ++r->ids;
+    if (announced) h.id = ++r->last_id;
     else if (h.kind != MESSAGE) h.id = flags / 4 % 8;
     if (flags < 224) return h;
     uint64_t other = input_byte(in) % 4 ? (uint64_t)(int8_t)input_byte(in) : input_number(in);
@@ -119,6 +129,7 @@ static inline struct header rank_header(struct fuzz_rank *r, struct input *in)
     }
     return h;
 }
+/* Destroys the router, and frees the memory of the transfers. */
 static inline void rank_finish(struct fuzz_rank *r)
 {
     router_destroy(r->router);
