@@ -131,7 +131,7 @@ static tutti_status messages_connect_host(tutti_comm *comm, const struct site *s
         .ring = messages_ring_host_peer,
         .stream = s->stream,
         .stream_far = s->stream,
-        .paced = s->paced,
+        .is_paced = s->paced,
         .find = messages_find_shared_tensor,
         .reach = messages_map_peer_tensor,
         .enter = messages_begin_copying,
@@ -150,7 +150,7 @@ static tutti_status messages_connect_network(tutti_comm *comm, const struct site
         .ring = messages_ring_network_peer,
         .stream = s->stream,
         .stream_far = s->stream,
-        .paced = s->paced };
+        .is_paced = s->paced };
     return shm_connect(comm->router, &callbacks, s->rank, NULL, comm->group.size);
 }
 static _Atomic(network_connect *) network;
@@ -194,7 +194,7 @@ static void message_fail_comm(tutti_comm *comm, const struct operation *op)
     if (t->status == TUTTI_MISMATCH) {
         comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes",
             g->rank, g->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other,
-            op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
+            op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->peer_bytes);
         return;
     }
     /* The router has the reason if a transfer was refused, for want of memory for instance. A cancellation by a peer

@@ -82,7 +82,7 @@ static tutti_status comm_fail_message_mismatch(tutti_comm *comm, const struct tr
         "rank %d of %s runs %s and %s %llu bytes there, but rank %d on another host "
         "%s %llu: all ranks must make the same call",
         group->rank, group->name, what, t->is_send ? "sends" : "expects", (unsigned long long)mine, t->peer,
-        t->is_send ? "expects" : "sends", (unsigned long long)t->theirs);
+        t->is_send ? "expects" : "sends", (unsigned long long)t->peer_bytes);
 }
 tutti_status comm_fail_mismatch(tutti_comm *comm)
 {

@@ -84,7 +84,7 @@ static tutti_status networks_open_fabric(struct fabric *fabric, const struct gro
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes = sizeof address;
-    struct fabric_place place = { .device = group->interface[0] ? group->interface : NULL,
+    struct fabric_environment place = { .device = group->interface[0] ? group->interface : NULL,
         .simulated = group->members[0].simulates != 0 };
     TRY(fabric_open(fabric, group->members[group->rank].identity.nonce, &place, address, &bytes));
     tutti_status status = addresses_append(all, address, bytes);

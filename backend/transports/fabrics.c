@@ -1,4 +1,4 @@
-/* A new fabric becomes one more entry of `all`. */
+/* A new fabric becomes one more entry of `all_fabrics`. */
 #include "backend/transports/fabrics.h"
 #include "backend/links/tls.h"
 #include "backend/transports/tcp/tcp.h"
@@ -9,11 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct fabric *const all[] = { &ucx_fabric, &verbs_fabric, &tcp_fabric };
-enum { COUNT = sizeof all / sizeof *all };
-_Static_assert((int)COUNT <= (int)NETWORKS_AT_MOST, "a router has room for all");
+static struct fabric *const all_fabrics[] = { &ucx_fabric, &verbs_fabric, &tcp_fabric };
+enum { FABRIC_COUNT = sizeof all_fabrics / sizeof *all_fabrics };
+_Static_assert((int)FABRIC_COUNT <= (int)NETWORKS_AT_MOST, "a router has room for all");
 
-struct fabric *fabric_by_number(int number) { return number >= 0 && number < COUNT ? all[number] : NULL; }
+struct fabric *fabric_by_number(int number)
+{
+    return number >= 0 && number < FABRIC_COUNT ? all_fabrics[number] : NULL;
+}
 const char *fabric_name(int number)
 {
     const struct fabric *fabric = fabric_by_number(number);
@@ -21,15 +24,15 @@ const char *fabric_name(int number)
 }
 
 /* ---- the default ---- */
-/* The kernel writes "4: ACTIVE" to the state file of an active port. */
+/* Returns whether the RDMA port with the state file `path` is active. The kernel then writes "4: ACTIVE" to it. */
 static bool rdma_port_is_active(const char *path)
 {
     int state = 0;
     FILE *file = fopen(path, "r");
     if (!file) return false;
-    bool said = fscanf(file, "%d", &state) == 1;
+    bool is_parsed = fscanf(file, "%d", &state) == 1;
     fclose(file);
-    return said && state == 4;
+    return is_parsed && state == 4;
 }
 int fabric_find_default(const char *devices)
 {
@@ -43,23 +46,24 @@ int fabric_find_default(const char *devices)
     }
     return fabric_number_by_name(active ? "ucx" : "tcp");
 }
-static int chosen;
+static int default_number;
+/* Sets default_number, once per process. */
 static void fabrics_choose_default(void)
 {
-    chosen = encryption_is_required() ? fabric_number_by_name("tcp") : fabric_find_default("/sys/class/infiniband");
+    default_number =
+        encryption_is_required() ? fabric_number_by_name("tcp") : fabric_find_default("/sys/class/infiniband");
 }
 int fabric_number_by_name(const char *name)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    for (int i = 0; i < COUNT; i++)
+    for (int i = 0; i < FABRIC_COUNT; i++)
         if (strcmp(fabric_name(i), name) == 0) return i;
     if (*name) return FABRIC_UNKNOWN;
     pthread_once(&once, fabrics_choose_default);
-    return chosen;
+    return default_number;
 }
 
 /* ---- several ---- */
-/* Parses a comma-separated list of networks. Returns a set of bits by number; 0: `unknown` has a wrong name. */
 unsigned fabrics_parse_names(const char *names, char unknown[FABRIC_TEXT_BYTES])
 {
     unsigned set = *names ? 0 : 1u << fabric_number_by_name(names);
@@ -81,7 +85,7 @@ void fabrics_print_names(unsigned set, char out[FABRIC_TEXT_BYTES])
 {
     size_t used = 0;
     out[0] = 0;
-    for (int k = 0; k < COUNT; k++)
+    for (int k = 0; k < FABRIC_COUNT; k++)
         if (set >> k & 1)
             used += (size_t)snprintf(out + used, FABRIC_TEXT_BYTES - used, "%s%s", used ? " and " : "", fabric_name(k));
 }

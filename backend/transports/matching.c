@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+/* Returns the bucket of messages with this name. */
 static struct bucket *matching_bucket(struct matching *matching, struct message_name name)
 {
     uint64_t mixed = name.message * 0x9e3779b97f4a7c15u + name.operation * 0xbf58476d1ce4e5b9u;
@@ -13,6 +14,7 @@ static struct bucket *matching_bucket(struct matching *matching, struct message_
 }
 static_assert(MATCHING_BUCKETS == 256, "the top 8 bits of the product choose a bucket");
 
+/* Returns whether the receive takes a message of this name from the rank `source`. */
 static bool receive_accepts_message(const struct transfer *receive, int source, struct message_name name)
 {
     return message_names_equal(receive->name, name) && (receive->peer == source || receive->peer == TRANSFER_ANY_PEER);
@@ -61,12 +63,12 @@ struct transfer *matching_pop_receive(struct matching *matching, int peer)
             if (peer == TRANSFER_ANY_PEER || x->peer == peer) return transfer_list_take(&bucket->posted, before);
     return NULL;
 }
-struct arrival *matching_withdraw_arrival(struct matching *matching, const struct transport *by, int source,
+struct arrival *matching_withdraw_arrival(struct matching *matching, const struct transport *transport, int source,
     struct message_name name, uint64_t id)
 {
     struct bucket *bucket = matching_bucket(matching, name);
     for (struct arrival *before = NULL, *a = bucket->first; a; before = a, a = a->next)
-        if (a->announced && a->by == by && a->source == source && a->id == id)
+        if (a->is_announced && a->transport == transport && a->source == source && a->id == id)
             return bucket_unlink_arrival(bucket, before);
     return NULL;
 }
@@ -74,42 +76,45 @@ void matching_withdraw_all(struct matching *matching, int source)
 {
     for (struct bucket *bucket = matching->bucket; bucket < matching->bucket + MATCHING_BUCKETS; bucket++)
         for (struct arrival *before = NULL, *a = bucket->first; a; a = before ? before->next : bucket->first) {
-            if (a->announced && a->source == source)
+            if (a->is_announced && a->source == source)
                 matching_arrival_free(matching, bucket_unlink_arrival(bucket, before));
             else before = a;
         }
 }
 
 void matching_visit_arrivals(const struct matching *matching,
-    void (*call)(void *context, const struct arrival *arrival), void *context)
+    void (*visit)(void *context, const struct arrival *arrival), void *context)
 {
     for (int i = 0; i < MATCHING_BUCKETS; i++)
-        for (const struct arrival *a = matching->bucket[i].first; a; a = a->next) call(context, a);
+        for (const struct arrival *a = matching->bucket[i].first; a; a = a->next) visit(context, a);
 }
 
 /* ---- memory: free arrivals of each size class are reused ---- */
+/* Returns the least k, from 6 on, for which 2^k bytes are enough. */
 static int arrival_size_class(size_t bytes)
 {
-    int class = 6;
-    while ((size_t)1 << class < bytes) class++;
-    return class;
+    int size_class = 6;
+    while ((size_t)1 << size_class < bytes) size_class++;
+    return size_class;
 }
 struct arrival *matching_arrival_new(struct matching *matching, size_t bytes)
 {
-    int class = arrival_size_class(bytes);
-    assert(class < MATCHING_CLASSES);
-    struct arrival *arrival = matching->spare[class];
-    if (arrival) matching->spare[class] = arrival->next;
-    else if (!(arrival = memory_alloc_aligned(size_round_up(sizeof *arrival, 64) + ((size_t)1 << class)))) return NULL;
-    *arrival =
-        (struct arrival){ .class = class, .data = (unsigned char *)arrival + size_round_up(sizeof *arrival, 64) };
+    int size_class = arrival_size_class(bytes);
+    assert(size_class < MATCHING_CLASSES);
+    struct arrival *arrival = matching->free_arrivals[size_class];
+    if (arrival) matching->free_arrivals[size_class] = arrival->next;
+    else if (!(arrival = memory_alloc_aligned(size_round_up(sizeof *arrival, 64) + ((size_t)1 << size_class))))
+        return NULL;
+    *arrival = (struct arrival){ .size_class = size_class,
+        .data = (unsigned char *)arrival + size_round_up(sizeof *arrival, 64) };
     return arrival;
 }
 void matching_arrival_free(struct matching *matching, struct arrival *arrival)
 {
-    arrival->next = matching->spare[arrival->class];
-    matching->spare[arrival->class] = arrival;
+    arrival->next = matching->free_arrivals[arrival->size_class];
+    matching->free_arrivals[arrival->size_class] = arrival;
 }
+/* Frees the memory of all arrivals of a list. */
 static void arrival_list_free(struct arrival *arrival)
 {
     for (struct arrival *next; arrival; arrival = next) {
@@ -120,6 +125,6 @@ static void arrival_list_free(struct arrival *arrival)
 void matching_finish(struct matching *matching)
 {
     for (int i = 0; i < MATCHING_BUCKETS; i++) arrival_list_free(matching->bucket[i].first);
-    for (int i = 0; i < MATCHING_CLASSES; i++) arrival_list_free(matching->spare[i]);
+    for (int i = 0; i < MATCHING_CLASSES; i++) arrival_list_free(matching->free_arrivals[i]);
     *matching = (struct matching){ 0 };
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* The shortest run, in bytes, that the special copy function is used for. */
-enum { WORTH_IT = 1024 };
+enum { LONG_RUN_BYTES = 1024 };
 
 bool pieces_start(struct transfer *transfer)
 {
@@ -20,17 +20,19 @@ bool pieces_start(struct transfer *transfer)
     transfer->offset = 0;
     return true;
 }
+/* Bytes of one piece that follow each other in the stream: `wire` in all, of which the first `real` are at `at`, and
+   the rest is padding. at NULL: all are padding. */
 struct byte_run {
     unsigned char *at;
     size_t real, wire;
 };
 
-/* Returns the longest run within the next `most` bytes that lies in one piece, and moves the cursor past it. */
-static struct byte_run pieces_take_run(struct transfer *transfer, size_t most)
+/* Returns the longest run within the next `limit` bytes that lies in one piece, and moves the cursor past it. */
+static struct byte_run pieces_take_run(struct transfer *transfer, size_t limit)
 {
     assert(transfer->piece < transfer->piece_count);
     const struct piece *p = &transfer->pieces[transfer->piece];
-    size_t rest = p->wire - transfer->offset, wire = rest < most ? rest : most;
+    size_t rest = p->wire - transfer->offset, wire = rest < limit ? rest : limit;
     size_t left = p->length > transfer->offset ? p->length - transfer->offset : 0;
     struct byte_run run = { left ? p->at + transfer->offset : NULL, left < wire ? left : wire, wire };
     transfer->offset += wire;
@@ -43,7 +45,7 @@ static struct byte_run pieces_take_run(struct transfer *transfer, size_t most)
 }
 void piece_copy(copy_function *copy, void *to, const void *from, size_t bytes)
 {
-    if (copy && bytes >= WORTH_IT) copy(to, from, bytes);
+    if (copy && bytes >= LONG_RUN_BYTES) copy(to, from, bytes);
     else if (bytes) memcpy(to, from, bytes);
 }
 void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned char *to, size_t bytes)

@@ -16,21 +16,21 @@ void router_fail(struct router *router, tutti_status status)
     router_keep_reason(router);
     if (router->failure) return;
     router->failure = status;
-    router->polled = &router->failed;
+    router->polled = &router->failed_transport;
 }
-void router_refuse_transfer(struct router *router, struct transfer *transfer, tutti_status status)
+void router_fail_transfer(struct router *router, struct transfer *transfer, tutti_status status)
 {
     router_keep_reason(router);
     transfer_fail(transfer, status, 0);
 }
-/* Fails everything that this rank exchanges with `rank`. */
+/* Fails every transfer with `rank`, and drops the messages that it has announced. */
 static void router_drop_peer(struct router *router, int rank, tutti_status status)
 {
     const struct route *route = &router->routes[rank];
     matching_withdraw_all(&router->matching, rank);
     for (struct transfer *transfer; (transfer = matching_pop_receive(&router->matching, rank)) != NULL;)
         transfer_fail(transfer, status, 0);
-    for (struct transport *transport = route->transport; transport; transport = transport->beside)
+    for (struct transport *transport = route->transport; transport; transport = transport->next_network)
         transport->operations->lose(transport, route->member, status);
 }
 void router_lose_peer(struct router *router, int rank, tutti_status status)
@@ -45,8 +45,8 @@ static bool failed_transport_poll(struct transport *transport)
     (void)transport;
     return true;
 }
-static const struct transport_operations failed = { .name = "failed", .poll = failed_transport_poll };
-bool router_fail_transfers(struct router *router)
+static const struct transport_operations failed_operations = { .name = "failed", .poll = failed_transport_poll };
+bool router_fail_all_transfers(struct router *router)
 {
     router->polled = NULL;
     for (struct transfer *transfer; (transfer = matching_pop_receive(&router->matching, TRANSFER_ANY_PEER)) != NULL;)
@@ -57,49 +57,53 @@ bool router_fail_transfers(struct router *router)
 }
 
 /* ---- several networks ---- */
-/* Two networks may each have delivered every second message. Polling in rounds handles all of them in one call. */
+/* Two networks may each have delivered every second message of a rank. Polling in rounds handles all of them in one
+   call. */
 __attribute__((noinline)) void router_poll_ahead(struct router *router)
 {
     enum { ROUNDS = 1000 };
-    for (int round = 0, before = -1; round < ROUNDS && router->ahead && router->ahead != before; round++) {
-        before = router->ahead;
+    for (int round = 0, before = -1; round < ROUNDS && router->ahead_count && router->ahead_count != before; round++) {
+        before = router->ahead_count;
         router_poll_once(router);
     }
 }
-static double link_cost_predict_ns(const struct link_cost *c, uint64_t bytes)
+/* Returns the expected time of a message of `bytes` bytes by a network of this cost. */
+static double link_cost_predict_ns(const struct link_cost *cost, uint64_t bytes)
 {
-    return (bytes <= EAGER_BYTES ? c->message_ns : c->announced_ns) + c->byte_ns * (double)bytes;
+    return (bytes <= EAGER_BYTES ? cost->message_ns : cost->announced_ns) + cost->byte_ns * (double)bytes;
 }
-/* Chooses the connected network with the least expected time. If sends already wait on a network, the message waits
-   behind them, because sends leave in the order of posting. */
+/* Returns the network for a send: only_network if it is set, otherwise the connected one with the least expected time,
+   or the first while no network is connected. If sends already wait on a network, it returns that one, because sends
+   leave in the order of posting. */
 __attribute__((noinline)) static struct transport *router_choose_network(struct router *router,
     const struct route *route, const struct transfer *transfer)
 {
     struct transport *best = NULL, *only = NULL;
-    double least = 0;
+    double least_ns = 0;
     int k = 0;
-    for (struct transport *transport = route->transport; transport; transport = transport->beside, k++) {
+    for (struct transport *transport = route->transport; transport; transport = transport->next_network, k++) {
         enum readiness readiness = transport->operations->readiness(transport, route->member);
         double ns = link_cost_predict_ns(&router->link_costs[k], transfer->wire);
         if (readiness == SENDS_WAIT) return transport;
-        if (k == router->only) only = transport;
-        if (readiness == UNCONNECTED || (best && ns >= least)) continue;
+        if (k == router->only_network) only = transport;
+        if (readiness == UNCONNECTED || (best && ns >= least_ns)) continue;
         best = transport;
-        least = ns;
+        least_ns = ns;
     }
     return only ? only : best ? best : route->transport;
 }
 int router_network_count(const struct router *router)
 {
     int count = 0;
-    for (const struct transport *transport = router->network; transport; transport = transport->beside) count++;
+    for (const struct transport *transport = router->first_network; transport; transport = transport->next_network)
+        count++;
     return count;
 }
 const char *router_network_name(const struct router *router, int network)
 {
-    const struct transport *transport = router->network;
-    for (int k = 0; transport && k < network; k++) transport = transport->beside;
-    return transport ? transport->network : "network";
+    const struct transport *transport = router->first_network;
+    for (int k = 0; transport && k < network; k++) transport = transport->next_network;
+    return transport ? transport->network_name : "network";
 }
 void router_set_link_costs(struct router *router, const struct link_cost link_costs[NETWORKS_AT_MOST])
 {
@@ -114,16 +118,16 @@ int router_cheapest_network(const struct router *router, uint64_t bytes)
             best = k;
     return best;
 }
-void router_use_network(struct router *router, int network) { router->only = network; }
+void router_use_network(struct router *router, int network) { router->only_network = network; }
 
 /* ---- the contract ---- */
-/* Gives a message that came before its receive to that receive. */
+/* Gives a kept message to the receive that has now been posted: copies its bytes, or lets its transport move them. */
 __attribute__((noinline)) static void router_receive_arrival(struct router *router, struct transfer *transfer,
     struct arrival *arrival)
 {
     struct route *route = &router->routes[arrival->source];
-    struct transport *transport = arrival->by ? arrival->by : route->transport;
-    if (arrival->announced) transport->operations->accept(transport, route->member, transfer, arrival);
+    struct transport *transport = arrival->transport ? arrival->transport : route->transport;
+    if (arrival->is_announced) transport->operations->accept(transport, route->member, transfer, arrival);
     else {
         if (transfer_meet_message(transfer, arrival->source, arrival->bytes)) {
             pieces_scatter(transfer, arrival->data, (size_t)arrival->bytes);
@@ -133,38 +137,41 @@ __attribute__((noinline)) static void router_receive_arrival(struct router *rout
     }
     matching_arrival_free(&router->matching, arrival);
 }
-/* Rare paths are not inlined, so that the path of expected messages needs no stack space for them. */
-__attribute__((noinline)) static void router_refuse_route(struct router *router, struct transfer *transfer)
+/* Fails a posted transfer because its peer is unreachable. Rare paths are not inlined, so that the path of expected
+   messages needs no stack space for them. */
+__attribute__((noinline)) static void router_fail_unreachable(struct router *router, struct transfer *transfer)
 {
     const struct route *route = &router->routes[transfer->peer];
     if (route->transport) transfer_fail(transfer, route->status, 0);
     else
-        router_refuse_transfer(router, transfer,
+        router_fail_transfer(router, transfer,
             status_fail(route->status, "rank %d has no transport to rank %d", router->rank, transfer->peer));
 }
-__attribute__((noinline)) static void router_refuse_post(struct router *router, struct transfer *transfer)
+/* Fails a transfer that is being posted: the router has failed, or the pieces exceed 64 bits. */
+__attribute__((noinline)) static void router_fail_post(struct router *router, struct transfer *transfer)
 {
     if (router->failure) transfer_fail(transfer, router->failure, 0);
     else
-        router_refuse_transfer(router, transfer,
+        router_fail_transfer(router, transfer,
             status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));
 }
-/* Posts a receive: a message may have arrived before it, or its peer may be unreachable. */
+/* Posts a receive. If its message has arrived, the receive takes it; if its peer is unreachable, the receive fails. */
 static void router_post_receive(struct router *router, struct transfer *transfer)
 {
     struct arrival *arrival = matching_post_receive(&router->matching, transfer);
     if (arrival) router_receive_arrival(router, transfer, arrival);
     else if (transfer->peer >= 0 && router->routes[transfer->peer].status) {
         matching_cancel_receive(&router->matching, transfer);
-        router_refuse_route(router, transfer);
+        router_fail_unreachable(router, transfer);
     }
 }
+/* Sends by the transport that leads to the peer, or fails the send if the peer is unreachable. */
 static void router_post_send(struct router *router, struct transfer *transfer)
 {
     const struct route *route = &router->routes[transfer->peer];
-    if (route->status) { router_refuse_route(router, transfer); return; }
+    if (route->status) { router_fail_unreachable(router, transfer); return; }
     struct transport *transport =
-        route->transport->beside ? router_choose_network(router, route, transfer) : route->transport;
+        route->transport->next_network ? router_choose_network(router, route, transfer) : route->transport;
     transport->operations->send(transport, route->member, transfer);
 }
 void router_post(struct router *router, struct transfer *transfer)
@@ -172,7 +179,7 @@ void router_post(struct router *router, struct transfer *transfer)
     transfer->state = TRANSFER_POSTED;
     transfer->source = -1;
     transfer->key = 0;
-    if (router->failure || !pieces_start(transfer)) router_refuse_post(router, transfer);
+    if (router->failure || !pieces_start(transfer)) router_fail_post(router, transfer);
     else if (transfer->is_send) router_post_send(router, transfer);
     else router_post_receive(router, transfer);
 }
@@ -183,14 +190,14 @@ bool router_cancel(struct router *router, struct transfer *transfer)
     bool forgotten = !route;
     if (!route) matching_cancel_receive(&router->matching, transfer);
     for (struct transport *transport = route ? route->transport : NULL; transport && !forgotten;
-        transport = transport->beside)
+        transport = transport->next_network)
         forgotten = transport->operations->cancel(transport, route->member, transfer);
     if (forgotten) transfer->state = TRANSFER_IDLE;
     return forgotten;
 }
 bool router_arm(struct router *router)
 {
-    bool armed = router->polled != &router->failed;
+    bool armed = router->polled != &router->failed_transport;
     for (struct transport *transport = router->polled; transport && armed; transport = transport->next)
         if (transport->operations->arm) armed = transport->operations->arm(transport);
     return armed;
@@ -210,9 +217,9 @@ tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, 
     router->size = size;
     router->comm = comm;
     router->bell = bell;
-    router->only = -1;
+    router->only_network = -1;
     router->routes = routes;
-    router->failed.operations = &failed;
+    router->failed_transport.operations = &failed_operations;
     /* No transport leads to any rank yet. */
     for (int i = 0; i < size; i++) routes[i].status = TUTTI_UNSUPPORTED;
     *out = router;
@@ -231,8 +238,8 @@ void router_add_transport(struct router *router, struct transport *transport, co
 }
 void router_add_network(struct router *router, struct transport *transport)
 {
-    struct transport **at = &router->network;
-    while (*at) at = &(*at)->beside;
+    struct transport **at = &router->first_network;
+    while (*at) at = &(*at)->next_network;
     *at = transport;
     router_add_transport(router, transport, NULL, router->size);
 }

@@ -20,17 +20,19 @@ struct message_name {
     /* A message of a schedule has tile << 32 | message number. */
     uint64_t message;
 };
+/* Returns whether two messages have the same name. */
 static inline bool message_names_equal(struct message_name a, struct message_name b)
 {
     return ((a.operation ^ b.operation) | (a.message ^ b.message)) == 0;
 }
-/* One run of bytes. On the wire it takes `wire` bytes; `length` <= wire of them are real, the rest is padding (the
-   last chunk of a tensor is short, the scratch chunk it meets is not). */
+/* One run of bytes in memory, which begins at `at`. In the message it takes `wire` bytes. The first `length` of them
+   are in memory, the rest is padding: the last chunk of a tensor is short, but the scratch chunk that it meets is
+   not. */
 struct piece {
     unsigned char *at;
     size_t length, wire;
 };
-/* A place in memory in the terms of the transport that moves the bytes. shm: the number of a block of the rank that
+/* A location in memory in the terms of the transport that moves the bytes. shm: the number of a block of the rank that
    owns it, and an offset in it. A network: a memory key and an address. */
 struct remote { uint64_t block, offset; };
 struct transfer {
@@ -40,7 +42,7 @@ struct transfer {
     int peer;
     bool is_send;
     /* The peer may read or write the one piece where it lies. After a failure the peer may access it a moment longer:
-       a caller that sets this flag reuses the memory only after the peer has reported that it left. */
+       a caller that sets this flag reuses the memory only after the peer has reported that it no longer uses it. */
     bool may_share;
     /* The pieces must stay valid until the transfer is over. */
     const struct piece *pieces;
@@ -49,35 +51,45 @@ struct transfer {
     enum transfer_state state;
     /* The sender of the message that a receive has met, otherwise -1. */
     int source;
-    /* The reason of TRANSFER_FAILED. MISMATCH: the ends differ in bytes, and `theirs` is the other end's count. */
+    /* The reason of TRANSFER_FAILED. MISMATCH: the ends differ in bytes, and the other end has `peer_bytes` bytes. */
     tutti_status status;
-    uint64_t theirs;
+    uint64_t peer_bytes;
     /* The router and the transport own all fields from here on. */
+    /* The next transfer of the list that this one is in. */
     struct transfer *next;
-    uint64_t wire, moved, key;
+    /* The bytes of the whole message, padding included. */
+    uint64_t wire;
+    /* The bytes that the cursor of pieces.h has passed. In share.c of shm, the parts that this end has copied. */
+    uint64_t moved;
+    /* The id of an announced message, which its sender chose. */
+    uint64_t key;
+    /* The cursor of pieces.h: a piece by its index, and an offset in it. */
     size_t offset;
     int piece;
-    /* The place of the other end's piece. */
-    struct remote place;
-    /* shm: the parts that the other end has copied, while `moved` counts those of this end.
+    /* The location of the other end's piece. */
+    struct remote peer_location;
+    /* shm: the parts that the other end has copied.
        inproc: the time at which a receive reads next, or the deadline of a cancelled send. */
-    uint64_t others;
+    uint64_t peer_parts;
 };
 
-/* The receiver of a send, or the sender of a receive. */
+/* Returns the rank of the other end: the receiver of a send, or the sender of a receive (-1: it has met no message). */
 static inline int transfer_peer_rank(const struct transfer *transfer)
 {
     return transfer->is_send ? transfer->peer : transfer->source;
 }
-/* A transfer ends with a call of one of these two functions. */
+/* A transfer ends with a call of one of the next two functions. */
+/* Ends a transfer with success. */
 static inline void transfer_complete(struct transfer *transfer) { transfer->state = TRANSFER_DONE; }
-static inline void transfer_fail(struct transfer *transfer, tutti_status status, uint64_t theirs)
+/* Ends a transfer with an error. peer_bytes: the other end's byte count if the status is MISMATCH, otherwise 0. */
+static inline void transfer_fail(struct transfer *transfer, tutti_status status, uint64_t peer_bytes)
 {
     transfer->status = status;
-    transfer->theirs = theirs;
+    transfer->peer_bytes = peer_bytes;
     transfer->state = TRANSFER_FAILED;
 }
-/* Records that a receive has met a message of `bytes` bytes. false: the receive has another size, and has failed. */
+/* Records that a receive has met a message of `bytes` bytes from the rank `source`. false: the receive has another
+   size, and has failed with MISMATCH. */
 static inline bool transfer_meet_message(struct transfer *transfer, int source, uint64_t bytes)
 {
     transfer->source = source;

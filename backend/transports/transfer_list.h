@@ -5,6 +5,7 @@
 
 struct transfer_list { struct transfer *first, *last; };
 
+/* Appends a transfer to the list. */
 static inline void transfer_list_push(struct transfer_list *list, struct transfer *transfer)
 {
     transfer->next = NULL;
@@ -12,7 +13,7 @@ static inline void transfer_list_push(struct transfer_list *list, struct transfe
     else list->first = transfer;
     list->last = transfer;
 }
-/* Removes the transfer that follows `before`, or the first one if `before` is NULL. */
+/* Removes and returns the transfer that follows `before`, or the first one if `before` is NULL; there must be one. */
 static inline struct transfer *transfer_list_take(struct transfer_list *list, struct transfer *before)
 {
     struct transfer *transfer = before ? before->next : list->first;
@@ -22,16 +23,19 @@ static inline struct transfer *transfer_list_take(struct transfer_list *list, st
     transfer->next = NULL;
     return transfer;
 }
+/* Empties the list, and fails each of its transfers with this status. */
 static inline void transfer_list_fail_all(struct transfer_list *list, tutti_status status)
 {
     while (list->first) transfer_fail(transfer_list_take(list, NULL), status, 0);
 }
+/* Removes all transfers whose other end is `rank` from the list, and fails them with this status. */
 static inline void transfer_list_fail_all_with_rank(struct transfer_list *list, int rank, tutti_status status)
 {
     for (struct transfer *before = NULL, *x = list->first; x; x = before ? before->next : list->first)
         if (transfer_peer_rank(x) == rank) transfer_fail(transfer_list_take(list, before), status, 0);
         else before = x;
 }
+/* Removes this transfer from the list. false: the list does not have it. */
 static inline bool transfer_list_remove(struct transfer_list *list, const struct transfer *transfer)
 {
     struct transfer *before = NULL, *at = list->first;

@@ -32,7 +32,7 @@
  * later events. So a rank sleeps only on words in shared memory, its bell among them. A network with a file descriptor
  * has a thread that waits for it and rings. arm NULL: the transport rings without being armed (shm: the sender rings
  * the bell of a peer that listens). Reasons. A transport that fails something formats the reason with status_fail. Then
- * it calls router_refuse_transfer (for one transfer), router_lose_peer (for one member) or router_fail (for all: the
+ * it calls router_fail_transfer (for one transfer), router_lose_peer (for one member) or router_fail (for all: the
  * transport no longer works). Threads. One thread at a time calls the functions of one router. They never block,
  * allocate nothing for small messages that are expected, and their only callback is the bell. They read words that
  * other ranks write once and check them. */
@@ -53,19 +53,25 @@ enum readiness {
 };
 struct transport_operations {
     const char *name;
+    /* Sends a message to the member, or keeps it in a list until a later poll can send it. */
     void (*send)(struct transport *transport, int member, struct transfer *send);
-    void (*accept)(struct transport *transport, int member, struct transfer *receive, const struct arrival *announced);
-    /* Returns the credit of a kept message whose bytes have met their receive. */
+    /* Moves the bytes of an announced message of the member into the receive that has met it. */
+    void (*accept)(struct transport *transport, int member, struct transfer *receive, const struct arrival *arrival);
+    /* Returns the credit of a kept message of `bytes` bytes to the member, because its bytes have met their receive. */
     void (*release)(struct transport *transport, int member, uint64_t bytes);
+    /* Makes progress. true: something moves, is about to move, or has failed. */
     bool (*poll)(struct transport *transport);
-    /* The router cancels transfers that are still in the matching itself. */
+    /* Forgets a transfer with the member. false: its memory is still in use; the caller polls and cancels again. The
+       router cancels transfers that are still in the matching itself. */
     bool (*cancel)(struct transport *transport, int member, struct transfer *transfer);
+    /* Fails all transfers with the member, with this status, and ignores its later messages. */
     void (*lose)(struct transport *transport, int member, tutti_status status);
-    /* Only networks have this function. */
+    /* Returns how the network would handle a send to the member. Only networks have this function. */
     enum readiness (*readiness)(struct transport *transport, int member);
-    /* The function may be NULL. false: something has arrived, and the caller must poll. */
+    /* Makes later events ring the router's bell. false: something has arrived, and the caller must poll. The function
+       may be NULL. */
     bool (*arm)(struct transport *transport);
-    /* Forgets open transfers. */
+    /* Frees the transport and forgets open transfers. */
     void (*destroy)(struct transport *transport);
 };
 struct transport {
@@ -74,7 +80,7 @@ struct transport {
     /* The next transport of the router. */
     struct transport *next;
     /* The next network that leads to the same members. */
-    struct transport *beside;
+    struct transport *next_network;
     /* The name of the network; NULL for other transports. */
-    const char *network;
+    const char *network_name;
 };

@@ -67,7 +67,7 @@ static tutti_status inbound_handle_failure(struct tutti_window *w, int from)
     in->stage = INBOUND_CLOSED;
     if (in->transfer.status != TUTTI_MISMATCH) return TUTTI_OK;
     return status_fail(TUTTI_MISMATCH, "rank %d sent rank %d %llu bytes for a put of %zu bytes into a window", from,
-        w->rank, (unsigned long long)in->transfer.theirs, in->piece.length);
+        w->rank, (unsigned long long)in->transfer.peer_bytes, in->piece.length);
 }
 /* A peer that is lost or has left sends no more; the engine notices this by itself. */
 static tutti_status inbound_handle_one(struct tutti_window *w, struct router *router, int from, bool *moved)

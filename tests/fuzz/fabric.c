@@ -25,7 +25,7 @@ static int coming_count;
 static unsigned char bytes_that_come[EAGER_BYTES + 16];
 
 /* ---- the network ---- */
-static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status start(struct fabric *fabric, const struct fabric_environment *place)
 {
     (void)fabric;
     (void)place;
@@ -40,7 +40,7 @@ static tutti_status connect_to(struct fabric *fabric, const unsigned char proces
     if (how == 255) return status_fail(TUTTI_SYSTEM, "refused");
     struct endpoint *e = calloc(1, sizeof *e);
     memcpy(e->process, process, sizeof e->process);
-    e->open = how % 4 < 3;
+    e->is_open = how % 4 < 3;
     e->next = fabric->endpoints;
     *out = fabric->endpoints = e;
     return TUTTI_OK;
@@ -62,14 +62,14 @@ static bool take_flight(struct fabric *fabric, struct fabric_op *f)
 static bool send_flight(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     (void)announced;
-    const volatile unsigned char *from = data ? data : f->room;
+    const volatile unsigned char *from = data ? data : f->buffer;
     if (f->bytes) (void)(from[0] + from[f->bytes - 1]);
     return take_flight(fabric, f);
 }
 static bool bytes_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     FUZZ_CHECK(f->bytes <= MOST_BYTES);
-    if (f->bytes) memset(buffer ? buffer : f->room, 7, f->bytes);
+    if (f->bytes) memset(buffer ? buffer : f->buffer, 7, f->bytes);
     free(descriptor);
     return take_flight(fabric, f);
 }
@@ -133,7 +133,7 @@ static void disconnect(struct fabric *fabric, struct endpoint *e)
 }
 static const struct fabric_operations operations = { .name = "fuzzed",
     .start = start,
-    .part = part,
+    .shutdown = part,
     .finish = part,
     .connect = connect_to,
     .send = send_flight,
@@ -151,7 +151,7 @@ static struct endpoint *endpoint_from(struct fabric *fabric, int rank)
     const unsigned char *process = fuzz_process[rank > 0 && rank < PROCESSES ? rank : 1];
     struct endpoint *e = endpoint_find(fabric, process);
     if (!e && connect_to(fabric, process, &key, process, 1, &e) != TUTTI_OK) return NULL;
-    e->open = true;
+    e->is_open = true;
     return e;
 }
 static void take_message(struct fuzz_rank *r, struct fabric *fabric, bool later)
@@ -177,7 +177,7 @@ static void take_message(struct fuzz_rank *r, struct fabric *fabric, bool later)
 }
 static void open_all(struct fabric *fabric)
 {
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next) e->open = true;
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next) e->is_open = true;
 }
 static void take_step(struct fuzz_rank *r)
 {

@@ -20,18 +20,18 @@ static void say_frame(struct fuzz_rank *r, int socket, struct input *in)
 {
     unsigned char said[sizeof(struct tcp_frame) + sizeof(struct header) + 256];
     struct header header = rank_header(r, in);
-    struct tcp_frame frame = { .what = input_byte(in) % 8, .id = header.id, .extent = header.bytes };
+    struct tcp_frame frame = { .kind = input_byte(in) % 8, .id = header.id, .extent = header.bytes };
     size_t bytes = sizeof frame, behind = header.bytes < 256 ? (size_t)header.bytes : 255;
     header.from = input_byte(in) == 255 ? header.from : 1;
-    if (frame.what > GOODBYE) frame.what = header.id ? OFFER : EAGER;
-    if (frame.what == EAGER) frame.bytes = behind;
-    if (frame.what == DATA)
+    if (frame.kind > GOODBYE) frame.kind = header.id ? OFFER : EAGER;
+    if (frame.kind == EAGER) frame.bytes = behind;
+    if (frame.kind == DATA)
         frame = (struct tcp_frame){ DATA, behind, 1 + input_byte(in) % 4, input_byte(in) % 2 * behind };
     if (input_byte(in) == 255) frame.bytes = input_number(in);
     memcpy(said, &frame, sizeof frame);
     memcpy(said + bytes, &header, sizeof header);
-    if (frame.what <= OFFER) bytes += sizeof header;
-    if (frame.what == EAGER || frame.what == DATA) {
+    if (frame.kind <= OFFER) bytes += sizeof header;
+    if (frame.kind == EAGER || frame.kind == DATA) {
         memset(said + bytes, 7, behind);
         bytes += behind;
     }
@@ -63,7 +63,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     (void)count;
     (void)arguments;
     fabric = (struct fabric)FABRIC(&tcp_operations);
-    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .simulated = true }) == TUTTI_OK);
+    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_environment){ .simulated = true }) == TUTTI_OK);
     return 0;
 }
 static void forget(void)
@@ -73,8 +73,8 @@ static void forget(void)
     tcp_endpoints_free(&fabric);
     fabric_ops_free_all(&fabric);
     fabric.recently_closed.count = 0;
-    s->ids = s->looks = 0;
-    s->busy = NULL;
+    s->last_id = s->unasked_polls = 0;
+    s->busy_endpoints = NULL;
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

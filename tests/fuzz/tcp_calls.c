@@ -30,7 +30,7 @@ static struct other *other_add(bool calls, int process, int *ours)
     return &others[other_count++];
 }
 /* ---- in place of address.c ---- */
-tutti_status tcp_address_listen(struct sockets *s, const struct fabric_place *place)
+tutti_status tcp_address_listen(struct sockets *s, const struct fabric_environment *place)
 {
     s->listener.descriptor = listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->address.family = AF_INET;
@@ -141,7 +141,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     (void)arguments;
     FUZZ_CHECK(group_key_add(bytes, &key) == TUTTI_OK);
     fabric = (struct fabric)FABRIC(&tcp_operations);
-    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .simulated = true }) == TUTTI_OK);
+    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_environment){ .simulated = true }) == TUTTI_OK);
     return 0;
 }
 static void forget(void)
@@ -157,10 +157,10 @@ static void forget(void)
     other_count = 0;
     fabric.recently_closed.count = 0;
     fabric.needs_poll = false;
-    s->ids = s->looks = 0;
-    s->calls = 0;
+    s->last_id = s->unasked_polls = 0;
+    s->attempts = 0;
     s->accept_failed_ms = 0;
-    s->busy = NULL;
+    s->busy_endpoints = NULL;
     (void)!read(listener, &ignored, sizeof ignored);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -168,7 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fuzz_rank rank;
     in = (struct input){ data, size };
     rank_init(&rank, &fabric);
-    ((struct fabric_transport *)rank.router->network)->callbacks.key = key;
+    ((struct fabric_transport *)rank.router->first_network)->callbacks.key = key;
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
     check();
     rank_finish(&rank);

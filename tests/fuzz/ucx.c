@@ -114,7 +114,7 @@ static uint64_t some_number(void)
 static void hear_process(void)
 {
     struct fabric of = { .address_bytes = ucx_fabric.address_bytes };
-    struct ucx_endpoint end = { .number = input_byte(&in) % 4, .theirs = input_byte(&in) % 4 ? some_number() : 0 };
+    struct ucx_endpoint end = { .number = input_byte(&in) % 4, .peer_number = input_byte(&in) % 4 ? some_number() : 0 };
     struct notice said;
     const struct key_id key = fuzz_key();
     const ucp_am_recv_param_t p = { .recv_attr = 0 };
@@ -210,7 +210,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     rank_finish(&rank);
     land_all(UCS_OK);
     pthread_mutex_lock(&fabric->lock);
-    operations->part(fabric);
+    operations->shutdown(fabric);
     land_all(UCS_ERR_CANCELED);
     for (struct saved_msg *msg; (msg = early_msgs_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
     operations->finish(fabric);

@@ -171,7 +171,7 @@ static struct verbs_endpoint *some_endpoint(void)
 static void hello_comes(void)
 {
     struct fabric of = { .users = 0 };
-    struct endpoint end = { .open = false };
+    struct endpoint end = { .is_open = false };
     const struct key_id key = fuzz_key();
     struct hello h = { .magic = HELLO_MAGIC };
     unsigned slot = input_byte(&in) % (DATAGRAM_SLOTS / 32);
@@ -182,37 +182,37 @@ static void hello_comes(void)
     fabric_handshake_init(&of, &end, &h.handshake);
     h.lane_count = input_byte(&in) % 8 ? 1 : (uint32_t)(int8_t)input_byte(&in);
     h.stage = input_byte(&in) % 8 ? 0 : input_byte(&in) % 4;
-    if (known && input_byte(&in) % 4) h.theirs = known->turn;
+    if (known && input_byte(&in) % 4) h.receiver_turn = known->turn;
     for (int changes = input_byte(&in) / 250; changes > 0; changes--) {
         size_t at = input_number(&in) % sizeof h;
         ((unsigned char *)&h)[at] = input_byte(&in);
     }
-    if (input_byte(&in) != 255) proof_make(&end.pair, &h, PROVED_BYTES, h.proof);
+    if (input_byte(&in) != 255) proof_make(&end.pair_key, &h, PROVED_BYTES, h.proof);
     memcpy(nic.datagram_queue.memory + slot * SLOT_BYTES + ROUTE_BYTES, &h, sizeof h);
     uint32_t bytes = (uint32_t)(ROUTE_BYTES + sizeof h - (input_byte(&in) == 255));
     push((struct ibv_wc){
-        .wr_id = slot, .byte_len = bytes, .qp_num = nic.datagram_queue.pair->qp_num, .opcode = IBV_WC_RECV });
+        .wr_id = slot, .byte_len = bytes, .qp_num = nic.datagram_queue.qp->qp_num, .opcode = IBV_WC_RECV });
 }
 /* Writes a message near the place behind the last consumed one. A device delivers nothing to a queue pair that has not
    been connected. */
 static void written_comes(struct fuzz_rank *r)
 {
     struct verbs_endpoint *e = some_endpoint();
-    if (!e || !e->lane_count || !e->lanes[0].pair) return;
+    if (!e || !e->lane_count || !e->lanes[0].qp) return;
     unsigned char message[WRITTEN_MOST];
     struct header header = rank_header(r, &in);
-    struct prefix prefix = { .consumed = e->ring.written, .what = input_byte(&in) % 8 };
-    if (prefix.what > GOODBYE + 1) prefix.what = header.id ? OFFER : EAGER;
+    struct prefix prefix = { .consumed = e->ring.written, .kind = input_byte(&in) % 8 };
+    if (prefix.kind > GOODBYE + 1) prefix.kind = header.id ? OFFER : EAGER;
     size_t bytes = sizeof prefix;
     uint64_t begin = e->ring.consumed;
     if (input_byte(&in) % 16 == 0) begin = input_byte(&in) << 10;
-    struct offer offer = { .at = 64, .bytes = header.bytes, .id = input_byte(&in) % 4 };
+    struct offer offer = { .address = 64, .bytes = header.bytes, .id = input_byte(&in) % 4 };
     memcpy(message + bytes, &header, sizeof header);
-    if (prefix.what <= OFFER) bytes += sizeof header;
+    if (prefix.kind <= OFFER) bytes += sizeof header;
     memcpy(message + bytes, &offer, sizeof offer);
-    if (prefix.what == OFFER) bytes += sizeof offer;
-    if (prefix.what == DONE) bytes += sizeof offer.id;
-    if (prefix.what == EAGER) {
+    if (prefix.kind == OFFER) bytes += sizeof offer;
+    if (prefix.kind == DONE) bytes += sizeof offer.id;
+    if (prefix.kind == EAGER) {
         size_t data = header.bytes < 256 ? (size_t)header.bytes : 255;
         memset(message + bytes, 7, data);
         bytes += data;
@@ -230,16 +230,16 @@ static void written_comes(struct fuzz_rank *r)
     if (input_byte(&in) == 255) grain = (uint32_t)input_number(&in);
     push((struct ibv_wc){ .imm_data = htobe32(grain),
         .byte_len = (uint32_t)bytes,
-        .qp_num = e->lanes[0].pair->qp_num,
+        .qp_num = e->lanes[0].qp->qp_num,
         .opcode = IBV_WC_RECV_RDMA_WITH_IMM });
 }
 /* A work request of ours is over; those before it, too. */
 static void ended_comes(void)
 {
     struct verbs_endpoint *e = some_endpoint();
-    if (!e || !e->lanes[0].pair || e->lanes[0].begun == e->lanes[0].ended) return;
-    push((struct ibv_wc){ .wr_id = verbs_endpoint_tag(e) << 32 | (e->lanes[0].begun - 1),
-        .qp_num = e->lanes[0].pair->qp_num,
+    if (!e || !e->lanes[0].qp || e->lanes[0].posted_count == e->lanes[0].completed_count) return;
+    push((struct ibv_wc){ .wr_id = verbs_endpoint_tag(e) << 32 | (e->lanes[0].posted_count - 1),
+        .qp_num = e->lanes[0].qp->qp_num,
         .status = input_byte(&in) % 16 ? IBV_WC_SUCCESS : IBV_WC_RETRY_EXC_ERR,
         .opcode = IBV_WC_RDMA_WRITE });
 }
@@ -292,7 +292,7 @@ static void begin(struct fabric *fabric)
     devices.ports[0].message_bytes = 1 << 30;
     nic = (struct nic){ .devices = &devices, .adapter_count = 1, .rail_count = 1, .receives = &receives };
     nic.adapters[0] = (struct adapter){ .port = devices.ports, .domain = &domain, .completions = &completions };
-    nic.adapters[0].about.max_cqe = 1 << 20;
+    nic.adapters[0].attributes.max_cqe = 1 << 20;
     nic.rails[0] = (struct rail){ devices.ports, nic.adapters };
     pairs_made = 0;
     coming_count = 0;
@@ -300,7 +300,7 @@ static void begin(struct fabric *fabric)
     in.left = 0;
     FUZZ_CHECK(datagram_queue_init(fabric, &nic) == TUTTI_OK);
     in = later;
-    fabric->own = &nic;
+    fabric->state = &nic;
     fabric->address_bytes = sizeof(struct verbs_address);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

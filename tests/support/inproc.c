@@ -67,10 +67,10 @@ static void inproc_send(struct transport *t, int to, struct transfer *x)
     bool small =
         x->wire <= SMALL && p->bonds[to].buffered < p->world->options.budget && inproc_world_random(p->world) % 2;
     x->key = ++p->world->sent;
-    x->others = 0;
+    x->peer_parts = 0;
     struct inproc_message *m = inproc_message_new(p, small ? EAGER : ANNOUNCE, x, small ? (size_t)x->wire : 0);
     if (!m) {
-        router_refuse_transfer(p->base.router, x,
+        router_fail_transfer(p->base.router, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", inproc_port_rank(p), to));
     } else if (small) {
         p->bonds[to].buffered++;
@@ -102,7 +102,7 @@ static void inproc_accept_announced(struct inproc_port *p, int source, struct tr
         return;
     }
     bool halted = p->world->options.halted == 1 + inproc_port_rank(p);
-    x->others = halted ? UINT64_MAX : inproc_world_due_time(p->world);
+    x->peer_parts = halted ? UINT64_MAX : inproc_world_due_time(p->world);
     transfer_list_push(&p->reads, x);
 }
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)
@@ -125,7 +125,7 @@ static void inproc_keep_arrival(struct inproc_port *p, const struct inproc_messa
     a->bytes = m->bytes;
     a->id = m->id;
     a->source = m->source;
-    a->announced = m->kind == ANNOUNCE;
+    a->is_announced = m->kind == ANNOUNCE;
     if (m->kind == EAGER) memcpy(a->data, m->data, (size_t)m->bytes);
     matching_keep_arrival(matching, a);
 }
@@ -181,14 +181,14 @@ static bool inproc_read_part(struct inproc_port *p, struct transfer *from, struc
 {
     uint64_t left = to->wire - to->moved, share = inproc_world_random(p->world) % 4;
     pieces_copy_between(from, to, share ? left : left / 2);
-    to->others = inproc_world_due_time(p->world);
+    to->peer_parts = inproc_world_due_time(p->world);
     return to->moved == to->wire;
 }
 static void inproc_read_due(struct inproc_port *p)
 {
     for (struct transfer *before = NULL, *x = p->reads.first; x; x = before ? before->next : p->reads.first) {
         struct transfer *from = transfer_list_find_by_key(&p->world->ports[x->source].open, x->key);
-        if (x->others > p->world->clock || (from && !inproc_read_part(p, from, x))) {
+        if (x->peer_parts > p->world->clock || (from && !inproc_read_part(p, from, x))) {
             before = x;
             continue;
         }
@@ -236,9 +236,9 @@ static bool inproc_cancel(struct transport *t, int member, struct transfer *x)
     struct inproc_port *p = inproc_port_lock(t);
     int64_t limit = p->world->options.cancel_ms, now = clock_ms();
     bool forgotten = x->is_send ? inproc_forget_send(p, x) : inproc_forget_receive(p, x);
-    bool first = !forgotten && x->others == 0;
-    if (first) x->others = (uint64_t)(now + limit);
-    bool late = !forgotten && (int64_t)x->others <= now;
+    bool first = !forgotten && x->peer_parts == 0;
+    if (first) x->peer_parts = (uint64_t)(now + limit);
+    bool late = !forgotten && (int64_t)x->peer_parts <= now;
     inproc_port_unlock(p);
     if (late)
         router_lose_peer(t->router, member,

@@ -48,7 +48,7 @@ static uint64_t inproc_port_next_due(const struct inproc_port *p)
 {
     uint64_t due = p->inbox ? p->inbox->due : UINT64_MAX;
     for (const struct transfer *x = p->reads.first; x; x = x->next)
-        if (x->others < due) due = x->others;
+        if (x->peer_parts < due) due = x->peer_parts;
     return due;
 }
 bool inproc_port_has_work(const struct inproc_port *p)

@@ -10,11 +10,12 @@ struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char 
 {
     struct endpoint *endpoint = fabric->endpoints;
     while (endpoint
-        && (endpoint->left || endpoint_is_broken(endpoint)
+        && (endpoint->has_left || endpoint_is_broken(endpoint)
             || memcmp(endpoint->process, process, sizeof endpoint->process) != 0))
         endpoint = endpoint->next;
     return endpoint;
 }
+/* Rings the bells of all ranks that sleep on the fabric. */
 static void fabric_wake_transports(const struct fabric *fabric)
 {
     for (struct fabric_transport *transport = fabric->transports; transport; transport = transport->next)
@@ -25,10 +26,10 @@ void endpoint_mark_broken(struct fabric *fabric, struct endpoint *endpoint, cons
     if (endpoint_is_broken(endpoint)) return;
     endpoint->broken_ms = clock_ms();
     endpoint->why = why;
-    endpoint->broke = ++fabric->breaks;
+    endpoint->break_number = ++fabric->break_count;
     fabric_wake_transports(fabric);
 }
-/* Writes which process an endpoint leads to, for errors: by a rank of a common group, or by its address. */
+/* Writes a name of the process at the other end, for errors: by its rank in a common group, or by its address. */
 static void endpoint_print_process(const struct fabric *fabric, const struct endpoint *endpoint, char *out,
     size_t bytes)
 {
@@ -43,26 +44,26 @@ static void endpoint_print_process(const struct fabric *fabric, const struct end
             snprintf(out, bytes, "the process of rank %d on %s", r, host);
             return;
         }
-    if (fabric->operations->address) fabric->operations->address(endpoint, host, sizeof host);
+    if (fabric->operations->print_address) fabric->operations->print_address(endpoint, host, sizeof host);
     else snprintf(host, sizeof host, "an address that is not known");
     snprintf(out, bytes, "a process at %s (they share no group)", host);
 }
 void endpoint_mark_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why)
 {
     char name[320];
-    if (endpoint->faulty) return;
+    if (endpoint->is_faulty) return;
     endpoint_print_process(fabric, endpoint, name, sizeof name);
     LOG(WARN, "%s ends its connection with %s: %s", fabric->operations->name, name, why);
-    endpoint->faulty = endpoint->ends = fabric->faults = true;
+    endpoint->is_faulty = endpoint->must_disconnect = fabric->has_faulty = true;
     endpoint_mark_broken(fabric, endpoint, why);
 }
 bool fabric_disconnect_faulty(struct fabric *fabric)
 {
-    bool some = fabric->faults;
-    fabric->faults = false;
+    bool some = fabric->has_faulty;
+    fabric->has_faulty = false;
     for (struct endpoint *endpoint = some ? fabric->endpoints : NULL; endpoint; endpoint = endpoint->next) {
-        if (!endpoint->ends) continue;
-        endpoint->ends = false;
+        if (!endpoint->must_disconnect) continue;
+        endpoint->must_disconnect = false;
         early_msgs_forget(fabric, endpoint);
         fabric->operations->disconnect(fabric, endpoint);
     }

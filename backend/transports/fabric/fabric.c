@@ -7,41 +7,45 @@
 #include <time.h>
 
 /* ---- fork ---- */
-static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fabric *known;
+static pthread_mutex_t known_fabrics_lock = PTHREAD_MUTEX_INITIALIZER;
+/* The fabrics that were ever opened, which a forked child must reset. */
+static struct fabric *known_fabrics;
+/* Takes all locks before a fork, so that the child gets them in a known state. */
 static void fabrics_lock_before_fork(void)
 {
-    pthread_mutex_lock(&known_lock);
-    for (struct fabric *fabric = known; fabric; fabric = fabric->next) pthread_mutex_lock(&fabric->lock);
+    pthread_mutex_lock(&known_fabrics_lock);
+    for (struct fabric *fabric = known_fabrics; fabric; fabric = fabric->next) pthread_mutex_lock(&fabric->lock);
 }
 static void fabrics_unlock_in_parent(void)
 {
-    for (struct fabric *fabric = known; fabric; fabric = fabric->next) pthread_mutex_unlock(&fabric->lock);
-    pthread_mutex_unlock(&known_lock);
+    for (struct fabric *fabric = known_fabrics; fabric; fabric = fabric->next) pthread_mutex_unlock(&fabric->lock);
+    pthread_mutex_unlock(&known_fabrics_lock);
 }
+/* Makes all fabrics of a forked child empty and closed. */
 static void fabrics_reset_in_child(void)
 {
-    for (struct fabric *fabric = known; fabric; fabric = fabric->next)
-        *fabric = (struct fabric){ .operations = fabric->operations, .known = true, .next = fabric->next };
-    for (struct fabric *fabric = known; fabric; fabric = fabric->next) pthread_mutex_init(&fabric->lock, NULL);
-    pthread_mutex_init(&known_lock, NULL);
+    for (struct fabric *fabric = known_fabrics; fabric; fabric = fabric->next)
+        *fabric = (struct fabric){ .operations = fabric->operations, .is_known = true, .next = fabric->next };
+    for (struct fabric *fabric = known_fabrics; fabric; fabric = fabric->next) pthread_mutex_init(&fabric->lock, NULL);
+    pthread_mutex_init(&known_fabrics_lock, NULL);
 }
+/* Registers the fork handlers, once per process. */
 static void fabrics_register_fork(void)
 {
     pthread_atfork(fabrics_lock_before_fork, fabrics_unlock_in_parent, fabrics_reset_in_child);
 }
-/* Adds the fabric to those that a forked child must reset. */
+/* Adds the fabric to known_fabrics. */
 static void fabric_register_for_fork(struct fabric *fabric)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, fabrics_register_fork);
-    pthread_mutex_lock(&known_lock);
-    if (!fabric->known) {
-        fabric->next = known;
-        known = fabric;
-        fabric->known = true;
+    pthread_mutex_lock(&known_fabrics_lock);
+    if (!fabric->is_known) {
+        fabric->next = known_fabrics;
+        known_fabrics = fabric;
+        fabric->is_known = true;
     }
-    pthread_mutex_unlock(&known_lock);
+    pthread_mutex_unlock(&known_fabrics_lock);
 }
 
 /* ---- opening and closing ---- */
@@ -55,28 +59,29 @@ void fabric_pause_unlocked(struct fabric *fabric)
 /* Stops the thread, disconnects all peers and frees the network's state. Called with the lock. */
 static void fabric_stop(struct fabric *fabric)
 {
-    fabric->stopping = true;
+    fabric->is_stopping = true;
     fabric_thread_stop(fabric);
-    fabric->operations->part(fabric);
+    fabric->operations->shutdown(fabric);
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&fabric->early)) != NULL;) saved_msg_free(fabric, msg);
     fabric->operations->finish(fabric);
     fabric_ops_free_all(fabric);
-    fabric->stopping = false;
+    fabric->is_stopping = false;
 }
-static tutti_status fabric_start(struct fabric *fabric, const struct fabric_place *place)
+/* Starts the network and its thread. Called with the lock; after an error the caller calls fabric_stop. */
+static tutti_status fabric_start(struct fabric *fabric, const struct fabric_environment *environment)
 {
     TRY(random_fill(&fabric->life, sizeof fabric->life));
-    TRY(fabric->operations->start(fabric, place));
+    TRY(fabric->operations->start(fabric, environment));
     return fabric_thread_start(fabric);
 }
-tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16], const struct fabric_place *place,
-    void *address, size_t *bytes)
+tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16],
+    const struct fabric_environment *environment, void *address, size_t *bytes)
 {
     fabric_register_for_fork(fabric);
     pthread_mutex_lock(&fabric->lock);
-    while (fabric->stopping) fabric_pause_unlocked(fabric);
+    while (fabric->is_stopping) fabric_pause_unlocked(fabric);
     memcpy(fabric->process, process, sizeof fabric->process);
-    tutti_status status = fabric->users ? TUTTI_OK : fabric_start(fabric, place);
+    tutti_status status = fabric->users ? TUTTI_OK : fabric_start(fabric, environment);
     if (status == TUTTI_OK) {
         fabric->users++;
         memcpy(address, fabric->address, fabric->address_bytes);

@@ -6,103 +6,108 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct fabric_transport *fabric_transport_lock(struct transport *t)
+/* Takes the lock of the fabric, and returns the fabric_transport that begins with this struct. */
+static struct fabric_transport *fabric_transport_lock(struct transport *base)
 {
-    struct fabric_transport *p = (struct fabric_transport *)t;
-    pthread_mutex_lock(&p->fabric->lock);
-    return p;
+    struct fabric_transport *transport = (struct fabric_transport *)base;
+    pthread_mutex_lock(&transport->fabric->lock);
+    return transport;
 }
 static void fabric_transport_unlock(struct fabric_transport *transport)
 {
     pthread_mutex_unlock(&transport->fabric->lock);
 }
 
-/* ---- the contract ---- */
-static void fabric_send(struct transport *t, int member, struct transfer *transfer)
+/* ---- the contract: the functions of transport_operations, which take and release the lock ---- */
+static void fabric_send(struct transport *base, int member, struct transfer *transfer)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    fabric_link_send(p, &p->links[member], transfer);
-    fabric_transport_unlock(p);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    fabric_link_send(transport, &transport->links[member], transfer);
+    fabric_transport_unlock(transport);
 }
-static enum readiness fabric_readiness(struct transport *t, int member)
+static enum readiness fabric_readiness(struct transport *base, int member)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    enum readiness readiness = fabric_link_readiness(p, &p->links[member]);
-    fabric_transport_unlock(p);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    enum readiness readiness = fabric_link_readiness(transport, &transport->links[member]);
+    fabric_transport_unlock(transport);
     return readiness;
 }
-static void fabric_accept(struct transport *t, int member, struct transfer *transfer, const struct arrival *arrival)
+static void fabric_accept(struct transport *base, int member, struct transfer *transfer, const struct arrival *arrival)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    fabric_transport_accept_rndv(p, &p->links[member], transfer, arrival->id, arrival->bytes);
-    fabric_transport_end_completed(p);
-    fabric_transport_unlock(p);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    fabric_transport_accept_rndv(transport, &transport->links[member], transfer, arrival->id, arrival->bytes);
+    fabric_transport_end_completed(transport);
+    fabric_transport_unlock(transport);
 }
-static void fabric_release(struct transport *t, int member, uint64_t bytes)
+static void fabric_release(struct transport *base, int member, uint64_t bytes)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    fabric_link_owe_credit(p, &p->links[member], bytes);
-    fabric_transport_unlock(p);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    fabric_link_owe_credit(transport, &transport->links[member], bytes);
+    fabric_transport_unlock(transport);
 }
-/* Does the work that saved messages and callbacks of the fabric have left. */
-static bool fabric_transport_settle(struct fabric_transport *transport)
+/* Does the work that is due: handles messages whose turn has come, starts fetches, ends completed ops, sends waiting
+   messages, credit and refusals. true: something moved. */
+static bool fabric_transport_handle_due_work(struct fabric_transport *transport)
 {
-    bool moved = transport->met.first || transport->completed;
+    bool moved = transport->due_fetches.first || transport->completed;
     if (transport->ahead.first) moved |= fabric_transport_handle_ahead(transport);
-    if (transport->met.first) fabric_transport_fetch_met(transport);
+    if (transport->due_fetches.first) fabric_transport_fetch_met(transport);
     if (transport->completed) fabric_transport_end_completed(transport);
-    if (transport->waiting) moved |= fabric_transport_send_waiting(transport);
-    if (transport->owes) fabric_transport_return_credit(transport);
-    if (transport->refusing.first) fabric_transport_send_refusals(transport);
+    if (transport->waiting_links) moved |= fabric_transport_send_waiting(transport);
+    if (transport->owes_credit) fabric_transport_return_credit(transport);
+    if (transport->due_refusals.first) fabric_transport_send_refusals(transport);
     return moved;
 }
-/* Marks the links of endpoints that broke since the last call, in any communicator. This includes links without an
-   endpoint: UCX silently drops messages that a rank announces to a process without an endpoint here. */
+/* Marks the links to processes whose endpoints broke since the last call, as broken or as refused. This includes links
+   without an endpoint: UCX silently drops messages that a rank announces to a process without an endpoint here. */
 static void fabric_transport_record_breaks(struct fabric_transport *transport)
 {
-    bool beside = transport->base.router->network->beside;
-    unsigned known = transport->breaks;
-    transport->breaks = transport->fabric->breaks;
+    bool has_other_networks = transport->base.router->first_network->next_network;
+    unsigned seen_before = transport->seen_breaks;
+    transport->seen_breaks = transport->fabric->break_count;
     for (const struct endpoint *endpoint = transport->fabric->endpoints; endpoint; endpoint = endpoint->next) {
-        if (!endpoint_is_broken(endpoint) || endpoint->left || (int)(endpoint->broke - known) <= 0) continue;
+        if (!endpoint_is_broken(endpoint) || endpoint->has_left || (int)(endpoint->break_number - seen_before) <= 0)
+            continue;
         for (int r = 0; r < transport->size; r++) {
             struct fabric_link *link = &transport->links[r];
-            bool its = link->endpoint
+            bool leads_to_rank = link->endpoint
                 ? link->endpoint == endpoint
                 : memcmp(transport->callbacks.process(transport->callbacks.context, r), endpoint->process, 16) == 0;
-            if (its && beside && !endpoint->open && !link->waiting.first)
+            if (leads_to_rank && has_other_networks && !endpoint->is_open && !link->waiting_sends.first)
                 fabric_link_mark_refused(transport, link, endpoint->why);
-            else if (its) fabric_link_mark_broken(transport, link, endpoint->why);
+            else if (leads_to_rank) fabric_link_mark_broken(transport, link, endpoint->why);
         }
     }
 }
-/* Handles saved messages, progresses the network, and completes this transport's messages. True: something moved.
-   Called with the lock. */
+/* Handles saved messages, progresses the network, and does the work that is due. true: something moved. Called with the
+   lock. */
 static bool fabric_transport_progress(struct fabric_transport *transport)
 {
     struct fabric *fabric = transport->fabric;
     bool moved = transport->saved_msgs.first;
     fabric_transport_disarm(transport);
-    fabric->touched++;
+    fabric->poll_count++;
     if (moved) fabric_transport_handle_saved_msgs(transport);
     fabric->polling = transport;
     moved |= fabric->operations->progress(fabric);
-    moved |= fabric_transport_settle(transport);
+    moved |= fabric_transport_handle_due_work(transport);
     fabric->polling = NULL;
-    if (fabric->faults) moved |= fabric_disconnect_faulty(fabric);
-    if (transport->breaks != fabric->breaks) fabric_transport_record_breaks(transport);
+    if (fabric->has_faulty) moved |= fabric_disconnect_faulty(fabric);
+    if (transport->seen_breaks != fabric->break_count) fabric_transport_record_breaks(transport);
     return moved;
 }
-/* Returns a broken link that is unreachable or was held until its time was up. */
+/* Returns a link that is broken for HOLD_MS or has no possible endpoint, so that its rank must be lost. NULL: none. */
 static struct fabric_link *fabric_transport_find_broken(const struct fabric_transport *transport)
 {
     int64_t now_ms = clock_ms();
-    for (int r = 0; transport->broken && r < transport->size; r++) {
+    for (int r = 0; transport->broken_links && r < transport->size; r++) {
         struct fabric_link *link = &transport->links[r];
-        if (link->broken_ms && !link->lost && (link->unreachable || now_ms - link->broken_ms >= HOLD_MS)) return link;
+        if (link->broken_ms && !link->is_lost && (link->unreachable || now_ms - link->broken_ms >= HOLD_MS))
+            return link;
     }
     return NULL;
 }
+/* Makes the router lose the rank of a broken link. Called without the lock. */
 static void fabric_link_lose(struct fabric_transport *transport, const struct fabric_link *link)
 {
     char name[256];
@@ -111,43 +116,46 @@ static void fabric_link_lose(struct fabric_transport *transport, const struct fa
         status_fail(link->unreachable ? link->unreachable : TUTTI_PEER_LOST,
             "the connection of rank %d to rank %d on %s broke: %s", transport->rank, link->rank, name, link->why));
 }
-/* Polls (see transport.h). Errors are reported after the lock is released, because the router then calls back. */
-static bool fabric_poll(struct transport *t)
+/* Makes progress (transport.h). Errors are reported to the router after the lock is released, because it calls back. */
+static bool fabric_poll(struct transport *base)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    bool moved = fabric_transport_progress(p);
-    const struct fabric_link *broken = p->broken ? fabric_transport_find_broken(p) : NULL;
-    bool out_of_memory = p->out_of_memory;
-    fabric_transport_unlock(p);
-    if (broken) fabric_link_lose(p, broken);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    bool moved = fabric_transport_progress(transport);
+    const struct fabric_link *broken = transport->broken_links ? fabric_transport_find_broken(transport) : NULL;
+    bool out_of_memory = transport->out_of_memory;
+    fabric_transport_unlock(transport);
+    if (broken) fabric_link_lose(transport, broken);
     if (out_of_memory)
-        router_fail(t->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", p->rank));
+        router_fail(base->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", transport->rank));
     return moved || broken || out_of_memory;
 }
-/* Lets the network's thread wake this rank when a message arrives. False: there is work now, so poll again. */
-static bool fabric_arm(struct transport *t)
+/* Makes the progress thread ring this rank's bell when a message arrives. false: there is work now, so the caller must
+   poll. */
+static bool fabric_arm(struct transport *base)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    bool ready = !p->saved_msgs.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
-        && !p->refusing.first && !p->out_of_memory;
-    if (ready && !p->armed) {
-        p->armed = true;
-        p->fabric->armed++;
-        fabric_thread_wake(p->fabric);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    bool is_quiet = !transport->saved_msgs.first && !transport->completed && !transport->due_fetches.first
+        && !transport->waiting_links && !transport->owes_credit && !transport->broken_links
+        && !transport->due_refusals.first && !transport->out_of_memory;
+    if (is_quiet && !transport->is_armed) {
+        transport->is_armed = true;
+        transport->fabric->armed_count++;
+        fabric_thread_wake(transport->fabric);
     }
-    fabric_transport_unlock(p);
-    return ready;
+    fabric_transport_unlock(transport);
+    return is_quiet;
 }
 
 /* ---- cancelling ---- */
+/* Returns the op in flight of this transfer, or NULL. */
 static struct fabric_op *fabric_op_find(const struct fabric_transport *transport, const struct transfer *transfer)
 {
     struct fabric_op *op = transport->ops;
     while (op && op->transfer != transfer) op = op->next;
     return op;
 }
-/* A rendezvous cannot be cancelled from one side. The sender asks the receiver to release it; after TRANSPORT_CANCEL_MS
-   the connection is closed, which ends all its ops. */
+/* Cancels an op in flight. The first call sends WITHDRAWN if the op is a send, because only the receiver can end a
+   rendezvous. true: the first call was TRANSPORT_CANCEL_MS ago, so the caller must lose the peer. */
 static bool fabric_op_cancel_is_overdue(struct fabric_transport *transport, struct fabric_op *op)
 {
     int64_t now_ms = clock_ms();
@@ -158,41 +166,44 @@ static bool fabric_op_cancel_is_overdue(struct fabric_transport *transport, stru
             &(struct header){ .kind = WITHDRAWN, .name = op->header.name, .id = op->header.id });
     return false;
 }
+/* Removes a send from those that wait for an endpoint. false: it does not wait. */
 static bool fabric_link_remove_waiting(struct fabric_transport *transport, struct fabric_link *link,
     const struct transfer *transfer)
 {
-    if (!transfer_list_remove(&link->waiting, transfer)) return false;
-    transport->waiting -= !link->waiting.first;
+    if (!transfer_list_remove(&link->waiting_sends, transfer)) return false;
+    transport->waiting_links -= !link->waiting_sends.first;
     return true;
 }
-/* Cancels a transfer. False: the network still uses its buffer; the caller polls and calls again. */
-static bool fabric_cancel(struct transport *t, int member, struct transfer *transfer)
+/* Forgets a transfer. false: the network still uses its memory; the caller polls and calls again. */
+static bool fabric_cancel(struct transport *base, int member, struct transfer *transfer)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    struct fabric_link *link = &p->links[member];
-    bool forgotten = fabric_link_remove_waiting(p, link, transfer) || transfer_list_remove(&link->held, transfer)
-        || fabric_link_forget_receive(p, link, transfer),
-         late = false;
-    struct fabric_op *op = forgotten ? NULL : fabric_op_find(p, transfer);
-    if (op) late = fabric_op_cancel_is_overdue(p, op);
-    if (!forgotten) fabric_transport_progress(p);
-    fabric_transport_unlock(p);
-    if (late)
-        router_lose_peer(t->router, member,
-            status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %d ms", member, p->rank,
-                TRANSPORT_CANCEL_MS));
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    struct fabric_link *link = &transport->links[member];
+    bool forgotten = fabric_link_remove_waiting(transport, link, transfer)
+        || transfer_list_remove(&link->held_transfers, transfer)
+        || fabric_link_forget_receive(transport, link, transfer),
+         is_overdue = false;
+    struct fabric_op *op = forgotten ? NULL : fabric_op_find(transport, transfer);
+    if (op) is_overdue = fabric_op_cancel_is_overdue(transport, op);
+    if (!forgotten) fabric_transport_progress(transport);
+    fabric_transport_unlock(transport);
+    if (is_overdue)
+        router_lose_peer(base->router, member,
+            status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %d ms", member,
+                transport->rank, TRANSPORT_CANCEL_MS));
     return forgotten;
 }
 
 /* ---- losing and ending ---- */
-/* Returns whether an op of the link may still use memory of its caller. */
+/* Returns whether an op of the link reads or writes memory of a transfer, not a buffer of its own. */
 static bool fabric_link_uses_caller_memory(const struct fabric_transport *transport, const struct fabric_link *link)
 {
     const struct fabric_op *op = transport->ops;
-    while (op && (op->link != link || !op->transfer || op->packed)) op = op->next;
+    while (op && (op->link != link || !op->transfer || op->is_packed)) op = op->next;
     return op;
 }
-/* Clears fabric->polling meanwhile, so that messages which arrive within the disconnect are saved. */
+/* Disconnects the endpoint by force, which completes its ops. fabric->polling is NULL meanwhile, so that messages which
+   arrive within the call are saved. */
 static void fabric_break_endpoint(struct fabric *fabric, struct endpoint *endpoint)
 {
     struct fabric_transport *polling = fabric->polling;
@@ -201,7 +212,8 @@ static void fabric_break_endpoint(struct fabric *fabric, struct endpoint *endpoi
     fabric->operations->disconnect(fabric, endpoint);
     fabric->polling = polling;
 }
-/* Ends the ops of the link that use memory of a caller. Such ops have an endpoint, and its disconnect ends them. */
+/* Ends the ops of the link that use memory of a transfer, by disconnecting the endpoint. Waits up to
+   TRANSPORT_CANCEL_MS for that, and then logs an error. */
 static void fabric_link_release_memory(struct fabric_transport *transport, struct fabric_link *link)
 {
     if (link->endpoint && fabric_link_uses_caller_memory(transport, link))
@@ -213,33 +225,34 @@ static void fabric_link_release_memory(struct fabric_transport *transport, struc
         LOG(ERROR, "%s does not release memory of rank %d, whose connection was closed",
             transport->fabric->operations->name, transport->rank);
 }
-/* Fails all transfers of a link with `status` and frees its state. Ops that the network still holds lose their
-   transfer. */
+/* Fails all transfers of a link with `status`, and ignores the rank's later messages. Ops that are still in flight go
+   on without a transfer. */
 static void fabric_link_end(struct fabric_transport *transport, struct fabric_link *link, tutti_status status)
 {
-    link->lost = true;
-    for (struct pending_rndv *at = transport->met.first; at; at = at->next_due)
+    link->is_lost = true;
+    for (struct pending_rndv *at = transport->due_fetches.first; at; at = at->next_due)
         if (at->link == link) transfer_fail(at->receive, status, 0);
     fabric_transport_free_rndvs(transport, link);
     fabric_link_release_memory(transport, link);
     fabric_transport_end_completed(transport);
-    transport->broken -= link->broken_ms != 0;
-    transport->waiting -= link->waiting.first != NULL;
-    transfer_list_fail_all(&link->held, status);
-    transfer_list_fail_all(&link->waiting, status);
+    transport->broken_links -= link->broken_ms != 0;
+    transport->waiting_links -= link->waiting_sends.first != NULL;
+    transfer_list_fail_all(&link->held_transfers, status);
+    transfer_list_fail_all(&link->waiting_sends, status);
     for (struct fabric_op *op = transport->ops; op; op = op->next)
         if (op->link == link && op->transfer) {
             transfer_fail(op->transfer, status, 0);
             op->transfer = NULL;
         }
 }
-static void fabric_lose(struct transport *t, int member, tutti_status status)
+/* Fails all transfers with the member (transport.h). */
+static void fabric_lose(struct transport *base, int member, tutti_status status)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    fabric_link_end(p, &p->links[member], status);
-    fabric_transport_unlock(p);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    fabric_link_end(transport, &transport->links[member], status);
+    fabric_transport_unlock(transport);
 }
-/* Leaves the ops that are in flight to the fabric, which frees them when they complete. */
+/* Gives the ops in flight to fabric->orphans, where they are freed when they complete. Frees the completed ops. */
 static void fabric_transport_orphan_ops(struct fabric_transport *transport)
 {
     for (struct fabric_op *op; (op = transport->ops) != NULL; op->owner = NULL) {
@@ -249,6 +262,7 @@ static void fabric_transport_orphan_ops(struct fabric_transport *transport)
     for (struct fabric_op *op; (op = transport->completed) != NULL; fabric_op_free(transport->fabric, op))
         fabric_op_remove(op);
 }
+/* Adds the transport to those that were closed last. */
 static void fabric_transport_record_closed(const struct fabric_transport *transport)
 {
     struct recently_closed *recently_closed = &transport->fabric->recently_closed;
@@ -256,22 +270,24 @@ static void fabric_transport_record_closed(const struct fabric_transport *transp
     recently_closed->closed[recently_closed->count++ % RECENTLY_CLOSED_MOST].rank = transport->rank;
 }
 /* Removes the transport from its fabric and frees it. Later messages for it are dropped. */
-static void fabric_destroy(struct transport *t)
+static void fabric_destroy(struct transport *base)
 {
-    struct fabric_transport *p = fabric_transport_lock(t);
-    struct fabric_transport **at = &p->fabric->transports;
-    while (*at && *at != p) at = &(*at)->next;
-    if (*at) *at = p->next;
-    fabric_transport_record_closed(p);
-    fabric_transport_disarm(p);
-    for (int r = 0; r < p->size; r++) fabric_link_release_memory(p, &p->links[r]);
-    fabric_transport_free_rndvs(p, NULL);
-    fabric_transport_orphan_ops(p);
-    for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL;) saved_msg_free(p->fabric, msg);
-    for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->ahead)) != NULL;) saved_msg_free(p->fabric, msg);
-    fabric_transport_unlock(p);
-    free(p->links);
-    free(p);
+    struct fabric_transport *transport = fabric_transport_lock(base);
+    struct fabric_transport **at = &transport->fabric->transports;
+    while (*at && *at != transport) at = &(*at)->next;
+    if (*at) *at = transport->next;
+    fabric_transport_record_closed(transport);
+    fabric_transport_disarm(transport);
+    for (int r = 0; r < transport->size; r++) fabric_link_release_memory(transport, &transport->links[r]);
+    fabric_transport_free_rndvs(transport, NULL);
+    fabric_transport_orphan_ops(transport);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&transport->saved_msgs)) != NULL;)
+        saved_msg_free(transport->fabric, msg);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&transport->ahead)) != NULL;)
+        saved_msg_free(transport->fabric, msg);
+    fabric_transport_unlock(transport);
+    free(transport->links);
+    free(transport);
 }
 static const struct transport_operations operations = { .name = "fabric",
     .send = fabric_send,
@@ -295,10 +311,11 @@ static void fabric_transport_take_early(struct fabric_transport *transport)
             early_msgs_push(fabric, msg);
             continue;
         }
-        void *data = msg->announced ? msg->pending : msg->data;
-        bool handled = !msg->from->faulty
-            && fabric_transport_handle_message(transport, msg->from, &msg->header, data, msg->bytes, msg->announced);
-        if (handled) msg->pending = NULL;
+        void *data = msg->is_announced ? msg->descriptor : msg->data;
+        bool handled = !msg->endpoint->is_faulty
+            && fabric_transport_handle_message(transport, msg->endpoint, &msg->header, data, msg->bytes,
+                msg->is_announced);
+        if (handled) msg->descriptor = NULL;
         saved_msg_free(fabric, msg);
     }
 }
@@ -313,7 +330,7 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
             router->size);
     }
     *transport = (struct fabric_transport){
-        .base = { .operations = &operations, .router = router, .network = fabric->operations->name },
+        .base = { .operations = &operations, .router = router, .network_name = fabric->operations->name },
         .fabric = fabric,
         .comm = router->comm,
         .rank = router->rank,
@@ -324,7 +341,7 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
     for (int r = 0; r < transport->size; r++) links[r].rank = r;
     pthread_mutex_lock(&fabric->lock);
     /* Earlier breaks do not concern this group. */
-    transport->breaks = fabric->breaks;
+    transport->seen_breaks = fabric->break_count;
     transport->next = fabric->transports;
     fabric->transports = transport;
     fabric_transport_take_early(transport);

@@ -1,37 +1,41 @@
-/* Fabric ops and their memory. Freed ops are kept by the power of two of their room, so that a steady load needs no
+/* Fabric ops and their memory. Freed ops are kept by the size of their buffer, so that a steady load needs no
    allocation. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include <stdlib.h>
 
-enum { SMALLEST_ROOM = 256 };
+enum { SMALLEST_BUFFER_BYTES = 256 };
 
-static int fabric_op_size_class(size_t room)
+/* Returns the index in fabric->free_ops for buffers of this size. FABRIC_OP_CLASSES: the buffer is too large to
+   keep. */
+static int fabric_op_size_class(size_t buffer_bytes)
 {
-    int class = 0;
-    while (class < FABRIC_OP_CLASSES && (size_t)SMALLEST_ROOM << class < room) class++;
-    return class;
+    int size_class = 0;
+    while (size_class < FABRIC_OP_CLASSES && (size_t)SMALLEST_BUFFER_BYTES << size_class < buffer_bytes) size_class++;
+    return size_class;
 }
-struct fabric_op *fabric_op_new(struct fabric *fabric, size_t room)
+struct fabric_op *fabric_op_new(struct fabric *fabric, size_t buffer_bytes)
 {
-    int class = fabric_op_size_class(room);
-    bool kept = class < FABRIC_OP_CLASSES;
-    struct fabric_op *op = kept ? fabric->spare[class] : NULL;
-    size_t before = size_round_up(sizeof *op, 64);
-    if (op) fabric->spare[class] = op->next;
-    else if (!(op = memory_alloc_aligned(before + (kept ? (size_t)SMALLEST_ROOM << class : room)))) return NULL;
-    *op = (struct fabric_op){ .class = class, .room = (unsigned char *)op + before };
+    int size_class = fabric_op_size_class(buffer_bytes);
+    bool is_kept = size_class < FABRIC_OP_CLASSES;
+    struct fabric_op *op = is_kept ? fabric->free_ops[size_class] : NULL;
+    size_t buffer_offset = size_round_up(sizeof *op, 64);
+    if (op) fabric->free_ops[size_class] = op->next;
+    else if (!(op = memory_alloc_aligned(buffer_offset
+                   + (is_kept ? (size_t)SMALLEST_BUFFER_BYTES << size_class : buffer_bytes))))
+        return NULL;
+    *op = (struct fabric_op){ .size_class = size_class, .buffer = (unsigned char *)op + buffer_offset };
     return op;
 }
 /* Keeps the op for reuse, by its size class; the largest ones are freed. */
 void fabric_op_free(struct fabric *fabric, struct fabric_op *op)
 {
-    if (op->class == FABRIC_OP_CLASSES) {
+    if (op->size_class == FABRIC_OP_CLASSES) {
         free(op);
         return;
     }
-    op->next = fabric->spare[op->class];
-    fabric->spare[op->class] = op;
+    op->next = fabric->free_ops[op->size_class];
+    fabric->free_ops[op->size_class] = op;
 }
 void fabric_op_add(struct fabric_op *op, struct fabric_op **list)
 {
@@ -52,6 +56,7 @@ void fabric_op_remove(struct fabric_op *op)
 void fabric_ops_free_all(struct fabric *fabric)
 {
     for (struct fabric_op *op; (op = fabric->orphans) != NULL; fabric_op_free(fabric, op)) fabric_op_remove(op);
-    for (int class = 0; class < FABRIC_OP_CLASSES; class++)
-        for (struct fabric_op *op; (op = fabric->spare[class]) != NULL; free(op)) fabric->spare[class] = op->next;
+    for (int size_class = 0; size_class < FABRIC_OP_CLASSES; size_class++)
+        for (struct fabric_op *op; (op = fabric->free_ops[size_class]) != NULL; free(op))
+            fabric->free_ops[size_class] = op->next;
 }

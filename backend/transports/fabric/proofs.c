@@ -20,16 +20,17 @@ tutti_status endpoint_init_identity(const struct fabric *fabric, struct endpoint
     endpoint->key = *key;
     endpoint->life = life;
     endpoint->turn = fabric_handshake_next_turn();
-    if (pair_key_derive(key, fabric->process, process, &endpoint->pair)) return TUTTI_OK;
+    if (pair_key_derive(key, fabric->process, process, &endpoint->pair_key)) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM, "the key that its process shares with this one is no longer known");
 }
-void fabric_handshake_init(const struct fabric *fabric, const struct endpoint *e, struct fabric_handshake *out)
+void fabric_handshake_init(const struct fabric *fabric, const struct endpoint *endpoint, struct fabric_handshake *out)
 {
-    *out = (struct fabric_handshake){ .key = e->key, .turn = e->turn, .life = e->life };
+    *out = (struct fabric_handshake){ .key = endpoint->key, .turn = endpoint->turn, .life = endpoint->life };
     memcpy(out->from, fabric->process, sizeof out->from);
-    memcpy(out->to, e->process, sizeof out->to);
+    memcpy(out->to, endpoint->process, sizeof out->to);
 }
-/* Logs the first refusal only, because a stranger may cause many. */
+/* Logs why a handshake was refused, and returns false. It logs only the first refusal, because a stranger may cause
+   many. */
 static bool fabric_handshake_log_refusal(const struct fabric *fabric, const char *why)
 {
     static atomic_flag logged = ATOMIC_FLAG_INIT;
@@ -39,21 +40,23 @@ static bool fabric_handshake_log_refusal(const struct fabric *fabric, const char
             fabric->operations->name, why);
     return false;
 }
-bool fabric_handshake_is_proved(const struct fabric *fabric, const struct fabric_handshake *said, const void *text,
-    size_t bytes, const unsigned char proof[PROOF_BYTES])
+bool fabric_handshake_is_proved(const struct fabric *fabric, const struct fabric_handshake *handshake,
+    const void *message, size_t bytes, const unsigned char proof[PROOF_BYTES])
 {
     struct pair_key pair;
-    if (memcmp(said->to, fabric->process, sizeof said->to) != 0 || said->life != fabric->life) return false;
-    if (!pair_key_derive(&said->key, said->from, fabric->process, &pair))
+    if (memcmp(handshake->to, fabric->process, sizeof handshake->to) != 0 || handshake->life != fabric->life)
+        return false;
+    if (!pair_key_derive(&handshake->key, handshake->from, fabric->process, &pair))
         return fabric_handshake_log_refusal(fabric, "its key is unknown");
-    bool right = proof_check(&pair, text, bytes, proof);
+    bool is_right = proof_check(&pair, message, bytes, proof);
     explicit_bzero(&pair, sizeof pair);
-    return right || fabric_handshake_log_refusal(fabric, "its proof is wrong");
+    return is_right || fabric_handshake_log_refusal(fabric, "its proof is wrong");
 }
-bool fabric_handshake_is_outdated(const struct fabric *fabric, const struct fabric_handshake *said)
+bool fabric_handshake_is_outdated(const struct fabric *fabric, const struct fabric_handshake *handshake)
 {
     for (const struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
-        if (said->turn < endpoint->least_turn && memcmp(endpoint->process, said->from, sizeof endpoint->process) == 0)
+        if (handshake->turn < endpoint->least_turn
+            && memcmp(endpoint->process, handshake->from, sizeof endpoint->process) == 0)
             return true;
     return false;
 }

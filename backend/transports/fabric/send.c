@@ -11,7 +11,8 @@
 
 static const char reset[] = "the connection was reset";
 
-/* Creates an op with the header of a message on this link, which also returns the credit owed. NULL: no memory. */
+/* Returns an op with a buffer of this size for a message on the link. Its header also returns the credit that is owed.
+   NULL: memory is exhausted. */
 static struct fabric_op *fabric_op_new_for_link(struct fabric_transport *transport, struct fabric_link *link,
     size_t room)
 {
@@ -27,38 +28,36 @@ static struct fabric_op *fabric_op_new_for_link(struct fabric_transport *transpo
 }
 void fabric_link_mark_broken(struct fabric_transport *transport, struct fabric_link *link, const char *why)
 {
-    if (link->broken_ms || link->lost) return;
+    if (link->broken_ms || link->is_lost) return;
     link->broken_ms = clock_ms();
     link->why = why;
-    transport->broken++;
+    transport->broken_links++;
 }
-/* Marks the link as broken if the failed op carried a numbered message. The receiver waits for that number, so it
-   would never handle later messages. */
+/* Marks the link as broken if the op has failed and carried a MESSAGE to a process that has not left. The receiver
+   waits for the sequence number of that message, so it would never handle later ones. */
 static void fabric_op_record_loss(struct fabric_transport *transport, const struct fabric_op *op)
 {
-    bool expected = op->header.kind == MESSAGE && op->endpoint && !op->endpoint->left;
-    if (op->why && expected) fabric_link_mark_broken(transport, op->link, op->why);
+    bool is_awaited = op->header.kind == MESSAGE && op->endpoint && !op->endpoint->has_left;
+    if (op->why && is_awaited) fabric_link_mark_broken(transport, op->link, op->why);
 }
-/* Posts an op. If the fabric has already completed it, the op goes to `completed`, or is freed if it has no transfer
-   and no error. */
-static void fabric_op_post(struct fabric_transport *transport, struct fabric_op *op, const void *data, bool announced)
+/* Sends the message of an op, with the bytes of `data` (NULL: of op->buffer). If the fabric has already completed the
+   op, it goes to `completed`, or is freed if it has no transfer and no error. */
+static void fabric_op_post(struct fabric_transport *transport, struct fabric_op *op, const void *data,
+    bool is_announced)
 {
-    bool flies = transport->fabric->operations->send(transport->fabric, op, data, announced);
-    if (!flies) fabric_op_record_loss(transport, op);
-    if (!flies && !op->why && !op->transfer) fabric_op_free(transport->fabric, op);
-    else fabric_op_add(op, flies ? &transport->ops : &transport->completed);
+    bool is_in_flight = transport->fabric->operations->send(transport->fabric, op, data, is_announced);
+    if (!is_in_flight) fabric_op_record_loss(transport, op);
+    if (!is_in_flight && !op->why && !op->transfer) fabric_op_free(transport->fabric, op);
+    else fabric_op_add(op, is_in_flight ? &transport->ops : &transport->completed);
 }
-static void fabric_transport_refuse(struct fabric_transport *transport, struct transfer *transfer, tutti_status status)
-{
-    router_refuse_transfer(transport->base.router, transfer, status);
-}
-/* Returns NULL if memory is exhausted, and has then failed the transfer. */
+/* Returns an op with the header of this transfer and a buffer of this size. NULL: memory is exhausted, and the transfer
+   has failed. */
 static struct fabric_op *fabric_op_new_for_message(struct fabric_transport *transport, struct fabric_link *link,
     struct transfer *transfer, size_t room)
 {
     struct fabric_op *op = fabric_op_new_for_link(transport, link, room);
     if (!op) {
-        fabric_transport_refuse(transport, transfer,
+        router_fail_transfer(transport->base.router, transfer,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", transport->rank,
                 link->rank));
         return NULL;
@@ -69,11 +68,12 @@ static struct fabric_op *fabric_op_new_for_message(struct fabric_transport *tran
     op->header.bytes = transfer->wire;
     return op;
 }
+/* Returns whether the link has credit for an eager message of this size. */
 static bool fabric_link_has_credit(const struct fabric_link *link, uint64_t bytes)
 {
     return link->charged - link->returned + eager_message_charge(bytes) <= CREDIT_BYTES;
 }
-/* Sends a small message with its bytes, copied into the op, so it is complete at once. */
+/* Sends a small message with its bytes. They are copied into the op, so the transfer is complete at once. */
 static void fabric_link_send_eager(struct fabric_transport *transport, struct fabric_link *link,
     struct transfer *transfer)
 {
@@ -81,10 +81,11 @@ static void fabric_link_send_eager(struct fabric_transport *transport, struct fa
     if (!op) return;
     op->bytes = (size_t)transfer->wire;
     link->charged += eager_message_charge(transfer->wire);
-    pieces_gather(transfer, op->room, op->bytes);
+    pieces_gather(transfer, op->buffer, op->bytes);
     fabric_op_post(transport, op, NULL, false);
     transfer_complete(transfer);
 }
+/* Returns whether the transfer has one piece, with some bytes in memory. */
 static bool transfer_is_one_run(const struct transfer *transfer)
 {
     return transfer->piece_count == 1 && transfer->pieces[0].length > 0;
@@ -93,24 +94,24 @@ static bool transfer_is_one_run(const struct transfer *transfer)
 static void fabric_link_announce_transfer(struct fabric_transport *transport, struct fabric_link *link,
     struct transfer *transfer)
 {
-    bool packed = !transfer_is_one_run(transfer);
+    bool is_packed = !transfer_is_one_run(transfer);
     /* An empty message is announced with one byte, because an announcement needs at least one. */
     size_t room = transfer->wire ? (size_t)transfer->wire : 1;
-    struct fabric_op *op = fabric_op_new_for_message(transport, link, transfer, packed ? room : 0);
+    struct fabric_op *op = fabric_op_new_for_message(transport, link, transfer, is_packed ? room : 0);
     if (!op) return;
-    op->header.id = transfer->key = ++transport->ids;
+    op->header.id = transfer->key = ++transport->last_id;
     op->transfer = transfer;
-    op->packed = packed;
-    op->bytes = packed ? room : transfer->pieces[0].length;
-    if (packed) pieces_gather(transfer, op->room, (size_t)transfer->wire);
-    fabric_op_post(transport, op, packed ? NULL : transfer->pieces[0].at, true);
+    op->is_packed = is_packed;
+    op->bytes = is_packed ? room : transfer->pieces[0].length;
+    if (is_packed) pieces_gather(transfer, op->buffer, (size_t)transfer->wire);
+    fabric_op_post(transport, op, is_packed ? NULL : transfer->pieces[0].at, true);
 }
 /* Holds a transfer whose connection has broken. The control connection reports whether the process died or ended. The
    transfer fails with `why` only if no report arrives in time. */
 static void fabric_link_hold_transfer(struct fabric_transport *transport, struct fabric_link *link,
     struct transfer *transfer, const char *why)
 {
-    transfer_list_push(&link->held, transfer);
+    transfer_list_push(&link->held_transfers, transfer);
     fabric_link_mark_broken(transport, link, why);
 }
 /* Sends a message eagerly if it is small and the peer has given credit, else announces it. On a broken link it is held
@@ -125,7 +126,8 @@ static void fabric_link_send_now(struct fabric_transport *transport, struct fabr
         fabric_link_send_eager(transport, link, transfer);
     else fabric_link_announce_transfer(transport, link, transfer);
 }
-/* Finds or creates the endpoint to the link's process. IN_PROGRESS: the handshake goes on. */
+/* Sets link->endpoint to an open endpoint to the process of the link's rank; creates the endpoint if it is missing.
+   IN_PROGRESS: its address is not known yet, or its handshake goes on. */
 static tutti_status fabric_link_find_endpoint(struct fabric_transport *transport, struct fabric_link *link)
 {
     unsigned char address[FABRIC_ADDRESS_BYTES];
@@ -139,7 +141,7 @@ static tutti_status fabric_link_find_endpoint(struct fabric_transport *transport
         TRY(transport->fabric->operations->connect(transport->fabric, process, &transport->callbacks.key, address,
             bytes, &endpoint));
     }
-    if (!endpoint->open) return TUTTI_IN_PROGRESS;
+    if (!endpoint->is_open) return TUTTI_IN_PROGRESS;
     link->endpoint = endpoint;
     return TUTTI_OK;
 }
@@ -149,7 +151,7 @@ bool fabric_link_connect(struct fabric_transport *transport, struct fabric_link 
     if (link->endpoint || link->unreachable || link->broken_ms) return link->endpoint;
     tutti_status status = fabric_link_find_endpoint(transport, link);
     if (status == TUTTI_OK || status == TUTTI_IN_PROGRESS) return status == TUTTI_OK;
-    /* The code that reported the loss also reports its reason. */
+    /* The code that has lost the peer also reports the reason. */
     if (status == TUTTI_PEER_LOST) {
         fabric_link_mark_broken(transport, link, reset);
         return false;
@@ -160,39 +162,40 @@ bool fabric_link_connect(struct fabric_transport *transport, struct fabric_link 
     router_keep_reason(transport->base.router);
     link->unreachable = status;
     fabric_link_mark_broken(transport, link, "no connection is possible");
-    for (struct transfer *transfer; link->waiting.first;) {
-        transfer = transfer_list_take(&link->waiting, NULL);
-        fabric_transport_refuse(transport, transfer, status);
+    for (struct transfer *transfer; link->waiting_sends.first;) {
+        transfer = transfer_list_take(&link->waiting_sends, NULL);
+        router_fail_transfer(transport->base.router, transfer, status);
     }
     return false;
 }
 
 /* ---- several networks: messages take another network while this one is not connected ---- */
+/* Logs that messages of the link go by another network, for the reason `why`. */
 static void fabric_link_log_unconnected(const struct fabric_transport *transport, const struct fabric_link *link,
     const char *why)
 {
     char name[256];
     transport->callbacks.name(transport->callbacks.context, link->rank, name, sizeof name);
     LOG(WARN, "rank %d has no connection by %s with rank %d on %s (%s): messages go by another network",
-        transport->rank, transport->base.network, link->rank, name, why);
+        transport->rank, transport->base.network_name, link->rank, name, why);
 }
 void fabric_link_mark_refused(struct fabric_transport *transport, struct fabric_link *link, const char *why)
 {
-    if (!link->refused) fabric_link_log_unconnected(transport, link, why);
-    link->refused = true;
+    if (!link->is_refused) fabric_link_log_unconnected(transport, link, why);
+    link->is_refused = true;
 }
+/* Returns whether the link first asked for a connection UNCONNECTED_MS ago. Its first call records the time. */
 static bool fabric_link_is_late(struct fabric_link *link)
 {
     int64_t now_ms = clock_ms();
     if (!link->asked_ms) link->asked_ms = now_ms;
     return now_ms - link->asked_ms >= UNCONNECTED_MS;
 }
-/* Messages also wait behind transfers that a broken connection holds, because by another network they would overtake
-   them. */
+/* On a broken link sends wait behind the held transfers, because by another network they would overtake them. */
 enum readiness fabric_link_readiness(struct fabric_transport *transport, struct fabric_link *link)
 {
-    if (link->waiting.first || link->broken_ms) return SENDS_WAIT;
-    if (link->refused) return UNCONNECTED;
+    if (link->waiting_sends.first || link->broken_ms) return SENDS_WAIT;
+    if (link->is_refused) return UNCONNECTED;
     if (fabric_link_connect(transport, link)) return CONNECTED;
     if (fabric_link_is_late(link)) {
         fabric_link_log_unconnected(transport, link, "it is still asked for");
@@ -202,65 +205,69 @@ enum readiness fabric_link_readiness(struct fabric_transport *transport, struct 
 }
 
 /* ---- sending ---- */
-/* Sends a message, after those that wait for the endpoint to open. */
+/* Sends a message, after the messages that wait for the endpoint to open. */
 void fabric_link_send(struct fabric_transport *transport, struct fabric_link *link, struct transfer *transfer)
 {
-    bool waits = link->waiting.first;
-    if (link->endpoint && !waits) {
+    bool others_wait = link->waiting_sends.first;
+    if (link->endpoint && !others_wait) {
         fabric_link_send_now(transport, link, transfer);
         return;
     }
-    transfer_list_push(&link->waiting, transfer);
-    transport->waiting += !waits;
-    if (!waits) fabric_transport_send_waiting(transport);
+    transfer_list_push(&link->waiting_sends, transfer);
+    transport->waiting_links += !others_wait;
+    if (!others_wait) fabric_transport_send_waiting(transport);
 }
 bool fabric_transport_send_waiting(struct fabric_transport *transport)
 {
     bool moved = false;
-    transport->waiting = 0;
+    transport->waiting_links = 0;
     for (int r = 0; r < transport->size; r++) {
         struct fabric_link *link = &transport->links[r];
-        if (!link->waiting.first) continue;
+        if (!link->waiting_sends.first) continue;
         if (fabric_link_connect(transport, link))
-            while (link->waiting.first) fabric_link_send_now(transport, link, transfer_list_take(&link->waiting, NULL));
-        moved |= !link->waiting.first;
-        transport->waiting += link->waiting.first != NULL;
+            while (link->waiting_sends.first)
+                fabric_link_send_now(transport, link, transfer_list_take(&link->waiting_sends, NULL));
+        moved |= !link->waiting_sends.first;
+        transport->waiting_links += link->waiting_sends.first != NULL;
     }
     return moved;
 }
-bool fabric_link_send_control(struct fabric_transport *transport, struct fabric_link *link, const struct header *said)
+bool fabric_link_send_control(struct fabric_transport *transport, struct fabric_link *link,
+    const struct header *control)
 {
-    bool can = fabric_link_connect(transport, link) && !endpoint_is_broken(link->endpoint);
-    struct fabric_op *op = can ? fabric_op_new_for_link(transport, link, 0) : NULL;
+    bool is_connected = fabric_link_connect(transport, link) && !endpoint_is_broken(link->endpoint);
+    struct fabric_op *op = is_connected ? fabric_op_new_for_link(transport, link, 0) : NULL;
     /* A missing credit message is harmless, because a peer without credit announces its messages. */
     if (!op) return false;
-    op->header.kind = said->kind;
-    op->header.name = said->name;
-    op->header.id = said->id;
-    op->header.bytes = said->bytes;
+    op->header.kind = control->kind;
+    op->header.name = control->name;
+    op->header.id = control->id;
+    op->header.bytes = control->bytes;
     fabric_op_post(transport, op, NULL, false);
     return true;
 }
-/* Returns credit to ranks that only send to this one. Other ranks get their credit with the next message. */
+/* Sends CREDIT to ranks that only send to this one. Other ranks get their credit with the next message. */
 void fabric_transport_return_credit(struct fabric_transport *transport)
 {
-    transport->owes = false;
+    transport->owes_credit = false;
     for (int r = 0; r < transport->size; r++) {
         struct fabric_link *link = &transport->links[r];
-        if (fabric_link_owes_much(link) && !link->lost)
+        if (fabric_link_owes_much(link) && !link->is_lost)
             fabric_link_send_control(transport, link, &(struct header){ .kind = CREDIT });
     }
 }
 
 /* ---- completed ops ---- */
+/* Ends the transfer of a completed send: fails it if it was refused, holds it if the op has failed. */
 static void fabric_op_end_send(struct fabric_transport *transport, struct fabric_op *op)
 {
     struct transfer *transfer = op->transfer;
-    if (op->refused) transfer_fail(transfer, TUTTI_MISMATCH, op->theirs);
+    if (op->is_refused) transfer_fail(transfer, TUTTI_MISMATCH, op->wanted_bytes);
     else if (!op->why) transfer_complete(transfer);
     else fabric_link_hold_transfer(transport, op->link, transfer, op->why);
 }
-/* Completes a fetched message, or holds it if the fetch failed. */
+/* Ends the transfer of a completed fetch: copies its bytes from the op's buffer if they are there, holds it if the op
+   has failed. */
 static void fabric_op_end_receive(struct fabric_transport *transport, struct fabric_op *op)
 {
     struct transfer *transfer = op->transfer;
@@ -268,7 +275,7 @@ static void fabric_op_end_receive(struct fabric_transport *transport, struct fab
         fabric_link_hold_transfer(transport, op->link, transfer, op->why);
         return;
     }
-    if (op->packed) pieces_scatter(transfer, op->room, size_smaller(op->bytes, (size_t)transfer->wire));
+    if (op->is_packed) pieces_scatter(transfer, op->buffer, size_smaller(op->bytes, (size_t)transfer->wire));
     transfer_complete(transfer);
 }
 void fabric_transport_end_completed(struct fabric_transport *transport)
@@ -287,9 +294,9 @@ void fabric_transport_handle_refused(struct fabric_transport *transport, const s
 {
     for (struct fabric_op *op = transport->ops; op; op = op->next)
         if (op->transfer && op->transfer->is_send && op->link->rank == header->from && op->header.id == header->id) {
-            if (op->refused) return;
-            op->refused = true;
-            op->theirs = header->bytes;
+            if (op->is_refused) return;
+            op->is_refused = true;
+            op->wanted_bytes = header->bytes;
             if (!fabric_link_send_control(transport, op->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))
                 fabric_link_mark_broken(transport, op->link, "no memory to take a message back");
             return;

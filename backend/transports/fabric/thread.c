@@ -13,7 +13,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 5 };
+/* How often the thread checks that ranks poll. */
+enum { CHECK_MS = 5 };
 
 void fabric_thread_wake(struct fabric *fabric)
 {
@@ -22,27 +23,31 @@ void fabric_thread_wake(struct fabric *fabric)
     ssize_t ignored = write(fabric->thread.waker, &one, sizeof one);
     (void)ignored;
 }
+/* Resets the eventfd that has woken the thread. */
 static void fabric_thread_drain_waker(const struct fabric *fabric)
 {
     uint64_t ignored;
     ssize_t unused = read(fabric->thread.waker, &ignored, sizeof ignored);
     (void)unused;
 }
+/* Arms the network while fabric->polling is NULL, so that messages which arrive in the call are saved. Then disconnects
+   faulty endpoints. true: no work is left, so the thread may wait. */
 static bool fabric_thread_arm(struct fabric *fabric)
 {
     struct fabric_transport *polling = fabric->polling;
     fabric->polling = NULL;
-    bool armed = fabric->operations->arm(fabric), ended = fabric->faults && fabric_disconnect_faulty(fabric);
+    bool armed = fabric->operations->arm(fabric), ended = fabric->has_faulty && fabric_disconnect_faulty(fabric);
     fabric->polling = polling;
     return armed && !ended;
 }
-/* Sleeps until the network has an event or the thread is woken. `listens`: false leaves events to ranks that poll. */
-static void fabric_thread_wait(struct fabric *fabric, bool listens)
+/* Sleeps without the lock until the network has an event, the thread is woken, or CHECK_MS have passed.
+   waits_for_network false: leaves events to the ranks that poll. */
+static void fabric_thread_wait(struct fabric *fabric, bool waits_for_network)
 {
-    struct pollfd both[] = { { fabric->thread.waker, POLLIN, 0 }, { fabric->event, POLLIN, 0 } };
-    int most_ms = listens && !fabric->needs_poll ? -1 : LOOK_MS;
+    struct pollfd both[] = { { fabric->thread.waker, POLLIN, 0 }, { fabric->event_descriptor, POLLIN, 0 } };
+    int timeout_ms = waits_for_network && !fabric->needs_poll ? -1 : CHECK_MS;
     pthread_mutex_unlock(&fabric->lock);
-    poll(both, listens ? 2 : 1, most_ms);
+    poll(both, waits_for_network ? 2 : 1, timeout_ms);
     pthread_mutex_lock(&fabric->lock);
     if (both[0].revents) fabric_thread_drain_waker(fabric);
 }
@@ -53,16 +58,17 @@ static void fabric_thread_yield_lock(struct fabric *fabric)
     sched_yield();
     pthread_mutex_lock(&fabric->lock);
 }
-/* The thread of a network. It progresses the network only while no rank polls it. */
-static void *fabric_thread_main(void *of)
+/* The main function of the progress thread; `argument` is the fabric. It progresses the network only while a rank
+   sleeps or no rank polls. */
+static void *fabric_thread_main(void *argument)
 {
-    struct fabric *fabric = of;
-    unsigned touched = 0;
+    struct fabric *fabric = argument;
+    unsigned seen_poll_count = 0;
     pthread_mutex_lock(&fabric->lock);
-    while (!fabric->thread.stop) {
-        bool idle = touched == fabric->touched, listens = fabric->armed || idle;
-        touched = fabric->touched;
-        if (!listens || fabric_thread_arm(fabric)) fabric_thread_wait(fabric, listens);
+    while (!fabric->thread.must_stop) {
+        bool is_idle = seen_poll_count == fabric->poll_count, waits_for_network = fabric->armed_count || is_idle;
+        seen_poll_count = fabric->poll_count;
+        if (!waits_for_network || fabric_thread_arm(fabric)) fabric_thread_wait(fabric, waits_for_network);
         else fabric_thread_yield_lock(fabric);
     }
     pthread_mutex_unlock(&fabric->lock);
@@ -71,19 +77,19 @@ static void *fabric_thread_main(void *of)
 tutti_status fabric_thread_start(struct fabric *fabric)
 {
     sigset_t all, before;
-    fabric->thread.stop = false;
+    fabric->thread.must_stop = false;
     fabric->thread.waker = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (fabric->thread.waker < 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wake a thread: %s", strerror(errno));
     sigfillset(&all);
     /* The new thread blocks all signals, because they belong to the program. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&fabric->thread.thread, NULL, fabric_thread_main, fabric);
+    int error = pthread_create(&fabric->thread.thread, NULL, fabric_thread_main, fabric);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    fabric->thread.runs = !refused;
-    if (refused)
+    fabric->thread.is_running = !error;
+    if (error)
         return status_fail(TUTTI_SYSTEM, "cannot start the thread of %s: %s", fabric->operations->name,
-            strerror(refused));
+            strerror(error));
     char name[16];
     snprintf(name, sizeof name, "tutti-%.9s", fabric->operations->name);
     pthread_setname_np(fabric->thread.thread, name);
@@ -91,13 +97,13 @@ tutti_status fabric_thread_start(struct fabric *fabric)
 }
 void fabric_thread_stop(struct fabric *fabric)
 {
-    if (fabric->thread.runs) {
-        fabric->thread.stop = true;
+    if (fabric->thread.is_running) {
+        fabric->thread.must_stop = true;
         fabric_thread_wake(fabric);
         pthread_mutex_unlock(&fabric->lock);
         pthread_join(fabric->thread.thread, NULL);
         pthread_mutex_lock(&fabric->lock);
-        fabric->thread.runs = false;
+        fabric->thread.is_running = false;
     }
     if (fabric->thread.waker > 0) close(fabric->thread.waker);
     fabric->thread.waker = 0;

@@ -4,17 +4,18 @@
    tensor, the message is copied instead (share.c). No call blocks: a transfer without room stays in a list of this rank
    and continues in a later poll.
 
-   A posted transfer is in exactly one place. A send is in the outbox (not yet written), in `open` (announced), in
-   `streams` (cleared), or is `helped`. A receive is in the matching (not met), in the outbox (met, not cleared), in
-   `open` (cleared), or in `shares`. */
+   A posted transfer is in exactly one place. A send is in the outbox (not yet written), in `open_transfers`
+   (announced), in `streams` (cleared), or is `helped_send`. A receive is in the matching (not met), in the outbox (met,
+   not cleared), in `open_transfers` (cleared), or in `shares`. */
 #include "backend/transports/shm/link.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 
-/* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
+/* ---- announced sends and cleared receives, by id ---- */
+/* Returns the list that transfers of this id belong to. */
 static struct transfer_list *open_transfers_bucket(struct shm *shm, uint64_t id)
 {
-    return &shm->open[id % OPEN_BUCKETS];
+    return &shm->open_transfers[id % OPEN_BUCKETS];
 }
 void open_transfers_add(struct shm *shm, struct transfer *transfer)
 {
@@ -36,19 +37,20 @@ struct transfer *open_transfers_find(struct shm *shm, int rank, uint64_t id, boo
 /* Adds the link to those that shm_poll visits. */
 static void shm_link_activate(struct shm *shm, struct shm_link *link)
 {
-    if (!link->active) shm->active[shm->active_count++] = link;
-    link->active = true;
+    if (!link->is_active) shm->active[shm->active_count++] = link;
+    link->is_active = true;
 }
-/* Makes a range of the segment real memory; fails if the host has none. */
+/* Allocates the memory of a range of the segment. An error: the host has none left. */
 static tutti_status shm_reserve_memory(struct shm *shm, void *at, size_t bytes)
 {
     return shm->callbacks.reserve(shm->callbacks.context, at, bytes);
 }
+/* Returns the pair for messages from one index to another. */
 static struct pair *shm_pair_between(struct shm *shm, int from, int to)
 {
     return (struct pair *)(void *)shm->callbacks.pair(shm->callbacks.context, from, to);
 }
-/* Opens the pair to the peer on the first send, and announces that by the peer's doorbell. */
+/* Opens the pair to the peer if it is not open, and announces that by the peer's doorbell. */
 static tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *link)
 {
     if (link->out.pair) return TUTTI_OK;
@@ -58,16 +60,18 @@ static tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *lin
     TRY(shm_reserve_memory(shm, doorbell, PAIR_PAGE));
     link->out.pair = pair;
     shm_link_activate(shm, link);
-    atomic_fetch_or_explicit(&doorbell->who[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
-    atomic_fetch_add_explicit(&doorbell->opened, 1, memory_order_release);
+    atomic_fetch_or_explicit(&doorbell->opened_by[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
+    atomic_fetch_add_explicit(&doorbell->open_count, 1, memory_order_release);
     return TUTTI_OK;
 }
+/* Allocates the eager part of the outgoing pair at its first use. */
 static tutti_status shm_link_reserve_eager(struct shm *shm, struct shm_link *link)
 {
     if (!link->eager_ready) TRY(shm_reserve_memory(shm, link->out.pair->eager, sizeof link->out.pair->eager));
     link->eager_ready = true;
     return TUTTI_OK;
 }
+/* Allocates the pipe of the outgoing pair at its first use. */
 static tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *link)
 {
     if (!link->pipe_ready) TRY(shm_reserve_memory(shm, link->out.pair->pipe, sizeof link->out.pair->pipe));
@@ -76,7 +80,7 @@ static tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *link
 }
 void shm_link_open_incoming(struct shm *shm, struct shm_link *link)
 {
-    if (link->in.pair || link->lost) return;
+    if (link->in.pair || link->is_lost) return;
     link->in.pair = shm_pair_between(shm, link->peer, shm->me);
     shm_link_activate(shm, link);
     shm_link_settle(shm, link);
@@ -85,20 +89,21 @@ void shm_link_settle(struct shm *shm, struct shm_link *link)
 {
     if (link->must_ring) shm->callbacks.ring(shm->callbacks.context, link->peer);
     link->must_ring = false;
-    link->busy = link->queued || link->outbox.first || link->streams.first || link->expecting || link->shares.first
-        || link->helped || link->dropping || !link->in.pair;
+    link->is_busy = link->queued || link->outbox.first || link->streams.first || link->expected_count
+        || link->shares.first || link->helped_send || link->is_dropping || !link->in.pair;
 }
 
 /* ---- sending ---- */
+/* Returns a queued envelope from the free list, or a new one. NULL: memory is exhausted. */
 static struct queued_envelope *queued_envelope_new(struct shm *shm)
 {
-    struct queued_envelope *queued = shm->spare_envelopes;
+    struct queued_envelope *queued = shm->free_envelopes;
     if (!queued) return memory_alloc_zeroed(1, sizeof *queued);
-    shm->spare_envelopes = queued->next;
+    shm->free_envelopes = queued->next;
     return queued;
 }
-/* Queues an envelope until the ring has room. */
-static void shm_link_queue_envelope(struct shm *shm, struct shm_link *link, const struct envelope *e)
+/* Queues an envelope until the ring has room. Without memory the router fails. */
+static void shm_link_queue_envelope(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
     struct queued_envelope *queued = queued_envelope_new(shm);
     if (!queued) {
@@ -107,7 +112,7 @@ static void shm_link_queue_envelope(struct shm *shm, struct shm_link *link, cons
                 link->rank));
         return;
     }
-    *queued = (struct queued_envelope){ .envelope = *e };
+    *queued = (struct queued_envelope){ .envelope = *envelope };
     if (link->queued) link->last_queued->next = queued;
     else link->queued = queued;
     link->last_queued = queued;
@@ -126,27 +131,29 @@ void shm_link_send_envelope(struct shm *shm, struct shm_link *link, const struct
         link->must_ring = true;
     }
 }
+/* Sends an envelope without a location. */
 static void shm_link_send_control(struct shm *shm, struct shm_link *link, enum envelope_kind kind,
     struct message_name name, uint64_t bytes, uint64_t id)
 {
     shm_link_send_envelope(shm, link, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
 }
-/* Announces a large send: the receiver answers CLEAR, or copies it from the tensor. */
+/* Announces a send: the receiver answers CLEAR, or copies the message from tensor to tensor. */
 static tutti_status shm_link_announce_send(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
-    struct remote place = share_own_place(shm, transfer);
+    struct remote location = share_own_location(shm, transfer);
     TRY(shm_link_reserve_pipe(shm, link));
     transfer->key = ++shm->last_id;
     writer_write_envelope(&link->out,
-        &(struct envelope){ transfer->name, transfer->wire, transfer->key, ENVELOPE_ANNOUNCE, place });
+        &(struct envelope){ transfer->name, transfer->wire, transfer->key, ENVELOPE_ANNOUNCE, location });
     open_transfers_add(shm, transfer);
     return TUTTI_OK;
 }
+/* Returns how writers of this transport copy long runs. */
 static struct copy_policy shm_copy_policy(const struct shm *shm)
 {
-    return (struct copy_policy){ shm->callbacks.stream, shm->callbacks.paced };
+    return (struct copy_policy){ shm->callbacks.stream, shm->callbacks.is_paced };
 }
-/* Sends a small message with its bytes. It is complete at once, because the bytes are copied. */
+/* Sends a small message with its bytes. The transfer is complete at once, because the bytes are copied. */
 static tutti_status shm_link_send_eager(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     if (transfer->wire > INLINE_BYTES) TRY(shm_link_reserve_eager(shm, link));
@@ -154,23 +161,23 @@ static tutti_status shm_link_send_eager(struct shm *shm, struct shm_link *link, 
     transfer_complete(transfer);
     return TUTTI_OK;
 }
-/* Tells the sender of an announced message that its receive is posted. */
+/* Sends CLEAR: the receive of an announced message is posted, and its sender may stream. */
 static void shm_link_clear_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     writer_write_envelope(&link->out,
         &(struct envelope){ transfer->name, transfer->wire, transfer->key, ENVELOPE_CLEAR, { 0, 0 } });
     open_transfers_add(shm, transfer);
-    link->expecting++;
+    link->expected_count++;
 }
-/* Writes the queued envelopes and the outbox while the ring has room. */
+/* Writes the queued envelopes, and then the transfers of the outbox, while the ring has room. true: something moved. */
 static bool shm_link_flush_outbox(struct shm *shm, struct shm_link *link)
 {
     bool moved = false;
     for (struct queued_envelope *queued; (queued = link->queued) != NULL && writer_has_room(&link->out); moved = true) {
         writer_write_envelope(&link->out, &queued->envelope);
         link->queued = queued->next;
-        queued->next = shm->spare_envelopes;
-        shm->spare_envelopes = queued;
+        queued->next = shm->free_envelopes;
+        shm->free_envelopes = queued;
     }
     for (; link->outbox.first && writer_has_room(&link->out); moved = true) {
         struct transfer *transfer = transfer_list_take(&link->outbox, NULL);
@@ -178,12 +185,12 @@ static bool shm_link_flush_outbox(struct shm *shm, struct shm_link *link)
         if (!transfer->is_send) shm_link_clear_receive(shm, link, transfer);
         else if (writer_has_credit(&link->out, transfer->wire)) status = shm_link_send_eager(shm, link, transfer);
         else status = shm_link_announce_send(shm, link, transfer);
-        if (status < 0) router_refuse_transfer(shm->base.router, transfer, status);
+        if (status < 0) router_fail_transfer(shm->base.router, transfer, status);
     }
     link->must_ring |= moved;
     return moved;
 }
-/* Copies cleared messages into free slots of the pipe. True: something moved. */
+/* Copies cleared messages into empty slots of the pipe. true: something moved. */
 static bool shm_link_stream_sends(struct shm *shm, struct shm_link *link)
 {
     bool moved = false;
@@ -198,7 +205,8 @@ static bool shm_link_stream_sends(struct shm *shm, struct shm_link *link)
     }
     return moved;
 }
-/* Writes a message that fits the cell and has no message waiting before it. This path touches no list. */
+/* Sends a message that fits a cell and has no message waiting before it. false: the message is not such a one, or lacks
+   room or credit. This path touches no list. */
 static bool shm_link_send_inline(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     bool small =
@@ -210,13 +218,13 @@ static bool shm_link_send_inline(struct shm *shm, struct shm_link *link, struct 
     shm->callbacks.ring(shm->callbacks.context, link->peer);
     return true;
 }
-/* Not inlined, because the path of tiny messages would need stack space for it. */
+/* Sends a message by the outbox. Not inlined, because the path of tiny messages would need stack space for it. */
 __attribute__((noinline)) static void shm_link_send_queued(struct shm *shm, struct shm_link *link,
     struct transfer *transfer)
 {
     tutti_status status = shm_link_open_outgoing(shm, link);
     if (status < 0) {
-        router_refuse_transfer(shm->base.router, transfer, status);
+        router_fail_transfer(shm->base.router, transfer, status);
         return;
     }
     transfer_list_push(&link->outbox, transfer);
@@ -237,14 +245,14 @@ void shm_link_accept_receive(struct shm *shm, struct shm_link *link, struct tran
         return;
     }
     transfer->key = envelope->id;
-    transfer->place = envelope->place;
+    transfer->peer_location = envelope->location;
     if (share_accept_receive(shm, link, transfer)) return;
     transfer_list_push(&link->outbox, transfer);
     tutti_status status = shm_link_open_outgoing(shm, link);
     if (status < 0) router_fail(shm->base.router, status);
     else shm_link_flush_outbox(shm, link);
 }
-/* Keeps a message whose receive has not been posted. */
+/* Keeps a message whose receive has not been posted. Without memory the router fails. */
 static void shm_link_keep_arrival(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
     bool eager = envelope->kind == ENVELOPE_EAGER;
@@ -260,9 +268,9 @@ static void shm_link_keep_arrival(struct shm *shm, struct shm_link *link, const 
     arrival->name.message = envelope->name.message;
     arrival->bytes = envelope->bytes;
     arrival->id = envelope->id;
-    arrival->place = envelope->place;
+    arrival->location = envelope->location;
     arrival->source = link->rank;
-    arrival->announced = !eager;
+    arrival->is_announced = !eager;
     if (eager) reader_copy_eager(&link->in, envelope, arrival->data);
     matching_keep_arrival(shm->matching, arrival);
 }
@@ -287,7 +295,8 @@ static void shm_link_handle_announce(struct shm *shm, struct shm_link *link, con
     if (transfer) shm_link_accept_receive(shm, link, transfer, envelope);
     else shm_link_keep_arrival(shm, link, envelope);
 }
-/* Handles CLEAR and MISMATCH, and ignores answers to sends that were cancelled meanwhile. */
+/* Handles CLEAR (the send may stream) and MISMATCH (the send fails). Ignores answers to sends that were cancelled
+   meanwhile. */
 static void shm_link_handle_answer(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
     struct transfer *transfer = open_transfers_find(shm, link->rank, envelope->id, true);
@@ -296,14 +305,15 @@ static void shm_link_handle_answer(struct shm *shm, struct shm_link *link, const
     if (envelope->kind == ENVELOPE_MISMATCH) transfer_fail(transfer, TUTTI_MISMATCH, envelope->bytes);
     else transfer_list_push(&link->streams, transfer);
 }
-/* Finds a receive that has met its message but has not sent CLEAR. */
+/* Returns the receive that has met the message `id` but waits in the outbox to send CLEAR, or NULL. */
 static struct transfer *shm_link_find_uncleared(const struct shm_link *link, uint64_t id)
 {
     struct transfer *transfer = link->outbox.first;
     while (transfer && (transfer->is_send || transfer->key != id)) transfer = transfer->next;
     return transfer;
 }
-/* Handles a send that its sender has cancelled: fails the receive that has met it, if there is one. */
+/* Handles WITHDRAW, by which the sender cancels its send: drops the kept arrival, or fails the receive that has met the
+   message. */
 static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *link, const struct envelope *envelope)
 {
     struct arrival *arrival = matching_withdraw_arrival(shm->matching, NULL, link->rank, envelope->name, envelope->id);
@@ -311,20 +321,20 @@ static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *link, con
     if (arrival) matching_arrival_free(shm->matching, arrival);
     if (transfer) {
         open_transfers_remove(shm, transfer);
-        link->expecting--;
-        link->dropping = true;
+        link->expected_count--;
+        link->is_dropping = true;
     } else if (!arrival && (transfer = shm_link_find_uncleared(link, envelope->id)) != NULL)
         transfer_list_remove(&link->outbox, transfer);
     else if (!arrival && (transfer = share_find_receive(link, envelope->id)) != NULL)
         share_remove_transfer(shm, link, transfer);
     if (transfer) transfer_fail(transfer, TUTTI_ABORTED, 0);
 }
-/* Not inlined, to keep the path of eager messages small. */
+/* Handles an envelope that is not eager. Not inlined, to keep the path of eager messages small. */
 __attribute__((noinline)) static void shm_link_handle_envelope(struct shm *shm, struct shm_link *link,
     const struct envelope *envelope)
 {
     /* The flag is provisional, and shm_link_settle updates it. */
-    link->busy = true;
+    link->is_busy = true;
     switch (envelope->kind) {
     case ENVELOPE_EAGER: return;
     case ENVELOPE_ANNOUNCE: shm_link_handle_announce(shm, link, envelope); return;
@@ -336,7 +346,7 @@ __attribute__((noinline)) static void shm_link_handle_envelope(struct shm *shm, 
     case ENVELOPE_FINISHED: share_handle_finished(shm, link, envelope); return;
     }
 }
-/* Reads at most RING_CELLS envelopes, so that other peers get their turn. */
+/* Reads and handles at most RING_CELLS envelopes, so that other peers get their turn. true: something moved. */
 static bool shm_link_drain_ring(struct shm *shm, struct shm_link *link)
 {
     int n = 0;
@@ -349,23 +359,24 @@ static bool shm_link_drain_ring(struct shm *shm, struct shm_link *link)
     }
     return n > 0;
 }
-/* Copies a slot into its receive, and completes that after the last slot. */
+/* Copies a slot into its receive, and completes the receive after the last slot. A slot of a wrong size sets
+   is_corrupt. */
 static void shm_link_fill_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer,
     const struct filled_slot *slot)
 {
     uint64_t rest = transfer->wire - transfer->moved;
     if (slot->bytes != (rest < slot_filling_bytes(transfer->wire) ? rest : slot_filling_bytes(transfer->wire))) {
-        link->in.corrupt = true;
+        link->in.is_corrupt = true;
         return;
     }
     copy_function *copy = transfer->wire >= BEYOND_CACHE ? shm->callbacks.stream_far : NULL;
     reader_scatter_slot(&link->in, slot, transfer, copy);
     if (transfer->moved < transfer->wire) return;
     open_transfers_remove(shm, transfer);
-    link->expecting--;
+    link->expected_count--;
     transfer_complete(transfer);
 }
-/* Empties the slots that the peer has filled. True: something moved. Slots of cancelled receives are dropped. */
+/* Empties the slots that the peer has filled. Slots of cancelled receives are dropped. true: something moved. */
 static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *link)
 {
     int n = 0;
@@ -373,16 +384,16 @@ static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *link)
         struct filled_slot slot = reader_read_slot(&link->in);
         struct transfer *transfer = open_transfers_find(shm, link->rank, slot.id, false);
         if (transfer) shm_link_fill_receive(shm, link, transfer, &slot);
-        if (link->in.corrupt) break;
+        if (link->in.is_corrupt) break;
         reader_free_slot(&link->in);
         shm->callbacks.ring(shm->callbacks.context, link->peer);
     }
     return n > 0;
 }
-/* Fails the transport if an end has read impossible values from shared memory. */
+/* Fails the router and returns true if an end has read impossible values from shared memory. */
 static bool shm_link_check_corrupt(struct shm *shm, const struct shm_link *link)
 {
-    if (!link->in.corrupt && !link->out.corrupt) return false;
+    if (!link->in.is_corrupt && !link->out.is_corrupt) return false;
     router_fail(shm->base.router,
         status_fail(TUTTI_INTERNAL,
             "rank %d found invalid data in the memory that it shares with rank %d: that memory was overwritten, or the "
@@ -394,12 +405,12 @@ bool shm_link_poll(struct shm *shm, struct shm_link *link)
 {
     bool moved = link->in.pair && shm_link_drain_ring(shm, link);
     /* Links that carry only small messages return here. */
-    if (!link->busy && !link->must_ring && !link->in.corrupt && !link->out.corrupt) return moved;
-    if (link->expecting || link->dropping) moved |= shm_link_drain_pipe(shm, link);
+    if (!link->is_busy && !link->must_ring && !link->in.is_corrupt && !link->out.is_corrupt) return moved;
+    if (link->expected_count || link->is_dropping) moved |= shm_link_drain_pipe(shm, link);
     if (shm_has_failed(shm)) return true;
     if (link->queued || link->outbox.first) moved |= shm_link_flush_outbox(shm, link);
     if (link->streams.first) moved |= shm_link_stream_sends(shm, link);
-    if (link->shares.first || link->helped) moved |= share_poll(shm, link);
+    if (link->shares.first || link->helped_send) moved |= share_poll(shm, link);
     shm_link_settle(shm, link);
     return shm_link_check_corrupt(shm, link) || moved;
 }
@@ -411,15 +422,15 @@ void shm_link_cancel_transfer(struct shm *shm, struct shm_link *link, struct tra
         /* The sender of a cancelled receive still streams its message, and this rank drops the slots. */
         if (!transfer->is_send)
             shm_link_send_control(shm, link, ENVELOPE_CLEAR, transfer->name, transfer->wire, transfer->key);
-        link->dropping |= !transfer->is_send;
+        link->is_dropping |= !transfer->is_send;
     } else if (share_remove_transfer(shm, link, transfer)) {
         /* share_remove_transfer has notified the other end. */
     } else if (transfer->is_send) {
         if (!transfer_list_remove(&link->streams, transfer)) open_transfers_remove(shm, transfer);
         shm_link_send_control(shm, link, ENVELOPE_WITHDRAW, transfer->name, 0, transfer->key);
     } else if (open_transfers_remove(shm, transfer)) {
-        link->expecting--;
-        link->dropping = true;
+        link->expected_count--;
+        link->is_dropping = true;
     }
     shm_link_settle(shm, link);
 }
@@ -430,16 +441,17 @@ static void shm_link_deactivate(struct shm *shm, struct shm_link *link)
 {
     for (int i = 0; i < shm->active_count; i++)
         if (shm->active[i] == link) shm->active[i--] = shm->active[--shm->active_count];
-    link->active = false;
+    link->is_active = false;
 }
 void shm_link_lose_peer(struct shm *shm, struct shm_link *link, tutti_status status)
 {
-    for (int i = 0; i < OPEN_BUCKETS; i++) transfer_list_fail_all_with_rank(&shm->open[i], link->rank, status);
+    for (int i = 0; i < OPEN_BUCKETS; i++)
+        transfer_list_fail_all_with_rank(&shm->open_transfers[i], link->rank, status);
     transfer_list_fail_all(&link->outbox, status);
     transfer_list_fail_all(&link->streams, status);
     transfer_list_fail_all(&link->shares, status);
-    if (link->helped) transfer_fail(link->helped, status, 0);
-    link->helped = NULL;
-    link->lost = true;
+    if (link->helped_send) transfer_fail(link->helped_send, status, 0);
+    link->helped_send = NULL;
+    link->is_lost = true;
     shm_link_deactivate(shm, link);
 }

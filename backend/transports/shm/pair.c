@@ -9,34 +9,38 @@ static_assert(sizeof(struct cell) == 64, "an envelope with its payload is one ca
 static_assert(offsetof(struct pair, cells) == PAIR_PAGE, "the doorbell and all counters fit one page");
 static_assert(RING_CELLS % 2 == 0 && (1ull << 32) % RING_CELLS == 0, "32-bit counts of cells may wrap");
 
-/* The credit of a message covers its payload in the eager part and one line for the struct that keeps it. A core that
-   reads a payload also prefetches the bytes behind it, so READ_AHEAD bytes separate it from the next payload. */
+/* Returns the bytes that a payload of this size takes in the eager part. A core that reads a payload also prefetches
+   the bytes behind it, so READ_AHEAD bytes separate it from the next payload. */
 static uint64_t eager_payload_room(uint64_t bytes)
 {
     return bytes <= INLINE_BYTES ? 0 : (bytes + 63) / 64 * 64 + READ_AHEAD;
 }
+/* Returns the credit that an eager message of this size takes: for its payload, and one line for the struct that keeps
+   it. */
 static uint64_t eager_message_credit(uint64_t bytes) { return 64 + eager_payload_room(bytes); }
 
-/* The eager part is circular, so a payload has one run or two. */
+/* The one or two runs of memory of a payload; the eager part is circular. */
 struct runs {
     unsigned char *at[2];
     size_t bytes[2];
 };
-/* Returns where a payload of that size lies that begins at the position. */
+/* Returns the runs of a payload of `bytes` bytes that begins at this position of the eager part. */
 static struct runs pair_eager_runs(struct pair *pair, uint64_t position, size_t bytes)
 {
-    size_t start = position % EAGER_CREDIT, first = bytes < EAGER_CREDIT - start ? bytes : EAGER_CREDIT - start;
-    return (struct runs){ { pair->eager + start, pair->eager }, { first, bytes - first } };
+    size_t offset = position % EAGER_CREDIT,
+           first_bytes = bytes < EAGER_CREDIT - offset ? bytes : EAGER_CREDIT - offset;
+    return (struct runs){ { pair->eager + offset, pair->eager }, { first_bytes, bytes - first_bytes } };
 }
 
 /* ---- claims ---- */
 static const uint64_t CLAIM_MASK = ((uint64_t)1 << CLAIM_BITS) - 1;
-/* The low bits are 0, so no part is taken yet. */
+/* The low bits of the word are 0, so no part is taken yet. */
 void part_claims_open(struct pair *pair, uint64_t id)
 {
     atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed);
 }
-/* The word contains the id, so that a late rank takes no part of the next message. */
+/* Returns whether a word of claims is that of the message `id`, and has parts left. The word contains the id, so that a
+   late rank takes no part of the next message. */
 static bool claims_word_has_left(uint64_t word, uint64_t id, uint64_t parts)
 {
     return (word & ~CLAIM_MASK) == id << CLAIM_BITS && (word & CLAIM_MASK) < parts;
@@ -57,52 +61,56 @@ bool part_claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *
 }
 
 /* ---- long runs are written in the cheaper store mode (store_modes.h) ---- */
+/* Returns the size class of an eager payload of 1 KiB or more. */
 static enum filling eager_filling(uint64_t bytes)
 {
     return bytes < 2048 ? FILLS_1K : bytes < 4096 ? FILLS_2K : FILLS_4K;
 }
+/* Returns the size class of the slot fillings of a message of `wire` bytes. */
 static enum filling slot_filling(uint64_t wire)
 {
     size_t bytes = slot_filling_bytes(wire);
     if (wire >= BEYOND_CACHE) return FILLS_BEYOND_CACHE;
     return bytes == 16384 ? FILLS_16K : bytes == 32768 ? FILLS_32K : FILLS_64K;
 }
+/* Copies the next bytes of a transfer into the runs, by `copy` (NULL: memcpy). */
 static void runs_write(struct transfer *transfer, struct runs to, copy_function *copy)
 {
     pieces_gather_with(copy, transfer, to.at[0], to.bytes[0]);
     pieces_gather_with(copy, transfer, to.at[1], to.bytes[1]);
 }
-/* Writes the runs and returns the timing for the reader. The fence completes the stores, because otherwise ordinary
-   stores would seem too fast. */
+/* Writes the runs, and returns the timing word of the filling with this number. The fence completes the stores, because
+   otherwise ordinary stores would seem too fast. */
 __attribute__((noinline)) static uint64_t runs_write_timed(struct transfer *transfer, const struct runs *to,
     copy_function *copy, unsigned number)
 {
-    int64_t begun_ns = clock_ns();
+    int64_t start_ns = clock_ns();
     runs_write(transfer, *to, copy);
     atomic_thread_fence(memory_order_seq_cst);
-    return store_mode_timing_word(number, clock_ns() - begun_ns);
+    return store_mode_timing_word(number, clock_ns() - start_ns);
 }
-/* Writes a filling of 1 KiB or more. Returns the timing for the reader, or 0 if this filling is not timed. `compares`:
-   the filling may be one of an A/B test. */
+/* Writes the next bytes of a transfer as a filling of 1 KiB or more. Returns its timing word, or 0 if it is not timed.
+   may_test: the filling may be one of an A/B test. */
 static inline uint64_t writer_write_long(struct pair_writer *writer, struct transfer *transfer, enum filling filling,
-    const struct runs *to, struct copy_policy policy, bool compares)
+    const struct runs *to, struct copy_policy policy, bool may_test)
 {
-    struct store_mode mode = { .around = true };
-    uint64_t chosen = policy.paced ? atomic_load_explicit(&writer->pair->chosen_modes, memory_order_relaxed) : 0;
-    if (policy.paced && compares) mode = store_modes_next(writer->modes, filling, chosen);
-    else if (policy.paced) mode.around = store_mode_is_around(filling, chosen);
-    copy_function *copy = mode.around ? policy.copy : NULL;
+    struct store_mode mode = { .is_around = true };
+    uint64_t chosen = policy.is_paced ? atomic_load_explicit(&writer->pair->chosen_modes, memory_order_relaxed) : 0;
+    if (policy.is_paced && may_test) mode = store_modes_next(writer->modes, filling, chosen);
+    else if (policy.is_paced) mode.is_around = store_mode_is_around(filling, chosen);
+    copy_function *copy = mode.is_around ? policy.copy : NULL;
     if (mode.number) return runs_write_timed(transfer, to, copy, mode.number);
     runs_write(transfer, *to, copy);
     return 0;
 }
-/* Reads the clock only if the writer has timed the filling, too. */
+/* Returns the time at which reading begins, or 0 if the writer has not timed the filling (timed is 0). */
 static int64_t reading_start_ns(uint64_t timed) { return timed ? clock_ns() : 0; }
-/* Adds the sample of a timed filling, and publishes the chosen modes if the sample has changed them. */
-static void reader_record_filling(struct reader *reader, enum filling filling, uint64_t timed, int64_t from_ns,
+/* Adds the sample of a timed filling, which was read from start_ns until now, and publishes the chosen modes if the
+   sample has changed them. timed 0: does nothing. */
+static void reader_record_filling(struct reader *reader, enum filling filling, uint64_t timed, int64_t start_ns,
     uint64_t bytes)
 {
-    if (!timed || !store_judge_add_sample(reader->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
+    if (!timed || !store_judge_add_sample(reader->judge, filling, timed, clock_ns() - start_ns, bytes)) return;
     atomic_store_explicit(&reader->pair->chosen_modes, reader->judge->chosen, memory_order_relaxed);
 }
 
@@ -111,8 +119,8 @@ bool writer_has_room(struct pair_writer *writer)
 {
     if (writer->written - writer->taken < RING_CELLS) return true;
     uint32_t taken = atomic_load_explicit(&writer->pair->taken, memory_order_acquire);
-    if (writer->written - taken > RING_CELLS) writer->corrupt = true;
-    if (!writer->corrupt) writer->taken = taken;
+    if (writer->written - taken > RING_CELLS) writer->is_corrupt = true;
+    if (!writer->is_corrupt) writer->taken = taken;
     return writer->written - writer->taken < RING_CELLS;
 }
 bool writer_has_credit(struct pair_writer *writer, uint64_t bytes)
@@ -120,20 +128,20 @@ bool writer_has_credit(struct pair_writer *writer, uint64_t bytes)
     if (bytes > EAGER_LIMIT) return false;
     if (writer->spent - writer->returned + eager_message_credit(bytes) <= EAGER_CREDIT) return true;
     uint64_t returned = atomic_load_explicit(&writer->pair->returned, memory_order_acquire);
-    if (writer->spent - returned > EAGER_CREDIT) writer->corrupt = true;
-    if (!writer->corrupt) writer->returned = returned;
+    if (writer->spent - returned > EAGER_CREDIT) writer->is_corrupt = true;
+    if (!writer->is_corrupt) writer->returned = returned;
     return writer->spent - writer->returned + eager_message_credit(bytes) <= EAGER_CREDIT;
 }
 bool writer_has_slot(struct pair_writer *writer)
 {
     if (writer->filled - writer->emptied < PIPE_SLOTS) return true;
     uint64_t emptied = atomic_load_explicit(&writer->pair->emptied, memory_order_acquire);
-    if (writer->filled - emptied > PIPE_SLOTS) writer->corrupt = true;
-    if (!writer->corrupt) writer->emptied = emptied;
+    if (writer->filled - emptied > PIPE_SLOTS) writer->is_corrupt = true;
+    if (!writer->is_corrupt) writer->emptied = emptied;
     return writer->filled - writer->emptied < PIPE_SLOTS;
 }
-/* Writes the head and name of an envelope into the next cell. The caller writes the body and then the sequence number.
-   */
+/* Writes the head and name of an envelope into the next cell. The caller writes the body and then the sequence
+   number. */
 static struct cell *writer_fill_cell(struct pair_writer *writer, enum envelope_kind kind, struct message_name name,
     uint64_t eager_bytes)
 {
@@ -144,6 +152,7 @@ static struct cell *writer_fill_cell(struct pair_writer *writer, enum envelope_k
     atomic_store_explicit(&cell->message, name.message, memory_order_relaxed);
     return cell;
 }
+/* Makes the written cell visible to the reader. */
 static void writer_publish_cell(struct pair_writer *writer, struct cell *cell)
 {
     atomic_store_explicit(&cell->sequence, ++writer->written, memory_order_release);
@@ -153,8 +162,8 @@ void writer_write_envelope(struct pair_writer *writer, const struct envelope *en
     struct cell *cell = writer_fill_cell(writer, envelope->kind, envelope->name, 0);
     atomic_store_explicit(&cell->body.about.id, envelope->id, memory_order_relaxed);
     atomic_store_explicit(&cell->body.about.bytes, envelope->bytes, memory_order_relaxed);
-    atomic_store_explicit(&cell->body.about.block, envelope->place.block, memory_order_relaxed);
-    atomic_store_explicit(&cell->body.about.offset, envelope->place.offset, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.block, envelope->location.block, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.offset, envelope->location.offset, memory_order_relaxed);
     writer_publish_cell(writer, cell);
 }
 void writer_send_inline(struct pair_writer *writer, const struct transfer *transfer)
@@ -188,9 +197,9 @@ void writer_stream_slot(struct pair_writer *writer, struct transfer *transfer, s
     if (bytes > transfer->wire - transfer->moved) bytes = (size_t)(transfer->wire - transfer->moved);
     struct runs to = { { writer->pair->pipe[index] + slot_filling_offset(writer->filled, transfer->wire), NULL },
         { bytes, 0 } };
-    /* The last filling of a message may be too short to compare. */
-    bool compares = bytes >= slot_filling_bytes(transfer->wire) / 2;
-    uint64_t timed = writer_write_long(writer, transfer, slot_filling(transfer->wire), &to, policy, compares);
+    /* The last filling of a message may be too short for an A/B test. */
+    bool may_test = bytes >= slot_filling_bytes(transfer->wire) / 2;
+    uint64_t timed = writer_write_long(writer, transfer, slot_filling(transfer->wire), &to, policy, may_test);
     atomic_store_explicit(&slot->id, transfer->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);
@@ -208,17 +217,18 @@ bool reader_read_envelope(struct reader *reader, struct envelope *out)
     bool fits = out->bytes <= EAGER_LIMIT
         && reader->received - reader->returned + eager_message_credit(out->bytes) <= EAGER_CREDIT;
     if (kind < ENVELOPE_EAGER || kind > ENVELOPE_FINISHED || (kind == ENVELOPE_EAGER && !fits)) {
-        reader->corrupt = true;
+        reader->is_corrupt = true;
         return false;
     }
     out->kind = (enum envelope_kind)kind;
     if (kind == ENVELOPE_EAGER) return true;
     out->bytes = atomic_load_explicit(&cell->body.about.bytes, memory_order_relaxed);
     out->id = atomic_load_explicit(&cell->body.about.id, memory_order_relaxed);
-    out->place.block = atomic_load_explicit(&cell->body.about.block, memory_order_relaxed);
-    out->place.offset = atomic_load_explicit(&cell->body.about.offset, memory_order_relaxed);
+    out->location.block = atomic_load_explicit(&cell->body.about.block, memory_order_relaxed);
+    out->location.offset = atomic_load_explicit(&cell->body.about.offset, memory_order_relaxed);
     return true;
 }
+/* Returns the next cell to read. */
 static const struct cell *reader_current_cell(const struct reader *reader)
 {
     return &reader->pair->cells[reader->taken % RING_CELLS];
@@ -232,17 +242,17 @@ void reader_scatter_eager(struct reader *reader, const struct envelope *envelope
 {
     const struct cell *cell = reader_current_cell(reader);
     if (envelope->bytes <= INLINE_BYTES) {
-        bool plain = envelope->bytes && to->piece_count == 1 && to->pieces->length == envelope->bytes;
-        if (plain) memcpy(to->pieces->at, cell->body.payload, (size_t)envelope->bytes);
+        bool is_one_piece = envelope->bytes && to->piece_count == 1 && to->pieces->length == envelope->bytes;
+        if (is_one_piece) memcpy(to->pieces->at, cell->body.payload, (size_t)envelope->bytes);
         else pieces_scatter(to, cell->body.payload, (size_t)envelope->bytes);
         return;
     }
     struct runs runs = pair_eager_runs(reader->pair, reader->position, (size_t)envelope->bytes);
     uint64_t timed = cell_timing_word(cell, envelope);
-    int64_t from_ns = reading_start_ns(timed);
+    int64_t start_ns = reading_start_ns(timed);
     pieces_scatter(to, runs.at[0], runs.bytes[0]);
     pieces_scatter(to, runs.at[1], runs.bytes[1]);
-    reader_record_filling(reader, eager_filling(envelope->bytes), timed, from_ns, envelope->bytes);
+    reader_record_filling(reader, eager_filling(envelope->bytes), timed, start_ns, envelope->bytes);
 }
 void reader_copy_eager(struct reader *reader, const struct envelope *envelope, unsigned char *to)
 {
@@ -253,14 +263,14 @@ void reader_copy_eager(struct reader *reader, const struct envelope *envelope, u
     }
     struct runs runs = pair_eager_runs(reader->pair, reader->position, (size_t)envelope->bytes);
     uint64_t timed = cell_timing_word(cell, envelope);
-    int64_t from_ns = reading_start_ns(timed);
+    int64_t start_ns = reading_start_ns(timed);
     memcpy(to, runs.at[0], runs.bytes[0]);
     if (runs.bytes[1]) memcpy(to + runs.bytes[0], runs.at[1], runs.bytes[1]);
-    reader_record_filling(reader, eager_filling(envelope->bytes), timed, from_ns, envelope->bytes);
+    reader_record_filling(reader, eager_filling(envelope->bytes), timed, start_ns, envelope->bytes);
 }
-/* A writer that found the ring full has seen some count `taken`, and waits at taken + RING_CELLS. Before the reader
-   gets there, it passes a multiple of half the ring that the writer has not seen. So one bell at each multiple is
-   enough. */
+/* Returns true at multiples of half the ring. A writer that found the ring full has seen some count `taken`, and waits
+   at taken + RING_CELLS. Before the reader gets there, it passes a multiple of half the ring that the writer has not
+   seen. So one bell at each multiple is enough. */
 bool reader_free_cell(struct reader *reader, const struct envelope *envelope)
 {
     if (envelope->kind == ENVELOPE_EAGER) {
@@ -287,9 +297,9 @@ void reader_scatter_slot(struct reader *reader, const struct filled_slot *slot, 
     copy_function *copy)
 {
     enum filling filling = slot_filling(to->wire);
-    int64_t from_ns = reading_start_ns(slot->timed);
+    int64_t start_ns = reading_start_ns(slot->timed);
     pieces_scatter_with(copy, to, slot->at + slot_filling_offset(reader->emptied, to->wire), (size_t)slot->bytes);
-    reader_record_filling(reader, filling, slot->timed, from_ns, slot->bytes);
+    reader_record_filling(reader, filling, slot->timed, start_ns, slot->bytes);
 }
 void reader_free_slot(struct reader *reader)
 {

@@ -6,7 +6,7 @@
    and one word, `claims`, for a message that both ranks copy together from tensor to tensor.
    A cell or slot becomes visible by its sequence number, which is stored last, so an envelope and its payload travel
    in one line. Shared memory may contain any values: each word is read once, and the ends reject impossible ones
-   (`corrupt`, which stays). Words about store modes (store_modes.h) may also have any value; they affect only speed.
+   (is_corrupt, which stays). Words about store modes (store_modes.h) may also have any value; they affect only speed.
 
    Credit: the eager messages of a rank that are under way or unexpected at the receiver take at most EAGER_CREDIT
    bytes. The eager part has that size, so it cannot overflow. */
@@ -42,7 +42,7 @@ enum envelope_kind {
     ENVELOPE_MISMATCH,
     /* The sender has cancelled the send `id`. */
     ENVELOPE_WITHDRAW,
-    /* The receive of `id` lies at `place`, and the sender may copy parts into it. */
+    /* The receive of `id` lies at `location`, and the sender may copy parts into it. */
     ENVELOPE_SHARE,
     /* The sender of `id` has copied `bytes` parts, and no part is left. */
     ENVELOPE_COPIED,
@@ -57,11 +57,13 @@ struct envelope {
     struct message_name name;
     uint64_t bytes, id;
     enum envelope_kind kind;
-    /* The place of the tensor at the rank that sends the envelope. */
-    struct remote place;
+    /* The location of the tensor at the rank that sends the envelope. */
+    struct remote location;
 };
 
+/* One envelope in the ring, with the payload if it is small. */
 struct cell {
+    /* The number of the envelope, counted from 1, once the cell is complete. */
     _Atomic uint32_t sequence;
     /* The kind in the low 8 bits, and above them the bytes of an eager message. */
     _Atomic uint32_t head;
@@ -74,14 +76,16 @@ struct cell {
         unsigned char payload[INLINE_BYTES];
     } body;
 };
+/* Describes the bytes in one slot of the pipe: the message's id, their number, and the timing of the filling or 0. */
 struct slot {
     _Alignas(128) _Atomic uint64_t sequence;
     _Atomic uint64_t id, bytes, timed;
 };
 /* Records which ranks have opened a pair to this rank. Only the doorbell in the pair of a rank with itself is used. */
 struct doorbell {
-    _Atomic uint32_t opened;
-    _Atomic uint32_t who[DOORBELL_RANKS / 32];
+    /* The number of pairs that were opened so far, and a bit for each rank that has opened one, by its index. */
+    _Atomic uint32_t open_count;
+    _Atomic uint32_t opened_by[DOORBELL_RANKS / 32];
 };
 struct pair {
     struct doorbell doorbell;
@@ -102,18 +106,22 @@ struct pair {
 
 /* A message with an end that the other rank can reach is copied in parts. A rank that has time takes the next part, so
    that two ranks copy twice as fast, and a busy rank does not delay the other. */
+/* Returns the size of each part but the last of a message of `bytes` bytes. */
 static inline size_t part_bytes(uint64_t bytes)
 {
     size_t part = 32768;
     while (part < 262144 ? part < bytes / 8 : part < bytes >> (CLAIM_BITS - 1)) part *= 2;
     return part;
 }
+/* Returns the number of parts of a message of `bytes` bytes. */
 static inline uint64_t part_count(uint64_t bytes) { return (bytes + part_bytes(bytes) - 1) / part_bytes(bytes); }
-/* The reader opens the claims of its next message, which ends the claims of the previous one. */
+/* Opens the claims of the message `id`, which ends the claims of the previous one. id 0: of no message. The reader of
+   the pair calls it. */
 void part_claims_open(struct pair *pair, uint64_t id);
-/* Returns true if the message has parts left to take. */
+/* Returns whether the message `id` of that many parts has the claims, and has parts left to take. */
 bool part_claims_left(const struct pair *pair, uint64_t id, uint64_t parts);
-/* Takes the next part, whose number goes to *out. false: all parts are taken. */
+/* Takes the next part of the message, whose number goes to *out. false: all parts are taken, or the claims are those of
+   another message. */
 bool part_claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out);
 
 /* ---- the writer's end ---- */
@@ -125,33 +133,37 @@ struct pair_writer {
     uint64_t position, spent, returned;
     /* The slots filled, and the reader's count of emptied slots when it was last read. */
     uint64_t filled, emptied;
-    bool corrupt;
+    /* The reader has written an impossible value. */
+    bool is_corrupt;
     struct store_modes *modes;
 };
-/* How the writer copies long runs: with `copy`, or by memcpy if `copy` is NULL. paced: by the cheaper of the two. */
-struct copy_policy { copy_function *copy; bool paced; };
+/* Says how the writer copies long runs: with `copy`, or by memcpy if `copy` is NULL. is_paced: by the cheaper of the
+   two. */
+struct copy_policy { copy_function *copy; bool is_paced; };
 /* Returns whether the ring has room for one envelope. */
 bool writer_has_room(struct pair_writer *writer);
-/* Returns false also if the message exceeds EAGER_LIMIT. */
+/* Returns whether the writer has credit for an eager message of this size. false also if it exceeds EAGER_LIMIT. */
 bool writer_has_credit(struct pair_writer *writer, uint64_t bytes);
+/* Returns whether the pipe has an empty slot. */
 bool writer_has_slot(struct pair_writer *writer);
-/* Returns the bytes of each filling but the last. Several fillings keep both ends at work, and small ones arrive
-   early. */
+/* Returns the bytes of each filling but the last, for a message of `wire` bytes. Several fillings keep both ends at
+   work, and small ones arrive early. */
 static inline size_t slot_filling_bytes(uint64_t wire)
 {
     return wire <= 32768 ? 16384 : wire < 4 << 20 ? 32768 : SLOT_BYTES;
 }
-/* Returns the offset of the n-th filling in its slot. Small fillings rotate within the slot, so that they reuse memory
-   as late as large ones. */
+/* Returns the offset in its slot of the n-th filling of the pipe, for a message of `wire` bytes. Small fillings rotate
+   within the slot, so that they reuse memory as late as large ones. */
 static inline size_t slot_filling_offset(uint64_t n, uint64_t wire)
 {
     return n / PIPE_SLOTS % (SLOT_BYTES / slot_filling_bytes(wire)) * slot_filling_bytes(wire);
 }
-/* The caller first checks room, credit or slot with the functions above. */
+/* The caller of the next four first checks room, credit or slot with the functions above. */
+/* Writes an envelope that is not eager into the next cell. */
 void writer_write_envelope(struct pair_writer *writer, const struct envelope *envelope);
 /* Sends a message of one piece that fits the cell. */
 void writer_send_inline(struct pair_writer *writer, const struct transfer *transfer);
-/* Sends the whole message eagerly. */
+/* Sends the whole message eagerly: writes its payload and its envelope. */
 void writer_send_eager(struct pair_writer *writer, struct transfer *transfer, struct copy_policy policy);
 /* Fills one slot with the next bytes of the message. */
 void writer_stream_slot(struct pair_writer *writer, struct transfer *transfer, struct copy_policy policy);
@@ -163,36 +175,43 @@ struct reader {
     uint32_t taken;
     /* The position in the eager part, the credit received and returned, and the number of slots emptied. */
     uint64_t position, received, returned, emptied;
-    bool corrupt;
+    /* The writer has written an impossible value. */
+    bool is_corrupt;
     struct store_judge *judge;
 };
+/* Returns whether the ring has an envelope to read. */
 static inline bool reader_has_cell(const struct reader *reader)
 {
     const struct cell *cell = &reader->pair->cells[reader->taken % RING_CELLS];
     return atomic_load_explicit(&cell->sequence, memory_order_acquire) == reader->taken + 1;
 }
+/* Returns whether the pipe has a filled slot. */
 static inline bool reader_has_slot(const struct reader *reader)
 {
     const struct slot *slot = &reader->pair->slots[reader->emptied % PIPE_SLOTS];
     return atomic_load_explicit(&slot->sequence, memory_order_acquire) == reader->emptied + 1;
 }
-/* Reads the envelope of a ready cell. false: the envelope is invalid, and the reader is now corrupt. */
+/* Reads the envelope of the next cell, which must be there. false: it is invalid, and is_corrupt is set. */
 bool reader_read_envelope(struct reader *reader, struct envelope *out);
-/* These copy the payload of an eager envelope into a transfer, or into memory. */
+/* Copies the payload of the eager envelope in the next cell into the pieces of a transfer. */
 void reader_scatter_eager(struct reader *reader, const struct envelope *envelope, struct transfer *to);
+/* Copies the payload of the eager envelope in the next cell to `to`. */
 void reader_copy_eager(struct reader *reader, const struct envelope *envelope, unsigned char *to);
-/* Frees the cell and its payload. true: the writer may wait for room, and the caller must ring its bell. */
+/* Frees the next cell and its payload, whose envelope was read. true: the writer may wait for room, so the caller must
+   ring the writer's bell. */
 bool reader_free_cell(struct reader *reader, const struct envelope *envelope);
 /* Returns the credit of an eager message that has met its receive. */
 void reader_return_credit(struct reader *reader, uint64_t bytes);
+/* The fields of a slot as they were read once, and the address of the slot. */
 struct filled_slot {
     uint64_t id, bytes, timed;
     const unsigned char *at;
 };
-/* Reads the fields of a filled slot and its address. The caller knows the message, so it checks the fields and adds the
-   offset of the filling. */
+/* Reads the fields of the next filled slot, and returns them with its address. The caller knows the message, so it
+   checks the fields and adds the offset of the filling. */
 struct filled_slot reader_read_slot(const struct reader *reader);
-/* Copies the bytes of the slot to the cursor of the transfer. */
+/* Copies the bytes of the next slot to the cursor of the transfer, by `copy` (NULL: memcpy). */
 void reader_scatter_slot(struct reader *reader, const struct filled_slot *slot, struct transfer *to,
     copy_function *copy);
+/* Frees the next slot for the writer. */
 void reader_free_slot(struct reader *reader);

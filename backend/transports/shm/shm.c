@@ -16,7 +16,8 @@ static void shm_accept(struct transport *transport, int member, struct transfer 
     const struct arrival *arrival)
 {
     struct shm *shm = (struct shm *)transport;
-    const struct envelope announced = { arrival->name, arrival->bytes, arrival->id, ENVELOPE_ANNOUNCE, arrival->place };
+    const struct envelope announced = { arrival->name, arrival->bytes, arrival->id, ENVELOPE_ANNOUNCE,
+        arrival->location };
     shm_link_accept_receive(shm, &shm->links[member], transfer, &announced);
     shm_link_settle(shm, &shm->links[member]);
 }
@@ -24,18 +25,19 @@ static void shm_release(struct transport *transport, int member, uint64_t bytes)
 {
     reader_return_credit(&((struct shm *)transport)->links[member].in, bytes);
 }
-static void shm_answer_doorbell(struct shm *shm, uint32_t opened)
+/* Opens the incoming side of the links to all peers that have rung the doorbell, whose count is now `open_count`. */
+static void shm_answer_doorbell(struct shm *shm, uint32_t open_count)
 {
-    shm->rings_seen = opened;
+    shm->opens_seen = open_count;
     for (int i = 0; i < shm->count; i++)
-        if (atomic_load_explicit(&shm->doorbell->who[i / 32], memory_order_relaxed) >> i % 32 & 1)
+        if (atomic_load_explicit(&shm->doorbell->opened_by[i / 32], memory_order_relaxed) >> i % 32 & 1)
             shm_link_open_incoming(shm, &shm->links[i]);
 }
 static bool shm_poll(struct transport *transport)
 {
     struct shm *shm = (struct shm *)transport;
-    uint32_t opened = atomic_load_explicit(&shm->doorbell->opened, memory_order_acquire);
-    if (opened != shm->rings_seen) shm_answer_doorbell(shm, opened);
+    uint32_t open_count = atomic_load_explicit(&shm->doorbell->open_count, memory_order_acquire);
+    if (open_count != shm->opens_seen) shm_answer_doorbell(shm, open_count);
     bool moved = false;
     /* A link that becomes active during this poll is first polled in the next one. */
     struct shm_link **end = shm->active + shm->active_count;
@@ -43,7 +45,7 @@ static bool shm_poll(struct transport *transport)
         if (!shm_link_is_quiet(*l)) moved |= shm_link_poll(shm, *l);
     return moved;
 }
-/* A peer uses only shared memory, or tensors that it may share, so a transfer can be forgotten at any time. */
+/* Forgets a transfer. A peer uses only shared memory, or tensors that it may share, so this is possible at any time. */
 static bool shm_cancel(struct transport *transport, int member, struct transfer *transfer)
 {
     struct shm *shm = (struct shm *)transport;
@@ -57,6 +59,7 @@ static void shm_lose(struct transport *transport, int member, tutti_status statu
 }
 
 /* ---- lifetime ---- */
+/* Frees a list of queued envelopes. */
 static void queued_envelopes_free(struct queued_envelope *queued)
 {
     for (struct queued_envelope *next; queued; queued = next) {
@@ -68,7 +71,7 @@ static void shm_destroy(struct transport *transport)
 {
     struct shm *shm = (struct shm *)transport;
     for (int i = 0; shm->links && i < shm->count; i++) queued_envelopes_free(shm->links[i].queued);
-    queued_envelopes_free(shm->spare_envelopes);
+    queued_envelopes_free(shm->free_envelopes);
     free(shm->active);
     free(shm->links);
     free(shm);
@@ -83,6 +86,7 @@ static const struct transport_operations operations = { .name = "shm",
     .destroy = shm_destroy };
 
 size_t shm_pair_bytes(void) { return sizeof(struct pair); }
+/* Returns a transport between `count` ranks that is not connected yet, or NULL if memory is exhausted. */
 static struct shm *shm_new(const struct shm_callbacks *callbacks, int count)
 {
     struct shm *shm = memory_alloc_aligned(sizeof *shm);

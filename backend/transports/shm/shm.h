@@ -8,21 +8,22 @@ struct shm_callbacks {
     void *context;
     /* Returns shm_pair_bytes() of shared memory, which is zeroed at first. */
     unsigned char *(*pair)(void *context, int from, int to);
-    /* Allocates memory before its first use. */
+    /* Allocates the memory of a range of the segment before its first use. An error: the host has none left. */
     tutti_status (*reserve)(void *context, void *at, size_t bytes);
     /* Rings the bell of the member. */
     void (*ring)(void *context, int member);
-    /* stream copies large runs into memory that a peer reads next, stream_far into tensors beyond the caches. NULL:
-       memcpy. paced: `stream` is used only while it costs less than memcpy. */
+    /* stream copies large runs around the cache into memory that a peer reads next, stream_far into tensors beyond the
+       caches. NULL: memcpy. is_paced: `stream` is used only while it costs less than memcpy (store_modes.h). */
     void (*stream)(void *to, const void *from, size_t bytes);
     void (*stream_far)(void *to, const void *from, size_t bytes);
-    bool paced;
+    bool is_paced;
     /* The next four give access to tensors that peers can reach. They are set together or all NULL.
-       find returns false if the tensor is unreachable for peers. */
+       find writes the location by which peers reach a tensor. false: peers cannot reach it. */
     bool (*find)(void *context, const void *at, size_t bytes, struct remote *out);
-    /* Returns the local address of a member's place, to send to it or receive from it. The address is valid until the
-       next call for this member and direction. IN_PROGRESS: the place is being mapped, and the caller asks again. */
-    tutti_status (*reach)(void *context, int member, bool sends, struct remote place, size_t bytes,
+    /* Writes the local address of a tensor at this location of a member, to send to it (is_send) or receive from it.
+       The address is valid until the next call for this member and direction. IN_PROGRESS: the location is being
+       mapped, and the caller asks again. */
+    tutti_status (*reach)(void *context, int member, bool is_send, struct remote location, size_t bytes,
         unsigned char **out);
     /* The transport calls enter before it uses memory that was reached, and leave afterwards. false: it must not use
        the memory any more. */
@@ -39,6 +40,6 @@ struct shm_callbacks {
 /* Returns the bytes of shared memory for each ordered pair. */
 size_t shm_pair_bytes(void);
 /* Adds the transport to the router. It leads to these ranks (NULL: 0 to count - 1) and to this rank itself, whose index
-   is `me`; member i is ranks[i]. */
+   is `me`; member i is ranks[i]. UNSUPPORTED: the host has too many ranks. */
 tutti_status shm_connect(struct router *router, const struct shm_callbacks *callbacks, int me, const int *ranks,
     int count);

@@ -15,16 +15,19 @@
 #include <unistd.h>
 
 enum { LISTEN_QUEUE = 4096 };
+/* The name of a socket: its address and port, in the form of the kernel. */
 union name {
     struct sockaddr any;
     struct sockaddr_in four;
     struct sockaddr_in6 six;
 };
+/* Returns the length of a socket's name, which depends on its family. */
 static socklen_t socket_name_bytes(const union name *name)
 {
     return name->any.sa_family == AF_INET ? sizeof name->four : sizeof name->six;
 }
-/* Returns the score of an interface address: IPv4 is best, link-local IPv6 worst. 0: the address is unusable. */
+/* Returns the score of an address, which is 0 unless it is usable and belongs to the interface `device`: IPv4 is best,
+   link-local IPv6 worst. */
 static int interface_address_score(const struct ifaddrs *at, const char *device)
 {
     union name name;
@@ -34,7 +37,7 @@ static int interface_address_score(const struct ifaddrs *at, const char *device)
     memcpy(&name.six, at->ifa_addr, sizeof name.six);
     return IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr) ? 1 : 2;
 }
-/* Finds the best address of a network interface (see interface_address_score). */
+/* Writes the best address of a network interface (see interface_address_score). UNSUPPORTED: it has none. */
 static tutti_status device_find_address(const char *device, union name *out)
 {
     struct ifaddrs *all;
@@ -52,12 +55,13 @@ static tutti_status device_find_address(const char *device, union name *out)
     return status_fail(TUTTI_UNSUPPORTED,
         "the network interface %s is down or has no address (TUTTI_SOCKET_IFNAME chooses another)", device);
 }
+/* Returns the descriptor of a new non-blocking TCP socket, or a negative errno. */
 static int tcp_socket_open(int family)
 {
     int descriptor = descriptor_move_above_stderr(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
-/* Stores the address at which the listener can be reached. */
+/* Stores the address and port of the listener, whose name is `name`. */
 static void sockets_store_address(struct sockets *sockets, const union name *name)
 {
     sockets->address.family = name->any.sa_family;
@@ -68,12 +72,12 @@ static void sockets_store_address(struct sockets *sockets, const union name *nam
     }
     sockets->address.port = ntohs(name->six.sin6_port);
     memcpy(sockets->address.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
-    sockets->scope = name->six.sin6_scope_id;
+    sockets->scope_id = name->six.sin6_scope_id;
 }
-tutti_status tcp_address_listen(struct sockets *sockets, const struct fabric_place *place)
+tutti_status tcp_address_listen(struct sockets *sockets, const struct fabric_environment *environment)
 {
     union name name = { .four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
-    const char *device = place->simulated ? NULL : place->device;
+    const char *device = environment->simulated ? NULL : environment->device;
     if (device) TRY(device_find_address(device, &name));
     socklen_t bytes = socket_name_bytes(&name);
     int descriptor = sockets->listener.descriptor = tcp_socket_open(name.any.sa_family);
@@ -97,7 +101,7 @@ int tcp_address_connect(const struct sockets *sockets, const struct tcp_address 
         name.six.sin6_port = htons(address->port);
         memcpy(&name.six.sin6_addr, address->address, sizeof name.six.sin6_addr);
         /* Each host has its own scope id. */
-        if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = sockets->scope;
+        if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = sockets->scope_id;
     }
     int descriptor = tcp_socket_open(address->family);
     if (descriptor < 0) return descriptor;

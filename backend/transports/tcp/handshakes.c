@@ -1,13 +1,13 @@
-/* How two processes connect. Either process calls the other at its address, and both prove that they know the key of a
- * common group (processes/handshake.h). A caller without a proof gets no answer and is closed. If all places of such
- * callers are taken, the network with the most of them loses its oldest. So a process whose call is closed before an
- * answer calls again.
+/* How two processes connect. Either process connects to the other at its address, and both prove that they know the key
+ * of a common group (processes/handshake.h). An accepted connection is pending until its process has sent a proof;
+ * without one it gets no answer and is closed. If all places of pending connections are taken, the network with the
+ * most of them loses its oldest. So a process whose connection is closed before an answer connects again.
  *
- * If both call at once, one of the two connections must close. A process that is called before its own call has sent
- * its hello accepts the other call. Otherwise the call of the process with the lesser nonce stays, and the other call
- * is kept until the first one is answered. Each process numbers its calls, and both sides exchange their counts. So a
- * process can tell a call that began before the present connection from a later one, which means that the connection
- * broke. */
+ * If both processes connect at once, one of the two connections must close. A process that accepts a connection before
+ * its own attempt has sent its hello keeps the accepted one. Otherwise the attempt of the process with the lesser nonce
+ * stays, and the other connection, its rival, is kept until the first one is answered. Each process numbers its
+ * attempts, and both sides exchange their counts. So a process can tell an attempt that began before the present
+ * connection from a later one, which means that the connection broke. */
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/log.h"
@@ -25,13 +25,13 @@ static const char closed[] = "it has closed the connection";
 
 /* ---- opening an endpoint ---- */
 void tcp_endpoint_open(struct fabric *fabric, struct tcp_endpoint *endpoint, int descriptor,
-    const struct handshake *handshake, bool called)
+    const struct handshake *handshake, bool has_accepted)
 {
     endpoint->handle.descriptor = descriptor;
-    endpoint->base.open = true;
+    endpoint->base.is_open = true;
     if (socket_handle_watch(fabric, &endpoint->handle, EPOLLIN) != TUTTI_OK)
         tcp_endpoint_end(fabric, endpoint, "epoll cannot watch it");
-    else if (handshake && tls_create_after_handshake(handshake, called, &endpoint->tls) != 0)
+    else if (handshake && tls_create_after_handshake(handshake, has_accepted, &endpoint->tls) != 0)
         tcp_endpoint_end(fabric, endpoint, "it cannot be encrypted");
     else tcp_endpoint_push_tls(fabric, endpoint);
     sockets_count_open(fabric);
@@ -58,7 +58,7 @@ static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp
     int both[2];
     struct tcp_endpoint *loopback_peer = tcp_endpoint_new(fabric, endpoint->base.process);
     if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    loopback_peer->base.left = true;
+    loopback_peer->base.has_left = true;
     endpoint->loopback_peer = loopback_peer;
     loopback_peer->loopback_peer = endpoint;
     TRY(socket_pair_open(both));
@@ -72,48 +72,51 @@ static tutti_status tcp_endpoint_open_loopback(struct fabric *fabric, struct tcp
     return TUTTI_OK;
 }
 
-/* ---- the process that is called ---- */
-/* Answers the peer's call and opens the endpoint by its connection. */
+/* ---- the process that accepts ---- */
+/* Answers the handshake of an accepted connection, and opens the endpoint by it in place of this process's own
+   attempt. */
 static void tcp_endpoint_accept(struct fabric *fabric, struct tcp_endpoint *endpoint, struct handshake *handshake,
     int descriptor)
 {
-    if (endpoint->spare >= 0 && endpoint->spare != descriptor) close(endpoint->spare);
-    endpoint->spare = -1;
+    if (endpoint->rival_descriptor >= 0 && endpoint->rival_descriptor != descriptor) close(endpoint->rival_descriptor);
+    endpoint->rival_descriptor = -1;
     socket_handle_close(fabric, &endpoint->handle);
-    if (handshake_send_answer(handshake, HANDSHAKE_WELCOME, tcp_sockets_of(fabric)->calls, descriptor) == 0) {
+    if (handshake_send_answer(handshake, HANDSHAKE_WELCOME, tcp_sockets_of(fabric)->attempts, descriptor) == 0) {
         tcp_endpoint_open(fabric, endpoint, descriptor, handshake, true);
         return;
     }
     close(descriptor);
     tcp_endpoint_end(fabric, endpoint, closed);
 }
+/* Closes the socket of a pending connection, if it has one, and frees its place. */
 static void pending_connection_close(struct fabric *fabric, struct pending_connection *pending)
 {
     socket_handle_close(fabric, &pending->handle);
     tcp_sockets_of(fabric)->pending_count--;
 }
-/* Returns the number of the last known call of that process. */
-static uint64_t tcp_last_connect_number(const struct fabric *fabric, const unsigned char process[16])
+/* Returns the number of the last known connection attempt of that process, or 0. */
+static uint64_t tcp_last_peer_attempt(const struct fabric *fabric, const unsigned char process[16])
 {
     uint64_t last = 0;
     for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
-        if (memcmp(endpoint->process, process, 16) == 0 && tcp_endpoint_of(endpoint)->theirs > last)
-            last = tcp_endpoint_of(endpoint)->theirs;
+        if (memcmp(endpoint->process, process, 16) == 0 && tcp_endpoint_of(endpoint)->last_peer_attempt > last)
+            last = tcp_endpoint_of(endpoint)->last_peer_attempt;
     return last;
 }
-/* Takes a proved call. If this process has called the same peer, the call of the lesser nonce wins. */
+/* Gives an accepted connection with a right proof to the endpoint of its process: opens the endpoint by it, or keeps it
+   as rival of this process's own attempt. Closes it if the peer has given it up since. */
 static void pending_connection_admit(struct fabric *fabric, struct handshake *handshake, int descriptor)
 {
     const unsigned char *from = handshake->hello.from.nonce;
     struct endpoint *found = endpoint_find(fabric, from);
     struct tcp_endpoint *endpoint = found ? tcp_endpoint_of(found) : NULL;
-    if (handshake->hello.number <= tcp_last_connect_number(fabric, from)) {
-        /* The caller has given up this call since. */
+    if (handshake->hello.number <= tcp_last_peer_attempt(fabric, from)) {
+        /* The peer has given up this attempt since. */
         close(descriptor);
         return;
     }
-    /* A newer call means that the connection of the open endpoint broke. */
-    if (endpoint && endpoint->base.open) {
+    /* A newer attempt means that the connection of the open endpoint broke. */
+    if (endpoint && endpoint->base.is_open) {
         tcp_endpoint_end(fabric, endpoint, strerror(ECONNRESET));
         endpoint = NULL;
     }
@@ -122,17 +125,16 @@ static void pending_connection_admit(struct fabric *fabric, struct handshake *ha
         close(descriptor);
         return;
     }
-    endpoint->theirs = handshake->hello.number;
-    bool mine_stays = endpoint->handshake.has_sent_hello && memcmp(fabric->process, from, 16) < 0;
-    if (!mine_stays) {
+    endpoint->last_peer_attempt = handshake->hello.number;
+    bool keeps_own_attempt = endpoint->handshake.has_sent_hello && memcmp(fabric->process, from, 16) < 0;
+    if (!keeps_own_attempt) {
         tcp_endpoint_accept(fabric, endpoint, handshake, descriptor);
         return;
     }
-    if (endpoint->spare >= 0) close(endpoint->spare);
-    endpoint->spare = descriptor;
+    if (endpoint->rival_descriptor >= 0) close(endpoint->rival_descriptor);
+    endpoint->rival_descriptor = descriptor;
     endpoint->rival_handshake = *handshake;
 }
-/* Continues the handshake of a pending connection; closes it if it fails. */
 void pending_connection_read(struct fabric *fabric, struct pending_connection *pending)
 {
     struct handshake *handshake = &pending->handshake;
@@ -151,7 +153,7 @@ void pending_connection_read(struct fabric *fabric, struct pending_connection *p
     pending_connection_close(fabric, pending);
     pending_connection_admit(fabric, handshake, descriptor);
 }
-/* Chooses the pending connection to close when all places are taken. */
+/* Returns the pending connection to close when all places are taken. */
 static struct pending_connection *pending_connection_find_superfluous(struct sockets *sockets)
 {
     struct unproved list[PENDING_MOST];
@@ -173,13 +175,13 @@ static struct pending_connection *pending_connection_take_place(struct fabric *f
     while (pending->handle.descriptor >= 0) pending++;
     return pending;
 }
-/* Begins the handshake with a process that has called. */
+/* Begins the handshake of an accepted connection. */
 static void pending_connection_add(struct fabric *fabric, int descriptor)
 {
     struct pending_connection *pending = pending_connection_take_place(fabric);
-    struct sock_address there = tcp_remote_address(descriptor);
+    struct sock_address remote = tcp_remote_address(descriptor);
     *pending = (struct pending_connection){
-        .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = sock_address_network(&there)
+        .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = sock_address_network(&remote)
     };
     tcp_sockets_of(fabric)->pending_count++;
     fabric->needs_poll = true;
@@ -187,7 +189,8 @@ static void pending_connection_add(struct fabric *fabric, int descriptor)
         || socket_handle_watch(fabric, &pending->handle, EPOLLIN) != TUTTI_OK)
         pending_connection_close(fabric, pending);
 }
-/* Stops watching the listener for some time, because it stays ready while accept fails. */
+/* Stops watching the listener for ACCEPT_RETRY_MS, because it stays readable while accept fails with `error`, an
+   errno. */
 static void listener_pause(struct fabric *fabric, int error)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
@@ -203,8 +206,8 @@ static void listener_pause(struct fabric *fabric, int error)
 static void listener_resume(struct fabric *fabric, int64_t now_ms)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
-    bool watched = socket_handle_watch(fabric, &sockets->listener, EPOLLIN) == TUTTI_OK;
-    sockets->accept_retry_ms = watched ? 0 : now_ms + ACCEPT_RETRY_MS;
+    bool is_watched = socket_handle_watch(fabric, &sockets->listener, EPOLLIN) == TUTTI_OK;
+    sockets->accept_retry_ms = is_watched ? 0 : now_ms + ACCEPT_RETRY_MS;
 }
 void pending_connections_accept(struct fabric *fabric)
 {
@@ -226,18 +229,19 @@ void pending_connections_close(struct fabric *fabric)
         if (p->handle.descriptor >= 0) pending_connection_close(fabric, p);
 }
 
-/* ---- the caller ---- */
-/* Calls the peer: starts a non-blocking connect. */
+/* ---- the process that connects ---- */
+/* Starts a connection attempt to the peer of the endpoint. If the peer's process has ended, ends the endpoint and
+   returns OK. */
 static tutti_status tcp_endpoint_connect(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
     int descriptor = tcp_address_connect(sockets, &endpoint->address);
-    sockets->calls++;
+    sockets->attempts++;
     endpoint->reconnect_ms = 0;
-    endpoint->connected = false;
+    endpoint->has_connected = false;
     handshake_begin(&endpoint->handshake, magic);
     fabric->needs_poll = true;
-    /* The peer's process has ended. The control connection reports why. */
+    /* The control connection reports why the peer's process has ended. */
     if (descriptor == -ECONNREFUSED || descriptor == -ECONNRESET) {
         tcp_endpoint_end(fabric, endpoint, strerror(-descriptor));
         return TUTTI_OK;
@@ -269,17 +273,18 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     else *out = &endpoint->base;
     return status;
 }
-/* Ends this process's call. If the peer has called as well, its call takes over. */
+/* Ends this process's own attempt. If there is a rival connection, the endpoint opens by it, else the endpoint ends. */
 static void tcp_connect_fail(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
-    if (endpoint->spare >= 0) tcp_endpoint_accept(fabric, endpoint, &endpoint->rival_handshake, endpoint->spare);
+    if (endpoint->rival_descriptor >= 0)
+        tcp_endpoint_accept(fabric, endpoint, &endpoint->rival_handshake, endpoint->rival_descriptor);
     else tcp_endpoint_end(fabric, endpoint, why);
 }
-/* Calls a peer again that closed the connection before it answered, because strangers may have taken all its places. If
-   its process has ended, the new call fails at once. */
+/* Connects again after RECONNECT_MS to a peer that closed the connection before it answered, because strangers may have
+   taken all its places. If the peer's process has ended, the new attempt fails at once. */
 static void tcp_connect_retry(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    if (endpoint->spare >= 0 || ++endpoint->reconnects > RECONNECTS_MOST) {
+    if (endpoint->rival_descriptor >= 0 || ++endpoint->reconnects > RECONNECTS_MOST) {
         tcp_connect_fail(fabric, endpoint, closed);
         return;
     }
@@ -288,7 +293,8 @@ static void tcp_connect_retry(struct fabric *fabric, struct tcp_endpoint *endpoi
     endpoint->reconnect_ms = clock_ms() + RECONNECT_MS;
     fabric->needs_poll = true;
 }
-/* Returns 1 when the handshake is complete, 0 while it goes on, or a negative errno. */
+/* Continues the handshake of this process's own attempt. Returns 1 when it is complete, 0 while it goes on, or a
+   negative errno. */
 static int tcp_handshake_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     struct handshake *handshake = &endpoint->handshake;
@@ -299,24 +305,25 @@ static int tcp_handshake_advance(struct fabric *fabric, struct tcp_endpoint *end
     if (got <= 0) return got;
     memcpy(self.nonce, fabric->process, sizeof self.nonce);
     return handshake_send_hello(handshake, &self, endpoint->base.process, &endpoint->base.key,
-        tcp_sockets_of(fabric)->calls, descriptor);
+        tcp_sockets_of(fabric)->attempts, descriptor);
 }
-/* Opens the endpoint by this process's call, which the peer has accepted. */
+/* Opens the endpoint by this process's own attempt, which the peer has accepted. */
 static void tcp_connect_complete(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    if (endpoint->handshake.answer.number > endpoint->theirs) endpoint->theirs = endpoint->handshake.answer.number;
-    if (endpoint->spare >= 0) close(endpoint->spare);
-    endpoint->spare = -1;
+    if (endpoint->handshake.answer.number > endpoint->last_peer_attempt)
+        endpoint->last_peer_attempt = endpoint->handshake.answer.number;
+    if (endpoint->rival_descriptor >= 0) close(endpoint->rival_descriptor);
+    endpoint->rival_descriptor = -1;
     tcp_endpoint_open(fabric, endpoint, endpoint->handle.descriptor, &endpoint->handshake, false);
 }
 void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    if (!endpoint->connected) {
+    if (!endpoint->has_connected) {
         int error = tcp_socket_error(endpoint->handle.descriptor);
         if (error) tcp_connect_fail(fabric, endpoint, strerror(error));
         else if (socket_handle_watch(fabric, &endpoint->handle, EPOLLIN) != TUTTI_OK)
             tcp_connect_fail(fabric, endpoint, "epoll cannot watch it");
-        endpoint->connected = !error;
+        endpoint->has_connected = !error;
         return;
     }
     int got = tcp_handshake_advance(fabric, endpoint);
@@ -327,14 +334,14 @@ void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 }
 
 /* ---- time limits ---- */
-/* Fails a call that takes too long, or repeats one that is due. */
+/* Fails an attempt that takes too long, or starts the next one if it is due. */
 static void tcp_connect_check_time(struct fabric *fabric, struct tcp_endpoint *endpoint, int64_t now_ms)
 {
     if (now_ms - endpoint->since_ms >= CONNECT_MS) tcp_connect_fail(fabric, endpoint, strerror(ETIMEDOUT));
     else if (endpoint->reconnect_ms && now_ms >= endpoint->reconnect_ms
         && tcp_endpoint_connect(fabric, endpoint) != TUTTI_OK)
         tcp_connect_fail(fabric, endpoint, closed);
-    fabric->needs_poll |= !endpoint->base.open && !endpoint_is_broken(&endpoint->base);
+    fabric->needs_poll |= !endpoint->base.is_open && !endpoint_is_broken(&endpoint->base);
 }
 void tcp_handshakes_expire(struct fabric *fabric)
 {
@@ -346,6 +353,6 @@ void tcp_handshakes_expire(struct fabric *fabric)
         if (p->handle.descriptor >= 0 && now_ms - p->since_ms >= PENDING_MS) pending_connection_close(fabric, p);
     fabric->needs_poll = sockets->pending_count || sockets->accept_retry_ms;
     for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
-        if (!endpoint->open && !endpoint_is_broken(endpoint))
+        if (!endpoint->is_open && !endpoint_is_broken(endpoint))
             tcp_connect_check_time(fabric, tcp_endpoint_of(endpoint), now_ms);
 }

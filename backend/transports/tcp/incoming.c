@@ -7,22 +7,24 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-static const char cannot_be[] = "its process has sent an invalid message";
+static const char invalid_message[] = "its process has sent an invalid message";
 static const char no_memory[] = "no memory for an incoming message";
 
-/* ---- frames; a handler returns NULL, or the reason to end the connection ---- */
+/* ---- frames: a handler returns NULL, or the reason to end the connection ---- */
+/* Returns the header that follows the head of an EAGER or OFFER frame. */
 static struct header incoming_frame_header(const struct incoming_frame *in)
 {
     struct header header;
     memcpy(&header, in->head + sizeof(struct tcp_frame), sizeof header);
     return header;
 }
-/* Handles OFFER: passes an announced message to its receive, or releases it. */
+/* Handles OFFER: passes an announced message to the fabric, or releases it. Returns NULL, or the reason to end the
+   connection. */
 static const char *tcp_endpoint_handle_offer(struct fabric *fabric, struct tcp_endpoint *endpoint,
     const struct tcp_frame *frame)
 {
     struct header header = incoming_frame_header(&endpoint->in);
-    if (!frame->extent || frame->id <= endpoint->last_offer) return cannot_be;
+    if (!frame->extent || frame->id <= endpoint->last_offer) return invalid_message;
     struct tcp_xfer *xfer = tcp_xfer_new(fabric, endpoint);
     if (!xfer) return no_memory;
     xfer->frame.id = endpoint->last_offer = frame->id;
@@ -30,14 +32,15 @@ static const char *tcp_endpoint_handle_offer(struct fabric *fabric, struct tcp_e
     if (!fabric_handle_message(fabric, &endpoint->base, &header, xfer, xfer->bytes, true)) tcp_release(fabric, xfer);
     return NULL;
 }
-/* Handles PULL (send the data) and RELEASE (the message is not received). */
+/* Handles PULL (the parts of the message are sent) and RELEASE (the message will not be received, so its send is
+   complete). Returns NULL, or the reason to end the connection. */
 static const char *tcp_endpoint_handle_answer(struct fabric *fabric, struct tcp_endpoint *endpoint,
     const struct tcp_frame *frame)
 {
     struct tcp_xfer *xfer = tcp_xfers_find(&endpoint->offered, frame->id);
-    if (!xfer) return cannot_be;
+    if (!xfer) return invalid_message;
     tcp_xfers_remove(&endpoint->offered, xfer);
-    if (frame->what == RELEASE) {
+    if (frame->kind == RELEASE) {
         tcp_xfer_complete(fabric, xfer, NULL);
         return NULL;
     }
@@ -46,28 +49,30 @@ static const char *tcp_endpoint_handle_answer(struct fabric *fabric, struct tcp_
     if (!(endpoint->handle.events & EPOLLOUT)) tcp_endpoint_make_busy(fabric, endpoint);
     return NULL;
 }
-/* Prepares to read a DATA frame straight into the receiver's buffer. */
+/* Handles the head of a DATA frame: its bytes go straight into the receiver's buffer. Returns NULL, or the reason to
+   end the connection. */
 static const char *tcp_endpoint_handle_data(struct tcp_endpoint *endpoint, const struct tcp_frame *frame)
 {
     struct tcp_xfer *xfer = tcp_xfers_find(&endpoint->fetching, frame->id);
     if (!xfer || !frame->bytes || frame->extent != xfer->moved || frame->bytes > xfer->bytes - xfer->moved)
-        return cannot_be;
+        return invalid_message;
     endpoint->in.fetch = xfer;
     endpoint->in.into = xfer->into + xfer->moved;
-    endpoint->in.left = (size_t)frame->bytes;
+    endpoint->in.missing = (size_t)frame->bytes;
     return NULL;
 }
-/* Prepares to read an EAGER frame into a new buffer. */
+/* Handles the head of an EAGER frame whose bytes have not all arrived: they go into the buffer of a new op. Returns
+   NULL, or the reason to end the connection. */
 static const char *incoming_frame_expect_eager(struct fabric *fabric, struct incoming_frame *in,
     const struct tcp_frame *frame)
 {
-    in->room = fabric_op_new(fabric, (size_t)frame->bytes);
-    if (!in->room) return no_memory;
-    in->into = in->room->room;
-    in->left = in->room->bytes = (size_t)frame->bytes;
+    in->eager_op = fabric_op_new(fabric, (size_t)frame->bytes);
+    if (!in->eager_op) return no_memory;
+    in->into = in->eager_op->buffer;
+    in->missing = in->eager_op->bytes = (size_t)frame->bytes;
     return NULL;
 }
-/* Ends a DATA frame; after the last part the fetch is complete. */
+/* Ends a DATA frame of the transfer; after the last part the fetch is complete. */
 static void tcp_endpoint_end_data_part(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     endpoint->in.fetch = NULL;
@@ -79,68 +84,69 @@ static void tcp_endpoint_end_data_part(struct fabric *fabric, struct tcp_endpoin
 /* Handles a frame whose bytes have all arrived at their place. */
 static void tcp_endpoint_end_frame(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
-    struct fabric_op *room = endpoint->in.room;
+    struct fabric_op *eager_op = endpoint->in.eager_op;
     if (endpoint->in.fetch) tcp_endpoint_end_data_part(fabric, endpoint, endpoint->in.fetch);
-    if (!room) return;
+    if (!eager_op) return;
     struct header header = incoming_frame_header(&endpoint->in);
-    endpoint->in.room = NULL;
-    fabric_handle_message(fabric, &endpoint->base, &header, room->room, room->bytes, false);
-    fabric_op_free(fabric, room);
+    endpoint->in.eager_op = NULL;
+    fabric_handle_message(fabric, &endpoint->base, &header, eager_op->buffer, eager_op->bytes, false);
+    fabric_op_free(fabric, eager_op);
 }
-/* Handles a frame whose head has arrived. `bytes` bytes at `at` follow the head. Returns how many of them belong to the
-   frame. */
+/* Handles a frame whose head has arrived, and which the `bytes` bytes at `at` follow. Returns how many of these bytes
+   it has handled. An invalid frame ends the endpoint. */
 static size_t tcp_endpoint_begin_frame(struct fabric *fabric, struct tcp_endpoint *endpoint, unsigned char *at,
     size_t bytes)
 {
     struct tcp_frame frame;
-    const char *wrong = NULL;
+    const char *problem = NULL;
     memcpy(&frame, endpoint->in.head, sizeof frame);
     endpoint->in.head_bytes = 0;
-    if (frame.what != EAGER && frame.what != DATA && frame.bytes) frame.what = UINT64_MAX;
-    switch (frame.what) {
+    if (frame.kind != EAGER && frame.kind != DATA && frame.bytes) frame.kind = UINT64_MAX;
+    switch (frame.kind) {
     case EAGER:
-        if (frame.bytes > EAGER_BYTES) wrong = cannot_be;
-        else if (frame.bytes > bytes) wrong = incoming_frame_expect_eager(fabric, &endpoint->in, &frame);
+        if (frame.bytes > EAGER_BYTES) problem = invalid_message;
+        else if (frame.bytes > bytes) problem = incoming_frame_expect_eager(fabric, &endpoint->in, &frame);
         else {
             struct header header = incoming_frame_header(&endpoint->in);
             fabric_handle_message(fabric, &endpoint->base, &header, at, (size_t)frame.bytes, false);
             return (size_t)frame.bytes;
         }
         break;
-    case OFFER: wrong = tcp_endpoint_handle_offer(fabric, endpoint, &frame); break;
+    case OFFER: problem = tcp_endpoint_handle_offer(fabric, endpoint, &frame); break;
     case PULL:
-    case RELEASE: wrong = tcp_endpoint_handle_answer(fabric, endpoint, &frame); break;
-    case DATA: wrong = tcp_endpoint_handle_data(endpoint, &frame); break;
-    case GOODBYE: endpoint->base.left = true; break;
-    default: wrong = cannot_be; break;
+    case RELEASE: problem = tcp_endpoint_handle_answer(fabric, endpoint, &frame); break;
+    case DATA: problem = tcp_endpoint_handle_data(endpoint, &frame); break;
+    case GOODBYE: endpoint->base.has_left = true; break;
+    default: problem = invalid_message; break;
     }
-    if (wrong == cannot_be) endpoint_mark_faulty(fabric, &endpoint->base, wrong);
-    if (wrong) tcp_endpoint_end(fabric, endpoint, wrong);
+    if (problem == invalid_message) endpoint_mark_faulty(fabric, &endpoint->base, problem);
+    if (problem) tcp_endpoint_end(fabric, endpoint, problem);
     return 0;
 }
 
 /* ---- bytes ---- */
+/* Returns how many bytes of the head of the frame, its header included, have not arrived. */
 static size_t incoming_frame_head_missing(const struct incoming_frame *in)
 {
     struct tcp_frame frame;
     if (in->head_bytes < sizeof frame) return sizeof frame - in->head_bytes;
     memcpy(&frame, in->head, sizeof frame);
-    return frame.what <= OFFER ? MOST_HEAD - in->head_bytes : 0;
+    return frame.kind <= OFFER ? MOST_HEAD - in->head_bytes : 0;
 }
-/* Handles `bytes` bytes from the read buffer: heads, and bytes that belong to frames in progress. */
+/* Handles `bytes` bytes of the common buffer at `at`: heads of frames, and bytes of frames that have begun. */
 static void tcp_endpoint_parse_frames(struct fabric *fabric, struct tcp_endpoint *endpoint, unsigned char *at,
     size_t bytes)
 {
     struct incoming_frame *in = &endpoint->in;
     while (bytes && endpoint->handle.descriptor >= 0) {
-        size_t needed = in->left ? in->left : incoming_frame_head_missing(in), n = size_smaller(needed, bytes);
-        memcpy(in->left ? in->into : in->head + in->head_bytes, at, n);
+        size_t needed = in->missing ? in->missing : incoming_frame_head_missing(in), n = size_smaller(needed, bytes);
+        memcpy(in->missing ? in->into : in->head + in->head_bytes, at, n);
         at += n;
         bytes -= n;
-        if (in->left) {
+        if (in->missing) {
             in->into += n;
-            in->left -= n;
-            if (!in->left) tcp_endpoint_end_frame(fabric, endpoint);
+            in->missing -= n;
+            if (!in->missing) tcp_endpoint_end_frame(fabric, endpoint);
             continue;
         }
         in->head_bytes += n;
@@ -150,32 +156,34 @@ static void tcp_endpoint_parse_frames(struct fabric *fabric, struct tcp_endpoint
         bytes -= n;
     }
 }
-/* Reads first to the place of the current frame, then into the buffer. During a fetch it reads only AHEAD_BYTES into
-   the buffer, because most of the bytes that follow belong elsewhere. */
+/* Reads once from the socket: first the missing bytes of the current frame to their destination, then into the common
+   buffer. Returns the number of bytes, 0 at the end, or -1 with errno; *asked is how many it asked for. During a fetch
+   it reads only AHEAD_BYTES into the buffer, because most of the bytes that follow belong elsewhere. */
 static ssize_t tcp_endpoint_read_some(struct fabric *fabric, struct tcp_endpoint *endpoint, size_t *asked)
 {
     struct incoming_frame *in = &endpoint->in;
     unsigned char *buffer = tcp_sockets_of(fabric)->buffer;
-    bool bulk = endpoint->fetching.first;
-    size_t direct = size_smaller(in->left, READ_BYTES),
-           beyond = direct < in->left ? 0
-        : bulk                        ? AHEAD_BYTES
-                                      : BUFFER_BYTES;
-    struct iovec list[2] = { { in->into, direct }, { buffer, beyond } };
-    *asked = direct + beyond;
+    bool has_fetch = endpoint->fetching.first;
+    size_t direct = size_smaller(in->missing, READ_BYTES),
+           buffered = direct < in->missing ? 0
+        : has_fetch                        ? AHEAD_BYTES
+                                           : BUFFER_BYTES;
+    struct iovec list[2] = { { in->into, direct }, { buffer, buffered } };
+    *asked = direct + buffered;
     if (endpoint->tls) return tls_receive(endpoint->tls, endpoint->handle.descriptor, list, 2);
-    if (!direct) return recv(endpoint->handle.descriptor, buffer, beyond, MSG_DONTWAIT);
+    if (!direct) return recv(endpoint->handle.descriptor, buffer, buffered, MSG_DONTWAIT);
     return readv(endpoint->handle.descriptor, list, 2);
 }
-/* Handles the result of one read: first the bytes read straight to their place, then those in the buffer. */
+/* Handles `bytes` bytes of one read: first those read straight to their destination, then those in the common
+   buffer. */
 static void tcp_endpoint_take_bytes(struct fabric *fabric, struct tcp_endpoint *endpoint, size_t bytes)
 {
     struct incoming_frame *in = &endpoint->in;
-    size_t direct = size_smaller(in->left, bytes);
+    size_t direct = size_smaller(in->missing, bytes);
     if (direct) {
         in->into += direct;
-        in->left -= direct;
-        if (!in->left) tcp_endpoint_end_frame(fabric, endpoint);
+        in->missing -= direct;
+        if (!in->missing) tcp_endpoint_end_frame(fabric, endpoint);
     }
     tcp_endpoint_parse_frames(fabric, endpoint, tcp_sockets_of(fabric)->buffer, bytes - direct);
 }
@@ -183,7 +191,7 @@ static void tcp_endpoint_take_bytes(struct fabric *fabric, struct tcp_endpoint *
    announced one. */
 static bool tcp_has_urgent_frames(const struct fabric *fabric)
 {
-    return tcp_sockets_of(fabric)->busy || (fabric->polling && fabric->polling->met.first);
+    return tcp_sockets_of(fabric)->busy_endpoints || (fabric->polling && fabric->polling->due_fetches.first);
 }
 bool tcp_endpoint_read(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {

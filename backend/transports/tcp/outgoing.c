@@ -7,12 +7,18 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-static size_t tcp_frame_header_bytes(const struct tcp_frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
-static size_t tcp_frame_bytes(const struct tcp_frame *f)
+/* Returns the bytes of the struct header that follows a frame of this kind, or 0. */
+static size_t tcp_frame_header_bytes(const struct tcp_frame *frame)
 {
-    return sizeof *f + tcp_frame_header_bytes(f) + (size_t)f->bytes;
+    return frame->kind <= OFFER ? sizeof(struct header) : 0;
 }
-/* Writes more of the frame. Returns the number of bytes written, or -1 with errno. */
+/* Returns the bytes of a frame with its header and data. */
+static size_t tcp_frame_bytes(const struct tcp_frame *frame)
+{
+    return sizeof *frame + tcp_frame_header_bytes(frame) + (size_t)frame->bytes;
+}
+/* Writes as much of the transfer's frame as the socket accepts. Returns the number of bytes written, or -1 with
+   errno. */
 static ssize_t tcp_xfer_write_some(const struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     struct tcp_frame *frame = &xfer->frame;
@@ -34,24 +40,25 @@ static ssize_t tcp_xfer_write_some(const struct tcp_endpoint *endpoint, struct t
 }
 void tcp_xfer_begin_part(struct tcp_xfer *xfer)
 {
-    xfer->frame = (struct tcp_frame){ .what = DATA,
+    xfer->frame = (struct tcp_frame){ .kind = DATA,
         .bytes = size_smaller(PART_BYTES, xfer->bytes - xfer->moved),
         .id = xfer->frame.id,
         .extent = xfer->moved };
     xfer->written = 0;
 }
-/* Records whether the socket accepts more bytes; if not, epoll reports when it does. */
-static void tcp_endpoint_set_blocked(struct fabric *fabric, struct tcp_endpoint *endpoint, bool blocked)
+/* Records whether the socket accepts no more bytes. If so, epoll reports when it accepts them again. */
+static void tcp_endpoint_set_blocked(struct fabric *fabric, struct tcp_endpoint *endpoint, bool is_blocked)
 {
-    uint32_t events = blocked ? EPOLLIN | EPOLLOUT : EPOLLIN;
+    uint32_t events = is_blocked ? EPOLLIN | EPOLLOUT : EPOLLIN;
     if (endpoint->handle.events == events) return;
     if (socket_handle_watch(fabric, &endpoint->handle, events) != TUTTI_OK) {
         tcp_endpoint_end(fabric, endpoint, "epoll cannot watch it");
         return;
     }
-    tcp_sockets_of(fabric)->blocked += blocked ? 1 : -1;
+    tcp_sockets_of(fabric)->blocked_count += is_blocked ? 1 : -1;
 }
-/* Writes the whole frame. false: the socket accepts no more bytes now, or has failed. */
+/* Writes the whole frame of the transfer. false: the socket accepts no more bytes now, or has failed and the endpoint
+   has ended. */
 static bool tcp_xfer_write_frame(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
     size_t bytes = tcp_frame_bytes(&xfer->frame);
@@ -60,27 +67,28 @@ static bool tcp_xfer_write_frame(struct fabric *fabric, struct tcp_endpoint *end
         if (n >= 0) continue;
         int error = errno;
         if (error == EINTR) continue;
-        endpoint->current = xfer->written ? xfer : NULL;
+        endpoint->current_xfer = xfer->written ? xfer : NULL;
         if (error == EAGAIN || error == ENOBUFS)
             tcp_endpoint_set_blocked(fabric, endpoint, tls_is_open(endpoint->tls) || tls_has_unsent(endpoint->tls));
         else tcp_endpoint_end(fabric, endpoint, strerror(error));
         return false;
     }
-    endpoint->current = NULL;
+    endpoint->current_xfer = NULL;
     if (tls_has_unsent(endpoint->tls)) tcp_endpoint_set_blocked(fabric, endpoint, true);
     return endpoint->handle.descriptor >= 0;
 }
 void tcp_endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
-    if (endpoint->busy) return;
-    endpoint->busy = true;
-    endpoint->next_busy = sockets->busy;
-    sockets->busy = endpoint;
+    if (endpoint->is_busy) return;
+    endpoint->is_busy = true;
+    endpoint->next_busy = sockets->busy_endpoints;
+    sockets->busy_endpoints = endpoint;
 }
+/* Returns the transfer whose frame is to be written next, or NULL. */
 static struct tcp_xfer *tcp_endpoint_next_xfer(const struct tcp_endpoint *endpoint)
 {
-    if (endpoint->current) return endpoint->current;
+    if (endpoint->current_xfer) return endpoint->current_xfer;
     return endpoint->waiting.first ? endpoint->waiting.first : endpoint->pulled.first;
 }
 void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *endpoint)
@@ -93,18 +101,18 @@ void tcp_endpoint_push_tls(struct fabric *fabric, struct tcp_endpoint *endpoint)
 }
 enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
-    bool now = !endpoint->current && !endpoint->waiting.first && !(endpoint->handle.events & EPOLLOUT);
-    if (now && tcp_xfer_write_frame(fabric, endpoint, xfer)) return SENT;
+    bool can_write = !endpoint->current_xfer && !endpoint->waiting.first && !(endpoint->handle.events & EPOLLOUT);
+    if (can_write && tcp_xfer_write_frame(fabric, endpoint, xfer)) return SENT;
     if (endpoint->handle.descriptor < 0) return FAILED;
     tcp_xfers_push(&endpoint->waiting, xfer);
     return QUEUED;
 }
 
 /* ---- waiting frames ---- */
-/* Moves a transfer on after its frame has been written, to the list for its next stage. */
+/* Moves a transfer whose frame has been written to the list for its next stage, or completes it. */
 static void tcp_xfer_handle_written(struct fabric *fabric, struct tcp_endpoint *endpoint, struct tcp_xfer *xfer)
 {
-    if (xfer->frame.what == DATA) {
+    if (xfer->frame.kind == DATA) {
         xfer->moved += (size_t)xfer->frame.bytes;
         if (xfer->moved < xfer->bytes) {
             tcp_xfer_begin_part(xfer);
@@ -115,8 +123,8 @@ static void tcp_xfer_handle_written(struct fabric *fabric, struct tcp_endpoint *
         return;
     }
     tcp_xfers_remove(&endpoint->waiting, xfer);
-    if (xfer->frame.what == OFFER) tcp_xfers_push(&endpoint->offered, xfer);
-    else if (xfer->frame.what == PULL) tcp_xfers_push(&endpoint->fetching, xfer);
+    if (xfer->frame.kind == OFFER) tcp_xfers_push(&endpoint->offered, xfer);
+    else if (xfer->frame.kind == PULL) tcp_xfers_push(&endpoint->fetching, xfer);
     else tcp_xfer_complete(fabric, xfer, NULL);
 }
 bool tcp_endpoint_write(struct fabric *fabric, struct tcp_endpoint *endpoint)

@@ -7,8 +7,8 @@
 struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
-    struct tcp_xfer *xfer = sockets->spare;
-    if (xfer) sockets->spare = xfer->next;
+    struct tcp_xfer *xfer = sockets->free_xfers;
+    if (xfer) sockets->free_xfers = xfer->next;
     else if (!(xfer = memory_alloc_zeroed(1, sizeof *xfer))) return NULL;
     *xfer = (struct tcp_xfer){ .endpoint = endpoint };
     return xfer;
@@ -17,8 +17,8 @@ void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer)
 {
     struct sockets *sockets = tcp_sockets_of(fabric);
     if (xfer == &xfer->endpoint->goodbye) return;
-    xfer->next = sockets->spare;
-    sockets->spare = xfer;
+    xfer->next = sockets->free_xfers;
+    sockets->free_xfers = xfer;
 }
 
 /* ---- lists ---- */
@@ -29,6 +29,7 @@ void tcp_xfers_push(struct tcp_xfers *list, struct tcp_xfer *xfer)
     else list->first = xfer;
     list->last = xfer;
 }
+/* Returns the priority of the operation that the transfer belongs to, or 0. */
 static int tcp_xfer_priority(const struct tcp_xfer *xfer)
 {
     const struct fabric_transport *owner = xfer->op ? xfer->op->owner : NULL;
@@ -69,6 +70,7 @@ void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char 
     tcp_xfer_free(fabric, xfer);
     if (op) fabric_op_complete(fabric, op, why);
 }
+/* Removes and completes all transfers of the list for the reason `why`. */
 static void tcp_xfers_complete_all(struct fabric *fabric, struct tcp_xfers *list, const char *why)
 {
     for (struct tcp_xfer *xfer; (xfer = list->first) != NULL; tcp_xfer_complete(fabric, xfer, why))

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Lists the transports from UCX's own description, with lines such as "resource 3: md 1 dev 2 flags -- tcp/eth0". */
+/* Writes the transports that UCX's own description names, in lines such as "resource 3: md 1 dev 2 flags -- tcp/eth0".
+   Changes `text`. */
 static void ucx_print_resources(char *text, char *out, size_t bytes)
 {
     char *rest = NULL;
@@ -15,7 +16,7 @@ static void ucx_print_resources(char *text, char *out, size_t bytes)
         used += (size_t)snprintf(out + used, bytes - used, "%s%s", used ? ", " : "", name + 1);
     }
 }
-/* Writes the names of UCX's transports on this host, for `tutti info`. */
+/* Writes the names of UCX's transports on this host, or "none". */
 static void ucx_list_transports(char *out, size_t bytes)
 {
     ucp_config_t *config;

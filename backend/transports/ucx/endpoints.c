@@ -20,7 +20,9 @@
 
 enum { BYE_MS = 300 };
 
+/* Returns the endpoint of this fabric that begins with this struct. */
 static struct ucx_endpoint *ucx_endpoint_of(struct endpoint *endpoint) { return (struct ucx_endpoint *)endpoint; }
+/* Returns the list that an endpoint with this number belongs to. Numbers are odd. */
 static struct ucx_endpoint **ucx_endpoint_bucket(uint64_t number)
 {
     return &worker.bucket[number / 2 % ENDPOINT_BUCKETS];
@@ -31,11 +33,14 @@ struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number)
     while (endpoint && endpoint->number != number) endpoint = endpoint->next_of_bucket;
     return endpoint;
 }
+/* UCX calls this function when the connection of `endpoint` breaks. */
 static void ucx_on_endpoint_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
 {
     (void)ep;
     endpoint_mark_broken(&ucx_fabric, endpoint, ucx_status_text(status));
 }
+/* Writes a new endpoint with a random number to *out, listed nowhere yet. After an error the caller frees *out, which
+   may be NULL. */
 static tutti_status ucx_endpoint_new(const struct fabric *fabric, const unsigned char process[16], uint64_t life,
     const struct key_id *key, struct ucx_endpoint **out)
 {
@@ -83,7 +88,8 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
 }
 
 /* ---- opening ---- */
-/* Sends a notice to the process; UCX may complete it later. Returns false if the send failed. */
+/* Sends a notice of this kind to the process, with these flags of UCX. UCX may complete it later. false: the send has
+   failed. */
 static bool ucx_notice_send(struct fabric *fabric, struct ucx_endpoint *endpoint, enum kind_of_ucx kind, unsigned flags)
 {
     struct notice notice;
@@ -93,39 +99,40 @@ static bool ucx_notice_send(struct fabric *fabric, struct ucx_endpoint *endpoint
     op->header = notice.header;
     op->endpoint = &endpoint->base;
     op->bytes = bytes;
-    memcpy(op->room, notice.data, bytes);
+    memcpy(op->buffer, notice.data, bytes);
     /* The op is listed before it is sent, because it may complete within the call. */
     fabric_op_add(op, &fabric->orphans);
     if (ucx_send_with_flags(op, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
     fabric_op_remove(op);
-    bool sent = !op->why;
-    if (sent) ucx_on_notice_sent(fabric, op);
+    bool is_sent = !op->why;
+    if (is_sent) ucx_on_notice_sent(fabric, op);
     fabric_op_free(fabric, op);
-    return sent;
+    return is_sent;
 }
 void ucx_on_notice_sent(struct fabric *fabric, const struct fabric_op *op)
 {
     (void)fabric;
-    if (op->header.kind == OPENED) op->endpoint->open |= !op->why;
+    if (op->header.kind == OPENED) op->endpoint->is_open |= !op->why;
     /* A BYE that failed gets no answer. */
     if (op->header.kind == BYE) worker.byes_open -= op->why != NULL;
 }
-/* Sends a notice if UCX can complete the send at once; otherwise returns false and sends no byte. If `notice` is NULL,
-   it sends an empty message, which the receiver ignores. */
+/* Sends a notice with `bytes` bytes of data if UCX can complete the send at once. false: it cannot, and has sent no
+   byte; or the endpoint is now broken. notice NULL: sends an empty message, which the receiver ignores. */
 static bool ucx_notice_send_at_once(struct fabric *fabric, struct ucx_endpoint *endpoint, const struct notice *notice,
     size_t bytes)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
         .flags = UCP_AM_SEND_FLAG_EAGER };
-    ucs_status_ptr_t sent = ucx.ucp_am_send_nbx(endpoint->ep, UCX_MESSAGE_ID, notice ? &notice->header : NULL,
+    ucs_status_ptr_t request = ucx.ucp_am_send_nbx(endpoint->ep, UCX_MESSAGE_ID, notice ? &notice->header : NULL,
         notice ? sizeof notice->header : 0, notice ? notice->data : NULL, bytes, &parameters);
-    if (!sent) return true;
-    if (UCS_PTR_STATUS(sent) != UCS_ERR_NO_RESOURCE)
-        endpoint_mark_broken(fabric, &endpoint->base, ucx_status_text(UCS_PTR_STATUS(sent)));
+    if (!request) return true;
+    if (UCS_PTR_STATUS(request) != UCS_ERR_NO_RESOURCE)
+        endpoint_mark_broken(fabric, &endpoint->base, ucx_status_text(UCS_PTR_STATUS(request)));
     return false;
 }
-/* UCX 1.22 completes only empty messages at once. It is built without those assertions, so HELLO may be sent there as
-   an ordinary message once an empty one has proved that the connection is up. */
+/* Sends HELLO if the connection is up. false: it is not up yet, or has broken. UCX 1.22 completes only empty messages
+   at once. It is built without the assertions that the beginning of this file names, so HELLO may be sent there as an
+   ordinary message once an empty one has proved that the connection is up. */
 static bool ucx_endpoint_send_hello(struct fabric *fabric, struct ucx_endpoint *endpoint)
 {
     struct notice notice;
@@ -134,54 +141,62 @@ static bool ucx_endpoint_send_hello(struct fabric *fabric, struct ucx_endpoint *
     if (endpoint_is_broken(&endpoint->base) || !ucx_notice_send_at_once(fabric, endpoint, NULL, 0)) return false;
     return ucx_notice_send(fabric, endpoint, HELLO, 0);
 }
+/* Sends HELLO if it has not been sent. Then the process with the smaller nonce sends OPENED, once it has received the
+   peer's HELLO. */
 static void ucx_endpoint_advance_handshake(struct fabric *fabric, struct ucx_endpoint *endpoint)
 {
-    bool begins = memcmp(fabric->process, endpoint->base.process, sizeof endpoint->base.process) <= 0;
-    if (!endpoint->said) endpoint->said = ucx_endpoint_send_hello(fabric, endpoint);
-    if (!endpoint->said || !endpoint->theirs || !begins || endpoint->opens) return;
+    bool sends_opened = memcmp(fabric->process, endpoint->base.process, sizeof endpoint->base.process) <= 0;
+    if (!endpoint->has_sent_hello) endpoint->has_sent_hello = ucx_endpoint_send_hello(fabric, endpoint);
+    if (!endpoint->has_sent_hello || !endpoint->peer_number || !sends_opened || endpoint->has_sent_opened) return;
     /* The reply flag makes UCX finish its own wireup with this message. */
-    endpoint->opens = ucx_notice_send(fabric, endpoint, OPENED, UCP_AM_SEND_FLAG_REPLY);
+    endpoint->has_sent_opened = ucx_notice_send(fabric, endpoint, OPENED, UCP_AM_SEND_FLAG_REPLY);
 }
-/* Returns the endpoint that the notice is addressed to, or NULL if its sender never got this endpoint's number. */
-static struct ucx_endpoint *ucx_notice_find_endpoint(const struct notice *said)
+/* Returns the endpoint that a received notice is addressed to, or NULL if no endpoint to the sender has that number. */
+static struct ucx_endpoint *ucx_notice_find_endpoint(const struct notice *notice)
 {
-    struct ucx_endpoint *endpoint = ucx_endpoint_find_by_number(said->header.bytes);
-    return endpoint && memcmp(endpoint->base.process, said->handshake.from, sizeof endpoint->base.process) == 0
+    struct ucx_endpoint *endpoint = ucx_endpoint_find_by_number(notice->header.bytes);
+    return endpoint && memcmp(endpoint->base.process, notice->handshake.from, sizeof endpoint->base.process) == 0
         ? endpoint
         : NULL;
 }
-/* Handles HELLO: the peer reports the number of its endpoint, by which this process names the connection. */
-static void ucx_handle_hello(struct fabric *fabric, const struct notice *said, size_t address_bytes)
+/* Handles HELLO, by which the peer reports the number of its endpoint: stores the number, and creates the endpoint of
+   this process if it is missing. address_bytes: the length of the peer's address in the notice. */
+static void ucx_handle_hello(struct fabric *fabric, const struct notice *notice, size_t address_bytes)
 {
-    const struct fabric_handshake *g = &said->handshake;
-    uint64_t here = said->header.bytes, there = said->header.id;
-    struct endpoint *found = endpoint_find(fabric, g->from);
-    if (fabric_handshake_is_outdated(fabric, g)) return;
+    const struct fabric_handshake *handshake = &notice->handshake;
+    uint64_t own_number = notice->header.bytes, sender_number = notice->header.id;
+    struct endpoint *found = endpoint_find(fabric, handshake->from);
+    if (fabric_handshake_is_outdated(fabric, handshake)) return;
     /* The HELLO answers an endpoint of this process that has broken since. */
-    if (here && (!found || here != ucx_endpoint_of(found)->number)) return;
+    if (own_number && (!found || own_number != ucx_endpoint_of(found)->number)) return;
     /* The peer has replaced the endpoint that this process knew. */
-    if (found && !here && ucx_endpoint_of(found)->theirs && ucx_endpoint_of(found)->theirs != there) {
+    if (found && !own_number && ucx_endpoint_of(found)->peer_number
+        && ucx_endpoint_of(found)->peer_number != sender_number) {
         endpoint_mark_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
     /* If no endpoint can be created, the ranks' own sends to that process report the reason. */
-    if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->address, address_bytes, &found) != TUTTI_OK)
+    if (!found
+        && ucx_endpoint_create(fabric, handshake->from, &handshake->key, notice->address, address_bytes, &found)
+            != TUTTI_OK)
         return;
-    ucx_endpoint_of(found)->theirs = there;
+    ucx_endpoint_of(found)->peer_number = sender_number;
     /* Each endpoint sends one HELLO, so a second one with this turn is a repetition. */
-    found->least_turn = g->turn + 1;
+    found->least_turn = handshake->turn + 1;
 }
-static void ucx_handle_opened(const struct notice *said)
+/* Handles OPENED: opens the endpoint that it is addressed to. */
+static void ucx_handle_opened(const struct notice *notice)
 {
-    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(said);
-    if (endpoint && endpoint->theirs == said->header.id) endpoint->base.open = true;
+    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(notice);
+    if (endpoint && endpoint->peer_number == notice->header.id) endpoint->base.is_open = true;
 }
+/* Handles a saved HELLO or OPENED. */
 static void ucx_handle_saved_handshake(struct fabric *fabric, const struct saved_msg *msg)
 {
-    struct notice said = { .header = msg->header };
-    memcpy(said.data, msg->data, msg->bytes);
-    if (msg->header.kind == HELLO) ucx_handle_hello(fabric, &said, msg->bytes - sizeof said.handshake);
-    else ucx_handle_opened(&said);
+    struct notice notice = { .header = msg->header };
+    memcpy(notice.data, msg->data, msg->bytes);
+    if (msg->header.kind == HELLO) ucx_handle_hello(fabric, &notice, msg->bytes - sizeof notice.handshake);
+    else ucx_handle_opened(&notice);
 }
 void ucx_advance_handshakes(struct fabric *fabric)
 {
@@ -189,79 +204,84 @@ void ucx_advance_handshakes(struct fabric *fabric)
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.handshakes)) != NULL; saved_msg_free(fabric, msg))
         ucx_handle_saved_handshake(fabric, msg);
     for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next) {
-        if (!endpoint->open && !endpoint_is_broken(endpoint))
+        if (!endpoint->is_open && !endpoint_is_broken(endpoint))
             ucx_endpoint_advance_handshake(fabric, ucx_endpoint_of(endpoint));
-        fabric->needs_poll |= !endpoint->open && !endpoint_is_broken(endpoint);
+        fabric->needs_poll |= !endpoint->is_open && !endpoint_is_broken(endpoint);
     }
 }
 
 /* ---- received notices ---- */
-static void ucx_handle_bye(struct fabric *fabric, const struct notice *said)
+/* Handles BYE: the peer leaves, and gets BYE_HEARD. */
+static void ucx_handle_bye(struct fabric *fabric, const struct notice *notice)
 {
-    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(said);
+    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(notice);
     if (!endpoint || endpoint_is_broken(&endpoint->base)) return;
-    endpoint->base.left = true;
+    endpoint->base.has_left = true;
     ucx_notice_send(fabric, endpoint, BYE_HEARD, 0);
 }
-static void ucx_handle_bye_answer(const struct notice *said)
+/* Handles BYE_HEARD: the peer has received BYE and all messages before it. */
+static void ucx_handle_bye_answer(const struct notice *notice)
 {
-    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(said);
-    if (!endpoint || endpoint->bye_acked || endpoint_is_broken(&endpoint->base)) return;
-    endpoint->bye_acked = true;
+    struct ucx_endpoint *endpoint = ucx_notice_find_endpoint(notice);
+    if (!endpoint || endpoint->has_bye_answer || endpoint_is_broken(&endpoint->base)) return;
+    endpoint->has_bye_answer = true;
     worker.byes_open--;
 }
 /* Saves a HELLO or OPENED for ucx_advance_handshakes, because a callback must not open endpoints. */
-static void ucx_save_handshake(struct fabric *fabric, const struct notice *said, size_t bytes)
+static void ucx_save_handshake(struct fabric *fabric, const struct notice *notice, size_t bytes)
 {
-    struct saved_msg *msg = saved_msg_new(&said->header, said->data, bytes, false);
+    struct saved_msg *msg = saved_msg_new(&notice->header, notice->data, bytes, false);
     if (!msg) return;
     saved_msgs_push(&worker.handshakes, msg);
     fabric->needs_poll = true;
 }
 void ucx_handle_notice(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
 {
-    struct notice said;
-    if (!notice_read(fabric, header, data, &bytes, &said)) return;
+    struct notice notice;
+    if (!notice_read(fabric, header, data, &bytes, &notice)) return;
     switch ((enum kind_of_ucx)header->kind) {
     case HELLO:
-    case OPENED: ucx_save_handshake(fabric, &said, bytes); return;
-    case BYE: ucx_handle_bye(fabric, &said); return;
-    case BYE_HEARD: ucx_handle_bye_answer(&said); return;
+    case OPENED: ucx_save_handshake(fabric, &notice, bytes); return;
+    case BYE: ucx_handle_bye(fabric, &notice); return;
+    case BYE_HEARD: ucx_handle_bye_answer(&notice); return;
     default: return;
     }
 }
 
 /* ---- closing ---- */
-void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *which)
+void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE };
-    struct ucx_endpoint *endpoint = ucx_endpoint_of(which);
+    struct ucx_endpoint *ucx_endpoint = ucx_endpoint_of(endpoint);
     (void)fabric;
-    if (!endpoint->ep) return;
-    ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(endpoint->ep, &parameters);
-    endpoint->ep = NULL;
+    if (!ucx_endpoint->ep) return;
+    ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(ucx_endpoint->ep, &parameters);
+    ucx_endpoint->ep = NULL;
     for (int n = 0; UCS_PTR_IS_PTR(request) && n < 1000; n++) {
         if (ucx.ucp_request_check_status(request) != UCS_INPROGRESS) break;
         ucx.ucp_worker_progress(worker.ucp);
     }
     if (UCS_PTR_IS_PTR(request)) ucx.ucp_request_free(request);
 }
+/* Makes progress, and continues handshakes. If nothing happens, sleeps some microseconds without the lock. */
 static void ucx_progress_or_pause(struct fabric *fabric)
 {
     if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause_unlocked(fabric);
     if (fabric->needs_poll) ucx_advance_handshakes(fabric);
 }
-/* Endpoints that have begun to open finish first, so that none of UCX's own messages waits while they are closed. */
+/* Waits up to `until_ms` until all endpoints have opened or broken, so that none of UCX's own messages waits while they
+   are closed. */
 static void ucx_finish_handshakes(struct fabric *fabric, int64_t until_ms)
 {
     while (fabric->needs_poll && clock_ms() < until_ms) ucx_progress_or_pause(fabric);
 }
+/* Sends BYE over all open endpoints, and waits up to `until_ms` for the answers. */
 static void ucx_exchange_byes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;
     for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
-        if (endpoint->open && !endpoint_is_broken(endpoint))
+        if (endpoint->is_open && !endpoint_is_broken(endpoint))
             worker.byes_open += ucx_notice_send(fabric, ucx_endpoint_of(endpoint), BYE, 0);
     while (worker.byes_open > 0 && clock_ms() < until_ms) ucx_progress_or_pause(fabric);
 }

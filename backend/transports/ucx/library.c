@@ -31,7 +31,8 @@ bool ucx_has_rdma(void)
     closedir(devices);
     return entries == 3;
 }
-/* Sets UCX's environment variables that the user has not set: no signal handlers, fast detection of dead peers. */
+/* Sets those of UCX's environment variables that the user has not set: no signal handlers, fast detection of dead
+   peers. */
 static void ucx_set_environment_defaults(void)
 {
     static const char *const defaults[][2] = { { "UCX_ERROR_SIGNALS", "" }, { "UCX_DEBUG_SIGNO", "" },
@@ -44,7 +45,7 @@ static void ucx_set_environment_defaults(void)
 }
 
 /* ---- its log ---- */
-/* UCX's log handler: passes lines to tutti's log. */
+/* Passes a line of UCX's log to tutti's log. UCX calls it for each line. */
 __attribute__((format(printf, 6, 0))) static int ucx_handle_log_line(const char *file, unsigned line,
     const char *function, int level, const void *component, const char *format, va_list arguments)
 {
@@ -60,6 +61,7 @@ __attribute__((format(printf, 6, 0))) static int ucx_handle_log_line(const char 
     return 0;
 }
 typedef int log_handler(const char *, unsigned, const char *, int, const void *, const char *, va_list);
+/* Makes UCX log by ucx_handle_log_line, and finds ucs_status_string, if the opened library has these functions. */
 static void ucx_redirect_log(void)
 {
     void *common = dlopen("libucs.so.0", RTLD_NOW | RTLD_NOLOAD);
@@ -70,7 +72,7 @@ static void ucx_redirect_log(void)
 }
 
 /* ---- opening the library ---- */
-/* Finds all functions of UCX in an opened library. False: one is missing. */
+/* Finds all functions of UCX in an opened library, whose path is for errors. false: one is missing. */
 static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;
@@ -82,7 +84,7 @@ static bool library_find_calls(void *opened, const char *path)
     if (missing) dynamic_library_record_problem(&library, path, missing);
     return !missing;
 }
-/* Accepts a library with all functions and a version of at least 1.LEAST_MINOR. */
+/* Returns whether an opened library has all functions and a version of at least 1.LEAST_MINOR. */
 static bool library_accept(void *opened, const char *path)
 {
     unsigned major = 0, minor = 0, release = 0;
@@ -97,6 +99,7 @@ static bool library_accept(void *opened, const char *path)
     snprintf(library.name, sizeof library.name, "%u.%u.%u (%.200s)", major, minor, release, path);
     return true;
 }
+/* Opens the first usable library of the paths in settings_get()->ucx. */
 static void library_load_once(void)
 {
     ucx_set_environment_defaults();

@@ -42,11 +42,12 @@ struct ucx_calls {
 /* The pointers are valid once ucx_library_load has returned OK. */
 extern struct ucx_calls ucx;
 
-/* Opens the library once. UNSUPPORTED means that no library serves; the error text lists the paths that were tried, why
-   each was rejected, and what to do. */
+/* Opens the library, once per process. UNSUPPORTED: no library is usable, and the error text lists the paths that were
+   tried, why each was rejected, and what to do. */
 tutti_status ucx_library_load(void);
 /* Returns the version and path of the opened library, such as "1.13.1 (libucp.so.0)". */
 const char *ucx_library_name(void);
-/* Returns true if this host has RDMA devices. */
+/* Returns whether this host has RDMA devices. */
 bool ucx_has_rdma(void);
+/* Returns UCX's text for a status. */
 const char *ucx_status_text(ucs_status_t status);

@@ -4,8 +4,9 @@
 #include <string.h>
 
 enum { HEADER_BYTES = sizeof(struct header) + sizeof(uint64_t) };
-_Static_assert(offsetof(struct fabric_op, connection) == sizeof(struct header), "it goes behind the header");
+_Static_assert(offsetof(struct fabric_op, connection_number) == sizeof(struct header), "it goes behind the header");
 
+/* Completes an op by the result of its request, and frees the request. */
 static void ucx_request_complete(void *request, struct fabric_op *op, ucs_status_t status)
 {
     ucx.ucp_request_free(request);
@@ -22,8 +23,9 @@ static void ucx_on_fetch_complete(void *request, ucs_status_t status, size_t byt
     (void)bytes;
     ucx_request_complete(request, op, status);
 }
-/* Returns false if the op has completed already, with its error in op->why. Otherwise the callback completes the op.
-   UCX may run the callback before it returns, if it finds the sender's connection closed. */
+/* Returns whether the op of a posted request is in flight; its callback then completes the op. UCX may have run the
+   callback already, if it found the sender's connection closed. false: the op has completed, and op->why has the
+   result. */
 static bool ucx_request_is_pending(struct fabric_op *op, ucs_status_ptr_t request)
 {
     if (UCS_PTR_IS_PTR(request)) return true;
@@ -40,21 +42,21 @@ bool ucx_send_with_flags(struct fabric_op *op, const void *data, unsigned flags)
         .user_data = op };
     const struct ucx_endpoint *endpoint = (const struct ucx_endpoint *)op->endpoint;
     return ucx_request_is_pending(op,
-        ucx.ucp_am_send_nbx(endpoint->ep, UCX_MESSAGE_ID, &op->header, HEADER_BYTES, data ? data : op->room, op->bytes,
-            &parameters));
+        ucx.ucp_am_send_nbx(endpoint->ep, UCX_MESSAGE_ID, &op->header, HEADER_BYTES, data ? data : op->buffer,
+            op->bytes, &parameters));
 }
-bool ucx_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced)
+bool ucx_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool is_announced)
 {
     (void)fabric;
-    op->connection = ((const struct ucx_endpoint *)op->endpoint)->theirs;
-    return ucx_send_with_flags(op, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
+    op->connection_number = ((const struct ucx_endpoint *)op->endpoint)->peer_number;
+    return ucx_send_with_flags(op, data, is_announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
 }
 bool ucx_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.recv_am = ucx_on_fetch_complete,
         .user_data = op };
-    void *to = buffer ? buffer : op->room;
+    void *to = buffer ? buffer : op->buffer;
     (void)fabric;
     return ucx_request_is_pending(op, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, op->bytes, &parameters));
 }
@@ -63,23 +65,23 @@ void ucx_release(struct fabric *fabric, void *descriptor)
     (void)fabric;
     ucx.ucp_am_data_release(worker.ucp, descriptor);
 }
-ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, void *data, size_t bytes,
-    const ucp_am_recv_param_t *p)
+ucs_status_t ucx_on_message(void *unused, const void *header, size_t header_bytes, void *data, size_t bytes,
+    const ucp_am_recv_param_t *parameters)
 {
     struct {
         struct header header;
         uint64_t connection;
-    } m = { .connection = 0 };
-    bool announced = p->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
+    } received = { .connection = 0 };
+    bool is_announced = parameters->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
     (void)unused;
     /* HELLO may come without a connection number, because ucx_notice_send_at_once sends the header alone. */
-    if (said_bytes != sizeof m.header && said_bytes != sizeof m) return UCS_OK;
-    memcpy(&m, said, said_bytes);
-    if (m.header.kind >= KIND_OF_FABRIC) {
-        ucx_handle_notice(&ucx_fabric, &m.header, data, announced ? 0 : bytes);
+    if (header_bytes != sizeof received.header && header_bytes != sizeof received) return UCS_OK;
+    memcpy(&received, header, header_bytes);
+    if (received.header.kind >= KIND_OF_FABRIC) {
+        ucx_handle_notice(&ucx_fabric, &received.header, data, is_announced ? 0 : bytes);
         return UCS_OK;
     }
-    struct ucx_endpoint *from = ucx_endpoint_find_by_number(m.connection);
-    bool kept = from && fabric_handle_message(&ucx_fabric, &from->base, &m.header, data, bytes, announced);
-    return kept ? UCS_INPROGRESS : UCS_OK;
+    struct ucx_endpoint *from = ucx_endpoint_find_by_number(received.connection);
+    bool is_kept = from && fabric_handle_message(&ucx_fabric, &from->base, &received.header, data, bytes, is_announced);
+    return is_kept ? UCS_INPROGRESS : UCS_OK;
 }

@@ -6,12 +6,14 @@
 struct worker worker;
 
 /* ---- shutdown ---- */
+/* Shuts down all endpoints, if the worker was created. */
 static void ucx_worker_shutdown(struct fabric *fabric)
 {
     if (!worker.ucp) return;
     ucx_endpoints_shutdown(fabric);
     ucx.ucp_worker_progress(worker.ucp);
 }
+/* Destroys the worker, the endpoints and the context, also after a start that failed. */
 static void ucx_worker_finish(struct fabric *fabric)
 {
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.handshakes)) != NULL;) saved_msg_free(fabric, msg);
@@ -22,13 +24,15 @@ static void ucx_worker_finish(struct fabric *fabric)
 }
 
 /* ---- start ---- */
+/* Returns SYSTEM, with the text that UCX does not start; `what` names the part that has failed with `status`. */
 static tutti_status ucx_start_fail(const char *what, ucs_status_t status)
 {
     return status_fail(TUTTI_SYSTEM, "UCX %s does not start (%s): %s; TUTTI_LOG=info shows more", ucx_library_name(),
         what, ucx_status_text(status));
 }
-/* Sets defaults where the user has set no variable. Between hosts it excludes shared memory, which UCX would also find
-   between containers. TCP uses only the chosen interface, because UCX would take any, loopback included. */
+/* Sets options of UCX where the user has set no environment variable. Shared memory is excluded, which UCX would also
+   find between containers. TCP uses only the interface `device` (NULL: any), because UCX would take any, loopback
+   included. */
 static void ucx_config_set_defaults(ucp_config_t *config, const char *device, bool simulated)
 {
     bool tcp_only = simulated || !ucx_has_rdma();
@@ -78,27 +82,30 @@ static tutti_status ucx_worker_create(struct fabric *fabric)
         .cb = ucx_on_message };
     ucs_status_t status = ucx.ucp_worker_create(worker.context, &parameters, &worker.ucp);
     if (status != UCS_OK) return ucx_start_fail("worker", status);
-    status = ucx.ucp_worker_get_efd(worker.ucp, &fabric->event);
+    status = ucx.ucp_worker_get_efd(worker.ucp, &fabric->event_descriptor);
     if (status != UCS_OK) return ucx_start_fail("event", status);
     status = ucx.ucp_worker_set_am_recv_handler(worker.ucp, &handler);
     return status == UCS_OK ? ucx_worker_store_address(fabric) : ucx_start_fail("handler", status);
 }
-/* The worker is cleared first, because a forked child inherits handles of its parent that it must not use. */
-static tutti_status ucx_worker_start(struct fabric *fabric, const struct fabric_place *place)
+/* Loads UCX and creates its worker. The worker is cleared first, because a forked child inherits handles of its parent
+   that it must not use. */
+static tutti_status ucx_worker_start(struct fabric *fabric, const struct fabric_environment *environment)
 {
     worker = (struct worker){ .ucp = NULL };
     TRY(ucx_library_load());
-    TRY(ucx_context_create(place->device, place->simulated));
+    TRY(ucx_context_create(environment->device, environment->simulated));
     return ucx_worker_create(fabric);
 }
 
 /* ---- progress ---- */
+/* Makes progress (fabric_operations). true: something happened. */
 static bool ucx_worker_progress(struct fabric *fabric)
 {
     bool moved = ucx.ucp_worker_progress(worker.ucp) != 0;
     if (fabric->needs_poll) ucx_advance_handshakes(fabric);
     return moved;
 }
+/* Progresses until no work is left, and arms the event descriptor. false: an event has come meanwhile. */
 static bool ucx_worker_arm(struct fabric *fabric)
 {
     while (ucx.ucp_worker_progress(worker.ucp)) {}
@@ -107,7 +114,7 @@ static bool ucx_worker_arm(struct fabric *fabric)
 }
 static const struct fabric_operations operations = { .name = "ucx",
     .start = ucx_worker_start,
-    .part = ucx_worker_shutdown,
+    .shutdown = ucx_worker_shutdown,
     .finish = ucx_worker_finish,
     .connect = ucx_endpoint_create,
     .send = ucx_send,

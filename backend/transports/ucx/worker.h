@@ -5,8 +5,8 @@
 #include "backend/transports/ucx/ucx.h"
 
 enum { UCX_MESSAGE_ID = 1, ENDPOINT_BUCKETS = 1024 };
-/* Two processes exchange these messages about their connection. In the header, `id` is the number of the sender's
-   endpoint, `bytes` the number of the receiver's endpoint, or 0 while that is unknown. */
+/* Two processes exchange these messages about their connection. In their header, `id` is the number of the sender's
+   endpoint. `bytes` is the number of the receiver's endpoint, or 0 while the sender does not know it. */
 enum kind_of_ucx {
     /* HELLO carries the sender's address. */
     HELLO = KIND_OF_FABRIC,
@@ -28,17 +28,18 @@ struct notice {
     };
 };
 /* UCX does not report the connection by which a message came. So each end has a random number that only the process at
-   the other end learns, and each message carries that number behind its header (op->connection). */
+   the other end learns, and each message carries that number behind its header (op->connection_number). */
 struct ucx_endpoint {
     struct endpoint base;
     struct ucx_endpoint *next_of_bucket;
+    /* NULL: the endpoint was disconnected. */
     ucp_ep_h ep;
-    /* `theirs` is the number of the other process's endpoint to this one, or 0 while it is unknown. */
-    uint64_t number, theirs;
-    /* `said` is set when HELLO is sent, `opens` when OPENED is sent, and `bye_acked` when the peer has acknowledged
-       BYE. */
-    bool said, opens;
-    bool bye_acked;
+    /* `number` names this endpoint. `peer_number` names the other process's endpoint to this one; 0: it is unknown. */
+    uint64_t number, peer_number;
+    /* This process has sent HELLO, or OPENED. */
+    bool has_sent_hello, has_sent_opened;
+    /* The peer has acknowledged BYE. */
+    bool has_bye_answer;
 };
 struct worker {
     ucp_context_h context;
@@ -53,38 +54,44 @@ struct worker {
 extern struct worker worker;
 
 /* ---- messages.c ---- */
-bool ucx_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
+/* ucx_send, ucx_fetch and ucx_release implement fabric_operations. */
+bool ucx_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool is_announced);
+/* Sends op->header, the connection number and op->bytes bytes of `data` (NULL: of op->buffer), with these flags of UCX.
+   false: the op has already completed, and op->why has the result. */
 bool ucx_send_with_flags(struct fabric_op *op, const void *data, unsigned flags);
 bool ucx_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void ucx_release(struct fabric *fabric, void *descriptor);
-ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, void *data, size_t bytes,
-    const ucp_am_recv_param_t *p);
+/* UCX calls this function for each received message. INPROGRESS: this process keeps `data`, the descriptor of an
+   announced message. */
+ucs_status_t ucx_on_message(void *unused, const void *header, size_t header_bytes, void *data, size_t bytes,
+    const ucp_am_recv_param_t *parameters);
 
 /* ---- notices.c ---- */
-/* Fills in a notice, and returns the number of bytes of its data, proof included. */
+/* Fills in a notice of this kind about the endpoint, and returns the number of bytes of its data, proof included. */
 size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *endpoint, enum kind_of_ucx kind,
     struct notice *out);
-/* Copies a received notice to `out` and checks its proof; returns false if the proof or the length is wrong. *bytes is
-   the length of `data`; the function reduces it by the length of the proof. */
+/* Copies a received notice to `out` and checks its proof. false: the proof or the length is wrong. *bytes is the length
+   of `data`; the function reduces it by the length of the proof. */
 bool notice_read(const struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
     struct notice *out);
 
 /* ---- endpoints.c ---- */
-/* Creates an endpoint to a process and adds it to the fabric. ucx_advance_handshakes then opens it. Errors: SYSTEM,
-   NO_MEMORY. */
+/* Creates an endpoint to the process with this nonce at this address of `bytes` bytes, and adds it to the fabric.
+   ucx_advance_handshakes then opens it. Errors: SYSTEM, NO_MEMORY. */
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
-/* Finds an endpoint by its number; returns NULL if no endpoint has it. */
+/* Returns the endpoint with this number, or NULL. */
 struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number);
 /* Handles the received handshake messages and sends those that are due. The caller calls it after every progress while
    fabric->needs_poll is set, and never in a callback of UCX. */
 void ucx_advance_handshakes(struct fabric *fabric);
-/* Handles a received notice. */
+/* Handles a received notice, or saves it for ucx_advance_handshakes. A notice with a wrong proof is ignored. */
 void ucx_handle_notice(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
-/* Handles the completion of a notice that this process has sent. */
+/* Handles the completion of a notice that this process has sent. op->why is NULL after success. */
 void ucx_on_notice_sent(struct fabric *fabric, const struct fabric_op *op);
 /* Exchanges BYE with all peers for up to 300 ms, then closes every endpoint by force. */
 void ucx_endpoints_shutdown(struct fabric *fabric);
+/* Closes the endpoint by force. */
 void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 /* Frees all endpoints. The worker must be destroyed before, because it may still complete sends over them. */
 void ucx_endpoints_free(struct fabric *fabric);

@@ -7,39 +7,42 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Returns the memory of a slot by its number. */
 static unsigned char *datagram_slot_at(const struct datagram_queue *queue, unsigned slot)
 {
     return queue->memory + (size_t)slot * SLOT_BYTES;
 }
+/* Posts a receive into this slot. false: the device refuses, and errno has the reason. */
 static bool datagram_slot_post_receive(const struct datagram_queue *queue, unsigned slot)
 {
     struct ibv_sge into = { (uintptr_t)datagram_slot_at(queue, slot), SLOT_BYTES, queue->region->lkey };
     struct ibv_recv_wr *bad, request = { .wr_id = slot, .sg_list = &into, .num_sge = 1 };
-    errno = ibv_post_recv(queue->pair, &request, &bad);
+    errno = ibv_post_recv(queue->qp, &request, &bad);
     return errno == 0;
 }
-/* The device drops datagrams with another key. The key follows from the nonce of the receiving process, which keeps out
-   datagrams of other programs; only the proof gives security. The highest bit is reserved for privileged programs. */
+/* Returns the Q_Key of datagrams to a process; its device drops datagrams with another one. The key follows from the
+   nonce of the process, which keeps out datagrams of other programs; only the proof gives security. The highest bit is
+   reserved for privileged programs. */
 static uint32_t datagram_key_of_process(const unsigned char process[16])
 {
     uint32_t key;
     memcpy(&key, process, sizeof key);
     return key & INT32_MAX;
 }
-/* Moves the UD queue pair through INIT and RTR to RTS. */
+/* Moves the UD queue pair through the states INIT and RTR to RTS, in which it can send. */
 static tutti_status datagram_queue_make_ready(const struct fabric *fabric, const struct nic *nic)
 {
-    struct ibv_qp *pair = nic->datagram_queue.pair;
-    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT,
+    struct ibv_qp *qp = nic->datagram_queue.qp;
+    struct ibv_qp_attr attributes = { .qp_state = IBV_QPS_INIT,
         .port_num = nic_message_port(nic)->number,
         .qkey = datagram_key_of_process(fabric->process) };
-    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    errno = verbs.ibv_modify_qp(qp, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
     if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
-    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
-    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE);
+    attributes = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
+    errno = verbs.ibv_modify_qp(qp, &attributes, IBV_QP_STATE);
     if (errno) return device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTR");
-    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
-    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
+    attributes = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
+    errno = verbs.ibv_modify_qp(qp, &attributes, IBV_QP_STATE | IBV_QP_SQ_PSN);
     return errno ? device_port_fail_call(nic_message_port(nic), "datagram queue pair in state RTS") : TUTTI_OK;
 }
 tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
@@ -47,7 +50,7 @@ tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
     struct datagram_queue *queue = &nic->datagram_queue;
     size_t bytes = (size_t)2 * DATAGRAM_SLOTS * SLOT_BYTES;
     const struct adapter *adapter = &nic->adapters[0];
-    struct ibv_qp_init_attr how = { .send_cq = adapter->completions,
+    struct ibv_qp_init_attr attributes = { .send_cq = adapter->completions,
         .recv_cq = adapter->completions,
         .qp_type = IBV_QPT_UD,
         .sq_sig_all = 1,
@@ -56,8 +59,8 @@ tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
     if (!queue->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
     queue->region = verbs.ibv_reg_mr(adapter->domain, queue->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
     if (!queue->region) return device_port_fail_call(nic_message_port(nic), "memory for datagrams");
-    queue->pair = verbs.ibv_create_qp(adapter->domain, &how);
-    if (!queue->pair) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
+    queue->qp = verbs.ibv_create_qp(adapter->domain, &attributes);
+    if (!queue->qp) return device_port_fail_call(nic_message_port(nic), "datagram queue pair");
     TRY(datagram_queue_make_ready(fabric, nic));
     for (unsigned slot = 0; slot < DATAGRAM_SLOTS; slot++) {
         if (!datagram_slot_post_receive(queue, slot))
@@ -69,7 +72,7 @@ tutti_status datagram_queue_init(const struct fabric *fabric, struct nic *nic)
 void datagram_queue_finish(struct nic *nic)
 {
     struct datagram_queue *queue = &nic->datagram_queue;
-    if (queue->pair) verbs.ibv_destroy_qp(queue->pair);
+    if (queue->qp) verbs.ibv_destroy_qp(queue->qp);
     if (queue->region) verbs.ibv_dereg_mr(queue->region);
     free(queue->memory);
     *queue = (struct datagram_queue){ .region = NULL };
@@ -89,9 +92,9 @@ void datagram_queue_send(struct datagram_queue *queue, const struct verbs_endpoi
             .opcode = IBV_WR_SEND,
             .send_flags = IBV_SEND_SIGNALED,
             .wr.ud = { .ah = to->address_handle,
-                .remote_qpn = to->address.pair,
+                .remote_qpn = to->address.qp_number,
                 .remote_qkey = datagram_key_of_process(to->base.process) } };
-    if (ibv_post_send(queue->pair, &request, &bad) != 0) queue->free_slots[queue->free_count++] = slot;
+    if (ibv_post_send(queue->qp, &request, &bad) != 0) queue->free_slots[queue->free_count++] = slot;
 }
 bool datagram_queue_complete(struct datagram_queue *queue, const struct ibv_wc *wc, void *out, size_t bytes)
 {
@@ -100,9 +103,9 @@ bool datagram_queue_complete(struct datagram_queue *queue, const struct ibv_wc *
         queue->free_slots[queue->free_count++] = slot;
         return false;
     }
-    bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + bytes;
-    if (whole) memcpy(out, datagram_slot_at(queue, slot) + ROUTE_BYTES, bytes);
+    bool is_whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + bytes;
+    if (is_whole) memcpy(out, datagram_slot_at(queue, slot) + ROUTE_BYTES, bytes);
     if (wc->status == IBV_WC_SUCCESS && !datagram_slot_post_receive(queue, slot))
         LOG(ERROR, "datagrams can no longer be received");
-    return whole;
+    return is_whole;
 }

@@ -11,20 +11,20 @@
 #include <string.h>
 
 /* ---- sending ---- */
-/* Returns the bytes of a message in the ring, without its prefix. */
+/* Returns the bytes of an xfer's message in the ring, without its prefix. */
 static size_t xfer_payload_bytes(const struct verbs_xfer *xfer)
 {
-    switch (xfer->what) {
+    switch (xfer->kind) {
     case EAGER: return sizeof(struct header) + xfer->op->bytes;
     case OFFER: return sizeof(struct header) + sizeof(struct offer);
     case DONE: return sizeof(uint64_t);
     default: return 0;
     }
 }
-/* Writes the payload of a message behind its prefix. */
+/* Writes an xfer's message to `at`, which is behind its prefix. */
 static void xfer_fill_payload(unsigned char *at, const struct verbs_xfer *xfer)
 {
-    switch (xfer->what) {
+    switch (xfer->kind) {
     case EAGER:
         memcpy(at, &xfer->op->header, sizeof(struct header));
         memcpy(at + sizeof(struct header), xfer->data, xfer->op->bytes);
@@ -37,27 +37,27 @@ static void xfer_fill_payload(unsigned char *at, const struct verbs_xfer *xfer)
     default: return;
     }
 }
-/* Writes a message into the peer's ring by RDMA. False: the ring or the send queue is full. RING_RESERVE bytes stay
-   free for ACK and GOODBYE. */
+/* Builds the message of an xfer, and writes it into the peer's ring by RDMA. false: the ring or the send queue is full.
+   RING_RESERVE bytes stay free for ACK and GOODBYE. */
 static bool eager_ring_write_message(struct fabric *fabric, struct verbs_endpoint *endpoint,
-    const struct verbs_xfer *xfer, bool signalled)
+    const struct verbs_xfer *xfer, bool is_signalled)
 {
     struct eager_ring *ring = &endpoint->ring;
     size_t bytes = sizeof(struct prefix) + xfer_payload_bytes(xfer), taken = size_round_up(bytes, RING_GRAIN);
     uint64_t begin = ring->written, offset = begin % RING_BYTES;
-    uint64_t reserve = xfer->what == ACK || xfer->what == GOODBYE ? 0 : RING_RESERVE;
+    uint64_t reserve = xfer->kind == ACK || xfer->kind == GOODBYE ? 0 : RING_RESERVE;
     if (offset + taken > RING_BYTES) begin += RING_BYTES - offset;
-    uint64_t oldest = ring->left < ring->sent ? ring->left : ring->sent, end = begin + taken;
-    if (end + reserve - oldest > RING_BYTES || !lane_has_room(&endpoint->lanes[0])) return false;
+    uint64_t free_from = ring->peer_consumed < ring->sent ? ring->peer_consumed : ring->sent, end = begin + taken;
+    if (end + reserve - free_from > RING_BYTES || !lane_has_room(&endpoint->lanes[0])) return false;
     const struct prefix prefix = {
-        .position = end, .consumed = ring->consumed, .what = xfer->what, .bytes = (uint32_t)(bytes - sizeof prefix)
+        .position = end, .consumed = ring->consumed, .kind = xfer->kind, .bytes = (uint32_t)(bytes - sizeof prefix)
     };
     unsigned char *at = ring->out + begin % RING_BYTES;
     memcpy(at, &prefix, sizeof prefix);
     xfer_fill_payload(at + sizeof prefix, xfer);
     ring->written = end;
     ring->acked = ring->consumed;
-    int error = verbs_endpoint_post_write(endpoint, begin, bytes, signalled);
+    int error = verbs_endpoint_post_write(endpoint, begin, bytes, is_signalled);
     if (error) verbs_endpoint_fail(fabric, endpoint, strerror(error));
     return true;
 }
@@ -65,17 +65,17 @@ bool eager_ring_send_xfer(struct fabric *fabric, struct verbs_endpoint *endpoint
 {
     return eager_ring_write_message(fabric, endpoint, xfer, false);
 }
-bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *endpoint, enum verbs_what what,
-    bool signalled)
+bool eager_ring_send_control(struct fabric *fabric, struct verbs_endpoint *endpoint, enum verbs_message_kind kind,
+    bool is_signalled)
 {
-    return eager_ring_write_message(fabric, endpoint, &(struct verbs_xfer){ .what = what }, signalled);
+    return eager_ring_write_message(fabric, endpoint, &(struct verbs_xfer){ .kind = kind }, is_signalled);
 }
 
 /* ---- receiving ---- */
-/* True if the length suits the kind of message. */
+/* Returns whether the length in a prefix suits the kind of message. */
 static bool prefix_length_is_valid(const struct prefix *prefix)
 {
-    switch (prefix->what) {
+    switch (prefix->kind) {
     case EAGER: return prefix->bytes >= sizeof(struct header);
     case OFFER: return prefix->bytes == sizeof(struct header) + sizeof(struct offer);
     case DONE: return prefix->bytes == sizeof(uint64_t);
@@ -84,16 +84,17 @@ static bool prefix_length_is_valid(const struct prefix *prefix)
     default: return false;
     }
 }
-/* True if a received prefix is possible: the peer may have written anything. */
+/* Returns whether a received prefix is valid; the peer may have written anything. `offset` is where the prefix begins
+   in the ring, and `bytes` the length of the message with its prefix. */
 static bool prefix_is_valid(const struct eager_ring *ring, const struct prefix *prefix, uint64_t offset, size_t bytes)
 {
     uint64_t taken = size_round_up(bytes, RING_GRAIN);
-    bool fits = bytes == sizeof *prefix + prefix->bytes && offset + taken <= RING_BYTES;
+    bool has_valid_size = bytes == sizeof *prefix + prefix->bytes && offset + taken <= RING_BYTES;
     /* The step includes the bytes that the sender skipped. */
     uint64_t step = prefix->position - ring->consumed;
-    bool follows = step >= taken && step <= RING_BYTES && (prefix->position - taken) % RING_BYTES == offset;
-    return fits && follows && prefix_length_is_valid(prefix) && prefix->consumed <= ring->written
-        && prefix->consumed >= ring->left;
+    bool follows_previous = step >= taken && step <= RING_BYTES && (prefix->position - taken) % RING_BYTES == offset;
+    return has_valid_size && follows_previous && prefix_length_is_valid(prefix) && prefix->consumed <= ring->written
+        && prefix->consumed >= ring->peer_consumed;
 }
 unsigned char *eager_ring_read_prefix(const struct eager_ring *ring, const struct ibv_wc *wc, struct prefix *out)
 {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Frees an endpoint with its queue pairs and rings. */
+/* Destroys and frees an endpoint with its queue pairs and rings, as far as they were created. */
 static void verbs_endpoint_destroy(struct nic *nic, struct verbs_endpoint *endpoint)
 {
     lanes_destroy(nic, endpoint);
@@ -50,7 +50,7 @@ tutti_status verbs_connect_process(struct fabric *fabric, const unsigned char pr
         return status_fail(TUTTI_SYSTEM,
             "its process has published no address of an RDMA device (TUTTI_TRANSPORT must name verbs on all hosts)");
     memcpy(&theirs, address, sizeof theirs);
-    if (theirs.ethernet != nic_message_port(nic_of_fabric(fabric))->ethernet)
+    if (theirs.is_ethernet != nic_message_port(nic_of_fabric(fabric))->is_ethernet)
         return verbs_fail_link_layers(nic_of_fabric(fabric));
     TRY(verbs_endpoint_create(fabric, process, key, &theirs, &endpoint));
     *out = &endpoint->base;

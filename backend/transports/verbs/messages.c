@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Records why an op has completed (NULL means success), and returns false, as send and fetch do for a completed op. */
-static bool verbs_op_refuse(struct fabric_op *op, const char *why)
+/* Sets the reason for which an op has completed (NULL: success). Returns false, as verbs_send and verbs_fetch must for
+   a completed op. */
+static bool verbs_op_end(struct fabric_op *op, const char *why)
 {
     op->why = why;
     return false;
@@ -17,49 +18,50 @@ static const char no_memory[] = "no memory for a message",
                       "memory cannot be registered (ulimit -l must print unlimited; TUTTI_LOG=info shows more)";
 
 /* ---- sending ---- */
-/* Sends a small message through the ring, or queues it. */
+/* Writes a small message into the peer's ring, or keeps it in `waiting`. false: the op has completed. */
 static bool verbs_endpoint_send_eager(struct fabric *fabric, struct verbs_endpoint *endpoint, struct fabric_op *op,
     const void *data)
 {
-    struct verbs_xfer now = { .op = op, .what = EAGER, .data = data };
+    struct verbs_xfer now = { .op = op, .kind = EAGER, .data = data };
     /* A message that fits completes with success at once. */
-    if (!endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, &now)) return verbs_op_refuse(op, NULL);
+    if (!endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, &now)) return verbs_op_end(op, NULL);
     struct verbs_xfer *xfer = xfer_new(op, EAGER);
-    if (!xfer) return verbs_op_refuse(op, no_memory);
+    if (!xfer) return verbs_op_end(op, no_memory);
     xfer->data = data;
     xfer_list_append(&endpoint->waiting, xfer);
     return true;
 }
-/* Registers a large message and announces its address. The peer reads it by RDMA. */
+/* Registers the memory of a large message, and sends an offer with its address, or keeps the offer in `waiting`. false:
+   the op has completed, with an error. */
 static bool verbs_endpoint_send_offer(struct fabric *fabric, struct verbs_endpoint *endpoint, struct fabric_op *op,
     const void *data)
 {
     struct nic *nic = nic_of_fabric(fabric);
     struct verbs_xfer *xfer = xfer_new(op, OFFER);
-    if (!xfer) return verbs_op_refuse(op, no_memory);
-    xfer->offer = (struct offer){ .at = (uintptr_t)data, .bytes = op->bytes, .id = ++nic->ids };
+    if (!xfer) return verbs_op_end(op, no_memory);
+    xfer->offer = (struct offer){ .address = (uintptr_t)data, .bytes = op->bytes, .id = ++nic->last_id };
     if (!xfer_pin(endpoint, xfer, data, op->bytes, false)) {
         xfer_free(nic, xfer);
-        return verbs_op_refuse(op, not_registered);
+        return verbs_op_end(op, not_registered);
     }
     bool sent = !endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, xfer);
     /* The write of this message may have broken the endpoint. */
     if (endpoint_is_broken(&endpoint->base)) {
         xfer_free(nic, xfer);
-        return verbs_op_refuse(op, endpoint->base.why);
+        return verbs_op_end(op, endpoint->base.why);
     }
     xfer_list_append(sent ? &endpoint->offered : &endpoint->waiting, xfer);
     return true;
 }
-bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced)
+bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool is_announced)
 {
     struct verbs_endpoint *endpoint = verbs_endpoint_of(op->endpoint);
-    const void *from = data ? data : op->room;
-    if (endpoint_is_broken(&endpoint->base)) return verbs_op_refuse(op, endpoint->base.why);
-    return announced ? verbs_endpoint_send_offer(fabric, endpoint, op, from)
-                     : verbs_endpoint_send_eager(fabric, endpoint, op, from);
+    const void *from = data ? data : op->buffer;
+    if (endpoint_is_broken(&endpoint->base)) return verbs_op_end(op, endpoint->base.why);
+    return is_announced ? verbs_endpoint_send_offer(fabric, endpoint, op, from)
+                        : verbs_endpoint_send_eager(fabric, endpoint, op, from);
 }
-/* Completes the offer with this id; returns false if the endpoint has no such offer. */
+/* Completes the send of the offer with this id. false: the endpoint has no such offer. */
 static bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_endpoint *endpoint, uint64_t id)
 {
     struct verbs_xfer *xfer = endpoint->offered;
@@ -71,19 +73,19 @@ static bool verbs_endpoint_complete_offer(struct fabric *fabric, struct verbs_en
 }
 
 /* ---- fetching ---- */
-/* Returns a descriptor with a copy of the offer, or NULL if memory is short. */
+/* Returns a descriptor with a copy of the received offer, or NULL if memory is exhausted. */
 static struct descriptor *offer_descriptor_new(struct verbs_endpoint *endpoint, const void *offer)
 {
-    struct descriptor *d = memory_alloc_zeroed(1, sizeof *d);
-    if (!d) return NULL;
-    d->from = endpoint;
-    memcpy(&d->offer, offer, sizeof d->offer);
-    return d;
+    struct descriptor *received = memory_alloc_zeroed(1, sizeof *received);
+    if (!received) return NULL;
+    received->from = endpoint;
+    memcpy(&received->offer, offer, sizeof received->offer);
+    return received;
 }
-/* Tells the sender of message `id` that it has been read. */
+/* Sends DONE, or keeps it in `waiting`: this process has finished with the offer `id`. */
 static void verbs_endpoint_send_done(struct fabric *fabric, struct verbs_endpoint *endpoint, uint64_t id)
 {
-    struct verbs_xfer now = { .what = DONE, .offer.id = id };
+    struct verbs_xfer now = { .kind = DONE, .offer.id = id };
     if (endpoint_is_broken(&endpoint->base) || (!endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, &now)))
         return;
     struct verbs_xfer *xfer = xfer_new(NULL, DONE);
@@ -96,38 +98,39 @@ static void verbs_endpoint_send_done(struct fabric *fabric, struct verbs_endpoin
 }
 void verbs_release(struct fabric *fabric, void *descriptor)
 {
-    struct descriptor *d = descriptor;
-    verbs_endpoint_send_done(fabric, d->from, d->offer.id);
-    free(d);
+    struct descriptor *received = descriptor;
+    verbs_endpoint_send_done(fabric, received->from, received->offer.id);
+    free(received);
 }
-/* Posts RDMA reads of announced messages while the send queues have room. */
+/* Posts RDMA reads of the fetches in `reading` while the send queues have room. A fetch whose reads are all posted
+   moves to `fetching`. */
 static void verbs_endpoint_continue_reads(struct fabric *fabric, struct verbs_endpoint *endpoint)
 {
     while (endpoint->reading && !endpoint_is_broken(&endpoint->base)) {
         struct verbs_xfer *fetch = endpoint->reading;
-        size_t before = fetch->asked;
+        size_t before = fetch->requested;
         int error = verbs_endpoint_post_reads(endpoint, fetch);
         if (error) {
             verbs_endpoint_fail(fabric, endpoint, strerror(error));
             return;
         }
         /* The send queues are full. */
-        if (fetch->asked == before) return;
-        if (fetch->asked < fetch->offer.bytes) continue;
+        if (fetch->requested == before) return;
+        if (fetch->requested < fetch->offer.bytes) continue;
         xfer_list_remove(&endpoint->reading, fetch);
         xfer_list_append(&endpoint->fetching, fetch);
     }
 }
 bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer)
 {
-    struct descriptor *d = descriptor;
+    struct descriptor *received = descriptor;
     struct nic *nic = nic_of_fabric(fabric);
-    struct verbs_endpoint *endpoint = d->from;
+    struct verbs_endpoint *endpoint = received->from;
     struct verbs_xfer *xfer = endpoint_is_broken(&endpoint->base) ? NULL : xfer_new(op, EAGER);
     const char *why = endpoint->base.why ? endpoint->base.why : no_memory;
     if (xfer) {
-        xfer->offer = d->offer;
-        xfer->into = buffer ? buffer : op->room;
+        xfer->offer = received->offer;
+        xfer->into = buffer ? buffer : op->buffer;
         if (!xfer_pin(endpoint, xfer, xfer->into, op->bytes, true)) {
             xfer_free(nic, xfer);
             xfer = NULL;
@@ -135,10 +138,10 @@ bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, 
         }
     }
     if (!xfer) {
-        verbs_release(fabric, d);
-        return verbs_op_refuse(op, why);
+        verbs_release(fabric, received);
+        return verbs_op_end(op, why);
     }
-    free(d);
+    free(received);
     xfer_list_append(&endpoint->reading, xfer);
     if (endpoint->reading == xfer) verbs_endpoint_continue_reads(fabric, endpoint);
     return true;
@@ -152,16 +155,19 @@ void verbs_endpoint_complete_fetch(struct fabric *fabric, struct verbs_endpoint 
 }
 
 /* ---- receiving ---- */
-static const char cannot_be[] = "its process has sent an invalid message";
+static const char invalid_message[] = "its process has sent an invalid message";
+/* Handles OFFER, whose struct offer is at `at`: passes the announced message to the fabric, or sends DONE. */
 static void verbs_endpoint_handle_offer(struct fabric *fabric, struct verbs_endpoint *endpoint,
     const struct header *header, const unsigned char *at)
 {
-    struct descriptor *d = offer_descriptor_new(endpoint, at);
-    if (d && fabric_handle_message(fabric, &endpoint->base, header, d, (size_t)d->offer.bytes, true)) return;
-    if (d) verbs_release(fabric, d);
+    struct descriptor *received = offer_descriptor_new(endpoint, at);
+    if (received
+        && fabric_handle_message(fabric, &endpoint->base, header, received, (size_t)received->offer.bytes, true))
+        return;
+    if (received) verbs_release(fabric, received);
     else verbs_endpoint_fail(fabric, endpoint, "no memory for an incoming message");
 }
-/* Passes an eager or announced message to the fabric. */
+/* Handles EAGER and OFFER, whose header and data are at `at`. */
 static void verbs_endpoint_handle_message(struct fabric *fabric, struct verbs_endpoint *endpoint,
     const struct prefix *prefix, unsigned char *at)
 {
@@ -169,35 +175,37 @@ static void verbs_endpoint_handle_message(struct fabric *fabric, struct verbs_en
     size_t bytes = prefix->bytes - sizeof header;
     memcpy(&header, at, sizeof header);
     at += sizeof header;
-    if (prefix->what == EAGER) fabric_handle_message(fabric, &endpoint->base, &header, at, bytes, false);
+    if (prefix->kind == EAGER) fabric_handle_message(fabric, &endpoint->base, &header, at, bytes, false);
     else verbs_endpoint_handle_offer(fabric, endpoint, &header, at);
 }
+/* Handles DONE, whose id is at `at`. An unknown id makes the endpoint faulty. */
 static void verbs_endpoint_handle_done(struct fabric *fabric, struct verbs_endpoint *endpoint, const unsigned char *at)
 {
     uint64_t id;
     memcpy(&id, at, sizeof id);
-    if (!verbs_endpoint_complete_offer(fabric, endpoint, id)) endpoint_mark_faulty(fabric, &endpoint->base, cannot_be);
+    if (!verbs_endpoint_complete_offer(fabric, endpoint, id))
+        endpoint_mark_faulty(fabric, &endpoint->base, invalid_message);
 }
 void verbs_endpoint_receive(struct fabric *fabric, struct verbs_endpoint *endpoint, const struct ibv_wc *wc)
 {
     struct eager_ring *ring = &endpoint->ring;
     struct prefix prefix;
-    if (endpoint->base.faulty) return;
+    if (endpoint->base.is_faulty) return;
     unsigned char *at = eager_ring_read_prefix(ring, wc, &prefix);
     if (!at) {
-        endpoint_mark_faulty(fabric, &endpoint->base, cannot_be);
+        endpoint_mark_faulty(fabric, &endpoint->base, invalid_message);
         return;
     }
-    ring->left = prefix.consumed;
-    switch ((enum verbs_what)prefix.what) {
+    ring->peer_consumed = prefix.consumed;
+    switch ((enum verbs_message_kind)prefix.kind) {
     case EAGER:
     case OFFER: verbs_endpoint_handle_message(fabric, endpoint, &prefix, at); break;
     case DONE: verbs_endpoint_handle_done(fabric, endpoint, at); break;
-    case GOODBYE: endpoint->base.left = true; break;
+    case GOODBYE: endpoint->base.has_left = true; break;
     case ACK: break;
     }
     ring->consumed = prefix.position;
-    nic_of_fabric(fabric)->stalled |= eager_ring_owes_ack(ring) || endpoint->waiting;
+    nic_of_fabric(fabric)->needs_progress |= eager_ring_owes_ack(ring) || endpoint->waiting;
 }
 
 /* ---- progress ---- */
@@ -209,7 +217,7 @@ void verbs_endpoint_progress(struct fabric *fabric, struct verbs_endpoint *endpo
         /* A failed write has completed and freed all xfers of the endpoint. */
         if (endpoint_is_broken(&endpoint->base)) break;
         xfer_list_remove(&endpoint->waiting, xfer);
-        if (xfer->what == OFFER) xfer_list_append(&endpoint->offered, xfer);
+        if (xfer->kind == OFFER) xfer_list_append(&endpoint->offered, xfer);
         else xfer_complete(fabric, xfer, NULL);
     }
     verbs_endpoint_continue_reads(fabric, endpoint);

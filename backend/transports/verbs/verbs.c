@@ -15,54 +15,56 @@
 enum { COMPLETIONS_AT_ONCE = 32, GOODBYE_MS = 300 };
 
 /* ---- completions and events ---- */
-/* Handles one completion of a queue pair. */
+/* Handles one completion of a queue pair of the adapter. */
 static void verbs_handle_completion(struct fabric *fabric, const struct adapter *adapter, const struct ibv_wc *wc)
 {
     struct nic *nic = nic_of_fabric(fabric);
-    if (adapter == nic->adapters && wc->qp_num == nic->datagram_queue.pair->qp_num) {
+    if (adapter == nic->adapters && wc->qp_num == nic->datagram_queue.qp->qp_num) {
         verbs_handle_datagram(fabric, wc);
         return;
     }
     struct lane *lane = verbs_nic_find_lane(nic, adapter, wc->qp_num);
     struct verbs_endpoint *endpoint = lane ? lane->endpoint : NULL;
-    bool receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
-    if (receive) nic->used_receives++;
+    bool is_receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
+    if (is_receive) nic->used_receives++;
     /* A completion of a destroyed queue pair is ignored. */
-    if (!endpoint || (!receive && wc->wr_id >> 32 != verbs_endpoint_tag(endpoint))) return;
+    if (!endpoint || (!is_receive && wc->wr_id >> 32 != verbs_endpoint_tag(endpoint))) return;
     if (wc->status != IBV_WC_SUCCESS) {
         verbs_endpoint_fail(fabric, endpoint, verbs.ibv_wc_status_str(wc->status));
         return;
     }
-    if (receive) {
+    if (is_receive) {
         verbs_endpoint_receive(fabric, endpoint, wc);
         return;
     }
     struct verbs_xfer *fetch = lane_complete_request(lane, (unsigned)wc->wr_id);
     if (fetch) verbs_endpoint_complete_fetch(fabric, endpoint, fetch);
-    nic->stalled |= endpoint->waiting || endpoint->reading || eager_ring_owes_ack(&endpoint->ring);
+    nic->needs_progress |= endpoint->waiting || endpoint->reading || eager_ring_owes_ack(&endpoint->ring);
 }
-/* Handles completions of all adapters, and posts receives again. True: there were some. */
+/* Handles completions of all adapters, and posts receives again. true: there were completions. */
 static bool verbs_poll_completions(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
     struct ibv_wc found[COMPLETIONS_AT_ONCE];
-    bool consumed = false;
+    bool found_some = false;
     for (const struct adapter *adapter = nic->adapters; adapter < nic->adapters + nic->adapter_count; adapter++) {
         int count = ibv_poll_cq(adapter->completions, COMPLETIONS_AT_ONCE, found);
         for (int i = 0; i < count; i++) verbs_handle_completion(fabric, adapter, &found[i]);
-        consumed |= count > 0;
+        found_some |= count > 0;
     }
     if (nic->used_receives >= RECEIVES_AT_ONCE && !verbs_nic_post_receives(nic))
         LOG(ERROR, "%s accepts no more receives: %s", nic_message_port(nic)->name, strerror(errno));
-    return consumed;
+    return found_some;
 }
-/* Returns the name of the port if a rail uses it, otherwise NULL. */
+/* Returns the name of port `number` of the adapter's device if a rail uses the port, otherwise NULL. */
 static const char *nic_port_name(const struct nic *nic, const struct adapter *adapter, int number)
 {
     for (int i = 0; i < nic->rail_count; i++)
         if (nic->rails[i].adapter == adapter && nic->rails[i].port->number == number) return nic->rails[i].port->name;
     return NULL;
 }
+/* Returns whether the endpoint uses the adapter: by one of its connected lanes, or before they are connected by the
+   first. */
 static bool verbs_endpoint_uses_adapter(const struct verbs_endpoint *endpoint, const struct adapter *adapter)
 {
     int count = endpoint->lane_count ? endpoint->lane_count : 1, i = 0;
@@ -86,20 +88,22 @@ static void verbs_handle_device_events(struct fabric *fabric, const struct adapt
                 verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "its device has failed");
     }
 }
-/* Polls, continues handshakes, and continues endpoints that could not send. True: something moved. */
+/* Handles completions, continues handshakes, and continues endpoints that wait for room or owe an acknowledgement.
+   true: there were completions. */
 static bool verbs_progress(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
     bool moved = verbs_poll_completions(fabric);
     if (fabric->needs_poll) verbs_advance_handshakes(fabric);
-    if (!nic->stalled) return moved;
-    nic->stalled = false;
+    if (!nic->needs_progress) return moved;
+    nic->needs_progress = false;
     for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
-        if (endpoint->open && !endpoint_is_broken(endpoint))
+        if (endpoint->is_open && !endpoint_is_broken(endpoint))
             verbs_endpoint_progress(fabric, verbs_endpoint_of(endpoint));
     return moved;
 }
-/* Makes the adapter's descriptor ready at the next completion. */
+/* Makes the adapter's descriptor readable at the next completion. Handles device events, and deregisters memory that is
+   gone. */
 static void verbs_arm_adapter(struct fabric *fabric, const struct adapter *adapter)
 {
     struct ibv_cq *queue;
@@ -110,6 +114,7 @@ static void verbs_arm_adapter(struct fabric *fabric, const struct adapter *adapt
     errno = ibv_req_notify_cq(adapter->completions, 0);
     if (errno) LOG(ERROR, "%s cannot announce completions: %s", adapter->port->name, strerror(errno));
 }
+/* Arms all adapters (fabric_operations). false: a completion has come meanwhile. */
 static bool verbs_arm(struct fabric *fabric)
 {
     struct nic *nic = nic_of_fabric(fabric);
@@ -123,27 +128,30 @@ static void verbs_endpoint_print_address(const struct endpoint *endpoint, char *
     const struct verbs_address *address = &((const struct verbs_endpoint *)endpoint)->address;
     char gid[INET6_ADDRSTRLEN];
     inet_ntop(AF_INET6, address->gid, gid, sizeof gid);
-    if (address->ethernet) snprintf(out, bytes, "%s", gid);
+    if (address->is_ethernet) snprintf(out, bytes, "%s", gid);
     else snprintf(out, bytes, "LID %d", address->lid);
 }
 
 /* ---- start ---- */
+/* Makes fabric->event_descriptor readable whenever this descriptor is. */
 static tutti_status verbs_watch_descriptor(struct fabric *fabric, int descriptor)
 {
     struct epoll_event what = { .events = EPOLLIN };
-    if (epoll_ctl(fabric->event, EPOLL_CTL_ADD, descriptor, &what) == 0) return TUTTI_OK;
+    if (epoll_ctl(fabric->event_descriptor, EPOLL_CTL_ADD, descriptor, &what) == 0) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wait for a device: %s", strerror(errno));
 }
-static tutti_status verbs_start(struct fabric *fabric, const struct fabric_place *place)
+/* Opens the devices, and stores this process's address in the fabric. After an error the caller calls verbs_finish. */
+static tutti_status verbs_start(struct fabric *fabric, const struct fabric_environment *environment)
 {
     struct nic *nic;
-    fabric->event = -1;
-    fabric->own = NULL;
-    tutti_status status = nic_create(fabric, place, &nic);
-    fabric->own = nic;
+    fabric->event_descriptor = -1;
+    fabric->state = NULL;
+    tutti_status status = nic_create(fabric, environment, &nic);
+    fabric->state = nic;
     if (status != TUTTI_OK) return status;
-    fabric->event = descriptor_move_above_stderr(epoll_create1(EPOLL_CLOEXEC));
-    if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "epoll cannot watch a device: %s", strerror(errno));
+    fabric->event_descriptor = descriptor_move_above_stderr(epoll_create1(EPOLL_CLOEXEC));
+    if (fabric->event_descriptor < 0)
+        return status_fail(TUTTI_SYSTEM, "epoll cannot watch a device: %s", strerror(errno));
     for (int i = 0; i < nic->adapter_count; i++) {
         TRY(verbs_watch_descriptor(fabric, nic->adapters[i].channel->fd));
         TRY(verbs_watch_descriptor(fabric, nic->adapters[i].port->context->async_fd));
@@ -155,51 +163,55 @@ static tutti_status verbs_start(struct fabric *fabric, const struct fabric_place
 }
 
 /* ---- shutdown and finish ---- */
+/* Closes the endpoint by force, and reports that to the peer. */
 static void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
     verbs_endpoint_send_closed(fabric, verbs_endpoint_of(endpoint));
     verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "this process closed it");
 }
-/* All messages have arrived when the GOODBYE behind them is known to have arrived. */
+/* Returns whether all messages of the endpoint, GOODBYE included, are known to have arrived, or the endpoint is broken
+   or was never connected. */
 static bool verbs_endpoint_is_drained(const struct verbs_endpoint *endpoint)
 {
     return endpoint_is_broken(&endpoint->base) || !endpoint->lane_count
         || (!endpoint->waiting && endpoint->ring.sent == endpoint->ring.written);
 }
-/* Sends GOODBYE to all peers and waits until `until_ms` for theirs. */
+/* Sends GOODBYE to all peers, and waits up to `until_ms` until all messages have arrived. */
 static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
 {
-    bool said = false, parted = false;
-    while (!parted && clock_ms() < until_ms) {
-        parted = true;
-        for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-            struct verbs_endpoint *endpoint = verbs_endpoint_of(b);
-            if (!said && endpoint->lane_count && !endpoint_is_broken(b))
+    bool is_sent = false, is_drained = false;
+    while (!is_drained && clock_ms() < until_ms) {
+        is_drained = true;
+        for (struct endpoint *base = fabric->endpoints; base; base = base->next) {
+            struct verbs_endpoint *endpoint = verbs_endpoint_of(base);
+            if (!is_sent && endpoint->lane_count && !endpoint_is_broken(base))
                 eager_ring_send_control(fabric, endpoint, GOODBYE, true);
-            parted &= verbs_endpoint_is_drained(endpoint);
+            is_drained &= verbs_endpoint_is_drained(endpoint);
         }
-        said = true;
-        if (!parted && !verbs_progress(fabric)) fabric_pause_unlocked(fabric);
+        is_sent = true;
+        if (!is_drained && !verbs_progress(fabric)) fabric_pause_unlocked(fabric);
     }
 }
+/* Drains all endpoints, and then fails them, because this process ends. */
 static void verbs_shutdown(struct fabric *fabric)
 {
-    if (!fabric->own) return;
+    if (!fabric->state) return;
     verbs_endpoints_drain(fabric, clock_ms() + GOODBYE_MS);
     for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next)
         verbs_endpoint_fail(fabric, verbs_endpoint_of(endpoint), "this process ends");
 }
+/* Frees the state of the fabric, also after a start that failed. */
 static void verbs_finish(struct fabric *fabric)
 {
-    if (fabric->own) verbs_endpoints_destroy(fabric);
+    if (fabric->state) verbs_endpoints_destroy(fabric);
     nic_destroy(nic_of_fabric(fabric));
-    fabric->own = NULL;
-    if (fabric->event >= 0) close(fabric->event);
-    fabric->event = -1;
+    fabric->state = NULL;
+    if (fabric->event_descriptor >= 0) close(fabric->event_descriptor);
+    fabric->event_descriptor = -1;
 }
 const struct fabric_operations verbs_operations = { .name = "verbs",
     .start = verbs_start,
-    .part = verbs_shutdown,
+    .shutdown = verbs_shutdown,
     .finish = verbs_finish,
     .connect = verbs_connect_process,
     .send = verbs_send,
@@ -208,5 +220,5 @@ const struct fabric_operations verbs_operations = { .name = "verbs",
     .progress = verbs_progress,
     .arm = verbs_arm,
     .disconnect = verbs_endpoint_disconnect,
-    .address = verbs_endpoint_print_address };
+    .print_address = verbs_endpoint_print_address };
 struct fabric verbs_fabric = FABRIC(&verbs_operations);

@@ -253,10 +253,10 @@ static void bytes_that_differ(struct rank *me)
             if (!late) rank_send(me, &out, next_of(me), k, &of_out, sent, pairs[k][0]);
             rank_await(me, &in, 1);
             rank_await(me, &out, 1);
-            REQUIRE(in.state == TRANSFER_FAILED && in.status == TUTTI_MISMATCH && in.theirs == pairs[k][0]
+            REQUIRE(in.state == TRANSFER_FAILED && in.status == TUTTI_MISMATCH && in.peer_bytes == pairs[k][0]
                 && in.source == before(me));
             REQUIRE(out.state == TRANSFER_DONE ? pairs[k][0] <= MOST_EAGER
-                                               : out.status == TUTTI_MISMATCH && out.theirs == pairs[k][1]);
+                                               : out.status == TUTTI_MISMATCH && out.peer_bytes == pairs[k][1]);
             REQUIRE(got[0] == 0xee);
         }
     free(sent);

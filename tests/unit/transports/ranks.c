@@ -110,7 +110,7 @@ struct shm_callbacks table_callbacks(struct table *t)
         .ring = callback_ring,
         .stream = callback_stream,
         .stream_far = callback_stream,
-        .paced = true };
+        .is_paced = true };
 }
 static void alarm_bell_ring(void *context)
 {

@@ -53,7 +53,7 @@ struct key_id ranks_key(void)
 static void open_rank(const struct ways *w, struct table_of_addresses *t, int rank, int process)
 {
     ranks_key();
-    const struct fabric_place place = { .device = "lo", .simulated = true };
+    const struct fabric_environment place = { .device = "lo", .simulated = true };
     unsigned char *nonce = t->rank[rank].process;
     memset(nonce, 0, 16);
     nonce[0] = (unsigned char)(1 + process);

@@ -23,18 +23,18 @@ static struct delivery *due; /* to be heard in the next progress of a port */
 static int released, fetched, ended;
 static char descriptors[1]; /* what is announced: nothing is read of it */
 
-static tutti_status fabric_begin(struct fabric *f, const struct fabric_place *place)
+static tutti_status fabric_begin(struct fabric *f, const struct fabric_environment *place)
 {
     (void)place;
     f->address_bytes = 1;
-    f->event = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    f->event_descriptor = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return TUTTI_OK;
 }
 static void part(struct fabric *f) { (void)f; }
 static void finish(struct fabric *f)
 {
     for (struct endpoint *e; (e = f->endpoints) != NULL; free(e)) f->endpoints = e->next;
-    close(f->event);
+    close(f->event_descriptor);
 }
 static tutti_status connect_to(struct fabric *f, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
@@ -42,7 +42,7 @@ static tutti_status connect_to(struct fabric *f, const unsigned char process[16]
     (void)key, (void)address, (void)bytes;
     struct endpoint *e = memory_alloc_zeroed(1, sizeof *e);
     memcpy(e->process, process, sizeof e->process);
-    e->open = true;
+    e->is_open = true;
     e->next = f->endpoints;
     *out = f->endpoints = e;
     return TUTTI_OK;
@@ -86,7 +86,7 @@ static void address(const struct endpoint *e, char *out, size_t bytes)
 }
 static const struct fabric_operations operations = { .name = "none",
     .start = fabric_begin,
-    .part = part,
+    .shutdown = part,
     .finish = finish,
     .connect = connect_to,
     .send = send_none,
@@ -95,7 +95,7 @@ static const struct fabric_operations operations = { .name = "none",
     .progress = progress,
     .arm = arm,
     .disconnect = disconnect,
-    .address = address };
+    .print_address = address };
 static struct fabric fabric = FABRIC(&operations);
 
 /* ---- a group of three processes, of which this is the first, and a process that is not in it ---- */
@@ -128,7 +128,7 @@ static void join_group(void)
 }
 static int open_all(void **state)
 {
-    const struct fabric_place place = { .simulated = true };
+    const struct fabric_environment place = { .simulated = true };
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes;
     (void)state;
@@ -194,7 +194,7 @@ static void poll_all(void)
 static void assert_refused(int process, const char *why)
 {
     poll_all();
-    assert_true(ends[process]->faulty);
+    assert_true(ends[process]->is_faulty);
     assert_string_equal(ends[process]->why, why);
     assert_int_equal(ended, 1);
 }
@@ -459,7 +459,7 @@ static void test_what_is_noted_is_bounded(void **state)
     polls = false;
     for (int i = 0; i < PENDING_RNDV_MOST; i++) withdraw(2, 1, 1);
     for (int i = 0; i < PENDING_RNDV_MOST; i++) say(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
-    assert_int_equal(ends[2]->faulty, true); /* CREDIT is not saved, but comes after as many messages as may be */
+    assert_int_equal(ends[2]->is_faulty, true); /* CREDIT is not saved, but comes after as many messages as may be */
     assert_string_equal(ends[2]->why, too_many);
     assert_heard(1, 3);
     (void)state;
@@ -472,9 +472,9 @@ static void test_early_messages_are_bounded(void **state)
     polls = false;
     for (uint64_t i = 1; i <= EARLY_MOST; i++) assert_true(announce(2, 1, 100, i));
     say(1, short_of(1, 3, 0), NULL, 0);
-    assert_false(ends[2]->faulty);
+    assert_false(ends[2]->is_faulty);
     assert_false(announce(2, 1, 100, EARLY_MOST + 1));
-    assert_true(ends[2]->faulty);
+    assert_true(ends[2]->is_faulty);
     assert_string_equal(ends[2]->why,
         "its process has sent too many messages to groups that this process has not joined");
     join_group();
@@ -493,7 +493,7 @@ static void test_early_bytes_are_bounded(void **state)
     int count = 0;
     (void)state;
     polls = false;
-    for (; !ends[2]->faulty; count++) say(2, short_of(2, 1, sizeof data), data, sizeof data);
+    for (; !ends[2]->is_faulty; count++) say(2, short_of(2, 1, sizeof data), data, sizeof data);
     assert_in_range(count, EARLY_BYTES / EAGER_BYTES / 2, EARLY_BYTES / EAGER_BYTES + 1);
     join_group();
     poll_all();
@@ -517,7 +517,7 @@ static void test_early_messages_are_whose_they_are(void **state)
     say(1, h, out, 8);
     poll_all();
     assert_int_equal(x.state, TRANSFER_DONE);
-    for (int i = 0; i < PROCESSES; i++) assert_int_equal(ends[i]->early + (int)ends[i]->early_bytes, 0);
+    for (int i = 0; i < PROCESSES; i++) assert_int_equal(ends[i]->early_count + (int)ends[i]->early_bytes, 0);
 }
 static int begin(void **state)
 {

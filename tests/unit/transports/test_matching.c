@@ -15,7 +15,7 @@ static struct arrival *arrive(struct matching *m, int source, uint64_t name, uin
     a->source = source;
     a->name = named(name);
     a->id = id;
-    a->announced = id != 0;
+    a->is_announced = id != 0;
     matching_keep_arrival(m, a);
     return a;
 }

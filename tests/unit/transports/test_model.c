@@ -119,10 +119,10 @@ static void check_pair(const struct message *receive, int k)
     }
     assert_int_equal(receive->x.state, TRANSFER_FAILED);
     assert_int_equal(receive->x.status, TUTTI_MISMATCH);
-    assert_int_equal(receive->x.theirs, send->bytes);
+    assert_int_equal(receive->x.peer_bytes, send->bytes);
     assert_int_not_equal(send->x.state, TRANSFER_POSTED);
     if (send->x.state == TRANSFER_DONE) assert_true(send->bytes <= EAGER_LIMIT);
-    else assert_int_equal(send->x.theirs, receive->bytes);
+    else assert_int_equal(send->x.peer_bytes, receive->bytes);
 }
 static void count_answers(bool check)
 {

@@ -162,7 +162,7 @@ static bool hear_one(struct transport *t)
 {
     struct early *early = (struct early *)(void *)t;
     early->polls++;
-    t->router->ahead -= t->router->ahead > early->stays;
+    t->router->ahead_count -= t->router->ahead_count > early->stays;
     return true;
 }
 static void test_one_poll_hears_all_whose_turn_comes(void **state)
@@ -170,11 +170,11 @@ static void test_one_poll_hears_all_whose_turn_comes(void **state)
     (void)state;
     static const struct transport_operations operations = { .poll = hear_one };
     for (int stays = 0; stays < 3; stays++) {
-        struct router r = { .ahead = 5 };
+        struct router r = { .ahead_count = 5 };
         struct early early = { .base = { .operations = &operations, .router = &r }, .stays = stays };
         r.polled = &early.base;
         assert_true(router_poll(&r));
-        assert_int_equal(r.ahead, stays);
+        assert_int_equal(r.ahead_count, stays);
         assert_in_range(early.polls, 5 - stays, 7 - stays);
     }
 }

@@ -435,9 +435,9 @@ static void test_answers_wait_for_room(void **state)
     for (int i = 0; i < MANY; i++) post(&s.t, 1, &in[i], 0, false, &wrong);
     poll_all(&s.t, 50);
     for (int i = 0; i < MANY; i++) {
-        assert_int_equal(in[i].theirs, s.out.wire);
+        assert_int_equal(in[i].peer_bytes, s.out.wire);
         assert_int_equal(out[i].status, TUTTI_MISMATCH);
-        assert_int_equal(out[i].theirs, 5);
+        assert_int_equal(out[i].peer_bytes, 5);
     }
     scene_close(&s);
 }

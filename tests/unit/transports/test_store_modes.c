@@ -23,8 +23,8 @@ static void ends_fill(int count, enum filling filling, struct costs costs)
     ends.around = ends.timed = 0;
     for (int i = 0; i < count; i++) {
         struct store_mode way = store_modes_next(&ends.ways, filling, ends.said);
-        int64_t ns = (way.around ? costs.around : costs.stored) + (costs.noise ? rand() % costs.noise : 0);
-        ends.around += way.around;
+        int64_t ns = (way.is_around ? costs.around : costs.stored) + (costs.noise ? rand() % costs.noise : 0);
+        ends.around += way.is_around;
         ends.timed += way.number != 0;
         uint64_t word = way.number ? store_mode_timing_word(way.number, ns / 3) : 0;
         if (word && store_judge_add_sample(&ends.judge, filling, word, ns - ns / 3, BYTES))
@@ -79,9 +79,9 @@ static void test_who_never_answers_is_not_waited_for(void **state)
 {
     (void)state;
     unsigned ordinary = 0;
-    for (int i = 0; i < 5 * 8192; i++) ordinary += !store_modes_next(&ends.ways, FILLS_64K, 0).around;
+    for (int i = 0; i < 5 * 8192; i++) ordinary += !store_modes_next(&ends.ways, FILLS_64K, 0).is_around;
     assert_in_range(ordinary, 6 * 2 * 16, 7 * 2 * 32);  /* seven duels, half of each */
-    assert_true(store_modes_next(&ends.ways, FILLS_64K, 0).around);
+    assert_true(store_modes_next(&ends.ways, FILLS_64K, 0).is_around);
 }
 /* Fillings that were dropped, or read where no time is taken: as long as some of each block come it is judged. */
 static void test_some_may_be_missing(void **state)
@@ -93,7 +93,7 @@ static void test_some_may_be_missing(void **state)
             struct store_mode way = store_modes_next(&ends.ways, FILLS_4K, ends.said);
             if (i % missing == 0 || !way.number) continue;
             if (store_judge_add_sample(&ends.judge, FILLS_4K,
-                    store_mode_timing_word(way.number, way.around ? 500 : 300), 100, BYTES))
+                    store_mode_timing_word(way.number, way.is_around ? 500 : 300), 100, BYTES))
                 ends.said = ends.judge.chosen;
         }
         assert_false(goes_around(FILLS_4K));

@@ -39,7 +39,7 @@ static void run_without_descriptors(void (*call)(void))
 static int set_up(void **state)
 {
     static const unsigned char drawn[KEY_BYTES] = "the key of a group";
-    const struct fabric_place place = { .simulated = true };
+    const struct fabric_environment place = { .simulated = true };
     (void)state;
     assert_int_equal(group_key_add(drawn, &key), TUTTI_OK);
     fabric.process[0] = 1;
@@ -49,7 +49,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    tcp_operations.part(&fabric);
+    tcp_operations.shutdown(&fabric);
     tcp_operations.finish(&fabric);
     return 0;
 }
@@ -74,7 +74,7 @@ static void connect_to_itself(void)
 static void assert_nothing_is_left(int descriptors)
 {
     for (struct endpoint *e = fabric.endpoints; e; e = e->next) assert_true(endpoint_is_broken(e));
-    assert_int_equal(tcp_sockets_of(&fabric)->open, 0);
+    assert_int_equal(tcp_sockets_of(&fabric)->open_count, 0);
     assert_int_equal(descriptors_count(), descriptors);
     tcp_endpoints_free(&fabric);
 }
@@ -109,8 +109,8 @@ static void test_a_whole_connection_opens(void **state)
     (void)state;
     connect_to_itself();
     assert_int_equal(status, TUTTI_OK);
-    assert_true(itself->open && !endpoint_is_broken(itself));
-    assert_int_equal(tcp_sockets_of(&fabric)->open, 2);
+    assert_true(itself->is_open && !endpoint_is_broken(itself));
+    assert_int_equal(tcp_sockets_of(&fabric)->open_count, 2);
     tcp_operations.disconnect(&fabric, itself);
     assert_nothing_is_left(before);
 }

@@ -19,7 +19,7 @@ static struct key_id key;
 
 static void fabric_run(struct fabric *fabric, unsigned char nonce, struct tcp_address *out)
 {
-    const struct fabric_place place = { .simulated = true };
+    const struct fabric_environment place = { .simulated = true };
     unsigned char process[16] = { nonce }, bytes[FABRIC_ADDRESS_BYTES];
     size_t count;
     assert_int_equal(fabric_open(fabric, process, &place, bytes, &count), TUTTI_OK);
@@ -97,7 +97,7 @@ static struct endpoint endpoint_seen(struct fabric *fabric, const unsigned char 
     pthread_mutex_lock(&fabric->lock);
     const struct endpoint *e = fabric->endpoints;
     while (e && memcmp(e->process, process, 16) != 0) e = e->next;
-    struct endpoint found = e ? *e : (struct endpoint){ .open = false };
+    struct endpoint found = e ? *e : (struct endpoint){ .is_open = false };
     pthread_mutex_unlock(&fabric->lock);
     return found;
 }
@@ -130,7 +130,7 @@ static void test_strangers_are_not_answered(void **state)
         send_all(s, &h.hello, sizeof h.hello);
         assert_closed(s);
     }
-    assert_false(endpoint_seen(&ours, seen_before.from.nonce).open);
+    assert_false(endpoint_seen(&ours, seen_before.from.nonce).is_open);
     close(call_well(10));
 }
 /* Who says nothing keeps a seat until others come; who has gone leaves it. */
@@ -155,7 +155,7 @@ static void test_a_hello_may_come_in_pieces(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof h.hello; i++) send_all(s, (unsigned char *)&h.hello + i, 1);
     await_welcome(s, &h);
-    assert_true(endpoint_seen(&ours, h.hello.from.nonce).open);
+    assert_true(endpoint_seen(&ours, h.hello.from.nonce).is_open);
     close(s);
 }
 /* It has begun another since: that one counts. What it began before and comes late does not. */
@@ -168,7 +168,7 @@ static void test_the_latest_call_of_a_process_counts(void **state)
     send_all(third, &late.hello, sizeof late.hello);
     assert_closed(third);
     struct endpoint latest = endpoint_seen(&ours, late.hello.from.nonce);
-    assert_true(latest.open && !endpoint_is_broken(&latest));
+    assert_true(latest.is_open && !endpoint_is_broken(&latest));
     close(second);
 }
 /* A stranger has taken the port of a process that is gone. */
@@ -207,17 +207,17 @@ static void test_another_that_answers_is_not_believed(void **state)
 static void test_what_cannot_be_breaks_the_connection(void **state)
 {
     static const struct tcp_frame wrong[] = {
-        { .what = GOODBYE + 1 },
-        { .what = UINT64_MAX, .bytes = UINT64_MAX, .id = UINT64_MAX, .extent = UINT64_MAX },
-        { .what = EAGER, .bytes = EAGER_BYTES + 1 },
-        { .what = EAGER, .bytes = UINT64_MAX },
-        { .what = OFFER, .id = 1 },
-        { .what = OFFER, .id = 1, .extent = 5, .bytes = 5 },
-        { .what = PULL, .id = 77 },
-        { .what = RELEASE, .id = 77 },
-        { .what = DATA, .id = 77, .bytes = 8 },
-        { .what = DATA, .id = 77, .bytes = UINT64_MAX, .extent = UINT64_MAX },
-        { .what = GOODBYE, .bytes = 1 },
+        { .kind = GOODBYE + 1 },
+        { .kind = UINT64_MAX, .bytes = UINT64_MAX, .id = UINT64_MAX, .extent = UINT64_MAX },
+        { .kind = EAGER, .bytes = EAGER_BYTES + 1 },
+        { .kind = EAGER, .bytes = UINT64_MAX },
+        { .kind = OFFER, .id = 1 },
+        { .kind = OFFER, .id = 1, .extent = 5, .bytes = 5 },
+        { .kind = PULL, .id = 77 },
+        { .kind = RELEASE, .id = 77 },
+        { .kind = DATA, .id = 77, .bytes = 8 },
+        { .kind = DATA, .id = 77, .bytes = UINT64_MAX, .extent = UINT64_MAX },
+        { .kind = GOODBYE, .bytes = 1 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -279,24 +279,24 @@ static void pair_end(struct pair *p)
 }
 static void pair_announce(struct pair *p, size_t bytes)
 {
-    const struct tcp_frame offer = { .what = OFFER, .id = 5, .extent = bytes };
+    const struct tcp_frame offer = { .kind = OFFER, .id = 5, .extent = bytes };
     struct tcp_frame asked;
     send_all(p->partner, &offer, sizeof offer);
     send_all(p->partner, &p->header, sizeof p->header);
     do router_poll(p->me.router);
     while (recv(p->partner, &asked, sizeof asked, MSG_DONTWAIT) != (ssize_t)sizeof asked);
-    assert_int_equal(asked.what, PULL);
+    assert_int_equal(asked.kind, PULL);
     assert_int_equal(asked.id, 5);
 }
 static void test_data_that_cannot_be_touches_nothing(void **state)
 {
     static const struct tcp_frame wrong[] = {
-        { .what = DATA, .id = 5, .bytes = BYTES + 1 },
-        { .what = DATA, .id = 5, .bytes = 8, .extent = BYTES },
-        { .what = DATA, .id = 5, .bytes = 8, .extent = 1 },
-        { .what = DATA, .id = 5, .bytes = 0 },
-        { .what = DATA, .id = 5, .bytes = UINT64_MAX, .extent = 0 },
-        { .what = DATA, .id = 6, .bytes = BYTES },
+        { .kind = DATA, .id = 5, .bytes = BYTES + 1 },
+        { .kind = DATA, .id = 5, .bytes = 8, .extent = BYTES },
+        { .kind = DATA, .id = 5, .bytes = 8, .extent = 1 },
+        { .kind = DATA, .id = 5, .bytes = 0 },
+        { .kind = DATA, .id = 5, .bytes = UINT64_MAX, .extent = 0 },
+        { .kind = DATA, .id = 6, .bytes = BYTES },
     };
     static unsigned char into[3 * BYTES], expected[3 * BYTES], noise[2 * BYTES];
     (void)state;
@@ -339,7 +339,7 @@ static void test_frames_may_be_cut_anywhere(void **state)
         if (announced) pair_announce(&p, bytes);
         else p.header.id = 0;
         for (size_t at = 0; at < bytes; at += first, first = bytes - at) {
-            const struct tcp_frame frame = { .what = announced ? DATA : EAGER, .id = 5, .bytes = first, .extent = at };
+            const struct tcp_frame frame = { .kind = announced ? DATA : EAGER, .id = 5, .bytes = first, .extent = at };
             pair_send_in_pieces(&p, &frame, sizeof frame);
             if (!announced) pair_send_in_pieces(&p, &p.header, sizeof p.header);
             pair_send_in_pieces(&p, sent + at, first);
@@ -354,7 +354,7 @@ static void test_frames_may_be_cut_anywhere(void **state)
 /* ---- who is known, and speaks of what is not its own ---- */
 static void say_short(int s, const struct header *header, const void *data)
 {
-    const struct tcp_frame frame = { .what = EAGER, .bytes = header->kind == MESSAGE ? header->bytes : 0 };
+    const struct tcp_frame frame = { .kind = EAGER, .bytes = header->kind == MESSAGE ? header->bytes : 0 };
     send_all(s, &frame, sizeof frame);
     send_all(s, header, sizeof *header);
     send_all(s, data, (size_t)frame.bytes);
@@ -373,7 +373,7 @@ static void assert_received(struct pair *p, uint32_t sequence)
 }
 static void test_a_withdrawal_takes_what_was_announced(void **state)
 {
-    const struct tcp_frame offer = { .what = OFFER, .id = 5, .extent = BYTES };
+    const struct tcp_frame offer = { .kind = OFFER, .id = 5, .extent = BYTES };
     unsigned char in[8];
     static unsigned char into[BYTES];
     struct transfer late;
@@ -393,7 +393,7 @@ static void test_a_withdrawal_takes_what_was_announced(void **state)
     say_short(p.partner, &withdrawn, NULL);
     assert_received(&p, 1);
     receive_all(p.partner, &answer, sizeof answer);
-    assert_int_equal(answer.what, RELEASE);
+    assert_int_equal(answer.kind, RELEASE);
     rank_recv(&p.me, &late, 1, 9, &piece, into, BYTES);
     assert_int_equal(late.state, TRANSFER_POSTED);
     assert_true(router_cancel(p.me.router, &late));
@@ -435,7 +435,7 @@ static struct endpoint *connect_to(struct fabric *from, const struct fabric *to,
 }
 static void await_open(struct fabric *fabric, const struct fabric *to)
 {
-    while (!endpoint_seen(fabric, to->process).open) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+    while (!endpoint_seen(fabric, to->process).is_open) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
 }
 static void give_up(struct fabric *fabric, const struct fabric *to)
 {
@@ -491,7 +491,7 @@ static void test_who_calls_anew_is_believed(void **state)
         for (bool open = false; !open;) {
             pthread_mutex_lock(&ours.lock);
             assert_false(endpoint_is_broken(e));
-            open = e->open;
+            open = e->is_open;
             pthread_mutex_unlock(&ours.lock);
         }
         assert_int_equal(count_whole(&other, &ours), 1);

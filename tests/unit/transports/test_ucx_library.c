@@ -12,7 +12,7 @@
 static unsigned char address[FABRIC_ADDRESS_BYTES];
 static size_t address_bytes;
 static const unsigned char process[16] = { 1 };
-static const struct fabric_place place = { .device = "lo", .simulated = true };
+static const struct fabric_environment place = { .device = "lo", .simulated = true };
 static void in_a_process(void (*each)(void))
 {
     int how;

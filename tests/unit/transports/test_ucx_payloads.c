@@ -17,7 +17,7 @@ static struct key_id key;
 static int start(void **state)
 {
     key = ranks_key();
-    const struct fabric_place place = { .device = "lo", .simulated = true };
+    const struct fabric_environment place = { .device = "lo", .simulated = true };
     (void)state;
     return fabric_open(&ucx_fabric, mine, &place, address, &address_bytes) != TUTTI_OK;
 }
@@ -60,7 +60,7 @@ static void test_a_message_is_of_its_connection(void **state)
     assert_true(e->number != 0 && e->number != connect_to(others)->number - 2); /* nobody can count on */
     hear_whole(said);
     assert_int_equal(early(), 1);
-    assert_int_equal(e->base.early, 1);
+    assert_int_equal(e->base.early_count, 1);
     said.connection += 2;
     hear_whole(said);
     said.connection = 0;
@@ -69,14 +69,14 @@ static void test_a_message_is_of_its_connection(void **state)
     hear(said, sizeof said - 1);
     hear(said, 0);
     assert_int_equal(early(), 1);
-    assert_false(e->base.faulty);
+    assert_false(e->base.is_faulty);
 }
 static void test_what_cannot_be_breaks_the_connection(void **state)
 {
     struct ucx_endpoint *e = connect_to(others);
     (void)state;
     hear_whole((struct said){ { .comm = 5, .bytes = 7 }, e->number });
-    assert_true(e->base.faulty && endpoint_is_broken(&e->base));
+    assert_true(e->base.is_faulty && endpoint_is_broken(&e->base));
     while (e->ep) nanosleep(&(struct timespec){ 0, 100000 }, NULL); /* by the fabric's thread */
 }
 /* ---- what processes say of their connection ---- */
@@ -134,7 +134,7 @@ static void test_a_greeting_without_its_proof(void **state)
     assert_int_equal(count_endpoints(), 0);
     hear_notice(&said, bytes);
     assert_int_equal(count_endpoints(), 1);
-    assert_int_equal(endpoint_with(others)->theirs, 77);
+    assert_int_equal(endpoint_with(others)->peer_number, 77);
 }
 /* It was seen on the network and is said again: of an earlier connection, to another process, to its own sender. */
 static void test_a_greeting_that_is_repeated(void **state)
@@ -148,7 +148,7 @@ static void test_a_greeting_that_is_repeated(void **state)
     hear_notice(&old, bytes);
     hear_notice(&now, bytes); /* it has begun anew */
     struct ucx_endpoint *e = endpoint_with(others);
-    assert_true(e && e->theirs == 78 && count_endpoints() == 2);
+    assert_true(e && e->peer_number == 78 && count_endpoints() == 2);
     for (int i = 0; i < 3; i++) {
         hear_notice(&old, bytes);
         hear_notice(&now, bytes);
@@ -177,20 +177,20 @@ static void test_a_goodbye_is_of_its_connection(void **state)
     (void)state;
     size_t bytes = notice_make(&o.fabric, &o.end, BYE, &bye);
     hear_notice(&bye, bytes); /* of none */
-    o.end.theirs = e->number + 2;
+    o.end.peer_number = e->number + 2;
     notice_make(&o.fabric, &o.end, BYE, &bye);
     hear_notice(&bye, bytes);
-    stranger.end.theirs = e->number;
+    stranger.end.peer_number = e->number;
     notice_make(&stranger.fabric, &stranger.end, BYE, &bye);
     hear_notice(&bye, bytes);
-    o.end.theirs = e->number;
+    o.end.peer_number = e->number;
     notice_make(&o.fabric, &o.end, BYE, &bye);
     bye.data[bytes - 1] ^= 1;
     hear_notice(&bye, bytes);
-    assert_false(e->base.left);
+    assert_false(e->base.has_left);
     bye.data[bytes - 1] ^= 1;
     hear_notice(&bye, bytes);
-    assert_true(e->base.left);
+    assert_true(e->base.has_left);
 }
 
 /* ---- what ends late ---- */
@@ -235,7 +235,7 @@ static void test_what_ends_after_the_endpoints(void **state)
     (void)state;
     for (bool open = false; !open;) {
         pthread_mutex_lock(&ucx_fabric.lock);
-        open = e->base.open;
+        open = e->base.is_open;
         pthread_mutex_unlock(&ucx_fabric.lock);
     }
     pthread_mutex_lock(&ucx_fabric.lock);
@@ -245,7 +245,7 @@ static void test_what_ends_after_the_endpoints(void **state)
     ucx.ucp_worker_destroy = destroy_with_all;
     for (int i = 0; i < MANY; i++) {
         struct fabric_op *f = fabric_op_new(&ucx_fabric, BYTES);
-        memset(f->room, 0, BYTES);
+        memset(f->buffer, 0, BYTES);
         f->header = (struct header){ .comm = 5, .bytes = BYTES };
         f->endpoint = &e->base;
         f->bytes = BYTES;

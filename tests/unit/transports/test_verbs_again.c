@@ -36,7 +36,7 @@ static void test_greetings_that_are_lost_hold_up_nothing(void **state)
 static __typeof__(verbs.ibv_modify_qp) modify;
 static int refuse_to_connect(struct ibv_qp *pair, struct ibv_qp_attr *how, int mask)
 {
-    bool of_rank_1 = verbs_fabrics[1].own && pair->pd == nic_of_fabric(&verbs_fabrics[1])->adapters[0].domain;
+    bool of_rank_1 = verbs_fabrics[1].state && pair->pd == nic_of_fabric(&verbs_fabrics[1])->adapters[0].domain;
     return of_rank_1 && pair->qp_type == IBV_QPT_RC && how->qp_state == IBV_QPS_RTR ? EINVAL : modify(pair, how, mask);
 }
 static int count_endpoints(struct fabric *fabric, bool broken_too)

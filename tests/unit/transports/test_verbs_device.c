@@ -194,10 +194,10 @@ static void test_all_active_ports_serve(void **state)
     struct devices *d = devices_found("lo", AF_INET);
     assert_int_equal(d->count, 2);
     assert_string_equal(d->ports[0].name, "rdma0:1");
-    assert_true(d->ports[0].ethernet && d->ports[0].gid.index == 3 && d->ports[0].mtu == IBV_MTU_1024);
+    assert_true(d->ports[0].is_ethernet && d->ports[0].gid.index == 3 && d->ports[0].mtu == IBV_MTU_1024);
     assert_int_equal(d->ports[0].message_bytes, 8 << 20);
     assert_string_equal(d->ports[1].name, "rdma1:1");
-    assert_true(!d->ports[1].ethernet && d->ports[1].lid == 17 && d->ports[1].gid.index == 0);
+    assert_true(!d->ports[1].is_ethernet && d->ports[1].lid == 17 && d->ports[1].gid.index == 0);
     assert_int_equal(d->opened_count, 2);
     devices_destroy(d);
 }

@@ -138,7 +138,7 @@ static void test_a_call_that_fails_while_it_starts(void **state)
 {
     static const enum fake_call calls[] = { FAKE_OPEN_DEVICE, FAKE_ALLOC_PD, FAKE_CREATE_CHANNEL, FAKE_CREATE_CQ,
         FAKE_CREATE_SRQ, FAKE_CREATE_QP, FAKE_MODIFY_QP, FAKE_POST_RECV };
-    const struct fabric_place place = { .device = "lo", .simulated = true };
+    const struct fabric_environment place = { .device = "lo", .simulated = true };
     const unsigned char process[16] = { 1 };
     unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes;
@@ -160,7 +160,7 @@ static void test_a_call_that_fails_while_it_starts(void **state)
 static void test_completions_have_room_whatever_fails(void **state)
 {
     enum { MANY = 40 };
-    const struct fabric_place place = { .device = "lo", .simulated = true };
+    const struct fabric_environment place = { .device = "lo", .simulated = true };
     struct fabric *fabric = &verbs_fabrics[0];
     unsigned char process[16] = { 1 }, address[FABRIC_ADDRESS_BYTES];
     const struct key_id key = ranks_key();
@@ -248,7 +248,7 @@ static void an_unplugged_pair(struct rank *me)
     await_quiet(me);
     const struct endpoint *e = verbs_fabrics[me->rank].endpoints;
     if (me->rank == 0)
-        fake.fake_unplug_pair(((const struct verbs_endpoint *)(const void *)e)->lanes[0].pair->qp_num, true);
+        fake.fake_unplug_pair(((const struct verbs_endpoint *)(const void *)e)->lanes[0].qp->qp_num, true);
     rank_meet(me);
     rank_send(me, &x, 1 - me->rank, 1, &piece, data, LARGE);
     both_hear_of_a_break(me, &x, "retr");
@@ -298,21 +298,21 @@ static void it_says_what_cannot_be(struct rank *me)
 static void test_an_offer_of_nothing(void **state)
 {
     (void)state;
-    by_hand = (struct verbs_xfer){ .what = OFFER, .offer.id = 1 };
+    by_hand = (struct verbs_xfer){ .kind = OFFER, .offer.id = 1 };
     complaint = "its process has sent a message of an invalid length";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
 static void test_an_end_of_what_was_not_offered(void **state)
 {
     (void)state;
-    by_hand = (struct verbs_xfer){ .what = DONE, .offer.id = 1 };
+    by_hand = (struct verbs_xfer){ .kind = DONE, .offer.id = 1 };
     complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
 static void test_a_message_of_a_kind_that_is_none(void **state)
 {
     (void)state;
-    by_hand = (struct verbs_xfer){ .what = (enum verbs_what)(GOODBYE + 1) };
+    by_hand = (struct verbs_xfer){ .kind = (enum verbs_message_kind)(GOODBYE + 1) };
     complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }

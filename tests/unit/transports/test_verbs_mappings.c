@@ -38,7 +38,7 @@ static void in_a_process(void (*each)(void))
     pid_t child = fork();
     if (child == 0) {
         alarm(SECONDS);
-        ear.listener.gone = hear;
+        ear.listener.on_range_gone = hear;
         if (mappings_add_listener(&ear.listener) != TUTTI_OK) {
             fprintf(stderr, "SKIPPED: %s\n", status_detail());
             _exit(SKIPPED);
@@ -251,7 +251,7 @@ static void forks(void)
     unsigned char *at = map_and_watch();
     pid_t child = fork();
     if (child == 0) {
-        struct ear mine = { .listener = { .gone = hear } };
+        struct ear mine = { .listener = { .on_range_gone = hear } };
         alarm(SECONDS);
         munmap(at, page);
         need(told_so_far(&ear) == 0, "the child's memory is not watched");
@@ -285,7 +285,7 @@ static int descriptor_of_ours(void)
 }
 static void ends(void)
 {
-    struct ear second = { .listener = { .gone = hear } };
+    struct ear second = { .listener = { .on_range_gone = hear } };
     unsigned char *at = map_and_watch();
     need(mappings_add_listener(&second.listener) == TUTTI_OK, "there may be several");
     munmap(at, page);

@@ -47,7 +47,7 @@ static void test_when_completions_of_one_overtake_those_of_another(void **state)
     ranks_verbs_apart(2, POLLS, the_contract);
 }
 /* Of two processes with different numbers the smaller counts. */
-static tutti_status start_with_more(struct fabric *fabric, const struct fabric_place *place)
+static tutti_status start_with_more(struct fabric *fabric, const struct fabric_environment *place)
 {
     use_rails(1 + (int)(fabric - verbs_fabrics));
     return verbs_operations.start(fabric, place);
@@ -140,7 +140,7 @@ static void lane_fails(struct rank *me)
     rank_connect(me);
     if (me->rank == 0) {
         const struct endpoint *e = verbs_fabrics[0].endpoints;
-        fake.fake_break_pair(((const struct verbs_endpoint *)(const void *)e)->lanes[1].pair->qp_num);
+        fake.fake_break_pair(((const struct verbs_endpoint *)(const void *)e)->lanes[1].qp->qp_num);
     }
     rank_meet(me);
     if (me->rank == 0) rank_send(me, &x, 1, 9, &piece, from, LARGE);
@@ -186,7 +186,7 @@ static void test_a_device_that_refuses(void **state)
     } calls[] = { { FAKE_ALLOC_PD, 1, "fake_1:1 has no protection domain" },
         { FAKE_CREATE_CHANNEL, 1, "fake_1:1 has no completion channel" },
         { FAKE_CREATE_CQ, 1, "fake_1:1 has no completion queue" } };
-    const struct fabric_place place = { .device = "lo", .simulated = true };
+    const struct fabric_environment place = { .device = "lo", .simulated = true };
     unsigned char address[FABRIC_ADDRESS_BYTES], process[16] = { 1 };
     size_t bytes;
     (void)state;

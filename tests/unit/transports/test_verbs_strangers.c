@@ -15,14 +15,14 @@ static struct hello hello_of(const struct endpoint *e, enum handshake_stage stag
     fabric_handshake_init(there, e, &h.handshake);
     return h;
 }
-static void hello_prove(struct hello *h) { proof_make(&end_there->pair, h, PROVED_BYTES, h->proof); }
+static void hello_prove(struct hello *h) { proof_make(&end_there->pair_key, h, PROVED_BYTES, h->proof); }
 /* Whether the connection is as it was. */
 static bool changes_nothing(const struct hello *h)
 {
-    uint64_t theirs = verbs_endpoint_of(end_here)->theirs, least = end_here->least_turn;
+    uint64_t theirs = verbs_endpoint_of(end_here)->peer_turn, least = end_here->least_turn;
     verbs_handle_hello(here, h);
-    return here->endpoints == end_here && !end_here->next && !endpoint_is_broken(end_here) && end_here->open
-        && verbs_endpoint_of(end_here)->theirs == theirs && end_here->least_turn == least;
+    return here->endpoints == end_here && !end_here->next && !endpoint_is_broken(end_here) && end_here->is_open
+        && verbs_endpoint_of(end_here)->peer_turn == theirs && end_here->least_turn == least;
 }
 static void of_every_byte(const struct rank *me)
 {

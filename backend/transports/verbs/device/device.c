@@ -10,28 +10,32 @@
 #include <string.h>
 
 enum { REPORT_BYTES = 700 };
+/* The state of a search for usable ports. */
 struct search {
     const struct device_environment *environment;
-    /* `named` is the value of TUTTI_VERBS_DEVICE, which may be empty. */
-    const char *sysfs, *named;
+    /* `sysfs` is the folder to read as /sys. `wanted_names` is the value of TUTTI_VERBS_DEVICE, which may be empty. */
+    const char *sysfs, *wanted_names;
     struct devices *devices;
     /* `report` has the result of each port, `names` the names of all ports. */
     char report[REPORT_BYTES], names[REPORT_BYTES];
     /* A NULL name of the interface accepts any. */
     struct gid_interface interface;
-    /* `refused` counts the wanted ports that are not usable; `elsewhere` means that one leads to another interface. */
-    int refused;
-    bool elsewhere;
+    /* The number of wanted ports that are not usable. */
+    int refused_count;
+    /* One of them has an address on another interface. */
+    bool is_elsewhere;
 };
 
 /* ---- report ---- */
-__attribute__((format(printf, 3, 0))) static void report_append_text(char text[REPORT_BYTES], const char *between,
+/* Appends a formatted text to `text`, and `separator` before it unless `text` is empty. */
+__attribute__((format(printf, 3, 0))) static void report_append_text(char text[REPORT_BYTES], const char *separator,
     const char *format, va_list arguments)
 {
     size_t used = strlen(text);
-    if (used) used += (size_t)snprintf(text + used, REPORT_BYTES - used, "%s", between);
+    if (used) used += (size_t)snprintf(text + used, REPORT_BYTES - used, "%s", separator);
     if (used < REPORT_BYTES) vsnprintf(text + used, REPORT_BYTES - used, format, arguments);
 }
+/* Adds the name of a port, or of a device that cannot be opened, to search->names. */
 static void search_add_name(struct search *search, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void search_add_name(struct search *search, const char *format, ...)
 {
@@ -40,6 +44,7 @@ static void search_add_name(struct search *search, const char *format, ...)
     report_append_text(search->names, ", ", format, arguments);
     va_end(arguments);
 }
+/* Adds the result of a port to the report. */
 static void search_report_port(struct search *search, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void search_report_port(struct search *search, const char *format, ...)
 {
@@ -48,6 +53,7 @@ static void search_report_port(struct search *search, const char *format, ...)
     report_append_text(search->report, "; ", format, arguments);
     va_end(arguments);
 }
+/* Adds to the report why a wanted port is not usable, and counts it. */
 static void search_report_refused(struct search *search, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void search_report_refused(struct search *search, const char *format, ...)
 {
@@ -55,10 +61,12 @@ static void search_report_refused(struct search *search, const char *format, ...
     va_start(arguments, format);
     report_append_text(search->report, "; ", format, arguments);
     va_end(arguments);
-    search->refused++;
+    search->refused_count++;
 }
 
 /* ---- names ---- */
+/* Returns whether an item of TUTTI_VERBS_DEVICE, which is `length` long, names this port of the device. port 0: any
+   port of the device. */
 static bool device_item_matches(const char *item, size_t length, const char *device, int port)
 {
     size_t bytes = strlen(device);
@@ -67,17 +75,19 @@ static bool device_item_matches(const char *item, size_t length, const char *dev
     if (length == bytes) return true;
     return item[bytes] == ':' && (port == 0 || strtol(item + bytes + 1, NULL, 10) == port);
 }
-/* Port 0 stands for any port of the device. */
-static bool device_is_wanted(const char *named, const char *device, int port)
+/* Returns whether a list of names such as "mlx5_0:1,mlx5_1" names this port of the device, or is empty. port 0: any
+   port of the device. */
+static bool device_is_wanted(const char *wanted_names, const char *device, int port)
 {
-    for (const char *item = named; *item;) {
+    for (const char *item = wanted_names; *item;) {
         size_t length = strcspn(item, ",");
         if (device_item_matches(item, length, device, port)) return true;
         item += length + (item[length] == ',');
     }
-    return !*named;
+    return !*wanted_names;
 }
-/* Searches a list of names such as "mlx5_0:1, mlx5_1:1" for a port, or for any port of a device. */
+/* Returns whether a list of names such as "mlx5_0:1, mlx5_1:1" has the port or device that `item`, which is `length`
+   long, names. */
 static bool device_names_include(const char *names, const char *item, size_t length)
 {
     for (const char *name = names; *name;) {
@@ -92,7 +102,7 @@ static bool device_names_include(const char *names, const char *item, size_t len
 /* Fails if TUTTI_VERBS_DEVICE names a device or port that this host does not have. */
 static tutti_status search_check_names(const struct search *search)
 {
-    for (const char *item = search->named; *item;) {
+    for (const char *item = search->wanted_names; *item;) {
         size_t length = strcspn(item, ",");
         if (!device_names_include(search->names, item, length))
             return status_fail(TUTTI_INVALID_ARGUMENT,
@@ -104,36 +114,37 @@ static tutti_status search_check_names(const struct search *search)
 }
 
 /* ---- one port ---- */
-/* Chooses the GID (address) of a port. False: it has none that suits, and the report has the reason. */
-static bool search_choose_gid(struct search *search, struct device_port *p, const struct gid_table *table)
+/* Chooses the GID (address) of a port from its table. false: no GID is usable, and the report has the reason. */
+static bool search_choose_gid(struct search *search, struct device_port *port, const struct gid_table *table)
 {
     char all[GIDS_TEXT_BYTES];
     int64_t index = settings_get()->verbs_gid_index;
-    const char *interface = *search->named ? NULL : search->environment->interface;
+    const char *interface = *search->wanted_names ? NULL : search->environment->interface;
     const struct gid *found = NULL;
     if (index >= 0) found = gid_table_find_index(table, (int)index);
-    else if (!p->ethernet) found = gid_table_find_index(table, 0);
+    else if (!port->is_ethernet) found = gid_table_find_index(table, 0);
     else
         found =
             gid_table_choose(table, search->interface.name ? &search->interface : NULL, search->environment->family);
-    if (!found && index < 0 && p->ethernet && !interface)
+    if (!found && index < 0 && port->is_ethernet && !interface)
         found = gid_table_choose(table, NULL, search->environment->family);
     if (found) {
-        p->gid = *found;
+        port->gid = *found;
         return true;
     }
     gid_table_print(table, all);
     if (index >= 0)
-        search_report_refused(search, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name,
+        search_report_refused(search, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", port->name,
             (int)index, all);
-    else if (!p->ethernet) search_report_refused(search, "%s has no GID", p->name);
-    else if (!interface) search_report_refused(search, "%s has no RoCE v2 address (it has %s)", p->name, all);
+    else if (!port->is_ethernet) search_report_refused(search, "%s has no GID", port->name);
+    else if (!interface) search_report_refused(search, "%s has no RoCE v2 address (it has %s)", port->name, all);
     else
-        search_report_refused(search, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name,
+        search_report_refused(search, "%s has no RoCE v2 address on network interface %s (it has %s)", port->name,
             interface, all);
-    search->elsewhere |= index < 0 && interface && gid_table_choose(table, NULL, 0);
+    search->is_elsewhere |= index < 0 && interface && gid_table_choose(table, NULL, 0);
     return false;
 }
+/* Returns why a port is not usable, to follow "<port> is", or NULL if it is usable. */
 static const char *port_find_problem(const struct ibv_context *context, const struct ibv_port_attr *port)
 {
     static const char *const states[] = { "in an unknown state", "down", "starting (no subnet manager yet?)",
@@ -142,37 +153,37 @@ static const char *port_find_problem(const struct ibv_context *context, const st
     if (port->state == IBV_PORT_ACTIVE || port->state == IBV_PORT_ACTIVE_DEFER) return NULL;
     return (unsigned)port->state < 4 ? states[port->state] : states[0];
 }
-/* Adds a port to the usable ones, or reports why it is not usable. */
+/* Adds port `number` of a device to the usable ones, or reports why it is not usable. An error: memory is exhausted. */
 static tutti_status search_examine_port(struct search *search, struct ibv_context *context, const char *device,
     int number)
 {
-    struct ibv_port_attr port = { .state = IBV_PORT_NOP };
-    struct device_port p = { .context = context, .number = (uint8_t)number };
+    struct ibv_port_attr attributes = { .state = IBV_PORT_NOP };
+    struct device_port port = { .context = context, .number = (uint8_t)number };
     char text[GID_TEXT_BYTES];
     struct gid_table table;
-    snprintf(p.name, sizeof p.name, "%.63s:%d", device, number);
-    search_add_name(search, "%s", p.name);
-    if (!device_is_wanted(search->named, device, number)) {
-        search_report_port(search, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
+    snprintf(port.name, sizeof port.name, "%.63s:%d", device, number);
+    search_add_name(search, "%s", port.name);
+    if (!device_is_wanted(search->wanted_names, device, number)) {
+        search_report_port(search, "%s is not named in TUTTI_VERBS_DEVICE", port.name);
         return TUTTI_OK;
     }
-    int error = verbs.ibv_query_port(context, p.number, (struct _compat_ibv_port_attr *)&port);
-    const char *problem = error ? strerror(error) : port_find_problem(context, &port);
+    int error = verbs.ibv_query_port(context, port.number, (struct _compat_ibv_port_attr *)&attributes);
+    const char *problem = error ? strerror(error) : port_find_problem(context, &attributes);
     if (problem) {
-        search_report_refused(search, "%s is %s", p.name, problem);
+        search_report_refused(search, "%s is %s", port.name, problem);
         return TUTTI_OK;
     }
-    p.ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
-    p.lid = port.lid;
-    p.mtu = port.active_mtu;
-    p.message_bytes = port.max_msg_sz;
-    TRY(gid_table_init(context, p.number, port.gid_tbl_len, search->sysfs, &table));
-    bool usable = search->devices->count < PORTS_MOST && search_choose_gid(search, &p, &table);
+    port.is_ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
+    port.lid = attributes.lid;
+    port.mtu = attributes.active_mtu;
+    port.message_bytes = attributes.max_msg_sz;
+    TRY(gid_table_init(context, port.number, attributes.gid_tbl_len, search->sysfs, &table));
+    bool usable = search->devices->count < PORTS_MOST && search_choose_gid(search, &port, &table);
     gid_table_finish(&table);
     if (!usable) return TUTTI_OK;
-    search->devices->ports[search->devices->count++] = p;
-    search_report_port(search, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index,
-        128 << p.mtu);
+    search->devices->ports[search->devices->count++] = port;
+    search_report_port(search, "%s is used with %s (GID %d, MTU %d)", port.name, gid_print(&port.gid, text),
+        port.gid.index, 128 << port.mtu);
     return TUTTI_OK;
 }
 
@@ -180,29 +191,29 @@ static tutti_status search_examine_port(struct search *search, struct ibv_contex
 /* Opens a device and examines its ports. A device without usable ports is closed. */
 static tutti_status search_examine_device(struct search *search, struct ibv_device *device)
 {
-    struct devices *d = search->devices;
-    struct ibv_device_attr about;
+    struct devices *devices = search->devices;
+    struct ibv_device_attr attributes;
     const char *name = verbs.ibv_get_device_name(device);
     errno = 0;
-    struct ibv_context *context = d->opened_count < DEVICES_MOST ? verbs.ibv_open_device(device) : NULL;
-    int error = context ? verbs.ibv_query_device(context, &about) : errno;
+    struct ibv_context *context = devices->opened_count < DEVICES_MOST ? verbs.ibv_open_device(device) : NULL;
+    int error = context ? verbs.ibv_query_device(context, &attributes) : errno;
     if (!context || error) {
         search_add_name(search, "%s", name);
-        if (device_is_wanted(search->named, name, 0))
+        if (device_is_wanted(search->wanted_names, name, 0))
             search_report_refused(search, "%s cannot be opened: %s%s", name, strerror(error),
                 error == EACCES || error == EPERM ? " (/dev/infiniband must be readable and writable)" : "");
         if (context) verbs.ibv_close_device(context);
         return TUTTI_OK;
     }
-    int before = d->count;
+    int count_before = devices->count;
     tutti_status status = TUTTI_OK;
-    for (int port = 1; port <= about.phys_port_cnt && status == TUTTI_OK; port++)
+    for (int port = 1; port <= attributes.phys_port_cnt && status == TUTTI_OK; port++)
         status = search_examine_port(search, context, name, port);
-    if (d->count > before) d->opened[d->opened_count++] = context;
+    if (devices->count > count_before) devices->opened[devices->opened_count++] = context;
     else verbs.ibv_close_device(context);
     return status;
 }
-/* Fails because this host has no RDMA device, with the remedy. */
+/* Returns UNSUPPORTED, with the text that this host has no RDMA device, and the remedy. */
 static tutti_status search_fail_empty(const struct search *search)
 {
     char line[8];
@@ -225,24 +236,26 @@ static tutti_status search_examine_all(struct search *search)
     if (list) verbs.ibv_free_device_list(list);
     return status;
 }
+/* Returns the state of a search that has examined no device, and adds usable ports to `devices`. */
 static struct search search_init(const struct device_environment *environment, struct devices *devices)
 {
     return (struct search){ .environment = environment,
         .sysfs = environment->sysfs ? environment->sysfs : "/sys",
-        .named = settings_get()->verbs_device,
+        .wanted_names = settings_get()->verbs_device,
         .devices = devices };
 }
-/* Every port that the user has named must be usable; without names, one port must be. */
+/* Fails unless every port that TUTTI_VERBS_DEVICE names is usable; if it names none, one port must be usable. */
 static tutti_status search_check_result(const struct search *search)
 {
     TRY(search_check_names(search));
-    if (search->devices->count && !(*search->named && search->refused)) return TUTTI_OK;
-    bool asked = *search->named || settings_get()->verbs_gid_index >= 0;
+    if (search->devices->count && !(*search->wanted_names && search->refused_count)) return TUTTI_OK;
+    bool asked = *search->wanted_names || settings_get()->verbs_gid_index >= 0;
     return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED,
-        "no RDMA port of this host is usable%s: %s%s", *search->named ? " with this TUTTI_VERBS_DEVICE" : "",
-        search->report, search->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
+        "no RDMA port of this host is usable%s: %s%s", *search->wanted_names ? " with this TUTTI_VERBS_DEVICE" : "",
+        search->report, search->is_elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
 }
-/* Searches for usable ports. `report`, if given, gets a line for each port. */
+/* Searches for usable ports, and writes them to *out. `report` (NULL: none) gets the result of each port, also after an
+   error. */
 static tutti_status search_run(const struct device_environment *environment, struct devices **out,
     char report[REPORT_BYTES])
 {
@@ -261,10 +274,10 @@ tutti_status devices_create(const struct device_environment *environment, struct
 {
     return search_run(environment, out, NULL);
 }
-void devices_destroy(struct devices *d)
+void devices_destroy(struct devices *devices)
 {
-    for (int i = 0; d && i < d->opened_count; i++) verbs.ibv_close_device(d->opened[i]);
-    free(d);
+    for (int i = 0; devices && i < devices->opened_count; i++) verbs.ibv_close_device(devices->opened[i]);
+    free(devices);
 }
 tutti_status devices_describe(const struct device_environment *environment, char *out, size_t bytes)
 {

@@ -6,13 +6,14 @@
 
 enum { DEVICES_MOST = 32, PORTS_MOST = 64, PORT_NAME_BYTES = IBV_SYSFS_NAME_MAX + 12 };
 struct device_port {
-    /* The name is that of device and port, such as "mlx5_0:1". */
+    /* The names of the device and the port, such as "mlx5_0:1". */
     char name[PORT_NAME_BYTES];
     /* The ports of a device share its context. */
     struct ibv_context *context;
+    /* The number of the port on its device, from 1. */
     uint8_t number;
-    /* RoCE (ethernet) addresses every packet by GID, InfiniBand by LID. */
-    bool ethernet;
+    /* RoCE (is_ethernet) addresses every packet by GID, InfiniBand by LID. */
+    bool is_ethernet;
     uint16_t lid;
     enum ibv_mtu mtu;
     /* `message_bytes` is the limit of one work request. */
@@ -22,6 +23,7 @@ struct device_port {
 struct devices {
     struct device_port ports[PORTS_MOST];
     int count;
+    /* The contexts of the devices that are open. */
     struct ibv_context *opened[DEVICES_MOST];
     int opened_count;
 };
@@ -34,14 +36,16 @@ struct device_environment {
     const char *sysfs;
 };
 /* Opens the devices whose ports are usable; at least one port must be. The ports are those that TUTTI_VERBS_DEVICE
-   names, otherwise all active ones with an address on that interface (an InfiniBand port needs none). The caller has
-   called verbs_library_load. UNSUPPORTED means that no port is usable, INVALID_ARGUMENT that a setting names a missing
-   one. */
+   names, otherwise all active ones with an address on environment->interface (an InfiniBand port needs none). The
+   caller has called verbs_library_load. UNSUPPORTED: no port is usable. INVALID_ARGUMENT: a setting names a missing
+   port. */
 tutti_status devices_create(const struct device_environment *environment, struct devices **out);
+/* Closes the devices, and frees the list; NULL is allowed. */
 void devices_destroy(struct devices *devices);
-/* Writes the indices of the ports to `order`, by their distance from the core (-1 means the core of this thread). The
-   kernel reports which cores and memory a device is attached to. Ports of equal distance keep their order. */
+/* Writes the indices of the ports to `order`, the nearest to the core first (-1 means the core of this thread). The
+   kernel reports which cores and memory a device is attached to. Ports of equal distance keep their order. `sysfs` is
+   the folder to read instead of /sys, or NULL. */
 void devices_order_by_distance(const struct devices *devices, int core, const char *sysfs, int order[PORTS_MOST]);
-/* Reports on every port of this host, as in "mlx5_0:1 is used with 10.0.0.2 on eth0 (GID 3, MTU 4096); mlx5_1:1 is
-   down". It returns the errors of devices_create if no port is usable. */
+/* Writes a report on every port of this host, such as "mlx5_0:1 is used with 10.0.0.2 on eth0 (GID 3, MTU 4096);
+   mlx5_1:1 is down". Returns the errors of devices_create if no port is usable. */
 tutti_status devices_describe(const struct device_environment *environment, char *out, size_t bytes);

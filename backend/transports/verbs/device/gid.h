@@ -7,32 +7,34 @@
 enum { GID_TEXT_BYTES = 72, GIDS_TEXT_BYTES = 400 };
 struct gid {
     union ibv_gid raw;
+    /* The index of the entry in the port's table. */
     int index;
     enum ibv_gid_type kind;
     /* The interface is empty with InfiniBand, or if it is unknown. */
     char interface[IF_NAMESIZE];
 };
-struct gid_table { int count; struct gid *rows; };
+struct gid_table { int count; struct gid *entries; };
 
 /* Reads the GID table of a port, in the order of the indices and without unset entries. `length` is the length of the
    port's table. `sysfs` is the folder that describes the entries where the library cannot. The caller frees the table
    with gid_table_finish. */
 tutti_status gid_table_init(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
     struct gid_table *out);
+/* Frees the entries of the table. */
 void gid_table_finish(struct gid_table *table);
 /* A network interface and its addresses, as GIDs. */
 enum { GID_ADDRESSES = 16 };
 struct gid_interface { const char *name; int count; union ibv_gid address[GID_ADDRESSES]; };
-/* Returns the addresses of a network interface; an unknown interface has none. */
+/* Returns the addresses of the network interface `name`, which must stay valid; an unknown interface has none. */
 struct gid_interface gid_interface_read(const char *name);
-/* Chooses a RoCE v2 entry, or returns NULL. An entry with an address of `interface` comes first, then one that the
-   device reports for that interface, whose name may differ in a container. A NULL interface accepts any. Link-local
-   addresses come after others, then addresses of another family than `family` (0: no preference), then higher
-   indices. */
+/* Returns the best RoCE v2 entry, or NULL if no entry is usable. An entry with an address of `interface` comes first,
+   then one that the device reports for that interface, whose name may differ in a container. A NULL interface accepts
+   any. Link-local addresses come after others, then addresses of another family than `family` (0: no preference), then
+   higher indices. */
 const struct gid *gid_table_choose(const struct gid_table *table, const struct gid_interface *interface, int family);
-/* Returns the entry with this index, or NULL if it is unset. */
+/* Returns the entry with this index of the port's table, or NULL if it is unset. */
 const struct gid *gid_table_find_index(const struct gid_table *table, int index);
-/* Formats an entry, as in "10.0.0.2 on eth0". */
+/* Writes an entry such as "10.0.0.2 on eth0" to `out`, and returns `out`. */
 const char *gid_print(const struct gid *gid, char out[GID_TEXT_BYTES]);
-/* Formats all entries that fit, as in "1 RoCE v2 10.0.0.2 on eth0, …". */
+/* Writes all entries that fit to `out`, such as "1 RoCE v2 10.0.0.2 on eth0, …", or "none". Returns `out`. */
 const char *gid_table_print(const struct gid_table *table, char out[GIDS_TEXT_BYTES]);

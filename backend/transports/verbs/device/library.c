@@ -15,7 +15,8 @@ VERBS_OPTIONAL_CALLS(X)
 struct verbs_calls verbs;
 static struct dynamic_library library;
 
-/* Finds the functions of libibverbs by their symbol versions. False: one is missing. */
+/* Finds the functions of an opened library by their symbol versions, and stores its path. false: one is missing, which
+   is recorded as the problem of the path. */
 static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;

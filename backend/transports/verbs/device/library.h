@@ -58,8 +58,8 @@ struct verbs_calls {
 /* The pointers are valid once verbs_library_load has returned OK; tests fill them in themselves. */
 extern struct verbs_calls verbs;
 
-/* Opens the library once. UNSUPPORTED means that no library serves; the error text lists the paths that were tried, why
-   each was rejected, and what to do. */
+/* Opens the library, once per process. UNSUPPORTED: no library is usable, and the error text lists the paths that were
+   tried, why each was rejected, and what to do. */
 tutti_status verbs_library_load(void);
-/* Returns the path of the opened library, such as "libibverbs.so.1", or an empty text before. */
+/* Returns the path of the opened library, such as "libibverbs.so.1", or an empty text if no library is open. */
 const char *verbs_library_name(void);

@@ -24,42 +24,50 @@
 #endif
 enum { EVENTS_AT_ONCE = 16, PROOF_MS = 2000, SETTLE_NS = 1000000 };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* `lifetime` is held while listeners are added or removed, and the watching starts or stops; `lock` is the lock of the
+   module, which is taken after it. */
 static pthread_mutex_t lifetime = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    /* -1 stands for a closed descriptor. */
+    /* The userfaultfd, and the eventfd that wakes the thread; -1: not open. */
     int descriptor, waker;
-    bool runs;
+    /* The thread exists and has not been joined. */
+    bool is_running;
     pthread_t thread;
-    struct mapping_listener *first;
+    struct mapping_listener *first_listener;
 } mappings = { .descriptor = -1, .waker = -1 };
 
 /* ---- events ---- */
+/* Reports to all listeners that the pages from `begin` to `end` have changed. Called with the lock. */
 static void mappings_report_change(uintptr_t begin, uintptr_t end)
 {
-    for (struct mapping_listener *l = mappings.first; l; l = l->next) l->gone(l, begin, end);
+    for (struct mapping_listener *l = mappings.first_listener; l; l = l->next) l->on_range_gone(l, begin, end);
 }
+/* Stops watching the pages from `begin` to `end`. */
 static void mappings_unwatch_range(uint64_t begin, uint64_t end)
 {
     struct uffdio_range range = { begin, end - begin };
     ioctl(mappings.descriptor, UFFDIO_UNREGISTER, &range);
 }
-/* Reports an event. The range is no longer registered afterwards, so it is unwatched to make its next change cheap. */
-static void mappings_handle_event(const struct uffd_msg *m)
+/* Reports the change of an event to the listeners. No registration has the range afterwards, so it is unwatched to make
+   its next change cheap. */
+static void mappings_handle_event(const struct uffd_msg *event)
 {
-    if (m->event == UFFD_EVENT_REMAP) {
-        mappings_report_change(m->arg.remap.from, m->arg.remap.from + m->arg.remap.len);
-        mappings_unwatch_range(m->arg.remap.to, m->arg.remap.to + m->arg.remap.len);
-    } else if (m->event == UFFD_EVENT_REMOVE || m->event == UFFD_EVENT_UNMAP) {
-        mappings_report_change(m->arg.remove.start, m->arg.remove.end);
-        if (m->event == UFFD_EVENT_REMOVE) mappings_unwatch_range(m->arg.remove.start, m->arg.remove.end);
+    if (event->event == UFFD_EVENT_REMAP) {
+        mappings_report_change(event->arg.remap.from, event->arg.remap.from + event->arg.remap.len);
+        mappings_unwatch_range(event->arg.remap.to, event->arg.remap.to + event->arg.remap.len);
+    } else if (event->event == UFFD_EVENT_REMOVE || event->event == UFFD_EVENT_UNMAP) {
+        mappings_report_change(event->arg.remove.start, event->arg.remove.end);
+        if (event->event == UFFD_EVENT_REMOVE) mappings_unwatch_range(event->arg.remove.start, event->arg.remove.end);
     }
 }
-/* Another part of the program has closed the descriptor, so all watched memory counts as changed. */
+/* Ends the watching after another part of the program has closed the descriptor: all watched memory counts as
+   changed. */
 static void mappings_lose_watch(void)
 {
     mappings.descriptor = -1;
     mappings_report_change(0, UINTPTR_MAX);
 }
+/* Reads and reports all events that have come. Called with the lock. */
 static void mappings_read_events(void)
 {
     struct uffd_msg messages[EVENTS_AT_ONCE];
@@ -67,19 +75,21 @@ static void mappings_read_events(void)
     while (mappings.descriptor >= 0 && (bytes = read(mappings.descriptor, messages, sizeof messages)) > 0)
         for (size_t i = 0; i < (size_t)bytes / sizeof *messages; i++) mappings_handle_event(&messages[i]);
 }
-/* Returns EAGAIN while a change is under way, otherwise EINVAL. The empty range is invalid, so the call protects no
-   page, but the kernel checks for changes first. */
+/* Returns EAGAIN while a change of watched memory is under way, otherwise EINVAL; another value means that the
+   descriptor is not ours. The empty range is invalid, so the call protects no page, but the kernel checks for changes
+   first. */
 static int userfaultfd_probe_changes(int descriptor)
 {
     struct uffdio_writeprotect nothing = { .range = { 0, 0 } };
     return ioctl(descriptor, UFFDIO_WRITEPROTECT, &nothing) == 0 ? 0 : errno;
 }
+/* Returns whether a change of watched memory is under way. */
 static bool mappings_are_changing(void)
 {
     if (mappings.descriptor < 0) return false;
-    int said = userfaultfd_probe_changes(mappings.descriptor);
-    if (said != EAGAIN && said != EINVAL) mappings_lose_watch();
-    return said == EAGAIN;
+    int error = userfaultfd_probe_changes(mappings.descriptor);
+    if (error != EAGAIN && error != EINVAL) mappings_lose_watch();
+    return error == EAGAIN;
 }
 void mappings_lock(void) { pthread_mutex_lock(&lock); }
 void mappings_unlock(void) { pthread_mutex_unlock(&lock); }
@@ -99,6 +109,7 @@ bool mappings_lock_settled(void)
 }
 
 /* ---- watching ---- */
+/* Watches the pages of this size that contain the range. false: the kernel refuses. */
 static bool userfaultfd_watch_range(int descriptor, uintptr_t begin, uintptr_t end, uintptr_t page)
 {
     begin &= ~(page - 1);
@@ -117,7 +128,8 @@ bool mappings_watch_range(uintptr_t begin, uintptr_t end)
 }
 
 /* ---- the thread ---- */
-/* The thread that reads events of unmapped memory, so that no thread that unmaps waits for long. */
+/* The main function of the thread that reads events, so that a thread which changes its memory does not wait for
+   long. */
 static void *mappings_thread_main(void *unused)
 {
     mappings_lock();
@@ -132,56 +144,59 @@ static void *mappings_thread_main(void *unused)
     mappings_unlock();
     return unused;
 }
+/* Starts the thread. false: it cannot be created. */
 static bool mappings_thread_start(void)
 {
     sigset_t all, before;
     sigfillset(&all);
     /* The program's own threads handle its signals. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    mappings.runs = pthread_create(&mappings.thread, NULL, mappings_thread_main, NULL) == 0;
+    mappings.is_running = pthread_create(&mappings.thread, NULL, mappings_thread_main, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (mappings.runs) pthread_setname_np(mappings.thread, "tutti-mappings");
-    return mappings.runs;
+    if (mappings.is_running) pthread_setname_np(mappings.thread, "tutti-mappings");
+    return mappings.is_running;
 }
 
 /* ---- testing the kernel ---- */
+/* The main function of a thread that unmaps one page. */
 static void *kernel_test_unmap_page(void *page)
 {
     munmap(page, (size_t)sysconf(_SC_PAGESIZE));
     return NULL;
 }
-/* Checks that the kernel counts the change while the thread that unmaps waits for its event to be read. */
+/* Returns whether the kernel counts the change of `page` while the thread that unmaps it waits for its event to be
+   read, and whether the event is right. */
 static bool kernel_test_sees_change(int descriptor, const void *page)
 {
     struct pollfd event = { descriptor, POLLIN, 0 };
     struct uffd_msg message = { 0 };
-    bool comes = poll(&event, 1, PROOF_MS) == 1, noticed = userfaultfd_probe_changes(descriptor) == EAGAIN;
-    bool read_it = read(descriptor, &message, sizeof message) == sizeof message;
-    return comes && noticed && read_it && message.event == UFFD_EVENT_UNMAP
+    bool has_event = poll(&event, 1, PROOF_MS) == 1, is_counted = userfaultfd_probe_changes(descriptor) == EAGAIN;
+    bool is_read = read(descriptor, &message, sizeof message) == sizeof message;
+    return has_event && is_counted && is_read && message.event == UFFD_EVENT_UNMAP
         && message.arg.remove.start == (uintptr_t)page;
 }
-/* Tests that the kernel counts a change before its event is read, and no longer afterwards. If not, it closes the
-   descriptor and returns false. */
+/* Returns whether the kernel counts a change before its event is read, and no longer afterwards. If not, the descriptor
+   is closed. */
 static bool kernel_test_run(int descriptor)
 {
     size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     pthread_t thread;
-    bool proved = false;
+    bool is_proved = false;
     unsigned char *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bool watched =
+    bool is_watched =
         page != MAP_FAILED && userfaultfd_watch_range(descriptor, (uintptr_t)page, (uintptr_t)page + bytes, bytes);
-    bool changes = watched && pthread_create(&thread, NULL, kernel_test_unmap_page, page) == 0;
-    if (changes) proved = kernel_test_sees_change(descriptor, page);
+    bool has_thread = is_watched && pthread_create(&thread, NULL, kernel_test_unmap_page, page) == 0;
+    if (has_thread) is_proved = kernel_test_sees_change(descriptor, page);
     /* Closing the descriptor releases the thread that waits for its event. */
-    if (!proved) close(descriptor);
-    if (changes) pthread_join(thread, NULL);
+    if (!is_proved) close(descriptor);
+    if (has_thread) pthread_join(thread, NULL);
     else if (page != MAP_FAILED) munmap(page, bytes);
-    if (!proved || userfaultfd_probe_changes(descriptor) == EINVAL) return proved;
+    if (!is_proved || userfaultfd_probe_changes(descriptor) == EINVAL) return is_proved;
     close(descriptor);
     return false;
 }
-/* Opens a userfaultfd that reports unmapped and moved memory. UNSUPPORTED: this kernel or container does not allow it.
-   */
+/* Opens a userfaultfd that reports unmapped and moved memory. UNSUPPORTED: this kernel or container does not allow
+   it. */
 static tutti_status userfaultfd_open(int *out)
 {
     struct uffdio_api api = { .api = UFFD_API,
@@ -208,7 +223,7 @@ static void descriptor_close_if_open(int descriptor)
 {
     if (descriptor >= 0) close(descriptor);
 }
-/* Stops watching, and ends the thread. */
+/* Stops watching, and ends the thread if it runs. */
 static void mappings_watch_stop(void)
 {
     uint64_t one = 1;
@@ -222,10 +237,10 @@ static void mappings_watch_stop(void)
        read. pthread_join puts the thread's stack into a cache and may unmap an older stack that is watched. Its event
        would never be read. */
     descriptor_close_if_open(descriptor);
-    if (mappings.runs) pthread_join(mappings.thread, NULL);
+    if (mappings.is_running) pthread_join(mappings.thread, NULL);
     descriptor_close_if_open(mappings.waker);
     mappings.waker = -1;
-    mappings.runs = false;
+    mappings.is_running = false;
 }
 /* Opens the userfaultfd and starts the thread. */
 static tutti_status mappings_watch_start(void)
@@ -240,8 +255,9 @@ static tutti_status mappings_watch_start(void)
         "memory cannot be watched: no thread can be started for it, or no descriptor "
         "opened (see ulimit -u and ulimit -n)");
 }
-/* The child has no listeners and watches no memory, because the registrations belong to its parent. The fork handlers
-   take no lock in the parent: fork holds the allocator's locks, which threads that wait for this module may need. */
+/* Resets the module in a forked child, which has no listeners and watches no memory, because the registrations belong
+   to its parent. The fork handlers take no lock in the parent: fork holds the allocator's locks, which threads that
+   wait for this module may need. */
 static void mappings_reset_in_child(void)
 {
     pthread_mutex_init(&lifetime, NULL);
@@ -252,12 +268,13 @@ static void mappings_reset_in_child(void)
     mappings.descriptor = mappings.waker = -1;
 }
 static void mappings_register_fork(void) { pthread_atfork(NULL, NULL, mappings_reset_in_child); }
+/* Returns whether memory is watched. */
 static bool mappings_watch_is_on(void)
 {
     mappings_lock();
-    bool yes = mappings.descriptor >= 0;
+    bool is_on = mappings.descriptor >= 0;
     mappings_unlock();
-    return yes;
+    return is_on;
 }
 tutti_status mappings_add_listener(struct mapping_listener *listener)
 {
@@ -266,12 +283,12 @@ tutti_status mappings_add_listener(struct mapping_listener *listener)
     pthread_mutex_lock(&lifetime);
     if (!mappings_watch_is_on()) {
         /* The descriptor was lost while the thread ran. */
-        if (mappings.runs) mappings_watch_stop();
+        if (mappings.is_running) mappings_watch_stop();
         status = mappings_watch_start();
     }
     mappings_lock();
-    listener->next = mappings.first;
-    mappings.first = listener;
+    listener->next = mappings.first_listener;
+    mappings.first_listener = listener;
     mappings_unlock();
     pthread_mutex_unlock(&lifetime);
     return status;
@@ -280,11 +297,11 @@ void mappings_remove_listener(struct mapping_listener *listener)
 {
     pthread_mutex_lock(&lifetime);
     mappings_lock();
-    struct mapping_listener **at = &mappings.first;
+    struct mapping_listener **at = &mappings.first_listener;
     while (*at && *at != listener) at = &(*at)->next;
     if (*at) *at = listener->next;
-    bool last = !mappings.first;
+    bool last = !mappings.first_listener;
     mappings_unlock();
-    if (last && mappings.runs) mappings_watch_stop();
+    if (last && mappings.is_running) mappings_watch_stop();
     pthread_mutex_unlock(&lifetime);
 }

@@ -14,19 +14,21 @@
 
 struct mapping_listener {
     /* The pages from begin to end have changed; the caller holds the lock. */
-    void (*gone)(struct mapping_listener *listener, uintptr_t begin, uintptr_t end);
+    void (*on_range_gone)(struct mapping_listener *listener, uintptr_t begin, uintptr_t end);
     struct mapping_listener *next;
 };
 /* Adds a listener. UNSUPPORTED means that memory cannot be watched here, for the reason in the error text; the caller
    must call mappings_remove_listener in this case too. */
 tutti_status mappings_add_listener(struct mapping_listener *listener);
+/* Removes the listener, if it was added. The last one ends the watching. */
 void mappings_remove_listener(struct mapping_listener *listener);
-/* Takes the lock after all completed changes of watched memory have been reported. It returns false, also with the
-   lock, if other threads change their memory without a pause and this is still uncertain after a millisecond. */
+/* Takes the lock after all completed changes of watched memory have been reported. false: this is still uncertain after
+   a millisecond, because other threads change their memory without a pause; the lock is taken all the same. */
 bool mappings_lock_settled(void);
 /* Takes the lock without waiting for reports. */
 void mappings_lock(void);
 void mappings_unlock(void);
-/* Reports changes of these pages from now on; the caller holds the lock. It returns false if the pages cannot be
-   watched: they map a file on a disk or memory of shmat, or another userfaultfd watches them. */
+/* Watches the pages from `begin` to `end`, so that their changes are reported from now on. The caller holds the lock.
+   false: the pages cannot be watched: they map a file on a disk or memory of shmat, or another userfaultfd watches
+   them. */
 bool mappings_watch_range(uintptr_t begin, uintptr_t end);

@@ -25,18 +25,21 @@ enum registration_state { FREE, PENDING, READY, GONE };
 struct registration_entry {
     struct ibv_mr *region;
     uintptr_t begin, end;
-    /* `block` is the number of the arena's block, or 0; `used` is the cache's clock at its last use. */
-    uint64_t block, used;
+    /* `block` is the number of the arena's block, or 0; `last_used` is the cache's clock at the last use of the
+       entry. */
+    uint64_t block, last_used;
     int users;
     enum registration_state state;
-    bool writable, permanent;
+    /* is_writable: the device may write the memory. is_permanent: the entry is never evicted. */
+    bool is_writable, is_permanent;
 };
 struct registered_span { uintptr_t begin, end; };
 struct registration_cache {
     struct mapping_listener listener;
     struct ibv_pd *domain;
     pid_t process;
-    bool watches;
+    /* Memory can be watched here, so entries may stay when they have no user. */
+    bool can_watch;
     struct registration_limits limits;
     /* The entries and bytes in `counts` are those that can be evicted. */
     struct registration_counts counts;
@@ -56,25 +59,28 @@ static int *registration_cache_hint_slot(struct registration_cache *cache, uint6
 {
     return &cache->hints[(key * 0x9e3779b97f4a7c15u) >> 58];
 }
-/* Returns true if the entry has the whole range, writable if `writes` is set. */
-static bool entry_serves(const struct registration_cache *cache, int i, uintptr_t begin, uintptr_t end, bool writes)
+/* Returns whether the entry with this index has the whole range, writable if is_written is set. */
+static bool entry_serves(const struct registration_cache *cache, int index, uintptr_t begin, uintptr_t end,
+    bool is_written)
 {
-    return cache->spans[i].begin <= begin && end <= cache->spans[i].end && (!writes || cache->entries[i].writable);
+    return cache->spans[index].begin <= begin && end <= cache->spans[index].end
+        && (!is_written || cache->entries[index].is_writable);
 }
-/* Finds an entry for a transfer of that range. Returns ONCE if no entry has it. */
-static int registration_cache_find(struct registration_cache *cache, uintptr_t begin, uintptr_t end, bool writes)
+/* Returns the index of an entry for a transfer of that range, or ONCE if no entry has it. */
+static int registration_cache_find(struct registration_cache *cache, uintptr_t begin, uintptr_t end, bool is_written)
 {
     int *hint = registration_cache_hint_slot(cache, begin / registration_page_bytes());
-    if (entry_serves(cache, *hint, begin, end, writes)) return *hint;
+    if (entry_serves(cache, *hint, begin, end, is_written)) return *hint;
     for (int i = 0; i < cache->top; i++)
-        if (entry_serves(cache, i, begin, end, writes)) return *hint = i;
+        if (entry_serves(cache, i, begin, end, is_written)) return *hint = i;
     return ONCE;
 }
-static bool entry_is_block(const struct registration_cache *cache, int i, uint64_t block)
+/* Returns whether the entry with this index is READY and has that block of the arena. */
+static bool entry_is_block(const struct registration_cache *cache, int index, uint64_t block)
 {
-    return cache->entries[i].state == READY && cache->entries[i].block == block;
+    return cache->entries[index].state == READY && cache->entries[index].block == block;
 }
-/* Finds the entry of a block of the arena. Returns ONCE for a block without an entry. */
+/* Returns the index of the entry of a block of the arena, or ONCE if the block has no entry. */
 static int registration_cache_find_block(struct registration_cache *cache, uint64_t block)
 {
     int *hint = registration_cache_hint_slot(cache, block);
@@ -83,43 +89,44 @@ static int registration_cache_find_block(struct registration_cache *cache, uint6
         if (entry_is_block(cache, i, block)) return *hint = i;
     return ONCE;
 }
-/* Adds a user to the entry `i`. Returns false for ONCE. */
-static bool entry_use(struct registration_cache *cache, int i, struct registered *out)
+/* Adds a user to the entry with this index, and writes the registration to *out. false: the index is ONCE. */
+static bool entry_use(struct registration_cache *cache, int index, struct registered *out)
 {
-    if (i < 0) return false;
-    cache->entries[i].users++;
-    cache->entries[i].used = ++cache->clock;
+    if (index < 0) return false;
+    cache->entries[index].users++;
+    cache->entries[index].last_used = ++cache->clock;
     cache->counts.hits++;
-    *out = (struct registered){ cache->entries[i].region, i, false };
+    *out = (struct registered){ cache->entries[index].region, index, false };
     return true;
 }
 
 /* ---- adding and dropping entries, with the lock held ---- */
-static bool entry_is_evictable(const struct registration_entry *entry) { return !entry->block && !entry->permanent; }
-/* Counts an evictable entry that comes, or goes if `comes` is false. */
+/* Returns whether an unused entry may be dropped to make room. */
+static bool entry_is_evictable(const struct registration_entry *entry) { return !entry->block && !entry->is_permanent; }
+/* Adds an evictable entry to the counts, or removes it from them if is_added is false. */
 static void registration_cache_account_entry(struct registration_cache *cache, const struct registration_entry *entry,
-    bool comes)
+    bool is_added)
 {
     if (!entry_is_evictable(entry)) return;
-    cache->counts.entries += comes ? 1 : -1;
-    cache->counts.bytes += comes ? entry->end - entry->begin : -(entry->end - entry->begin);
+    cache->counts.entries += is_added ? 1 : -1;
+    cache->counts.bytes += is_added ? entry->end - entry->begin : -(entry->end - entry->begin);
 }
-/* Removes an entry from the search; its users keep it until they give it back. */
-static void entry_hide(struct registration_cache *cache, int i)
+/* Makes an entry GONE, so that no search finds it; its users keep it until they give it back. */
+static void entry_hide(struct registration_cache *cache, int index)
 {
-    struct registration_entry *entry = &cache->entries[i];
+    struct registration_entry *entry = &cache->entries[index];
     registration_cache_account_entry(cache, entry, false);
     entry->state = GONE;
-    cache->spans[i] = (struct registered_span){ 0, 0 };
+    cache->spans[index] = (struct registered_span){ 0, 0 };
 }
-/* The listener's callback: memory of this range is unmapped, so its registrations may not be reused. */
+/* Hides the entries of memory that has changed in this range. The listener calls it with the lock held. */
 static void registration_on_range_gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
 {
     struct registration_cache *cache = (struct registration_cache *)(void *)listener;
     for (int i = 0; i < cache->top; i++) {
         const struct registration_entry *entry = &cache->entries[i];
-        bool lives = entry->state == READY || entry->state == PENDING;
-        if (!lives || !entry_is_evictable(entry) || entry->end <= begin || end <= entry->begin) continue;
+        bool is_live = entry->state == READY || entry->state == PENDING;
+        if (!is_live || !entry_is_evictable(entry) || entry->end <= begin || end <= entry->begin) continue;
         entry_hide(cache, i);
         cache->counts.gone++;
     }
@@ -135,39 +142,45 @@ static int entry_add(struct registration_cache *cache, const struct registration
     registration_cache_account_entry(cache, entry, true);
     return i;
 }
-static struct ibv_mr *entry_free(struct registration_cache *cache, int i)
+/* Frees a hidden entry, and returns its region, which the caller deregisters. */
+static struct ibv_mr *entry_free(struct registration_cache *cache, int index)
 {
-    struct ibv_mr *region = cache->entries[i].region;
-    cache->entries[i] = (struct registration_entry){ .state = FREE };
+    struct ibv_mr *region = cache->entries[index].region;
+    cache->entries[index] = (struct registration_entry){ .state = FREE };
     return region;
 }
+/* Returns whether the arena has retired this block. block 0: false. */
 static bool registration_block_is_retired(uint64_t block)
 {
     return block && !arena_location_address((struct location){ block, 0 }, 1);
 }
+/* Returns whether an entry without users can be dropped at once: its memory is gone or retired, or `all` is set and the
+   entry is not permanent. */
 static bool entry_is_unneeded(const struct registration_entry *entry, bool all)
 {
     if (entry->users || entry->state == FREE) return false;
-    return entry->state == GONE || registration_block_is_retired(entry->block) || (all && !entry->permanent);
+    return entry->state == GONE || registration_block_is_retired(entry->block) || (all && !entry->is_permanent);
 }
-/* Returns the least recently used entry without users, or ONCE. */
+/* Returns the index of the least recently used evictable entry without users, or ONCE. */
 static int registration_cache_find_longest_unused(const struct registration_cache *cache)
 {
     int found = ONCE;
     for (int i = 0; i < cache->top; i++) {
         const struct registration_entry *entry = &cache->entries[i];
         if (entry->state != READY || entry->users || !entry_is_evictable(entry)) continue;
-        if (found < 0 || entry->used < cache->entries[found].used) found = i;
+        if (found < 0 || entry->last_used < cache->entries[found].last_used) found = i;
     }
     return found;
 }
+/* Returns whether an entry of `more` bytes would exceed the limits. */
 static bool registration_cache_is_full(const struct registration_cache *cache, size_t more)
 {
     bool fits = more <= cache->limits.bytes && cache->counts.bytes <= cache->limits.bytes - more;
     return cache->counts.entries >= cache->limits.entries || !fits;
 }
-/* Collects up to DROPS regions to deregister: entries that are gone or retired, then the least recently used ones until
-   `more` bytes fit. */
+/* Frees entries, and writes up to DROPS regions of theirs to `out`, which the caller deregisters: entries that are gone
+   or retired, then the least recently used ones until `more` bytes fit (ALL: all entries without users). Returns the
+   number of regions. */
 static int registration_cache_collect_dropped(struct registration_cache *cache, size_t more, struct ibv_mr *out[DROPS])
 {
     int count = 0, i;
@@ -186,8 +199,8 @@ static int registration_cache_collect_dropped(struct registration_cache *cache, 
 }
 
 /* ---- calling the library, without the lock ---- */
-/* Deregisters what is gone or retired, and evicts entries until `more` bytes fit. Returns the number of regions that it
-   has deregistered. */
+/* Deregisters memory that is gone or retired, and evicts entries until `more` bytes fit. Returns the number of regions
+   that it has deregistered. */
 static int registration_cache_make_room(struct registration_cache *cache, size_t more)
 {
     struct ibv_mr *dropped[DROPS];
@@ -201,7 +214,8 @@ static int registration_cache_make_room(struct registration_cache *cache, size_t
     } while (count == DROPS);
     return total;
 }
-/* Registers memory with the device. If it refuses for lack of memory, unused entries are evicted first. */
+/* Registers memory with the device for this access (flags of ibv_reg_mr). Returns NULL with errno if the device
+   refuses. If it lacks memory, unused entries are evicted and the call is repeated. */
 static struct ibv_mr *registration_cache_register_region(struct registration_cache *cache, uintptr_t begin,
     uintptr_t end, int access)
 {
@@ -212,17 +226,18 @@ static struct ibv_mr *registration_cache_register_region(struct registration_cac
     } while (!region && errno == ENOMEM && registration_cache_make_room(cache, ALL) > 0);
     return region;
 }
-/* Registers a tensor, read-only if it is mapped read-only and `writes` is false. */
+/* Registers the memory of a tensor, read-only if the process may only read it and is_written is false. Returns NULL
+   with errno if the device refuses. *is_writable: the device may write the memory. */
 static struct ibv_mr *registration_cache_register_tensor(struct registration_cache *cache, uintptr_t begin,
-    uintptr_t end, bool writes, bool *writable)
+    uintptr_t end, bool is_written, bool *is_writable)
 {
     struct ibv_mr *region = registration_cache_register_region(cache, begin, end, TENSOR_ACCESS);
-    *writable = region != NULL;
-    if (region || writes || (errno != EFAULT && errno != EACCES && errno != EPERM)) return region;
+    *is_writable = region != NULL;
+    if (region || is_written || (errno != EFAULT && errno != EACCES && errno != EPERM)) return region;
     /* The memory may be read-only for this process. */
     return registration_cache_register_region(cache, begin, end, IBV_ACCESS_REMOTE_READ);
 }
-/* Fails because of the limit on locked memory (RLIMIT_MEMLOCK), with the remedies. */
+/* Returns NO_MEMORY, with the text that the limit on locked memory (RLIMIT_MEMLOCK) is too low, and the remedies. */
 static tutti_status registration_fail_limit(const char *device, size_t bytes)
 {
     struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
@@ -237,7 +252,7 @@ static tutti_status registration_fail_limit(const char *device, size_t bytes)
         "In a container: docker run --ulimit memlock=-1",
         bytes, device, (unsigned long long)limit.rlim_cur / 1024);
 }
-/* Fails with the meaning of the error of a registration. */
+/* Returns the error of a registration that has failed with errno, with its meaning as text. */
 static tutti_status registration_cache_fail_region(const struct registration_cache *cache, const void *at, size_t bytes)
 {
     int error = errno;
@@ -253,49 +268,53 @@ static tutti_status registration_cache_fail_region(const struct registration_cac
 }
 
 /* ---- taking ---- */
-/* The memory is watched before it is registered. A change in between makes the entry GONE, and its user gives it
-   back. */
+/* Adds a PENDING entry for memory that is about to be registered, and watches the memory unless it is a block of the
+   arena. Returns its index, or ONCE if the registration cannot stay in the cache. The memory is watched before it is
+   registered: a change in between makes the entry GONE, and its user gives it back. */
 static int entry_begin(struct registration_cache *cache, uintptr_t begin, uintptr_t end, uint64_t block)
 {
     struct registration_entry entry = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
     mappings_lock();
     cache->counts.misses++;
     bool fits = block
-        || (!registration_cache_is_full(cache, end - begin) && cache->watches && mappings_watch_range(begin, end));
-    int i = fits ? entry_add(cache, &entry) : ONCE;
-    cache->counts.once += i == ONCE;
+        || (!registration_cache_is_full(cache, end - begin) && cache->can_watch && mappings_watch_range(begin, end));
+    int index = fits ? entry_add(cache, &entry) : ONCE;
+    cache->counts.once += index == ONCE;
     mappings_unlock();
-    return i;
+    return index;
 }
-/* Stores the result of a registration in its entry, which other threads may use from now on. */
-static struct registered entry_finish(struct registration_cache *cache, int i, struct ibv_mr *region, bool writable)
+/* Stores the result of a registration (region NULL: it has failed) in its entry, which other threads may use from now
+   on. Returns the registration of this user. */
+static struct registered entry_finish(struct registration_cache *cache, int index, struct ibv_mr *region,
+    bool is_writable)
 {
-    if (i == ONCE) return (struct registered){ region, ONCE, false };
+    if (index == ONCE) return (struct registered){ region, ONCE, false };
     mappings_lock();
-    struct registration_entry *entry = &cache->entries[i];
+    struct registration_entry *entry = &cache->entries[index];
     entry->region = region;
-    entry->writable = writable;
-    entry->used = ++cache->clock;
+    entry->is_writable = is_writable;
+    entry->last_used = ++cache->clock;
     if (!region) {
-        if (entry->state == PENDING) entry_hide(cache, i);
-        entry_free(cache, i);
+        if (entry->state == PENDING) entry_hide(cache, index);
+        entry_free(cache, index);
     } else if (entry->state == PENDING) {
         entry->state = READY;
-        if (!entry->block) cache->spans[i] = (struct registered_span){ entry->begin, entry->end };
+        if (!entry->block) cache->spans[index] = (struct registered_span){ entry->begin, entry->end };
     }
     mappings_unlock();
-    return (struct registered){ region, i, false };
+    return (struct registered){ region, index, false };
 }
-/* Registers memory that is not in the cache. `block`: of the arena, or 0. */
+/* Registers memory that is not in the cache, and adds it if possible. block: the block of the arena that the memory is,
+   or 0. The region of the result is NULL if the device refuses. */
 static struct registered registration_cache_take_new(struct registration_cache *cache, uintptr_t begin, uintptr_t end,
-    bool writes, uint64_t block)
+    bool is_written, uint64_t block)
 {
-    bool writable;
-    bool is_cached = !block && cache->watches && end - begin <= cache->limits.bytes;
+    bool is_writable;
+    bool is_cached = !block && cache->can_watch && end - begin <= cache->limits.bytes;
     registration_cache_make_room(cache, is_cached ? end - begin : 0);
-    int i = entry_begin(cache, begin, end, block);
-    struct ibv_mr *region = registration_cache_register_tensor(cache, begin, end, writes, &writable);
-    return entry_finish(cache, i, region, writable);
+    int index = entry_begin(cache, begin, end, block);
+    struct ibv_mr *region = registration_cache_register_tensor(cache, begin, end, is_written, &is_writable);
+    return entry_finish(cache, index, region, is_writable);
 }
 /* Takes the registration of a whole block of the arena. Returns false if the block is gone or cannot be registered. */
 static bool registration_cache_take_block(struct registration_cache *cache, uint64_t number, struct registered *out)
@@ -310,7 +329,7 @@ static bool registration_cache_take_block(struct registration_cache *cache, uint
     *out = registration_cache_take_new(cache, begin, begin + whole.bytes, true, number);
     return out->region != NULL;
 }
-tutti_status registration_cache_take(struct registration_cache *cache, const void *at, size_t bytes, bool writes,
+tutti_status registration_cache_take(struct registration_cache *cache, const void *at, size_t bytes, bool is_written,
     struct registered *out)
 {
     uintptr_t begin = (uintptr_t)at, end = begin + bytes, page = registration_page_bytes();
@@ -319,10 +338,11 @@ tutti_status registration_cache_take(struct registration_cache *cache, const voi
     assert(bytes && end > begin);
     if (!arena_find(at, bytes, &location) || !registration_cache_take_block(cache, location.block, &taken)) {
         bool found =
-            mappings_lock_settled() && entry_use(cache, registration_cache_find(cache, begin, end, writes), &taken);
+            mappings_lock_settled() && entry_use(cache, registration_cache_find(cache, begin, end, is_written), &taken);
         mappings_unlock();
         if (!found)
-            taken = registration_cache_take_new(cache, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
+            taken =
+                registration_cache_take_new(cache, begin & ~(page - 1), (end + page - 1) & ~(page - 1), is_written, 0);
     }
     if (!taken.region) return registration_cache_fail_region(cache, at, bytes);
     *out = taken;
@@ -334,19 +354,19 @@ tutti_status registration_cache_add_permanent(struct registration_cache *cache, 
     uintptr_t begin = (uintptr_t)at;
     struct ibv_mr *region = registration_cache_register_region(cache, begin, begin + bytes, access);
     if (!region) return registration_cache_fail_region(cache, at, bytes);
-    bool for_all = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
+    bool serves_tensors = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
     struct registration_entry entry = { .region = region,
         .begin = begin,
         .end = begin + bytes,
         .users = 1,
         .state = READY,
-        .writable = true,
-        .permanent = true };
+        .is_writable = true,
+        .is_permanent = true };
     mappings_lock();
-    int i = entry_add(cache, &entry);
-    if (i >= 0 && for_all) cache->spans[i] = (struct registered_span){ entry.begin, entry.end };
+    int index = entry_add(cache, &entry);
+    if (index >= 0 && serves_tensors) cache->spans[index] = (struct registered_span){ entry.begin, entry.end };
     mappings_unlock();
-    *out = (struct registered){ region, i, true };
+    *out = (struct registered){ region, index, true };
     return TUTTI_OK;
 }
 tutti_status registration_cache_take_dmabuf(struct registration_cache *cache, int descriptor, uint64_t offset,
@@ -367,21 +387,21 @@ tutti_status registration_cache_take_dmabuf(struct registration_cache *cache, in
 }
 void registration_cache_give(struct registration_cache *cache, const struct registered *registered)
 {
-    int i = registered->entry;
+    int index = registered->entry;
     struct ibv_mr *dropped = NULL;
-    if (i == ONCE) dropped = registered->region;
+    if (index == ONCE) dropped = registered->region;
     else {
         mappings_lock();
-        struct registration_entry *entry = &cache->entries[i];
+        struct registration_entry *entry = &cache->entries[index];
         entry->users--;
-        if (registered->permanent) entry_hide(cache, i);
-        if (entry->state == GONE && !entry->users) dropped = entry_free(cache, i);
+        if (registered->is_permanent) entry_hide(cache, index);
+        if (entry->state == GONE && !entry->users) dropped = entry_free(cache, index);
         mappings_unlock();
     }
     if (dropped) verbs.ibv_dereg_mr(dropped);
 }
 void registration_cache_sweep(struct registration_cache *cache) { registration_cache_make_room(cache, 0); }
-bool registration_cache_can_watch(const struct registration_cache *cache) { return cache->watches; }
+bool registration_cache_can_watch(const struct registration_cache *cache) { return cache->can_watch; }
 struct registration_counts registration_cache_get_counts(struct registration_cache *cache)
 {
     mappings_lock();
@@ -406,12 +426,12 @@ tutti_status registration_cache_create(struct ibv_pd *domain, struct registratio
 {
     struct registration_cache *cache = memory_alloc_zeroed(1, sizeof *cache);
     if (!cache) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of registrations");
-    cache->listener.gone = registration_on_range_gone;
+    cache->listener.on_range_gone = registration_on_range_gone;
     cache->domain = domain;
     cache->process = getpid();
     cache->limits = registration_limits_clamp(limits);
-    cache->watches = mappings_add_listener(&cache->listener) == TUTTI_OK;
-    if (!cache->watches) LOG(INFO, "private tensors are registered again for each message: %s", status_detail());
+    cache->can_watch = mappings_add_listener(&cache->listener) == TUTTI_OK;
+    if (!cache->can_watch) LOG(INFO, "private tensors are registered again for each message: %s", status_detail());
     *out = cache;
     return TUTTI_OK;
 }

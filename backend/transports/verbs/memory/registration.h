@@ -14,24 +14,25 @@
 struct registration_cache;
 /* The limits of the entries that may be evicted; 0 means the default. */
 struct registration_limits { size_t bytes; int entries; };
-/* The region covers at least the requested memory, by addresses of this process. The other fields are for
-   registration_cache_give. */
+/* A registration that its user holds. The region covers at least the requested memory, by addresses of this process.
+   The other fields are for registration_cache_give: the index of its entry in the cache, or -1. */
 struct registered {
     struct ibv_mr *region;
     int entry;
-    bool permanent;
+    bool is_permanent;
 };
 /* Creates the cache of a protection domain, which the caller owns and destroys later. */
 tutti_status registration_cache_create(struct ibv_pd *domain, struct registration_limits limits,
     struct registration_cache **out);
-/* Every registration must have been given back; NULL is allowed. */
+/* Destroys the cache with its entries. Every registration must have been given back; NULL is allowed. */
 void registration_cache_destroy(struct registration_cache *cache);
 
 /* Registers memory for a transfer; the caller gives it back afterwards. The device may read the memory, and write it if
-   `writes` is set. Memory that the device only reads may be read-only for this process. The text of NO_MEMORY names the
-   limit and how to raise it. */
-tutti_status registration_cache_take(struct registration_cache *cache, const void *at, size_t bytes, bool writes,
+   `is_written` is set. Memory that the device only reads may be read-only for this process. The text of NO_MEMORY names
+   the limit and how to raise it. */
+tutti_status registration_cache_take(struct registration_cache *cache, const void *at, size_t bytes, bool is_written,
     struct registered *out);
+/* Gives back a registration. One that is in no entry of the cache, or whose memory is gone, is deregistered. */
 void registration_cache_give(struct registration_cache *cache, const struct registered *registered);
 
 /* Deregisters memory that the program has unmapped or the arena has retired; it stays pinned until then. Every
@@ -40,16 +41,17 @@ void registration_cache_sweep(struct registration_cache *cache);
 
 /* ---- only tests call these so far ---- */
 /* Registers memory that another device has exported as a descriptor: `bytes` from `offset` on, which peers address by
-   `iova`. It is for the memory of GPUs, which tensors do not use yet. UNSUPPORTED means that the library is too old or
-   that the device cannot do it. */
+   `iova`. It is for the memory of GPUs, which tensors do not use yet. UNSUPPORTED: the library is too old, or the
+   device cannot do it. */
 tutti_status registration_cache_take_dmabuf(struct registration_cache *cache, int descriptor, uint64_t offset,
     size_t bytes, uint64_t iova, struct registered *out);
 /* Registers memory permanently; it must stay mapped until it is given back. `access` has the flags of ibv_reg_mr. The
    eager rings and the slots of datagrams do not use it: no tensor lies in them, so they need no entry of a cache. */
 tutti_status registration_cache_add_permanent(struct registration_cache *cache, void *at, size_t bytes, int access,
     struct registered *out);
-/* Returns true if memory can be watched here, so that its registrations are cached. */
+/* Returns whether memory can be watched here, so that its registrations are cached. */
 bool registration_cache_can_watch(const struct registration_cache *cache);
-/* `once` counts registrations for one transfer; `entries` and `bytes` are those that may be evicted. */
+/* `hits` and `misses` count lookups, `once` registrations for one transfer, `evicted` entries that made room for
+   others, and `gone` entries whose memory has changed. `entries` and `bytes` are those that may be evicted now. */
 struct registration_counts { uint64_t hits, misses, once, evicted, gone; int entries; size_t bytes; };
 struct registration_counts registration_cache_get_counts(struct registration_cache *cache);
