@@ -18,13 +18,15 @@ static c10::intrusive_ptr<Options> options_copy(const Options &options)
 {
     return c10::make_intrusive<Options>(options);
 }
+/* Returns kUnsetTimeout for None. Throws ValueError below a millisecond. */
 static std::chrono::milliseconds timeout_from_python(const std::optional<std::chrono::milliseconds> &timeout)
 {
     if (timeout && timeout->count() <= 0) throw py::value_error("Options: the timeout must be at least a millisecond");
     return timeout.value_or(c10d::kUnsetTimeout);
 }
 
-static void unknown_options_refuse(const py::kwargs &unknown)
+/* Throws TypeError if there is an unknown option. */
+static void options_refuse_unknown(const py::kwargs &unknown)
 {
     for (auto [name, value] : unknown)
         throw py::type_error("Options: there is no option \"" + name.cast<std::string>()
@@ -43,10 +45,10 @@ static void options_class_bind(py::module_ &module)
         "blocking_futures: get_future() returns when the operation is finished, so that callbacks run in the thread "
         "that adds\nthem, in the order of the program, as with NCCL. Meant for callbacks that communicate (PowerSGD "
         "with several buckets);\nit costs overlap.\n"
-        "An unknown name raises ValueError when the group is made.")
+        "An unknown algorithm raises ValueError when the group is made.")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking,
                           bool enable_reconfigure, const py::kwargs &unknown) {
-            unknown_options_refuse(unknown);
+            options_refuse_unknown(unknown);
             auto options = c10::make_intrusive<Options>(std::move(algorithm), timeout_from_python(timeout));
             options->blocking_futures = blocking;
             options->enable_reconfigure = enable_reconfigure;
@@ -89,7 +91,7 @@ static void group_class_bind(py::module_ &module)
         .def_property_readonly("options", &ProcessGroupTutti::options)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
         .def("_drop_coalescing", &ProcessGroupTutti::drop_coalescing)
-        /* Torch 2.15 has the first two for all backends. */
+        /* Torch 2.15 has the first two functions for all backends. */
         .def("_start_time_estimate", &ProcessGroupTutti::startTimeEstimate)
         .def("_end_time_estimate", &ProcessGroupTutti::endTimeEstimate)
         .def("_drop_time_estimate", &ProcessGroupTutti::drop_time_estimate)
@@ -111,7 +113,8 @@ static void group_class_bind(py::module_ &module)
 }
 
 /* ---- calls ---- */
-/* True if a hook wants to see every call, such as those of TORCH_DIST_NAN_CHECK and of torch's flight recorder. */
+/* True if the group has hooks that torch calls around each operation, such as the hooks of TORCH_DIST_NAN_CHECK and of
+ * torch's flight recorder. */
 static bool group_has_hooks(const c10d::ProcessGroup &group)
 {
 #ifdef C10D_BACKEND_HAS_HOOKS
@@ -135,6 +138,7 @@ static void call_functions_bind(py::module_ &module)
         },
         py::arg("block"), py::arg("algorithm"), py::arg("timeout"));
     module.def("_options_close", &tutti::call_options_close_block, py::arg("block"));
+    /* Runs a blocking all-reduce, without a Work if that is possible. */
     module.def(
         "_all_reduce",
         [](const at::Tensor &tensor, const c10d::ReduceOp &op, const c10::intrusive_ptr<c10d::ProcessGroup> &group) {
@@ -149,7 +153,7 @@ static void call_functions_bind(py::module_ &module)
         },
         py::arg("tensor"), py::arg("op"), py::arg("group").none(false), py::call_guard<py::gil_scoped_release>());
     using Maybe = std::optional<at::Tensor>;
-    /* Returns false, without any effect, if the group belongs to another backend. */
+    /* Runs allreduce_norm. Returns false, without any effect, if the group belongs to another backend. */
     module.def(
         "_all_reduce_norm",
         [](const at::Tensor &tensor, const Maybe &weight, const Maybe &bias, const Maybe &residual, double epsilon,
@@ -168,7 +172,8 @@ static void call_functions_bind(py::module_ &module)
 }
 
 /* ---- the flight recorder ---- */
-/* Prints the error and writes the recorded operations to a file. A thread calls this before it raises the error. */
+/* Prints the error `text` and writes the recorded operations to a file, both in Python. A thread calls this before it
+ * raises the error. */
 static void failure_report_to_python(const std::string &text)
 {
     if (!Py_IsInitialized()) return;
@@ -179,9 +184,10 @@ static void failure_report_to_python(const std::string &text)
         /* The caller raises the original error next, which matters more. */
     }
 }
-/* Returns the frames of each record. One call of torch symbolizes all stacks, because they share most frames. To name
- * frames, torch looks for compiled code in torch._inductor, and imports it if necessary. The import takes seconds, and
- * a failed rank may be killed at any moment, so a placeholder hides the module. The GIL is held meanwhile. */
+/* Returns the frames of each record's Python stack; the list of a record without a stack is empty. One call of torch
+ * symbolizes all stacks, because they share most frames. To name frames, torch looks for compiled code in
+ * torch._inductor, and imports this module if necessary. The import takes seconds, and a failed rank may be killed at
+ * any moment, so a placeholder hides the module. The GIL is held meanwhile. */
 static std::vector<py::list> records_symbolize_frames(const std::vector<tutti::Record> &records)
 {
     std::vector<py::list> all(records.size());
@@ -197,8 +203,8 @@ static std::vector<py::list> records_symbolize_frames(const std::vector<tutti::R
     });
     auto symbolized = torch::symbolize(stacks);
     std::vector<py::dict> frames;
-    for (const auto &of : symbolized.all_frames)
-        frames.emplace_back("name"_a = of.funcname, "filename"_a = of.filename, "line"_a = of.lineno);
+    for (const auto &frame : symbolized.all_frames)
+        frames.emplace_back("name"_a = frame.funcname, "filename"_a = frame.filename, "line"_a = frame.lineno);
     auto stack = symbolized.tracebacks.begin();
     for (size_t i = 0; i < records.size(); i++) {
         if (!records[i].stack) continue;
@@ -206,13 +212,14 @@ static std::vector<py::list> records_symbolize_frames(const std::vector<tutti::R
     }
     return all;
 }
-/* Returns the groups and the operations. A fact that torch's format has, too, is under the name it has there. */
-static py::tuple recording_to_python(size_t most)
+/* Returns a list of the groups, and a list of the operations among the newest `max_records` records. Both are lists of
+ * dicts. A field that torch's format has, too, has the same name as there. */
+static py::tuple recording_to_python(size_t max_records)
 {
     tutti::Recording recording;
     {
         py::gil_scoped_release released;
-        recording = tutti::recorder::recording_copy_newest(most);
+        recording = tutti::recorder::recording_copy_newest(max_records);
     }
     py::list groups, operations;
     for (const tutti::RecordedGroup &group : recording.groups)
@@ -226,8 +233,9 @@ static py::tuple recording_to_python(size_t most)
             "op_id"_a = record.operation, "profiling_name"_a = record.name, "time_created_ns"_a = record.began_ns,
             "ended_ns"_a = record.ended_ns, "input_sizes"_a = record.inputs.sizes,
             "input_dtypes"_a = record.inputs.types, "output_sizes"_a = record.outputs.sizes,
-            "output_dtypes"_a = record.outputs.types, "timeout_ms"_a = record.timeout_ms, "is_p2p"_a = record.message,
-            "status"_a = static_cast<int>(record.outcome), "failure"_a = record.text, "frames"_a = frames[i]));
+            "output_dtypes"_a = record.outputs.types, "timeout_ms"_a = record.timeout_ms,
+            "is_p2p"_a = record.is_message, "status"_a = static_cast<int>(record.outcome), "failure"_a = record.text,
+            "frames"_a = frames[i]));
     }
     return py::make_tuple(groups, operations);
 }

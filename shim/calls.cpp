@@ -1,4 +1,4 @@
-/* The count of a group's running calls. A refused call is counted for a moment, and uncounts itself. */
+/* The count of a group's running calls. A refused call is in the count until it has seen that it is refused. */
 #include "shim/calls.hpp"
 #include "shim/communicator.hpp"
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace tutti {
 
-/* The innermost call of this thread. */
+/* The innermost call of this thread, or null. */
 static thread_local const CallGuard *innermost_call = nullptr;
 
 CallGuard::CallGuard(Calls &calls, const char *call) : calls_(calls), outer_(innermost_call)
@@ -32,18 +32,19 @@ void Calls::refuse(std::string why)
     why_ = &texts_.emplace_back(std::move(why));
     count_.fetch_or(kRefused);
 }
+/* Polls the count, with pauses of 20 us to 2 ms. */
 bool Calls::wait_until_none(std::chrono::steady_clock::time_point deadline) const
 {
-    constexpr std::chrono::microseconds longest(2000);
+    constexpr std::chrono::microseconds longest_pause(2000);
     std::chrono::microseconds pause(20);
     while (count_.load() >= kOne) {
         if (std::chrono::steady_clock::now() >= deadline) return false;
         std::this_thread::sleep_for(pause);
-        pause = std::min(pause * 2, longest);
+        pause = std::min(pause * 2, longest_pause);
     }
     return true;
 }
-bool Calls::has_this_thread() const
+bool Calls::is_this_thread_inside() const
 {
     for (const CallGuard *call = innermost_call; call; call = call->outer_)
         if (&call->calls_ == this) return true;

@@ -1,5 +1,5 @@
-/* Counts the calls that run in a group. A group whose members change lets no new call in and waits until the running
- * calls are out, so each call sees one membership only. */
+/* Counts the calls that run in a group. A change of the members refuses new calls and waits until the running calls
+ * have returned, so each call sees one membership only. */
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -11,31 +11,36 @@ namespace tutti {
 
 class Calls {
   public:
-    /* From now on a call gets an AbortedError, "<call>: <why>". */
+    /* From now on each new call throws AbortedError with the text "<call>: <why>". */
     void refuse(std::string why);
+    /* Lets new calls in again. */
     void allow() { count_.fetch_and(~kRefused); }
-    /* Waits until no call runs. Returns false at the deadline. The caller has refused calls, holds no GIL, and is in no
-     * call itself. */
+    /* Waits until no call runs. Returns false at the deadline. The caller has refused new calls, holds no GIL, and is
+     * in no call itself. */
     bool wait_until_none(std::chrono::steady_clock::time_point deadline) const;
-    /* True if this thread is in a call, and has called back from there. */
-    bool has_this_thread() const;
+    /* True if the caller runs inside of a call, for example in a hook that the call runs. */
+    bool is_this_thread_inside() const;
 
   private:
     friend class CallGuard;
     static constexpr unsigned kRefused = 1, kOne = 2;
+    /* Counts the call named `call`, or throws AbortedError if calls are refused. leave() ends the count. */
     void enter(const char *call);
     void leave() { count_.fetch_sub(kOne); }
-    /* The number of calls that run, times kOne, and kRefused. */
+    /* kOne for each call that runs, plus kRefused while new calls are refused. */
     std::atomic<unsigned> count_{ 0 };
-    /* The newest of the texts. A call reads it without a lock, also in a forked child. */
+    /* The newest of texts_. A refused call reads it without a lock, also in a forked child. */
     std::atomic<const std::string *> why_{ nullptr };
+    /* All texts of refuse(). They stay, because a call may still read an earlier one. */
     std::mutex texts_mutex_;
     std::deque<std::string> texts_;
 };
 
-/* One call, from its entry to its return, on one thread. The constructor throws the AbortedError. */
+/* Counts a call from its entry to its return, on one thread. The constructor throws AbortedError if calls are
+ * refused. */
 class CallGuard {
   public:
+    /* `call`: the name of the call, for the error. */
     CallGuard(Calls &calls, const char *call);
     ~CallGuard();
     CallGuard(const CallGuard &) = delete;
@@ -44,7 +49,7 @@ class CallGuard {
   private:
     friend class Calls;
     Calls &calls_;
-    /* The call of this thread, of any group, that this one is inside of. */
+    /* The call of this thread, in any group, that encloses this one, or null. */
     const CallGuard *outer_;
 };
 

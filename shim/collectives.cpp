@@ -23,8 +23,8 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
 }
 bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op)
 {
-    bool plain = tensor.device().is_cpu() && !tensor.is_sparse() && !tensor.key_set().has(c10::DispatchKey::Python);
-    if (!plain || !tensor.is_contiguous()) return false;
+    bool is_plain = tensor.device().is_cpu() && !tensor.is_sparse() && !tensor.key_set().has(c10::DispatchKey::Python);
+    if (!is_plain || !tensor.is_contiguous()) return false;
     CallGuard guard = enter("all_reduce");
     if (needs_work()) return false;
     Footprint footprint("all_reduce");
@@ -50,7 +50,8 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
         }
     });
 }
-int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
+/* Returns torch's root, which has 64 bits, as an int. Refuses a root outside of the group. */
+int ProcessGroupTutti::check_root(const Call &call, int64_t root) const
 {
     if (root >= 0 && root < getSize()) return static_cast<int>(root);
     call_refuse(call.name(), "root ", root, " is not a rank of this group, which has ranks 0 to ", getSize() - 1);
@@ -59,7 +60,7 @@ WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::Broadcast
 {
     Call call{ "tutti:broadcast", c10d::OpType::BROADCAST, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    int root = root_of(call, options.rootRank);
+    int root = check_root(call, options.rootRank);
     Footprint footprint(call.name());
     FlatTensor flat(tensors_get_single(call.name(), tensors));
     Buffer b = root == getRank() ? footprint.input(flat.tensor()) : footprint.output(flat.tensor(), { "input" });
@@ -77,7 +78,7 @@ WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOption
     CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     FlatTensor flat(tensors_get_single(call.name(), tensors), reduction_takes_label(options.reduceOp));
-    int root = root_of(call, options.rootRank);
+    int root = check_root(call, options.rootRank);
     bool receives = root == getRank();
     Buffer b = receives ? footprint.update(flat.tensor()) : footprint.input(flat.tensor());
     tensor_check_elements_apart(call.name(), { "input" }, flat.tensor());
@@ -100,7 +101,8 @@ WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
 }
 
 /* ---- one tensor to one tensor ---- */
-/* `whole` holds one part for each rank. `part` must be this rank's place in `whole`, or lie outside of `whole`. */
+/* Refuses two buffers unless `whole` has one part of the size of `part` for each rank. `part` must be this rank's part
+ * of `whole`, or lie outside of `whole`. */
 static void buffers_check_parts(const char *call, const Buffer &whole, const char *role, const Buffer &part,
     const char *part_role, int rank, size_t ranks)
 {
@@ -129,7 +131,7 @@ WorkPointer ProcessGroupTutti::gather_single(at::Tensor &output, at::Tensor &inp
 {
     Call call{ "tutti:gather_single", c10d::OpType::GATHER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    int root = root_of(call, options.rootRank);
+    int root = check_root(call, options.rootRank);
     Footprint footprint(call.name());
     Buffer in = footprint.input(input);
     char *received = nullptr;
@@ -160,7 +162,7 @@ static void lists_check_equal_lengths(const char *call, size_t outputs, size_t i
 {
     if (outputs != inputs) call_refuse(call, outputs, " outputs for ", inputs, " inputs");
 }
-/* Checks every pair of an output and an input before the first operation starts. */
+/* Calls check(output, input) for every pair of the lists, before the first operation starts. */
 template <typename Check>
 static void coalesced_check_pairs(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
 {

@@ -21,10 +21,11 @@ void error_throw(tutti_status status, const std::string &text) { throw Error(sta
 void error_throw_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
 
 /* ---- processes ---- */
+/* The forks from the process that loaded the shim to this one. Each child adds its own. */
 static unsigned forks;
 [[maybe_unused]] static const int counting_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
 unsigned process_count_forks() { return forks; }
-uint64_t process_number_group()
+uint64_t process_take_group_number()
 {
     static std::atomic<uint64_t> groups{ 0 };
     return ++groups;
@@ -46,7 +47,7 @@ Communicator::~Communicator()
 }
 void Communicator::report_failure()
 {
-    if (awaits_failure() && !is_inherited()) abort_report_.run(*hooks);
+    if (has_abort_hooks() && !is_inherited()) abort_report_.run(*hooks);
 }
 void Communicator::abort()
 {

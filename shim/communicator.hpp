@@ -1,5 +1,5 @@
-/* The errors that reach Python with a class of torch_tutti, and the communicator. A forked child cannot use the
- * communicators of its parent: a call that would wait raises ForkedError. */
+/* The errors that reach Python with a class of torch_tutti.exceptions, and the communicator. A forked child cannot use
+ * the communicators of its parent: a call that would wait raises ForkedError. */
 #pragma once
 #include "include/tutti.h"
 #include "shim/hooks.hpp"
@@ -13,7 +13,7 @@ namespace tutti {
 /* ---- errors ---- */
 /* Python sees this error as the class that torch_tutti.exceptions has for the status. */
 struct Error : torch::PyTorchError {
-    Error(tutti_status why, std::string text) : torch::PyTorchError(std::move(text)), status(why) {}
+    Error(tutti_status code, std::string text) : torch::PyTorchError(std::move(text)), status(code) {}
     /* Returns a borrowed reference to the class. The caller holds the GIL. */
     PyObject *python_type() override;
     tutti_status status;
@@ -23,28 +23,31 @@ struct Error : torch::PyTorchError {
 [[noreturn]] void error_throw_last(tutti_status status);
 
 /* ---- the communicator ---- */
-/* Returns the number of forks between the first process and this one. */
+/* Returns 0 in the process that loaded the shim, and one more in a forked child than in its parent. */
 unsigned process_count_forks();
-/* Returns 1, 2, … for the groups of this process. */
-uint64_t process_number_group();
+/* Returns the number for a new group of this process: 1, 2, … */
+uint64_t process_take_group_number();
 
 /* Holds a reference to the core's communicator. A group and its Works share this object, so each of them may call the
  * core at any time. After close(), calls of the core end with TUTTI_ABORTED. */
 class Communicator final : public c10::intrusive_ptr_target {
   public:
     explicit Communicator(tutti_comm *comm);
-    /* The number of its group in this process. The group sets it. */
+    /* The number of the group in this process. The group sets it. */
     uint64_t group = 0;
     ~Communicator() override;
     tutti_comm *get() const { return comm_; }
-    /* The hooks of the group, which sets them. */
+    /* The hooks of the group. The group sets them; null before. */
     std::shared_ptr<const Hooks> hooks;
-    /* Runs the abort hooks, once. Everything that raises an error of a failed group calls this first. */
+    /* Runs the abort hooks, once. Every function that raises an error of a failed group calls this first. */
     void report_failure();
-    bool awaits_failure() const { return hooks && !hooks->abort.empty() && !closed_; }
+    /* True if the group is open and has abort hooks. */
+    bool has_abort_hooks() const { return hooks && !hooks->abort.empty() && !closed_; }
     /* Leaves the group. Running operations end with AbortedError, and the threads that wait for them return. */
     void close();
-    bool closed() const { return closed_; }
+    bool is_closed() const { return closed_; }
+    /* Runs the abort hooks and fails the group on all ranks. Has no effect after close(). Throws ForkedError in a
+     * forked child. */
     void abort();
     /* True in a forked child of the process that made the communicator. */
     bool is_inherited() const { return process_ != process_count_forks(); }
@@ -53,6 +56,7 @@ class Communicator final : public c10::intrusive_ptr_target {
 
   private:
     tutti_comm *const comm_;
+    /* The number of forks in the process that made the communicator. */
     const unsigned process_ = process_count_forks();
     std::atomic<bool> closed_{ false };
     AbortReport abort_report_;

@@ -18,13 +18,15 @@ static c10::Stream device_get_current_stream(c10::Device device)
 {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
+/* Adds the tensor's device to the list, unless it is the host or already there. */
 static void devices_add_from_tensor(std::vector<c10::Device> &devices, const at::Tensor &tensor)
 {
     c10::Device device = tensor.device();
     if (device.is_cpu() || std::find(devices.begin(), devices.end(), device) != devices.end()) return;
     devices.push_back(device);
 }
-/* Torch pins memory for one kind of device only, the accelerator of the process. */
+/* True if host memory can be pinned for copies to and from the device. Torch pins memory for one kind of device only,
+ * the accelerator of the process. */
 static bool device_can_pin_memory(c10::Device device)
 {
     static const std::optional<c10::DeviceType> kind = [] {
@@ -38,8 +40,8 @@ static bool device_can_pin_memory(c10::Device device)
     }();
     return kind == device.type();
 }
-/* Refuses an operation during a graph capture. It runs before pinning, which a capture does not allow. Older guards
- * cannot detect a capture; there the device raises its own error. */
+/* Throws NotImplementedError while the device's stream captures a graph. The caller checks before it pins memory, which
+ * a capture does not allow. Older guards cannot detect a capture; there the device raises its own error. */
 template <typename Guard>
 static void device_check_not_capturing(const char *call, const Guard &guard, c10::Device device)
 {
@@ -60,24 +62,27 @@ at::Tensor Footprint::make_staging_buffer(const at::Tensor &like, at::IntArrayRe
     staging_buffers_.push_back(at::empty(sizes, options));
     return staging_buffers_.back();
 }
+/* Copies inputs to their staging buffers. */
 void Footprint::fetch()
 {
     WithoutObservers unobserved;
     std::vector<c10::Device> involved = devices();
     for (const Copy &copy : fetches_) copy.to.copy_(copy.from, /*non_blocking=*/true);
-    /* This includes the devices of pure outputs: the result may arrive on another stream than their last user's. */
+    /* This includes the devices of pure outputs: another stream may copy the result than the stream that used the
+     * tensor last. */
     for (c10::Device device : involved) device_get_current_stream(device).synchronize();
 }
-/* No profiler sees these copies, because its callbacks may need the GIL. */
+/* Copies results to tensors on the host. No profiler sees these copies, because its callbacks may need the GIL. */
 void Footprint::unpack() const
 {
-    for (const Part &part : parts_) std::memcpy(part.to, part.from, part.bytes);
+    for (const HostCopy &part : host_returns_) std::memcpy(part.to, part.from, part.bytes);
     if (returns_.empty()) return;
     WithoutObservers unobserved;
     at::DisableRecordFunctionGuard unrecorded;
     for (const Copy &copy : returns_)
         if (copy.to.device().is_cpu()) copy.to.copy_(copy.from);
 }
+/* Enqueues the copies of results to devices, and adds an event after them for each device to `events`. */
 void Footprint::deliver(std::vector<c10::Event> &events) const
 {
     WithoutObservers unobserved;
@@ -120,10 +125,10 @@ bool Footprint::touches(const std::vector<Extent> &written) const
 }
 
 /* ---- the copies of results ---- */
-/* Copies that may be unfinished. The list is never destroyed, because threads may outlive main(). */
+/* The registered copies, which may be unfinished. The list is never destroyed, because threads may outlive main(). */
 struct PendingCopies {
     std::mutex mutex;
-    std::vector<std::shared_ptr<PendingCopy>> expected;
+    std::vector<std::shared_ptr<PendingCopy>> copies;
 };
 static PendingCopies *&pending_copies_pointer()
 {
@@ -132,34 +137,37 @@ static PendingCopies *&pending_copies_pointer()
 }
 static PendingCopies &pending_copies_get() { return *pending_copies_pointer(); }
 void PendingCopy::reset_in_child() { pending_copies_pointer() = new PendingCopies; }
-PendingCopy::PendingCopy(Operation &of)
-    : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of), written_(of.footprint.written_by_copy())
+PendingCopy::PendingCopy(Operation &operation)
+    : work_(c10::intrusive_ptr<Work>::reclaim_copy(operation.work)), operation_(&operation),
+      written_(operation.footprint.written_by_copy())
 {}
+/* Enqueues the copies of the results, or makes the current streams wait for copies that are already enqueued. */
 void PendingCopy::enqueue()
 {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const c10::Event &event : events_)
         event.block(c10::impl::VirtualGuardImpl(event.device_type()).getStream(event.device()));
-    if (brought_) return;
+    if (is_enqueued_) return;
     if (operation_->outcome == TUTTI_OK) operation_->footprint.deliver(events_);
     /* After an exception of deliver(), the next call tries again and gets the exception, too. */
-    brought_ = true;
+    is_enqueued_ = true;
     work_.reset();
 }
 bool PendingCopy::is_over()
 {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!brought_) return work_.expired();
+    if (!is_enqueued_) return work_.expired();
     return std::all_of(events_.begin(), events_.end(), [](const auto &event) { return event.query(); });
 }
-void PendingCopy::settle()
+/* Waits until the operation is over, and enqueues its copies unless that has happened. */
+void PendingCopy::wait_and_enqueue()
 {
     c10::intrusive_ptr<Work> alive;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!brought_) alive = work_.lock();
-        /* The copies have failed, and the Work is gone. */
-        if (!brought_ && !alive) return;
+        if (!is_enqueued_) alive = work_.lock();
+        /* enqueue() has failed, and the Work is gone. */
+        if (!is_enqueued_ && !alive) return;
     }
     if (alive) {
         alive->detach();
@@ -170,20 +178,20 @@ void PendingCopy::settle()
 void PendingCopy::register_pending(std::shared_ptr<PendingCopy> pending_copy)
 {
     std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
-    auto &expected = pending_copies_get().expected;
-    expected.erase(std::remove_if(expected.begin(), expected.end(), [](const auto &one) { return one->is_over(); }),
-        expected.end());
-    expected.push_back(std::move(pending_copy));
+    auto &copies = pending_copies_get().copies;
+    copies.erase(std::remove_if(copies.begin(), copies.end(), [](const auto &one) { return one->is_over(); }),
+        copies.end());
+    copies.push_back(std::move(pending_copy));
 }
 void PendingCopy::wait_for_overlapping(const Footprint &next)
 {
     std::vector<std::shared_ptr<PendingCopy>> earlier;
     {
         std::lock_guard<std::mutex> lock(pending_copies_get().mutex);
-        for (const auto &pending_copy : pending_copies_get().expected)
+        for (const auto &pending_copy : pending_copies_get().copies)
             if (next.touches(pending_copy->written_)) earlier.push_back(pending_copy);
     }
-    for (const auto &pending_copy : earlier) pending_copy->settle();
+    for (const auto &pending_copy : earlier) pending_copy->wait_and_enqueue();
 }
 
 } // namespace tutti

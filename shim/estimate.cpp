@@ -5,17 +5,20 @@
 
 namespace tutti {
 
+/* An estimate that has started and not ended. */
 struct OpenEstimate {
-    /* The communicator stays alive, so that no other one has its address. */
-    c10::intrusive_ptr<Communicator> of;
+    /* The group's communicator. It stays alive, so that no other communicator has its address. */
+    c10::intrusive_ptr<Communicator> communicator;
+    /* The sum of the predicted times so far. */
     double ns;
 };
 static thread_local std::vector<OpenEstimate> open_estimates;
 
-static std::vector<OpenEstimate>::iterator estimate_find_on_thread(const Communicator *of)
+/* Returns this thread's estimate for a communicator, or the end of open_estimates. */
+static std::vector<OpenEstimate>::iterator estimate_find_on_thread(const Communicator *communicator)
 {
     return std::find_if(open_estimates.begin(), open_estimates.end(),
-        [of](const OpenEstimate &one) { return one.of.get() == of; });
+        [communicator](const OpenEstimate &one) { return one.communicator.get() == communicator; });
 }
 /* Returns the core's name of a collective, or NULL if the core does not predict the call. */
 static const char *call_get_collective(c10d::OpType type)
@@ -50,7 +53,7 @@ bool ProcessGroupTutti::is_estimating() const
 void ProcessGroupTutti::startTimeEstimate()
 {
     CallGuard guard = enter("start_time_estimate");
-    if (communicator_->closed())
+    if (communicator_->is_closed())
         error_throw(TUTTI_ABORTED, "start_time_estimate: this group was shut down or destroyed; make a new one");
     drop_time_estimate();
     open_estimates.push_back({ communicator_, 0 });
@@ -70,7 +73,8 @@ void ProcessGroupTutti::drop_time_estimate()
     auto found = estimate_find_on_thread(find_communicator().get());
     if (found != open_estimates.end()) open_estimates.erase(found);
 }
-/* Adds the predicted time of the call, and returns a Work that is over and has no results. */
+/* Adds the predicted time of the call to this thread's estimate, and returns a Work that is over and has no results. A
+ * coalesced call returns the Work of all coalesced calls. */
 WorkPointer ProcessGroupTutti::estimate(const Call &call, const Footprint &footprint)
 {
     const char *collective = call_get_collective(call.type);
@@ -85,7 +89,7 @@ WorkPointer ProcessGroupTutti::estimate(const Call &call, const Footprint &footp
     tutti_status status = tutti_comm_predict(communicator_->get(), collective, nullptr, bytes, &predicted);
     if (status != TUTTI_OK) error_throw_last(status);
     estimate_find_on_thread(communicator_.get())->ns += predicted.ns;
-    if (Work *batch = open_work()) return WorkPointer::reclaim_copy(batch);
+    if (Work *coalesced = open_work()) return WorkPointer::reclaim_copy(coalesced);
     auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, nullptr, Tensors(), sequence_.load());
     work->open();
     work->close();

@@ -7,6 +7,7 @@
 namespace tutti {
 
 /* ---- one tensor ---- */
+/* How an element of torch's type is passed to the core: as `factor` elements of `dtype`. */
 struct Element {
     tutti_dtype dtype;
     size_t factor;
@@ -42,11 +43,13 @@ static bool type_travels_as_bytes(at::ScalarType type)
     return type_get_element(type).dtype == TUTTI_UINT8 && type != at::kByte;
 }
 
+/* Prints "input", or "output 3" for a tensor in a list. */
 std::ostream &operator<<(std::ostream &to, const Role &role)
 {
     to << role.name;
     return role.index < 0 ? to : to << ' ' << role.index;
 }
+/* Refuses a tensor whose contents the core cannot read: undefined, sparse, on the meta device, quantized or lazy. */
 static void tensor_check_usable(const char *call, Role role, const at::Tensor &tensor)
 {
     if (!tensor.defined()) call_refuse(call, "the ", role, " tensor is undefined");
@@ -90,7 +93,8 @@ static std::vector<int64_t> tensor_get_order(const at::Tensor &tensor)
     std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
     return order;
 }
-/* Each dimension must step over all elements of the dimensions with shorter strides. */
+/* Refuses a tensor whose elements share memory: each dimension must step over all elements of those with shorter
+ * strides. */
 void tensor_check_elements_apart(const char *call, Role role, const at::Tensor &tensor)
 {
     if (tensor.is_contiguous()) return;
@@ -103,7 +107,8 @@ void tensor_check_elements_apart(const char *call, Role role, const at::Tensor &
         last += (tensor.size(*d) - 1) * tensor.stride(*d);
     }
 }
-/* Checks the storage, because a tensor without memory still has a shape: a fake one, or one freed by resize_. */
+/* Returns the address of the first element. Refuses a tensor whose storage is too small for its shape: a fake tensor,
+ * or one freed by resize_. */
 static char *tensor_get_memory(const char *call, Role role, const at::Tensor &tensor)
 {
     auto *data = static_cast<char *>(tensor.data_ptr());
@@ -141,12 +146,12 @@ Buffer Footprint::add(const at::Tensor &tensor, Role role, bool is_read, bool is
     buffer.data = static_cast<char *>(staging.data_ptr());
     return buffer;
 }
-/* Requests have a label of 64 bits, so the order of more than 14 dimensions finds no place in it. */
+/* Sets the flat view, and the label with 4 bits for each dimension. A label has room for 14 dimensions. */
 void FlatTensor::flatten()
 {
-    constexpr int64_t most = 14;
+    constexpr int64_t most_dimensions = 14;
     bool plain = !given_.is_conj() && !given_.is_neg() && !given_.is_meta();
-    if (!plain || given_.dim() > most || !given_.is_non_overlapping_and_dense()) return;
+    if (!plain || given_.dim() > most_dimensions || !given_.is_non_overlapping_and_dense()) return;
     WithoutObservers unobserved;
     flat_ = given_.as_strided({ given_.numel() }, { 1 });
     for (int64_t d : tensor_get_order(given_)) label = label << 4 | static_cast<uint64_t>(d + 1);
@@ -177,6 +182,7 @@ static bool ranges_overlap(const Buffer &one, const Buffer &other)
 }
 
 /* ---- reductions ---- */
+/* Returns the factor that torch keeps beside a PREMUL_SUM. */
 static double reduction_get_premul_factor(const char *call, const c10d::ReduceOp &op)
 {
     auto *supplement = dynamic_cast<c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
@@ -209,22 +215,23 @@ Reduction reduction_from_torch(const char *call, const c10d::ReduceOp &op, const
 }
 
 /* ---- lists ---- */
-PartList::PartList(Footprint &of, const char *role, const Tensors &tensors) : of_(of), role_(role), tensors_(tensors)
+PartList::PartList(Footprint &footprint, const char *role, const Tensors &tensors)
+    : footprint_(footprint), role_(role), tensors_(tensors)
 {
     parts.reserve(tensors.size());
     counts.reserve(tensors.size());
     offsets.reserve(tensors.size());
     for (size_t q = 0; q < tensors.size(); q++) {
         Role here{ role, q };
-        Buffer part = of.check(tensors[q], here);
-        if (q) buffers_check_same_type(of.call(), parts[0], { role, 0 }, part, here);
+        Buffer part = footprint.check(tensors[q], here);
+        if (q) buffers_check_same_type(footprint.call(), parts[0], { role, 0 }, part, here);
         parts.push_back(part);
         counts.push_back(part.count);
     }
     if (!make_addressable()) pack();
 }
-/* Returns false if a part is on a device or not contiguous, or if its distance from the lowest address is no multiple
- * of an element. */
+/* Sets data, bytes and offsets to use the tensors in place. Returns false if a part is on a device or not contiguous,
+ * or if its distance from the lowest address is no multiple of an element. */
 bool PartList::make_addressable()
 {
     size_t element = tutti_dtype_bytes(parts[0].dtype);
@@ -249,7 +256,7 @@ void PartList::pack()
         bytes += part.bytes();
     }
     if (!bytes) return;
-    packed_ = of_.make_staging_buffer(tensors_[0], { static_cast<int64_t>(bytes) }, at::kByte);
+    packed_ = footprint_.make_staging_buffer(tensors_[0], { static_cast<int64_t>(bytes) }, at::kByte);
     data = static_cast<char *>(packed_.data_ptr());
 }
 void PartList::pack_unless_adjacent()
@@ -258,15 +265,15 @@ void PartList::pack_unless_adjacent()
     for (size_t q = 0; q < parts.size(); end += counts[q++])
         if (counts[q] && offsets[q] != end) return pack();
 }
-void PartList::pack_if_overlapping(const Buffer &mine, int rank)
+void PartList::pack_if_overlapping(const Buffer &own, int rank)
 {
     auto at = static_cast<size_t>(rank);
-    buffers_check_same_type(of_.call(), mine, { "tensor of this rank" }, parts[0], { role_, 0 });
-    if (counts[at] != mine.count)
-        call_refuse(of_.call(), "this rank's tensor has ", mine.count, " elements, but ", Role{ role_, rank },
+    buffers_check_same_type(footprint_.call(), own, { "tensor of this rank" }, parts[0], { role_, 0 });
+    if (counts[at] != own.count)
+        call_refuse(footprint_.call(), "this rank's tensor has ", own.count, " elements, but ", Role{ role_, rank },
             ", its place in the list, has ", counts[at]);
     for (size_t q = 0; q < parts.size(); q++)
-        if ((q != at || parts[q].data != mine.data) && ranges_overlap(parts[q], mine)) return pack();
+        if ((q != at || parts[q].data != own.data) && ranges_overlap(parts[q], own)) return pack();
 }
 void PartList::pack_if_overlapping(const PartList &other)
 {
@@ -279,26 +286,27 @@ void PartList::check_even() const
 {
     for (size_t q = 0; q < counts.size(); q++)
         if (counts[q] != counts[0])
-            call_refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ",
+            call_refuse(footprint_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ",
                 counts[0]);
 }
-/* Tensors with gaps may lie within each other, as columns of a matrix do, so only their first elements are compared. */
+/* True if two tensors overlap. Tensors with gaps may interleave without overlapping, as columns of a matrix do, so for
+ * them only the addresses of the first elements are compared. */
 static bool tensors_overlap(const at::Tensor &one, const at::Tensor &other)
 {
     Extent here = tensor_get_extent(one), there = tensor_get_extent(other);
     bool dense = one.is_non_overlapping_and_dense() && other.is_non_overlapping_and_dense();
     return extents_overlap(here, there) && (dense || here.data == there.data);
 }
-/* A list in the order of addresses needs no comparison of pairs. */
+/* Refuses tensors that overlap one another. A list in the order of addresses needs no comparison of pairs. */
 void PartList::check_disjoint() const
 {
     const char *end = nullptr;
     for (size_t q = 0; q < parts.size(); q++) {
-        tensor_check_elements_apart(of_.call(), { role_, q }, tensors_[q]);
+        tensor_check_elements_apart(footprint_.call(), { role_, q }, tensors_[q]);
         Extent part = tensor_get_extent(tensors_[q]);
         for (size_t earlier = 0; part.data < end && earlier < q; earlier++)
             if (tensors_overlap(tensors_[q], tensors_[earlier]))
-                call_refuse(of_.call(), Role{ role_, earlier }, " and ", Role{ role_, q },
+                call_refuse(footprint_.call(), Role{ role_, earlier }, " and ", Role{ role_, q },
                     " overlap in memory, so what one rank sends would overwrite what another sends; give each rank a "
                     "tensor of its own");
         end = std::max(end, part.data + part.bytes);
@@ -312,24 +320,25 @@ at::Tensor PartList::part_view(size_t part) const
 }
 void PartList::add_inputs()
 {
-    of_.inputs.insert(of_.inputs.end(), tensors_.begin(), tensors_.end());
+    footprint_.inputs.insert(footprint_.inputs.end(), tensors_.begin(), tensors_.end());
     for (size_t q = 0; packed_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];
         if (!part.count) continue;
         if (part.data) std::memcpy(data + offsets[q] * tutti_dtype_bytes(part.dtype), part.data, part.bytes());
-        else of_.fetches_.push_back({ part_view(q), tensors_[q] });
+        else footprint_.fetches_.push_back({ part_view(q), tensors_[q] });
     }
 }
 void PartList::add_outputs()
 {
     check_disjoint();
-    of_.outputs.insert(of_.outputs.end(), tensors_.begin(), tensors_.end());
+    footprint_.outputs.insert(footprint_.outputs.end(), tensors_.begin(), tensors_.end());
     for (size_t q = 0; packed_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];
         if (!part.count) continue;
         if (part.data)
-            of_.parts_.push_back({ part.data, data + offsets[q] * tutti_dtype_bytes(part.dtype), part.bytes() });
-        else of_.returns_.push_back({ tensors_[q], part_view(q) });
+            footprint_.host_returns_.push_back({ part.data, data + offsets[q] * tutti_dtype_bytes(part.dtype),
+                part.bytes() });
+        else footprint_.returns_.push_back({ tensors_[q], part_view(q) });
     }
 }
 
@@ -337,8 +346,8 @@ void rows_split_among_ranks(const char *call, const char *role, const at::Tensor
     const std::vector<int64_t> &splits, size_t ranks, std::vector<size_t> &counts, std::vector<size_t> &offsets)
 {
     int64_t rows = tensor.dim() ? tensor.size(0) : 1;
-    auto among = static_cast<int64_t>(ranks);
-    if (splits.empty() && rows % among)
+    auto rank_count = static_cast<int64_t>(ranks);
+    if (splits.empty() && rows % rank_count)
         call_refuse(call, "the ", role, " tensor has ", rows, " rows, which ", ranks,
             " ranks cannot share evenly; give the split sizes");
     if (!splits.empty() && splits.size() != ranks)
@@ -356,10 +365,10 @@ void rows_split_among_ranks(const char *call, const char *role, const at::Tensor
     if (!splits.empty() && sum != rows)
         call_refuse(call, "the ", role, " split sizes ", splits, " add up to ", sum, ", but the ", role, " tensor has ",
             rows, " rows");
-    size_t row = rows ? buffer.count / static_cast<size_t>(rows) : 0, offset = 0;
+    size_t row_elements = rows ? buffer.count / static_cast<size_t>(rows) : 0, offset = 0;
     for (size_t q = 0; q < ranks; q++) {
-        int64_t mine = splits.empty() ? rows / among : splits[q];
-        counts.push_back(static_cast<size_t>(mine) * row);
+        int64_t rows_of_rank = splits.empty() ? rows / rank_count : splits[q];
+        counts.push_back(static_cast<size_t>(rows_of_rank) * row_elements);
         offsets.push_back(offset);
         offset += counts.back();
     }

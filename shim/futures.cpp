@@ -12,8 +12,11 @@ namespace tutti {
 
 struct Futures::Queue {
     std::mutex mutex;
+    /* `arrived`: a Work was queued. `left`: a thread has returned from the callbacks of a Work. */
     std::condition_variable arrived, left;
+    /* The queue owns one reference to each. */
     std::deque<Work *> works;
+    /* The threads that wait for a Work, and those that may be in a callback. */
     int idle = 0, busy = 0;
     /* Works wait, and no thread could start for them. */
     std::atomic<bool> lacks_threads{ false };
@@ -32,9 +35,9 @@ int Futures::add_thread(Queue *q)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    int refused = pthread_create(&thread, nullptr, serve, q);
+    int error = pthread_create(&thread, nullptr, serve, q);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (refused) return refused;
+    if (error) return error;
     pthread_setname_np(thread, "tutti-futures");
     pthread_detach(thread);
     q->idle++;
@@ -42,22 +45,22 @@ int Futures::add_thread(Queue *q)
 }
 bool Futures::ensure_idle(Queue *q)
 {
-    int refused = q->idle ? 0 : add_thread(q);
-    if (refused) {
+    int error = q->idle ? 0 : add_thread(q);
+    if (error) {
         TORCH_WARN_ONCE("tutti: cannot start another thread for callbacks of futures: pthread_create returned error ",
-            refused, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
+            error, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
     }
-    q->lacks_threads = refused && !q->works.empty();
-    return !refused;
+    q->lacks_threads = error && !q->works.empty();
+    return !error;
 }
 void Futures::begin(const std::string &who)
 {
     Queue *q = queue();
     std::lock_guard<std::mutex> lock(q->mutex);
     if (q->idle + q->busy) return;
-    if (int refused = add_thread(q))
+    if (int error = add_thread(q))
         error_throw(TUTTI_SYSTEM,
-            c10::str(who, ": cannot start the thread that completes futures: pthread_create returned error ", refused,
+            c10::str(who, ": cannot start the thread that completes futures: pthread_create returned error ", error,
                 " (limit on threads? see ulimit -u)"));
 }
 void Futures::push(Work *work)
@@ -70,7 +73,7 @@ void Futures::push(Work *work)
     ensure_idle(q);
     q->arrived.notify_one();
 }
-bool Futures::has_thread()
+bool Futures::ensure_thread()
 {
     Queue *q = queue();
     std::lock_guard<std::mutex> lock(q->mutex);
@@ -93,12 +96,13 @@ void Futures::complete_queued()
         work->complete_futures();
     }
 }
-/* Waits for a Work. The last idle thread waits indefinitely. A surplus thread gets false after a second. */
+/* Waits for a queued Work. The last idle thread waits indefinitely. Other idle threads are surplus and get false after
+ * a second. */
 bool Futures::await_work(Queue *q, std::unique_lock<std::mutex> &lock)
 {
-    constexpr auto a_while = std::chrono::seconds(1);
+    constexpr auto surplus_wait = std::chrono::seconds(1);
     auto has_work = [q] { return !q->works.empty() && !q->stopped; };
-    if (q->idle > 1 && !q->arrived.wait_for(lock, a_while, has_work) && q->idle > 1) return false;
+    if (q->idle > 1 && !q->arrived.wait_for(lock, surplus_wait, has_work) && q->idle > 1) return false;
     q->arrived.wait(lock, has_work);
     return true;
 }
@@ -130,7 +134,7 @@ void Futures::quiesce()
     q->stopped = true;
     q->left.wait_for(lock, std::chrono::seconds(2), [q] { return q->busy == 0; });
 }
-bool Futures::stopped()
+bool Futures::is_stopped()
 {
     Queue *q = queue();
     std::lock_guard<std::mutex> lock(q->mutex);

@@ -5,7 +5,7 @@
 
 namespace tutti {
 
-/* Releases the GIL until its end, if the thread holds it. */
+/* Releases the GIL while this object exists. It has no effect on a thread that does not hold the GIL. */
 class GilRelease {
   public:
     GilRelease()

@@ -34,6 +34,7 @@ template class HookTable<uint64_t, std::optional<float>>;
 
 void AbortReport::run(const Hooks &hooks)
 {
+    /* The report whose hooks this thread is running, or null. */
     static thread_local const AbortReport *running_here = nullptr;
     State state = NOT_RUN;
     if (hooks.abort.empty() || running_here == this) return;

@@ -1,5 +1,5 @@
-/* The hooks of a group: functions that torch and programs have called when the group fails (from torch 2.14 on) or an
- * operation succeeds (from torch 2.15 on). */
+/* The hooks of a group: functions of torch and of programs. The shim calls an abort hook when the group fails (from
+ * torch 2.14 on), and a completion hook when an operation succeeds (from torch 2.15 on). */
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace tutti {
 
-/* Functions by the ids that their owners chose. Any thread may call any method. */
+/* The hooks of one kind. The owner of a hook chooses its id. Any thread may call any method. */
 template <typename... Arguments> class HookTable {
   public:
     using Hook = std::function<void(Arguments...)>;
-    /* Replaces an earlier hook of the same id. */
+    /* Adds a hook. It replaces an earlier hook of the same id. */
     void add(int64_t id, Hook hook) { put(id, std::make_shared<const Hook>(std::move(hook))); }
-    /* A call that runs on another thread may still be running the hook. */
+    /* Removes the hook of the id, if there is one. A call() on another thread may still be running the hook. */
     void remove(int64_t id) { put(id, nullptr); }
     bool empty() const { return empty_.load(std::memory_order_relaxed); }
     /* Calls the hooks in the order of their ids. An exception becomes a warning, which begins with `what`. */
@@ -28,9 +28,10 @@ template <typename... Arguments> class HookTable {
 
   private:
     using HookPointer = std::shared_ptr<const Hook>;
+    /* Stores the hook under the id. Null removes the id. */
     void put(int64_t id, HookPointer hook);
-    /* Neither copies nor frees a hook under this lock, and calls none: a hook may need the GIL, which a thread that
-     * waits for the lock may hold. */
+    /* A thread that holds this lock copies, frees and calls no hook: a hook may need the GIL, which a thread that waits
+     * for the lock may hold. */
     mutable std::mutex mutex_;
     std::map<int64_t, HookPointer> hooks_;
     std::atomic<bool> empty_{ true };
@@ -45,8 +46,8 @@ struct Hooks {
 /* Runs the abort hooks for one communicator, at most once. */
 class AbortReport {
   public:
-    /* Returns when the hooks have run, on whichever thread, because a program may end once it knows of the failure. A
-     * hook that comes back here returns at once. */
+    /* Runs the abort hooks, or waits until another thread has run them, because a program may end once it knows of the
+     * failure. A call from inside of such a hook returns at once. */
     void run(const Hooks &hooks);
 
   private:

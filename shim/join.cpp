@@ -11,11 +11,14 @@
 namespace tutti {
 
 /* ---- the store ---- */
+/* The context of the core's store functions. `problem` is the text of the last exception, empty without one. */
 struct StoreBridge {
     c10::intrusive_ptr<c10d::Store> store;
     std::string problem;
 };
 
+/* Returns the status of use(store). An exception of the store becomes TUTTI_TIMEOUT or TUTTI_SYSTEM, and its text is
+ * kept in the StoreBridge `context`. */
 template <typename Use> static tutti_status store_call_catching(void *context, Use use)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
@@ -24,9 +27,9 @@ template <typename Use> static tutti_status store_call_catching(void *context, U
     } catch (const std::exception &e) {
         /* Stores throw different exceptions when a key is late, so the text decides. */
         bridge->problem = e.what();
-        bool late = bridge->problem.find("imeout") != std::string::npos
+        bool is_timeout = bridge->problem.find("imeout") != std::string::npos
             || bridge->problem.find("imed out") != std::string::npos;
-        return late ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
+        return is_timeout ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
     }
 }
 static tutti_status store_bridge_put(void *context, const char *key, const void *value, size_t bytes)
@@ -37,6 +40,7 @@ static tutti_status store_bridge_put(void *context, const char *key, const void 
         return TUTTI_OK;
     });
 }
+/* Reads a key for tutti_store.get. A negative timeout leaves the wait to the store. */
 static tutti_status store_bridge_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
     int64_t timeout_ms)
 {
@@ -54,19 +58,19 @@ static tutti_status store_bridge_remove(void *context, const char *key)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
     /* Some stores cannot delete keys, which is no problem to report. */
-    StoreBridge apart{ bridge->store, "" };
-    return store_call_catching(&apart,
+    StoreBridge unreported{ bridge->store, "" };
+    return store_call_catching(&unreported,
         [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
 }
-/* True if all ranks of the job are on this host, by the numbers that torchrun sets. A program may join the ranks of
- * several torchrun starts to a larger job, so WORLD_SIZE must also equal the size of the job. */
+/* True if all `ranks` of the job are on this host, according to the variables that torchrun sets. A program may join
+ * the ranks of several torchrun starts to a larger job, so WORLD_SIZE must also equal the size of the job. */
 static bool job_is_on_one_host(int ranks)
 {
-    const char *here = std::getenv("LOCAL_WORLD_SIZE"), *all = std::getenv("WORLD_SIZE");
-    return here && all && std::strcmp(here, all) == 0 && all == std::to_string(ranks);
+    const char *on_host = std::getenv("LOCAL_WORLD_SIZE"), *of_job = std::getenv("WORLD_SIZE");
+    return on_host && of_job && std::strcmp(on_host, of_job) == 0 && of_job == std::to_string(ranks);
 }
-/* Returns the host of a TCP store. The result is empty for other stores, for a loopback name, and if all ranks are on
- * one host. */
+/* Returns the host of a TCP store. The text is empty for other stores, for a loopback name, and if all `ranks` of the
+ * job are on one host. */
 static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ranks)
 {
     while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
@@ -75,9 +79,9 @@ static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ran
     const std::string &host = tcp->getHost();
     return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
 }
-/* The size of the last group of all ranks that this process has joined. */
+/* The size of the last group of all ranks that this process has joined, or 0. */
 static std::atomic<int> job_size{ 0 };
-/* Returns the core's communicator. */
+/* Joins the group and returns the core's communicator. Throws the core's error, with the store's error in its text. */
 static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
     const std::string &group, const Options &options, std::chrono::milliseconds timeout)
 {
@@ -96,9 +100,9 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     if (members.empty()) job_size = size;
     std::string store_host = store_get_host(store, job_size);
     config.store_host = store_host.empty() ? nullptr : store_host.c_str();
-    bool part = static_cast<int>(members.size()) == size && job_size > 0;
-    config.job_size = part ? job_size.load() : 0;
-    config.job_rank = part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
+    bool is_part = static_cast<int>(members.size()) == size && job_size > 0;
+    config.job_size = is_part ? job_size.load() : 0;
+    config.job_rank = is_part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
     const std::vector<int> compared(members.begin(), members.end());
     config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
     tutti_comm *comm = nullptr;
@@ -112,9 +116,10 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
 c10::intrusive_ptr<Communicator> communicator_join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
     const std::string &group, const Options &options, std::chrono::milliseconds timeout)
 {
-    auto made = c10::make_intrusive<Communicator>(comm_join_through_store(store, rank, size, group, options, timeout));
-    if (timeout == options.timeout || tutti_comm_set_timeout(made->get(), options.timeout.count()) == TUTTI_OK)
-        return made;
+    auto communicator =
+        c10::make_intrusive<Communicator>(comm_join_through_store(store, rank, size, group, options, timeout));
+    if (timeout == options.timeout || tutti_comm_set_timeout(communicator->get(), options.timeout.count()) == TUTTI_OK)
+        return communicator;
     error_throw_last(TUTTI_INVALID_ARGUMENT);
 }
 void options_check_algorithms(const Options &options)

@@ -8,11 +8,11 @@ namespace tutti {
 
 struct Options;
 
-/* Joins the group, and returns when all ranks have joined. `timeout` limits joining. The timeout of the operations is
- * that of the options. Messages name the `group`. The error names the missing ranks. */
+/* Joins the group, and returns when all ranks have joined. `timeout` limits joining, and options.timeout limits the
+ * operations. Error texts name the `group` and, after a timeout, the missing ranks. */
 c10::intrusive_ptr<Communicator> communicator_join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
     const std::string &group, const Options &options, std::chrono::milliseconds timeout);
-/* Throws ValueError for an unknown algorithm, without a group. */
+/* Throws ValueError if options.algorithm has an unknown algorithm. Local: the core checks it in a group of one rank. */
 void options_check_algorithms(const Options &options);
 
 } // namespace tutti

@@ -1,5 +1,5 @@
 /* Starts operations. An operation takes its options from the call and from the thread's `with options(...)` blocks. It
- * belongs to a Work of its own or to the Work that the thread coalesces, and a profiler may record it. */
+ * belongs to a Work of its own, or to the Work into which the thread coalesces its calls. A profiler may record it. */
 #include "shim/process_group.hpp"
 #include <ATen/record_function.h>
 #include <algorithm>
@@ -9,6 +9,7 @@
 namespace tutti {
 
 /* ---- what this thread asks for ---- */
+/* A block of options that has been entered and not left. */
 struct OpenOptions {
     uint64_t block;
     CallOptions options;
@@ -29,6 +30,8 @@ bool call_options_close_block(uint64_t block)
     return true;
 }
 
+/* Sets the operation's timeout and algorithm, from the call if it has a timeout, else from the innermost block that has
+ * one. Messages take no algorithm. */
 static void operation_apply_options(Operation &operation, const Call &call)
 {
     operation.request.timeout_ms = std::max<int64_t>(call.timeout.count(), 0);
@@ -41,26 +44,29 @@ static void operation_apply_options(Operation &operation, const Call &call)
 }
 
 /* ---- coalescing ---- */
-/* The Works that this thread coalesces calls into, of which there are rarely any. A Work is found by the number of its
- * group, whose communicator it holds. The address of the group may belong to a newer group by now. */
+/* The Works into which this thread coalesces calls, usually none. A Work is found by the number of its group, which the
+ * Work's communicator has. The address of the group would not do, because a newer group may have it by now. */
 class OpenWorks {
   public:
+    /* Opens the Work and adds it. */
     void add(c10::intrusive_ptr<Work> work)
     {
         drop_closed();
         work->open();
         works_.push_back(std::move(work));
     }
+    /* Returns the Work of the group with this number, or null. */
     Work *find(uint64_t group) const
     {
         for (const auto &work : works_)
             if (work->communicator().group == group) return work.get();
         return nullptr;
     }
-    template <typename Which> c10::intrusive_ptr<Work> take(Which which)
+    /* Removes a Work for whose communicator `matches` is true, closes it and returns it, or returns null. */
+    template <typename Matches> c10::intrusive_ptr<Work> take(Matches matches)
     {
         auto found =
-            std::find_if(works_.begin(), works_.end(), [&](auto &work) { return which(work->communicator()); });
+            std::find_if(works_.begin(), works_.end(), [&](auto &work) { return matches(work->communicator()); });
         if (found == works_.end()) return nullptr;
         auto work = std::move(*found);
         works_.erase(found);
@@ -74,10 +80,10 @@ class OpenWorks {
     }
 
   private:
-    /* Drops the Works of closed groups, because their end may never be called. */
+    /* Drops the Works of closed groups, because no call may ever end their coalescing. */
     void drop_closed()
     {
-        while (take([](const Communicator &one) { return one.closed(); })) {}
+        while (take([](const Communicator &one) { return one.is_closed(); })) {}
     }
     std::vector<c10::intrusive_ptr<Work>> works_;
 };
@@ -132,6 +138,8 @@ WorkPointer ProcessGroupTutti::endCoalescing()
 void ProcessGroupTutti::drop_coalescing() { take_work(); }
 
 /* ---- recording ---- */
+/* Returns the name of the call in the flight recorder: its title, and for a message the ranks, as in "tutti:send
+ * 0->1". */
 static std::string call_get_recorded_name(const Call &call, int rank)
 {
     if (!c10d::isP2POp(call.type)) return call.title;
@@ -145,8 +153,8 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
     Record record;
     record.group = *recorded_as_;
     record.name = call_get_recorded_name(call, getRank());
-    record.message = c10d::isP2POp(call.type);
-    record.part = open_work() == &work;
+    record.is_message = c10d::isP2POp(call.type);
+    record.is_part = open_work() == &work;
     /* An operation in place has only one list of tensors, which is recorded as both inputs and outputs. */
     const Footprint &touched = operation.footprint;
     record.inputs = RecordedTensors(touched.inputs.empty() ? touched.outputs : touched.inputs);
@@ -156,7 +164,7 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
     operation.record = recorder::record_add_operation(std::move(record), work.numbers);
 }
 
-/* ---- longer timeouts for some time ---- */
+/* ---- timeouts that are longer for some time ---- */
 void ProcessGroupTutti::addEphemeralTimeout(const std::chrono::milliseconds &timeout)
 {
     if (timeout.count() < 0)
@@ -165,6 +173,8 @@ void ProcessGroupTutti::addEphemeralTimeout(const std::chrono::milliseconds &tim
     extensions_.push_back({ timeout, std::nullopt });
     extended_ = true;
 }
+/* Drops extensions whose first Work is over, and returns the sum of the others. `work` becomes the first Work of new
+ * ones. */
 std::chrono::milliseconds ProcessGroupTutti::extend_timeout(const c10::intrusive_ptr<Work> &work)
 {
     std::chrono::milliseconds sum{ 0 };
@@ -206,10 +216,11 @@ void ProcessGroupTutti::take_back_number(const Call &call, Work &work, const Ope
     if (operation.record) recorder::record_mark_refused(operation.record, work.numbers);
     if (!c10d::isP2POp(call.type) && open_work() != &work) --sequence_;
 }
+/* Makes a blocking call without a Work. Returns false, without any effect, if the group is closed. */
 bool ProcessGroupTutti::run_directly(Start begin)
 {
     Work::reap();
-    if (communicator_->closed()) return false;
+    if (communicator_->is_closed()) return false;
     tutti_request request = TUTTI_REQUEST_INIT;
     request.blocking = true;
     tutti_status status = begin(communicator_->get(), &request);
@@ -221,16 +232,17 @@ bool ProcessGroupTutti::run_directly(Start begin)
     ++sequence_;
     return true;
 }
+/* Starts an operation and returns its Work, or its part of a coalesced Work. */
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
     Work::reap();
     auto stack = recorded_as_ ? recorder::python_stack_capture() : nullptr;
-    if (communicator_->closed())
+    if (communicator_->is_closed())
         error_throw(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
-    Work *batch = open_work();
-    auto work = batch ? c10::intrusive_ptr<Work>::reclaim_copy(batch)
-                      : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
-    if (footprint.staged()) {
+    Work *coalesced = open_work();
+    auto work = coalesced ? c10::intrusive_ptr<Work>::reclaim_copy(coalesced)
+                          : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
+    if (footprint.is_staged()) {
         PendingCopy::wait_for_overlapping(footprint);
         footprint.fetch();
     }
@@ -241,21 +253,21 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         timeout_ms = (timeout_ms ? timeout_ms : options_->timeout.count()) + work->extension.count();
     if (timeout_ms) work->set_timeout(std::chrono::milliseconds(timeout_ms));
     if (recorded_as_) record(operation, call, *work, std::move(stack));
-    bool blocking = !call.async && !batch;
+    bool blocking = !call.async && !coalesced;
     operation.request.blocking = blocking;
     /* Timing, profilers and the recorder need the time of the end, so the operation must not be deferred for them. */
     operation.request.on_demand = !blocking && !timing_ && !at::hasCallbacks() && !recorded_as_;
-    if (!blocking) work->arm(operation);
+    if (!blocking) work->prepare_async(operation);
     tutti_status status = begin(communicator_->get(), &operation.request);
     if (status == TUTTI_OK) {
         if (blocking) work->finish_blocking(operation);
-        if (batch && !hooks_->completion.empty()) return batch->add_part();
+        if (coalesced && !hooks_->completion.empty()) return coalesced->add_part();
         return work;
     }
     std::string text = tutti_get_last_error();
     if (operation.request.refused) take_back_number(call, *work, operation);
     if (blocking) operation.store_outcome(status, text);
-    else if (batch && operation.request.refused) work->withdraw(operation);
+    else if (coalesced && operation.request.refused) work->withdraw(operation);
     else work->finish(operation, status);
     if (!operation.request.refused) communicator_->report_failure();
     recorder::record_report_failure(operation.record);
@@ -281,7 +293,7 @@ WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footpr
     const auto &members = options_->global_ranks_in_group;
     int64_t first = members.empty() ? 0 : static_cast<int64_t>(members[0]);
     int64_t stride = members.size() < 2 ? 1 : static_cast<int64_t>(members[1]) - first;
-    /* The stride of irregular members is 0. */
+    /* The stride is 0 if the members are not equally far apart. */
     for (size_t i = 2; i < members.size(); i++)
         if (static_cast<int64_t>(members[i] - members[i - 1]) != stride) stride = 0;
     RECORD_CALL(call.async, std::make_tuple(static_cast<int64_t>(sequence_ + collective), !collective),

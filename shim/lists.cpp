@@ -9,12 +9,14 @@ static void list_check_one_per_rank(const char *call, const char *role, const Te
 {
     if (list.size() != ranks) call_refuse(call, list.size(), " ", role, "s are given for ", ranks, " ranks");
 }
+/* Returns the only list, which must have one tensor for each rank. */
 static const Tensors &lists_get_single(const char *call, const char *role, const TensorLists &lists, size_t ranks)
 {
     if (lists.size() != 1) call_refuse(call, "takes one list of ", role, "s, not ", lists.size());
     list_check_one_per_rank(call, role, lists[0], ranks);
     return lists[0];
 }
+/* Refuses lists on a rank that is not the root. */
 static void lists_check_absent(const char *call, const char *role, const TensorLists &lists)
 {
     if (!lists.empty()) call_refuse(call, role, "s are given on a rank that is not the root");
@@ -46,9 +48,9 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
     for (const Tensors &of_rank : outputs) {
         lists_check_equal_lengths("all_gather_coalesced", of_rank.size(), inputs.size());
         for (size_t i = 0; i < inputs.size(); i++) {
-            Role here{ "output", i }, there{ "input", i };
-            buffers_check_same_type(call.name(), checked.check_output(of_rank[i], here), here,
-                checked.check(inputs[i], there), there);
+            Role output{ "output", i }, input{ "input", i };
+            buffers_check_same_type(call.name(), checked.check_output(of_rank[i], output), output,
+                checked.check(inputs[i], input), input);
         }
     }
     return coalesce(call, inputs, [&] {
@@ -66,7 +68,7 @@ WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, con
     CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer in = footprint.input(tensors_get_single(call.name(), inputs));
-    int root = root_of(call, options.rootRank);
+    int root = check_root(call, options.rootRank);
     char *received = nullptr;
     if (root != getRank()) lists_check_absent(call.name(), "output", outputs);
     else {
@@ -89,7 +91,7 @@ WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, co
     CallGuard guard = enter(call.name());
     Footprint footprint(call.name());
     Buffer out = footprint.output(tensors_get_single(call.name(), outputs));
-    int root = root_of(call, options.rootRank);
+    int root = check_root(call, options.rootRank);
     char *sent = nullptr;
     if (root != getRank()) lists_check_absent(call.name(), "input", inputs);
     else {

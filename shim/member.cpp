@@ -1,6 +1,7 @@
-/* Handles, and how the members of a change meet. A member that comes writes two keys: its record, and one under the
- * uuid and the digest of the handles. When all members have written the second, all have asked for the same change. A
- * member that waits reads the records of the others, and fails at once if one of them can no longer come. */
+/* Handles, and how the members of a change meet in the store. Each member writes two keys: its record, and a key named
+ * after the uuid and the digest of the handles. When all members have written the second key, all have asked for the
+ * same change. A member that waits reads the records of the others, and fails at once if one of them can no longer
+ * come. */
 #include "shim/member.hpp"
 #include <algorithm>
 #include <c10/util/Exception.h>
@@ -13,11 +14,13 @@
 
 namespace tutti {
 
-/* After this wait a member also reads the records of the others. */
-static constexpr std::chrono::milliseconds kLate(20);
+/* A member that has waited so long also reads the records of the others. */
+static constexpr std::chrono::milliseconds kReadRecordsAfter(20);
+/* The most bytes of an error text in a record. */
 static constexpr size_t kLongestReason = 600;
 
 /* ---- texts ---- */
+/* Returns 16 random hexadecimal digits. */
 static std::string text_draw_random_hex()
 {
     std::random_device source;
@@ -30,7 +33,7 @@ static std::string text_from_bytes(const std::vector<uint8_t> &bytes) { return {
 static std::string change_text_prefix(int64_t uuid) { return c10::str("reconfigure (uuid ", uuid, "): "); }
 static std::string handle_describe_member(const Handle &handle)
 {
-    return c10::str("member ", handle.print(), " (formerly rank ", handle.rank, ")");
+    return c10::str("member ", handle.to_text(), " (formerly rank ", handle.rank, ")");
 }
 static std::string handles_describe_list(size_t count, bool ordered)
 {
@@ -38,8 +41,8 @@ static std::string handles_describe_list(size_t count, bool ordered)
 }
 
 /* ---- handles ---- */
-std::string Handle::print() const { return c10::str("tutti:", job, ":", member, ":", number, ":", rank); }
-/* Returns nothing for any other text. */
+std::string Handle::to_text() const { return c10::str("tutti:", job, ":", member, ":", number, ":", rank); }
+/* Returns the handle whose to_text() is `text`, or nullopt for any other text. */
 static std::optional<Handle> handle_parse_text(const std::string &text)
 {
     char job[17], member[17];
@@ -51,7 +54,7 @@ static std::optional<Handle> handle_parse_text(const std::string &text)
         return std::nullopt;
     handle.job = job;
     handle.member = member;
-    if (static_cast<size_t>(end) != text.size() || handle.print() != text) return std::nullopt;
+    if (static_cast<size_t>(end) != text.size() || handle.to_text() != text) return std::nullopt;
     return handle;
 }
 Member::Member(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)), name_(text_draw_random_hex()) {}
@@ -66,9 +69,11 @@ std::string Member::get_job()
         error_throw(TUTTI_SYSTEM, c10::str("the name of the job cannot be read from the store: ", error.what()));
     }
 }
-std::string Member::get_handle(int rank) { return Handle{ get_job(), name_, number_, rank }.print(); }
+std::string Member::get_handle(int rank) { return Handle{ get_job(), name_, number_, rank }.to_text(); }
 
 /* ---- the checks of one member ---- */
+/* Returns the handles of the change in their order. Throws ValueError for a damaged handle and for one of another
+ * job. */
 static std::vector<Handle> handles_parse_texts(const Change &change, const std::string &job)
 {
     std::vector<Handle> handles;
@@ -85,14 +90,15 @@ static std::vector<Handle> handles_parse_texts(const Change &change, const std::
     }
     return handles;
 }
-static void handles_check_twice(const Change &change, const std::vector<Handle> &handles)
+/* Throws ValueError if two handles name the same member. */
+static void handles_check_distinct(const Change &change, const std::vector<Handle> &handles)
 {
     for (size_t i = 0; i < handles.size(); i++)
         for (size_t j = 0; j < i; j++)
             if (handles[i].member == handles[j].member)
                 error_throw(TUTTI_INVALID_ARGUMENT,
-                    c10::str(change_text_prefix(change.uuid), "a member is there twice, as ", handles[j].print(),
-                        " and ", handles[i].print()));
+                    c10::str(change_text_prefix(change.uuid), "a member is there twice, as ", handles[j].to_text(),
+                        " and ", handles[i].to_text()));
 }
 Roster Member::check(const Change &change)
 {
@@ -103,7 +109,7 @@ Roster Member::check(const Change &change)
         error_throw(TUTTI_MISMATCH, begin + "this uuid was already used on this member; give a new one each time");
     Roster roster{ change.uuid, change.ordered, handles_parse_texts(change, get_job()), 0, "" };
     std::vector<Handle> &handles = roster.handles;
-    handles_check_twice(change, handles);
+    handles_check_distinct(change, handles);
     if (!change.ordered)
         std::sort(handles.begin(), handles.end(),
             [](const Handle &a, const Handle &b) { return std::tie(a.rank, a.member) < std::tie(b.rank, b.member); });
@@ -113,11 +119,11 @@ Roster Member::check(const Change &change)
             c10::str(begin, "this member's own handle is not among the ", handles.size(), "; only members call it"));
     if (mine->number != number_)
         error_throw(TUTTI_MISMATCH,
-            c10::str(begin, "this member's handle is stale: ", mine->print(), " has number ", mine->number,
+            c10::str(begin, "this member's handle is stale: ", mine->to_text(), " has number ", mine->number,
                 ", and after its last reconfigure the member has ", number_.load(), "; get handles again each time"));
     roster.rank = static_cast<int>(mine - handles.begin());
     std::string all;
-    for (const Handle &handle : handles) all += handle.print() + "\n";
+    for (const Handle &handle : handles) all += handle.to_text() + "\n";
     roster.digest = c10::sha1(all).str();
     return roster;
 }
@@ -125,7 +131,8 @@ Roster Member::check(const Change &change)
 /* ---- the store ---- */
 std::string Roster::name() const { return c10::str(uuid, "-", digest); }
 std::string Roster::key() const { return c10::str("reconfigure/", ordered ? "list-" : "set-", name(), "/"); }
-/* The newest change of a member. */
+/* A member's newest change, as the member publishes it. `number`: the number in the member's handle. `count`: how many
+ * handles the change has. */
 struct MemberRecord {
     uint64_t number;
     int64_t uuid;
@@ -135,6 +142,7 @@ struct MemberRecord {
     /* TUTTI_IN_PROGRESS until the change is over, then its outcome and the text of its error. */
     int status;
     std::string why;
+    /* True if the member has asked for the same change. */
     bool is_of(const Roster &roster) const
     {
         return uuid == roster.uuid && ordered == roster.ordered && digest == roster.digest;
@@ -170,7 +178,7 @@ void Member::publish_arrival(const Roster &roster)
         publish(roster, TUTTI_IN_PROGRESS, "");
         if (roster.handles.size() > 1) store_->set(roster.key() + name_, text_to_bytes("come"));
     } catch (const std::exception &) {
-        /* A member that goes on alone needs no store, which may have been in a process that died. */
+        /* A group of one member needs no store, which may have been in a process that died. */
         if (roster.handles.size() > 1) throw;
     }
 }
@@ -180,12 +188,14 @@ void Member::end(const Roster &roster, tutti_status status, const std::string &w
         publish(roster, status, why);
         if (roster.handles.size() > 1) store_->deleteKey(roster.key() + name_);
     } catch (const std::exception &) {
-        /* The key only explains and tidies up. Some stores delete nothing. */
+        /* The record only explains a failure to others, and a deleted key only saves space. Some stores delete
+         * nothing. */
     }
 }
 
 /* ---- waiting for the others ---- */
-/* Returns why a member does not come. It may still come if there is no reason. */
+/* Returns why the member `other`, which has published `record`, can no longer come, or an empty text if it still
+ * can. */
 static std::string record_find_reason(const Roster &roster, const Handle &other, const MemberRecord &record)
 {
     if (record.number < other.number) return "";
@@ -198,12 +208,11 @@ static std::string record_find_reason(const Roster &roster, const Handle &other,
             "; get handles again each time");
     if (record.uuid != roster.uuid)
         return c10::str("it gave uuid ", record.uuid, "; all members must give the same uuid");
-    bool alike = record.ordered == roster.ordered && record.count == roster.handles.size();
+    bool same_form = record.ordered == roster.ordered && record.count == roster.handles.size();
     return c10::str("it gave ", handles_describe_list(record.count, record.ordered), ", and this member ",
         handles_describe_list(roster.handles.size(), roster.ordered),
-        alike ? " with other handles or another order" : "", "; all members must give the same");
+        same_form ? " with other handles or another order" : "", "; all members must give the same");
 }
-/* Throws if a member can no longer come. */
 void Member::check_others(const Roster &roster)
 {
     for (const Handle &other : roster.handles) {
@@ -238,7 +247,7 @@ void Member::await_all(const Roster &roster, Time deadline, const std::atomic<co
     while (!store_->check(keys)) {
         steady_clock::duration waited = steady_clock::now() - began;
         if (const char *why = interrupted) error_throw(TUTTI_ABORTED, change_text_prefix(roster.uuid) + why);
-        if (waited > kLate) check_others(roster);
+        if (waited > kReadRecordsAfter) check_others(roster);
         if (began + waited >= deadline)
             fail_late(roster, std::chrono::duration_cast<std::chrono::milliseconds>(waited));
         steady_clock::duration pause = std::clamp<steady_clock::duration>(waited / 8, std::chrono::microseconds(100),

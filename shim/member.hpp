@@ -1,8 +1,8 @@
-/* A member: one process's part of a group, whose ranks may change. Members find each other through the group's store.
+/* A member is one process of a group whose ranks may change. Members find each other through the group's store.
  *
  * A *handle* names the job, the member, a number that grows with each reconfigure of this member, and its rank. A
- * member publishes its newest reconfigure under one key, "reconfigure/<member>", which stays after a failure. So the
- * other members learn why it will not come: other handles, another uuid, or its error. */
+ * member publishes its newest reconfigure under one key, "reconfigure/<member>", which stays after a failure. If the
+ * member cannot take part in a change, the others read the reason there: other handles, another uuid, or its error. */
 #pragma once
 #include "shim/communicator.hpp"
 #include <chrono>
@@ -14,11 +14,12 @@
 
 namespace tutti {
 
-/* The request of a caller. */
+/* The arguments of one reconfigure call. All members give the same uuid and handles. */
 struct Change {
+    /* Names the change. A member uses each uuid once. */
     int64_t uuid = 0;
     std::vector<std::string> handles;
-    /* The handles are in the order of the ranks. Otherwise the ranks follow from the handles. */
+    /* True: the handles are in the order of the new ranks. False: the new ranks follow the order of the former ones. */
     bool ordered = true;
     /* Limits the whole call; default: the group's timeout. */
     std::optional<std::chrono::milliseconds> timeout;
@@ -26,22 +27,26 @@ struct Change {
 struct Handle {
     std::string job, member;
     uint64_t number = 0;
+    /* The rank at the time when the handle was made. */
     int rank = 0;
-    std::string print() const;
+    /* Returns "tutti:<job>:<member>:<number>:<rank>". */
+    std::string to_text() const;
 };
 /* The members of one change, in the order of their new ranks. */
 struct Roster {
     int64_t uuid = 0;
     bool ordered = true;
     std::vector<Handle> handles;
+    /* The new rank of this member. */
     int rank = 0;
-    /* Covers all handles in their order. */
+    /* A hash of all handles in their order. */
     std::string digest;
     /* "<uuid>-<digest>", the same on all members. */
     std::string name() const;
-    /* The key of this change in the store, without the part for a member. */
+    /* Returns how the keys of this change in the store begin. The name of a member follows. */
     std::string key() const;
 };
+/* The record that a member publishes about its newest change (member.cpp). */
 struct MemberRecord;
 
 class Member {
@@ -50,38 +55,50 @@ class Member {
 
     explicit Member(c10::intrusive_ptr<c10d::Store> store);
     const c10::intrusive_ptr<c10d::Store> &store() const { return store_; }
+    /* Returns the number of changes that this member has begun. */
     uint64_t number() const { return number_; }
-    /* Held by the thread that changes the members, for check() to end(). */
+    /* The thread that changes the members holds this lock from check() to end(). */
     std::mutex changing;
-    /* Returns the handle of the next change. `rank`: the present one. The first call uses the store. */
+    /* Returns this member's handle for its next change, as text. `rank`: the present rank. The first call uses the
+     * store. */
     std::string get_handle(int rank);
-    /* Checks a change without any effect. ValueError: handles that are damaged, of another job, twice, or without this
-     * member. MismatchError: a uuid that this member has used, or an old handle of this member. */
+    /* Checks a change without any effect, and returns its members. Throws ValueError if a handle is damaged, of another
+     * job or given twice, or if this member's handle is missing, and MismatchError if this member has used the uuid or
+     * the handle before. */
     Roster check(const Change &change);
-    /* Uses up the uuid and the present handle. */
+    /* Records that the uuid and this member's handle are used, so neither works in another change. */
     void begin(const Roster &roster);
-    /* Publishes that this member has come. */
+    /* Publishes that this member takes part in the change. */
     void publish_arrival(const Roster &roster);
-    /* Waits until all members have come with the same uuid and handles. The error names those that have not, and why.
-     * `interrupted` ends the wait when it is not null. */
+    /* Waits until all members take part in the change. The error names the members that do not, and the reason. When
+     * `interrupted` is not null, the wait ends with AbortedError and this text. */
     void await_all(const Roster &roster, Time deadline, const std::atomic<const char *> &interrupted);
-    /* Publishes how the change ended: the text of an error, or an empty one. The store may fail. */
+    /* Publishes how the change ended. `why`: the text of the error, empty after a success. Errors of the store are
+     * ignored. */
     void end(const Roster &roster, tutti_status status, const std::string &why);
-    /* Returns what members that have failed published, or an empty text. */
+    /* Returns the errors that other members have published for this change, or an empty text. */
     std::string find_reasons(const Roster &roster);
 
   private:
+    /* Returns the name of the job, which its first member has put into the store. */
     std::string get_job();
+    /* Writes this member's record to the store. TUTTI_IN_PROGRESS: the change is not over. */
     void publish(const Roster &roster, tutti_status status, const std::string &why);
+    /* Returns nullopt if the member has published nothing. */
     std::optional<MemberRecord> read_record(const std::string &member);
+    /* Throws if a member can no longer take part in the change. */
     void check_others(const Roster &roster);
+    /* Throws TimeoutError, which names the members that have not come. */
     [[noreturn]] void fail_late(const Roster &roster, std::chrono::milliseconds waited);
 
     const c10::intrusive_ptr<c10d::Store> store_;
+    /* The random name of this member. */
     const std::string name_;
     std::atomic<uint64_t> number_{ 0 };
     std::mutex job_mutex_;
+    /* Empty until get_job() has asked the store. */
     std::string job_;
+    /* The uuids that this member has used. */
     std::set<int64_t> used_;
 };
 

@@ -10,14 +10,16 @@ namespace tutti {
 
 /* Returns an uninitialized tensor that stays in shared memory when it is resized. MemoryError names the bytes. */
 at::Tensor shared_tensor_allocate(at::IntArrayRef sizes, at::ScalarType type);
-/* Every CPU tensor that a thread allocates inside a block is in shared memory. The caller holds the GIL. */
+/* A block. Each CPU tensor that a thread allocates between enter() and exit() is in shared memory. The caller holds the
+ * GIL. */
 class SharedBlock {
   public:
     void enter();
-    /* Ends the last entry of this thread, or of another thread if this one has none. */
+    /* Ends the last entry of this thread, or of another thread if this one has none. Without any entry it does
+     * nothing. */
     void exit();
   private:
-    /* The count of the entering thread, for each entry. */
+    /* For each entry that has not ended, the number of open blocks of the thread that entered. */
     std::vector<std::shared_ptr<std::atomic<int>>> entered_;
 };
 

@@ -5,6 +5,7 @@
 
 namespace tutti {
 
+/* Starts the send or receive that `call` describes. */
 WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int tag)
 {
     CallGuard guard = enter(call.name());
@@ -35,13 +36,13 @@ WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
 }
 
 /* ---- the monitored barrier ---- */
-/* The texts begin like gloo's, because programs and tests look for these words. */
+/* The error texts begin like gloo's, because programs and tests look for these words. */
 void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks)
 {
     CallGuard guard = enter("monitoredBarrier");
     auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
     if (timeout.count() < 0) call_refuse("monitoredBarrier", "a timeout of ", timeout.count(), " ms is negative");
-    if (communicator_->closed())
+    if (communicator_->is_closed())
         error_throw(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
     auto is_missing = std::make_unique<bool[]>(size());
     int64_t limit = std::max<int64_t>(timeout.count(), 1);

@@ -5,11 +5,16 @@ namespace tutti {
 
 namespace {
 const char kTitle[] = "tutti:all_reduce_norm";
+/* The member function of Footprint that checks a tensor or adds it to the footprint. */
 using Take = Buffer (Footprint::*)(const at::Tensor &tensor, Role role);
-struct Rows { Buffer buffer; size_t count, columns; };
+/* The rows of the input: `count` rows of `columns` elements each. */
+struct Rows {
+    Buffer buffer;
+    size_t count, columns;
+};
 } // namespace
 
-/* Checks the tensor and returns its rows. `take`: the member function that adds it to the footprint. */
+/* Checks the input, takes it into the footprint by `take`, and returns its rows. */
 static Rows norm_rows_from_tensor(Footprint &footprint, const at::Tensor &tensor, Take take)
 {
     Buffer b = (footprint.*take)(tensor, { "input" });
@@ -22,7 +27,8 @@ static Rows norm_rows_from_tensor(Footprint &footprint, const at::Tensor &tensor
     auto columns = static_cast<size_t>(tensor.size(-1));
     return { b, columns ? b.count / columns : 0, columns };
 }
-/* Returns the data of a tensor that accompanies the rows, or NULL if the tensor is undefined. */
+/* Checks a weight, bias or residual, which must have `count` elements, and takes it into the footprint by `take`.
+ * Returns its data, or NULL if the tensor is undefined. */
 static void *norm_add_operand(Footprint &footprint, const at::Tensor &tensor, const char *role, const Rows &rows,
     Take take, size_t count)
 {
@@ -37,7 +43,8 @@ static void *norm_add_operand(Footprint &footprint, const at::Tensor &tensor, co
     static char nothing;
     return b.data ? b.data : &nothing;
 }
-/* Fills the core's arguments `out` from torch's tensors. */
+/* Fills the core's arguments `out` from torch's tensors. `read` takes a tensor that the operation reads, and `change`
+ * one that it reads and writes. Returns the rows of the input. */
 static Rows norm_fill_arguments(Footprint &footprint, const at::Tensor &tensor, const Norm &norm, int rank, int size,
     Take read, Take change, tutti_norm &out)
 {
@@ -58,14 +65,15 @@ void ProcessGroupTutti::allreduce_norm(const at::Tensor &tensor, const Norm &nor
 {
     Footprint footprint(kTitle + sizeof("tutti:") - 1);
     CallGuard guard = enter(footprint.call());
-    tutti_norm form = TUTTI_NORM_INIT;
+    tutti_norm arguments = TUTTI_NORM_INIT;
     bool directly = tensor.device().is_cpu() && !needs_work();
     Take read = directly ? &Footprint::check : &Footprint::input;
     Take change = directly ? &Footprint::check : &Footprint::update;
-    Rows rows = norm_fill_arguments(footprint, tensor, norm, getRank(), getSize(), read, change, form);
+    Rows rows = norm_fill_arguments(footprint, tensor, norm, getRank(), getSize(), read, change, arguments);
     auto begin = [&](tutti_comm *comm, tutti_request *request) {
         char *data = rows.buffer.data;
-        return tutti_all_reduce_norm(data, data, rows.count, rows.columns, rows.buffer.dtype, &form, comm, request);
+        return tutti_all_reduce_norm(data, data, rows.count, rows.columns, rows.buffer.dtype, &arguments, comm,
+            request);
     };
     if (directly && run_directly(begin)) return;
     launch({ kTitle, c10d::OpType::ALLREDUCE, false, c10d::kUnsetTimeout }, std::move(footprint), begin);

@@ -1,6 +1,6 @@
-/* The functions that the headers of gcc 12 call and that the libstdc++ of gcc 8 lacks. Wheels for glibc 2.28 must
- * run with that one. script/wheel links this file into the extensions. Its functions are hidden, so a newer libstdc++
- * never calls them in place of its own. */
+/* The functions that the headers of gcc 12 call and that the libstdc++ of gcc 8 lacks. Wheels for glibc 2.28 must run
+ * with the libstdc++ of gcc 8. script/wheel links this file into the extensions. The functions of this file are hidden,
+ * so a newer libstdc++ never calls them in place of its own. */
 #include <condition_variable>
 #include <exception>
 #include <new>
@@ -19,7 +19,8 @@ void std::condition_variable::wait(std::unique_lock<std::mutex> &lock)
     pthread_cond_wait(native_handle(), lock.mutex()->native_handle());
 }
 
-/* Both are in every libstdc++, and count references. Newer headers have them inline, too. */
+/* The copy constructor and the destructor of exception_ptr, which count references and are in every libstdc++. The two
+ * functions below are inline in older headers, so an older libstdc++ lacks them. */
 extern "C" void exception_ptr_copy(void *copy,
     const void *original) __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
 extern "C" void exception_ptr_destroy(void *pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");

@@ -12,6 +12,7 @@
 namespace tutti {
 
 /* ---- construction and life ---- */
+/* Returns a copy of the options, or default options for null. `timeout` replaces an unset timeout. */
 static c10::intrusive_ptr<Options> options_copy_with_timeout(const c10::intrusive_ptr<Options> &given,
     std::chrono::milliseconds timeout)
 {
@@ -19,6 +20,7 @@ static c10::intrusive_ptr<Options> options_copy_with_timeout(const c10::intrusiv
     if (options->timeout == c10d::kUnsetTimeout) options->timeout = timeout;
     return options;
 }
+/* The error of a call before the first reconfigure. */
 static const char kUnjoined[] =
     "this group was made with enable_reconfigure and has no members yet; call reconfigure first";
 ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
@@ -39,7 +41,8 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
     begin_recording();
 }
 ProcessGroupTutti::~ProcessGroupTutti() { release_resources(); }
-/* Torch calls this instead of the destructor while weak references exist, as another group has to its parts. */
+/* Closes the communicator. Torch calls this instead of the destructor while weak references to the group exist, such as
+ * those of a group to its parts. */
 void ProcessGroupTutti::release_resources()
 {
     if (recorded_as_) recorder::recorded_group_mark_gone(*recorded_as_);
@@ -62,6 +65,7 @@ void ProcessGroupTutti::begin_recording()
     std::string name = membership_.empty() ? options_->group_name : options_->group_name + "/" + membership_;
     recorded_as_ = recorder::recorded_group_add(this, name, members());
 }
+/* Returns the present communicator, or null before the first reconfigure. */
 c10::intrusive_ptr<Communicator> ProcessGroupTutti::find_communicator() const
 {
     /* A forked child takes no lock. */
@@ -71,16 +75,16 @@ c10::intrusive_ptr<Communicator> ProcessGroupTutti::find_communicator() const
 }
 void ProcessGroupTutti::abort()
 {
-    c10::intrusive_ptr<Communicator> present = find_communicator();
+    c10::intrusive_ptr<Communicator> communicator = find_communicator();
     if (changing_) interrupted_ = "this group was aborted meanwhile";
-    if (present) present->abort();
+    if (communicator) communicator->abort();
 }
 void ProcessGroupTutti::shutdown()
 {
-    c10::intrusive_ptr<Communicator> present = find_communicator();
+    c10::intrusive_ptr<Communicator> communicator = find_communicator();
     shut_down_ = true;
     interrupted_ = "this group was shut down or destroyed meanwhile";
-    if (present) present->close();
+    if (communicator) communicator->close();
 }
 std::vector<uint64_t> ProcessGroupTutti::members() const
 {
@@ -93,12 +97,12 @@ std::vector<uint64_t> ProcessGroupTutti::members() const
 }
 void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 {
-    c10::intrusive_ptr<Communicator> present = find_communicator();
-    bool closed = !present || present->closed();
-    tutti_status status = closed ? TUTTI_OK : tutti_comm_set_timeout(present->get(), timeout.count());
+    c10::intrusive_ptr<Communicator> communicator = find_communicator();
+    bool closed = !communicator || communicator->is_closed();
+    tutti_status status = closed ? TUTTI_OK : tutti_comm_set_timeout(communicator->get(), timeout.count());
     std::string text = tutti_get_last_error();
     /* A program may set the timeout of a failed group for the time after its reconfigure. */
-    if (status != TUTTI_OK && tutti_comm_get_async_error(present->get()) == TUTTI_OK) error_throw(status, text);
+    if (status != TUTTI_OK && tutti_comm_get_async_error(communicator->get()) == TUTTI_OK) error_throw(status, text);
     options_->timeout = timeout;
 }
 uintptr_t ProcessGroupTutti::address()
@@ -109,7 +113,8 @@ uintptr_t ProcessGroupTutti::address()
     address_given_ = true;
     return reinterpret_cast<uintptr_t>(communicator_->get());
 }
-/* Torch splits and merges once for each device type with the same store, and all calls return the same group. */
+/* Returns the group that was made for this name and store, or else that of make(). Torch splits and merges once for
+ * each device type with the same store, and all these calls return the same group. */
 BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
     c10::function_ref<BackendPointer()> make)
 {
@@ -121,15 +126,15 @@ BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::in
     lock.unlock();
     std::lock_guard<std::mutex> making(known->making);
     if (known->store == store)
-        if (auto again = known->group.lock()) return again;
+        if (auto existing = known->group.lock()) return existing;
     BackendPointer group = make();
     known->store = store;
     known->group = c10::weak_intrusive_ptr<c10d::Backend>(group);
     return group;
 }
-/* Joining blocks in the store. Up to torch 2.14, torch gives a split-off group a store with a connection of its own;
- * later, it gives that of the parent. */
-static c10::intrusive_ptr<c10d::Store> store_take_own(const c10::intrusive_ptr<c10d::Store> &given)
+/* Returns a store with a connection of its own, because joining blocks the connection. Up to torch 2.14 `given` is such
+ * a store. Later torch gives a split-off group the store of its parent, so it is cloned. */
+static c10::intrusive_ptr<c10d::Store> store_get_own_connection(const c10::intrusive_ptr<c10d::Store> &given)
 {
     return TORCH_HAS_COMPLETION_HOOKS ? given->clone() : given;
 }
@@ -137,45 +142,46 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
     const c10::intrusive_ptr<c10d::Backend::Options> &options)
 {
     auto chosen = c10::dynamic_intrusive_pointer_cast<Options>(options);
-    auto its = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
+    auto part_options = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
     int rank;
-    uint64_t at;
+    uint64_t changes;
     {
         CallGuard guard = enter("split");
         communicator_->check_process();
         rank = getRank();
-        at = member_->number();
+        changes = member_->number();
         std::vector<uint64_t> all = members();
-        its->global_ranks_in_group.clear();
-        for (int one : ranks) its->global_ranks_in_group.push_back(all.at(static_cast<size_t>(one)));
+        part_options->global_ranks_in_group.clear();
+        for (int one : ranks) part_options->global_ranks_in_group.push_back(all.at(static_cast<size_t>(one)));
     }
-    auto mine = std::find(ranks.begin(), ranks.end(), rank);
-    if (mine == ranks.end()) return nullptr;
-    its->is_alone = ranks.size() == 1;
-    its->enable_reconfigure = false;
+    auto own_position = std::find(ranks.begin(), ranks.end(), rank);
+    if (own_position == ranks.end()) return nullptr;
+    part_options->is_alone = ranks.size() == 1;
+    part_options->enable_reconfigure = false;
     return derived(options->group_name, store, [&]() -> BackendPointer {
-        /* Other ranks may make a part of the same name at any time, so each list of ranks has keys of its own. */
-        auto of_these = c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]) + "-"
+        /* Other ranks may make a part of the same name at any time, so each list of ranks has its own keys. */
+        auto part_store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]) + "-"
                 + std::to_string(c10::hash<std::vector<int>>()(ranks)),
-            store_take_own(store));
-        auto part = c10::make_intrusive<ProcessGroupTutti>(of_these, static_cast<int>(mine - ranks.begin()),
-            static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
-        adopt_part(part, at);
+            store_get_own_connection(store));
+        auto part = c10::make_intrusive<ProcessGroupTutti>(part_store, static_cast<int>(own_position - ranks.begin()),
+            static_cast<int>(ranks.size()), options->timeout, options->group_name, part_options);
+        adopt_part(part, changes);
         return part;
     });
 }
 BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &store,
     const c10::intrusive_ptr<c10d::Backend::Options> &options, const int &rank, const int &size)
 {
-    auto its = c10::make_intrusive<Options>(*options_);
-    its->global_ranks_in_group.clear();
-    its->enable_reconfigure = false;
+    auto merged_options = c10::make_intrusive<Options>(*options_);
+    merged_options->global_ranks_in_group.clear();
+    merged_options->enable_reconfigure = false;
     {
         CallGuard guard = enter("merge");
         communicator_->check_process();
     }
     return derived(options->group_name, store, [&]() -> BackendPointer {
-        return c10::make_intrusive<ProcessGroupTutti>(store, rank, size, options->timeout, options->group_name, its);
+        return c10::make_intrusive<ProcessGroupTutti>(store, rank, size, options->timeout, options->group_name,
+            merged_options);
     });
 }
 at::Tensor ProcessGroupTutti::allocateTensor(long size, at::TensorOptions options)
@@ -185,8 +191,8 @@ at::Tensor ProcessGroupTutti::allocateTensor(long size, at::TensorOptions option
 }
 c10d::ErrorType ProcessGroupTutti::getError()
 {
-    c10::intrusive_ptr<Communicator> present = find_communicator();
-    switch (present ? tutti_comm_get_async_error(present->get()) : TUTTI_OK) {
+    c10::intrusive_ptr<Communicator> communicator = find_communicator();
+    switch (communicator ? tutti_comm_get_async_error(communicator->get()) : TUTTI_OK) {
     case TUTTI_OK: return c10d::ErrorType::SUCCESS;
     case TUTTI_TIMEOUT: return c10d::ErrorType::TIMEOUT;
     case TUTTI_PEER_LOST: return c10d::ErrorType::REMOTE_ERROR;

@@ -11,19 +11,21 @@
 namespace tutti {
 
 /* ---- the parts of a group ---- */
+/* Returns the number of changes so far, for adopt_part(). */
 uint64_t ProcessGroupTutti::begin_part()
 {
     CallGuard guard = enter("new_group");
     return member_->number();
 }
-void ProcessGroupTutti::adopt_part(const c10::intrusive_ptr<ProcessGroupTutti> &part, uint64_t at)
+/* Adds a new part, and ends all parts if the members have changed since begin_part(), which returned `changes`. */
+void ProcessGroupTutti::adopt_part(const c10::intrusive_ptr<ProcessGroupTutti> &part, uint64_t changes)
 {
     std::unique_lock<std::mutex> lock(derived_mutex_);
     std::erase_if(parts_, [](const auto &one) { return one.expired(); });
     parts_.emplace_back(part);
     lock.unlock();
     /* The members have changed while the part was joining. */
-    if (member_->number() != at) end_parts();
+    if (member_->number() != changes) end_parts();
 }
 void ProcessGroupTutti::end_parts()
 {
@@ -49,6 +51,7 @@ std::string ProcessGroupTutti::reconfigure_handle() const
     check_may_change("get_reconfigure_handle");
     return member_->get_handle(getRank());
 }
+/* Throws unless this thread may change the members now. */
 void ProcessGroupTutti::check_may_change(const char *call) const
 {
     const std::string begin = c10::str(call, ": ");
@@ -62,7 +65,7 @@ void ProcessGroupTutti::check_may_change(const char *call) const
             c10::str(begin, "group ", options_->group_name,
                 " is a part of the default group; reconfigure the default group, and make its parts again"));
     if (shut_down_) error_throw(TUTTI_ABORTED, begin + "this group was shut down or destroyed; make a new one");
-    if (calls_.has_this_thread())
+    if (calls_.is_this_thread_inside())
         error_throw(TUTTI_UNSUPPORTED, begin + "this thread is inside a call of the group, which cannot end meanwhile");
 }
 void ProcessGroupTutti::end_membership(const Roster &roster, Member::Time deadline)
@@ -98,7 +101,8 @@ void ProcessGroupTutti::fail_change(const Roster &roster, tutti_status status, c
 }
 
 /* ---- the new membership ---- */
-/* Torch before 2.14 has constant ranks and sizes, so there a new group takes the place of this one. */
+/* begin_membership() stores the new communicator, lets calls in again and returns the changed group. In torch before
+ * 2.14 rank and size of a group are constant, so a new group takes the place of this one. */
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const Roster &roster,
     c10::intrusive_ptr<Communicator> communicator)

@@ -21,11 +21,13 @@ RecordedTensors::RecordedTensors(const std::vector<at::Tensor> &tensors)
 
 namespace recorder {
 
+/* All that the recorder keeps. */
 struct Ring {
     std::mutex mutex;
     /* Keys are the groups' numbers in the order of creation. */
     std::map<size_t, RecordedGroup> groups;
     size_t groups_made = 0;
+    /* The numbers of the destroyed groups that are kept, in the order of their ends. */
     std::deque<size_t> groups_gone;
     /* The record with id i is at index (i - 1) % capacity. `last` is the highest id. */
     std::vector<Record> records;
@@ -33,18 +35,20 @@ struct Ring {
     uint64_t last = 0;
     bool stacks = false;
     Report report = nullptr;
-    /* Returns null for a record that has been overwritten. The caller holds the lock, here and in drop_groups(). */
+    /* Returns null for id 0 and for a record that has been overwritten. The caller holds the lock. */
     Record *find(uint64_t id)
     {
         if (!id || id > last || last - id >= capacity) return nullptr;
         return &records[(id - 1) % capacity];
     }
+    /* Forgets destroyed groups without records until at most `capacity` destroyed groups are kept. The caller holds the
+     * lock. */
     void drop_groups()
     {
         while (groups_gone.size() > capacity) {
-            auto silent = [this](size_t group) { return !find(groups.at(group).newest); };
-            /* The ring has at most `capacity` records, so at least one of the groups has none. */
-            auto first = std::find_if(groups_gone.begin(), groups_gone.end(), silent);
+            auto has_no_record = [this](size_t group) { return !find(groups.at(group).newest); };
+            /* The ring has at most `capacity` records, so at least one of these groups has no record. */
+            auto first = std::find_if(groups_gone.begin(), groups_gone.end(), has_no_record);
             groups.erase(*first);
             groups_gone.erase(first);
         }
@@ -56,6 +60,7 @@ static Ring &recorder_ring_get()
     static auto *the_ring = new Ring;
     return *the_ring;
 }
+/* Returns the nanoseconds since 1970. */
 static int64_t clock_now_ns()
 {
     return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -97,9 +102,9 @@ size_t recorded_group_add(const c10d::Backend *group, std::string name, std::vec
 void recorded_group_mark_gone(size_t group)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
-    RecordedGroup &left = recorder_ring_get().groups.at(group);
-    left.description = left.live->getGroupDesc();
-    left.live = nullptr;
+    RecordedGroup &gone = recorder_ring_get().groups.at(group);
+    gone.description = gone.live->getGroupDesc();
+    gone.live = nullptr;
     recorder_ring_get().groups_gone.push_back(group);
     recorder_ring_get().drop_groups();
 }
@@ -109,8 +114,8 @@ std::shared_ptr<torch::CapturedTraceback> python_stack_capture()
 {
     return recorder_ring_get().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
 }
-/* Adds an operation to the ring and returns its id; 0: not recorded. `numbers` are those of its call, which several
-   operations of a coalesced call share. */
+/* Adds an operation to the ring and returns its id, or 0 if its group is forgotten. `numbers` are those of its call,
+ * which the operations of a coalesced call share. The first of these operations assigns them. */
 uint64_t record_add_operation(Record record, RecordedNumbers &numbers)
 {
     record.began_ns = clock_now_ns();
@@ -121,8 +126,8 @@ uint64_t record_add_operation(Record record, RecordedNumbers &numbers)
     RecordedGroup &group = known->second;
     record.counted = !numbers.taken;
     if (record.counted) {
-        ++(record.message ? group.messages : group.collectives);
-        numbers = { group.collectives, group.messages, true, record.message, record.group };
+        ++(record.is_message ? group.messages : group.collectives);
+        numbers = { group.collectives, group.messages, true, record.is_message, record.group };
     }
     record.numbers = numbers;
     record.operation = ++group.operations;
@@ -138,10 +143,10 @@ uint64_t record_add_coalesced_end(RecordedNumbers &numbers)
     Record record;
     record.group = numbers.group;
     record.name = "tutti:coalesced";
-    record.message = numbers.message_first;
+    record.is_message = numbers.message_first;
     return record_add_operation(std::move(record), numbers);
 }
-/* Marks an operation whose arguments were refused: it has no number in its group. */
+/* Marks an operation that the core has refused, and takes back its numbers. */
 void record_mark_refused(uint64_t id, RecordedNumbers &numbers)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
@@ -150,11 +155,11 @@ void record_mark_refused(uint64_t id, RecordedNumbers &numbers)
     record->refused = true;
     if (!record->counted) return;
     RecordedGroup &group = recorder_ring_get().groups.at(record->group);
-    --(record->message ? group.messages : group.collectives);
+    --(record->is_message ? group.messages : group.collectives);
     numbers.taken = false;
 }
-/* Records the end of an operation. `alone`: the error is this operation's only, not the group's. `source`: the sender
-   of a message received from any rank. */
+/* Stores how an operation ended. `alone`: its failure leaves the group intact. `source`: the sender of a message that
+ * was received from any rank. */
 void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
@@ -166,11 +171,13 @@ void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std
     record->ended_ns = clock_now_ns();
     record->fatal = outcome < TUTTI_OK && !alone && outcome != TUTTI_ABORTED && outcome != TUTTI_FORKED;
     if (outcome != TUTTI_OK) return;
-    if (!record->message && !record->part) group.completed = std::max(group.completed, record->numbers.collective);
+    if (!record->is_message && !record->is_part)
+        group.completed = std::max(group.completed, record->numbers.collective);
     if (size_t any = record->name.rfind("<-any"); any != std::string::npos)
         record->name.replace(any, std::string::npos, "<-" + std::to_string(source));
 }
-/* Reports the first fatal failure of a group, without the lock, because the report runs Python. */
+/* Reports the operation if it is the first that has broken its group. Calls `report` without the lock, because that
+ * runs Python. */
 void record_report_failure(uint64_t id)
 {
     std::string text;
@@ -183,22 +190,22 @@ void record_report_failure(uint64_t id)
     }
     recorder_ring_get().report(text);
 }
-/* Copies the newest `most` operations and all groups. */
-Recording recording_copy_newest(size_t most)
+/* Copies all groups, and the operations among the newest `max_records` records that were not refused. */
+Recording recording_copy_newest(size_t max_records)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
     Recording all;
-    std::map<size_t, size_t> place;
+    std::map<size_t, size_t> index_of;
     for (const auto &[number, group] : recorder_ring_get().groups) {
-        place[number] = all.groups.size();
+        index_of[number] = all.groups.size();
         all.groups.push_back(group);
         if (group.live) all.groups.back().description = group.live->getGroupDesc();
     }
-    for (uint64_t id = recorder_ring_get().last - std::min(most, recorder_ring_get().records.size()) + 1;
+    for (uint64_t id = recorder_ring_get().last - std::min(max_records, recorder_ring_get().records.size()) + 1;
         id <= recorder_ring_get().last; id++) {
         if (recorder_ring_get().find(id)->refused) continue;
         all.records.push_back(*recorder_ring_get().find(id));
-        all.records.back().group = place.at(all.records.back().group);
+        all.records.back().group = index_of.at(all.records.back().group);
     }
     return all;
 }

@@ -1,5 +1,5 @@
-/* All of the backend except the bindings, as one translation unit. The compiler spends far more time on torch's headers
- * than on this code. */
+/* All files of the shim except the bindings, as one translation unit, because the compiler spends far more time on
+ * torch's headers than on this code. */
 #include "shim/calls.cpp"
 #include "shim/collectives.cpp"
 #include "shim/communicator.cpp"

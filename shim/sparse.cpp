@@ -7,6 +7,7 @@
 
 namespace tutti {
 
+/* Returns [number of stored elements, sparse_dim, sizes...] as a tensor of int64. */
 static at::Tensor sparse_get_shape(const at::Tensor &sparse)
 {
     std::vector<int64_t> shape{ sparse._nnz(), sparse.sparse_dim() };

@@ -44,7 +44,7 @@ void WindowTutti::tensor_register(const at::Tensor &tensor, bool owning)
     if (!tensor.is_cpu()) call_refuse("tensor_register", "the tensor is on ", tensor.device(), ", not on the CPU");
     communicator_ = group_->communicator_;
     communicator_->check_process();
-    if (communicator_->closed())
+    if (communicator_->is_closed())
         error_throw(TUTTI_ABORTED, "tensor_register: this group was shut down or destroyed; make a new one");
     {
         GilRelease release;

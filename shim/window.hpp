@@ -10,13 +10,15 @@ namespace tutti {
 
 class WindowTutti final : public c10d::Window {
   public:
+    /* The window has no tensor before tensor_register(). */
     explicit WindowTutti(c10::intrusive_ptr<ProcessGroupTutti> group) : group_(std::move(group)) {}
-    /* A window that is still registered ends without the other ranks, whose later puts are refused. */
+    /* Frees a window that still has a tensor without the other ranks. Their later puts into it are refused. */
     ~WindowTutti() override { forget(); }
 
-    /* All ranks must call these two. */
+    /* All ranks must call these two. With `owning` the window keeps the tensor alive. */
     void tensor_register(const at::Tensor &tensor, bool owning) override;
     void tensor_deregister() override;
+    /* Writes the tensor into the window of `peer`. `offset` counts elements of that window. */
     WorkPointer put(const at::Tensor &tensor, int64_t peer, int64_t offset, bool async,
         const c10d::PutOptions &options) override;
     WorkPointer signal(int64_t peer, bool async, const c10d::SignalOptions &options) override;
@@ -26,21 +28,25 @@ class WindowTutti final : public c10d::Window {
     c10d::WindowAttr get_attr(int64_t rank) override;
 
   private:
+    /* Frees the core's window and drops the tensor, without the other ranks. */
     void forget();
+    /* Refuses a window without a tensor. */
     void check_registered(const char *call) const;
-    /* Also refuses a window of an earlier membership of the group, and a rank outside of the group. The caller has
-     * entered the call. */
+    /* Returns `peer` as an int. Refuses a window without a tensor or of an earlier membership of the group, and a rank
+     * outside of the group. The caller has entered the call. */
     int check_peer(const char *call, int64_t peer) const;
+    /* Starts an operation without the GIL and returns its Work. `begin` makes the call of the core. */
     WorkPointer launch(const Call &call, Footprint footprint, c10::function_ref<tutti_status(tutti_request *)> begin);
     c10::intrusive_ptr<ProcessGroupTutti> group_;
-    /* That of the membership in which the tensor was registered. */
+    /* The communicator of the membership in which the tensor was registered. */
     c10::intrusive_ptr<Communicator> communicator_;
     tutti_window *window_ = nullptr;
-    /* The registered tensor, if the window owns it, and its description in any case. */
+    /* The registered tensor, if the window owns it. */
     std::optional<at::Tensor> owned_;
+    /* The type and sizes of the registered tensor. */
     at::ScalarType type_ = at::ScalarType::Undefined;
     std::vector<int64_t> sizes_;
-    /* The core's elements for each of the tensor: 2 if it is complex. */
+    /* The number of the core's elements in one element of the tensor: 2 if it is complex. */
     size_t factor_ = 1;
 };
 

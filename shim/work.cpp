@@ -15,10 +15,12 @@
 namespace tutti {
 
 /* ---- the life of a work ---- */
+/* The newest of the Works that reap() must drop. Their next_ links to the earlier ones. */
 static std::atomic<Work *> finished{ nullptr };
-/* In a forked child, this mutex replaces those of the parent's Works, which a missing thread may hold. */
+/* In a forked child, this mutex replaces the mutexes of the parent's Works, which a missing thread may hold. */
 static std::mutex *child_mutex = nullptr;
 
+/* Returns a key for completion hooks that no other Work of this process has. */
 static uint64_t key_take_next()
 {
     static std::atomic<uint64_t> taken{ 0 };
@@ -40,7 +42,7 @@ Operation &Work::add(Footprint footprint)
     if (operation->work) operation = more_.emplace_back(std::make_unique<Operation>()).get();
     operation->work = this;
     operation->footprint = std::move(footprint);
-    if (operation->footprint.staged()) {
+    if (operation->footprint.is_staged()) {
         staged_ = true;
         operation->pending_copy = std::make_shared<PendingCopy>(*operation);
     }
@@ -67,19 +69,19 @@ void Work::end_coalescing()
     if (numbers.taken) end_record = recorder::record_add_coalesced_end(numbers);
     close();
 }
-void Work::arm(Operation &operation)
+void Work::prepare_async(Operation &operation)
 {
     operation.request.done = on_done;
     operation.request.context = &operation;
     if (operation.pending_copy) PendingCopy::register_pending(operation.pending_copy);
     open();
 }
-void Operation::store_outcome(tutti_status how, std::string why)
+void Operation::store_outcome(tutti_status status, std::string error)
 {
-    if (how == TUTTI_OK) footprint.unpack();
-    text = std::move(why);
-    outcome = how;
-    if (record) recorder::record_set_outcome(record, how, request.refused, text, request.source);
+    if (status == TUTTI_OK) footprint.unpack();
+    text = std::move(error);
+    outcome = status;
+    if (record) recorder::record_set_outcome(record, status, request.refused, text, request.source);
 }
 void Operation::notify_waiters()
 {
@@ -134,7 +136,8 @@ void Work::settle()
     }
     report_completion();
 }
-/* The Work is settled before: torch asks it so when its recorder learns of the Work only after the hooks have run. */
+/* Calls the completion hooks if all operations have succeeded. The Work is settled before, because torch's recorder may
+ * ask it whether it is over if the recorder learns of the Work only after the hooks have run. */
 void Work::report_completion() const
 {
     const auto &hooks = communicator_->hooks;
@@ -144,19 +147,21 @@ void Work::report_completion() const
     hooks->completion.call("a completion hook", key_, duration_ms);
     for (uint64_t key : part_keys_) hooks->completion.call("a completion hook", key, duration_ms);
 }
-/* A refused call leaves the group as it was. */
+/* True if an operation has failed and broken its group. A refused call leaves the group as it was. */
 bool Work::has_failed_group() const
 {
     const Operation *failed = failed_;
     return failed && !failed->request.refused;
 }
+/* Gives up the Work's reference to itself: to the threads of futures if a future or abort hooks need one, otherwise to
+ * the list of finished Works. */
 void Work::retire()
 {
     /* Abort hooks may take the GIL, so they run on a thread that completes futures, unless a waiter runs them first. */
-    bool for_futures = has_failed_group() && communicator_->awaits_failure();
+    bool for_futures = has_failed_group() && communicator_->has_abort_hooks();
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        for_futures |= asked();
+        for_futures |= has_future();
     }
     if (for_futures) return Futures::push(this);
     next_ = finished.load();
@@ -172,7 +177,7 @@ void Work::reap()
         try {
             if (held->staged_) held->deliver();
         } catch (const std::exception &error) {
-            /* The error is another Work's. Waiters of that Work get it, too. */
+            /* The error belongs to that Work, not to the caller. Waiters of that Work get it, too. */
             TORCH_WARN("tutti: the result of a finished operation could not be copied to its device: ", error.what());
         }
         work = next;
@@ -180,7 +185,7 @@ void Work::reap()
 }
 void Work::reap_unless_ending()
 {
-    if (!Futures::stopped()) reap();
+    if (!Futures::is_stopped()) reap();
 }
 
 /* ---- results on other devices ---- */
@@ -192,7 +197,8 @@ void Work::deliver()
 }
 
 /* ---- in a forked child ---- */
-/* The parent's other threads do not exist in a child, so their locks stay locked and their tasks stay undone. */
+/* Replaces the locks and lists of Works in a forked child: the parent's other threads do not exist there, so their
+ * locks stay locked and their tasks stay undone. */
 static void work_reset_in_child()
 {
     Futures::reset_in_child();
@@ -205,7 +211,8 @@ static void work_reset_in_child()
 std::mutex &Work::state_mutex() { return communicator_->is_inherited() ? *child_mutex : mutex_; }
 
 /* ---- what a holder asks ---- */
-/* Includes the copies to devices, so that a caller who polls can omit the wait. */
+/* True if the operations and the copies of results to devices are over, so that a caller who polls can omit the
+ * wait. */
 bool Work::isCompleted()
 {
     if (!settled_) communicator_->check_process();
@@ -215,11 +222,11 @@ bool Work::isCompleted()
         });
     if (!settled_ || !staged_) return settled_;
     deliver();
-    bool passed = true;
+    bool all_over = true;
     for_each_operation([&](const Operation &operation) {
-        passed = passed && (!operation.pending_copy || operation.pending_copy->is_over());
+        all_over = all_over && (!operation.pending_copy || operation.pending_copy->is_over());
     });
-    return passed;
+    return all_over;
 }
 bool Work::isSuccess() const { return settled_ && !failed_; }
 std::exception_ptr Work::exception() const
@@ -276,6 +283,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
 }
 
 /* ---- futures ---- */
+/* Hands unfinished operations to the core's progress thread. */
 void Work::detach() const
 {
     if (!settled_)
@@ -283,19 +291,20 @@ void Work::detach() const
             if (!operation.over) tutti_detach(&operation.request);
         });
 }
-/* Other ranks may be threads of this process and need the GIL before they make their call. */
+/* Waits until all operations are over. Releases the GIL, because other ranks may be threads of this process and need it
+ * before they make their call. */
 void Work::wait_without_gil()
 {
     GilRelease release;
     detach();
     for_each_operation([](const Operation &operation) { operation.over.wait(false); });
 }
-/* Ensures that the Work ends without a waiter, and that a thread can complete its future. */
+/* Ensures that the Work ends without a waiter, and that a thread can complete its future; or waits for the end. */
 void Work::prepare_future()
 {
     if (settled_) return;
     communicator_->check_process();
-    blocking_futures_ || !Futures::has_thread() ? wait_without_gil() : detach();
+    blocking_futures_ || !Futures::ensure_thread() ? wait_without_gil() : detach();
 }
 FuturePointer Work::find_or_make(FuturePointer &future, c10::function_ref<FuturePointer()> make)
 {
@@ -325,14 +334,16 @@ FuturePointer Work::getFutureResult()
 {
     return find_or_make(outcome_, [] { return c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get()); });
 }
+/* Returns the value of getFutureResult. `problem` is null after a success; `failed` is null if only a copy failed. */
 static c10d::WorkResult work_result_from_error(const Operation *failed, const std::exception_ptr &problem)
 {
     if (!problem) return c10d::WorkResult::SUCCESS;
-    bool late = failed && failed->outcome == TUTTI_TIMEOUT;
-    return late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+    bool is_timeout = failed && failed->outcome == TUTTI_TIMEOUT;
+    return is_timeout ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
-/* Turns the exception of a callback into a warning, because this thread has no caller that could catch it. */
-template <typename Complete> static void complete(Complete complete_future)
+/* Calls complete_future(). An exception of a callback becomes a warning, because this thread has no caller that could
+ * catch it. */
+template <typename Complete> static void future_complete_catching(Complete complete_future)
 {
     try {
         complete_future();
@@ -342,7 +353,8 @@ template <typename Complete> static void complete(Complete complete_future)
         TORCH_WARN("tutti: a callback of a future has thrown an object that is not a std::exception");
     }
 }
-/* A thread takes the futures under the lock, but completes them without it, because callbacks run meanwhile. */
+/* Completes the futures of a Work that is over, each once. The thread takes them under the lock, but completes them
+ * without it, because callbacks run meanwhile. */
 void Work::complete_futures()
 {
     FuturePointer future, outcome;
@@ -364,11 +376,11 @@ void Work::complete_futures()
         problem = std::current_exception();
     }
     if (outcome)
-        complete([&] {
+        future_complete_catching([&] {
             outcome->markCompleted(c10::IValue(static_cast<int64_t>(work_result_from_error(failed_, problem))));
         });
-    if (future && problem) complete([&] { future->setError(problem); });
-    else if (future) complete([&] { future->markCompleted(c10::IValue(result())); });
+    if (future && problem) future_complete_catching([&] { future->setError(problem); });
+    else if (future) future_complete_catching([&] { future->markCompleted(c10::IValue(result())); });
 }
 
 } // namespace tutti

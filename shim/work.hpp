@@ -15,6 +15,7 @@ class Work;
 class PendingCopy;
 using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
 
+/* One call of the core in a Work. */
 struct Operation {
     mutable tutti_request request = TUTTI_REQUEST_INIT;
     Work *work = nullptr;
@@ -30,34 +31,40 @@ struct Operation {
     std::string text;
     /* Once this is true, the operation and the settled Work stay unchanged. */
     std::atomic<bool> over{ false };
-    void store_outcome(tutti_status how, std::string why);
+    /* Stores the outcome and the error text, unpacks the results of a success, and records the end. */
+    void store_outcome(tutti_status status, std::string error);
+    /* Sets `over` and wakes the threads that wait for it. */
     void notify_waiters();
 };
 
 class Work final : public c10d::Work {
   public:
-    /* `title` names the range that a profiler records. It is null without a profiler. */
+    /* `title` names the range that a profiler records, with the `inputs`. It is null without a profiler. `sequence`:
+     * the number of the group's last collective, or of this one. */
     Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
         const Tensors &inputs, uint64_t sequence);
 
-    /* Adds an operation, whose address stays the same. */
+    /* Adds an operation on the memory of the footprint. The operation's address stays the same. */
     Operation &add(Footprint footprint);
     /* The Work stays alive and unsettled while it is open. Each running operation opens it once, and so does a thread
-     * that may add operations. */
+     * that may add operations. The last close() settles the Work. */
     void open();
     void close();
     /* Closes a Work that a thread has opened for coalescing, and records the end of the coalesced call. */
     void end_coalescing();
     const Communicator &communicator() const { return *communicator_; }
-    /* Returns what stands for one call that this open Work collects: it has a key of its own for completion hooks. */
+    /* Returns a WorkPart for one call that this open Work collects. The part has a key of its own for completion
+     * hooks. */
     c10::intrusive_ptr<c10d::Work> add_part();
-    /* Opens the Work until the operation, which is about to start, is over. */
-    void arm(Operation &operation);
-    /* Ends an operation whose blocking call has succeeded. */
+    /* Prepares an operation that is about to start and runs without its caller: sets the callback for its end, and
+     * opens the Work until then. */
+    void prepare_async(Operation &operation);
+    /* Ends an operation whose blocking call has succeeded, and settles the Work. */
     void finish_blocking(Operation &operation);
-    /* Ends an armed operation, or one whose call has failed at once, and closes the Work. */
+    /* Ends an operation after prepare_async(), also one that could not start, and closes the Work. */
     void finish(Operation &operation, tutti_status status);
-    /* Ends an armed operation that the core has refused. The other operations of the Work are unaffected. */
+    /* Ends an operation that the core has refused after prepare_async(). The other operations of the Work are
+     * unaffected. */
     void withdraw(Operation &operation);
     /* Makes getFuture wait until the Work is over. */
     void block_futures() { blocking_futures_ = true; }
@@ -79,10 +86,11 @@ class Work final : public c10d::Work {
     FuturePointer getFuture() override;
     FuturePointer getFutureResult() override;
     float getDuration() const override;
-    /* Returns the timeout of the operations, without that of wait(). Overrides a virtual function of torch 2.14. */
+    /* Returns the timeout of the operations, which is independent of a timeout of wait(). Overrides a virtual function
+     * of torch 2.14. */
     std::chrono::milliseconds getTimeout() const { return timeout_; }
     void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
-    /* How much longer than asked the timeouts of the operations are. */
+    /* The time that addEphemeralTimeout() adds to the timeouts of the operations. */
     std::chrono::milliseconds extension{ 0 };
     bool is_over() const { return settled_; }
     uint64_t getSequencenumber() const override { return sequence_; }
@@ -90,51 +98,69 @@ class Work final : public c10d::Work {
      * function of torch 2.15. */
     uint64_t getCompletionKey() const { return key_; }
 
-    /* Numbers of the flight recorder that all operations share, and the id of the record that ends a coalesced call. */
+    /* The numbers in the flight recorder, which all operations share, and the id of the record that ends a coalesced
+     * call. */
     RecordedNumbers numbers;
     uint64_t end_record = 0;
 
-    /* Drops the Works that are over. Only the program's own threads call it, because it frees tensors. */
+    /* Completes futures that lack a thread, and drops the Works that are over. Only the program's own threads call it,
+     * because it frees tensors. */
     static void reap();
-    /* Does nothing when the interpreter ends, because tensors can no longer be freed safely. */
+    /* Calls reap(), but does nothing when the interpreter ends, because tensors can no longer be freed safely. */
     static void reap_unless_ending();
 
   private:
     friend class Futures;
+    /* The core calls this when an operation is over. `context`: the Operation. */
     static void on_done(tutti_request *request, void *context);
+    /* Marks the Work as over, records that, and calls the completion hooks. */
     void settle();
     /* Calls the completion hooks if all operations have succeeded. */
     void report_completion() const;
+    /* True if an operation has failed and broken its group. */
     bool has_failed_group() const;
     float measured_ms() const { return std::chrono::duration<float, std::milli>(ended_ - begun_).count(); }
+    /* Passes the Work's reference to itself on: to the threads of futures, or to the list of finished Works. */
     void retire();
-    bool asked() const { return future_ || outcome_; }
+    /* True if a caller has asked for a future. The caller holds the mutex. */
+    bool has_future() const { return future_ || outcome_; }
     void complete_futures();
+    /* Ensures that the Work ends without a waiter, and that a thread can complete its future. After block_futures(), or
+     * if there is no such thread, it waits for the end instead. */
     void prepare_future();
     /* Returns the future, and makes it if it is null. A new future of a settled Work is complete. */
     FuturePointer find_or_make(FuturePointer &future, c10::function_ref<FuturePointer()> make);
     void wait_without_gil();
+    /* Returns the mutex of the futures. A forked child has another one, see child_mutex. */
     std::mutex &state_mutex();
+    /* Enqueues the copies of the results to their devices. */
     void deliver();
+    /* Waits for the operation and throws its error. */
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
     template <typename Use> void for_each_operation(Use use) const;
 
     c10::intrusive_ptr<Communicator> communicator_;
+    /* first_.work is null without any operation. */
     Operation first_;
     std::vector<std::unique_ptr<Operation>> more_;
-    uint64_t sequence_, key_;
+    uint64_t sequence_;
+    /* The keys for completion hooks: of the Work, and of its parts (add_part). */
+    uint64_t key_;
     std::vector<uint64_t> part_keys_;
-    /* At 0 the Work settles. */
+    /* The running operations and the threads that may add some. At 0 the Work settles. */
     std::atomic<int> open_{ 0 };
-    /* Counts like open_, but down only after the last access to the Work. At 0 retire() gives up the Work. */
+    /* Counts like open_, but is decremented only after the last access to the Work. At 0 retire() gives up the Work. */
     std::atomic<int> touched_{ 0 };
     std::atomic<bool> settled_{ false };
-    /* The first operation that has failed. */
+    /* The first operation that has failed, or null. */
     std::atomic<const Operation *> failed_{ nullptr };
     FuturePointer future_, outcome_;                    /* under mutex_ */
     bool future_taken_ = false, outcome_taken_ = false; /* under mutex_ */
+    /* The times of start_clock() and of the end. begun_ is 0 if the duration is not measured. */
     std::chrono::steady_clock::time_point begun_, ended_;
-    bool staged_ = false, blocking_futures_ = false;
+    /* An operation has a staging buffer. */
+    bool staged_ = false;
+    bool blocking_futures_ = false;
     std::chrono::milliseconds timeout_{ 0 };
     /* The device that was current on the thread that called getFuture. */
     std::optional<c10::Device> device_;
@@ -142,7 +168,7 @@ class Work final : public c10d::Work {
     Work *next_ = nullptr;
 };
 
-/* One of the calls that a Work collects. All but its key is the Work's. */
+/* One of the calls that the Work `whole` collects. It has a key of its own, and passes everything else to that Work. */
 class WorkPart final : public c10d::Work {
   public:
     WorkPart(c10::intrusive_ptr<tutti::Work> whole, uint64_t key)
@@ -170,17 +196,17 @@ class WorkPart final : public c10d::Work {
 };
 
 /* The copies of one operation's results to devices. The object holds no tensor, and exists until the copies are over. A
- * later operation on the same memory waits for them, so a caller may start it without a wait in between, and on another
- * stream. */
+ * later operation on the same memory waits for these copies. So a caller may start the later operation without a wait
+ * in between, also on another stream. */
 class PendingCopy {
   public:
-    explicit PendingCopy(Operation &of);
+    explicit PendingCopy(Operation &operation);
     /* Enqueues the copies on the current streams, once the operation is over. A further call, on any thread, makes the
      * current streams wait for the copies. */
     void enqueue();
     /* True if the copies are over, or if the Work is gone and they can no longer be enqueued. */
     bool is_over();
-    /* Registers the object for wait_for_overlapping() on any thread, until it has passed. */
+    /* Makes wait_for_overlapping() on any thread consider the copies, until they are over. */
     static void register_pending(std::shared_ptr<PendingCopy> pending_copy);
     /* Waits for earlier operations whose results go to memory that `next` touches. The current streams wait for the
      * copies. */
@@ -189,13 +215,14 @@ class PendingCopy {
     static void reset_in_child();
 
   private:
-    void settle();
+    void wait_and_enqueue();
     std::mutex mutex_;
-    /* enqueue() resets this reference. */
+    /* enqueue() resets this reference to the operation's Work. */
     c10::weak_intrusive_ptr<Work> work_;
     Operation *operation_; /* owned by the Work */
+    /* The memory that receives the results. */
     std::vector<Extent> written_;
-    bool brought_ = false;
+    bool is_enqueued_ = false;
     /* One event for each device, after the copies. */
     std::vector<c10::Event> events_;
 };
