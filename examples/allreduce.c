@@ -1,4 +1,4 @@
-/* An allreduce without Python: the parent makes an id, forks the ranks, and each of them joins the group under it.
+/* An all-reduce without Python: the parent makes an id and forks the ranks, which join a group by the id.
  *
  *     cc examples/allreduce.c -I. -Lbuild/release -ltutti -Wl,-rpath,$PWD/build/release -o allreduce
  *     ./allreduce 4 */
@@ -14,6 +14,7 @@ static void status_exit_on_error(tutti_status status)
     fprintf(stderr, "%s\n", tutti_get_last_error());
     exit(1);
 }
+/* Joins the group and sums. Returns the exit status of the rank. */
 static int rank_main(int rank, int size, tutti_unique_id id)
 {
     tutti_comm *comm;

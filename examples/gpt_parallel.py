@@ -1,9 +1,10 @@
-"""What `train_gpt.py --tp 2 --pp 2 --dp 2 --ep 2 --zero 1` does: the same GPT, divided among the ranks of a grid.
+"""Divides the GPT of train_gpt.py among the ranks of a grid: `train_gpt.py --tp 2 --pp 2 --dp 2 --ep 2 --zero 1`.
 
-tp: the heads and the inner columns of each block. pp: the blocks, in stages, through which microbatches go. dp: the
-sequences of a step. ep: the experts that take the place of each block's MLP, over the ranks of dp. zero: optimizer
-state and more, over the ranks of dp that have the same parameters. Each product of them trains as one process does,
-because a step always has the same `--batch` sequences, and each part begins with its share of the same whole model.
+tp divides the heads and the inner columns of each block. pp divides the blocks into stages, through which microbatches
+go. dp divides the sequences of a step. ep divides the experts, which replace the MLP of each block, over the ranks of
+dp. zero divides optimizer state and more, over the ranks of dp that have the same parameters. Every combination trains
+like one process, because a step always has the same `--batch` sequences, and each rank begins with its part of the same
+whole model.
 """
 import math
 import statistics
@@ -18,12 +19,14 @@ import torch_tutti
 from torch_tutti import experts
 from torch_tutti.parallel import ColumnLinear, RowLinear
 
-CHOICES = 2             # experts of a token
+TOP_EXPERTS = 2         # experts that process a token
 WARM_STEPS = 5          # not timed
 
 
 # ---- the model ----
 class ScaleGradient(torch.autograd.Function):
+    """Returns x unchanged, and multiplies its gradient by the factor."""
+
     @staticmethod
     def forward(ctx, x, factor):
         ctx.factor = factor
@@ -35,8 +38,8 @@ class ScaleGradient(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """This rank's experts, all of them where nothing divides them. Its weights see the tokens of `ep` ranks, and are
-    averaged over those alone that have the same ones: so their gradients are made as much smaller."""
+    """The experts of this rank: all experts until keep_own(). A divided expert gets the tokens of all `ep` ranks, but
+    its gradient is averaged only over the ranks that have the same expert. So `share`, 1 / ep, scales the gradient."""
 
     def __init__(self, count, width):
         super().__init__()
@@ -44,39 +47,45 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, 4 * width, width))
         self.share = 1.0
 
-    def keep(self, mine, share):
-        self.up, self.down = (nn.Parameter(part.detach()[list(mine)].clone()) for part in (self.up, self.down))
+    def keep_own(self, own, share):
+        """Drops all experts except those with the indices `own`."""
+        self.up, self.down = (nn.Parameter(part.detach()[list(own)].clone()) for part in (self.up, self.down))
         self.share = share
 
     def forward(self, rows, counts):
+        """rows: tokens in the order of their experts; counts: the number of tokens of each expert."""
         up, down = (ScaleGradient.apply(part, self.share) for part in (self.up, self.down))
         parts = rows.split(counts.tolist())
         return torch.cat([F.gelu(part @ a) @ b for part, a, b in zip(parts, up, down)])
 
 
 class Mixture(nn.Module):
-    """In place of an MLP: each token goes to the experts that its router chooses."""
+    """Replaces an MLP: each token goes to the experts that the router chooses. It has all experts until divide()."""
 
     def __init__(self, count, width):
         super().__init__()
         self.router, self.experts, self.dispatcher = nn.Linear(width, count, bias=False), Experts(count, width), None
 
     def divide(self, group):
+        """Divides the experts among the ranks of the group."""
         self.dispatcher = experts.Dispatcher(self.router.out_features, group)
-        self.experts.keep(self.dispatcher.mine, 1 / self.dispatcher.ranks)
+        self.experts.keep_own(self.dispatcher.mine, 1 / self.dispatcher.ranks)
 
     def forward(self, x):
         tokens = x.flatten(0, -2)
-        weights, chosen = experts.route(self.router(tokens), CHOICES)
+        weights, chosen = experts.route(self.router(tokens), TOP_EXPERTS)
         if self.dispatcher is not None:
             return self.dispatcher.run(self.experts, tokens, weights, chosen).view_as(x)
-        order = chosen.flatten().argsort(stable=True)       # by expert, as a dispatcher brings them
-        rows = self.experts(tokens[order // CHOICES], torch.bincount(chosen.flatten(), minlength=len(self.experts.up)))
+        order = chosen.flatten().argsort(stable=True)       # by expert, like the rows of a dispatcher
+        rows = self.experts(tokens[order // TOP_EXPERTS],
+                            torch.bincount(chosen.flatten(), minlength=len(self.experts.up)))
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
         return (rows[places].view(*chosen.shape, -1) * weights[..., None]).sum(1).view_as(x)
 
 
 class Front(nn.Module):
+    """The layers before the blocks."""
+
     def __init__(self, gpt):
         super().__init__()
         self.token, self.position = gpt.token, gpt.position
@@ -86,6 +95,8 @@ class Front(nn.Module):
 
 
 class Back(nn.Module):
+    """The layers after the blocks."""
+
     def __init__(self, gpt):
         super().__init__()
         self.norm, self.head = gpt.norm, gpt.head
@@ -99,7 +110,7 @@ def loss_of(logits, targets):
 
 
 def add_experts(gpt, count):
-    """In place of each MLP, from the same state of the generator on all ranks."""
+    """Replaces each MLP by a mixture of `count` experts. The random generator has the same state on all ranks."""
     for block in gpt.blocks:
         block.mlp = Mixture(count, block.norm_mlp.normalized_shape[0])
         for name, weight in block.mlp.named_parameters():
@@ -107,7 +118,7 @@ def add_experts(gpt, count):
 
 
 def divide_block(block, group):
-    """Over the ranks of tp; a mixture stays whole on each, and sees the same tokens on all."""
+    """Divides a block among the ranks of the group `tp`. A mixture is not divided, and has the same tokens on all."""
     block.heads //= dist.get_world_size(group)
     block.qkv, block.join = ColumnLinear.of(block.qkv, group, parts=3), RowLinear.of(block.join, group)
     if isinstance(block.mlp, nn.Sequential):
@@ -117,21 +128,21 @@ def divide_block(block, group):
 
 # ---- training ----
 class ParallelTrainer:
-    """One training, divided: the loop of train_gpt.Trainer on this rank's part of the model."""
+    """Trains this rank's part of the model, with the same loop as train_gpt.Trainer."""
 
     def __init__(self, options, text, gpt, progress):
         self.options, self.text, self.progress = options, text, progress
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.grid = torch_tutti.grid(tp=options.tp, pp=options.pp, dp=options.dp, ep=options.ep)
-        self.shares = self.grid.size("dp")
+        self.data_ranks = self.grid.size("dp")
         if options.experts:
             add_experts(gpt, options.experts)
-        self.model = self.mine_of(gpt)
-        self.optimizers = self.optimizers_of(options)
+        self.model = self.divide_model(gpt)
+        self.optimizers = self.make_optimizers(options)
         self.losses, self.seconds = [], []
 
-    def mine_of(self, gpt):
-        """This rank's stages, each with its part."""
+    def divide_model(self, gpt):
+        """Returns this rank's stages, with its part of each block, and makes the runner of the pipeline."""
         pipeline = torch_tutti.Pipeline(self.options.schedule, self.options.pp, self.options.microbatches)
         stages = pipeline.split([Front(gpt), *gpt.blocks, Back(gpt)])
         mine = nn.ModuleList(stages[i] for i in pipeline.stages_of(self.grid.index("pp")))
@@ -143,17 +154,18 @@ class ParallelTrainer:
         self.runner = pipeline.runner(list(mine), loss_of, group=self.grid.group("pp"))
         return mine
 
-    def averaged(self):
-        """(modules that have parameters of their own, the ranks over which these are averaged)"""
+    def averaged_modules(self):
+        """Returns pairs: modules with parameters of their own, and the group that averages their gradients."""
         own = [m for m in self.model.modules() if any(True for _ in m.parameters(recurse=False))]
         mixed = [m for m in own if isinstance(m, Experts)]
         dense = [m for m in own if not isinstance(m, Experts)]
         over = self.grid.experts.group("dp") if self.grid.experts else self.grid.group("dp")
         return [pair for pair in ((dense, self.grid.group("dp")), (mixed, over)) if pair[0]]
 
-    def optimizers_of(self, options):
+    def make_optimizers(self, options):
+        """Returns triples: an optimizer, its parameters, and the group that averages their gradients."""
         made = []
-        for modules, group in self.averaged():
+        for modules, group in self.averaged_modules():
             parameters = [p for m in modules for p in m.parameters(recurse=False)]
             optimizer = torch.optim.AdamW(parameters, lr=options.rate, betas=(0.9, 0.99), weight_decay=0.1)
             if options.zero is not None:
@@ -163,12 +175,13 @@ class ParallelTrainer:
         return made
 
     def batch(self, part, step):
-        """The sequences of this rank of dp, of the same ones that one process has."""
+        """Returns this rank's part (by dp) of the inputs and targets that one process would have."""
         inputs, targets = self.text.sample(part, self.options.seed, 0, step)
-        return tuple(whole.chunk(self.shares)[self.grid.index("dp")] for whole in (inputs, targets))
+        return tuple(whole.chunk(self.data_ranks)[self.grid.index("dp")] for whole in (inputs, targets))
 
-    def end_backward(self):
-        """ZeRO sums what each microbatch has added; a backward pass that adds nothing tells it that they are all."""
+    def average_gradients(self):
+        """Averages the gradients over the ranks of dp. ZeRO does so in the first backward pass outside of no_sync(), so
+        one more pass runs there, which adds 0 to the gradients."""
         for optimizer, parameters, group in self.optimizers:
             if self.options.zero is not None:
                 sum(p.view(-1)[0] * 0 for p in parameters).backward()
@@ -181,27 +194,27 @@ class ParallelTrainer:
     def step(self, step, rate):
         begin = time.perf_counter()
         inputs, targets = self.batch("train", step)
-        held = [optimizer.no_sync() for optimizer, _, _ in self.optimizers if self.options.zero is not None]
+        not_averaging = [optimizer.no_sync() for optimizer, _, _ in self.optimizers if self.options.zero is not None]
         for optimizer, _, _ in self.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        for block in held:
+        for block in not_averaging:
             block.__enter__()
         loss = self.runner.step(inputs, target=targets)
-        for block in held:
+        for block in not_averaging:
             block.__exit__(None, None, None)
-        self.end_backward()
+        self.average_gradients()
         for optimizer, _, _ in self.optimizers:
             optimizer.step()
-        self.losses.append(self.mean(loss))
+        self.losses.append(self.mean_over_ranks(loss))
         self.seconds.append(time.perf_counter() - begin)
 
-    def mean(self, loss):
-        """Over dp, from those that have one; on all ranks."""
-        words = torch.tensor([0.0, 0.0] if loss is None else [loss.item(), 1.0], dtype=torch.float64)
-        dist.all_reduce(words)
-        return (words[0] / words[1]).item()
+    def mean_over_ranks(self, loss):
+        """Returns the mean of the ranks' losses, on all ranks. `loss` is None on a rank without the last stage."""
+        total = torch.tensor([0.0, 0.0] if loss is None else [loss.item(), 1.0], dtype=torch.float64)
+        dist.all_reduce(total)
+        return (total[0] / total[1]).item()
 
     def run(self, rate_of):
         for step in range(self.options.steps):
@@ -210,7 +223,7 @@ class ParallelTrainer:
         validation = []
         for step in range(8):
             inputs, targets = self.batch("validation", step)
-            validation.append(self.mean(self.runner.eval(inputs, target=targets)))
+            validation.append(self.mean_over_ranks(self.runner.eval(inputs, target=targets)))
         return {"backend": "tutti", "losses": self.losses, "validation": statistics.mean(validation),
                 "tokens_per_second": self.tokens_per_second(), "waiting": None,
                 "step_ms": 1e3 * statistics.median(self.seconds[WARM_STEPS:] or self.seconds)}
@@ -220,8 +233,9 @@ class ParallelTrainer:
         return len(seconds) * self.options.batch * self.options.context / max(sum(seconds), 1e-9)
 
 
-def complete(parser, options):
-    """What is left out of --tp, --pp, --dp, --ep is 1, but dp, which has at least ep ranks."""
+def complete_options(parser, options):
+    """Sets the options that are left out, and ends the program if options exclude each other. --tp, --pp and --ep are 1
+    by default, and --dp is --ep."""
     options.experts = options.experts or (8 if options.ep else 0)
     options.tp, options.pp, options.ep = options.tp or 1, options.pp or 1, options.ep or 1
     options.dp = options.dp or options.ep

@@ -4,8 +4,8 @@
     python examples/parameter_server.py --straggler 0.2 --who one           the last worker sleeps in every step
     torchrun --nproc-per-node 6 examples/parameter_server.py --servers 2    any other number of ranks
 
-The network learns what another one, drawn at random, makes of random numbers. A step takes --compute seconds, in which
-a worker sleeps as if a device computed, so that the ranks need not share processors.
+The network learns the outputs of another, random network for random inputs. In each step a worker sleeps for --compute
+seconds, as if a device computed, so that the ranks need not share processors.
 """
 import argparse
 import os
@@ -26,19 +26,21 @@ WHO = {"one": "one worker sleeps in every step", "any": "any worker sleeps, now 
 
 
 def network(seed):
+    """Returns a network with random parameters."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, 2 * WIDTH), nn.Tanh(),
                          nn.Linear(2 * WIDTH, 8))
 
 
-def sleeps(options, who, chance, workers):
-    """How long this worker is slow in a step: of "any", each is in one of as many steps as there are workers."""
+def sleep_of_step(options, who, chance, workers):
+    """Returns the seconds by which this worker is slow in a step. With "any", each worker is slow in one of `workers`
+    steps on average; with "one", the last worker in each step."""
     slow = dist.get_rank() == dist.get_world_size() - 1 if who == "one" else chance.random() < 1 / workers
     return options.straggler if slow else 0.0
 
 
 def train(worker, model, options, who):
-    """Until the time is over: (seconds since the begin, loss) of each step."""
+    """Trains until the time is over. Returns (seconds since the begin, loss) of each step."""
     teacher, losses, begin = network(0), [], time.perf_counter()
     workers = dist.get_world_size() - options.servers
     chance, draw = random.Random(dist.get_rank()), torch.Generator().manual_seed(dist.get_rank())
@@ -48,7 +50,7 @@ def train(worker, model, options, who):
         with torch.no_grad():
             target = teacher(x)
         loss = nn.functional.mse_loss(model(x), target)
-        time.sleep(options.compute + sleeps(options, who, chance, workers))
+        time.sleep(options.compute + sleep_of_step(options, who, chance, workers))
         worker.backward(loss)
         worker.pull()
         losses.append((time.perf_counter() - begin, loss.item()))
@@ -56,7 +58,7 @@ def train(worker, model, options, who):
 
 
 def run(mode, options, who):
-    """What each rank has done: losses of a worker, a server's report."""
+    """Runs one training. Returns the steps of train() on a worker, and the report on a server."""
     model = network(1)
     arguments = {"staleness": options.staleness, **MODES[mode]} if mode == "bounded" else MODES[mode]
     node = ps.join(model, lambda named: torch.optim.SGD(named, lr=options.rate), servers=options.servers,
@@ -68,16 +70,17 @@ def run(mode, options, who):
 
 
 def show(mode, who, found, options):
-    """One line; what a picture needs."""
-    reports, losses = found[: options.servers], [step for of in found[options.servers:] for step in of]
-    took = max(seconds for seconds, _ in losses)
+    """Prints a line about one training, and returns it for the picture. found: the result of run() of each rank."""
+    reports, losses = found[: options.servers], [step for steps in found[options.servers:] for step in steps]
+    span = max(seconds for seconds, _ in losses)
     _, smooth = picture.smooth(losses)
-    print(f"{WHO[who]}: {mode:8} {len(losses) / took:7.1f} steps/s, pushes {list(reports[0].pushes.values())}, at most "
+    print(f"{WHO[who]}: {mode:8} {len(losses) / span:7.1f} steps/s, pushes {list(reports[0].pushes.values())}, at most "
           f"{max(report.lag for report in reports)} ahead, loss {smooth[-1]:.4f}", flush=True)
-    return picture.Run(WHO[who], mode, len(losses) / took, losses)
+    return picture.Run(WHO[who], mode, len(losses) / span, losses)
 
 
 def work(options):
+    """Runs one rank: a training in each mode, with each choice of slow workers."""
     torch.set_num_threads(1)
     dist.init_process_group(options.backend)
     runs = []
@@ -124,7 +127,7 @@ def main():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         torchrun(["--standalone", f"--nproc-per-node={options.ranks}", __file__, *sys.argv[1:]])
-    except SignalException as stopped:                  # Ctrl-C: it has ended the ranks
+    except SignalException as stopped:                  # after Ctrl-C; torchrun has ended the ranks
         return 128 + stopped.sigval.value
 
 

@@ -7,9 +7,9 @@
     python examples/train_gpt.py --tp 2 --pp 2           the model divided among the ranks (gpt_parallel.py)
     torchrun --nproc-per-node 4 examples/train_gpt.py    any other number of ranks
 
-The text is the source of the Python standard library (or --data FILE), a character is a byte. What a rank reads at
-a step depends only on (seed, rank, step), so a run on another backend, or one resumed from a checkpoint, sees the
-same batches and must show the same losses: that is what --compare checks.
+The text is the source of the Python standard library (or --data FILE), and a character is a byte. The batch of a rank
+in a step depends only on (seed, rank, step). So a run on another backend, or one resumed from a checkpoint, has the
+same batches and must have the same losses. --compare checks this.
 """
 import argparse
 import contextlib
@@ -30,11 +30,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 BUCKET_MB = 1           # several buckets even for a model this small, so that reduction overlaps with the backward pass
 WARM_STEPS = 5          # not timed: DDP regroups its buckets after the first step
-TRACED_STEPS = 8        # after them, with --trace
-MANY = 1000             # buffers: no gradient waits for another's
+TRACED_STEPS = 8        # with --trace, after the warm steps
+MANY = 1000             # buffers of gradients: no gradient waits for a free one
 MOMENTUM = 0.9          # of SGD
 SIZES = {"1.8M": {}, "120M": {"layers": 12, "heads": 12, "width": 912, "batch": 1}}
-LOSS_TOLERANCE = 1e-5   # of a loss near 5, in fp32; with two ranks the sums are a + b, so the difference ought to be 0
+LOSS_TOLERANCE = 1e-5   # of a loss near 5, in fp32; with two ranks the difference ought to be 0, because a + b = b + a
 
 
 # ---- the model ----
@@ -68,17 +68,19 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, characters, bias=False)
         for name, weight in self.named_parameters():
-            if weight.dim() > 1:        # GPT-2's initialisation: what is added to the residual stream starts smaller
+            if weight.dim() > 1:        # GPT-2's initialisation: weights that add to the residual stream start smaller
                 added = name.endswith(("join.weight", "mlp.2.weight"))
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers) if added else 0.02)
 
     def forward(self, ids, targets=None):
+        """Returns the logits, or the mean loss if there are targets."""
         x = self.token(ids) + self.position.weight[: ids.shape[1]]
         logits = self.head(self.norm(self.blocks(x)))
         return logits if targets is None else F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     @torch.no_grad()
     def continue_text(self, ids, count, seed):
+        """Returns ids[0] followed by `count` more characters, which the model draws at random."""
         chance = torch.Generator().manual_seed(seed)
         for _ in range(count):
             logits = self(ids[:, -self.context:])[0, -1].float().cpu() / 0.8
@@ -89,7 +91,7 @@ class GPT(nn.Module):
 
 # ---- the text ----
 class Text:
-    """Bytes as small numbers; the last tenth is kept for validation."""
+    """The text as numbers of its distinct bytes. The last tenth is for validation."""
 
     def __init__(self, path, context, batch):
         data = torch.frombuffer(bytearray(self.read(path)), dtype=torch.uint8).long()
@@ -107,7 +109,7 @@ class Text:
         return b"\n".join(file.read_bytes() for file in sorted(Path(os.__file__).parent.glob("*.py")))
 
     def sample(self, part, seed, rank, step):
-        """Inputs and targets; the same for the same arguments, whatever was asked before."""
+        """Returns inputs and targets of a batch. They depend only on the arguments. part: "train" or "validation"."""
         chance = torch.Generator().manual_seed((seed * 1_000_003 + step) * 4099 + rank)
         ids = self.parts[part]
         starts = torch.randint(len(ids) - self.context, (self.batch,), generator=chance)
@@ -118,9 +120,9 @@ class Text:
         return bytes(self.characters[ids.cpu()].tolist()).decode("utf-8", "replace")
 
 
-# ---- what is shown ----
+# ---- output ----
 class Progress:
-    """One line that is rewritten on a terminal; elsewhere a line for every tenth of the way."""
+    """Shows progress: one line that is rewritten on a terminal, elsewhere a line for every tenth of the steps."""
 
     def __init__(self, title, steps, shown):
         self.title, self.steps, self.shown = title, steps, shown
@@ -139,6 +141,7 @@ class Progress:
 
 
 def show_table(results):
+    """Prints the results, each in a column."""
     rows = [("tokens/s, all ranks", lambda r: f"{r['tokens_per_second']:,.0f}"),
             ("step, median", lambda r: f"{r['step_ms']:.1f} ms"),
             ("waiting for communication", lambda r: "not measured" if r["waiting"] is None else f"{r['waiting']:.1%}"),
@@ -154,7 +157,8 @@ def show_table(results):
 
 
 def check(results):
-    """Whether every rank holds the same parameters and the backends gave the same losses; prints what it finds."""
+    """Prints how the backends differ. Returns True if all ranks have the same parameters, and all backends the same
+    losses."""
     sound = all(r["ranks_agree"] for r in results)
     for other in results[1:]:
         first = results[0]
@@ -168,7 +172,8 @@ def check(results):
 
 # ---- training ----
 def data_parallel(model, group=None, shared=False):
-    """shared: the buckets of gradients lie in memory that all ranks reach, and tutti reduces them there."""
+    """Returns the model in DistributedDataParallel. shared: the buckets of gradients are in shared memory, where tutti
+    reduces them in place."""
     options = {"process_group": group, "bucket_cap_mb": BUCKET_MB, "gradient_as_bucket_view": True}
     if not shared:
         return DistributedDataParallel(model, **options)
@@ -178,7 +183,7 @@ def data_parallel(model, group=None, shared=False):
 
 
 def rate_of(options, step):
-    """Linear warm-up over a twentieth of the way, then half a cosine."""
+    """Returns the learning rate of a step: a linear warm-up over a twentieth of the steps, then half a cosine."""
     warm = max(1, options.steps // 20)
     if step < warm:
         return options.rate * (step + 1) / warm
@@ -197,17 +202,17 @@ class Trainer:
         self.last_gradient = 0.0
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.note_gradient)
-        self.module = model                             # without what wraps it
-        self.compressor = None                          # of gradients, with DDP
+        self.module = model                             # without a wrapper such as DDP
+        self.compressor = None                          # of gradients, with --compress and DDP
         self.model, self.optimizer = self.divide(model, group)
         self.losses, self.step_seconds, self.waits = [], [], []
         if options.resume:
             self.load(options.resume)
 
     def divide(self, model, group):
-        """The model to train, and its optimizer: whole on each rank, or divided among them."""
+        """Returns the model to train and its optimizer: in DDP, or divided by ZeRO."""
         compression = self.compression()
-        if self.options.optimizer == "sgd":             # momentum is gathered once: before what is left out, or here
+        if self.options.optimizer == "sgd":             # momentum belongs either to the compression or to SGD
             momentum = 0.0 if compression and compression.momentum else MOMENTUM
             optimizer = torch.optim.SGD(model.parameters(), lr=self.options.rate, momentum=momentum)
         else:
@@ -224,23 +229,25 @@ class Trainer:
         return model, optimizer
 
     def compression(self):
+        """Returns the compression of gradients, or None."""
         if not self.options.compress:
             return None
         import torch_tutti
-        gathers = self.options.optimizer == "sgd" and self.options.compress in ("topk", "randomk", "threshold")
+        keeps_momentum = self.options.optimizer == "sgd" and self.options.compress in ("topk", "randomk", "threshold")
         return torch_tutti.compression.Compression(self.options.compress, self.options.share, seed=self.options.seed,
                                                    threshold=self.options.threshold,
-                                                   momentum=MOMENTUM if gathers else 0.0)
+                                                   momentum=MOMENTUM if keeps_momentum else 0.0)
 
     def note_gradient(self, _):
         self.last_gradient = time.perf_counter()
 
     def step(self, step):
-        """The time in which this rank only waits for communication is taken from its last gradient being ready to
-        the end of backward(): by then everything is computed, and DDP waits for the buckets still under way. It
-        includes waiting for a slower rank, as any synchronous training does. It does not include what communication
-        costs while it overlaps with computing (its threads need a core, too); that shows in the time of the
-        step, and tests/bench/bench_ddp.py measures it."""
+        """Trains one step and records its loss, its duration and its waiting time.
+
+        The rank only waits for communication from its last gradient to the end of backward(): everything is computed,
+        and DDP waits for the buckets that are not reduced yet. This time includes waiting for a slower rank. It does
+        not include the cost of communication that overlaps with computing, whose threads need a core, too.
+        tests/bench/bench_ddp.py measures that cost."""
         begin = time.perf_counter()
         for group in self.optimizer.param_groups:
             group["lr"] = rate_of(self.options, step)
@@ -255,6 +262,7 @@ class Trainer:
         self.step_seconds.append(time.perf_counter() - begin)
 
     def run(self):
+        """Trains all steps and returns the result."""
         progress = Progress(self.backend, self.options.steps, self.rank == 0)
         first = len(self.losses)
         with contextlib.ExitStack() as tracing:
@@ -273,11 +281,13 @@ class Trainer:
         return self.result()
 
     def speed(self):
+        """Returns tokens per second of all ranks, and the share of time that this rank waits for communication."""
         steps, waits = (timed[WARM_STEPS:] or timed for timed in (self.step_seconds, self.waits))
         tokens = len(steps) * self.size * self.options.batch * self.options.context
         return tokens / max(sum(steps), 1e-9), sum(waits) / max(sum(steps), 1e-9)
 
     def result(self):
+        """Returns the figures of the training. All ranks call it."""
         tokens_per_second, waiting = self.speed()
         steps = self.step_seconds[WARM_STEPS:] or self.step_seconds or [0.0]
         digests = self.gather_digests()
@@ -293,6 +303,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self):
+        """Returns the mean loss on unseen text, over all ranks."""
         losses = []
         for step in range(8):
             batch = self.text.sample("validation", self.options.seed, self.rank, step)
@@ -301,18 +312,18 @@ class Trainer:
         return statistics.mean(self.mean_over_ranks(losses))
 
     def gather_digests(self):
-        """SHA-256 over the bits of all parameters, of every rank: that they stay equal is what DDP promises."""
+        """Returns the SHA-256 of the parameters of each rank. DDP promises that they stay equal."""
         bits = hashlib.sha256()
         for parameter in self.module.parameters():
             bits.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
-        mine = torch.tensor(list(bits.digest()), dtype=torch.uint8, device=self.device)
-        everyones = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everyones, mine)
-        return [bytes(digest.tolist()) for digest in everyones]
+        own = torch.tensor(list(bits.digest()), dtype=torch.uint8, device=self.device)
+        digests = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(digests, own)
+        return [bytes(digest.tolist()) for digest in digests]
 
     def save(self, path):
-        """On all ranks; rank 0 writes. Written beside and renamed, so that an interrupted run leaves the old checkpoint
-        or the new one. The losses kept are those averaged over the ranks, so they mean the same to every rank."""
+        """Saves a checkpoint. All ranks call it, and rank 0 writes. It writes another file and renames it, so that an
+        interrupted run leaves the old checkpoint or the new one. The losses in it are averaged over the ranks."""
         losses = self.mean_over_ranks(self.losses)
         model, optimizer = self.module.state_dict(), self.optimizer.state_dict()
         compression = self.compressor.state_dict() if self.compressor else None
@@ -338,6 +349,7 @@ class Trainer:
 
 
 def train(options, backend, text):
+    """Joins a group on the backend, trains, and leaves the group. Returns the result and the model."""
     device = torch.device(options.device)
     if device.type != "cpu" and device.index is None:
         device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))
@@ -356,7 +368,8 @@ def train(options, backend, text):
 
 
 def train_divided(options, text, rank):
-    """What the model writes is not shown: no rank has all of it."""
+    """Trains the model divided among the ranks, and prints the result. It shows no text of the model, because no rank
+    has the whole model. Returns the exit status."""
     from gpt_parallel import ParallelTrainer
     dist.init_process_group("tutti")
     torch.manual_seed(options.seed)
@@ -374,6 +387,7 @@ def train_divided(options, text, rank):
 
 
 def work(options):
+    """Runs one rank: trains on each backend, and prints the results on rank 0. Returns the exit status."""
     torch.set_num_threads(options.threads)
     rank = int(os.environ["RANK"])
     text = Text(options.data, options.context, options.batch)
@@ -404,19 +418,20 @@ def main():
     if "RANK" not in os.environ:
         return launch(options)
     signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGINT, interrupt)     # a shell's background job would ignore it otherwise
+    signal.signal(signal.SIGINT, interrupt)     # a background job of a shell would ignore SIGINT otherwise
     try:
         status = work(options)
     except KeyboardInterrupt:
         status = 130
-    # A thread of gloo's may still be about to free a tensor, which aborts the process when Python is being taken down
-    # by then (one run of eight, torch 2.13). So a rank leaves without taking it down.
+    # A thread of gloo may still free a tensor, which aborts the process if Python is shutting down (one run of eight,
+    # torch 2.13). So a rank exits without shutting Python down.
     sys.stdout.flush()
     os._exit(status)
 
 
 def launch(options):
-    """What the command torchrun does. Ctrl-C ends it without its stack trace; it stops the ranks before it raises."""
+    """Starts the ranks like the command torchrun. torchrun stops the ranks after Ctrl-C, and then raises an exception,
+    whose stack trace is not shown. Returns the exit status."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main as torchrun
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
@@ -470,8 +485,8 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     options.divided = any(size is not None for size in (options.tp, options.pp, options.dp, options.ep))
     if options.divided:
-        from gpt_parallel import complete
-        complete(parser, options)
+        from gpt_parallel import complete_options
+        complete_options(parser, options)
     elif options.experts or options.microbatches:
         parser.error("--experts and --microbatches need --tp, --pp, --dp or --ep")
     if options.rate is None:
