@@ -156,7 +156,7 @@ def run_bfloat16(world, folder, options):
     dcp.load({"training": again.sharded_state()}, checkpoint_id=folder)
     equal(world, goes_on(world, other, again), expected)
     state = again.sharded_state()
-    kept = copy.deepcopy({name: again._checkpoint._mine(number, name, value) for number, (name, value) in
+    kept = copy.deepcopy({name: again._checkpoint._own_part(number, name, value) for number, (name, value) in
                           enumerate(state.state_dict()["model"].items()) if number < 3})
     assert all(value.dtype == torch.bfloat16 for value in kept.values())
 

@@ -1,5 +1,5 @@
-"""ZeRO on tutti: each rank keeps a part of the optimizer's state, and of the parameters a host has one copy, or each
-rank has.
+"""ZeRO on tutti: each rank keeps a part of the optimizer's state. The parameters have one copy on each host or on each
+rank, or are divided among the ranks.
 
     model, optimizer = torch_tutti.zero.shard(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     for batch in batches:

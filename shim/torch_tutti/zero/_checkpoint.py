@@ -1,5 +1,6 @@
-"""Checkpoints: the optimizer's whole state on each rank, in the format of torch's optimizers, or the state of model and
-optimizer in parts, each rank its own, for torch.distributed.checkpoint."""
+"""Saves and loads the state of a ZeroOptimizer: the optimizer's whole state on each rank, in the format of torch's
+optimizers; or the state of model and optimizer in parts, of which each rank saves its own, for
+torch.distributed.checkpoint."""
 from __future__ import annotations
 
 import collections
@@ -13,102 +14,116 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch_tutti.zero._optimizer import ZeroOptimizer
 
-# by rule: torch's names of the moments
+# {update rule: torch's names of its moments}
 _MOMENTS = {"none": (), "sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"),
             "adamw": ("exp_avg", "exp_avg_sq")}
-Assemble = Callable[[int, torch.Size, torch.Tensor], Any]  # number of the parameter, its shape, this rank's part
+# Makes a state value from (number of the parameter, shape of the parameter, this rank's flat part of the value).
+Assemble = Callable[[int, torch.Size, torch.Tensor], Any]
 
 
-def _is_part(name: str, value: Any) -> bool:
-    """True if a state entry has one number for each element of the parameter."""
+def _is_elementwise(name: str, value: Any) -> bool:
+    """True if a state value has one number for each element of the parameter, so that each rank keeps a part of it."""
     return torch.is_tensor(value) and value.dim() > 0 and name != "step"
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Divides elements [begin, end) of a tensor, in row-major order, into boxes: yields (offsets, sizes) in order."""
+    """Divides elements [begin, end) of a tensor, in row-major order, into boxes, which are ranges of indices in each
+    dimension. Yields (offsets, sizes) of each box, in order."""
     if begin >= end:
         return
     if len(shape) < 2:
         yield ((begin,), (end - begin,)) if shape else ((), ())
         return
-    row, rest = math.prod(shape[1:]), tuple(shape[1:])
-    if begin % row or end < begin + row:                # a part of one row
-        stop = min(end, (begin // row + 1) * row)
-        for offsets, sizes in boxes(rest, begin % row, stop - begin // row * row):
-            yield (begin // row, *offsets), (1, *sizes)
+    row_elements, row_shape = math.prod(shape[1:]), tuple(shape[1:])
+    if begin % row_elements or end < begin + row_elements:            # a part of one row
+        box_end = min(end, (begin // row_elements + 1) * row_elements)
+        for offsets, sizes in boxes(row_shape, begin % row_elements, box_end - begin // row_elements * row_elements):
+            yield (begin // row_elements, *offsets), (1, *sizes)
     else:
-        stop = end // row * row
-        yield (begin // row, *(0 for _ in rest)), ((stop - begin) // row, *rest)
-    yield from boxes(shape, stop, end)
+        box_end = end // row_elements * row_elements
+        yield (begin // row_elements, *(0 for _ in row_shape)), ((box_end - begin) // row_elements, *row_shape)
+    yield from boxes(shape, box_end, end)
 
 
-def like(given: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """An optimizer of the same class and options with other parameter groups and no state. Does not call its
-    constructor."""
-    made: torch.optim.Optimizer = object.__new__(type(given))
-    vars(made).update({name: value for name, value in vars(given).items() if name != "step"})
-    made.param_groups, made.state = groups, collections.defaultdict(dict)
-    return made
+def optimizer_like(given: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Returns an optimizer with the class and options of `given`, but with other parameter groups and no state. Does
+    not call the constructor."""
+    result: torch.optim.Optimizer = object.__new__(type(given))
+    vars(result).update({name: value for name, value in vars(given).items() if name != "step"})
+    result.param_groups, result.state = groups, collections.defaultdict(dict)
+    return result
 
 
 class Parts(torch.Tensor):
-    """A tensor of which this rank has some boxes, for torch.distributed.checkpoint, which gets them by three methods
-    and copies them before it writes in the background. It cannot be computed with."""
-    parts: list[tuple[tuple[int, ...], torch.Tensor]]   # (offsets, values)
-    writes: bool                                        # false: only for loading
+    """A tensor of which this rank has some boxes. torch.distributed.checkpoint reads and writes the boxes by the last
+    three methods, and copies them before it saves in the background. Any computation raises RuntimeError."""
+    parts: list[tuple[tuple[int, ...], torch.Tensor]]   # (offsets, values) of each box
+    is_saved: bool                                      # False: this rank only loads it
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype,
-                parts: Sequence[tuple[tuple[int, ...], torch.Tensor]] = (), writes: bool = True) -> Parts:
+                parts: Sequence[tuple[tuple[int, ...], torch.Tensor]] = (), is_saved: bool = True) -> Parts:
+        """Makes a tensor of this shape that has no memory besides the values in `parts`."""
         self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device="cpu")
-        self.parts, self.writes = list(parts), writes
+        self.parts, self.is_saved = list(parts), is_saved
         return self
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.new_empty.default:    # torch sets the attributes of the copy
+        """Runs the two operations that torch.distributed.checkpoint calls, new_empty and detach. Raises RuntimeError
+        for any other."""
+        # async_save then copies parts and is_saved into it
+        if func is torch.ops.aten.new_empty.default:
             return cls(args[1], args[0].dtype)
         if func is torch.ops.aten.detach.default:
-            return cls(args[0].shape, args[0].dtype, args[0].parts, args[0].writes)
+            return cls(args[0].shape, args[0].dtype, args[0].parts, args[0].is_saved)
         raise RuntimeError(f"zero: {func} of a tensor in parts, which only torch.distributed.checkpoint can use")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Parts({tuple(self.shape)}, {self.dtype}, {[(at, tuple(t.shape)) for at, t in self.parts]})"
+        return f"Parts({tuple(self.shape)}, {self.dtype}, {[(at, tuple(part.shape)) for at, part in self.parts]})"
 
     def __create_write_items__(self, fqn: str, _: Any) -> list[Any]:
+        """Returns what this rank saves under the name `fqn`: one item for each box, or no item if it only loads the
+        tensor."""
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-        described = [TensorWriteData(chunk, TensorProperties.create_from_tensor(part), self.size())
-                     for chunk, (_, part) in zip(self.__create_chunk_list__(), self.parts) if self.writes]
-        return [WriteItem(MetadataIndex(fqn, d.chunk.offsets), WriteItemType.SHARD, tensor_data=d) for d in described]
+        boxes_to_write = [TensorWriteData(chunk, TensorProperties.create_from_tensor(part), self.size())
+                          for chunk, (_, part) in zip(self.__create_chunk_list__(), self.parts) if self.is_saved]
+        return [WriteItem(MetadataIndex(fqn, box.chunk.offsets), WriteItemType.SHARD, tensor_data=box)
+                for box in boxes_to_write]
 
     def __create_chunk_list__(self) -> list[Any]:
+        """Returns offsets and sizes of this rank's boxes."""
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
         return [ChunkStorageMetadata(torch.Size(offsets), part.size()) for offsets, part in self.parts]
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        """Returns the values of the box that begins at index.offset, to be saved or overwritten by loaded values."""
         return next(part for offsets, part in self.parts if index.offset == torch.Size(offsets))
 
 
 class Checkpoint:
-    """The state of an optimizer and of its model."""
+    """Collects and restores the state of an optimizer and its model."""
 
     def __init__(self, optimizer: ZeroOptimizer) -> None:
         self.optimizer, self.manager = optimizer, optimizer._manager
         self.core, self.group = self.manager.core, self.manager.group
         self.ranks = dist.get_world_size(self.group)
-        self.probed = False             # torch asked for the state before the first step
+        # True after a call of step() by which torch only creates state (ZeroOptimizer._is_probe)
+        self.was_probed = False
 
     # ---- the state of this rank ----
-    def _parts(self, number: int, always: bool) -> dict[str, Any]:
-        """This rank's state of a parameter, by torch's names: flat parts and numbers. always: also before its first
-        step."""
+    def _local_state(self, number: int, include_new: bool) -> dict[str, Any]:
+        """Returns this rank's state of a parameter by torch's names: flat parts, and numbers such as "step"; "master"
+        is the float32 values of a bfloat16 parameter. Returns {} if this rank has no element of it. include_new: also
+        return first values of a parameter that no step has updated."""
         piece, rule = self.core.piece(number), self.manager.rule
         found: dict[str, Any] = {}
         if (inner := self.optimizer._inner) is not None:
             flat = self.optimizer._flat.get(number)
-            found = dict(inner.state.get(flat, {})) or (self._fresh(flat) if always and flat is not None else {})
-        elif (piece.steps or always) and piece.value.numel() and _MOMENTS[rule]:
+            found = dict(inner.state.get(flat, {})) or (
+                self._first_state(flat) if include_new and flat is not None else {})
+        elif (piece.steps or include_new) and piece.value.numel() and _MOMENTS[rule]:
             found = dict(zip(_MOMENTS[rule], piece.moments))
             if len(found) > 1:
                 found = {"step": torch.tensor(float(piece.steps)), **found}
@@ -116,41 +131,44 @@ class Checkpoint:
             found["master"] = piece.value
         return found
 
-    def _fresh(self, flat: torch.nn.Parameter) -> dict[str, Any]:
-        """The first state of a parameter that the optimizer has not updated yet: that of zeros of the same shape."""
+    def _first_state(self, flat: torch.nn.Parameter) -> dict[str, Any]:
+        """Returns the state that the optimizer would create for `flat`, a parameter that it has not updated yet. Steps
+        an optimizer on zeros of the same shape, and sets its "step" back to 0."""
         inner, zeros = self.optimizer._inner, torch.nn.Parameter(torch.zeros_like(flat))
         zeros.grad = torch.zeros_like(flat)
         group = next(group for group in inner.param_groups if any(p is flat for p in group["params"]))
-        made = like(inner, [{**group, "params": [zeros]}])
-        made.step()
-        return {name: value * 0 if name == "step" else value for name, value in made.state[zeros].items()}
+        trial = optimizer_like(inner, [{**group, "params": [zeros]}])
+        trial.step()
+        return {name: value * 0 if name == "step" else value for name, value in trial.state[zeros].items()}
 
-    def _states(self, assemble: Assemble, always: bool) -> dict[int, dict[str, Any]]:
-        """The state of each parameter by number, with equal names on all ranks. assemble() makes an entry from this
-        rank's part. Collective."""
-        mine = {number: self._parts(number, always) for number in range(len(self.manager.owned))}
-        outline = {number: {name: value.dtype if _is_part(name, value) else value for name, value in parts.items()}
-                   for number, parts in mine.items() if parts}
+    def _states(self, assemble: Assemble, include_new: bool) -> dict[int, dict[str, Any]]:
+        """Returns the state of each parameter, {number: {name: value}}, with equal names on all ranks. assemble() makes
+        an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). Collective."""
+        local_states = {number: self._local_state(number, include_new) for number in range(len(self.manager.owned))}
+        local_outline = {number: {name: value.dtype if _is_elementwise(name, value) else value
+                                  for name, value in parts.items()}
+                         for number, parts in local_states.items() if parts}
         outlines: list[Any] = [None] * self.ranks
-        dist.all_gather_object(outlines, outline, self.group)
+        dist.all_gather_object(outlines, local_outline, self.group)
         found = {}
-        for number, o in enumerate(self.manager.owned):
-            known = next((other[number] for other in outlines if number in other), {})
-            if known:
-                found[number] = {name: assemble(number, o.parameter.shape, mine[number].get(
+        for number, entry in enumerate(self.manager.owned):
+            outline = next((other[number] for other in outlines if number in other), {})
+            if outline:
+                found[number] = {name: assemble(number, entry.parameter.shape, local_states[number].get(
                     name, torch.empty(0, dtype=value))) if isinstance(value, torch.dtype) else value
-                    for name, value in known.items()}
+                    for name, value in outline.items()}
         return found
 
     def _groups(self, name_of: Callable[[torch.Tensor, int], Any]) -> list[dict[str, Any]]:
-        """param_groups, with other names for parameters."""
+        """Returns param_groups with name_of(parameter, index) in place of each parameter. The index counts through all
+        groups."""
         index = itertools.count()
         return [{**{name: value for name, value in group.items() if name != "params"},
                  "params": [name_of(p, next(index)) for p in group["params"]]} for group in self.optimizer.param_groups]
 
-    # ---- whole ----
-    def _whole(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
-        """Made of the parts of all ranks."""
+    # ---- the whole state on each rank ----
+    def _gather_whole(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
+        """Returns a whole tensor of this shape, made of the flat parts of all ranks. Collective, except in stage 0."""
         if self.core.placement == "whole":
             return part.clone().view(shape)
         whole = torch.empty(shape.numel(), dtype=part.dtype)
@@ -159,51 +177,58 @@ class Checkpoint:
         return whole.view(shape)
 
     def state_dict(self) -> dict[str, Any]:
-        states, state = self._states(self._whole, self.probed), {}
-        for at, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
-            number = self.manager.number_of.get(p)
+        """Returns the state that ZeroOptimizer.state_dict() documents. Collective."""
+        states, state = self._states(self._gather_whole, self.was_probed), {}
+        for index, parameter in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
+            number = self.manager.number_of.get(parameter)
             if number in states:
-                state[at] = states[number]
+                state[index] = states[number]
         found = {"state": state, "param_groups": self._groups(lambda _, index: index)}
-        if self.core.feeds_back:
-            found["lost"] = {o.name: self.core.lost(number).view(o.parameter.shape)
-                             for number, o in enumerate(self.manager.owned)}
+        if self.core.has_feedback:
+            found["lost"] = {entry.name: self.core.lost(number).view(entry.parameter.shape)
+                             for number, entry in enumerate(self.manager.owned)}
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        theirs, groups = state_dict["param_groups"], self.optimizer.param_groups
-        lengths = [len(group["params"]) for group in theirs]
+        """Loads a state that ZeroOptimizer.state_dict() documents. Raises ValueError if its groups have other lengths.
+        Collective."""
+        loaded_groups, groups = state_dict["param_groups"], self.optimizer.param_groups
+        lengths = [len(group["params"]) for group in loaded_groups]
         if lengths != [len(group["params"]) for group in groups]:
             raise ValueError(f"zero: the state is of an optimizer with groups of {lengths} parameters; this one has "
                              f"{[len(group['params']) for group in groups]}")
-        self._load_lost(state_dict.get("lost", {}))
-        self._load_groups(theirs)
-        keys = itertools.chain.from_iterable(group["params"] for group in theirs)
-        for key, p in zip(keys, itertools.chain.from_iterable(group["params"] for group in groups)):
-            number = self.manager.number_of.get(p)
+        self._load_residuals(state_dict.get("lost", {}))
+        self._load_groups(loaded_groups)
+        keys = itertools.chain.from_iterable(group["params"] for group in loaded_groups)
+        for key, parameter in zip(keys, itertools.chain.from_iterable(group["params"] for group in groups)):
+            number = self.manager.number_of.get(parameter)
             if number is not None:
-                values = self._mine_of(number, state_dict["state"].get(key, {}))
-                exact = values.pop("master", None)
-                if exact is not None and p.dtype != torch.float32:     # else the model's state has it
-                    self.core.piece(number).value.copy_(exact)
-                self._load(number, values)
+                values = self._own_parts(number, state_dict["state"].get(key, {}))
+                float32_values = values.pop("master", None)
+                if float32_values is not None and parameter.dtype != torch.float32:     # else the model's state has it
+                    self.core.piece(number).value.copy_(float32_values)
+                self._load_local_state(number, values)
 
-    def _load_groups(self, theirs: list[dict[str, Any]]) -> None:
-        for mine, other in zip(self.optimizer.param_groups, theirs):
-            mine.update({name: value for name, value in other.items() if name != "params"})
+    def _load_groups(self, loaded_groups: list[dict[str, Any]]) -> None:
+        """Copies the options of loaded groups, but not their parameters, into the optimizer's groups."""
+        for group, loaded in zip(self.optimizer.param_groups, loaded_groups):
+            group.update({name: value for name, value in loaded.items() if name != "params"})
 
-    def _load_lost(self, lost: dict[str, torch.Tensor]) -> None:
-        owned = self.manager.owned if self.core.feeds_back else []
-        found = [lost.get(o.name, torch.zeros(o.parameter.shape)) for o in owned]
-        for o, value in zip(owned, found):
-            if value.shape != o.parameter.shape:
-                raise ValueError(f"zero: the residual of parameter {o.name} has the shape {tuple(value.shape)} in "
-                                 f"the state, but should have {tuple(o.parameter.shape)}")
+    def _load_residuals(self, residuals: dict[str, torch.Tensor]) -> None:
+        """Sets the residuals of compression: whole tensors by name of the parameter, zeros for a missing one. Does
+        nothing without error feedback. Raises ValueError for a wrong shape. Collective."""
+        owned = self.manager.owned if self.core.has_feedback else []
+        found = [residuals.get(entry.name, torch.zeros(entry.parameter.shape)) for entry in owned]
+        for entry, value in zip(owned, found):
+            if value.shape != entry.parameter.shape:
+                raise ValueError(f"zero: the residual of parameter {entry.name} has the shape {tuple(value.shape)} in "
+                                 f"the state, but should have {tuple(entry.parameter.shape)}")
         for number, value in enumerate(found):
             self.core.set_lost(number, value)
 
-    def _mine(self, number: int, name: str, value: Any) -> Any:
-        """Of a whole tensor, or of one in parts, this rank's part, flat; anything else as it is."""
+    def _own_part(self, number: int, name: str, value: Any) -> Any:
+        """Returns this rank's flat part of a state value: of a whole tensor, or of the boxes of a Parts. Returns any
+        other value unchanged. Raises ValueError for a wrong number of elements."""
         owned, piece = self.manager.owned[number], self.core.piece(number)
         if isinstance(value, Parts):
             flat = [part.reshape(-1) for _, part in value.parts]
@@ -213,127 +238,147 @@ class Checkpoint:
                                  f"for this rank, but should have {piece.value.numel()}: it was saved with another "
                                  "number of ranks")
             return value
-        if not _is_part(name, value):
+        if not _is_elementwise(name, value):
             return value
         if value.numel() != owned.parameter.numel():
             raise ValueError(f"zero: {name} of parameter {owned.name} has {value.numel()} elements in the state, but "
                              f"should have {owned.parameter.numel()}")
         return value.reshape(-1)[piece.at: piece.at + piece.value.numel()]
 
-    def _mine_of(self, number: int, values: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._mine(number, name, value) for name, value in values.items()}
+    def _own_parts(self, number: int, values: dict[str, Any]) -> dict[str, Any]:
+        """Returns this rank's parts of all state values of a parameter, {name: part}."""
+        return {name: self._own_part(number, name, value) for name, value in values.items()}
 
-    def _load(self, number: int, own: dict[str, Any]) -> None:
-        """This rank's parts of a parameter's state."""
+    def _load_local_state(self, number: int, local_state: dict[str, Any]) -> None:
+        """Writes this rank's parts of a parameter's state into the optimizer or the core. A missing moment becomes
+        zeros."""
         if (inner := self.optimizer._inner) is not None:
             flat = self.optimizer._flat.get(number)
-            if flat is not None and not own.get("step", 1):            # no step has updated it, so there is none
+            # no step has updated the parameter, so the optimizer has no state of it
+            if flat is not None and not local_state.get("step", 1):
                 inner.state.pop(flat, None)
             elif flat is not None:
                 inner.state[flat] = {name: value.clone() if torch.is_tensor(value) else value
-                                     for name, value in own.items()}
+                                     for name, value in local_state.items()}
             return
-        self.core.set_steps(number, int(own.get("step", bool(own))))
+        self.core.set_steps(number, int(local_state.get("step", bool(local_state))))
         for name, moment in zip(_MOMENTS[self.manager.rule], self.core.piece(number).moments):
             if moment is not None:
-                moment.copy_(own[name]) if own.get(name) is not None else moment.zero_()
+                moment.copy_(local_state[name]) if local_state.get(name) is not None else moment.zero_()
 
 
 class ShardedState:
-    """What `ZeroOptimizer.sharded_state` returns: the state of model and optimizer in parts.
-    torch.distributed.checkpoint calls both methods, on all ranks."""
+    """The state of model and optimizer in parts, which `ZeroOptimizer.sharded_state` returns.
+    torch.distributed.checkpoint calls both public methods, on all ranks."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint, self._manager = checkpoint, checkpoint.manager
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """{"model": …, "optimizer": …} as get_state_dict of torch.distributed.checkpoint names them. Tensors
-        that are divided are Parts, views of what this rank keeps, valid until the next step. Collective."""
+        """Returns {"model": …, "optimizer": …} with the names of get_state_dict of torch.distributed.checkpoint.
+        Divided tensors are Parts: views of what this rank keeps, or copies of another dtype, valid until the next step.
+        Collective."""
         checkpoint, core = self._checkpoint, self._checkpoint.core
         entries = self._manager.entries()
         core.claim_pieces()
-        model = {name: self._rest(value) if number is None else self._value(number)
+        model = {name: self._untrained_value(value) if number is None else self._parameter_value(number)
                  for name, (number, value) in entries.items()}
         owned = self._manager.owned
-        states = {owned[number].name: state for number, state in checkpoint._states(self._parts, True).items()}
+        states = {owned[number].name: state for number, state in checkpoint._states(self._as_parts, True).items()}
         found = {"state": states, "param_groups": checkpoint._groups(
-            lambda p, _: owned[number].name if (number := self._manager.number_of.get(p)) is not None else "")}
-        if core.feeds_back:
-            found["lost"] = {o.name: self._parts(number, o.parameter.shape, self._lost(number))
-                             for number, o in enumerate(owned)}
+            lambda parameter, _: owned[number].name
+            if (number := self._manager.number_of.get(parameter)) is not None else "")}
+        if core.has_feedback:
+            found["lost"] = {entry.name: self._as_parts(number, entry.parameter.shape, self._residual_part(number))
+                             for number, entry in enumerate(owned)}
         self._manager.stay_whole()
         return {"model": model, "optimizer": found}
 
-    def _rest(self, value: Any) -> Any:
-        """Buffers and what is not trained: rank 0 writes its own, all read them."""
+    def _untrained_value(self, value: Any) -> Any:
+        """Returns a buffer or an untrained parameter as Parts of one box, which rank 0 alone saves and all ranks load.
+        Returns a value that is not a tensor unchanged."""
         if not torch.is_tensor(value):
             return value
         first = dist.get_rank(self._checkpoint.group) == 0
-        return Parts(value.shape, value.dtype, [((0,) * value.dim(), value)], writes=first)
+        return Parts(value.shape, value.dtype, [((0,) * value.dim(), value)], is_saved=first)
 
-    def _value(self, number: int) -> Any:
+    def _parameter_value(self, number: int) -> Any:
+        """Returns the values of a trained parameter, in its own dtype, as _as_parts() does."""
         parameter = self._manager.owned[number].parameter
-        return self._parts(number, parameter.shape, self._checkpoint.core.piece(number).value.to(parameter.dtype))
+        return self._as_parts(number, parameter.shape, self._checkpoint.core.piece(number).value.to(parameter.dtype))
 
-    def _lost(self, number: int) -> torch.Tensor:
+    def _residual_part(self, number: int) -> torch.Tensor:
+        """Returns this rank's part of a parameter's residual of compression, flat. Collective."""
         piece = self._checkpoint.core.piece(number)
         return self._checkpoint.core.lost(number)[piece.at: piece.at + piece.value.numel()].clone()
 
-    def _parts(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
-        """A tensor of that shape, of which this rank has a part; whole where nothing is divided."""
+    def _as_parts(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
+        """Returns a Parts of this shape that has `part`, this rank's flat part of a parameter's values or state. In
+        stage 0, where nothing is divided, returns `part` in this shape."""
         if self._checkpoint.core.placement == "whole":
             return part.view(shape)
-        at = self._checkpoint.core.piece(number).at
-        found = list(boxes(tuple(shape), at, at + part.numel()))
-        flat = part.split([math.prod(sizes) for _, sizes in found]) if found else ()
-        return Parts(shape, part.dtype, [(offsets, f.view(sizes)) for f, (offsets, sizes) in zip(flat, found)])
+        begin = self._checkpoint.core.piece(number).at
+        found_boxes = list(boxes(tuple(shape), begin, begin + part.numel()))
+        flat = part.split([math.prod(sizes) for _, sizes in found_boxes]) if found_boxes else ()
+        return Parts(shape, part.dtype,
+                     [(offsets, values.view(sizes)) for values, (offsets, sizes) in zip(flat, found_boxes)])
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What state_dict gives, with other values, in parts or whole. Collective; refused on all ranks or none."""
+        """Loads a dict of the form that state_dict() returns, with whole tensors or Parts. Collective. If the state of
+        a parameter is missing or invalid on any rank, all ranks raise ValueError before anything is loaded."""
         checkpoint, core, manager = self._checkpoint, self._checkpoint.core, self._manager
-        theirs, rest, mine = state["optimizer"], [], {}
+        optimizer_state, untrained, own_parts = state["optimizer"], [], {}
         problem = None
         try:
             for name, (number, value) in manager.entries().items():
                 given = state["model"][name]
                 if number is not None:
-                    states = theirs["state"].get(manager.owned[number].name, {})
-                    mine[number] = (checkpoint._mine(number, name, given), checkpoint._mine_of(number, states))
+                    states = optimizer_state["state"].get(manager.owned[number].name, {})
+                    own_parts[number] = (checkpoint._own_part(number, name, given),
+                                         checkpoint._own_parts(number, states))
                 else:
-                    rest.append((name, value, given))
+                    untrained.append((name, value, given))
         except (KeyError, RuntimeError, ValueError) as error:
             problem = f"zero: the state has no {error}" if isinstance(error, KeyError) else str(error)
-        self._agree(problem)
+        self._raise_on_all_ranks(problem)
         core.claim_pieces()
-        checkpoint._load_groups(theirs["param_groups"])
-        for name, value, given in rest:
-            self._load_rest(name, value, given.parts[0][1] if isinstance(given, Parts) else given)
-        for number, (value, own) in mine.items():
-            self._load_value(number, value, own.pop("master", None))
-            checkpoint._load(number, own)
-        if core.feeds_back and "lost" in theirs:
-            checkpoint._load_lost({o.name: checkpoint._whole(number, o.parameter.shape, checkpoint._mine(
-                number, "lost", theirs["lost"][o.name])) for number, o in enumerate(manager.owned)})
+        checkpoint._load_groups(optimizer_state["param_groups"])
+        for name, value, given in untrained:
+            self._load_untrained(name, value, given.parts[0][1] if isinstance(given, Parts) else given)
+        for number, (value, local_state) in own_parts.items():
+            self._load_value(number, value, local_state.pop("master", None))
+            checkpoint._load_local_state(number, local_state)
+        if core.has_feedback and "lost" in optimizer_state:
+            checkpoint._load_residuals({
+                entry.name: checkpoint._gather_whole(number, entry.parameter.shape, checkpoint._own_part(
+                    number, "lost", optimizer_state["lost"][entry.name]))
+                for number, entry in enumerate(manager.owned)})
         core.begin_pieces()
-        manager.stepped()
+        manager.finish_step()
 
-    def _load_rest(self, name: str, value: Any, given: Any) -> None:
-        of, _, last = name.rpartition(".")
-        if last == "_extra_state":
-            self._manager.model.get_submodule(of).set_extra_state(given)
+    def _load_untrained(self, name: str, value: Any, given: Any) -> None:
+        """Copies `given` into `value`, a buffer or an untrained parameter of the model, or gives it to the module as
+        extra state. name: its name in the state_dict."""
+        module_name, _, key = name.rpartition(".")
+        if key == "_extra_state":
+            self._manager.model.get_submodule(module_name).set_extra_state(given)
         elif torch.is_tensor(value):
             value.copy_(given)
 
-    def _agree(self, problem: str | None) -> None:
+    def _raise_on_all_ranks(self, problem: str | None) -> None:
+        """Raises ValueError on all ranks if any rank has a problem. problem: the text of this rank's, or None.
+        Collective."""
         problems: list[Any] = [None] * self._checkpoint.ranks
         dist.all_gather_object(problems, problem, self._checkpoint.group)
         if any(problems):
             raise ValueError(problem or "on another rank: " + next(p for p in problems if p))
 
     def _load_value(self, number: int, value: torch.Tensor, exact: torch.Tensor | None) -> None:
-        """Float32 values know more than what they round to; but if they do not, somebody else has written the model."""
+        """Sets this rank's float32 values of a parameter to `value`. exact: None, or the more precise float32 values
+        (`master`) that are taken where they round to `value`. Where they do not, something else than zero has written
+        the saved model."""
         piece = self._checkpoint.core.piece(number)
         if value.dtype == torch.float32 or exact is None:
             piece.value.copy_(value)

@@ -1,4 +1,5 @@
-"""Calls include/tutti_zero.h by ctypes, and returns tensors of its memory. The header documents the calls."""
+"""Calls the functions of include/tutti_zero.h by ctypes, and returns tensors in the library's memory. The header
+documents each call."""
 from __future__ import annotations
 
 import ctypes
@@ -14,6 +15,7 @@ PLACEMENTS = {"shared": 0, "replicated": 1, "sharded": 2, "whole": 3}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
 
 
+# The structures of include/tutti_zero.h, with the same fields in the same order.
 class _Parameter(ctypes.Structure):
     _fields_ = [("count", c_size_t), ("unit", c_int), ("group", c_int)]
 
@@ -44,16 +46,17 @@ class _Event(ctypes.Structure):
     _fields_ = [("kind", c_int), ("unit", c_int), ("began_ns", c_int64), ("ended_ns", c_int64), ("bytes", c_uint64)]
 
 
-class Described(NamedTuple):
-    """A parameter for the core: its elements, its unit, and its parameter group."""
+class ParameterInfo(NamedTuple):
+    """A parameter as the core needs to know it: its number of elements, its unit, and its parameter group."""
     count: int
     unit: int
     group: int
 
 
 class Piece(NamedTuple):
-    """This rank's piece of a parameter: its elements from `at` on, as flat tensors. moments: None where the rule has
-    none. steps: updates so far. used: it has a gradient in this step."""
+    """This rank's piece of a parameter: its elements from number `at` on, as flat tensors. moments: None where the rule
+    has none. gradient: None before it is averaged. steps: updates so far. used: some rank has a gradient in this
+    step."""
     at: int
     value: torch.Tensor
     moments: tuple[torch.Tensor | None, torch.Tensor | None]
@@ -63,22 +66,25 @@ class Piece(NamedTuple):
 
 
 class Core:
-    """One tutti_zero. It is destroyed when neither this object nor a tensor of its memory exists any more."""
+    """One tutti_zero. It is destroyed when neither this object nor a tensor in its memory exists any more."""
 
-    def __init__(self, communicator: int, parameters: Sequence[Described], dtypes: Sequence[torch.dtype], groups: int,
-                 placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
+    def __init__(self, communicator: int, parameters: Sequence[ParameterInfo], dtypes: Sequence[torch.dtype],
+                 groups: int, placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
                  compression: str | Compression | None) -> None:
-        numbers = dtype_numbers()
-        model = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
-        types = (c_int * len(dtypes))(*(numbers[DTYPES[d]] for d in dtypes))
-        config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, model, types,
-                         PLACEMENTS[placement], RULES[rule], buffers, timeout_ms, prefetch, ahead,
+        """Creates a tutti_zero. parameters: in the order of units. dtypes: one for each unit. groups: how many
+        parameter groups there are. The other arguments are fields of tutti_zero_config. Collective."""
+        dtype_number = dtype_numbers()
+        parameter_array = (_Parameter * len(parameters))(*(_Parameter(*parameter) for parameter in parameters))
+        dtype_array = (c_int * len(dtypes))(*(dtype_number[DTYPES[dtype]] for dtype in dtypes))
+        config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, parameter_array,
+                         dtype_array, PLACEMENTS[placement], RULES[rule], buffers, timeout_ms, prefetch, ahead,
                          described(compression))
         self._zero = c_void_p()
-        self.placement, self.feeds_back = placement, bool(config.compression.form and config.compression.feedback)
-        self._counts = [p.count for p in parameters]
-        self._dtypes = [dtypes[p.unit] for p in parameters]
+        self.placement, self.has_feedback = placement, bool(config.compression.form and config.compression.feedback)
+        self._counts = [parameter.count for parameter in parameters]
+        self._dtypes = [dtypes[parameter.unit] for parameter in parameters]
         self._gradients: dict[tuple[int, int], torch.Tensor] = {}
+        # where tutti_zero_gradient() writes its results
         self._at, self._adds = c_void_p(), c_bool()
         self._calls = _library()
         self._calls.tutti_zero_parameter_at.restype = c_void_p
@@ -89,7 +95,7 @@ class Core:
             self._calls.tutti_zero_destroy(self._zero)
 
     def _tensor(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor of `count` elements at an address in the core's memory."""
+        """Returns a flat tensor of `count` elements at an address in the core's memory."""
         if not count:
             return torch.empty(0, dtype=dtype)
         memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
@@ -97,78 +103,102 @@ class Core:
         return torch.frombuffer(memory, dtype=dtype)
 
     def parameter(self, number: int) -> torch.Tensor:
-        """The flat values of a parameter, in the core's memory."""
+        """Returns the flat values of a parameter, in the core's memory."""
         address = self._calls.tutti_zero_parameter_at(self._zero, number)
         return self._tensor(address, self._counts[number], self._dtypes[number])
 
     def begin(self) -> None:
+        """Gives all ranks the values that rank 0 has written to its parameters. Collective."""
         _check(self._calls.tutti_zero_begin(self._zero))
 
     def use(self, unit: int) -> None:
+        """Waits until a unit has the values of the last step. A sharded unit is gathered, and stays whole until
+        release()."""
         _check(self._calls.tutti_zero_use(self._zero, unit))
 
     def use_backward(self, unit: int) -> None:
+        """Does what use() does, but the use ends when all gradients of the unit are ready, or with the step."""
         _check(self._calls.tutti_zero_use_backward(self._zero, unit))
 
     def release(self, unit: int) -> None:
+        """Ends the use of a unit. The core may then free it, if it is sharded."""
         _check(self._calls.tutti_zero_release(self._zero, unit))
 
     def keep(self, kept: bool) -> None:
+        """With kept, gathers all units, which stay whole until the next step or begin(). Without, sharded units are
+        whole only while they are used. Collective."""
         _check(self._calls.tutti_zero_keep(self._zero, kept))
 
     def gradient(self, number: int) -> tuple[torch.Tensor, bool]:
-        """The flat buffer for a parameter's gradient, and whether it has one to which the new one must be added."""
+        """Returns the flat buffer for a parameter's gradient. Returns with it True if the buffer has the gradient of an
+        earlier backward pass, to which the caller must add the new one. May wait for a free buffer."""
         _check(self._calls.tutti_zero_gradient(self._zero, number, byref(self._at), byref(self._adds)))
         address = self._at.value or 0
         found = self._gradients.get((number, address))
-        if found is None:               # the core has few buffers and reuses them
+        # the core has few buffers and reuses them, so their tensors are kept
+        if found is None:
             memory = (ctypes.c_char * (self._counts[number] * self._dtypes[number].itemsize)).from_address(address)
             found = self._gradients[number, address] = torch.frombuffer(memory, dtype=self._dtypes[number])
         return found, self._adds.value
 
     def ready(self, number: int) -> None:
+        """Reports that a parameter's gradient is in its buffer. With the last one of a unit, the core starts to sum the
+        unit's."""
         _check(self._calls.tutti_zero_ready(self._zero, number))
 
     def hold(self, held: bool) -> None:
+        """While held, ready gradients stay on this rank, and gradients of the next pass are added to them."""
         _check(self._calls.tutti_zero_hold(self._zero, held))
 
     def settle(self) -> None:
+        """Waits until all gradients are averaged over the ranks. Collective."""
         _check(self._calls.tutti_zero_settle(self._zero))
 
     def norm(self) -> float:
+        """Returns the 2-norm of all averaged gradients together, equal on all ranks. Collective."""
         result = c_double()
         _check(self._calls.tutti_zero_norm(self._zero, byref(result)))
         return result.value
 
     def step(self, rates: Sequence[Rates], scale: float) -> None:
+        """Updates this rank's slices by the rule, with the rates of each group, from the gradients times `scale`.
+        Collective."""
         _check(self._calls.tutti_zero_step(self._zero, (Rates * len(rates))(*rates), c_double(scale)))
 
     def claim(self) -> None:
+        """Waits until no rank reads parameters. Then rank 0 may write parameters before begin(), or, after settle(),
+        each rank its pieces before publish(). Collective."""
         _check(self._calls.tutti_zero_claim(self._zero))
 
     def publish(self) -> None:
+        """Takes the step after the caller has updated its pieces (rule "none")."""
         _check(self._calls.tutti_zero_publish(self._zero))
 
     def drop(self) -> None:
+        """Discards the gradients of this step. Collective if any rank has gradients."""
         _check(self._calls.tutti_zero_drop(self._zero))
 
     def piece(self, number: int) -> Piece:
-        """This rank's piece of a parameter, in the core's memory."""
-        p = _Piece()
-        _check(self._calls.tutti_zero_get_piece(self._zero, number, byref(p)))
-        first, second = (self._tensor(a, p.count, torch.float32) if a else None for a in (p.first, p.second))
-        gradient = self._tensor(p.gradient, p.count, self._dtypes[number]) if p.gradient else None
-        value = self._tensor(p.value or 0, p.count, torch.float32)
-        return Piece(p.at, value, (first, second), gradient, p.steps, p.used)
+        """Returns this rank's piece of a parameter, in the core's memory."""
+        found = _Piece()
+        _check(self._calls.tutti_zero_get_piece(self._zero, number, byref(found)))
+        first, second = (self._tensor(address, found.count, torch.float32) if address else None
+                         for address in (found.first, found.second))
+        gradient = self._tensor(found.gradient, found.count, self._dtypes[number]) if found.gradient else None
+        value = self._tensor(found.value or 0, found.count, torch.float32)
+        return Piece(found.at, value, (first, second), gradient, found.steps, found.used)
 
     def claim_pieces(self) -> None:
+        """Waits until no rank reads the pieces of another. Then each rank may read its own, and may write them if it
+        calls begin_pieces() next. Collective."""
         _check(self._calls.tutti_zero_claim_pieces(self._zero))
 
     def begin_pieces(self) -> None:
+        """Lets all ranks continue with the values that each has written to its pieces. Collective."""
         _check(self._calls.tutti_zero_begin_pieces(self._zero))
 
     def counts(self, number: int, ranks: int) -> list[int]:
-        """The elements of the parameter that each rank has, in the order of ranks."""
+        """Returns how many elements of a parameter each rank has, in the order of ranks."""
         at, count, found = c_size_t(), c_size_t(), []
         for rank in range(ranks):
             _check(self._calls.tutti_zero_span(self._zero, number, rank, byref(at), byref(count)))
@@ -176,31 +206,35 @@ class Core:
         return found
 
     def set_steps(self, number: int, steps: int) -> None:
+        """Sets how many steps have updated a parameter."""
         _check(self._calls.tutti_zero_set_steps(self._zero, number, c_uint64(steps)))
 
     def lost(self, number: int) -> torch.Tensor:
-        """The residual of compression of a parameter, summed over ranks: float32, flat. Collective."""
+        """Returns the residual of compression of a parameter, float32 and flat, the same on all ranks. Collective."""
         found = torch.empty(self._counts[number])
         _check(self._calls.tutti_zero_get_lost(self._zero, number, c_void_p(found.data_ptr())))
         return found
 
     def set_lost(self, number: int, lost: torch.Tensor) -> None:
+        """Divides the residual of a parameter, which must be the same on all ranks, among the ranks. Collective."""
         flat = lost.detach().float().contiguous()
         assert flat.numel() == self._counts[number]
         _check(self._calls.tutti_zero_set_lost(self._zero, number, c_void_p(flat.data_ptr())))
 
     def watch(self, events: int) -> None:
+        """Records up to `events` events from now on. 0 stops recording."""
         _check(self._calls.tutti_zero_watch(self._zero, c_size_t(events)))
 
     def events(self) -> tuple[list[tuple[int, ...]], int]:
-        """The recorded events, with the fields of tutti_zero_event, and the number of events that did not fit."""
+        """Returns the recorded events, with the fields of tutti_zero_event, and how many events exceeded the room."""
         count, missed = c_size_t(), c_size_t()
         _check(self._calls.tutti_zero_get_events(self._zero, None, c_size_t(0), byref(count), byref(missed)))
         kept = (_Event * count.value)()
         _check(self._calls.tutti_zero_get_events(self._zero, kept, count, byref(count), byref(missed)))
-        return [(e.kind, e.unit, e.began_ns, e.ended_ns, e.bytes) for e in kept], missed.value
+        return [(event.kind, event.unit, event.began_ns, event.ended_ns, event.bytes) for event in kept], missed.value
 
     def report(self) -> dict[str, Any]:
+        """Returns the fields of tutti_zero_report by name."""
         report = _Report(ctypes.sizeof(_Report))
         _check(self._calls.tutti_zero_get_report(self._zero, byref(report)))
         return {name: getattr(report, name) for name, _ in _Report._fields_[1:]}

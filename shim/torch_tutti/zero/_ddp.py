@@ -1,5 +1,5 @@
-"""A program that is written for DistributedDataParallel keeps it: its wrapper computes and synchronises buffers, zero
-sums gradients and takes the steps."""
+"""Lets a program that is written for DistributedDataParallel keep it: the wrapper still computes and synchronises
+buffers, but zero sums the gradients and takes the steps."""
 from __future__ import annotations
 
 import contextlib
@@ -17,31 +17,33 @@ from torch_tutti.zero._optimizer import ZeroOptimizer
 
 def wrap_ddp(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, stage: int = 0,
              **options: Any) -> ZeroOptimizer:
-    """Has zero sum the gradients of a DistributedDataParallel and take the steps of its optimizer; returns the
+    """Lets zero sum the gradients of a DistributedDataParallel and take the steps of its optimizer. Returns the
     optimizer to use in its place. Collective. The rest of the program stays as it is: calls of `ddp`, `ddp.no_sync()`,
     `ddp.zero_grad()`, buffers that follow rank 0's, torch.nn.utils.clip_grad_norm_, state dicts. But `grad` is None
     after backward(), and parameters are changed in `with optimizer.edit():`.
 
-    stage: 0, each rank has all, as before; with ahead=True the step is taken while the next forward pass begins. 1 to 3
-    divide, as in `zero.shard`, whose other arguments may follow. Hooks of communication and join() are refused, as no
-    gradient passes through the wrapper any more: compression= of zero.shard (stages 1 to 3) is for the first."""
+    stage: 0: nothing is divided, as in DistributedDataParallel; with ahead=True the step is taken while the next
+    forward pass begins. 1 to 3 divide as in `zero.shard`, whose other arguments may follow. Communication hooks and
+    join() raise an error, because no gradient passes through the wrapper any more; instead of a hook, use compression=
+    of zero.shard (stages 1 to 3)."""
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"zero.wrap_ddp: a {type(ddp).__name__} is not a DistributedDataParallel; zero.shard takes "
                          "any model")
-    for what, there in (("a communication hook", ddp._comm_hooks), ("mixed_precision", ddp.mixed_precision),
-                        ("parameters that it ignores or delays", ddp.parameters_to_ignore
-                         or ddp._delay_all_reduce_params)):
-        if there:
-            raise ValueError(f"zero.wrap_ddp: the DistributedDataParallel has {what}; make it without")
+    for feature, is_used in (("a communication hook", ddp._comm_hooks), ("mixed_precision", ddp.mixed_precision),
+                             ("parameters that it ignores or delays", ddp.parameters_to_ignore
+                              or ddp._delay_all_reduce_params)):
+        if is_used:
+            raise ValueError(f"zero.wrap_ddp: the DistributedDataParallel has {feature}; make it without")
     model, sharded = shard(ddp.module, optimizer, stage=stage, group=ddp.process_group, **options)
-    _rest(ddp, sharded)
+    _take_over_gradients(ddp, sharded)
     return sharded
 
 
-def _rest(ddp: DistributedDataParallel, optimizer: ZeroOptimizer) -> None:
-    """Its reducer sees no backward pass; buffers are synchronised as if it did."""
-    was = {name: getattr(ddp, name)
-           for name in ("require_backward_grad_sync", "find_unused_parameters", "static_graph")}
+def _take_over_gradients(ddp: DistributedDataParallel, optimizer: ZeroOptimizer) -> None:
+    """Removes the wrapper's own reduction of gradients, and replaces its methods that concern gradients by the
+    optimizer's. The wrapper still synchronises buffers."""
+    original_flags = {name: getattr(ddp, name)
+                      for name in ("require_backward_grad_sync", "find_unused_parameters", "static_graph")}
     ddp.reducer._remove_autograd_hooks()
 
     @contextlib.contextmanager
@@ -52,25 +54,29 @@ def _rest(ddp: DistributedDataParallel, optimizer: ZeroOptimizer) -> None:
     def zero_grad(_: DistributedDataParallel, set_to_none: bool = True) -> None:
         optimizer.zero_grad(set_to_none)
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def raise_unsupported(*_: Any, **__: Any) -> Any:
+        """Replaces the methods that need the wrapper's own gradients."""
         raise NotImplementedError("zero.wrap_ddp: zero handles the gradients of this DistributedDataParallel; "
                                   "communication hooks, join() and static graphs are not supported")
 
-    def note(called: torch.nn.Module, *_: Any) -> None:
-        if called is ddp:               # as its own forward() does
+    def set_buffer_sync(module: torch.nn.Module, *_: Any) -> None:
+        """A forward hook: the next forward synchronises buffers if this one was part of training outside no_sync(). The
+        wrapper's own forward() decides so too."""
+        if module is ddp:
             ddp.require_forward_param_sync = torch.is_grad_enabled() and not optimizer.holds
 
-    def copied(_: DistributedDataParallel, memo: Any) -> DistributedDataParallel:
-        """A copy is an ordinary one."""
-        for name in ours:
+    def deepcopy_original(_: DistributedDataParallel, memo: Any) -> DistributedDataParallel:
+        """Returns an ordinary DistributedDataParallel: copies the wrapper with its own methods and flags restored."""
+        for name in replacements:
             del vars(ddp)[name]
-        vars(ddp).update(was)
+        vars(ddp).update(original_flags)
         try:
             return copy.deepcopy(ddp, memo)
         finally:
-            vars(ddp).update(ours)
-    ours = {"no_sync": MethodType(no_sync, ddp), "zero_grad": MethodType(zero_grad, ddp),
-            "__deepcopy__": MethodType(copied, ddp), **dict.fromkeys(was, False),
-            **dict.fromkeys(("register_comm_hook", "join_hook", "join", "_set_static_graph"), refuse)}
-    vars(ddp).update(ours)
-    ddp.register_forward_hook(Hook(note))
+            vars(ddp).update(replacements)
+    replacements = {
+        "no_sync": MethodType(no_sync, ddp), "zero_grad": MethodType(zero_grad, ddp),
+        "__deepcopy__": MethodType(deepcopy_original, ddp), **dict.fromkeys(original_flags, False),
+        **dict.fromkeys(("register_comm_hook", "join_hook", "join", "_set_static_graph"), raise_unsupported)}
+    vars(ddp).update(replacements)
+    ddp.register_forward_hook(Hook(set_buffer_sync))

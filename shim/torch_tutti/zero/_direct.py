@@ -16,64 +16,71 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
 
-_owners: Any = WeakTensorKeyDictionary()                # weight: (weak reference to its Manager, parameter number)
+# {weight: (weak reference to its Manager, number of the parameter)}
+_owners: Any = WeakTensorKeyDictionary()
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer. backward() writes the weight's gradient into the buffer of parameter `number` of the manager."""
+    """A linear layer. backward() writes the weight's gradient into the buffer that the core has for parameter
+    `number`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, manager: Manager, number: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.place = manager, number
+        ctx.owner = manager, number
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradients of x, weight and bias. That of the weight is None if it is in the core's buffer, that
+        of an argument that needs none is None."""
         x, weight = ctx.saved_tensors
-        manager, number = ctx.place
-        rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        result = None
-        if of_weight and _is_accumulated(weight):
-            result = manager.write(number, rows.t(), inputs)
-        elif of_weight:
-            result = rows.t().mm(inputs)
-        return (rows.mm(weight).view(x.shape) if of_x else None, result, rows.sum(0) if of_bias else None, None, None)
+        manager, number = ctx.owner
+        gradient_rows, x_rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        weight_gradient = None
+        if needs_weight and _only_accumulates(weight):
+            weight_gradient = manager.write_product(number, gradient_rows.t(), x_rows)
+        elif needs_weight:
+            weight_gradient = gradient_rows.t().mm(x_rows)
+        return (gradient_rows.mm(weight).view(x.shape) if needs_x else None, weight_gradient,
+                gradient_rows.sum(0) if needs_bias else None, None, None)
 
 
 class _Lookup(torch.autograd.Function):
-    """An embedding. backward() writes the weight's gradient into the buffer of parameter `number` of the manager."""
+    """An embedding. backward() writes the weight's gradient into the buffer that the core has for parameter
+    `number`."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, manager: Manager, number: int) -> Tensor:
         ctx.save_for_backward(ids, weight)
-        ctx.place = padding, manager, number
+        ctx.owner = padding, manager, number
         return torch.embedding(weight, ids, padding)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradient of the weight, or None if it is in the core's buffer or not needed."""
         ids, weight = ctx.saved_tensors
-        padding, manager, number = ctx.place
-        result = None
-        if ctx.needs_input_grad[1] and _is_accumulated(weight):
-            result = manager.write_rows(number, ids, gradient, padding)
+        padding, manager, number = ctx.owner
+        weight_gradient = None
+        if ctx.needs_input_grad[1] and _only_accumulates(weight):
+            weight_gradient = manager.write_rows(number, ids, gradient, padding)
         elif ctx.needs_input_grad[1]:
-            result = sum_rows(gradient, ids, len(weight), padding)
-        return None, result, None, None, None
+            weight_gradient = sum_rows(gradient, ids, len(weight), padding)
+        return None, weight_gradient, None, None, None
 
 
 def sum_rows(rows: Tensor, ids: Tensor, count: int, padding: int = -1) -> Tensor:
-    """The gradient of an embedding: [count, columns], row i is the sum of the rows whose id is i. padding: an id whose
-    rows are left out, or -1."""
+    """Returns the gradient of an embedding, [count, columns]: row i is the sum of the rows whose id is i. padding: an
+    id whose rows are left out, or -1."""
     return torch.ops.aten.embedding_dense_backward(rows, ids, count, padding, False)
 
 
-def _is_accumulated(weight: Tensor) -> bool:
-    """True if this backward pass accumulates the weight's gradient and no other hook reads it. False in
+def _only_accumulates(weight: Tensor) -> bool:
+    """True if this backward pass only accumulates the weight's gradient, and no hook but zero's reads it. False in
     torch.autograd.grad, in backward(inputs=…) without the weight, and with create_graph."""
-    others = len(weight._post_accumulate_grad_hooks or ()) > 1
-    if torch.is_grad_enabled() or weight._backward_hooks or others:
+    has_other_hooks = len(weight._post_accumulate_grad_hooks or ()) > 1
+    if torch.is_grad_enabled() or weight._backward_hooks or has_other_hooks:
         return False
     try:
         return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(weight).node)
@@ -82,8 +89,8 @@ def _is_accumulated(weight: Tensor) -> bool:
 
 
 def _owner_of(weight: Tensor) -> tuple[Manager, int] | None:
-    """The Manager and number of a weight. None if gradients take another path: torch.compile, torch.func, forward mode,
-    or a weight that is not sharded."""
+    """Returns the Manager of a weight and its number there. None if its gradient must go through autograd: in
+    torch.compile, torch.func and forward mode, without gradients, or if the weight is not sharded."""
     owner = _owners.get(weight)
     if owner is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -94,7 +101,7 @@ def _owner_of(weight: Tensor) -> tuple[Manager, int] | None:
 
 
 def _multiply(self: nn.Linear, x: Tensor) -> Tensor:
-    """The forward of a linear layer."""
+    """Replaces the forward of a linear layer. Uses torch's own if the gradient must go through autograd."""
     owner = _owner_of(self.weight)
     if owner is None or torch.is_autocast_enabled(x.device.type) or x.dtype != self.weight.dtype:
         return F.linear(x, self.weight, self.bias)
@@ -102,7 +109,7 @@ def _multiply(self: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _look_up(self: nn.Embedding, ids: Tensor) -> Tensor:
-    """The forward of an embedding."""
+    """Replaces the forward of an embedding. Uses torch's own if the gradient must go through autograd."""
     owner = _owner_of(self.weight)
     if owner is None or self.sparse or self.max_norm is not None or self.scale_grad_by_freq:
         return nn.Embedding.forward(self, ids)
@@ -111,10 +118,11 @@ def _look_up(self: nn.Embedding, ids: Tensor) -> Tensor:
 
 
 _FORWARDS: dict[type[nn.Module], Any] = {nn.Linear: _multiply, nn.Embedding: _look_up}
-_multiply.__name__ = _look_up.__name__ = "forward"      # under which a method is pickled
+# pickle finds a method by this name
+_multiply.__name__ = _look_up.__name__ = "forward"
 
 
-def write_directly(manager: Manager, model: nn.Module) -> None:
+def replace_forwards(manager: Manager, model: nn.Module) -> None:
     """Replaces the forward of the model's linear layers and embeddings whose weights the manager owns."""
     for layer in model.modules():
         forward = _FORWARDS.get(type(layer))

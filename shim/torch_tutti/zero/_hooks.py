@@ -1,4 +1,4 @@
-"""What zero has modules of torch call, and torch's own functions that it goes before."""
+"""Hooks that zero installs in torch's modules, and the replacement of torch.nn.utils.clip_grad_norm_."""
 from __future__ import annotations
 
 import functools
@@ -6,12 +6,13 @@ from typing import Any, Callable
 
 import torch
 
-_before: list[Callable[..., Any]] = []                  # torch's clip_grad_norm_, once it is gone before
+# torch's clip_grad_norm_, once replace_clip_grad_norm() has replaced it
+_replaced: list[Callable[..., Any]] = []
 
 
 class Hook:
-    """A call at the module it was made for. A copy of it, as one that was pickled, does nothing: copies of a model are
-    nobody's."""
+    """A hook that calls `call`, or does nothing with None. A copied or unpickled Hook does nothing, because zero does
+    not manage copies of a model."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         self.call = call
@@ -20,29 +21,31 @@ class Hook:
         return None if self.call is None else self.call(*arguments)
 
     def __reduce__(self) -> Any:
+        """Makes copy and pickle create a Hook without a call."""
         return Hook, ()
 
 
-def clip_ours(manager_of: Callable[[torch.Tensor], Any]) -> None:
-    """From now on torch.nn.utils.clip_grad_norm_ takes parameters whose gradients are zero's, too: it would find none,
-    and clip nothing. Who has bound the function before has torch's. manager_of: of a parameter, or None."""
-    if _before:
+def replace_clip_grad_norm(manager_of: Callable[[torch.Tensor], Any]) -> None:
+    """Replaces torch.nn.utils.clip_grad_norm_, once in a process, by a function that also clips gradients that zero
+    keeps; torch's would find no .grad and clip nothing. A program that imported the function earlier still has torch's.
+    manager_of: returns the Manager of a parameter, or None."""
+    if _replaced:
         return
-    theirs = torch.nn.utils.clip_grad_norm_
-    _before.append(theirs)
+    original = torch.nn.utils.clip_grad_norm_
+    _replaced.append(original)
 
-    @functools.wraps(theirs)
+    @functools.wraps(original)
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
                         foreach: bool | None = None) -> torch.Tensor:
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        managers = {manager_of(p) for p in given}
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        managers = {manager_of(parameter) for parameter in listed}
         if not any(managers):
-            return theirs(given, max_norm, norm_type, error_if_nonfinite, foreach)
-        found = [manager for manager in managers if manager]
-        trained = {p for p in given if p.requires_grad}
-        if len(found) > 1 or trained != {o.parameter for o in found[0].owned}:
+            return original(listed, max_norm, norm_type, error_if_nonfinite, foreach)
+        present = [manager for manager in managers if manager]
+        trained = {parameter for parameter in listed if parameter.requires_grad}
+        if len(present) > 1 or trained != {entry.parameter for entry in present[0].owned}:
             raise ValueError("torch.nn.utils.clip_grad_norm_: some of these parameters are sharded by "
                              "torch_tutti.zero; clip all parameters of that model in one call, and no others")
-        return found[0].optimizer.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
+        return present[0].optimizer.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         module.clip_grad_norm_ = clip_grad_norm_

@@ -1,4 +1,4 @@
-"""The model of ZeRO: its units, the move of parameters into the core, and hooks that call the core."""
+"""The model of ZeRO: its units, the move of its parameters into the core's memory, and hooks that call the core."""
 from __future__ import annotations
 
 import contextlib
@@ -19,28 +19,31 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
-from torch_tutti.zero._core import Core, Described
-from torch_tutti.zero._direct import sum_rows, write_directly
-from torch_tutti.zero._hooks import Hook, clip_ours
+from torch_tutti.zero._core import Core, ParameterInfo
+from torch_tutti.zero._direct import sum_rows, replace_forwards
+from torch_tutti.zero._hooks import Hook, replace_clip_grad_norm
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
 
-_managers: Any = WeakTensorKeyDictionary()              # parameter: weak reference to the Manager of its model
+# {parameter: weak reference to the Manager of its model}
+_managers: Any = WeakTensorKeyDictionary()
 _PRECISIONS = {None: None, "bf16": torch.bfloat16}
-MANY = 1 << 20                          # gradient buffers of stage 1, which keeps all gradients: no unit waits for one
+# The number of gradient buffers in stage 1, which keeps all gradients: no unit waits for a buffer.
+UNLIMITED_BUFFERS = 1 << 20
 
 
 class Owned(NamedTuple):
-    """A parameter that the core manages; its number is its position in Manager.owned. unit: the number of its unit."""
+    """A parameter that the core manages; its number is its position in Manager.owned. unit: the number of its unit,
+    which is the position of the unit's module in Manager.modules."""
     name: str
     parameter: nn.Parameter
     unit: int
 
 
 class Settings(NamedTuple):
-    """The arguments of `shard`."""
+    """The arguments of `shard`, checked."""
     placement: str
-    yields: bool                        # use "sharded" if this placement is impossible
+    may_shard: bool                     # use "sharded" if the ranks of a host cannot share memory
     buffers: int
     ahead: bool
     prefetch: int
@@ -100,24 +103,26 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
-    settings = Settings(placement, stage == 3 and hosts is None, MANY if stage == 1 else buffers, ahead, prefetch,
-                        reshard, init, _PRECISIONS[precision], compression)
+    settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
+                        prefetch, reshard, init, _PRECISIONS[precision], compression)
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), settings)
     return model, manager.optimizer
 
 
 def _placement_of(stage: int, hosts: str | None) -> str:
+    """Returns the placement that a stage and the argument `hosts` select: "shared", "sharded", "replicated" or "whole".
+    Raises ValueError for invalid arguments."""
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"zero.shard: stage {stage!r}; it must be 0, 1, 2 or 3")
-    possible = ("shared", "sharded") if stage == 3 else ("replicated",) if stage else ("whole",)
-    if hosts not in (None, *possible):
+    allowed = ("shared", "sharded") if stage == 3 else ("replicated",) if stage else ("whole",)
+    if hosts not in (None, *allowed):
         raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
-                         f"{' or '.join(map(repr, possible))}")
-    return hosts or possible[0]
+                         f"{' or '.join(map(repr, allowed))}")
+    return hosts or allowed[0]
 
 
 def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, or the default one. Raises ValueError if its backend is not tutti."""
+    """Returns the group, or the default one for None. Raises ValueError if its backend is not tutti."""
     chosen = dist.GroupMember.WORLD if group is None else group
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("zero.shard: this rank is in no such group; call init_process_group first")
@@ -127,32 +132,36 @@ def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _units_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
-    """The modules that are units, in the order of model.modules(), without the model itself."""
+    """Returns the modules that are units, in the order of model.modules(), without the model itself. units: the
+    caller's choice; None: the default units. Raises ValueError for a module outside the model."""
     if units is None:
         return _blocks_of(model)
-    given, inside = list(units), set(model.modules())
+    given, all_modules = list(units), set(model.modules())
     for unit in given:
-        if unit not in inside:
+        if unit not in all_modules:
             raise ValueError(f"zero.shard: {type(unit).__name__} is given as a unit, but is not part of the model")
     return [module for module in model.modules() if module in given and module is not model]
 
 
 def _blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The default units: elements with parameters of the outermost ModuleLists and Sequentials."""
+    """Returns the default units: the elements, if they have parameters, of the outermost ModuleLists and
+    Sequentials."""
     found: list[nn.Module] = []
     for child in module.children():
-        lists = isinstance(module, (nn.ModuleList, nn.Sequential))
-        found += ([child] if any(True for _ in child.parameters()) else []) if lists else _blocks_of(child)
+        is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
+        found += ([child] if any(True for _ in child.parameters()) else []) if is_list else _blocks_of(child)
     return found
 
 
 def _own_tensors(module: nn.Module) -> Iterable[torch.Tensor]:
+    """Returns the parameters and buffers of a module itself, without those of its children."""
     return (*module.parameters(recurse=False), *module.buffers(recurse=False))
 
 
 def _modules_on_meta(model: nn.Module, init: Callable[[nn.Module], None] | None) -> list[nn.Module]:
-    """Modules with tensors of their own on the meta device. Raises ValueError if one cannot set first values."""
-    found = [module for module in model.modules() if any(t.is_meta for t in _own_tensors(module))]
+    """Returns the modules with tensors of their own on the meta device. Raises ValueError if `init` is None and such a
+    module has no reset_parameters()."""
+    found = [module for module in model.modules() if any(tensor.is_meta for tensor in _own_tensors(module))]
     for module in found:
         if init is None and not hasattr(module, "reset_parameters"):
             raise ValueError(f"zero.shard: a {type(module).__name__} has tensors on the meta device and no "
@@ -161,170 +170,190 @@ def _modules_on_meta(model: nn.Module, init: Callable[[nn.Module], None] | None)
 
 
 def _materialize_untrained(module: nn.Module) -> None:
-    """Replaces untrained parameters and buffers on the meta device by uninitialized CPU tensors."""
-    for p in module.parameters(recurse=False):
-        if p.is_meta:
-            torch.utils.swap_tensors(p, nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=False))
+    """Replaces the untrained parameters and the buffers that a module has on the meta device by uninitialized CPU
+    tensors."""
+    for parameter in module.parameters(recurse=False):
+        if parameter.is_meta:
+            torch.utils.swap_tensors(parameter, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype),
+                                                             requires_grad=False))
     for name, tensor in module.named_buffers(recurse=False):
         if tensor.is_meta:
             setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
 def _trim_heap() -> None:
-    """Returns the old memory of the parameters to the system."""
+    """Returns freed memory to the system: the old memory of the parameters."""
     with contextlib.suppress(AttributeError):              # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _take(manager: Any, number: int, p: nn.Parameter) -> None:
-    """The hook of a parameter's gradient. manager: a weak reference, because the garbage collector cannot follow hooks
-    of tensors."""
+def _take_gradient(manager: Any, number: int, parameter: nn.Parameter) -> None:
+    """A hook that autograd calls when the gradient of a parameter is complete. manager: a weak reference, because the
+    garbage collector cannot follow hooks of tensors."""
     if (found := manager()) is not None:
-        found.take(number, p)
+        found.take_gradient(number, parameter)
 
 
 def _cast_inputs(dtype: torch.dtype, _: nn.Module, arguments: Any, keywords: Any) -> Any:
-    """A forward pre-hook that converts floating-point inputs to `dtype`."""
-    return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (arguments, keywords))
+    """A forward pre-hook that converts floating-point inputs to `dtype`. Returns the new (arguments, keywords)."""
+    return tree_map_only(torch.Tensor,
+                         lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor,
+                         (arguments, keywords))
 
 
-def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-    """Replaces zero_grad() of the sharded module: also drops the gradients that the core has."""
-    type(self).zero_grad(self, set_to_none)
-    manager = next((_managers[p]() for p in self.parameters() if p in _managers), None)
-    if manager is not None and manager.model is self:
+def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
+    """Replaces zero_grad() of the sharded module: discards the gradients that the core has, too."""
+    type(module).zero_grad(module, set_to_none)
+    manager = next((_managers[parameter]() for parameter in module.parameters() if parameter in _managers), None)
+    if manager is not None and manager.model is module:
         manager.optimizer.zero_grad()
 
 
-_zero_grad.__name__ = "zero_grad"       # under which a method is pickled
+# pickle finds a method by this name
+_zero_grad.__name__ = "zero_grad"
 
 
 class Manager:
-    """Owns the core of a sharded model, and maps modules and parameters to units and numbers."""
+    """Owns the core of a sharded model. Maps modules to numbers of units, and parameters to numbers."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
                  group: dist.ProcessGroup, settings: Settings) -> None:
+        """Creates the core and moves the parameters into it. modules: those that are units, without the model.
+        Collective."""
         self.model, self.group, self.ahead = model, group, settings.ahead
-        self.modules = [model, *modules]                # the module of each unit; gradients of the first complete last
+        # the module of each unit; the gradients of the first one are complete last
+        self.modules = [model, *modules]
         self.dtype = settings.dtype
-        self.steps = 0                  # steps taken; used[unit] == steps: the unit is as new as the last step
-        group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
-        self.owned = self._divide(model, group_of)
+        self.steps = 0                  # steps taken
+        group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
+        self.owned = self._collect_owned(model, group_of)
         on_meta = _modules_on_meta(model, settings.init)
-        self.used = [-1] * len(self.modules)
-        self.written: set[int] = set()  # parameters with a part of their gradient written in this pass
-        self.number_of = {o.parameter: number for number, o in enumerate(self.owned)}
-        described = [Described(o.parameter.numel(), o.unit, group_of[o.parameter]) for o in self.owned]
+        self.awaited = [-1] * len(self.modules)         # for each unit, `steps` when use() last waited for it
+        self.written: set[int] = set()  # parameters with a part of their gradient in the core's buffer in this pass
+        self.number_of = {entry.parameter: number for number, entry in enumerate(self.owned)}
+        parameters = [ParameterInfo(entry.parameter.numel(), entry.unit, group_of[entry.parameter])
+                      for entry in self.owned]
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
-        self.core = self._create_core(described, len(optimizer.param_groups), settings)
-        self._move(model, on_meta, settings.init)
+        self.core = self._create_core(parameters, len(optimizer.param_groups), settings)
+        self._move_parameters(model, on_meta, settings.init)
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
-        self._watch(model)
-        write_directly(self, model)
+        self._install_hooks(model)
+        replace_forwards(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
-        clip_ours(lambda p: found() if (found := _managers.get(p)) is not None else None)
+        replace_clip_grad_norm(lambda p: found() if (found := _managers.get(p)) is not None else None)
 
-    def _create_core(self, described: list[Described], groups: int, settings: Settings) -> Core:
-        """Creates the core, sharded if the ranks of a host cannot share memory and settings.yields."""
+    def _create_core(self, parameters: list[ParameterInfo], groups: int, settings: Settings) -> Core:
+        """Creates the core. Falls back to sharded parameters if the ranks of a host cannot share memory and
+        settings.may_shard."""
         backend = backend_of(self.group)
-        limit = backend.options.timeout
-        make = functools.partial(Core, backend._communicator, described, self._dtypes(), groups, rule=self.rule,
-                                 buffers=settings.buffers, prefetch=settings.prefetch,
-                                 ahead=settings.ahead, compression=settings.compression,
-                                 timeout_ms=math.ceil(limit.total_seconds() * 1000) if limit else 0)
+        timeout = backend.options.timeout
+        make_core = functools.partial(Core, backend._communicator, parameters, self._unit_dtypes(), groups,
+                                      rule=self.rule, buffers=settings.buffers, prefetch=settings.prefetch,
+                                      ahead=settings.ahead, compression=settings.compression,
+                                      timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0)
         try:
-            return make(placement=settings.placement)
+            return make_core(placement=settings.placement)
         except NotImplementedError as reason:
-            if not settings.yields:
+            if not settings.may_shard:
                 raise
             warnings.warn(f"zero.shard: parameters are sharded, not shared, on each host: {reason}", stacklevel=4)
-        return make(placement="sharded")
+        return make_core(placement="sharded")
 
-    def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
-        """Checks the trained parameters, and returns them in the order of units. group_of: the optimizer's parameter
-        group of each. Removes modules without own parameters from self.modules."""
-        unit_of = self._innermost()
+    def _collect_owned(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
+        """Checks the trained parameters, and returns them in the order of their units. group_of: {parameter: its group
+        in the optimizer}. Removes modules without parameters of their own from self.modules."""
+        unit_of = self._innermost_units()
         for name, module in model.named_modules():
             if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
                 raise ValueError(f"zero.shard: {name} is an embedding with max_norm, which changes its weight in "
                                  "forward(), differently on each rank")
         found = []
-        for name, p in model.named_parameters():
-            if not p.requires_grad:
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
                 continue
-            self._check(name, p, group_of)
-            if p in _managers:
+            self._check_parameter(name, parameter, group_of)
+            if parameter in _managers:
                 raise ValueError(f"zero.shard: parameter {name} is already sharded; a model can be sharded once")
-            found.append(Owned(name, p, unit_of.get(p, 0)))
+            found.append(Owned(name, parameter, unit_of.get(parameter, 0)))
         if not found:
             raise ValueError("zero.shard: the model has no parameter with requires_grad")
-        others = set(group_of) - {o.parameter for o in found}
+        others = set(group_of) - {entry.parameter for entry in found}
         if any(p.requires_grad for p in others):
             raise ValueError("zero.shard: the optimizer has parameters that are not in the model")
-        used = sorted({o.unit for o in found})             # a module without own parameters is no unit
-        self.modules = [self.modules[unit] for unit in used]
-        return sorted((o._replace(unit=used.index(o.unit)) for o in found), key=lambda o: o.unit)
+        # a module without parameters of its own is no unit
+        kept_units = sorted({entry.unit for entry in found})
+        self.modules = [self.modules[unit] for unit in kept_units]
+        return sorted((entry._replace(unit=kept_units.index(entry.unit)) for entry in found),
+                      key=lambda entry: entry.unit)
 
-    def _innermost(self) -> dict[nn.Parameter, int]:
-        """The unit of each parameter that is in one unit, or in nested units: the innermost one."""
+    def _innermost_units(self) -> dict[nn.Parameter, int]:
+        """Returns {parameter: its innermost unit}, without parameters that are in several units of which none contains
+        the others."""
         holders: dict[nn.Parameter, list[int]] = {}
         for number, module in enumerate(self.modules[1:], 1):          # inner modules come after outer ones
-            for p in module.parameters():
-                holders.setdefault(p, []).append(number)
-        inside = [set(module.modules()) for module in self.modules]
-        return {p: units[-1] for p, units in holders.items()
-                if all(self.modules[units[-1]] in inside[unit] for unit in units)}
+            for parameter in module.parameters():
+                holders.setdefault(parameter, []).append(number)
+        modules_inside = [set(module.modules()) for module in self.modules]
+        return {parameter: units[-1] for parameter, units in holders.items()
+                if all(self.modules[units[-1]] in modules_inside[unit] for unit in units)}
 
     @staticmethod
-    def _check(name: str, p: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
-        if p not in group_of:
+    def _check_parameter(name: str, parameter: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
+        """Raises ValueError if a trained parameter is not in the optimizer, is not an ordinary CPU or meta tensor, has
+        no elements, or has another dtype than float32 and bfloat16."""
+        if parameter not in group_of:
             raise ValueError(f"zero.shard: the parameter {name} is not in the optimizer; pass it all parameters, or "
                              "set requires_grad=False")
-        if p.device.type not in ("cpu", "meta") or p.layout != torch.strided:
-            raise ValueError(f"zero.shard: parameter {name} is on {p.device}, {p.layout}; it must be an ordinary CPU "
-                             "tensor")
-        if not p.numel():
+        if parameter.device.type not in ("cpu", "meta") or parameter.layout != torch.strided:
+            raise ValueError(f"zero.shard: parameter {name} is on {parameter.device}, {parameter.layout}; it "
+                             "must be an ordinary CPU tensor")
+        if not parameter.numel():
             raise ValueError(f"zero.shard: parameter {name} has no elements; set requires_grad=False")
-        if p.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"zero.shard: parameter {name} is {p.dtype}; use float32 or bfloat16")
+        if parameter.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}; use float32 or bfloat16")
 
-    def _dtypes(self) -> list[torch.dtype]:
-        """The dtype of each unit. Raises ValueError if a unit has several."""
+    def _unit_dtypes(self) -> list[torch.dtype]:
+        """Returns the dtype of each unit: that of `precision`, or of its parameters. Raises ValueError if a unit has
+        several."""
         found: list[torch.dtype | None] = [self.dtype] * len(self.modules)
-        for name, p, unit in self.owned if self.dtype is None else ():
-            if found[unit] not in (None, p.dtype):
-                raise ValueError(f"zero.shard: parameter {name} is {p.dtype}, others of its unit are {found[unit]}; "
-                                 "a unit must have one type: name it, or its parts, as units of their own")
-            found[unit] = p.dtype
+        for name, parameter, unit in self.owned if self.dtype is None else ():
+            if found[unit] not in (None, parameter.dtype):
+                raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}, others of its unit are "
+                                 f"{found[unit]}; a unit must have one type: name it, or its parts, as units of their "
+                                 "own")
+            found[unit] = parameter.dtype
         return [dtype or torch.float32 for dtype in found]
 
     @torch.no_grad()
-    def _move(self, model: nn.Module, on_meta: list[nn.Module], init: Callable[[nn.Module], None] | None) -> None:
-        """Makes the parameters views of the core's arrays, with rank 0's values. on_meta: modules to initialize."""
-        first, exact = dist.get_rank(self.group) == 0, {}
-        for number, (_, p, _) in enumerate(self.owned):
-            view = self.core.parameter(number).view(p.shape)
-            if view.dtype != p.dtype and not p.is_meta:
-                exact[number] = p.detach().float()
-            if p.is_meta:
-                torch.utils.swap_tensors(p, nn.Parameter(view))         # the optimizer keeps the same object
+    def _move_parameters(self, model: nn.Module, on_meta: list[nn.Module],
+                         init: Callable[[nn.Module], None] | None) -> None:
+        """Makes the parameters views of the core's arrays, with rank 0's values, and broadcasts rank 0's buffers and
+        untrained parameters. on_meta: modules whose first values rank 0 sets. Collective."""
+        is_first, float32_values = dist.get_rank(self.group) == 0, {}
+        for number, (_, parameter, _) in enumerate(self.owned):
+            view = self.core.parameter(number).view(parameter.shape)
+            if view.dtype != parameter.dtype and not parameter.is_meta:
+                float32_values[number] = parameter.detach().float()
+            if parameter.is_meta:
+                torch.utils.swap_tensors(parameter, nn.Parameter(view))         # the optimizer keeps the same object
             else:
-                if first:
-                    view.copy_(p)
-                p.data = view
-            _managers[p] = weakref.ref(self)
+                if is_first:
+                    view.copy_(parameter)
+                parameter.data = view
+            _managers[parameter] = weakref.ref(self)
         _trim_heap()
         for module in on_meta:
             _materialize_untrained(module)
-            if first:
+            if is_first:
                 init(module) if init else module.reset_parameters()
         self.core.begin()
-        for number, whole in exact.items():
+        # the optimizer's float32 values of parameters that were converted to bfloat16
+        for number, whole in float32_values.items():
             dist.broadcast(whole, group=self.group, group_src=0)
             piece = self.core.piece(number)
             piece.value.copy_(whole.reshape(-1)[piece.at: piece.at + piece.value.numel()])
-        mine = {o.parameter for o in self.owned}
-        for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in mine)]:
+        trained = {entry.parameter for entry in self.owned}
+        for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in trained)]:
             whole = tensor.contiguous()
             dist.broadcast(whole, group=self.group, group_src=0)
             if whole is not tensor:
@@ -332,16 +361,19 @@ class Manager:
         self.record_state()
 
     # ---- events of a step ----
-    def _watch(self, model: nn.Module) -> None:
-        """Installs the hooks. Each checks its module, so hooks that a copy of the model has do nothing."""
+    def _install_hooks(self, model: nn.Module) -> None:
+        """Installs the hooks of modules and parameters. Each hook checks its module, so that hooks of a copied model do
+        nothing."""
         for unit, module in enumerate(self.modules):
-            self._await_units(module, {unit})
-        if self.ahead or self.uses:     # modules that compute outside the forward of their unit
-            unit_of = {p: unit for _, p, unit in self.owned}
+            self._await_before_forward(module, {unit})
+        # modules may compute outside the forward of their unit
+        if self.ahead or self.uses:
+            unit_of = {parameter: unit for _, parameter, unit in self.owned}
             for module in model.modules():
-                self._await_units(module, {unit_of[p] for p in module.parameters(recurse=False) if p in unit_of})
-        for number, (_, p, _) in enumerate(self.owned):
-            p.register_post_accumulate_grad_hook(functools.partial(_take, weakref.ref(self), number))
+                self._await_before_forward(module, {unit_of[p] for p in module.parameters(recurse=False)
+                                                    if p in unit_of})
+        for number, (_, parameter, _) in enumerate(self.owned):
+            parameter.register_post_accumulate_grad_hook(functools.partial(_take_gradient, weakref.ref(self), number))
         if self.dtype is not None:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
         if not self.uses:
@@ -350,133 +382,138 @@ class Manager:
         model.register_load_state_dict_post_hook(Hook(lambda module, *_: self.restart() if module is model else None))
         model.zero_grad = MethodType(_zero_grad, model)
 
-    def _await_units(self, module: nn.Module, units: set[int]) -> None:
+    def _await_before_forward(self, module: nn.Module, units: set[int]) -> None:
+        """Makes each forward of a module wait for these units first."""
         def hook(called: nn.Module, *_: Any) -> None:
             for unit in units if called is module else ():
                 self.use(unit)
-        if units:                       # before the program's own hooks, which may compute with parameters
+        # before the program's own hooks, which may compute with parameters
+        if units:
             module.register_forward_pre_hook(Hook(hook), prepend=True)
 
     @torch.compiler.disable
     def use(self, unit: int) -> None:
-        """Waits until the unit is as new as the last step, and gathers it if it is sharded."""
+        """Waits until a unit has the values of the last step, and gathers it if it is sharded."""
         if self.uses:
-            self.uses.begin(unit)
-        elif self.used[unit] != self.steps:
+            self.uses.begin_use(unit)
+        elif self.awaited[unit] != self.steps:
             self.core.use(unit)
-            self.used[unit] = self.steps
+            self.awaited[unit] = self.steps
 
     def use_all(self) -> None:
+        """Waits until all units have the values of the last step. Does nothing if they are sharded."""
         for unit in range(len(self.modules)) if not self.uses else ():
             self.use(unit)
 
     def claim(self) -> None:
-        """Lets the program write to all parameters until restart(). Collective."""
+        """Gathers all parameters and lets the program write to them until restart(). Collective."""
         self.core.claim()
         self.core.keep(True)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
+        """In this context all parameters may be read, with the values of the last step. Collective if they are
+        sharded."""
         self.use_all()
         with self.uses.whole() if self.uses else contextlib.nullcontext():
             yield
 
     @torch.compiler.disable
     @torch.no_grad()
-    def take(self, number: int, p: nn.Parameter) -> None:
-        """Moves a complete gradient from p.grad into the core's buffer, and starts its sum when its unit is
-        complete."""
-        gradient = p.grad
+    def take_gradient(self, number: int, parameter: nn.Parameter) -> None:
+        """Moves a complete gradient from parameter.grad into the core's buffer, and reports it to the core. Does
+        nothing if this pass made no gradient."""
+        gradient = parameter.grad
         if gradient is not None:
             buffer, adds = self.core.gradient(number)
             flat = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
             buffer.add_(flat) if adds or number in self.written else buffer.copy_(flat)
-            p.grad = None
+            parameter.grad = None
         elif number not in self.written:
             return
         self.written.discard(number)
         self.core.ready(number)
 
-    def write(self, number: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
-        """Computes left @ right, a weight's gradient or a part of it, in the core's buffer, and returns None. If the
-        buffer has the gradient of an earlier pass, returns the product instead, for autograd to accumulate; take() adds
-        it."""
+    def write_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
+        """Multiplies left @ right, a weight's gradient or a part of it, into the core's buffer, and returns None. If
+        the buffer has the gradient of an earlier pass, returns the product instead: autograd accumulates it, and
+        take_gradient() adds it to the buffer."""
         flat, adds = self.core.gradient(number)
-        place = flat.view(self.owned[number].parameter.shape)
+        buffer = flat.view(self.owned[number].parameter.shape)
         if adds:
             return left.mm(right)
-        place.add_(left.mm(right)) if number in self.written else torch.mm(left, right, out=place)
+        buffer.add_(left.mm(right)) if number in self.written else torch.mm(left, right, out=buffer)
         self.written.add(number)
         return None
 
     def write_rows(self, number: int, ids: torch.Tensor, rows: torch.Tensor, padding: int) -> torch.Tensor | None:
-        """Does what write() does for an embedding, whose gradient is the sum of rows by their ids. padding: the id
-        whose rows are left out, or -1."""
+        """Sums rows by their ids, an embedding's gradient or a part of it, into the core's buffer, and returns None; or
+        returns the sum, as write_product() does. padding: an id whose rows are left out, or -1."""
         flat, adds = self.core.gradient(number)
-        place = flat.view(self.owned[number].parameter.shape)
+        buffer = flat.view(self.owned[number].parameter.shape)
         if adds:
-            return sum_rows(rows, ids, len(place), padding)
-        found, which = ids.long().unique(return_inverse=True)
-        sums = sum_rows(rows, which, len(found))
+            return sum_rows(rows, ids, len(buffer), padding)
+        unique_ids, row_of_id = ids.long().unique(return_inverse=True)
+        sums = sum_rows(rows, row_of_id, len(unique_ids))
         if padding >= 0:
-            found, sums = found[found != padding], sums[found != padding]
+            unique_ids, sums = unique_ids[unique_ids != padding], sums[unique_ids != padding]
         if number in self.written:
-            place.index_add_(0, found, sums)
+            buffer.index_add_(0, unique_ids, sums)
         else:
-            place.zero_().index_copy_(0, found, sums)
+            buffer.zero_().index_copy_(0, unique_ids, sums)
         self.written.add(number)
         return None
 
     # ---- steps ----
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         """Raises RuntimeError if a parameter was moved, replaced or changed on this rank since record_state()."""
-        now = dict(self.model.named_parameters())
-        for (name, p, _), (address, version) in zip(self.owned, self.seen):
-            if now.get(name) is not p:
+        current = dict(self.model.named_parameters())
+        for (name, parameter, _), (address, version) in zip(self.owned, self.recorded):
+            if current.get(name) is not parameter:
                 raise RuntimeError(f"zero: the model has another parameter {name} than zero.shard found; load with "
                                    "assign=False, and shard a model after all its parameters exist")
-            if p.data_ptr() != address:
+            if parameter.data_ptr() != address:
                 raise RuntimeError(f"zero: parameter {name} is not in the memory where zero.shard put it; something "
                                    "has moved it (.to, an assignment to .data). Move or convert a model before it "
                                    "is sharded")
-            if p._version != version:
+            if parameter._version != version:
                 raise RuntimeError(f"zero: parameter {name} was changed in place, by something other than the "
                                    "optimizer; change it on rank 0, on all ranks in `with optimizer.edit():`")
-            if p.grad is not None:
+            if parameter.grad is not None:
                 raise RuntimeError(f"zero: parameter {name} has a gradient in .grad that does not come from a "
                                    "backward pass; the optimizer takes only gradients of backward()")
-        for name, p in now.items():
-            if p.requires_grad and p not in self.number_of:
+        for name, parameter in current.items():
+            if parameter.requires_grad and parameter not in self.number_of:
                 raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; set "
                                    "requires_grad before zero.shard")
 
     def record_state(self) -> None:
-        """Records address and version of each parameter, which check() compares."""
-        self.seen = [(p.data_ptr(), p._version) for _, p, _ in self.owned]
+        """Records address and version of each parameter, for check_parameters()."""
+        self.recorded = [(parameter.data_ptr(), parameter._version) for _, parameter, _ in self.owned]
 
-    def stepped(self) -> None:
-        """Called after a step. Increments the parameters' versions, so that autograd graphs of before raise an
-        error."""
+    def finish_step(self) -> None:
+        """Does what follows each step: waits for the units, unless with `ahead`, and increments the parameters'
+        versions, so that backward() through an older graph raises an error."""
         self.steps += 1
         if not self.ahead:
             self.use_all()
         if self.uses:
-            self.uses.stepped()
-        torch.autograd.graph.increment_version([p for _, p, _ in self.owned])
+            self.uses.finish_step()
+        torch.autograd.graph.increment_version([parameter for _, parameter, _ in self.owned])
         self.record_state()
 
     def restart(self) -> None:
-        """Gives all ranks the parameters of rank 0. Collective."""
+        """Ends claim(): gives all ranks the parameters of rank 0. Collective."""
         self.core.begin()
         if self.uses:
-            self.uses.stepped()
+            self.uses.finish_step()
         self.record_state()
 
     def entries(self) -> dict[str, tuple[int | None, Any]]:
-        """The entries of the model's state_dict by name: (number of the parameter or None, value). The value of a
-        sharded parameter is invalid while its unit is not gathered."""
-        number_at = {address: number for number, (address, _) in enumerate(self.seen)}
-        number_of = {o.name: number for number, o in enumerate(self.owned)}
+        """Returns the entries of the model's state_dict, {name: (number of the trained parameter or None, value)}. The
+        value of a sharded parameter is invalid while its unit is not gathered."""
+        number_at = {address: number for number, (address, _) in enumerate(self.recorded)}
+        number_of = {entry.name: number for number, entry in enumerate(self.owned)}
         with self.uses.without_gathering() if self.uses else contextlib.nullcontext():
             state = self.model.state_dict(keep_vars=True)
         found = {name: (number_at.get(value.data_ptr(), number_of.get(name)), value.detach())
@@ -487,11 +524,12 @@ class Manager:
         return found
 
     def stay_whole(self) -> None:
-        """Gathers all units again inside a block of whole(), after a call that released them. Collective."""
+        """Inside a block of whole(), gathers all units again after a call that freed them. Collective."""
         if self.uses and self.uses.depth:
             self.core.keep(True)
 
     def unit_names(self) -> list[str]:
+        """Returns the name of each unit's module; "model" for the model itself."""
         name_of = {module: name or "model" for name, module in self.model.named_modules()}
         return [name_of.get(module, type(module).__name__) for module in self.modules]
 

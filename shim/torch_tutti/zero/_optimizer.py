@@ -11,28 +11,30 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti import _timeline
-from torch_tutti.zero._checkpoint import Checkpoint, ShardedState, like
+from torch_tutti.zero._checkpoint import Checkpoint, ShardedState, optimizer_like
 from torch_tutti.zero._core import Rates
 
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
 
-# Options that the core's rules do not have, and optimizers that need whole tensors.
-_NEVER = ("amsgrad", "maximize", "nesterov", "dampening", "capturable", "differentiable")
-_WHOLE = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam")
-               if hasattr(torch.optim, name))
+# Options that the core's update rules do not have.
+_UNSUPPORTED_OPTIONS = ("amsgrad", "maximize", "nesterov", "dampening", "capturable", "differentiable")
+# Optimizers that need whole tensors, and so cannot step pieces.
+_NEEDS_WHOLE_TENSORS = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam")
+                             if hasattr(torch.optim, name))
 
 
-def rule_of(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> str:
-    """The core's update rule for an optimizer. "none": the optimizer itself steps this rank's pieces."""
-    if any(group.get(name) for group in groups for name in _NEVER):
+def rule_of(optimizer_class: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> str:
+    """Returns the core's update rule for an optimizer class and its groups. "none" if the core has no such rule: then
+    the optimizer itself steps this rank's pieces."""
+    if any(group.get(name) for group in groups for name in _UNSUPPORTED_OPTIONS):
         return "none"
-    if kind is torch.optim.SGD:
+    if optimizer_class is torch.optim.SGD:
         return "momentum" if any(group["momentum"] for group in groups) else "sgd"
-    if kind in (torch.optim.Adam, torch.optim.AdamW):
-        usual = kind is torch.optim.AdamW
-        decoupled = {bool(group.get("decoupled_weight_decay", usual)) for group in groups}
-        return "none" if len(decoupled) > 1 else "adamw" if decoupled.pop() else "adam"
+    if optimizer_class in (torch.optim.Adam, torch.optim.AdamW):
+        decoupled_by_default = optimizer_class is torch.optim.AdamW
+        decoupled_values = {bool(group.get("decoupled_weight_decay", decoupled_by_default)) for group in groups}
+        return "none" if len(decoupled_values) > 1 else "adamw" if decoupled_values.pop() else "adam"
     return "none"
 
 
@@ -45,16 +47,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
         super().__init__([dict(group) for group in given.param_groups], dict(given.defaults))
         self.param_groups = given.param_groups          # the same objects: a scheduler of the given one works on
         self._manager, self._core, self._rule = manager, manager.core, manager.rule
-        self._kind = type(given)
+        self._optimizer_class = type(given)
         self._scale = 1.0               # factor of this step's gradients
-        self._held = 0                  # nested blocks of no_sync
-        self._probes = False            # the next zero_grad() belongs to a probe of torch's (_is_probe)
-        self._inner = self._of_pieces(given) if self._rule == "none" else None
+        self._no_sync_depth = 0         # nested blocks of no_sync
+        self._is_probing = False        # the next zero_grad() belongs to the same probe as step() (_is_probe)
+        self._inner = self._optimizer_of_pieces(given) if self._rule == "none" else None
         self._checkpoint = Checkpoint(self)
         if given.state:
             self.load_state_dict(given.state_dict())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises NotImplementedError, except when torch.optim.Optimizer's constructor calls it."""
         if hasattr(self, "_manager"):
             raise NotImplementedError("zero: parameters cannot be added to a model that is sharded; give the optimizer "
                                       "all groups before zero.shard")
@@ -68,37 +71,40 @@ class ZeroOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         if self._is_probe():
-            self._checkpoint.probed = self._probes = True
+            self._checkpoint.was_probed = self._is_probing = True
             return result
-        self._manager.check()
+        self._manager.check_parameters()
         if self._inner is None:
             self._check_rule()
             self._core.step([self._rates(group) for group in self.param_groups], self._scale)
         else:
             self._step_inner()
         self._scale = 1.0
-        self._manager.stepped()
+        self._manager.finish_step()
         return result
 
     def _is_probe(self) -> bool:
-        """True in a step of torch.distributed.checkpoint, which sets gradients and rates to zero and calls step() to
-        create the optimizer's state."""
+        """True in a call of step() by which torch.distributed.checkpoint only creates the optimizer's state: it has set
+        all gradients and learning rates to zero."""
         gradients = (p.grad for _, p, _ in self._manager.owned)
         return (not any(float(group.get("lr", 1)) for group in self.param_groups)
-                and all(g is not None and not g.any() for g in gradients))
+                and all(gradient is not None and not gradient.any() for gradient in gradients))
 
     def _check_rule(self) -> None:
-        needed = rule_of(self._kind, self.param_groups)
-        if needed != self._rule and (needed, self._rule) != ("sgd", "momentum"):
-            raise ValueError(f"zero: the settings of the groups now ask for another form of {self._kind.__name__} "
-                             f"({needed}) than when the model was sharded ({self._rule}); set them before zero.shard")
+        """Raises ValueError if the groups' options now need another update rule than when the model was sharded. The
+        rule "momentum" also handles a momentum that became 0."""
+        needed_rule = rule_of(self._optimizer_class, self.param_groups)
+        if needed_rule != self._rule and (needed_rule, self._rule) != ("sgd", "momentum"):
+            raise ValueError("zero: the settings of the groups now ask for another form of "
+                             f"{self._optimizer_class.__name__} ({needed_rule}) than when the model was sharded "
+                             f"({self._rule}); set them before zero.shard")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients that no step has used. Collective if any rank has one."""
         for _, p, _ in self._manager.owned:
             p.grad = None
-        probes, self._probes = self._probes, False
-        if probes:
+        was_probing, self._is_probing = self._is_probing, False
+        if was_probing:
             return
         self._manager.written.clear()
         self._core.drop()
@@ -107,19 +113,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @property
     def holds(self) -> bool:
         """True inside a block of no_sync."""
-        return self._held > 0
+        return self._no_sync_depth > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """In this context gradients stay on their rank, in memory of the whole model's size. They are added to those of
         the next backward pass outside, and summed over ranks then."""
-        self._held += 1
+        self._no_sync_depth += 1
         self._core.hold(True)
         try:
             yield
         finally:
-            self._held -= 1
-            self._core.hold(self._held > 0)
+            self._no_sync_depth -= 1
+            self._core.hold(self._no_sync_depth > 0)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False) -> torch.Tensor:
@@ -167,8 +173,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike[str], events: int = 1 << 17) -> Iterator[None]:
         """In this context each rank records its work and its waits, at most `events` events (about 4 for each unit and
-        step). At the end rank 0 writes those of all ranks to `path`, for `tutti zero` and the trace viewers of Chrome
-        and Perfetto. Collective. After an error in the block nothing is written."""
+        step). At the end rank 0 writes the events of all ranks to `path`, for `tutti zero` and the trace viewers of
+        Chrome and Perfetto. Collective. After an error in the block nothing is written."""
         if events < 1:
             raise ValueError(f"zero: a trace of {events} events; it needs room for at least one")
         dist.barrier(self._manager.group)               # clocks of hosts differ, so all ranks set time 0 here
@@ -181,72 +187,74 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 self._core.watch(0)
             raise
         self._core.watch(0)
-        kept, missed = self._core.events()
-        mine = [_timeline.Event(kind, unit, (start - began) / 1e6, (end - began) / 1e6, size)
-                for kind, unit, start, end, size in kept]
-        found: list[Any] = [None] * dist.get_world_size(self._manager.group)
-        dist.all_gather_object(found, (mine, missed, self.report()), self._manager.group)
+        recorded, missed = self._core.events()
+        own_events = [_timeline.Event(kind, unit, (start - began) / 1e6, (end - began) / 1e6, size)
+                      for kind, unit, start, end, size in recorded]
+        of_all_ranks: list[Any] = [None] * dist.get_world_size(self._manager.group)
+        dist.all_gather_object(of_all_ranks, (own_events, missed, self.report()), self._manager.group)
         if dist.get_rank(self._manager.group) == 0:
-            ranks, missing, reports = zip(*found)
+            ranks, missing, reports = zip(*of_all_ranks)
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(_timeline.chrome(list(ranks), self._manager.unit_names(), list(reports), sum(missing)), file)
 
     @staticmethod
     def _rates(group: dict[str, Any]) -> Rates:
+        """Returns the hyperparameters of a parameter group for the core. Options that the group does not have are 0."""
         beta1, beta2 = (float(beta) for beta in group.get("betas", (0, 0)))
         return Rates(float(group["lr"]), float(group["weight_decay"]), float(group.get("momentum", 0)), beta1, beta2,
                      float(group.get("eps", 0)))
 
     # ---- any other optimizer, on flat pieces ----
-    def _of_pieces(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """An optimizer like the given one, whose parameters are this rank's pieces."""
-        if type(given) in _WHOLE:
+    def _optimizer_of_pieces(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Returns an optimizer like the given one whose parameters are this rank's nonempty pieces, and records them by
+        number in self._flat. Raises NotImplementedError for an optimizer that needs whole tensors."""
+        if type(given) in _NEEDS_WHOLE_TENSORS:
             raise NotImplementedError(f"zero: {type(given).__name__} looks at whole tensors, but a rank has only "
                                       "parts of them")
-        number = self._manager.number_of
+        number_of = self._manager.number_of
         self._flat: dict[int, torch.nn.Parameter] = {}
         groups = []
         for group in self.param_groups:
-            mine = []
-            for p in group["params"]:
-                piece = self._core.piece(number[p]) if p in number else None
+            flat_parameters = []
+            for parameter in group["params"]:
+                piece = self._core.piece(number_of[parameter]) if parameter in number_of else None
                 if piece is not None and piece.value.numel():
-                    self._flat[number[p]] = torch.nn.Parameter(piece.value)
-                    mine.append(self._flat[number[p]])
-            groups.append({**group, "params": mine or [torch.nn.Parameter(torch.empty(0))]})
-        return like(given, groups)
+                    self._flat[number_of[parameter]] = torch.nn.Parameter(piece.value)
+                    flat_parameters.append(self._flat[number_of[parameter]])
+            groups.append({**group, "params": flat_parameters or [torch.nn.Parameter(torch.empty(0))]})
+        return optimizer_like(given, groups)
 
     @torch.no_grad()
     def _step_inner(self) -> None:
-        """Steps the optimizer of the pieces, and publishes the result."""
+        """Waits for the averaged gradients, steps the optimizer of the pieces, and distributes the updated values."""
         assert self._inner is not None
         self._core.settle()
         self._core.claim()
         for number, flat in self._flat.items():
             piece = self._core.piece(number)
             flat.grad = piece.gradient.float().mul(self._scale) if piece.used and piece.gradient is not None else None
-        for mine, theirs in zip(self._inner.param_groups, self.param_groups):
-            mine.update({name: value for name, value in theirs.items() if name != "params"})
+        for inner_group, group in zip(self._inner.param_groups, self.param_groups):
+            inner_group.update({name: value for name, value in group.items() if name != "params"})
         self._inner.step()
         self._core.publish()
 
     # ---- checkpoints ----
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """The whole state on each rank, as torch's optimizer of the unsharded model has it. It can be loaded there, or
-        here with other numbers of ranks and other stages. Has also the float32 values of bfloat16 parameters
-        (`master`), and with compression the residuals (`lost`), by name; then call it only between steps.
-        Collective."""
+        """Returns the whole state on each rank, in the form of torch's optimizer of the unsharded model. It can be
+        loaded there, or here with other numbers of ranks and other stages. It also has the float32 values of bfloat16
+        parameters (`master`), and with compression the residuals (`lost`), by name; with residuals, call it only
+        between steps. Collective."""
         return self._checkpoint.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of state_dict() or of torch's optimizer of the unsharded model, equal on all ranks.
+        """Loads a state that state_dict() or torch's optimizer of the unsharded model returned, equal on all ranks.
         Collective."""
         self._checkpoint.load_state_dict(state_dict)
 
     def sharded_state(self) -> ShardedState:
-        """The state of model and optimizer for torch.distributed.checkpoint, in parts and without a copy:
-        `save({"training": optimizer.sharded_state()}, checkpoint_id=…)`, and the same with `load`. The entries have the
+        """Returns the state of model and optimizer for torch.distributed.checkpoint, in parts and without a copy:
+        `save({"training": optimizer.sharded_state()}, checkpoint_id=…)`, and likewise `load`. The entries have the
         names of torch's get_state_dict, so other numbers of ranks, other stages and unsharded models can read it."""
         return ShardedState(self._checkpoint)

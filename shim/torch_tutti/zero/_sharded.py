@@ -22,28 +22,33 @@ if TYPE_CHECKING:
 
 
 class Uses:
-    """Reports the uses of a manager's units to its core. All ranks have the same uses in the same order. reshard:
-    release units after their forward."""
+    """Reports the uses of a manager's units to its core. All ranks have the same uses in the same order. reshard: units
+    may be freed after their forward, and are gathered again for the backward pass."""
 
     def __init__(self, manager: Manager, reshard: bool) -> None:
         self.core, self.reshard = manager.core, reshard
-        self.passes = [-1] * len(manager.modules)       # the last backward pass that used each unit
-        self.kept = [unit for unit, module in enumerate(manager.modules)       # whole from their forward() to the step
-                     if any(other in manager.modules for other in module.modules() if other is not module)]
-        self.again: set[int] = set()                    # used in a backward pass with create_graph
+        # for each unit, the number of the last backward pass that used it
+        self.last_pass = [-1] * len(manager.modules)
+        # units that contain other units: whole from their forward() to the step
+        self.outer_units = [unit for unit, module in enumerate(manager.modules)
+                            if any(other in manager.modules for other in module.modules() if other is not module)]
+        # units that a backward pass with create_graph has used: whole until the step
+        self.in_graph: set[int] = set()
         self.depth = 0                                  # nested blocks of whole()
-        self.reads = True                               # a state_dict gathers and copies the values
+        # True: state_dict() gathers the units and copies their values
+        self.gathers_state = True
         for unit, module in enumerate(manager.modules):
-            self._watch(module, unit)
-        unit_of = {p: unit for _, p, unit in manager.owned}
+            self._hook_forward(module, unit)
+        unit_of = {parameter: unit for _, parameter, unit in manager.owned}
         for module in manager.model.modules():
-            own = {p.untyped_storage().data_ptr(): unit_of[p] for p in module.parameters(recurse=False)
-                   if p in unit_of}
-            if own:
-                self._watch_state(module, own)
+            unit_of_storage = {p.untyped_storage().data_ptr(): unit_of[p] for p in module.parameters(recurse=False)
+                               if p in unit_of}
+            if unit_of_storage:
+                self._hook_state_dict(module, unit_of_storage)
 
-    def _watch(self, module: nn.Module, unit: int) -> None:
-        """Installs the hook after a module's forward. It checks its module, so that of a copied module does nothing."""
+    def _hook_forward(self, module: nn.Module, unit: int) -> None:
+        """Installs the hook after a unit's forward. The hook checks its module, so that the hook of a copied module
+        does nothing."""
         uses = weakref.ref(self)
 
         def hook(called: nn.Module, _: Any, output: Any) -> None:
@@ -51,71 +56,76 @@ class Uses:
                 found.end_forward(unit, output)
         module.register_forward_hook(Hook(hook))
 
-    def _watch_state(self, module: nn.Module, own: dict[int, int]) -> None:
-        """Makes state_dict() gather the module's units and copy their values. own: unit by storage address."""
-        uses, units = weakref.ref(self), sorted(set(own.values()))
+    def _hook_state_dict(self, module: nn.Module, unit_of_storage: dict[int, int]) -> None:
+        """Makes state_dict() gather the module's units and copy their values. unit_of_storage: {address of the storage:
+        unit}."""
+        uses, units = weakref.ref(self), sorted(set(unit_of_storage.values()))
 
-        def gather(called: nn.Module, *_: Any) -> None:
-            for unit in units if called is module and (found := uses()) is not None and found.reads else ():
+        def gather_units(called: nn.Module, *_: Any) -> None:
+            for unit in units if called is module and (found := uses()) is not None and found.gathers_state else ():
                 found.core.use(unit)
 
-        def write(called: nn.Module, state: dict[str, Any], *_: Any) -> None:
-            if called is not module or (found := uses()) is None or not found.reads:
+        def copy_values(called: nn.Module, state: dict[str, Any], *_: Any) -> None:
+            if called is not module or (found := uses()) is None or not found.gathers_state:
                 return
             for name, value in state.items():
-                if torch.is_tensor(value) and value.untyped_storage().data_ptr() in own:
+                if torch.is_tensor(value) and value.untyped_storage().data_ptr() in unit_of_storage:
                     state[name] = value.detach().clone()
             for unit in units:
-                found.end(unit)
-        module.register_state_dict_pre_hook(Hook(gather))
-        module.register_state_dict_post_hook(Hook(write))
+                found.end_use(unit)
+        module.register_state_dict_pre_hook(Hook(gather_units))
+        module.register_state_dict_post_hook(Hook(copy_values))
 
     # ---- events ----
-    def begin(self, unit: int) -> None:
-        """A use begins. A forward inside a backward pass (activation checkpointing) is a use of the backward pass."""
+    def begin_use(self, unit: int) -> None:
+        """Gathers a unit for a use. A forward inside a backward pass (activation checkpointing) counts as a use of that
+        pass."""
         (self.core.use if _backward_pass() < 0 else self._use_backward)(unit)
 
     @torch.compiler.disable
     def end_forward(self, unit: int, output: Any) -> None:
-        """A unit's module has computed: releases the unit, and prepares its use in the backward pass."""
+        """Called when a unit's module has computed. Ends the use of the unit, and prepares its use in the backward
+        pass."""
         if _backward_pass() >= 0:
             return
-        results = [t for t in tree_leaves(output) if torch.is_tensor(t) and t.grad_fn is not None]
+        results = [tensor for tensor in tree_leaves(output) if torch.is_tensor(tensor) and tensor.grad_fn is not None]
         for tensor in results:
             tensor.register_hook(functools.partial(_on_gradient, weakref.ref(self), unit))
-        if not (results and (unit in self.kept or not self.reshard)):
-            self.end(unit)
+        if not (results and (unit in self.outer_units or not self.reshard)):
+            self.end_use(unit)
 
-    def end(self, unit: int) -> None:
-        """A use ends: the core may free the unit."""
-        if unit not in self.again:
+    def end_use(self, unit: int) -> None:
+        """Lets the core free a unit, unless a backward pass with create_graph has used it."""
+        if unit not in self.in_graph:
             self.core.release(unit)
 
     def begin_backward(self, unit: int) -> None:
-        """A gradient of the unit's output exists: gathers the unit, once for each backward pass."""
+        """Called for each gradient of a unit's output: gathers the unit, once in each backward pass."""
         if torch.is_grad_enabled():
-            self.again.add(unit)
-        if self.passes[unit] != _backward_pass():
-            self.passes[unit] = _backward_pass()
+            self.in_graph.add(unit)
+        if self.last_pass[unit] != _backward_pass():
+            self.last_pass[unit] = _backward_pass()
             self._use_backward(unit)
 
     def _use_backward(self, unit: int) -> None:
-        (self.core.use if unit in self.kept or unit in self.again else self.core.use_backward)(unit)
+        """Gathers a unit in a backward pass. The core ends the use with the unit's last gradient, or with the step if
+        it stays whole."""
+        (self.core.use if unit in self.outer_units or unit in self.in_graph else self.core.use_backward)(unit)
 
-    def stepped(self) -> None:
-        """Called after a step."""
-        self.again.clear()
+    def finish_step(self) -> None:
+        """Does what follows each step: inside a block of whole(), gathers all units again. Collective there."""
+        self.in_graph.clear()
         if self.depth:
             self.core.keep(True)
 
     @contextlib.contextmanager
     def without_gathering(self) -> Iterator[None]:
         """In this context state_dict() returns the parameters themselves, without gathering them."""
-        self.reads = False
+        self.gathers_state = False
         try:
             yield
         finally:
-            self.reads = True
+            self.gathers_state = True
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -132,10 +142,11 @@ class Uses:
 
 
 def _backward_pass() -> int:
-    """The number of the backward pass that runs in this thread, or -1."""
+    """Returns the number of the backward pass that runs in this thread, or -1."""
     return torch._C._current_graph_task_id()
 
 
 def _on_gradient(uses: Any, unit: int, _: torch.Tensor) -> None:
+    """A hook of a unit's output tensor: its gradient exists. uses: a weak reference to Uses."""
     if (found := uses()) is not None:
         found.begin_backward(unit)
