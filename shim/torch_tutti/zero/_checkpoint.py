@@ -154,8 +154,9 @@ class Checkpoint:
         for number, entry in enumerate(self.manager.owned):
             outline = next((other[number] for other in outlines if number in other), {})
             if outline:
-                found[number] = {name: assemble(number, entry.parameter.shape, local_states[number].get(
-                    name, torch.empty(0, dtype=value))) if isinstance(value, torch.dtype) else value
+                found[number] = {
+                    name: assemble(number, entry.parameter.shape, local_states[number].get(
+                        name, torch.empty(0, dtype=value))) if isinstance(value, torch.dtype) else value
                     for name, value in outline.items()}
         return found
 
