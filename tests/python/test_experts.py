@@ -212,14 +212,14 @@ def run_ahead(world):
     rows, counts = decoder.dispatch(torch.full((3, 4), 1.0), chosen)
     decoder.dispatch(torch.full((1, 4), 2.0), chosen[:1])
     if world.rank == 1:
-        meet = _decoder.meet
-        _decoder.meet = lambda *given, **named: (world.store.set("third", ""), meet(*given, **named))
+        barrier = _decoder.barrier
+        _decoder.barrier = lambda *given, **named: (world.store.set("third", ""), barrier(*given, **named))
     else:
         world.store.wait(["third"])
         assert counts.tolist() == [[3, 3]] and rows.eq(1).all()
     decoder.dispatch(torch.full((2, 4), 3.0), chosen[:2])
     if world.rank == 1:
-        _decoder.meet = meet
+        _decoder.barrier = barrier
 
 
 @pytest.mark.one_host("a Decoder needs one")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
-from torch_tutti.experts._layout import check_tensors, meet, fail_all_on_error
+from torch_tutti.experts._layout import check_tensors, barrier, fail_all_on_error
 from torch_tutti.experts._pool import Pool, shared_of, round_up
 
 # Dispatches use three sets of arrays in turn. A rank may be in a dispatch that others have not called yet, so it must
@@ -21,8 +21,8 @@ class Decoder:
     backend.
 
     experts, group: as in Dispatcher. capacity: the most tokens of a rank in a call. A token sends at most one row to an
-    expert, so none is dropped. columns: elements of a token; dtype: their type. Raises ValueError for invalid sizes or
-    a group on several hosts or of another backend."""
+    expert, so no row is dropped. columns: elements of a token; dtype: their type. Raises ValueError for invalid sizes,
+    and for a group on several hosts or of another backend."""
 
     def __init__(self, experts: int, columns: int, capacity: int, group: dist.ProcessGroup | None = None,
                  dtype: torch.dtype = torch.float32) -> None:
@@ -37,29 +37,31 @@ class Decoder:
                              f"{dtype}: the experts must be a multiple of the ranks, the other sizes 1 or more, the "
                              "type float32, bfloat16 or float16")
         self.capacity, self.columns, self.dtype, self._turn = capacity, columns, dtype, 0
-        self._each = experts // self.ranks
-        self._array = round_up(self._each * self.ranks * capacity * columns * dtype.itemsize)
-        self._counts = round_up(self._each * self.ranks * 8)
-        size = TURNS * (2 * self._array + self._counts)
-        self._extent = Pool(*shared.of, size).take()
-        self._first = self._first_rows()
+        self._per_rank = experts // self.ranks
+        self._array_bytes = round_up(self._per_rank * self.ranks * capacity * columns * dtype.itemsize)
+        self._counts_bytes = round_up(self._per_rank * self.ranks * 8)
+        pool_bytes = TURNS * (2 * self._array_bytes + self._counts_bytes)
+        self._extent = Pool(*shared.arguments, pool_bytes).take()
+        self._addresses = self._row_addresses()
         self._chosen = self._placed = torch.empty(0, 1, dtype=torch.int64)
 
-    def _at(self, turn: int, part: int) -> int:
-        """The byte of this rank's memory at which an array of a turn begins. part: 0 tokens, 1 outputs, 2 counts."""
-        return turn * (2 * self._array + self._counts) + part * self._array
+    def _offset(self, turn: int, array: int) -> int:
+        """Returns the byte of this rank's memory at which an array of a turn begins. array: 0 tokens, 1 outputs, 2
+        counts."""
+        return turn * (2 * self._array_bytes + self._counts_bytes) + array * self._array_bytes
 
-    def _rows(self, chosen: Tensor, placed: Tensor, part: int) -> _core.Rows:
-        """This rank's rows in the arrays of all ranks for this turn. part: 0 tokens, 1 outputs."""
-        return _core.Rows(chosen, placed, self._first[self._turn, part], self.columns, self.dtype)
+    def _rows(self, chosen: Tensor, placed: Tensor, array: int) -> _core.Rows:
+        """Returns this rank's rows in the arrays of all ranks for this turn. array: 0 tokens, 1 outputs."""
+        return _core.Rows(chosen, placed, self._addresses[self._turn, array], self.columns, self.dtype)
 
-    def _first_rows(self) -> Tensor:
-        """The addresses at which this rank's rows for each expert begin: int64 [turns, parts, experts]."""
-        row, pool = self.columns * self.dtype.itemsize, self._extent.pool
+    def _row_addresses(self) -> Tensor:
+        """Returns the addresses at which this rank's rows for each expert begin: int64 [turns, arrays, experts]."""
+        row_bytes, pool = self.columns * self.dtype.itemsize, self._extent.pool
         return torch.tensor([[[
-            pool.address(e // self._each, self._at(turn, part))
-            + (e % self._each * self.ranks + self.rank) * self.capacity * row for e in range(self.experts)]
-            for part in range(2)] for turn in range(TURNS)])
+            pool.address(expert // self._per_rank, self._offset(turn, array))
+            + (expert % self._per_rank * self.ranks + self.rank) * self.capacity * row_bytes
+            for expert in range(self.experts)]
+            for array in range(2)] for turn in range(TURNS)])
 
     def dispatch(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Sends tokens to the ranks of their experts. tokens: [tokens, columns], at most `capacity` of them. chosen:
@@ -70,20 +72,21 @@ class Decoder:
         dispatch after this. Collective. If one rank's arguments are invalid, all ranks raise ValueError."""
         self._turn = (self._turn + 1) % TURNS
         with torch.no_grad():
-            with fail_all_on_error(self._refuse):
+            with fail_all_on_error(self._fail_others):
                 self._chosen, self._placed = self._check(tokens, chosen)
                 self._rows(self._chosen, self._placed, 0).scatter(tokens.contiguous(), None)
-            meet(self.group)
-        shape = self._each, self.ranks, self.capacity, self.columns
-        counts = self._extent.tensor(self._at(self._turn, 2), (self._each, self.ranks), torch.int64)
-        return self._extent.tensor(self._at(self._turn, 0), shape, self.dtype), counts
+            barrier(self.group)
+        shape = self._per_rank, self.ranks, self.capacity, self.columns
+        counts = self._extent.tensor(self._offset(self._turn, 2), (self._per_rank, self.ranks), torch.int64)
+        return self._extent.tensor(self._offset(self._turn, 0), shape, self.dtype), counts
 
-    def _refuse(self) -> None:
-        """Reports invalid arguments of this rank to the ranks that wait in the barrier."""
-        meet(self.group, failed=True)
+    def _fail_others(self) -> None:
+        """Joins the barrier in which the other ranks wait, and makes it raise ValueError on them."""
+        barrier(self.group, failed=True)
 
     def _check(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Checks the arguments, and writes the number of rows into the owners' arrays. Returns (experts, places)."""
+        """Checks the arguments of dispatch(), and writes the number of this rank's rows into the owners' arrays.
+        Returns (chosen, placed), as in _core.place()."""
         check_tensors("experts", tokens=tokens, chosen=chosen)
         if tokens.shape[1:] != (self.columns,) or len(tokens) > self.capacity or tokens.dtype != self.dtype:
             raise ValueError(f"experts: tokens are {list(tokens.shape)} of {tokens.dtype}; this Decoder takes at most "
@@ -95,40 +98,42 @@ class Decoder:
         placed, counts = _core.place(experts, self.experts, self.capacity)
         if ((placed < 0) & (experts >= 0)).any():
             raise ValueError("experts: a token chooses an expert twice, which is not allowed")
-        for owner, part in enumerate(counts.view(self.ranks, self._each)):
-            self._counts_at(owner).copy_(part)
+        for owner, owner_counts in enumerate(counts.view(self.ranks, self._per_rank)):
+            self._counts_at(owner).copy_(owner_counts)
         return experts, placed
 
     def _counts_at(self, owner: int) -> Tensor:
-        """The column of owner's array of counts that belongs to this rank: its rows for each expert of the owner."""
-        return self._extent.tensor(self._at(self._turn, 2), (self._each, self.ranks), torch.int64, owner)[:, self.rank]
+        """Returns this rank's column of the owner's array of counts: its rows for each expert of the owner."""
+        return self._extent.tensor(self._offset(self._turn, 2), (self._per_rank, self.ranks), torch.int64,
+                                   owner)[:, self.rank]
 
     @property
     def outputs(self) -> Tensor:
         """Returns the array of this turn's outputs. Experts may write into it, which saves combine() a copy."""
-        return self._extent.tensor(self._at(self._turn, 1), (self._each, self.ranks, self.capacity, self.columns),
-                                   self.dtype)
+        return self._extent.tensor(self._offset(self._turn, 1),
+                                   (self._per_rank, self.ranks, self.capacity, self.columns), self.dtype)
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """Returns the results of this rank's tokens, [tokens, columns]: for each the sum of its rows of outputs times
         their weights. outputs: one row for each row of dispatch(), in the same shape. weights: [tokens, choices].
         Collective. If one rank's arguments are invalid, all ranks raise ValueError."""
         with torch.no_grad():
-            with fail_all_on_error(self._refuse):
+            with fail_all_on_error(self._fail_others):
                 self._share_outputs(outputs, weights)
-                used = weights.float().contiguous()
+                weights_used = weights.float().contiguous()
                 out = torch.empty(len(self._chosen), self.columns, dtype=self.dtype)
-            meet(self.group)
-            self._rows(self._chosen, self._placed, 1).gather(out, used)
+            barrier(self.group)
+            self._rows(self._chosen, self._placed, 1).gather(out, weights_used)
         return out
 
     def _share_outputs(self, outputs: Tensor, weights: Tensor) -> None:
-        """Checks both, and copies outputs into the array that other ranks read, unless they are there."""
+        """Checks the arguments of combine(), and copies outputs into the array that other ranks read, unless they are
+        there."""
         check_tensors("experts", outputs=outputs, weights=weights)
-        mine = self.outputs
-        if outputs.shape != mine.shape or outputs.dtype != self.dtype or weights.shape != self._chosen.shape:
+        own_outputs = self.outputs
+        if outputs.shape != own_outputs.shape or outputs.dtype != self.dtype or weights.shape != self._chosen.shape:
             raise ValueError(f"experts: outputs are {list(outputs.shape)} of {outputs.dtype}, weights "
-                             f"{list(weights.shape)}; this Decoder takes {list(mine.shape)} of {self.dtype}, and "
-                             f"{list(self._chosen.shape)}")
-        if outputs.data_ptr() != mine.data_ptr():
-            mine.copy_(outputs)
+                             f"{list(weights.shape)}; this Decoder takes {list(own_outputs.shape)} of {self.dtype}, "
+                             f"and {list(self._chosen.shape)}")
+        if outputs.data_ptr() != own_outputs.data_ptr():
+            own_outputs.copy_(outputs)

@@ -13,15 +13,15 @@ from torch.autograd.function import once_differentiable
 
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
+from torch_tutti.experts._arrays import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
 from torch_tutti.experts._direct import Direct, bytes_of_arrays
 from torch_tutti.experts._layout import Layout, check_tensors, fail_all_on_error
 from torch_tutti.experts._messages import Messages
 from torch_tutti.experts._pool import shared_of
-from torch_tutti.experts._slots import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
 
 # The columns that follow the counts in the exchange: VALID or INVALID arguments, columns and dtype of tokens, whether
-# gradients are needed, offset and bytes of the free shared memory.
-STATUS, COLUMNS, DTYPE, GRAPH, AT, FREE = range(-6, 0)
+# gradients are needed, offset and bytes of the rank's free shared memory.
+STATUS, COLUMNS, DTYPE, NEEDS_GRADIENT, FREE_OFFSET, FREE_BYTES = range(-6, 0)
 VALID, INVALID = 0, 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -36,6 +36,7 @@ class Batch:
     """
 
     def __init__(self, layout: Layout, exchange: Any, tokens: Tensor) -> None:
+        """Starts to send the tokens. exchange: a Direct or Messages."""
         self._layout, self._exchange, self.combined = layout, exchange, False
         self._sent, self._await_rows = tokens, exchange.begin_scatter(TOKENS, tokens.detach(), None)
         self.dropped = int(((layout.placed < 0) & (layout.chosen >= 0)).sum())
@@ -44,20 +45,22 @@ class Batch:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        own = self._layout
-        if not own.padded:
-            return own.rows, own.columns
-        return len(self.counts), len(own.by_rank) * own.padded, own.columns
+        """The shape of `tokens`: [rows, columns], or with padding [my experts, ranks * capacity, columns]."""
+        layout = self._layout
+        if not layout.padded:
+            return layout.rows, layout.columns
+        return len(self.counts), len(layout.by_rank) * layout.padded, layout.columns
 
     @property
     def outputs(self) -> Tensor:
+        """Returns an array for the experts' outputs in this rank's memory. combine() does not copy it."""
         if isinstance(self._exchange, Direct):
             return self._exchange.array(OUTPUTS).view(self.shape)
         return self.tokens.new_empty(self.shape)
 
 
 class _Dispatch(torch.autograd.Function):
-    """The autograd node of dispatch(): forward sends tokens to experts, backward sends their gradients back."""
+    """The autograd function of dispatch(): forward sends tokens to experts, backward sends their gradients back."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, batch: Batch) -> Tensor:
@@ -72,21 +75,21 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """The autograd node of combine(). It also takes tokens, so that backward() reaches _Dispatch on all ranks: experts
-    without rows may return outputs that do not depend on tokens."""
+    """The autograd function of combine(). It also takes tokens, so that backward() reaches _Dispatch on all ranks:
+    experts without rows may return outputs that do not depend on tokens."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, weights: Tensor, tokens: Tensor, batch: Batch) -> Tensor:
         ctx.exchange, ctx.shape, ctx.dtype = batch._exchange, batch.shape, weights.dtype
-        used = weights.detach().float().contiguous()
-        ctx.save_for_backward(used)
-        return batch._exchange.gather(OUTPUTS, outputs, used)
+        weights_used = weights.detach().float().contiguous()
+        ctx.save_for_backward(weights_used)
+        return batch._exchange.gather(OUTPUTS, outputs, weights_used)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        used, grad = *ctx.saved_tensors, grad.contiguous()
-        grad_outputs = ctx.exchange.begin_scatter(GRAD_OUTPUTS, grad, used)().view(ctx.shape)
+        weights_used, grad = *ctx.saved_tensors, grad.contiguous()
+        grad_outputs = ctx.exchange.begin_scatter(GRAD_OUTPUTS, grad, weights_used)().view(ctx.shape)
         return grad_outputs, ctx.exchange.dot(grad).to(ctx.dtype), None, None
 
 
@@ -95,9 +98,9 @@ class Dispatcher:
 
     experts: their number on all ranks; each rank has the same number, in the order of ranks. group: None: the default
     group. CPU tensors of float32, bfloat16 and float16 are exchanged through shared memory if all ranks are on one host
-    and tutti is the backend; all others by all_to_all. capacity: the most rows that a rank sends to an expert; later
-    rows are dropped; None: no limit. pad: arrays have the same shape for any choice. Raises ValueError for invalid
-    arguments."""
+    and tutti is the backend; all others by all_to_all. capacity: the most rows that a rank sends to an expert; further
+    rows are dropped; None: no limit. pad: arrays have the same shape for any choice of experts. Raises ValueError for
+    invalid arguments."""
 
     def __init__(self, experts: int, group: dist.ProcessGroup | None = None, *, capacity: int | None = None,
                  pad: bool = False) -> None:
@@ -122,9 +125,9 @@ class Dispatcher:
 
     def run(self, expert: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, weights: Tensor, chosen: Tensor,
             chunks: int = 1) -> Tensor:
-        """dispatch(), expert(batch.tokens, batch.counts) and combine(), with the tokens in `chunks` parts: one part
-        travels while experts work on the one before. `chunks` must be equal on all ranks. A capacity holds for each
-        part. Returns [tokens, columns]."""
+        """Does dispatch(), expert(batch.tokens, batch.counts) and combine(), with the tokens in `chunks` parts: one
+        part travels while experts work on the one before. `chunks` must be equal on all ranks. A capacity holds for
+        each part. Returns [tokens, columns]."""
         if chunks < 1:
             raise ValueError(f"experts: {chunks} chunks; there must be 1 or more")
         parts = list(zip(*(part.tensor_split(chunks) for part in (tokens, weights, chosen))))
@@ -136,33 +139,33 @@ class Dispatcher:
         return torch.cat(out)
 
     def _finish(self, batch: Batch) -> Batch:
-        """Waits for the rows of a batch that _begin() started."""
+        """Waits for the rows of a batch that _begin() started, and returns the batch."""
         batch.tokens = _Dispatch.apply(batch._sent, batch)
         del batch._sent, batch._await_rows
         return batch
 
     def _begin(self, tokens: Tensor, chosen: Tensor) -> Batch:
-        """Exchanges counts, lays out the batch, and starts to send its rows: through shared memory if all ranks can,
-        else by messages."""
+        """Exchanges counts, lays out the batch, and starts to send its rows: through shared memory if possible, else by
+        messages."""
         experts, placed, counts, problem = self._assign_places(tokens, chosen)
-        direct = problem is None and tokens.device.type == "cpu" and tokens.dtype in _core.DTYPES
-        shared = shared_of(self.group) if direct else None
+        can_share = problem is None and tokens.device.type == "cpu" and tokens.dtype in _core.DTYPES
+        shared = shared_of(self.group) if can_share else None
         extent = shared.take() if shared else None
-        free = (extent.at, extent.size) if extent else (0, 0)
-        of_ranks = self._exchange_counts(tokens, counts, free, problem)
+        free_range = (extent.at, extent.size) if extent else (0, 0)
+        of_ranks = self._exchange_counts(tokens, counts, free_range, problem)
         by_rank = of_ranks[:, :self.experts].contiguous()
         padded = self.capacity or 0 if self.pad else 0
-        first, rows = _core.offsets(by_rank, padded)
-        layout = Layout(self.group, self.rank, experts, placed, by_rank, first, rows[self.rank], padded,
+        first, lengths = _core.offsets(by_rank, padded)
+        layout = Layout(self.group, self.rank, experts, placed, by_rank, first, lengths[self.rank], padded,
                         tokens.shape[1], tokens.dtype, tokens.device)
         exchange: Any = Messages(layout)
         if shared:
-            needed = [bytes_of_arrays(count, layout.columns, layout.dtype) for count in rows]
-            at = of_ranks[:, AT].tolist()
-            if extent is None or any(need > has for need, has in zip(needed, of_ranks[:, FREE].tolist())):
-                extent, at = shared.grow(max(needed)), [0] * self.ranks
-            exchange = Direct(layout, extent, at, rows)
-        if torch.is_grad_enabled() and of_ranks[:, GRAPH].any() and not tokens.requires_grad:
+            needed = [bytes_of_arrays(count, layout.columns, layout.dtype) for count in lengths]
+            begins = of_ranks[:, FREE_OFFSET].tolist()
+            if extent is None or any(need > has for need, has in zip(needed, of_ranks[:, FREE_BYTES].tolist())):
+                extent, begins = shared.grow(max(needed)), [0] * self.ranks
+            exchange = Direct(layout, extent, begins, lengths)
+        if torch.is_grad_enabled() and of_ranks[:, NEEDS_GRADIENT].any() and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()           # either all ranks run the backward pass, or none
         return Batch(layout, exchange, tokens.contiguous())
 
@@ -172,12 +175,13 @@ class Dispatcher:
         weights: [tokens, choices]. May be called once for a batch. If one rank's arguments are invalid, the others
         raise ValueError if rows travel through shared memory; by messages they wait until they time out, or until that
         rank ends."""
-        with fail_all_on_error(batch._exchange.refuse):
+        with fail_all_on_error(batch._exchange.fail_others):
             self._check_outputs(outputs, weights, batch)
         batch.combined = True
         return _Combine.apply(outputs.contiguous(), weights, batch.tokens, batch)
 
     def _check_outputs(self, outputs: Tensor, weights: Tensor, batch: Batch) -> None:
+        """Raises TypeError or ValueError for invalid arguments of combine()."""
         check_tensors("combine", outputs=outputs, weights=weights)
         expected = tuple(batch._layout.chosen.shape)
         if batch.combined:
@@ -190,18 +194,19 @@ class Dispatcher:
                              f"type and of shape {list(expected)}, as the chosen experts")
 
     def _assign_places(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
-        """Returns (experts, places, counts, None) as of _core.place(). If the arguments are invalid, returns the same
-        without rows, and the error, which this rank raises after the exchange of counts."""
+        """Returns (chosen, placed, counts, None), as in _core.place(). If the arguments of dispatch() are invalid,
+        returns the same for no tokens, and the error, which this rank raises after the exchange of counts."""
         try:
             self._check(tokens, chosen)
             experts = chosen.detach().to("cpu", torch.int64).contiguous()
             return (experts, *_core.place(experts, self.experts, self.capacity), None)
-        except Exception as problem:        # of any kind: the exchange reports it to the other ranks
+        except Exception as problem:        # any error: the exchange of counts reports it to the other ranks
             nothing = torch.empty(0, 1, dtype=torch.int64)
             return nothing, nothing, torch.zeros(self.experts, dtype=torch.int64), problem
 
     @staticmethod
     def _check(tokens: Tensor, chosen: Tensor) -> None:
+        """Raises TypeError or ValueError for invalid arguments of dispatch()."""
         check_tensors("dispatch", tokens=tokens, chosen=chosen)
         if tokens.dim() != 2 or not tokens.shape[1] or tokens.dtype not in DTYPES:
             raise ValueError(f"dispatch: tokens are {_kind(tokens)}; they must be of a floating type and of shape "
@@ -210,19 +215,21 @@ class Dispatcher:
             raise ValueError(f"dispatch: the chosen experts are {_kind(chosen)}; they must be integers of shape "
                              f"[{len(tokens)}, choices]")
 
-    def _exchange_counts(self, tokens: Tensor, counts: Tensor, free: tuple[int, int],
+    def _exchange_counts(self, tokens: Tensor, counts: Tensor, free_range: tuple[int, int],
                          problem: Exception | None) -> Tensor:
-        """Exchanges counts. free: (offset, bytes) of this rank's free shared memory. Returns int64 [ranks, experts +
-        6]: each rank's counts, then STATUS to FREE. Raises this rank's `problem`, or ValueError if another rank's
-        arguments are invalid or its rows differ in columns or dtype."""
+        """Exchanges counts. free_range: (offset, bytes) of this rank's free shared memory. problem: the error of this
+        rank's arguments, or None. Returns int64 [ranks, experts + 6]: each rank's counts, then STATUS to FREE_BYTES.
+        Raises `problem`, or ValueError if another rank's arguments are invalid or its rows differ in columns or
+        dtype."""
         device = tokens.device if isinstance(tokens, Tensor) else torch.device("cpu")
-        columns, dtype, graph = 0, -1, False
+        columns, dtype, needs_gradient = 0, -1, False
         if problem is None:
             columns, dtype = tokens.shape[1], DTYPES.index(tokens.dtype)
-            graph = tokens.requires_grad and torch.is_grad_enabled()
-        mine = torch.cat([counts, torch.tensor([VALID if problem is None else INVALID, columns, dtype, graph, *free])])
-        of_ranks = torch.empty(self.ranks, len(mine), dtype=torch.int64, device=device)
-        dist.all_gather(list(of_ranks), mine.to(device), group=self.group)
+            needs_gradient = tokens.requires_grad and torch.is_grad_enabled()
+        own_row = torch.cat([counts, torch.tensor([VALID if problem is None else INVALID, columns, dtype,
+                                                   needs_gradient, *free_range])])
+        of_ranks = torch.empty(self.ranks, len(own_row), dtype=torch.int64, device=device)
+        dist.all_gather(list(of_ranks), own_row.to(device), group=self.group)
         of_ranks = of_ranks.cpu()
         if problem is not None:
             raise problem
@@ -230,14 +237,14 @@ class Dispatcher:
         if invalid:
             raise ValueError(f"dispatch: rank {invalid[0]} of the group got invalid arguments; its own error says "
                              "which")
-        for rank, (its_columns, its_dtype) in enumerate(of_ranks[:, [COLUMNS, DTYPE]].tolist()):
-            if (its_columns, its_dtype) != (columns, dtype):
+        for rank, (other_columns, other_dtype) in enumerate(of_ranks[:, [COLUMNS, DTYPE]].tolist()):
+            if (other_columns, other_dtype) != (columns, dtype):
                 raise ValueError(f"dispatch: rank {self.rank} of the group has rows of {columns} x {tokens.dtype}, "
-                                 f"rank {rank} of {its_columns} x {DTYPES[its_dtype]}: all ranks must have the same "
-                                 "kind")
+                                 f"rank {rank} of {other_columns} x {DTYPES[other_dtype]}: all ranks must have the "
+                                 "same kind")
         return of_ranks
 
 
 def _kind(tensor: Tensor) -> str:
-    """Shape and dtype, for errors."""
+    """Returns shape and dtype as text, for errors."""
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"

@@ -14,13 +14,13 @@ from torch_tutti._calls import all_reduce
 
 @dataclass
 class Layout:
-    """The layout of one batch, on one rank. All tensors are int64 on the CPU."""
+    """The layout of one batch, on one rank. All its tensors are int64 on the CPU."""
     group: dist.ProcessGroup
     rank: int
     chosen: Tensor                          # [tokens, choices]: expert numbers, or -1
-    placed: Tensor                          # [tokens, choices]: place among this rank's rows for the expert, or -1
+    placed: Tensor                          # [tokens, choices]: position among this rank's rows for the expert, or -1
     by_rank: Tensor                         # [ranks, experts]: rows that each rank sends to each expert
-    first: Tensor                           # [ranks, experts]: the row of the owner's array where they begin
+    first: Tensor                           # [ranks, experts]: the row of the owner's array where these rows begin
     rows: int                               # length of this rank's array
     padded: int                             # rows reserved for each rank and expert, or 0
     columns: int
@@ -29,16 +29,16 @@ class Layout:
 
     @property
     def mine(self) -> Tensor:
-        """[ranks, experts of this rank]: rows."""
-        return self.own(self.by_rank)
+        """Returns how many rows each rank sends to each expert of this rank, [ranks, experts of this rank]."""
+        return self.own_columns(self.by_rank)
 
-    def own(self, of_all: Tensor) -> Tensor:
-        """The columns of this rank's experts in a tensor [ranks, experts] of all."""
-        each = of_all.shape[1] // len(of_all)
-        return of_all[:, self.rank * each:(self.rank + 1) * each]
+    def own_columns(self, all_experts: Tensor) -> Tensor:
+        """Returns the columns of this rank's experts in a tensor [ranks, experts]."""
+        experts_per_rank = all_experts.shape[1] // len(all_experts)
+        return all_experts[:, self.rank * experts_per_rank:(self.rank + 1) * experts_per_rank]
 
     def clear_padding(self, array: Tensor) -> None:
-        """Sets the rows that no rank has sent to zero, if the array is padded."""
+        """Sets the rows of this rank's array that no rank has sent to zero. Does nothing if the array is not padded."""
         if not self.padded:
             return
         parts = array.view(self.mine.shape[1], len(self.by_rank), self.padded, self.columns)
@@ -46,32 +46,34 @@ class Layout:
             for expert, count in enumerate(counts):
                 parts[expert, rank, count:].zero_()
 
-    def meet(self, failed: bool = False) -> None:
-        meet(self.group, failed)
+    def barrier(self, failed: bool = False) -> None:
+        """Calls barrier() for the group of the layout."""
+        barrier(self.group, failed)
 
 
 @contextmanager
-def fail_all_on_error(refuse: Callable[[], None]) -> Iterator[None]:
-    """A context for work before a barrier. If the work raises, calls refuse(), which makes the other ranks fail too."""
+def fail_all_on_error(fail_others: Callable[[], None]) -> Iterator[None]:
+    """A context for work before a barrier. If the work raises an error, calls fail_others() and raises the error."""
     try:
         yield
     except Exception:
-        refuse()
+        fail_others()
         raise
 
 
 def check_tensors(what: str, **given: Any) -> None:
-    """Raises TypeError if one of the named arguments of the call `what` is not a tensor."""
+    """Raises TypeError if one of the named arguments is not a tensor. what: the name of the function, for the error."""
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{what}: {name} must be a tensor, not {type(value).__name__}")
 
 
-def meet(group: dist.ProcessGroup, failed: bool = False) -> None:
-    """A barrier that carries failures. Writes to shared memory before it are visible to all ranks after it. failed:
+def barrier(group: dist.ProcessGroup, failed: bool = False) -> None:
+    """Waits for all ranks of the group. Writes to shared memory before it are visible to all ranks after it. failed:
     this rank is about to raise its own error; all other ranks raise ValueError with its number."""
-    culprit = torch.tensor([group.rank() + 1.0 if failed else 0.0])
-    all_reduce(culprit, dist.ReduceOp.MAX, group)
-    if culprit and not failed:
-        raise ValueError(f"experts: rank {int(culprit) - 1} of the group got invalid arguments; its own error says "
+    # 0: none; else the failed rank plus 1
+    failed_rank = torch.tensor([group.rank() + 1.0 if failed else 0.0])
+    all_reduce(failed_rank, dist.ReduceOp.MAX, group)
+    if failed_rank and not failed:
+        raise ValueError(f"experts: rank {int(failed_rank) - 1} of the group got invalid arguments; its own error says "
                          "which")

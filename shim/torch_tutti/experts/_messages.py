@@ -7,47 +7,49 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torch_tutti.experts._arrays import OUTPUTS
 from torch_tutti.experts._core import DTYPES, Rows
 from torch_tutti.experts._layout import Layout
-from torch_tutti.experts._slots import OUTPUTS
 
 
 class Indices:
     """Does what _core.Rows does with torch's functions, for devices and dtypes that the C library does not handle.
 
-    begin: int64 [experts], the row of `buffer` where the rows for each expert begin."""
+    first: int64 [experts], the row of `buffer` where the rows for each expert begin."""
 
-    def __init__(self, layout: Layout, begin: Tensor, buffer: Tensor) -> None:
-        taken = layout.placed >= 0
-        at = torch.where(taken, begin[layout.chosen.clamp(min=0)] + layout.placed, -1)
-        self._at, self._buffer = at.to(buffer.device), buffer
+    def __init__(self, layout: Layout, first: Tensor, buffer: Tensor) -> None:
+        is_placed = layout.placed >= 0
+        row_of_choice = torch.where(is_placed, first[layout.chosen.clamp(min=0)] + layout.placed, -1)
+        self._row_of_choice, self._buffer = row_of_choice.to(buffer.device), buffer
 
     def scatter(self, tokens: Tensor, weights: Tensor | None) -> None:
         """Copies each token into its rows of the buffer, times weights [tokens, choices] if given."""
-        for k, at in enumerate(self._at.unbind(1)):
-            taken = at >= 0
-            rows = tokens[taken]
+        for choice, row_of_token in enumerate(self._row_of_choice.unbind(1)):
+            has_row = row_of_token >= 0
+            rows = tokens[has_row]
             if weights is not None:
-                rows = (rows.float() * weights[taken, k, None]).to(rows.dtype)
-            self._buffer[at[taken]] = rows
+                rows = (rows.float() * weights[has_row, choice, None]).to(rows.dtype)
+            self._buffer[row_of_token[has_row]] = rows
 
     def gather(self, out: Tensor, weights: Tensor | None) -> None:
-        """Sets each token of `out` to the (weighted) sum of its rows, computed in float32."""
+        """Sets each token of `out` to the sum of its rows, times weights if given, computed in float32."""
         total = torch.zeros_like(out, dtype=torch.float32)
-        for k in range(self._at.shape[1]):
-            part = self._choices(k)
-            total += part if weights is None else part * weights[:, k, None]
+        for choice in range(self._row_of_choice.shape[1]):
+            rows = self._rows_of_choice(choice)
+            total += rows if weights is None else rows * weights[:, choice, None]
         out.copy_(total)
 
     def dot(self, tokens: Tensor, out: Tensor) -> None:
         """Sets out, [tokens, choices], to the dot product of each token and each of its rows."""
-        for k in range(self._at.shape[1]):
-            out[:, k] = (tokens.float() * self._choices(k)).sum(-1)
+        for choice in range(self._row_of_choice.shape[1]):
+            out[:, choice] = (tokens.float() * self._rows_of_choice(choice)).sum(-1)
 
-    def _choices(self, k: int) -> Tensor:
-        """The row of each token's k-th choice, float32 [tokens, columns]; zeros for a dropped choice."""
-        at, out = self._at[:, k], self._buffer.new_zeros(len(self._at), self._buffer.shape[1], dtype=torch.float32)
-        out[at >= 0] = self._buffer[at[at >= 0]].float()
+    def _rows_of_choice(self, choice: int) -> Tensor:
+        """Returns the row of each token's choice with this number, float32 [tokens, columns]; zeros for a dropped
+        choice."""
+        row_of_token, out = self._row_of_choice[:, choice], self._buffer.new_zeros(
+            len(self._row_of_choice), self._buffer.shape[1], dtype=torch.float32)
+        out[row_of_token >= 0] = self._buffer[row_of_token[row_of_token >= 0]].float()
         return out
 
 
@@ -56,30 +58,34 @@ class Messages:
     They arrive in the order of the sending ranks, and are then put in the order of experts."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout, mine, ranks = layout, layout.by_rank[layout.rank], len(layout.by_rank)
-        self._begin = mine.cumsum(0) - mine                     # row of the send buffer, [experts]
-        self._sends, self._receives = mine.view(ranks, -1).sum(1).tolist(), layout.mine.sum(1).tolist()
+        """Computes from the layout how many rows this rank sends to each rank and gets from it, and where received rows
+        belong."""
+        self._layout, own_counts, ranks = layout, layout.by_rank[layout.rank], len(layout.by_rank)
+        # [experts]: the row of the send buffer where the rows for each expert begin
+        self._first = own_counts.cumsum(0) - own_counts
+        self._sends, self._receives = own_counts.view(ranks, -1).sum(1).tolist(), layout.mine.sum(1).tolist()
+        # received rows come in blocks of (sending rank, expert), and move from `before` to `first`
         lengths = layout.mine.flatten()
-        first = layout.own(layout.first).flatten()
+        first = layout.own_columns(layout.first).flatten()
         before = lengths.cumsum(0) - lengths
         moved = (first - before).repeat_interleave(lengths)
         self._row_of_received = (moved + torch.arange(sum(self._receives))).to(layout.device)
-        self._back = torch.empty(0)
+        self._back = torch.empty(0)                             # outputs that came back, for dot()
 
-    def refuse(self) -> None:
-        """Does nothing: no message can tell the other ranks, so they time out."""
+    def fail_others(self) -> None:
+        """Does nothing: no message can tell the other ranks of an error, so they time out."""
 
     def _rows(self, buffer: Tensor) -> Any:
-        """Access to this rank's rows in `buffer`, [rows sent, columns]."""
+        """Returns an object with the methods of _core.Rows for this rank's rows in `buffer`, [rows sent, columns]."""
         layout = self._layout
         if layout.device.type != "cpu" or layout.dtype not in DTYPES:
-            return Indices(layout, self._begin, buffer)
-        first = buffer.data_ptr() + self._begin * (layout.columns * buffer.itemsize)
+            return Indices(layout, self._first, buffer)
+        first = buffer.data_ptr() + self._first * (layout.columns * buffer.itemsize)
         return Rows(layout.chosen, layout.placed, first, layout.columns, layout.dtype)
 
-    def begin_scatter(self, slot: int, tokens: Tensor, weights: Tensor | None) -> Callable[[], Tensor]:
-        """Starts to send tokens, [tokens, columns], times weights if given. Returns a function that waits and returns
-        the rows of this rank's experts, [rows, columns]."""
+    def begin_scatter(self, which: int, tokens: Tensor, weights: Tensor | None) -> Callable[[], Tensor]:
+        """Starts to send tokens, [tokens, columns], times weights if given. which is not used. Returns a function that
+        waits for the rows of this rank's experts and returns them, [rows, columns]."""
         layout = self._layout
         sent, received = (tokens.new_empty(sum(counts), layout.columns) for counts in (self._sends, self._receives))
         self._rows(sent).scatter(tokens, weights)
@@ -91,21 +97,22 @@ class Messages:
             return rows.index_copy_(0, self._row_of_received, received)
         return finish
 
-    def gather(self, slot: int, rows: Tensor, weights: Tensor | None) -> Tensor:
-        """Sends the experts' rows back, and returns the (weighted) sum of each token's rows, [tokens, columns]."""
+    def gather(self, which: int, rows: Tensor, weights: Tensor | None) -> Tensor:
+        """Sends the experts' rows back, and returns the sum of each token's rows, times weights if given: [tokens,
+        columns]. which: one of _arrays.py; dot() reads the rows of OUTPUTS."""
         layout = self._layout
         back = rows.new_empty(sum(self._sends), layout.columns)
         sent = rows.view(-1, layout.columns).index_select(0, self._row_of_received)
         dist.all_to_all_single(back, sent, self._sends, self._receives, group=layout.group)
-        if slot == OUTPUTS:
+        if which == OUTPUTS:
             self._back = back
         out = rows.new_empty(len(layout.chosen), layout.columns)
         self._rows(back).gather(out, weights)
         return out
 
-    def dot(self, tokens: Tensor) -> Tensor:
-        """Returns the dot product of each token's gradient and each of its experts' outputs, which gather() keeps:
-        float32 [tokens, choices], the gradient of the weights."""
-        out = torch.empty(self._layout.chosen.shape, device=tokens.device)
-        self._rows(self._back).dot(tokens, out)
+    def dot(self, gradients: Tensor) -> Tensor:
+        """Returns the dot product of each token's gradient, [tokens, columns], and each of its experts' outputs, which
+        gather() keeps: float32 [tokens, choices], the gradient of the weights."""
+        out = torch.empty(self._layout.chosen.shape, device=gradients.device)
+        self._rows(self._back).dot(gradients, out)
         return out

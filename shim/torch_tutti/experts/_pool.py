@@ -15,45 +15,47 @@ from torch.distributed import ProcessGroup
 from torch_tutti._library import _check, _library
 
 UNIT = 4096                                 # bytes; sizes of extents are multiples of it
-SMALLEST = 16 << 20                         # bytes of a rank's part; pages that are never written use no memory
+SMALLEST = 16 << 20                         # least bytes of a rank's part; pages that are never written use no memory
 
 
-def round_up(count: int) -> int:
-    """The bytes of whole UNITs for so many bytes."""
-    return -(-count // UNIT) * UNIT
+def round_up(size: int) -> int:
+    """Returns a number of bytes rounded up to whole UNITs."""
+    return -(-size // UNIT) * UNIT
 
 
 class Pool:
-    """Shared memory with `room` bytes for each rank. Creating it is collective over the ranks of the communicator (its
-    address), and `room` is equal on all."""
+    """Shared memory with `room` bytes for each rank, its part. Creating a pool is collective over the ranks of the
+    communicator, whose address is given; `room` is equal on all."""
 
     def __init__(self, communicator: int, ranks: int, rank: int, room: int) -> None:
-        self._at, self.room, self.rank = c_void_p(), room, rank
+        self._address, self.room, self.rank = c_void_p(), room, rank
         self._free, self._lock = [(0, room)], threading.Lock()
-        self._given: deque[tuple[int, int]] = deque()           # freed, but not yet in _free: (offset, bytes)
-        _check(_library().tutti_mem_alloc_common(byref(self._at), c_size_t(ranks * room), c_void_p(communicator)))
+        # (offset, bytes) of ranges that give() has freed and take() has not yet merged into _free
+        self._given_back: deque[tuple[int, int]] = deque()
+        _check(_library().tutti_mem_alloc_common(byref(self._address), c_size_t(ranks * room), c_void_p(communicator)))
 
     def __del__(self) -> None:
-        if getattr(self, "_at", None):
-            _library().tutti_mem_free(self._at)
+        if getattr(self, "_address", None):
+            _library().tutti_mem_free(self._address)
 
     def take(self) -> Extent:
-        """Takes the largest free range. The caller shrinks it to its need. It has 0 bytes if nothing is free."""
+        """Takes the largest free range. The caller cuts it to its need. The extent has 0 bytes if no memory is free."""
         with self._lock:
-            while self._given:
-                self._merge(*self._given.popleft())
+            while self._given_back:
+                self._merge(*self._given_back.popleft())
             at, size = max(self._free, key=lambda free: free[1], default=(0, 0))
             if size:
                 self._free.remove((at, size))
         return Extent(self, at, size)
 
     def give(self, at: int, size: int) -> None:
-        """Frees a range. It takes no lock, because the garbage collector may call it in the middle of take()."""
+        """Frees `size` bytes from byte `at`. Takes no lock, because the garbage collector may call it in the middle of
+        take()."""
         if size:
-            self._given.append((at, size))
+            self._given_back.append((at, size))
 
     def _merge(self, at: int, size: int) -> None:
-        """Adds a range to the free ones, merged with its neighbours."""
+        """Adds a range to the free ones, merged with its neighbours. at, size: its first byte and its bytes."""
         for free in sorted(self._free):
             if free[0] + free[1] == at or at + size == free[0]:
                 self._free.remove(free)
@@ -61,12 +63,13 @@ class Pool:
         self._free.append((at, size))
 
     def address(self, rank: int, at: int) -> int:
-        """The address in this process of byte `at` of a rank's part."""
-        return self._at.value + rank * self.room + at
+        """Returns the address in this process of byte `at` of a rank's part."""
+        return self._address.value + rank * self.room + at
 
 
 class Extent:
-    """A range of this rank's part: `size` bytes from byte `at`. Its tensors keep it alive; then it is free again."""
+    """A range of this rank's part of a pool: `size` bytes from byte `at`. Its tensors keep it alive; after the last one
+    it is freed."""
 
     def __init__(self, pool: Pool, at: int, size: int) -> None:
         self.pool, self.at, self.size = pool, at, size
@@ -80,38 +83,41 @@ class Extent:
         self.size = size
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, rank: int | None = None) -> torch.Tensor:
-        """A tensor at a byte offset of this extent, or at the same offset of another rank's part."""
+        """Returns a tensor at a byte offset of this extent; with `rank`, at the same offset of that rank's part."""
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
-        start = self.pool.address(self.pool.rank if rank is None else rank, self.at + offset)
-        memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(start)
+        address = self.pool.address(self.pool.rank if rank is None else rank, self.at + offset)
+        memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
         memory.owner = self
         return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class Shared:
-    """The pool of a group. grow() replaces it by a larger one; extents of the old one stay valid."""
+    """The current pool of a group, or None before the first grow(). grow() replaces it by a larger one; extents of the
+    old one stay valid."""
 
     def __init__(self, communicator: int, ranks: int, rank: int) -> None:
-        self.of = communicator, ranks, rank
+        self.arguments = communicator, ranks, rank              # the first arguments of Pool
         self.pool: Pool | None = None
 
     def take(self) -> Extent | None:
+        """Takes the largest free range of the pool. Returns None if there is no pool yet."""
         return self.pool.take() if self.pool else None
 
-    def grow(self, bytes_: int) -> Extent:
-        """Makes a pool of at least twice `bytes_` for each rank, and takes all of this rank's part. Collective."""
-        before = self.pool.room if self.pool else 0
-        self.pool = Pool(*self.of, max(SMALLEST, round_up(2 * bytes_), 2 * before))
+    def grow(self, needed: int) -> Extent:
+        """Makes a pool of at least twice `needed` bytes for each rank, and takes all of this rank's part.
+        Collective."""
+        old_room = self.pool.room if self.pool else 0
+        self.pool = Pool(*self.arguments, max(SMALLEST, round_up(2 * needed), 2 * old_room))
         return self.pool.take()
 
 
-_shared: Any = weakref.WeakKeyDictionary()
+_shared: Any = weakref.WeakKeyDictionary()  # {group: its Shared, or None}
 
 
 def shared_of(group: ProcessGroup) -> Shared | None:
-    """The shared memory of a group. None, equally on all ranks, if they are on several hosts or tutti is not the
+    """Returns the shared memory of a group. None, on all ranks, if they are on several hosts or tutti is not the
     backend."""
     if group in _shared:
         return _shared[group]

@@ -32,17 +32,17 @@ def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None
 
 
 def counts_of(chosen: Tensor, experts: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """How many tokens of all ranks choose each expert: int64 [experts]. Collective."""
+    """Returns how many choices of all ranks' tokens fall on each expert: int64 [experts]. Collective."""
     counts = torch.bincount(chosen[chosen >= 0].flatten(), minlength=experts)
     dist.all_reduce(counts, group=group_of("experts", group))
     return counts
 
 
 def balance_loss(logits: Tensor, chosen: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The load-balancing loss of Switch Transformers (Fedus et al. 2021): the number of experts times the sum over
-    experts of (share of all choices * mean softmax score). It is 1 if both are even. Shares are of all ranks' tokens,
-    means of this rank's. So if all ranks have the same number of tokens, gradients averaged over ranks are those of the
-    whole batch. Collective."""
+    """Returns the load-balancing loss of Switch Transformers (Fedus et al. 2021): the number of experts times the sum
+    over experts of (share of all choices * mean softmax score). It is 1 if both are even. Shares are of all ranks'
+    tokens, means of this rank's. So if all ranks have the same number of tokens, the gradients averaged over ranks are
+    those of the whole batch. Collective."""
     experts = logits.shape[1]
     counts = counts_of(chosen, experts, group)
     share = counts / counts.sum().clamp_min(1)
@@ -51,8 +51,8 @@ def balance_loss(logits: Tensor, chosen: Tensor, group: dist.ProcessGroup | None
 
 class Balance(torch.nn.Module):
     """Balances experts by a bias, without a loss (Wang et al. 2024, as in DeepSeek-V3). route() adds the bias to scores
-    for the choice. After a step, update() raises it by `rate` for experts with less than the mean, lowers it for
-    others."""
+    for the choice. After a step, update() raises it by `rate` for experts with fewer tokens than the mean, and lowers
+    it by `rate` for experts with more."""
 
     bias: Tensor
 
@@ -63,16 +63,16 @@ class Balance(torch.nn.Module):
 
     @torch.no_grad()
     def update(self, chosen: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-        """Updates the bias after a step. chosen: as of route(), this rank's. Returns the tokens of each expert on all
-        ranks, int64 [experts]. Collective."""
+        """Updates the bias after a step. chosen: this rank's, as route() returns it. Returns the tokens of each expert
+        on all ranks, int64 [experts]. Collective."""
         counts = counts_of(chosen, len(self.bias), group)
         self.bias += self.rate * (counts.float().mean() - counts).sign()
         return counts
 
 
 class Imbalance(NamedTuple):
-    """most: tokens of the busiest expert, divided by the mean. busiest: its number. empty: experts without a token.
-    deviation: the standard deviation of tokens, divided by the mean."""
+    """How uneven the use of experts is. most: tokens of the busiest expert, divided by the mean. busiest: the number of
+    that expert. empty: experts without a token. deviation: the standard deviation of tokens, divided by the mean."""
     most: float
     busiest: int
     empty: int
@@ -80,7 +80,8 @@ class Imbalance(NamedTuple):
 
 
 def imbalance(counts: Tensor) -> Imbalance:
-    """Measures how uneven counts are: [experts], tokens of each, as of Balance.update() or batch.by_rank.sum(0)."""
+    """Measures how uneven counts are: [experts], tokens of each expert, as Balance.update() or batch.by_rank.sum(0)
+    returns them."""
     mean = max(counts.float().mean().item(), 1e-9)
     return Imbalance(counts.max().item() / mean, int(counts.argmax()), int((counts == 0).sum()),
                      counts.float().std(correction=0).item() / mean)
