@@ -1,7 +1,7 @@
-"""Tensor and sequence parallelism: layers of which each rank of a group has a part, on any backend of torch.
+"""Tensor and sequence parallelism: each rank of a group has a part of a layer's parameters, on any backend of torch.
 
     group = grid.group("tp")
-    up, down = ColumnLinear.of(up, group), RowLinear.of(down, group)       # of layers that all ranks have alike
+    up, down = ColumnLinear.of(up, group), RowLinear.of(down, group)       # of layers that are equal on all ranks
     y = down(gelu(up(x)))                                                  # one sum forward, and one backward
 """
 from torch_tutti.parallel._collectives import copy, gather, reduce, reduce_scatter, split

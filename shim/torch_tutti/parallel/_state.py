@@ -1,5 +1,5 @@
-"""Models that have divided layers: whole states, gradients of what is whole on each rank but used on a piece of the
-sequence, and norms of gradients."""
+"""Functions for models with divided layers: whole states, sums of gradients of modules that see only a piece of the
+sequence, and clipping by the norm of the whole model."""
 from __future__ import annotations
 
 from typing import Any
@@ -16,15 +16,16 @@ __all__ = ["clip_grad_norm_", "full_state", "load_full_state", "sum_gradients"]
 
 
 def parts_of(model: nn.Module) -> dict[str, tuple[Divided, str]]:
-    """Of each parameter of divided layers, under its name in state_dict(): the layer, and its name there."""
-    return {f"{at}.{name}" if at else name: (layer, name) for at, layer in model.named_modules(remove_duplicate=False)
+    """Returns {name in state_dict(): (layer, name in the layer)} for each parameter of divided layers."""
+    return {f"{path}.{name}" if path else name: (layer, name)
+            for path, layer in model.named_modules(remove_duplicate=False)
             if isinstance(layer, Divided) for name in layer.shapes()}
 
 
 @torch.no_grad()
 def full_state(model: nn.Module) -> dict[str, Any]:
-    """model.state_dict() as that of the same model in one process, on each rank, of which divided parameters are copies
-    and others the model's own. Collective: all ranks call it."""
+    """Returns on every rank the state_dict that the undivided model would have. Divided parameters are copies; the
+    others are the model's own. Collective: all ranks call it."""
     state, whole = model.state_dict(), {}
     for key, (layer, name) in parts_of(model).items():
         parameter = id(getattr(layer, name))                # an embedding may be the last layer's weight, too
@@ -35,15 +36,16 @@ def full_state(model: nn.Module) -> dict[str, Any]:
 
 
 def load_full_state(model: nn.Module, state: dict[str, Any], strict: bool = True) -> Any:
-    """model.load_state_dict() of a state_dict of one process, of which each rank takes its part. Raises ValueError for
-    shapes that are not those of the whole layers, and what load_state_dict raises."""
-    mine = {key: layer.part(name, state[key]) for key, (layer, name) in parts_of(model).items() if key in state}
-    return model.load_state_dict({**state, **mine}, strict)
+    """Loads this rank's part of a state_dict of the undivided model. Returns what model.load_state_dict() returns, and
+    raises what that raises; ValueError for shapes that are not those of the whole layers."""
+    own_parts = {key: layer.part(name, state[key]) for key, (layer, name) in parts_of(model).items() if key in state}
+    return model.load_state_dict({**state, **own_parts}, strict)
 
 
 class _Sum:
-    """A hook of parameters, which sums their gradients, and one of their module, before its forward pass: a copy of a
-    parameter, by deepcopy, pickle or to_empty, has lost its hooks, and a module has kept them."""
+    """A hook that sums a parameter's gradient over the ranks. Its method restore(), a hook before the module's forward,
+    installs it again on copies of parameters: deepcopy, pickle and to_empty drop hooks of parameters and keep hooks of
+    modules."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -52,6 +54,7 @@ class _Sum:
         return gradient if self.ranks.size == 1 else summed(gradient, 0, self.ranks)
 
     def restore(self, module: nn.Module, _: Any = None) -> None:
+        """Installs this hook on the module's trained parameters that have none."""
         if torch.compiler.is_compiling():
             return
         for parameter in module.parameters():
@@ -60,24 +63,24 @@ class _Sum:
 
 
 def is_summed(parameter: Tensor) -> bool:
+    """True if a _Sum is installed on the parameter."""
     return any(isinstance(hook, _Sum) for hook in (parameter._backward_hooks or {}).values())
 
 
 def sum_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """From now on gradients of the module's parameters, as those of a norm between layers with sequence=True, which
-    sees a piece of the sequence, are summed over the ranks in each backward pass, before they are added to .grad.
-    So are those of copies of the module, from its first forward pass that is not compiled.
+    """Sums the gradients of the module's parameters over the ranks from now on, in each backward pass, before they are
+    added to .grad. For modules between layers with sequence=True, such as norms, which see a piece of the sequence.
+    Copies of the module do so from their first forward pass that is not compiled.
 
-    Raises ValueError where a divided layer is in the module, or the gradients are summed already.
-    """
+    Raises ValueError if a divided layer is in the module, or its gradients are summed already."""
     ranks = ranks_of(group)
-    divided = [at for at, layer in module.named_modules() if isinstance(layer, Divided)]
-    known = [name for name, p in module.named_parameters() if is_summed(p)]
+    divided = [path for path, layer in module.named_modules() if isinstance(layer, Divided)]
+    summed = [name for name, parameter in module.named_parameters() if is_summed(parameter)]
     if divided:
         raise ValueError(f"parallel: {divided[0] or 'the module'} is a divided layer, whose gradients need no sum; "
                          "pass sum_gradients the modules between such layers")
-    if known:
-        raise ValueError(f"parallel: gradients of {known[0]} are summed already")
+    if summed:
+        raise ValueError(f"parallel: gradients of {summed[0]} are summed already")
     hook = _Sum(ranks)
     module.register_forward_pre_hook(hook.restore)
     hook.restore(module)
@@ -85,16 +88,17 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> 
 
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_ of the whole model: gradients are scaled so that their norm is max_norm at most.
-    Of divided parameters all ranks' gradients count, of others one. Returns the norm before. Collective, in the groups
-    of the model's layers."""
+    """Does what torch.nn.utils.clip_grad_norm_ does for the whole model: scales gradients so that their norm is at most
+    max_norm. Gradients of divided parameters count on all ranks, those of others once. Returns the norm before
+    clipping. Collective over the groups of the model's layers."""
     layers = parts_of(model).values()
     group_of = {id(getattr(layer, name)): layer.ranks for layer, name in layers if name in layer.divided}
-    gradients = [(group_of.get(id(p)), p.grad) for p in model.parameters() if p.grad is not None]
+    gradients = [(group_of.get(id(parameter)), parameter.grad) for parameter in model.parameters()
+                 if parameter.grad is not None]
     total = torch.zeros((), device=next(model.parameters()).device)
     for ranks in [None, *sorted(set(group_of.values()))]:
-        of = [torch.linalg.vector_norm(g.float()) for where, g in gradients if where == ranks]
-        square = torch.stack(of).square().sum() if of else torch.zeros_like(total)
+        norms = [torch.linalg.vector_norm(gradient.float()) for its_ranks, gradient in gradients if its_ranks == ranks]
+        square = torch.stack(norms).square().sum() if norms else torch.zeros_like(total)
         total = total + (square if ranks is None or ranks.size == 1 else summed(square.view(1), 0, ranks)[0])
     norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)

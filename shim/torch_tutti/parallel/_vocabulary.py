@@ -1,5 +1,5 @@
-"""The ends of a language model, which are divided along the vocabulary: an embedding of which each rank has some rows,
-and the loss of logits of which each rank has some columns, that are never put together (Shoeybi et al. 2019)."""
+"""The two ends of a language model, divided along the vocabulary: an embedding whose rows are divided among the ranks,
+and the loss of logits whose columns are divided and never gathered (Shoeybi et al. 2019)."""
 from __future__ import annotations
 
 from typing import Any, Callable, ClassVar
@@ -18,25 +18,26 @@ __all__ = ["VocabularyEmbedding", "cross_entropy"]
 _calls = torch.ops._c10d_functional
 
 
-def check(fine: Tensor, said: Callable[[], str], count: int) -> None:
-    """Raises IndexError where it is not. In a graph, and where the host would have to wait for a device, torch's own
-    assertion does, a RuntimeError."""
-    if torch.compiler.is_compiling() or not fine.is_cpu:
-        torch._assert_async(fine, f"parallel: a token or target is out of range; allowed are 0 to {count - 1}")
-    elif not fine:
-        raise IndexError(f"{said()}; allowed are 0 to {count - 1}")
+def check(is_valid: Tensor, make_message: Callable[[], str], count: int) -> None:
+    """Raises IndexError with make_message() if is_valid, a tensor of one bool, is False. In a graph and on a device,
+    where the host would have to wait, torch's own assertion raises RuntimeError instead. count: valid numbers are 0 to
+    count - 1."""
+    if torch.compiler.is_compiling() or not is_valid.is_cpu:
+        torch._assert_async(is_valid, f"parallel: a token or target is out of range; allowed are 0 to {count - 1}")
+    elif not is_valid:
+        raise IndexError(f"{make_message()}; allowed are 0 to {count - 1}")
 
 
 class VocabularyEmbedding(Divided):
-    """nn.Embedding of which each rank has some rows: weight [embeddings / ranks, width]. Embeddings that do not divide
-    get more rows, of zeros, that nobody reads.
+    """nn.Embedding whose rows are divided among the ranks: weight [embeddings / ranks, width]. If they cannot be
+    divided evenly, zeros are added that no lookup reads.
 
-    forward(ids): [..] to [.., width] on each rank. sequence: to a piece, [.., length / ranks, .., width], of dimension
-    `dim`. Raises IndexError for an id that is out of range, on all ranks, as all have the same ids; ValueError where
-    the sequence cannot be divided.
+    forward(ids): [..] to [.., width] on each rank. All ranks pass the same ids. sequence: returns this rank's piece,
+    [.., length / ranks, .., width], along dimension `dim`. Raises IndexError on all ranks for an id that is out of
+    range, and ValueError if the sequence cannot be divided.
 
-    First values are those of nn.Embedding for the state of the generator, the same on all ranks.
-    """
+    Initial values are those of nn.Embedding for the state of the random generator, which must be the same on all
+    ranks."""
     divided: ClassVar[dict[str, int]] = {"weight": 0}
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
@@ -46,20 +47,21 @@ class VocabularyEmbedding(Divided):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.sequence, self.dim = sequence, dim
         whole = nn.Embedding(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
-        self.padding_idx = whole.padding_idx                    # from 0
+        self.padding_idx = whole.padding_idx                    # counted from 0, or None
         self.take(whole)
 
     @classmethod
     def of(cls, embedding: nn.Embedding, group: dist.ProcessGroup | None = None, **options: Any) -> VocabularyEmbedding:
-        """This rank's part of one that all ranks have with the same values; a copy. options: as of the class."""
+        """Returns this rank's part of an embedding that has the same values on all ranks, as a copy. options: those of
+        the class."""
         if not isinstance(embedding, nn.Embedding):
             raise ValueError(f"parallel: {cls.__name__}.of takes an nn.Embedding, not {type(embedding).__name__}")
         if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
             raise ValueError("parallel: an embedding with max_norm, scale_grad_by_freq or sparse cannot be divided")
-        made = cls(embedding.num_embeddings, embedding.embedding_dim, embedding.padding_idx, group, device="meta",
-                   **options)
-        made.take(embedding)
-        return made
+        result = cls(embedding.num_embeddings, embedding.embedding_dim, embedding.padding_idx, group, device="meta",
+                     **options)
+        result.take(embedding)
+        return result
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.num_embeddings, self.embedding_dim)}
@@ -73,11 +75,11 @@ class VocabularyEmbedding(Divided):
         check(~wrong.any(), lambda: f"parallel: token {ids[wrong][0].item()} on rank {ranks.rank}", self.num_embeddings)
         if self.sequence:
             share("a sequence", ids.size(sequence_dim(self.dim, ids.unsqueeze(-1))), ranks)
-        here = ids - rows * ranks.rank
-        elsewhere = (here < 0) | (here >= rows)
+        row_of_id = ids - rows * ranks.rank
+        elsewhere = (row_of_id < 0) | (row_of_id >= rows)
         padding = None if self.padding_idx is None else self.padding_idx - rows * ranks.rank
         padding = padding if padding is not None and 0 <= padding < rows else None
-        found = F.embedding(here.masked_fill(elsewhere, 0), self.weight, padding)
+        found = F.embedding(row_of_id.masked_fill(elsewhere, 0), self.weight, padding)
         found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
         return over(found, "reduce_scatter" if self.sequence else "reduce", ranks, self.dim)
 
@@ -87,70 +89,73 @@ class VocabularyEmbedding(Divided):
 
 
 class _CrossEntropy(Function):
-    """Losses [n] of tokens from a rank's logits [n, classes / ranks], in two all-reduces: the largest of the ranks'
-    logarithms of sums of exponentials; then, relative to it, so that nothing overflows, the sums themselves, the logit
-    of the target, which one rank has, and, for smoothing, the mean of all. Back: softmax less target, of this rank's
-    classes; nothing is sent."""
+    """The autograd function of cross_entropy(): losses [n] of tokens from a rank's logits [n, classes / ranks], in two
+    all-reduces. The first finds the largest of the ranks' logarithms of sums of exponentials. The second sums, relative
+    to it so that nothing overflows, the sums themselves, the logit of the target, which one rank has, and with
+    smoothing the mean of all logits. backward() is softmax minus target for this rank's classes, and sends nothing."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, ignore_index: int, smoothing: float, classes: int,
                 ranks: Ranks) -> Tensor:
-        numbers, first = wide(logits), logits.size(1) * ranks.rank
+        values, first = to_float(logits), logits.size(1) * ranks.rank
         ctx.valid, ctx.smoothing, ctx.classes = max(0, min(logits.size(1), classes - first)), smoothing, classes
         ignored = target == ignore_index
-        here = (target >= first) & (target < first + ctx.valid) & ~ignored
-        index = torch.where(here, target - first, 0).unsqueeze(1)
-        local = numbers.logsumexp(1)
+        has_target = (target >= first) & (target < first + ctx.valid) & ~ignored
+        target_index = torch.where(has_target, target - first, 0).unsqueeze(1)
+        local = values.logsumexp(1)
         largest = largest_of(local, target, ~ignored & ((target < 0) | (target >= classes)), classes, ranks)
-        terms = [(local - largest).exp(), (numbers.gather(1, index).squeeze(1) - largest).masked_fill(~here, 0)]
+        summands = [(local - largest).exp(),
+                    (values.gather(1, target_index).squeeze(1) - largest).masked_fill(~has_target, 0)]
         if smoothing:
-            terms.append((numbers[:, :ctx.valid] - largest.unsqueeze(1)).sum(1) / classes)
-        whole = over(torch.stack(terms), "reduce", ranks)
+            summands.append((values[:, :ctx.valid] - largest.unsqueeze(1)).sum(1) / classes)
+        whole = over(torch.stack(summands), "reduce", ranks)
         loss = whole[0].log() - (1 - smoothing) * whole[1]
         if smoothing:
             loss = loss - smoothing * whole[2]
-        ctx.save_for_backward(logits, index, here, ignored, largest + whole[0].log())
+        ctx.save_for_backward(logits, target_index, has_target, ignored, largest + whole[0].log())
         return loss.masked_fill(ignored, 0)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        logits, index, here, ignored, log_of_sum = ctx.saved_tensors
+        logits, target_index, has_target, ignored, log_of_sum = ctx.saved_tensors
         gradient = gradient.masked_fill(ignored, 0).unsqueeze(1)
-        found = (wide(logits) - log_of_sum.unsqueeze(1)).exp() * gradient
+        result = (to_float(logits) - log_of_sum.unsqueeze(1)).exp() * gradient
         if ctx.smoothing:
-            found[:, :ctx.valid] -= ctx.smoothing / ctx.classes * gradient
-        found = found.scatter_add(1, index, (ctx.smoothing - 1) * gradient * here.unsqueeze(1))
-        return found.to(logits.dtype), None, None, None, None, None
+            result[:, :ctx.valid] -= ctx.smoothing / ctx.classes * gradient
+        result = result.scatter_add(1, target_index, (ctx.smoothing - 1) * gradient * has_target.unsqueeze(1))
+        return result.to(logits.dtype), None, None, None, None, None
 
 
-def wide(x: Tensor) -> Tensor:
+def to_float(x: Tensor) -> Tensor:
+    """Returns x in float32, or as it is if it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def largest_of(x: Tensor, target: Tensor, wrong: Tensor, classes: int, ranks: Ranks) -> Tensor:
-    """Over the ranks, for each token. Beside them goes who has a target that is wrong, so that all raise."""
-    who = wrong.any().to(x.dtype).view(1) * (ranks.rank + 1)
-    # not torch.cat, into which inductor (2.13) puts x itself, and then takes the sum in its place
-    sent = F.pad(x, (0, 1)) + F.pad(who, (x.size(0), 0))
-    found = sent if ranks.size == 1 else finish(_calls.all_reduce(sent, "max", ranks.name))
+    """Returns the largest value over the ranks for each token, x [n]. wrong: bool [n], tokens whose target is no class.
+    Sends with x whether this rank has one, so that all ranks raise IndexError."""
+    wrong_rank = wrong.any().to(x.dtype).view(1) * (ranks.rank + 1)
+    # not torch.cat: inductor (2.13) would put x itself into it, and then reduce in place
+    both = F.pad(x, (0, 1)) + F.pad(wrong_rank, (x.size(0), 0))
+    found = both if ranks.size == 1 else finish(_calls.all_reduce(both, "max", ranks.name))
 
-    def said() -> str:
+    def make_message() -> str:
         if wrong.any():
             return f"parallel: target {target[wrong][0].item()} on rank {ranks.rank}"
         return f"parallel: a target of rank {int(found[-1]) - 1} is wrong"
-    check(found[-1] == 0, said, classes)
+    check(found[-1] == 0, make_message, classes)
     return found[:-1]
 
 
 def cross_entropy(logits: Tensor, target: Tensor, group: dist.ProcessGroup | None = None, *, ignore_index: int = -100,
                   reduction: str = "mean", label_smoothing: float = 0.0, classes: int | None = None) -> Tensor:
-    """F.cross_entropy of logits of which each rank has some classes: logits [.., classes / ranks], in the order of the
-    ranks, target [..], of all classes, the same on all ranks; so is the loss, in float32 (float64 for such logits).
+    """Returns F.cross_entropy of logits whose classes are divided among the ranks: logits [.., classes / ranks], in the
+    order of the ranks; target [..], of all classes, the same on all ranks. The loss is the same on all ranks, in
+    float32, or float64 for such logits.
 
-    ignore_index, reduction ("mean", "sum", "none"), label_smoothing: as of F.cross_entropy. classes: how many there
-    are, where the last ones are padding. Raises ValueError for shapes and settings that are wrong, and
-    IndexError, on all ranks, where one has a target that is no class.
-    """
+    ignore_index, reduction ("mean", "sum", "none"), label_smoothing: as in F.cross_entropy. classes: how many there
+    are, if the last columns are padding. Raises ValueError for invalid shapes and settings, and IndexError on all ranks
+    if one has a target that is no class."""
     ranks = ranks_of(group)
     count = logits.size(-1) * ranks.size
     if logits.shape[:-1] != target.shape or target.is_floating_point():
