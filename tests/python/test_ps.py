@@ -90,7 +90,7 @@ def test_what_is_urgent_leaves_first():
     outbox.put(3, "last of three")
     assert [outbox.get() for _ in range(6)] == ["-1", "3", "3", "last of three", "5", "9"]
     for _ in range(6):
-        outbox.sent()
+        outbox.mark_sent()
     outbox.drain()
     outbox.close()
     assert outbox.get() is None
@@ -135,13 +135,13 @@ def test_the_first_layers_overtake():
     worker.pull()
     link.go.set()
     with pytest.raises(KeyError), worker:
-        worker._lanes[0].outbox.drain()
+        worker._connections[0].outbox.drain()
         raise KeyError
     first, *others = link.sent
     assert first in (last - 1, last)
     assert others == ["pull", *(number for number in range(last + 1) if number != first), "fail", "leave", "destroyed"]
     assert not model._forward_pre_hooks and not model[0]._forward_pre_hooks
-    assert not any(thread.is_alive() for thread in worker._lanes[0].threads)
+    assert not any(thread.is_alive() for thread in worker._connections[0].threads)
 
 
 def test_a_layer_waits_for_its_own():
@@ -155,8 +155,8 @@ def test_a_layer_waits_for_its_own():
             link.given.put(Header(VALUE, number, 1, 1))
 
     def second(module, _):
-        if worker._coming:
-            asked.append(set(worker._coming))
+        if worker._pulled:
+            asked.append(set(worker._pulled))
             give(asked[0])
     model[2].register_forward_pre_hook(second)
     link.go.set()
@@ -246,7 +246,7 @@ def run_odd(world, slice_bytes):
             worker.pull()
             if step == STEPS // 2:
                 model.state_dict()                                      # has what was asked for
-                assert not worker._coming and copy.deepcopy(model)(batch(0, 0), False).shape == (8, 20)
+                assert not worker._pulled and copy.deepcopy(model)(batch(0, 0), False).shape == (8, 20)
     for step in range(STEPS):
         taken.zero_grad()
         (sum(reference(batch(step, rank), rank == 2).square().mean() for rank in (1, 2)) / 2).backward()

@@ -1,5 +1,6 @@
-"""Makes ranks servers and workers. Each rank checks its arguments, and all compare them, so that a mistake on one rank
-is an error on every rank. Then rank 0 broadcasts the first values, and each pair of server and worker gets a group."""
+"""Makes ranks servers and workers. Each rank checks its arguments, and all ranks compare theirs, so that a mistake on
+one rank is an error on every rank. Then rank 0 broadcasts the initial values, and each pair of server and worker gets a
+group."""
 from __future__ import annotations
 
 from itertools import zip_longest
@@ -16,13 +17,14 @@ from torch_tutti.ps._slices import Slice, cut, spread
 from torch_tutti.ps._worker import Worker
 
 MODES = ("sync", "async", "bounded")
+# (name of a parameter, flat piece of it) pairs
 Named = list[tuple[str, Tensor]]
 
 
 def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], *, servers: int = 1, mode: str = "sync",
          staleness: int | None = None, slice_bytes: int = 1 << 20) -> Server | Worker:
-    """Collective over the default group, with the same arguments on all ranks. Ranks 0 to servers - 1 get a Server, the
-    others a Worker. The model begins with the parameters and buffers of rank 0.
+    """Makes this rank a Server (ranks 0 to servers - 1) or a Worker (the others). The model gets the parameters and
+    buffers of rank 0. Collective over the default group, with the same arguments on all ranks.
 
     optimizer: a function that returns a torch.optim optimizer for one slice. Servers call it once for each slice, with
     (name, flat piece of a parameter) pairs. The optimizer must treat all elements equally (SGD, Adam, AdamW, RMSprop,
@@ -35,34 +37,36 @@ def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], 
     if not dist.is_initialized():
         raise ValueError("ps: call init_process_group first")
     settings = {"servers": servers, "mode": mode, "staleness": staleness, "slice_bytes": slice_bytes}
-    slices = _agreed(lambda: _slices(model, **settings), _facts(model, settings))
+    slices = _run_on_all_ranks(lambda: _divide_model(model, **settings), _descriptions(model, settings))
     _broadcast_first_values(model)
-    bound = {"sync": 0, "async": None, "bounded": staleness}[mode]
-    shards = _agreed(lambda: _shards(model, optimizer, slices, servers, mode == "sync", bound))
-    links = _pairs(servers)
+    max_lag = {"sync": 0, "async": None, "bounded": staleness}[mode]
+    shards = _run_on_all_ranks(lambda: _create_shards(model, optimizer, slices, servers, mode == "sync", max_lag))
+    links = _create_links(servers)
     dist.barrier()                      # if a rank dies before this, all ranks raise an error
-    return Server(model, shards, links) if dist.get_rank() < servers else Worker(model, slices, links, bound)
+    return Server(model, shards, links) if dist.get_rank() < servers else Worker(model, slices, links, max_lag)
 
 
 # ---- on one rank ----
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    """Returns (name, parameter) of each parameter that is trained."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of all parameters and buffers."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
-def _facts(model: nn.Module, settings: dict[str, Any]) -> list[str]:
-    """Descriptions of the settings and tensors, which must be equal on all ranks."""
+def _descriptions(model: nn.Module, settings: dict[str, Any]) -> list[str]:
+    """Returns texts that describe the settings and each tensor of the model. They must be equal on all ranks."""
     tensors = [f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}{'' if tensor.requires_grad else ', not trained'}"
                for name, tensor in _tensors(model)]
     return [*(f"{name}={value!r}" for name, value in settings.items()), *tensors]
 
 
-def _slices(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int) -> list[Slice]:
-    """Checks the arguments of join(), and divides the model's parameters into slices with their servers."""
+def _divide_model(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int) -> list[Slice]:
+    """Checks the arguments of join(), and divides the model's parameters into slices, each with its server."""
     size = dist.get_world_size()
     if not isinstance(servers, int) or not 0 < servers < size:
         raise ValueError(f"ps: servers={servers!r} of {size} ranks; "
@@ -76,12 +80,12 @@ def _slices(model: nn.Module, servers: int, mode: str, staleness: int | None, sl
     if not isinstance(slice_bytes, int) or slice_bytes < 1:
         raise ValueError(f"ps: slice_bytes={slice_bytes!r}; it must be a number of bytes, 1 or more")
     parameters = _trained(model)
-    for name, p in parameters:
-        if p.device.type != "cpu" or not p.is_floating_point() or not p.is_contiguous():
-            raise ValueError(f"ps: {name} is {p.dtype} on {p.device}, "
-                             f"{'' if p.is_contiguous() else 'not '}contiguous; trained parameters must be "
+    for name, parameter in parameters:
+        if parameter.device.type != "cpu" or not parameter.is_floating_point() or not parameter.is_contiguous():
+            raise ValueError(f"ps: {name} is {parameter.dtype} on {parameter.device}, "
+                             f"{'' if parameter.is_contiguous() else 'not '}contiguous; trained parameters must be "
                              "contiguous floating-point tensors on the CPU")
-    slices = cut([p for _, p in parameters], slice_bytes)
+    slices = cut([parameter for _, parameter in parameters], slice_bytes)
     if not slices:
         raise ValueError("ps: the model has no parameters to train")
     if len(slices) < servers:
@@ -91,30 +95,32 @@ def _slices(model: nn.Module, servers: int, mode: str, staleness: int | None, sl
     return slices
 
 
-def _shards(model: nn.Module, optimizer: Any, slices: list[Slice], servers: int, together: bool,
-            bound: int | None) -> list[Shard]:
-    """The shards of this rank, if it is a server. together, bound: as of Shard."""
-    parameters, me, workers = _trained(model), dist.get_rank(), range(servers, dist.get_world_size())
-    return [Shard(one, parameters, optimizer, workers, together, bound) for one in slices if one.server == me]
+def _create_shards(model: nn.Module, optimizer: Any, slices: list[Slice], servers: int, averages: bool,
+                   max_lag: int | None) -> list[Shard]:
+    """Returns a Shard for each slice of this rank; none on a worker. averages, max_lag: as in Shard."""
+    parameters, own_rank, workers = _trained(model), dist.get_rank(), range(servers, dist.get_world_size())
+    return [Shard(slice_, parameters, optimizer, workers, averages, max_lag)
+            for slice_ in slices if slice_.server == own_rank]
 
 
 # ---- among all ranks ----
-def _agreed(make: Callable[[], Any], facts: Sequence[str] = ()) -> Any:
-    """Returns make(). Raises ValueError on all ranks if make() fails on any rank or `facts` differ between ranks."""
+def _run_on_all_ranks(make: Callable[[], Any], descriptions: Sequence[str] = ()) -> Any:
+    """Returns make(). Raises ValueError on all ranks if make() fails on any rank, or if `descriptions` differ between
+    ranks. Collective."""
     made, problem = None, ""
     try:
         made = make()
     except Exception as error:          # all ranks raise it, below
         problem = str(error) if str(error).startswith("ps: ") else f"ps: {type(error).__name__}: {error}"
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, (problem, facts))
-    for rank, (its_problem, _) in enumerate(everyones):
-        if its_problem:
-            raise ValueError(f"{its_problem} (rank {rank})")
-    for rank, (_, its_facts) in enumerate(everyones):
-        for ours, theirs in zip_longest(everyones[0][1], its_facts, fillvalue="nothing more"):
-            if ours != theirs:
-                raise ValueError(f"ps: rank {rank} has {theirs}, rank 0 has {ours}; all ranks must pass the same "
+    of_all_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all_ranks, (problem, descriptions))
+    for rank, (problem_there, _) in enumerate(of_all_ranks):
+        if problem_there:
+            raise ValueError(f"{problem_there} (rank {rank})")
+    for rank, (_, theirs) in enumerate(of_all_ranks):
+        for expected, actual in zip_longest(of_all_ranks[0][1], theirs, fillvalue="nothing more"):
+            if expected != actual:
+                raise ValueError(f"ps: rank {rank} has {actual}, rank 0 has {expected}; all ranks must pass the same "
                                  "arguments and the same model")
     return made
 
@@ -129,14 +135,14 @@ def _broadcast_first_values(model: nn.Module) -> None:
             tensor.copy_(values)
 
 
-def _pairs(servers: int) -> list[Link]:
-    """This rank's links: one for each worker on a server, one for each server on a worker. Creating a group is
+def _create_links(servers: int) -> list[Link]:
+    """Returns this rank's links: to each worker on a server, to each server on a worker. Creating a group is
     collective, so all ranks create the groups of all pairs in the same order."""
-    ours, me, links = backend_of(dist.group.WORLD), dist.get_rank(), []
-    limit = ours.options.timeout if ours is not None else None
+    backend, own_rank, links = backend_of(dist.group.WORLD), dist.get_rank(), []
+    timeout = backend.options.timeout if backend is not None else None
     for server in range(servers):
         for worker in range(servers, dist.get_world_size()):
-            pair = dist.new_group([server, worker], timeout=limit, group_desc=f"ps {server}-{worker}")
-            if me in (server, worker):
-                links.append(Link(pair, worker if me == server else server))
+            pair = dist.new_group([server, worker], timeout=timeout, group_desc=f"ps {server}-{worker}")
+            if own_rank in (server, worker):
+                links.append(Link(pair, worker if own_rank == server else server))
     return links

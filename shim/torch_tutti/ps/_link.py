@@ -1,4 +1,4 @@
-"""Messages between a worker and a server: a header of five numbers, then the data of a slice, if there is any. Each
+"""Messages between a worker and a server: a header of five numbers, then the data of a slice for PUSH and VALUE. Each
 pair has a group of two ranks, which the death of a third rank does not affect. One thread sends, in the order of an
 outbox; another receives."""
 from __future__ import annotations
@@ -15,8 +15,9 @@ FIRST, LAST = -1, 1 << 62               # priorities before and after those of a
 
 
 class Header(NamedTuple):
-    """The header of a message. kind: below. number: the slice. clock: pushes of the worker so far. seen: in a VALUE,
-    the fewest pushes of any worker that it contains. mask: in a PUSH, the bits of the pieces that have a gradient."""
+    """The header of a message. kind: PUSH to BYE, below. number: that of the slice. clock: pushes of the worker so far.
+    seen: in a VALUE, the fewest pushes of any worker that it contains. mask: in a PUSH, bit i is set if piece i of the
+    slice has a gradient."""
     kind: int
     number: int = 0
     clock: int = 0
@@ -24,30 +25,37 @@ class Header(NamedTuple):
     mask: int = 0
 
 
-PUSH, PULL, LEAVE, FAIL, VALUE, BYE = range(6)         # a worker sends the first four, a server the last three
+# PUSH: a gradient. PULL: a request for all slices of the server. LEAVE: the worker ends; a second one confirms BYE.
+# FAIL: the sender has failed. VALUE: the values of a slice. BYE: the server's answer to LEAVE and FAIL. A worker sends
+# the first four kinds, a server the last three.
+PUSH, PULL, LEAVE, FAIL, VALUE, BYE = range(6)
 
 
 class Link:
-    """This rank's end of a pair. pair: the group of two ranks. peer: the other's global rank."""
+    """This rank's end of the connection between a worker and a server. pair: their group. peer: the other's global
+    rank."""
 
     def __init__(self, pair: dist.ProcessGroup, peer: int) -> None:
         self.peer, self._pair = peer, pair
-        self._other = dist.get_group_rank(pair, peer)
+        self._peer_in_pair = dist.get_group_rank(pair, peer)
         self.bytes_sent = self.bytes_received = 0
 
     def send(self, header: Header, data: Tensor | None = None) -> None:
-        dist.send(torch.tensor(header, dtype=torch.int64), group=self._pair, group_dst=self._other)
+        """Sends a header, and the data of a slice if given. Returns when they are sent."""
+        dist.send(torch.tensor(header, dtype=torch.int64), group=self._pair, group_dst=self._peer_in_pair)
         if data is not None:
-            dist.send(data, group=self._pair, group_dst=self._other)
+            dist.send(data, group=self._pair, group_dst=self._peer_in_pair)
             self.bytes_sent += data.nbytes
 
     def receive(self) -> Header:
-        words = torch.empty(len(Header._fields), dtype=torch.int64)
-        dist.recv(words, group=self._pair, group_src=self._other)
-        return Header(*words.tolist())
+        """Waits for a header and returns it. If data follows it, the caller must receive them by receive_into()."""
+        numbers = torch.empty(len(Header._fields), dtype=torch.int64)
+        dist.recv(numbers, group=self._pair, group_src=self._peer_in_pair)
+        return Header(*numbers.tolist())
 
     def receive_into(self, data: Tensor) -> None:
-        dist.recv(data, group=self._pair, group_src=self._other)
+        """Receives the data that follow a header."""
+        dist.recv(data, group=self._pair, group_src=self._peer_in_pair)
         self.bytes_received += data.nbytes
 
     def destroy(self) -> None:
@@ -56,7 +64,7 @@ class Link:
 
 
 class Outbox:
-    """The messages that wait to be sent, in the order of priority (lowest first), then of put()."""
+    """Messages that wait to be sent, ordered by priority (lowest first), then by put()."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Any]] = []
@@ -65,7 +73,7 @@ class Outbox:
         self._closed = False
 
     def put(self, priority: int, *items: Any) -> None:
-        """Adds messages. priority: a slice number, FIRST or LAST."""
+        """Adds messages. priority: the number of a slice, FIRST or LAST."""
         with self._changed:
             for item in items:
                 heapq.heappush(self._heap, (priority, self._count, item))
@@ -74,13 +82,13 @@ class Outbox:
             self._changed.notify_all()
 
     def get(self) -> Any:
-        """Waits for a message and returns it; None if the outbox is closed."""
+        """Waits for a message and returns it. Returns None if the outbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._heap or self._closed)
             return None if self._closed else heapq.heappop(self._heap)[2]
 
-    def sent(self) -> None:
-        """Reports that the message that get() returned last has been sent: its memory may be reused."""
+    def mark_sent(self) -> None:
+        """Reports that the message that get() returned last has been sent, so its memory may be reused."""
         with self._changed:
             self._unsent -= 1
             self._changed.notify_all()
@@ -91,7 +99,7 @@ class Outbox:
             self._changed.wait_for(lambda: not self._unsent or self._closed)
 
     def clear(self) -> None:
-        """Drops all waiting messages except one of priority LAST (LEAVE, FAIL or BYE), which the peer waits for."""
+        """Drops all waiting messages but one of priority LAST (LEAVE, FAIL or BYE), for which the peer waits."""
         with self._changed:
             kept = [entry for entry in self._heap if entry[0] == LAST]
             self._unsent -= len(self._heap) - len(kept)
@@ -99,6 +107,7 @@ class Outbox:
             self._changed.notify_all()
 
     def close(self) -> None:
+        """Ends the waits of get() and drain(). Messages that still wait are not sent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""A server: an optimizer for each of its slices, and for each worker a thread that receives and a thread that sends. A
-receiving thread never waits for another worker, so a worker can always send. A value waits until its worker may have it
-(`bound`), then the sending thread takes it from an outbox. Locks are taken in the order: shard, outbox.
-"""
+"""A server: it has an optimizer for each of its slices, and for each worker a thread that receives and a thread that
+sends. A receiving thread never waits for another worker, so a worker can always send. A value waits until its worker
+may have it (`max_lag`), then the sending thread takes it from an outbox. Locks are taken in the order: shard,
+outbox."""
 from __future__ import annotations
 
 import threading
@@ -21,8 +21,8 @@ class Report:
 
     pushes: complete pushes of each worker, by rank. lost: workers that died or failed, and the error. updates: steps
     that the optimizers of all slices have made. lag: the most pushes by which a worker was ahead of the slowest one
-    when it got parameters. order: for each worker, the slices of its last push in the order of arrival. bytes_received,
-    bytes_sent: bytes of gradients and of parameters."""
+    when it got parameters. order: for each worker, the slices of its last push in the order of arrival. bytes_received:
+    of gradients; bytes_sent: of parameters."""
     pushes: dict[int, int]
     lost: dict[int, str]
     updates: int
@@ -33,95 +33,100 @@ class Report:
 
 
 class Shard:
-    """A slice on its server. value: its elements; the optimizer steps its pieces. together: a step uses the average of
-    all workers' gradients; else each gradient is a step. bound: how many pushes a worker may be ahead of the slowest
-    one when it gets the value; None: any number."""
+    """A slice on its server: its values and its optimizer. averages: a step uses the average of all workers' gradients;
+    else each gradient is a step. max_lag: how many pushes a worker may be ahead of the slowest one when it gets the
+    values; None: any number."""
 
-    def __init__(self, one: Slice, parameters: Sequence[tuple[str, Tensor]], optimizer: Any, workers: Iterable[int],
-                 together: bool, bound: int | None) -> None:
-        self.one, self._together, self._bound = one, together, bound
-        self.value = torch.empty(one.count, dtype=one.dtype)
-        pack(one, lambda number: parameters[number][1].detach().view(-1), self.value)
-        self._pieces = [self.value[piece.where] for piece in one.pieces]
-        named = [(parameters[piece.parameter][0], mine) for piece, mine in zip(one.pieces, self._pieces)]
-        self._optimizer = optimizer(named)
+    def __init__(self, slice_: Slice, parameters: Sequence[tuple[str, Tensor]], optimizer: Any, workers: Iterable[int],
+                 averages: bool, max_lag: int | None) -> None:
+        self.slice_, self._averages, self._max_lag = slice_, averages, max_lag
+        self.value = torch.empty(slice_.count, dtype=slice_.dtype)
+        pack(slice_, lambda number: parameters[number][1].detach().view(-1), self.value)
+        self._pieces = [self.value[piece.range] for piece in slice_.pieces]
+        named_pieces = [(parameters[piece.parameter][0], values) for piece, values in zip(slice_.pieces, self._pieces)]
+        self._optimizer = optimizer(named_pieces)
         if not isinstance(self._optimizer, torch.optim.Optimizer):
             raise ValueError(f"ps: optimizer returned {type(self._optimizer).__name__}; it must return one of "
                              "torch.optim")
         self.pushes = dict.fromkeys(workers, 0)
         self._present = set(self.pushes)                # workers that have not left
-        self._gradients: dict[int, tuple[Tensor, int]] = {}            # of the next step: (gradient, mask)
-        self._wanted: dict[int, tuple[int, Outbox]] = {}        # pulls that wait: worker: (its pushes, its outbox)
+        # {worker: (its gradient for the next step, mask)}
+        self._gradients: dict[int, tuple[Tensor, int]] = {}
+        # pulls that wait: {worker: (its pushes, its outbox)}
+        self._pulls: dict[int, tuple[int, Outbox]] = {}
         self._lock = threading.Lock()
         self.updates = self.lag = 0
 
     def push(self, worker: int, gradient: Tensor, mask: int) -> None:
-        """Adds a worker's gradient, which the shard now owns. mask: bits of the pieces that have a gradient."""
+        """Adds a worker's gradient, a tensor that the shard may now overwrite. mask: bit i is set if piece i has a
+        gradient."""
         with self._lock:
             self.pushes[worker] += 1
             self._gradients[worker] = gradient, mask
-            self._settle()
+            self._advance()
 
-    def want(self, worker: int, clock: int, outbox: Outbox) -> None:
-        """Puts the shard into the outbox as soon as the worker, which has made `clock` pushes, may have it."""
+    def pull(self, worker: int, clock: int, outbox: Outbox) -> None:
+        """Puts the shard into the outbox as soon as the worker, which has made `clock` pushes, may have the values."""
         with self._lock:
-            self._wanted[worker] = clock, outbox
-            self._settle()
+            self._pulls[worker] = clock, outbox
+            self._advance()
 
     def remove_worker(self, worker: int, keep_gradient: bool) -> None:
-        """Stops waiting for a worker. keep_gradient: its last gradient still joins the next step."""
+        """Stops waiting for a worker. keep_gradient: its last gradient still counts in the next step."""
         with self._lock:
             self._present.discard(worker)
-            self._wanted.pop(worker, None)
+            self._pulls.pop(worker, None)
             if not keep_gradient:
                 self._gradients.pop(worker, None)
-            self._settle()
+            self._advance()
 
     def copy(self, worker: int) -> tuple[Header, Tensor]:
-        """The VALUE message for a worker: header and a copy of the elements."""
+        """Returns the VALUE message for a worker: the header and a copy of the values."""
         with self._lock:
             seen, clock = self._slowest(worker), self.pushes[worker]
             self.lag = max(self.lag, clock - seen)
-            return Header(VALUE, self.one.number, clock, seen), self.value.clone()
+            return Header(VALUE, self.slice_.number, clock, seen), self.value.clone()
 
     def _slowest(self, worker: int) -> int:
-        """The fewest pushes of any worker that has not left, or of `worker`."""
+        """Returns the fewest pushes of `worker` and of all workers that have not left."""
         return min(self.pushes[other] for other in self._present | {worker})
 
-    def _settle(self) -> None:
-        """Makes a step if its gradients are complete, then answers the pulls that may have the value. With the lock."""
-        if self._gradients and (not self._together or self._present <= self._gradients.keys()):
+    def _advance(self) -> None:
+        """Makes a step if its gradients are complete, then answers the pulls that may have the values. The caller has
+        the lock."""
+        if self._gradients and (not self._averages or self._present <= self._gradients.keys()):
             self._step()
-        for worker, (clock, outbox) in list(self._wanted.items()):
-            applied = self.pushes[worker] >= clock and worker not in self._gradients
-            if applied and (self._bound is None or self._slowest(worker) >= clock - self._bound):
-                del self._wanted[worker]
-                outbox.put(self.one.number, self)
+        for worker, (clock, outbox) in list(self._pulls.items()):
+            is_applied = self.pushes[worker] >= clock and worker not in self._gradients
+            if is_applied and (self._max_lag is None or self._slowest(worker) >= clock - self._max_lag):
+                del self._pulls[worker]
+                outbox.put(self.slice_.number, self)
 
     def _step(self) -> None:
-        """Steps the optimizer with the average gradient, summed in the order of ranks. A piece without a gradient from
+        """Steps the optimizer with the average gradient, summed in the order of ranks. A piece that has no gradient of
         any worker is not stepped."""
         (total, mask), *others = [self._gradients[worker] for worker in sorted(self._gradients)]
-        for gradient, its_mask in others:
+        for gradient, other_mask in others:
             total += gradient
-            mask |= its_mask
+            mask |= other_mask
         if others:
             total /= len(self._gradients)
         self._gradients.clear()
-        for bit, (piece, values) in enumerate(zip(self.one.pieces, self._pieces)):
-            values.grad = total[piece.where] if mask >> bit & 1 else None
+        for bit, (piece, values) in enumerate(zip(self.slice_.pieces, self._pieces)):
+            values.grad = total[piece.range] if mask >> bit & 1 else None
         self._optimizer.step()
         self.updates += 1
 
 
 @dataclass
 class _Client:
-    """A worker on its server. order: slices of its push number `clock`, in the order of arrival."""
+    """A worker on its server. order: slices of its push number `clock`, in the order of arrival. has_left: it has sent
+    LEAVE or FAIL, or is lost."""
     link: Link
     outbox: Outbox = field(default_factory=Outbox)
     order: list[int] = field(default_factory=list)
     clock: int = 0
-    left: bool = False
+    has_left: bool = False
 
     @property
     def rank(self) -> int:
@@ -133,29 +138,29 @@ class Server:
 
     def __init__(self, model: nn.Module, shards: list[Shard], links: list[Link]) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._shards = {shard.one.number: shard for shard in shards}
+        self._shards = {shard.slice_.number: shard for shard in shards}
         self._clients = [_Client(link) for link in links]
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
-        self._running = 0
+        self._running_threads = 0
         self._error: Exception | None = None
-        self._served = False
+        self._has_served = False
 
     def serve(self) -> Report:
         """Serves until each worker has left or is lost. Then copies this server's slices into this rank's model; with
-        one server these are all parameters. An error of the optimizer is raised here after all workers have been
-        told."""
-        if self._served:
+        one server these are all parameters. Raises an error of the optimizer after all workers have been told."""
+        if self._has_served:
             raise RuntimeError("ps: this server has finished; join again on all ranks")
-        self._served = True
-        work = [(target, client) for client in self._clients for target in (self._receive_all, self._send_all)]
-        threads = [threading.Thread(target=self._run, args=one, name="tutti ps", daemon=True) for one in work]
-        self._running = len(threads)
+        self._has_served = True
+        targets = [(target, client) for client in self._clients for target in (self._receive_all, self._send_all)]
+        threads = [threading.Thread(target=self._run, args=arguments, name="tutti ps", daemon=True)
+                   for arguments in targets]
+        self._running_threads = len(threads)
         try:
             for thread in threads:
                 thread.start()
             with self._changed:
-                self._changed.wait_for(lambda: not self._running)
+                self._changed.wait_for(lambda: not self._running_threads)
         finally:
             for client in self._clients:                # ends the threads if serve() was interrupted
                 client.outbox.close()
@@ -165,10 +170,11 @@ class Server:
         if self._error is not None:
             raise self._error
         for shard in self._shards.values():
-            unpack(shard.one, shard.value, self._parameters)
+            unpack(shard.slice_, shard.value, self._parameters)
         return self._report()
 
     def _report(self) -> Report:
+        """Returns the Report of this server."""
         shards, links = self._shards.values(), [client.link for client in self._clients]
         return Report({client.rank: min(shard.pushes[client.rank] for shard in shards) for client in self._clients},
                       dict(self._lost), min(shard.updates for shard in shards), max(shard.lag for shard in shards),
@@ -176,16 +182,17 @@ class Server:
                       sum(link.bytes_received for link in links), sum(link.bytes_sent for link in links))
 
     def _run(self, target: Callable[[_Client], None], client: _Client) -> None:
+        """Runs target(client) in a thread, and counts the thread as ended."""
         try:
             target(client)
         finally:
             with self._changed:
-                self._running -= 1
+                self._running_threads -= 1
                 self._changed.notify_all()
 
-    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns call(*arguments), or None if it or an earlier call has failed. After a failure the workers get FAIL
-        at their next pull, and their messages are received and dropped until they leave."""
+    def _call_unless_failed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns call(*arguments). Returns None if the call or an earlier one has failed. After a failure the workers
+        get FAIL at their next pull, and their messages are received and dropped until they leave."""
         if self._error is None:
             try:
                 return call(*arguments)
@@ -198,23 +205,24 @@ class Server:
 
     # ---- a worker ----
     def _receive_all(self, client: _Client) -> None:
-        """The receiving thread of a worker, until it leaves, fails or is lost."""
-        while (given := self._receive(client))[0].kind not in (LEAVE, FAIL):
-            self._guarded(self._handle, client, *given)
-        client.left = True
+        """The receiving thread of a worker: handles messages until the worker leaves, fails or is lost, then answers
+        BYE."""
+        while (message := self._receive(client))[0].kind not in (LEAVE, FAIL):
+            self._call_unless_failed(self._handle, client, *message)
+        client.has_left = True
         for shard in self._shards.values():
-            self._guarded(shard.remove_worker, client.rank, given[0].kind == LEAVE)
-        if given[0].kind == FAIL:
+            self._call_unless_failed(shard.remove_worker, client.rank, message[0].kind == LEAVE)
+        if message[0].kind == FAIL:
             self._lost.setdefault(client.rank, "it failed, and reported so")
             client.outbox.clear()
         client.outbox.put(LAST, Header(BYE))
         self._receive(client)                           # the second LEAVE: BYE was read, so this end may close first
 
     def _handle(self, client: _Client, header: Header, gradient: Tensor | None) -> None:
-        """Handles a PUSH or PULL."""
+        """Handles a PUSH or PULL of a worker. gradient: that of a PUSH."""
         if header.kind == PULL:
             for shard in self._shards.values():
-                shard.want(client.rank, header.clock, client.outbox)
+                shard.pull(client.rank, header.clock, client.outbox)
             return
         if header.clock != client.clock:
             client.clock, client.order = header.clock, []
@@ -222,23 +230,25 @@ class Server:
         self._shards[header.number].push(client.rank, gradient, header.mask)
 
     def _receive(self, client: _Client) -> tuple[Header, Tensor | None]:
-        """The next message. The loss of a worker is returned as FAIL."""
+        """Returns the next message of a worker: its header, and the gradient of a PUSH. Returns FAIL if the worker is
+        lost."""
         try:
             header, gradient = client.link.receive(), None
             if header.kind == PUSH:
-                one = self._shards[header.number].one
-                gradient = torch.empty(one.count, dtype=one.dtype)
+                slice_ = self._shards[header.number].slice_
+                gradient = torch.empty(slice_.count, dtype=slice_.dtype)
                 client.link.receive_into(gradient)
             return header, gradient
         except Exception as error:
-            if not client.left:
+            if not client.has_left:
                 self._lost[client.rank] = str(error)
             return Header(FAIL), None
 
     def _send_all(self, client: _Client) -> None:
-        """The sending thread of a worker, until BYE is sent or the connection is lost."""
-        while (given := client.outbox.get()) is not None:
-            message = self._guarded(given.copy, client.rank) if isinstance(given, Shard) else (given, None)
+        """The sending thread of a worker: sends messages and values of shards until BYE is sent or the connection is
+        lost."""
+        while (entry := client.outbox.get()) is not None:
+            message = self._call_unless_failed(entry.copy, client.rank) if isinstance(entry, Shard) else (entry, None)
             if message is not None:
                 try:
                     client.link.send(*message)
@@ -246,4 +256,4 @@ class Server:
                     return
                 if message[0].kind == BYE:
                     return
-            client.outbox.sent()
+            client.outbox.mark_sent()

@@ -1,14 +1,15 @@
-"""The picture of runs of a parameter server in several modes: steps in a second, and the loss over time; a row of axes
-for each situation. Needs matplotlib."""
+"""Draws runs of a parameter server in several modes: steps per second, and the loss over time. Each situation has a row
+of axes. Needs matplotlib."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-WINDOW = 25                             # losses, of which the mean is drawn
+WINDOW = 25                             # steps of a moving mean of the loss
 
 
 class Run(NamedTuple):
-    """title: of the situation. losses: (seconds since the begin, loss) of every step of all workers, in any order."""
+    """A run in one mode. title: its situation. losses: (seconds since the start, loss) of every step of all workers, in
+    any order."""
     title: str
     mode: str
     steps_per_second: float
@@ -16,15 +17,15 @@ class Run(NamedTuple):
 
 
 def smooth(losses: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Times, and the mean loss of the WINDOW steps that end there; of fewer at the beginning."""
+    """Returns the times in order, and for each the mean loss of the last WINDOW steps, or of fewer at the beginning."""
     times, values = zip(*sorted(losses))
-    means = [sum(values[max(0, at - WINDOW): at]) / min(WINDOW, at) for at in range(1, len(values) + 1)]
+    means = [sum(values[max(0, end - WINDOW): end]) / min(WINDOW, end) for end in range(1, len(values) + 1)]
     return list(times), means
 
 
 def draw(runs: Sequence[Run], path: str) -> None:
-    """Writes the picture to `path`, in the format that its ending names. Raises ImportError without matplotlib, and
-    ValueError where there is nothing to draw."""
+    """Writes the picture to `path`, in the format of its ending. Raises ImportError without matplotlib, and ValueError
+    without runs."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -46,4 +47,5 @@ def draw(runs: Sequence[Run], path: str) -> None:
 
 
 def _bar(axes: Any, place: int, height: float, colour: str) -> None:
+    """Draws a bar with its height as text. place: its position on the x axis."""
     axes.bar_label(axes.bar(place, height, color=colour), fmt="%.0f", fontsize=8)
