@@ -5,7 +5,7 @@ import torch.nn as nn
 from zero_training import Network, go_back
 
 from torch_tutti import compression, zero
-from torch_tutti._planning.memory import WAYS, Packing, activations, needs, packed
+from torch_tutti._planning.memory import WAYS, Packing, activations, needs, with_packing
 from torch_tutti._planning.models import MODELS, Model
 from torch_tutti.cli import main
 
@@ -80,7 +80,7 @@ def run_packed(world, form, stage):
     def planned(hosts):
         sizes = (world.size, hosts, "fp32")
         need = needs(plan, way, *sizes)
-        return need, packed(need, plan, way, *sizes, Packing(form, 0.1))
+        return need, with_packing(need, plan, way, *sizes, Packing(form, 0.1))
 
     if stage:
         model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=1e-3), stage=stage, compression=how)

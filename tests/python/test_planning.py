@@ -304,7 +304,8 @@ def test_the_order_is_that_of_all(model, sizes):
     """Each strategy worked out in full, the fastest of each division that fits."""
     of = job(model, **sizes)
     every = [estimate(of, s) for s in candidates(of, {})]
-    least = {estimate(of, s, play=False).strategy: estimate(of, s, play=False).time for s in candidates(of, {})}
+    least = {estimate(of, s, simulated=False).strategy: estimate(of, s, simulated=False).time
+             for s in candidates(of, {})}
     assert all(least[one.strategy] <= one.time * (1 + 1e-9) for one in every)
     fastest = {}
     for one in sorted((one for one in every if one.memory <= of.cluster.device.memory), key=lambda one: one.time):
@@ -505,10 +506,10 @@ def test_one_rank_has_no_links(monkeypatch, capsys):
 
 def test_the_link_through_times():
     """An all-reduce of 4 ranks: 4 messages, 1.5 times its bytes."""
-    from torch_tutti._planning.measure import through
+    from torch_tutti._planning.measure import link_through
     times = [(n, (4 * 5e-6 + 1.5 * n / 2e9) * 1e6) for n in (1 << 12, 1 << 16, 1 << 20)]
-    assert tuple(through(times, 4)) == pytest.approx((2e9, 5e-6))
-    worst = through([(1 << 12, 30.0), (1 << 16, 20.0), (1 << 20, 10.0)], 2)
+    assert tuple(link_through(times, 4)) == pytest.approx((2e9, 5e-6))
+    worst = link_through([(1 << 12, 30.0), (1 << 16, 20.0), (1 << 20, 10.0)], 2)
     assert worst.speed > 0 and worst.latency == pytest.approx(15e-6)
 
 

@@ -1,2 +1,1 @@
-"""`tutti model`: what algorithms are predicted to take, and take. command.py leads through it; options.py needs no
-torch."""
+"""`tutti model`: predicted and measured times of algorithms. command.py has the command; options.py needs no torch."""

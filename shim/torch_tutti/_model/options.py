@@ -1,7 +1,6 @@
-"""What `tutti model` understands on its command line; sizes and flags as in `tutti bench`.
+"""The command line of `tutti model`; sizes and flags are those of `tutti bench`.
 
-Nothing here imports torch, so that a wrong word is answered at once.
-"""
+Imports no torch, so that a wrong option is reported at once."""
 from __future__ import annotations
 
 import argparse
@@ -9,13 +8,15 @@ import argparse
 from torch_tutti._arguments import PICTURES, picture, whole
 from torch_tutti._bench.options import size
 
-# name in torch: name in the core. Counts of torch's all-to-all may differ from rank to rank, so none is chosen by size.
+# {name in torch: name in the core}. Counts of torch's all-to-all may differ between ranks, so no algorithm of it is
+# chosen by size.
 FAMILIES = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reduce_scatter",
             "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter"}
 ALL, CANDIDATES = "all", "candidates"
 
 
-def _names(text: str) -> list[str]:
+def _algorithm_names(text: str) -> list[str]:
+    """Returns the names in a list such as one_shot,two_shot. Raises ArgumentTypeError for empty or repeated names."""
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of different algorithms, such as one_shot,two_shot")
@@ -23,7 +24,7 @@ def _names(text: str) -> list[str]:
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    """Adds `model` to the commands of `tutti`; `what` of the result is a collective."""
+    """Adds `model` to the commands of `tutti`, and returns its parser. The option `what` is the collective."""
     model = commands.add_parser(
         "model", help="show the predicted and measured times that algorithms are chosen by", allow_abbrev=False,
         description="Shows the machine parameters that a group chooses algorithms by, and the predicted and the "
@@ -37,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
                        help="multiply the size by this factor each step (default: %(default)s)")
     model.add_argument("-n", "--iters", type=whole(1), default=10, metavar="COUNT",
                        help="timed calls of each algorithm, in turns with the others (default: %(default)s)")
-    model.add_argument("--algorithms", type=_names, default=[ALL], metavar="NAMES",
+    model.add_argument("--algorithms", type=_algorithm_names, default=[ALL], metavar="NAMES",
                        help="algorithms: a list such as one_shot,two_shot; candidates, those that tutti chooses "
                             "from; or all that the group's hosts allow (default)")
     model.add_argument("--gradients", type=size, default=100 << 20, metavar="SIZE",

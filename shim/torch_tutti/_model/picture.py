@@ -1,5 +1,5 @@
-"""The picture of `tutti model --plot`: time over size, a colour for each algorithm, dashed what is predicted and solid
-what was measured, and a ring around what is chosen. Needs matplotlib."""
+"""Draws `tutti model --plot`: time over size, a colour for each algorithm, dashed lines for predicted and solid lines
+for measured times, and a ring around the chosen algorithm. Needs matplotlib."""
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +10,7 @@ STYLES = {"predicted": "--", "measured": "-"}
 
 
 def require() -> None:
-    """Raises ImportError, with what to do, when there is no matplotlib."""
+    """Raises ImportError, which says what to do, if there is no matplotlib."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -18,31 +18,34 @@ def require() -> None:
 
 
 def lines(document: Document) -> dict[tuple[str, str], dict[int, float]]:
-    """By (algorithm, predicted or measured), by size: microseconds; what has no predicted cost has no such line."""
+    """Returns {(algorithm, "predicted" or "measured"): {size: microseconds}}. An algorithm without predicted times has
+    no such line."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for row in document["results"]:
         for name, cell in row["algorithms"].items():
-            for which in STYLES:
-                if cell[which]:
-                    found.setdefault((name, which), {})[row["size"]] = cell[which]
+            for kind in STYLES:
+                if cell[kind]:
+                    found.setdefault((name, kind), {})[row["size"]] = cell[kind]
     return found
 
 
 def colours_of(names: list[str]) -> dict[str, Any]:
+    """Returns a colour for each name."""
     from matplotlib import colormaps
     palette = colormaps["tab10" if len(names) <= 10 else "tab20"].colors
     return {name: palette[index % len(palette)] for index, name in enumerate(names)}
 
 
 def draw(document: Document, path: str) -> None:
+    """Draws the document into the file `path`."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     axes = figure.subplots()
     drawn = lines(document)
     colours = colours_of(list(dict.fromkeys(name for name, _ in drawn)))
-    for (name, which), line in drawn.items():
-        axes.plot(list(line), list(line.values()), linestyle=STYLES[which], color=colours[name], linewidth=1.2,
-                  marker=".", label=name if which == "measured" else None)
+    for (name, kind), line in drawn.items():
+        axes.plot(list(line), list(line.values()), linestyle=STYLES[kind], color=colours[name], linewidth=1.2,
+                  marker=".", label=name if kind == "measured" else None)
     rings = [(row["size"], row["algorithms"][row["chosen"]]["measured"]) for row in document["results"]
              if row["chosen"] in row["algorithms"]]
     if rings:

@@ -1,5 +1,5 @@
-"""The command `tutti plan`: what it understands, which model and which cluster that is, and who answers. torch is
-imported only where links are measured."""
+"""The command `tutti plan`: its options, the model and the cluster that they describe, and its output. Imports torch
+only to measure links."""
 from __future__ import annotations
 
 import argparse
@@ -16,19 +16,22 @@ from torch_tutti._planning.strategy import DIVISIBLE, Job, ranked
 from torch_tutti._planning.units import Link
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-USUAL_DEVICE, USUAL_TOP, USUAL_TOKENS, PATIENCE_S = "h100", 10, 4 << 20, 300
-MOST, MOST_DEVICES = 1 << 50, 1 << 20                   # of any size, and of devices: what one can enumerate
-# any of them names a cluster
-OF_CLUSTER = ("device", "flops", "efficiency", "memory", "link", "local_link", "batch_tokens", "top", "picture",
-              "schedule", *DIVISIBLE)
+DEFAULT_DEVICE, DEFAULT_TOP, DEFAULT_TOKENS, TIMEOUT_S = "h100", 10, 4 << 20, 300
+# The largest value of any size, and the most devices, for which all divisions can be enumerated.
+MOST, MOST_DEVICES = 1 << 50, 1 << 20
+# The options that describe a cluster.
+CLUSTER_OPTIONS = ("device", "flops", "efficiency", "memory", "link", "local_link", "batch_tokens", "top", "picture",
+                   "schedule", *DIVISIBLE)
 
 
-def names_cluster(options: argparse.Namespace) -> bool:
-    return options.json or options.measure or any(getattr(options, name) is not None for name in OF_CLUSTER)
+def has_cluster(options: argparse.Namespace) -> bool:
+    """True if any option describes a cluster."""
+    return options.json or options.measure or any(getattr(options, name) is not None for name in CLUSTER_OPTIONS)
 
 
-# ---- what was asked for ----
+# ---- from options to a job ----
 def model_of(options: argparse.Namespace) -> Model:
+    """Returns the model that the options describe, by name or by sizes. Raises ValueError for neither or both."""
     sizes = (options.parameters, options.layers, options.width, options.heads)
     if options.model:
         if any(sizes):
@@ -39,30 +42,33 @@ def model_of(options: argparse.Namespace) -> Model:
     return Model(options.parameters, 0, options.layers, options.width, options.heads)
 
 
-def _link(given: tuple[float, float | None] | None, usual: Link, times: int = 1) -> Link:
-    """times: how many devices share it, where nobody says its speed."""
+def _link(given: tuple[float, float | None] | None, default: Link, shared_by: int = 1) -> Link:
+    """Returns a link of the given (speed, latency or None). given: None: the default link, with the speeds of the
+    `shared_by` devices that share it added."""
     if given is None:
-        return Link(usual.speed * times, usual.latency)
-    return Link(given[0], usual.latency if given[1] is None else given[1])
+        return Link(default.speed * shared_by, default.latency)
+    return Link(given[0], default.latency if given[1] is None else given[1])
 
 
 def cluster_of(options: argparse.Namespace) -> Cluster:
-    device, per_host = DEVICES[options.device or USUAL_DEVICE], options.ranks // options.hosts
+    """Returns the cluster that the options describe, with defaults of the device."""
+    device, devices_per_host = DEVICES[options.device or DEFAULT_DEVICE], options.ranks // options.hosts
     for name in ("flops", "efficiency", "memory"):
         if getattr(options, name) is not None:
             device = device._replace(**{name: getattr(options, name)})
     return Cluster(device, options.ranks, options.hosts, _link(options.local_link, device.local),
-                   _link(options.link, device.across, per_host))
+                   _link(options.link, device.across, devices_per_host))
 
 
 def job_of(options: argparse.Namespace) -> Job:
+    """Returns the training that the options describe. Raises ValueError for sizes out of range, and for --compress."""
     sizes = ("parameters", "layers", "width", "heads", "sequence", "batch", "batch_tokens")
-    large = [name for name in sizes if (getattr(options, name) or 0) > MOST]
-    if large:
-        raise ValueError(f"plan: --{large[0].replace('_', '-')} is more than {MOST}")
+    too_large = [name for name in sizes if (getattr(options, name) or 0) > MOST]
+    if too_large:
+        raise ValueError(f"plan: --{too_large[0].replace('_', '-')} is more than {MOST}")
     if options.ranks > MOST_DEVICES:
         raise ValueError(f"plan: {options.ranks} devices; a plan has at most {MOST_DEVICES}")
-    tokens = options.batch_tokens or max(options.sequence, USUAL_TOKENS // options.sequence * options.sequence)
+    tokens = options.batch_tokens or max(options.sequence, DEFAULT_TOKENS // options.sequence * options.sequence)
     if tokens % options.sequence:
         raise ValueError(f"plan: --batch-tokens {tokens} are not a whole number of sequences of {options.sequence} "
                          f"tokens; the next possible number is {(tokens // options.sequence + 1) * options.sequence}")
@@ -74,13 +80,15 @@ def job_of(options: argparse.Namespace) -> Job:
 
 
 def fixed_of(options: argparse.Namespace) -> dict[str, int]:
+    """Returns the degrees that the options fix, {name: value}, with the name "sequences" for --batch."""
     found = {name: getattr(options, name) for name in DIVISIBLE if getattr(options, name) is not None}
     return found if options.batch is None else {**found, "sequences": options.batch}
 
 
-# ---- who answers ----
+# ---- output ----
 def _plan(options: argparse.Namespace, job: Job) -> int:
-    ranking = ranked(job, fixed_of(options), options.recompute, options.top or USUAL_TOP)
+    """Prints the ranking of all strategies for a job, and draws it if asked for. Returns the exit code."""
+    ranking = ranked(job, fixed_of(options), options.recompute, options.top or DEFAULT_TOP)
     name = options.model or f"{options.parameters / 1e9:.3g} B parameters"
     if options.json:
         print(json.dumps(report.document(name, job, ranking), indent=2))
@@ -93,22 +101,25 @@ def _plan(options: argparse.Namespace, job: Job) -> int:
 
 
 def _measured(options: argparse.Namespace, job: Job) -> int:
-    """On a rank: all measure, the first one answers."""
-    from torch_tutti._planning.measure import joined
-    local, across, rank = joined(PATIENCE_S)
+    """Runs on each rank: measures the links together with the other ranks. Rank 0 then prints the plan. Returns the
+    exit code."""
+    from torch_tutti._planning.measure import measure_links
+    local, across, rank = measure_links(TIMEOUT_S)
     if rank:
         return 0
     if not options.json:
-        found = [name for name, link in (("in a host", local), ("between hosts", across)) if link]
-        print(f"links that were measured: {', '.join(found)}")
+        names = [name for name, link in (("in a host", local), ("between hosts", across)) if link]
+        print(f"links that were measured: {', '.join(names)}")
     return _plan(options, job._replace(cluster=job.cluster._replace(local=local or job.cluster.local,
                                                                     across=across or job.cluster.across)))
 
 
 def run(options: argparse.Namespace) -> int:
+    """Runs the command: prints the table of ZeRO, or with a cluster the plan. Returns the exit code. Raises ValueError
+    for invalid options."""
     if options.ranks % options.hosts:
         raise ValueError(f"plan: {options.ranks} ranks are not the same number on each of {options.hosts} hosts")
-    if not names_cluster(options):
+    if not has_cluster(options):
         print("\n".join(report.stages(model_of(options), options)))
         return 0
     job = job_of(options)
@@ -125,6 +136,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def add_parser(commands: Any) -> None:
+    """Adds `plan` to the commands of `tutti`."""
     plan = commands.add_parser(
         "plan", help="show what training a model takes, and how to divide it among devices", allow_abbrev=False,
         description="Computes the memory that a model takes on each rank, and the bytes that a host sends in a "
@@ -137,11 +149,12 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_model(plan: Any) -> None:
+    """Adds the options that describe the model and its training."""
     plan.add_argument("--model", choices=[*MODELS, *ALIASES], metavar="NAME", help=", ".join([*MODELS, *ALIASES]))
     plan.add_argument("--parameters", type=units.count, metavar="COUNT", help="of another model, such as 350M")
-    for name, what in (("layers", "its layers"), ("width", "numbers for each token between them"),
-                       ("heads", "of its attention")):
-        plan.add_argument(f"--{name}", type=whole(1), metavar="COUNT", help=what)
+    for name, help_text in (("layers", "its layers"), ("width", "numbers for each token between them"),
+                            ("heads", "of its attention")):
+        plan.add_argument(f"--{name}", type=whole(1), metavar="COUNT", help=help_text)
     plan.add_argument("--ranks", "--gpus", type=whole(1), required=True, help="processes that train, one for each "
                                                                               "device")
     plan.add_argument("--hosts", type=whole(1), default=1,
@@ -161,8 +174,9 @@ def _add_model(plan: Any) -> None:
 
 
 def _add_cluster(plan: Any) -> None:
+    """Adds the options that describe a cluster."""
     plan.add_argument("--device", choices=DEVICES, help="supplies defaults for unspecified values (default: "
-                                                        f"{USUAL_DEVICE})")
+                                                        f"{DEFAULT_DEVICE})")
     plan.add_argument("--flops", type=units.flops, metavar="SPEED", help="peak FLOP/s of a device, such as 989T")
     plan.add_argument("--efficiency", type=units.share, metavar="SHARE",
                       help="achieved fraction of peak FLOP/s, such as 0.5")
@@ -176,10 +190,11 @@ def _add_cluster(plan: Any) -> None:
     plan.add_argument("--batch-tokens", type=units.tokens, metavar="COUNT",
                       help="of a step, of all ranks (default: 4M)")
     plan.add_argument("--schedule", choices=SCHEDULES, help="of pipelines (default: 1f1b)")
-    for name, what in (("tp", "tensor parallel ranks"), ("pp", "stages of the pipeline"), ("dp", "data parallel ranks"),
-                       ("ep", "expert parallel ranks, of the data parallel ones")):
-        plan.add_argument(f"--{name}", type=whole(1), metavar="RANKS", help=f"this many {what} only")
+    for name, help_text in (("tp", "tensor parallel ranks"), ("pp", "stages of the pipeline"),
+                            ("dp", "data parallel ranks"),
+                            ("ep", "expert parallel ranks, of the data parallel ones")):
+        plan.add_argument(f"--{name}", type=whole(1), metavar="RANKS", help=f"this many {help_text} only")
     plan.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="this stage of ZeRO only")
-    plan.add_argument("--top", type=whole(1), metavar="COUNT", help=f"strategies to show (default: {USUAL_TOP})")
+    plan.add_argument("--top", type=whole(1), metavar="COUNT", help=f"strategies to show (default: {DEFAULT_TOP})")
     plan.add_argument("--picture", type=picture, metavar="FILE", help=f"draw them ({', '.join(PICTURES)})")
     plan.add_argument("--json", action="store_true", help="as one JSON object")

@@ -1,7 +1,7 @@
-"""A cluster, the traffic of groups of its devices, and its time. There are two levels of links: inside a host each
-device has its own; all devices of a host share the link to other hosts.
+"""Describes a cluster, and computes the traffic of groups of its devices and the time of that traffic. There are two
+levels of links: each device has a link to the others of its host; all devices of a host share the link to other hosts.
 
-Volumes are exact: a reduce-scatter or an all-gather of n bytes sends n (p - 1) / p from each of p ranks, an all-reduce
+Volumes are exact: in a reduce-scatter or an all-gather of n bytes each of p ranks sends n (p - 1) / p, in an all-reduce
 twice that, in ⌈log₂ p⌉ messages each (Rabenseifner 2004; Thakur et al. 2005). Over H hosts slices are reduced on the
 host first, so a host sends 2 (H - 1) / H n for each group that has one slice or more there. A message takes T = α + nβ
 (Hockney 1994)."""
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch_tutti._planning.units import Link
 
+# (upper limit of Roof.ratio, name)
 REGIMES = ((0.2, "severely communication-bound"), (0.8, "communication-bound"), (1.2, "near the ridge"),
            (math.inf, "compute-bound"))
 ADVICE = {"severely communication-bound": "another division, a faster link, or fewer bytes",
@@ -20,10 +21,10 @@ ADVICE = {"severely communication-bound": "another division, a faster link, or f
 
 
 class Device(NamedTuple):
-    """flops: operations a second at most, in the precision of training; efficiency: the share that products of matrices
-    reach, an assumption; memory: bytes; bandwidth: bytes a second of it; local, across: what links a device to others
-    of its host, and its part of what links the host to others; overlap: the share of computing behind which
-    data-parallel communication may go on."""
+    """A device. flops: its most operations per second, in the precision of training. efficiency: the share of flops
+    that products of matrices reach, an assumption. memory: bytes. bandwidth: bytes per second of its memory. local: its
+    link to others of its host. across: its part of the host's link to other hosts. overlap: the share of computing
+    during which data-parallel communication may run."""
     flops: float
     efficiency: float
     memory: float
@@ -46,22 +47,23 @@ DEVICES = {
 
 
 class Traffic(NamedTuple):
-    """local: bytes that a device sends to others of its host; across: bytes that a host sends to other hosts; and the
-    numbers of messages, one after the other."""
+    """What is sent. local: bytes that a device sends to others of its host. across: bytes that a host sends to other
+    hosts. local_messages, across_messages: the numbers of messages, one after the other."""
     local: float = 0.0
     across: float = 0.0
     local_messages: float = 0.0
     across_messages: float = 0.0
 
-    def times(self, count: float) -> Traffic:
+    def multiplied_by(self, count: float) -> Traffic:
         return Traffic(*(count * part for part in self))
 
-    def plus(self, other: Traffic) -> Traffic:
+    def added_to(self, other: Traffic) -> Traffic:
         return Traffic(*(a + b for a, b in zip(self, other)))
 
 
 class Cluster(NamedTuple):
-    """across: the link of a host to others, shared by its devices."""
+    """A cluster of equal devices. local: the link of a device. across: the link of a host to others, shared by its
+    devices."""
     device: Device
     devices: int
     hosts: int
@@ -70,6 +72,7 @@ class Cluster(NamedTuple):
 
     @property
     def per_host(self) -> int:
+        """Devices of a host."""
         return self.devices // self.hosts
 
     @property
@@ -78,19 +81,20 @@ class Cluster(NamedTuple):
         return self.device.flops * self.device.efficiency
 
     def seconds(self, traffic: Traffic) -> float:
-        """The time of the traffic, with both levels one after the other."""
+        """Returns the time of the traffic: that of both levels, one after the other."""
         return (traffic.local / self.local.speed + traffic.local_messages * self.local.latency
                 + traffic.across / self.across.speed + traffic.across_messages * self.across.latency)
 
     def ridge(self, level: str) -> float:
-        """The operations per byte above which computing takes longer than sending (roofline)."""
+        """Returns the operations per byte above which computing takes longer than sending (roofline). level: "local" or
+        "across"."""
         return (self.device.flops / self.local.speed if level == "local"
                 else self.device.flops * self.per_host / self.across.speed)
 
 
 class Group(NamedTuple):
-    """A group of `size` ranks at equal distances. hosts: that it spans; here: its ranks on a host; alike: the number of
-    such groups that a host takes part in."""
+    """A group of `size` ranks at equal distances. hosts: how many it spans. here: its ranks on one host. alike: how
+    many such groups have ranks on one host."""
     size: int
     hosts: int
     here: int
@@ -98,7 +102,7 @@ class Group(NamedTuple):
 
 
 def group(cluster: Cluster, size: int, stride: int) -> Group:
-    """The group of `size` ranks whose numbers differ by `stride`. Ranks fill one host after the other."""
+    """Returns the group of `size` ranks whose numbers differ by `stride`. Ranks fill one host after the other."""
     per_host = cluster.per_host
     if size * stride <= per_host and per_host % (size * stride) == 0:
         return Group(size, 1, size, per_host / size)
@@ -107,34 +111,40 @@ def group(cluster: Cluster, size: int, stride: int) -> Group:
 
 
 def rounds(count: int) -> int:
+    """Returns ⌈log₂ count⌉, the messages of a reduce-scatter or an all-gather of `count` ranks."""
     return math.ceil(math.log2(count)) if count > 1 else 0
 
 
-def half(of: Group, amount: float) -> Traffic:
-    """A reduce-scatter or an all-gather of so many bytes."""
-    return Traffic((of.here - 1) / of.here * amount, of.alike * (of.hosts - 1) / of.hosts * amount, rounds(of.here),
-                   rounds(of.hosts))
+def half(members: Group, size: float) -> Traffic:
+    """Returns the traffic of a reduce-scatter or an all-gather, half of an all-reduce. size: bytes of the whole
+    array."""
+    return Traffic((members.here - 1) / members.here * size,
+                   members.alike * (members.hosts - 1) / members.hosts * size, rounds(members.here),
+                   rounds(members.hosts))
 
 
-def all_reduce(of: Group, amount: float) -> Traffic:
-    return half(of, amount).times(2)
+def all_reduce(members: Group, size: float) -> Traffic:
+    """Returns the traffic of an all-reduce of `size` bytes."""
+    return half(members, size).multiplied_by(2)
 
 
-def all_to_all(of: Group, amount: float) -> Traffic:
-    """amount: bytes that a rank has for all, itself as well."""
-    across = (of.size - of.here) / of.size * amount * of.here * of.alike if of.hosts > 1 else 0.0
-    return Traffic((of.here - 1) / of.size * amount, across, of.here - 1, of.size - of.here)
+def all_to_all(members: Group, size: float) -> Traffic:
+    """Returns the traffic of an all-to-all. size: bytes that a rank has for all ranks, including itself."""
+    across = ((members.size - members.here) / members.size * size * members.here * members.alike
+              if members.hosts > 1 else 0.0)
+    return Traffic((members.here - 1) / members.size * size, across, members.here - 1, members.size - members.here)
 
 
-# ---- roofline: Williams et al. 2009, with the bytes that are communicated for those of memory ----
+# ---- roofline (Williams et al. 2009), with communicated bytes in place of bytes of memory ----
 def regime(ratio: float) -> str:
-    """ratio: operations for each byte, by those of the ridge."""
+    """Returns the name of the regime of a Roof.ratio."""
     return next(name for limit, name in REGIMES if ratio < limit)
 
 
 class Roof(NamedTuple):
-    """Of one kind of communication at one level, in a step. intensity: operations for each byte (CCR). critical: tokens
-    of a step at which it would be the ridge's; None: more tokens send more."""
+    """The roofline of one kind of communication at one level. sent: bytes in a step. intensity: operations for each
+    byte. ridge: as in Cluster.ridge(). critical: the tokens of a step at which the intensity would be the ridge's;
+    None: more tokens also send more bytes."""
     kind: str
     level: str
     sent: float
@@ -144,17 +154,19 @@ class Roof(NamedTuple):
 
     @property
     def ratio(self) -> float:
+        """Intensity divided by the ridge: above 1 computing takes longer than sending."""
         return self.intensity / self.ridge
 
 
 def roofs(cluster: Cluster, kinds: dict[str, Traffic], flops: float, tokens: int, fixed: set[str]) -> list[Roof]:
-    """flops: of a device in a step. fixed: kinds that send as much for any number of tokens."""
+    """Returns a Roof for each kind of traffic and each level at which it sends. flops: operations of a device in a
+    step. fixed: kinds whose bytes do not depend on the number of tokens."""
     found = []
     for kind, traffic in kinds.items():
-        of_host = flops * cluster.per_host
-        for level, sent, done in (("local", traffic.local, flops), ("across", traffic.across, of_host)):
+        host_flops = flops * cluster.per_host
+        for level, sent, flops_there in (("local", traffic.local, flops), ("across", traffic.across, host_flops)):
             if sent:
-                ridge, intensity = cluster.ridge(level), done / sent
+                ridge, intensity = cluster.ridge(level), flops_there / sent
                 found.append(Roof(kind, level, sent, intensity, ridge,
                                   tokens * ridge / intensity if kind in fixed else None))
     return found

@@ -1,5 +1,5 @@
-"""α and β of the links between these ranks, for `tutti plan --measure`: all-reduces by the clock of `tutti model`, and
-the line through their times. All ranks run the same lines in the same order. Needs torch."""
+"""Measures α and β of the links between ranks, for `tutti plan --measure`: times all-reduces as `tutti model` does, and
+fits a line link_through the times. All ranks run the same code in the same order. Needs torch."""
 from __future__ import annotations
 
 import argparse
@@ -19,45 +19,50 @@ from torch_tutti._planning.units import Link
 SIZES = {"minbytes": 1 << 12, "maxbytes": 4 << 20, "stepfactor": 4}
 
 
-def through(times: list[tuple[int, float]], ranks: int) -> Link:
-    """The link on which an all-reduce of so many ranks would have these times, in microseconds by bytes: of 2 ⌈log₂ p⌉
-    messages, with 2 (p - 1) / p of its bytes. Where no line goes through them, as on a busy machine, the least size
-    says what a message takes and the largest what a byte does."""
-    found = fit(times) or {"alpha_us": times[0][1], "beta_ns": 1e3 * times[-1][1] / times[-1][0]}
-    return Link(2 * (ranks - 1) / ranks / (found["beta_ns"] * 1e-9), found["alpha_us"] * 1e-6 / (2 * rounds(ranks)))
+def link_through(times: list[tuple[int, float]], ranks: int) -> Link:
+    """Returns the link on which all-reduces of this many ranks would take the given times, (bytes, microseconds): an
+    all-reduce has 2 ⌈log₂ p⌉ messages, with 2 (p - 1) / p of its bytes. If no line fits, as on a busy machine, the
+    smallest size gives the latency and the largest the speed."""
+    line = fit(times) or {"alpha_us": times[0][1], "beta_ns": 1e3 * times[-1][1] / times[-1][0]}
+    return Link(2 * (ranks - 1) / ranks / (line["beta_ns"] * 1e-9), line["alpha_us"] * 1e-6 / (2 * rounds(ranks)))
 
 
-def _line(ranks: Ranks, iterations: int) -> Link:
-    """Of one group, the chosen algorithm at each size."""
+def _measure_group(ranks: Ranks, iterations: int) -> Link:
+    """Returns the link between the ranks of one group, from the times of the algorithms that tutti chooses for
+    all-reduces."""
     options = argparse.Namespace(what="all_reduce", algorithms=[CANDIDATES], iters=iterations, **SIZES)
     model = Model(options, ranks)
-    rows = [model.at(shape) for shape in model.shapes(options)]
-    return through([(row["size"], row["algorithms"][row["chosen"]]["measured"]) for row in rows], ranks.size)
+    rows = [model.measure(shape) for shape in model.shapes(options)]
+    return link_through([(row["size"], row["algorithms"][row["chosen"]]["measured"]) for row in rows], ranks.size)
 
 
 def links(iterations: int = 10) -> tuple[Link | None, Link | None]:
-    """In a host, the slowest; and between the first ranks of hosts. None where no two ranks are; the same on every
-    rank. The default group is tutti's."""
+    """Measures the links between the ranks of the default group, which must be tutti's. Returns (the slowest link
+    inside a host, the link between the first ranks of hosts), the same on every rank; None where there are no two such
+    ranks. Collective."""
     hosts, rank = grid(dp=dist.get_world_size()).hosts(), dist.get_rank()
-    of_host = [[r for r, host in enumerate(hosts) if host == one] for one in sorted(set(hosts))]
-    found = torch.zeros(4, dtype=torch.float64)
-    for at, sets in ((0, of_host), (2, [[ranks[0] for ranks in of_host]])):
-        for ranks in sets:
-            made = {name: dist.new_group(ranks, backend=name) for name in ("gloo", "tutti")} if len(ranks) > 1 else {}
-            if made and rank in ranks:
-                of = Ranks(ranks.index(rank), len(ranks), made["gloo"], {"tutti": made["tutti"]})
-                found[at: at + 2] = torch.tensor(_line(of, iterations))
+    ranks_of_hosts = [[number for number, host in enumerate(hosts) if host == values] for values in sorted(set(hosts))]
+    # (speed, latency) inside the host of this rank, then between hosts; 0: not measured on this rank
+    measured = torch.zeros(4, dtype=torch.float64)
+    for offset, groups in ((0, ranks_of_hosts), (2, [[ranks[0] for ranks in ranks_of_hosts]])):
+        for ranks in groups:
+            backends = ({name: dist.new_group(ranks, backend=name) for name in ("gloo", "tutti")}
+                        if len(ranks) > 1 else {})
+            if backends and rank in ranks:
+                members = Ranks(ranks.index(rank), len(ranks), backends["gloo"], {"tutti": backends["tutti"]})
+                measured[offset: offset + 2] = torch.tensor(_measure_group(members, iterations))
             dist.barrier()                              # one set of ranks at a time
-    everyone = [torch.empty_like(found) for _ in hosts]
-    dist.all_gather(everyone, found)
-    slowest = [min((one[at: at + 2].tolist() for one in everyone if one[at] > 0), default=None) for at in (0, 2)]
-    local, across = (Link(*one) if one else None for one in slowest)
+    of_all_ranks = [torch.empty_like(measured) for _ in hosts]
+    dist.all_gather(of_all_ranks, measured)
+    slowest = [min((values[offset: offset + 2].tolist() for values in of_all_ranks if values[offset] > 0), default=None)
+               for offset in (0, 2)]
+    local, across = (Link(*values) if values else None for values in slowest)
     return local, across
 
 
-def joined(seconds: int) -> tuple[Link | None, Link | None, int]:
-    """Joins the ranks that torchrun has started, and leaves again: the links, and which rank this is. seconds: what one
-    operation may take."""
+def measure_links(seconds: int) -> tuple[Link | None, Link | None, int]:
+    """Joins the ranks that torchrun has started, measures the links, and leaves again. Returns (local link, link
+    between hosts, this rank). seconds: the timeout of an operation."""
     torch.set_num_threads(1)
     dist.init_process_group("tutti", timeout=timedelta(seconds=seconds))
     try:

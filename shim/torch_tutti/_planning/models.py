@@ -1,14 +1,12 @@
-"""Models as numbers: sizes as published, and the parameters that follow from them. What a token is multiplied with is
-`active`: all but the experts that it is not sent to.
-"""
+"""Models as numbers: published sizes, and the parameters that follow from them."""
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
 class Experts(NamedTuple):
-    """count: experts of a layer that tokens are routed among, of which each token goes to `chosen`; copies: of a token,
-    that travel, at most; layers: that have experts; parameters: of one expert in one layer."""
+    """The experts of a model. count: in a layer; chosen: those of each token; copies: the most copies of a token that
+    are sent; layers: those with experts; parameters: of one expert in one layer."""
     count: int
     chosen: int
     copies: int
@@ -17,9 +15,9 @@ class Experts(NamedTuple):
 
 
 class Model(NamedTuple):
-    """parameters: in all; own: of them, those outside of the layers. For activations: layers, width, heads; inner:
-    bytes that the layer's second half keeps for a number of its input, in 16 bits. key_heads: 0, as heads. tied: the
-    head is the embedding."""
+    """A transformer. parameters: all; own: those outside the layers. layers, width, heads, inner: for activations;
+    inner: bytes that the second half of a layer keeps for each number of its input, with 16 bits for a number.
+    key_heads: 0: as many as heads. tied: the output head is the embedding."""
     parameters: int
     own: int
     layers: int
@@ -32,50 +30,55 @@ class Model(NamedTuple):
 
     @property
     def routed(self) -> int:
-        """Parameters of all experts that tokens are routed among."""
+        """Parameters of all experts among which tokens are routed."""
         return self.experts.count * self.experts.layers * self.experts.parameters if self.experts else 0
 
     @property
     def active(self) -> int:
-        """Parameters that a token meets."""
+        """Parameters that each token is multiplied with: all but the experts that it is not sent to."""
         return self.parameters - (self.routed * (self.experts.count - self.experts.chosen) // self.experts.count
                                   if self.experts else 0)
 
 
 def _gpt(layers: int, width: int, heads: int, vocabulary: int, positions: int) -> Model:
-    own = (vocabulary + positions + 2) * width          # embeddings, one of them the head as well; the last norm
+    """Returns a GPT: layers with an inner width of 4 times the width, and learned positions."""
+    own = (vocabulary + positions + 2) * width          # embeddings, one of which is the head too; the last norm
     return Model(layers * (12 * width + 13) * width + own, own, layers, width, heads, tied=True)
 
 
 def _kept_by_experts(used: int, width: int, inner: int) -> float:
-    """Bytes for a number of the input: it, and three products of each expert, of which a token uses so many."""
+    """Returns Model.inner of a layer with experts: the input, and three products of each of the `used` experts of a
+    token."""
     return used * (2 + 6 * inner / width)
 
 
 def _llama(layers: int, width: int, heads: int, inner: int, vocabulary: int = 32000, key_heads: int | None = None,
            experts: int = 1, chosen: int = 1) -> Model:
-    keys = width // heads * (key_heads or heads)
-    one = 3 * width * inner
-    layer = 2 * width * (width + keys) + experts * one + (experts > 1) * experts * width + 2 * width
+    """Returns a Llama: three matrices in the second half of a layer; with experts > 1 that many experts, `chosen` of
+    them for each token."""
+    key_width = width // heads * (key_heads or heads)
+    expert_parameters = 3 * width * inner
+    layer_parameters = (2 * width * (width + key_width) + experts * expert_parameters + (experts > 1) * experts * width
+                        + 2 * width)
     own = (2 * vocabulary + 1) * width
-    model = Model(layers * layer + own, own, layers, width, heads, key_heads=key_heads or 0)
+    model = Model(layers * layer_parameters + own, own, layers, width, heads, key_heads=key_heads or 0)
     if experts == 1:
         return model
     return model._replace(inner=_kept_by_experts(chosen, width, inner),
-                          experts=Experts(experts, chosen, chosen, layers, one))
+                          experts=Experts(experts, chosen, chosen, layers, expert_parameters))
 
 
 def _deepseek_v2() -> Model:
-    """Latent attention; 160 experts, of which 2 more are for all, but in the first layer. A token goes to 6 of them, on
-    3 devices at most."""
-    layers, width, heads, query, latent, turned, head = 60, 5120, 128, 1536, 512, 64, 128
-    attention = (width * query + query + query * heads * (head + turned) + width * (latent + turned) + latent
+    """Returns DeepSeek-V2: latent attention; 160 routed experts and 2 shared ones in each layer but the first. A token
+    goes to 6 of the routed experts, on at most 3 devices."""
+    layers, width, heads, query, latent, rotary, head = 60, 5120, 128, 1536, 512, 64, 128
+    attention = (width * query + query + query * heads * (head + rotary) + width * (latent + rotary) + latent
                  + latent * heads * 2 * head + heads * head * width + 2 * width)
-    one = 3 * width * 1536
-    experts = 160 * width + (160 + 2) * one
+    expert_parameters = 3 * width * 1536
+    experts = 160 * width + (160 + 2) * expert_parameters
     own = (2 * 102400 + 1) * width
     return Model(layers * attention + (layers - 1) * experts + 3 * width * 12288 + own, own, layers, width, heads,
-                 inner=_kept_by_experts(6 + 2, width, 1536), experts=Experts(160, 6, 3, layers - 1, one))
+                 inner=_kept_by_experts(6 + 2, width, 1536), experts=Experts(160, 6, 3, layers - 1, expert_parameters))
 
 
 # Sizes. gpt3: Brown et al., Language Models are Few-Shot Learners (2020), table 2.1. llama: Touvron et al., LLaMA

@@ -1,40 +1,42 @@
-"""What `tutti plan` tells: the table of ZeRO where no cluster is named; of a cluster the strategies in their order,
-where the time of the best goes, its roofline, and what that comes to. Nothing here computes but what is shown."""
+"""The texts of `tutti plan`: without a cluster the table of ZeRO; with one the ranked strategies, the parts of the best
+one's time, its roofline, and a recommendation."""
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
 from torch_tutti._planning.communication import ADVICE, Roof, regime, roofs
-from torch_tutti._planning.memory import WAYS, Packing, activations, needs, packed
+from torch_tutti._planning.memory import WAYS, Packing, activations, needs, with_packing
 from torch_tutti._planning.models import Model
 from torch_tutti._planning.step import PARTS, Estimate, Job
 from torch_tutti._planning.strategy import RECOMPUTE_SHOWN, Ranking, reason
 from torch_tutti._planning.units import bytes_shown, scaled, seconds_shown
 
 FORMAT, VERSION = "tutti plan", 1
-MOST_BUBBLE, LEAST_HIDDEN = 0.1, 0.8                    # what one aims at
+MOST_BUBBLE, LEAST_HIDDEN = 0.1, 0.8                    # recommended share of the bubble, and of hidden communication
 LEVELS = {"local": "in a host", "across": "between hosts"}
 
 
-# ---- no cluster: by stage of ZeRO ----
+# ---- without a cluster: by stage of ZeRO ----
 def stages(model: Model, options: argparse.Namespace) -> list[str]:
+    """Returns the lines of the table of ZeRO: what a rank and a host need for each way to divide the model."""
     sequences, recompute = options.batch or 1, options.recompute or "none"
-    passing = activations(model, sequences, options.sequence, recompute, options.precision)
+    activation_bytes = activations(model, sequences, options.sequence, recompute, options.precision)
     lines = [f"{model.parameters / 1e9:.2f} B parameters, {options.precision}, AdamW; {options.ranks} ranks on "
              f"{options.hosts} hosts",
-             f"activations of a rank: {bytes_shown(passing)} ({sequences} x {options.sequence} tokens, recomputed: "
-             f"{recompute})", "",
+             f"activations of a rank: {bytes_shown(activation_bytes)} ({sequences} x {options.sequence} tokens, "
+             f"recomputed: {recompute})", "",
              f"{'bytes':<18}{'parameters':>12}{'gradients':>12}{'optimizer':>12}{'a rank':>12}{'a host':>12}"
              f"{'sent':>12}"]
     for way in WAYS:
-        if options.compress and way == "stage 0":       # which does not: it is DDP's
+        # stage 0 does not compress gradients; DDP does
+        if options.compress and way == "stage 0":
             continue
         sizes = (options.ranks, options.hosts, options.precision)
         need = needs(model, way, *sizes)
         if options.compress:
-            need = packed(need, model, way, *sizes, Packing(options.compress, options.share))
-        rank = need.kept + passing
+            need = with_packing(need, model, way, *sizes, Packing(options.compress, options.share))
+        rank = need.kept + activation_bytes
         cells = (need.parameters, need.gradients, need.state, rank, rank * options.ranks / options.hosts, need.sent)
         lines.append(f"{way:<18}" + "".join(f"{bytes_shown(cell):>12}" for cell in cells))
     if options.compress:
@@ -45,6 +47,7 @@ def stages(model: Model, options: argparse.Namespace) -> list[str]:
 
 # ---- a cluster ----
 def opening(job: Job, ranking: Ranking) -> list[str]:
+    """Returns the lines that describe the model, the cluster, the step and how many strategies fit."""
     model, cluster = job.model, job.cluster
     active = f", of which a token meets {model.active / 1e9:.2f} B" if model.experts else ""
     hosts = "one host" if cluster.hosts == 1 else f"{cluster.hosts} hosts"
@@ -65,30 +68,34 @@ HEADER = (f"{'tp':>4}{'pp':>4}{'dp':>5}{'ep':>4}{'zero':>5}{'m':>5}{'seq':>4}  {
           f"{'step':>9}{'MFU':>7}{'bubble':>8}{'hidden':>8}  loses by")
 
 
-def line(job: Job, one: Estimate, best: Estimate) -> str:
-    s = one.strategy
-    return (f"{s.tp:>4}{s.pp:>4}{s.dp:>5}{s.ep:>4}{s.zero:>5}{s.microbatches:>5}{s.sequences:>4}  {s.recompute:<10}"
-            f"{bytes_shown(one.memory):>9}{seconds_shown(one.time):>9}{one.mfu(job):>7.1%}{one.bubble / one.time:>8.1%}"
-            f"{one.hidden:>8.1%}  {reason(job, one, best)}")
+def line(job: Job, estimate: Estimate, best: Estimate) -> str:
+    """Returns the line of a strategy in the table."""
+    strategy = estimate.strategy
+    return (f"{strategy.tp:>4}{strategy.pp:>4}{strategy.dp:>5}{strategy.ep:>4}{strategy.zero:>5}"
+            f"{strategy.microbatches:>5}{strategy.sequences:>4}  {strategy.recompute:<10}"
+            f"{bytes_shown(estimate.memory):>9}{seconds_shown(estimate.time):>9}{estimate.mfu(job):>7.1%}"
+            f"{estimate.bubble / estimate.time:>8.1%}{estimate.hidden:>8.1%}  {reason(job, estimate, best)}")
 
 
 def table(job: Job, ranking: Ranking) -> list[str]:
+    """Returns the table of strategies: the best, then others."""
     best = ranking.best[0]
-    lines = [HEADER, *(line(job, one, best) for one in ranking.best)]
+    lines = [HEADER, *(line(job, estimate, best) for estimate in ranking.best)]
     if ranking.others:
-        lines += ["others:", *(line(job, one, best) for one in ranking.others)]
+        lines += ["others:", *(line(job, estimate, best) for estimate in ranking.others)]
     return lines
 
 
-def roofs_of(job: Job, one: Estimate) -> list[Roof]:
-    return roofs(job.cluster, one.traffic, job.flops / job.cluster.devices, job.tokens, {"data"})
+def roofs_of(job: Job, estimate: Estimate) -> list[Roof]:
+    """Returns the rooflines of an estimate's communication."""
+    return roofs(job.cluster, estimate.traffic, job.flops / job.cluster.devices, job.tokens, {"data"})
 
 
-def roofline(job: Job, one: Estimate) -> list[str]:
-    """Of what is sent by whom, operations for each byte, beside those from which on computing takes longer."""
+def roofline(job: Job, estimate: Estimate) -> list[str]:
+    """Returns a line for each kind and level of communication: operations per byte, the ridge, and the regime."""
     lines = [f"{'roofline':<10}{'where':<15}{'sent':>10}{'FLOP/byte':>11}{'ridge':>8}{'ratio':>7}{'critical':>10}  "
              "regime"]
-    for roof in roofs_of(job, one):
+    for roof in roofs_of(job, estimate):
         critical = f"{scaled(roof.critical)}" if roof.critical else "none "
         found = regime(roof.ratio)
         lines.append(f"{roof.kind:<10}{LEVELS[roof.level]:<15}{bytes_shown(roof.sent):>10}{scaled(roof.intensity):>11}"
@@ -96,26 +103,32 @@ def roofline(job: Job, one: Estimate) -> list[str]:
     return lines if len(lines) > 1 else ["nothing is sent"]
 
 
-def where(job: Job, one: Estimate) -> str:
+def where(job: Job, estimate: Estimate) -> str:
+    """Returns the share of each part of a step's time, as text."""
     named = {"compute": "computing", "bubble": "bubble", "tensor": "tp", "experts": "ep", "pipeline": "pp, messages",
              "data": "dp, not hidden", "update": "update"}
-    return ", ".join(f"{named[part]} {getattr(one, part) / one.time:.1%}" for part in PARTS if getattr(one, part))
+    return ", ".join(f"{named[part]} {getattr(estimate, part) / estimate.time:.1%}" for part in PARTS
+                     if getattr(estimate, part))
 
 
-def advice(job: Job, one: Estimate) -> list[str]:
-    s, ways = one.strategy, []
-    for name, degree in (("tensor", s.tp), ("pipeline", s.pp), ("data", s.dp), ("expert", s.ep)):
-        ways += [f"{name} parallel {degree}"] if degree > 1 else []
-    text = (f"recommended: {', '.join(ways) or 'one device'}, stage {s.zero} of ZeRO, {s.microbatches} microbatches of "
-            f"{s.sequences} x {job.length} tokens, {RECOMPUTE_SHOWN[s.recompute]}")
-    bubble, exposed = one.bubble / one.time, one.exposed / one.time
-    more = "" if bubble < MOST_BUBBLE else ": more microbatches, or another --schedule"
-    return [text, f"efficiency: MFU {one.mfu(job):.1%}; bubble {bubble:.1%} (aim: below {MOST_BUBBLE:.0%}){more}; "
-                  f"communication {one.hidden:.1%} hidden (aim: above {LEAST_HIDDEN:.0%}), the rest is {exposed:.1%} "
-                  "of the step"]
+def advice(job: Job, estimate: Estimate) -> list[str]:
+    """Returns the lines that recommend a strategy and rate its efficiency."""
+    strategy, degrees = estimate.strategy, []
+    for name, degree in (("tensor", strategy.tp), ("pipeline", strategy.pp), ("data", strategy.dp),
+                         ("expert", strategy.ep)):
+        degrees += [f"{name} parallel {degree}"] if degree > 1 else []
+    text = (f"recommended: {', '.join(degrees) or 'one device'}, stage {strategy.zero} of ZeRO, "
+            f"{strategy.microbatches} microbatches of {strategy.sequences} x {job.length} tokens, "
+            f"{RECOMPUTE_SHOWN[strategy.recompute]}")
+    bubble, exposed = estimate.bubble / estimate.time, estimate.exposed / estimate.time
+    remedy = "" if bubble < MOST_BUBBLE else ": more microbatches, or another --schedule"
+    return [text, f"efficiency: MFU {estimate.mfu(job):.1%}; bubble {bubble:.1%} (aim: below {MOST_BUBBLE:.0%})"
+                  f"{remedy}; communication {estimate.hidden:.1%} hidden (aim: above {LEAST_HIDDEN:.0%}), the rest is "
+                  f"{exposed:.1%} of the step"]
 
 
 def report(job: Job, ranking: Ranking) -> list[str]:
+    """Returns all lines about a cluster."""
     best = ranking.best[0]
     kept = (f"{bytes_shown(best.kept)} of parameters, gradients and the optimizer's, {bytes_shown(best.passing)} of "
             "activations")
@@ -125,13 +138,15 @@ def report(job: Job, ranking: Ranking) -> list[str]:
 
 # ---- as JSON ----
 def document(name: str | None, job: Job, ranking: Ranking) -> dict[str, Any]:
-    """The same, in seconds and bytes."""
+    """Returns the content of report() for JSON, in seconds and bytes."""
     best, device = ranking.best[0], job.cluster.device
 
-    def of(one: Estimate) -> dict[str, Any]:
-        return {**one.strategy._asdict(), "memory": one.memory, "kept": one.kept, "activations": one.passing,
-                "seconds": one.time, **{part: getattr(one, part) for part in PARTS}, "mfu": one.mfu(job),
-                "hidden": one.hidden, "reason": reason(job, one, best)}
+    def fields_of(estimate: Estimate) -> dict[str, Any]:
+        """Returns a strategy and its estimate by name."""
+        return {**estimate.strategy._asdict(), "memory": estimate.memory, "kept": estimate.kept,
+                "activations": estimate.passing, "seconds": estimate.time,
+                **{part: getattr(estimate, part) for part in PARTS}, "mfu": estimate.mfu(job),
+                "hidden": estimate.hidden, "reason": reason(job, estimate, best)}
     return {"format": FORMAT, "version": VERSION, "model": name,
             "parameters": job.model.parameters, "active": job.model.active,
             "cluster": {"devices": job.cluster.devices, "hosts": job.cluster.hosts, "flops": device.flops,
@@ -139,6 +154,7 @@ def document(name: str | None, job: Job, ranking: Ranking) -> dict[str, Any]:
                         "local": job.cluster.local._asdict(), "across": job.cluster.across._asdict()},
             "batch": job.batch, "sequence": job.length, "precision": job.precision, "schedule": job.schedule,
             "looked_at": ranking.looked_at, "fitting": ranking.fitting, "least_memory": ranking.least.memory,
-            "strategies": [of(one) for one in ranking.best], "others": [of(one) for one in ranking.others],
+            "strategies": [fields_of(estimate) for estimate in ranking.best],
+            "others": [fields_of(estimate) for estimate in ranking.others],
             "roofline": [{**roof._asdict(), "ratio": roof.ratio, "regime": regime(roof.ratio)}
                          for roof in roofs_of(job, best)]}

@@ -1,15 +1,17 @@
-"""Estimates the time of a training step and the memory of a device, for one way (Strategy) to divide the training.
+"""Estimates the time of a training step and the memory of a device, for one way (Strategy) to divide the training. `s`
+is the strategy in all functions.
 
 Ranks are in the order tp-ep-dp-pp of docs/grids.md: tensor parallel ranks are neighbours, stages of a pipeline are
-furthest apart. The time is that of the pipeline's lists, simulated by torch_tutti._pipeline, and of all that does not
-overlap with it:
+furthest apart. The time is that of the pipeline, whose lists of actions torch_tutti._pipeline simulates, plus the time
+of everything that does not overlap with it:
 
-- computing: 6 operations for each parameter that a token meets, 2 forward and 4 back (Kaplan et al. 2020), 2 more where
-all is recomputed; of attention alone 4 s h L for each token. - tensor parallel: in each layer two all-reduces forward
-and two back (Shoeybi et al. 2019); nothing hides them. Sequence parallel, as it is here, sends the same. - experts: two
-all-to-alls forward and two back in each layer that has them (Lepikhin et al. 2020). - data parallel: what
-docs/planning.md says for each stage of ZeRO; sums go on behind a backward pass, gathers behind the pass that needs
-them. - update: 28 bytes of memory for each parameter that a rank keeps the optimizer's state of."""
+- computing: 6 operations for each parameter that a token meets, 2 forward and 4 backward (Kaplan et al. 2020); 2 more
+if all is recomputed; if attention alone is recomputed, 4 * length * width more for each layer and token. - tensor
+parallel: in each layer two all-reduces forward and two backward (Shoeybi et al. 2019), which nothing hides. Sequence
+parallelism sends the same. - experts: two all-to-alls forward and two backward in each layer that has them (Lepikhin et
+al. 2020). - data parallel: as docs/planning.md describes for each stage of ZeRO; sums overlap with a backward pass,
+gathers with the pass that needs the parameters. - update: 28 bytes of memory traffic for each parameter whose optimizer
+state the rank keeps."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -19,15 +21,16 @@ from torch_tutti._planning.communication import Cluster, Group, Traffic, all_red
 from torch_tutti._planning.memory import PRECISIONS, activations, needs
 from torch_tutti._planning.models import Model
 
-CHUNKS = {"interleaved": 2, "zb-v": 2}                  # stages of a rank; of other schedules one
+CHUNKS = {"interleaved": 2, "zb-v": 2}                  # stages of a rank; 1 in other schedules
 MOST_PLAYED = 1 << 17                                   # most stages * microbatches simulated; more are extrapolated
 PARTS = ("compute", "bubble", "tensor", "experts", "pipeline", "data", "update")
 UPDATED = 28                                            # bytes read and written for a parameter by AdamW
+# by stage of ZeRO: the way of memory.WAYS
 WAY = ("DDP", "stage 1", "stage 2", "stage 3, sharded")
 
 
 class Job(NamedTuple):
-    """The training to plan. batch: sequences in a step, on all ranks; length: tokens of each; schedule: of
+    """The training to plan. batch: sequences in a step, on all ranks; length: tokens of each; schedule: a schedule of
     torch_tutti.Pipeline."""
     model: Model
     cluster: Cluster
@@ -47,8 +50,9 @@ class Job(NamedTuple):
 
 
 class Strategy(NamedTuple):
-    """One way to divide a job: the degrees of tensor, pipeline, data and expert parallelism; zero: the stage of ZeRO;
-    microbatches of a rank, and sequences of each; recompute: "none", "selective" or "full"."""
+    """One way to divide a job. tp, pp, dp, ep: the degrees of tensor, pipeline, data and expert parallelism. zero: the
+    stage of ZeRO. microbatches: of a rank in a step. sequences: of a microbatch. recompute: "none", "selective" or
+    "full"."""
     tp: int
     pp: int
     dp: int
@@ -64,10 +68,10 @@ class Strategy(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """The estimate of a strategy. kept, passing: bytes of the fullest rank: permanent, and activations. compute to
-    update: seconds of a step, whose sum is its time; communication counts only where computing waits for it. sent:
-    seconds of all communication, hidden or not. traffic: bytes of a device, by kind. exact: the pipeline was simulated;
-    otherwise the time is a lower bound."""
+    """The estimate of a strategy. kept, passing: bytes of the fullest rank: permanent ones, and activations. compute to
+    update: seconds of the parts of a step, whose sum is its time; communication counts only where computing waits for
+    it. sent: seconds of all communication, hidden or not. traffic: bytes of a device, by kind. exact: the pipeline was
+    simulated; otherwise the time is a lower bound."""
     strategy: Strategy
     kept: float
     passing: float
@@ -108,15 +112,15 @@ class Estimate(NamedTuple):
 
 # ---- what a rank of a pipeline has ----
 def layers_of(job: Job, s: Strategy, rank: int) -> int:
-    """The layers of a pipeline rank. If they cannot be equal, the last ranks have one more: they keep fewer
+    """Returns the layers of a pipeline rank. If they cannot be equal, the last ranks have one more: they keep fewer
     activations."""
     each, more = divmod(job.model.layers, s.pp)
     return each + (rank >= s.pp - more)
 
 
 def parts(job: Job, s: Strategy, rank: int) -> tuple[Model, Model]:
-    """A device's part of the model: (all but routed experts, routed experts). Embedding and head are at the ends of the
-    pipeline; if they are tied, both ends have a copy."""
+    """Returns a device's part of the model: (all but routed experts, routed experts). Embedding and head are at the two
+    ends of the pipeline; if they are tied, both ends have a copy."""
     model, layers = job.model, layers_of(job, s, rank)
     ends = 1.0 if s.pp == 1 else (rank in (0, s.pp - 1)) * (1.0 if model.tied else 0.5)
     own = ends * model.own / s.tp
@@ -127,14 +131,15 @@ def parts(job: Job, s: Strategy, rank: int) -> tuple[Model, Model]:
 
 
 def held(schedule: str, pp: int, microbatches: int, rank: int) -> float:
-    """Microbatches whose activations a rank keeps at the same time; docs/pipelines.md has the table."""
+    """Returns the most microbatches whose activations a rank keeps at the same time; docs/pipelines.md has the
+    table."""
     most = {"naive": 1, "gpipe": microbatches, "1f1b": pp - rank, "zb-h1": pp, "zb-v": pp,
             "interleaved": (2 * (pp - 1) + pp + 1) / 2}[schedule]
     return min(most, microbatches)
 
 
 def memory_of(job: Job, s: Strategy, rank: int) -> tuple[float, float]:
-    """(bytes that a rank keeps permanently, bytes of activations)."""
+    """Returns (bytes that a rank keeps permanently, bytes of its activations)."""
     dense, routed = parts(job, s, rank)
     kept = needs(dense, WAY[s.zero], s.dp, 1, job.precision).kept
     if routed.parameters:
@@ -145,31 +150,31 @@ def memory_of(job: Job, s: Strategy, rank: int) -> tuple[float, float]:
 
 # ---- the time of a step ----
 def activation(job: Job, s: Strategy) -> float:
-    """Bytes of a microbatch's activation between two layers."""
+    """Returns the bytes of a microbatch's activation between two layers."""
     return s.sequences * job.length * job.model.width * PRECISIONS[job.precision][0]
 
 
 def passes(s: Strategy) -> int:
-    """Passes through a layer: forward and backward, and a second forward if all is recomputed."""
+    """Returns the passes through a layer: forward and backward, and a second forward if all is recomputed."""
     return 3 if s.recompute == "full" else 2
 
 
 def tensor_traffic(job: Job, s: Strategy) -> Traffic:
-    """Tensor parallel traffic of a layer and a microbatch, in one pass."""
-    return all_reduce(group(job.cluster, s.tp, 1), activation(job, s)).times(2) if s.tp > 1 else Traffic()
+    """Returns the tensor parallel traffic of a layer and a microbatch, in one pass."""
+    return all_reduce(group(job.cluster, s.tp, 1), activation(job, s)).multiplied_by(2) if s.tp > 1 else Traffic()
 
 
 def expert_traffic(job: Job, s: Strategy) -> Traffic:
-    """Expert parallel traffic of a layer and a microbatch in one pass, averaged over all layers."""
+    """Returns the expert parallel traffic of a layer and a microbatch in one pass, averaged over all layers."""
     experts = job.model.experts
     if s.ep == 1 or not experts:
         return Traffic()
     routed = all_to_all(group(job.cluster, s.ep, s.tp), experts.copies * activation(job, s) / s.tp)
-    return routed.times(2 * experts.layers / job.model.layers)
+    return routed.multiplied_by(2 * experts.layers / job.model.layers)
 
 
 def message(job: Job, s: Strategy) -> Traffic:
-    """Traffic of a microbatch from one stage to the next: each tensor parallel rank sends its part to its
+    """Returns the traffic of a microbatch from one stage to the next: each tensor parallel rank sends its part to its
     counterpart."""
     amount, cluster = activation(job, s) / s.tp, job.cluster
     if s.pp == 1:
@@ -180,99 +185,110 @@ def message(job: Job, s: Strategy) -> Traffic:
 
 
 def work(job: Job, s: Strategy) -> tuple[float, float, float]:
-    """Seconds of computing for a microbatch in one layer: (forward, backward of inputs, backward of weights)."""
+    """Returns the seconds of computing for a microbatch in one layer: (forward, backward of inputs, backward of
+    weights)."""
     tokens, model = s.sequences * job.length, job.model
     forward = 2 * model.active / model.layers * tokens / s.tp / job.cluster.rate
-    again = {"none": 0.0, "full": forward,
-             "selective": 4 * job.length * model.width * tokens / s.tp / job.cluster.rate}[s.recompute]
-    return forward, forward + again, forward
+    recomputed = {"none": 0.0, "full": forward,
+                  "selective": 4 * job.length * model.width * tokens / s.tp / job.cluster.rate}[s.recompute]
+    return forward, forward + recomputed, forward
 
 
 def data_traffic(job: Job, s: Strategy, rank: int) -> tuple[Traffic, Traffic]:
-    """The traffic of one reduce-scatter of a rank's gradients, or of one all-gather of its parameters, which is equal:
-    (dense part, experts). Each layer is a unit with its own messages."""
-    value = PRECISIONS[job.precision][0]
+    """Returns (traffic of the dense part, traffic of the experts) of one reduce-scatter of a rank's gradients. One
+    all-gather of its parameters has the same traffic. Each layer is a unit with its own messages."""
+    value_bytes = PRECISIONS[job.precision][0]
     dense, routed = parts(job, s, rank)
 
-    def of(members: Group, part: Model) -> Traffic:
-        return half(members, value * part.parameters / part.layers).times(part.layers)
-    return (of(group(job.cluster, s.dp, s.tp), dense) if s.dp > 1 else Traffic(),
-            of(group(job.cluster, s.dp // s.ep, s.tp * s.ep), routed) if s.dp > s.ep and routed.parameters
+    def half_of(members: Group, part: Model) -> Traffic:
+        """Returns the traffic of one reduce-scatter of a part of the model, layer by layer."""
+        return half(members, value_bytes * part.parameters / part.layers).multiplied_by(part.layers)
+    return (half_of(group(job.cluster, s.dp, s.tp), dense) if s.dp > 1 else Traffic(),
+            half_of(group(job.cluster, s.dp // s.ep, s.tp * s.ep), routed) if s.dp > s.ep and routed.parameters
             else Traffic())
 
 
 def halves_of(s: Strategy) -> tuple[tuple[float, float, int], ...]:
-    """The communication of each ZeRO stage: (reduce-scatters and all-gathers, whether they overlap with a backward
-    pass, how often in a step)."""
+    """Returns the communication of the stage of ZeRO, a list of (how many reduce-scatters or all-gathers, whether they
+    overlap with a backward pass instead of a forward pass, how often in a step)."""
     return {0: ((2, True, 1),), 1: ((1, True, 1), (1, False, 1)), 2: ((1, True, s.microbatches), (1, False, 1)),
             3: ((1, False, s.microbatches), (2, True, s.microbatches))}[s.zero]
 
 
 def data_parallel(job: Job, s: Strategy, forward: float, backward: float, rank: int) -> tuple[float, float, Traffic]:
-    """(exposed seconds, all seconds, traffic) of data parallelism. forward, backward: seconds of one pass."""
+    """Returns (exposed seconds, all seconds, traffic) of data parallelism in a step. forward, backward: seconds of one
+    pass."""
     dense, routed = data_traffic(job, s, rank)
-    one, exposed, total, sent = dense.plus(routed), 0.0, 0.0, Traffic()
-    for halves, behind, often in halves_of(s):
-        seconds = job.cluster.seconds(one.times(halves))
-        room = job.cluster.device.overlap * (backward if behind else forward)
-        exposed, total = exposed + often * max(0.0, seconds - room), total + often * seconds
-        sent = sent.plus(one.times(halves * often))
+    half_traffic, exposed, total, sent = dense.added_to(routed), 0.0, 0.0, Traffic()
+    for halves, is_behind_backward, times_per_step in halves_of(s):
+        seconds = job.cluster.seconds(half_traffic.multiplied_by(halves))
+        hideable_seconds = job.cluster.device.overlap * (backward if is_behind_backward else forward)
+        exposed, total = (exposed + times_per_step * max(0.0, seconds - hideable_seconds),
+                          total + times_per_step * seconds)
+        sent = sent.added_to(half_traffic.multiplied_by(halves * times_per_step))
     return exposed, total, sent
 
 
 def update_seconds(job: Job, s: Strategy, rank: int) -> float:
-    """Seconds of the optimizer, which is bound by memory."""
+    """Returns the seconds of the optimizer, which is bound by memory bandwidth."""
     dense, routed = (part.parameters for part in parts(job, s, rank))
     kept = dense / s.dp + routed * s.ep / s.dp if s.zero else dense + routed
     return UPDATED * kept / job.cluster.device.bandwidth
 
 
-def played(schedule: str, layers: list[int], microbatches: int, layer: tuple[float, float, float],
-           step: float) -> float:
-    """Seconds of the simulated pipeline. layers: of each rank; layer: seconds of one, by kind of pass; step: seconds of
-    a message."""
+def simulate(schedule: str, layers: list[int], microbatches: int, layer: tuple[float, float, float],
+             step: float) -> float:
+    """Returns the seconds of the simulated pipeline. layers: of each rank. layer: seconds of one layer, by kind of
+    pass. step: seconds of a message."""
     pipeline = Pipeline(schedule, len(layers), microbatches)
-    of = [layers[pipeline.rank_of(stage)] / pipeline.chunks for stage in range(pipeline.stages)]
-    return pipeline.time(*([one * count for count in of] for one in layer), step).makespan
+    layers_of_stage = [layers[pipeline.rank_of(stage)] / pipeline.chunks for stage in range(pipeline.stages)]
+    return pipeline.time(*([seconds * count for count in layers_of_stage] for seconds in layer), step).makespan
 
 
-def makespan(job: Job, s: Strategy, layer: tuple[float, float, float], step: float, play: bool) -> float:
-    """Seconds of all passes. layer: seconds of one layer and microbatch, by kind of pass; step: of a message. play:
-    simulate the pipeline; otherwise the result is a lower bound."""
+def makespan(job: Job, s: Strategy, layer: tuple[float, float, float], step: float, simulated: bool) -> float:
+    """Returns the seconds of all passes of a step. layer: seconds of one layer and microbatch, by kind of pass. step:
+    seconds of a message. simulated: simulate the pipeline; otherwise the result is a lower bound."""
     layers = [layers_of(job, s, rank) for rank in range(s.pp)]
     if s.pp == 1:
         return s.microbatches * layers[0] * sum(layer)
-    if play:
-        some = max(1, MOST_PLAYED // (2 * s.pp * s.pp)) * s.pp
-        if s.microbatches <= 2 * some:
-            return played(job.schedule, layers, s.microbatches, layer, step)
-        first, second = (played(job.schedule, layers, often * some, layer, step) for often in (1, 2))
-        return second + (second - first) * (s.microbatches / some - 2)
-    ahead = sum(layers[:-1]) / CHUNKS.get(job.schedule, 1)      # of what the last rank waits for
+    if simulated:
+        few = max(1, MOST_PLAYED // (2 * s.pp * s.pp)) * s.pp
+        if s.microbatches <= 2 * few:
+            return simulate(job.schedule, layers, s.microbatches, layer, step)
+        first, second = (simulate(job.schedule, layers, factor * few, layer, step) for factor in (1, 2))
+        return second + (second - first) * (s.microbatches / few - 2)
+    # layers of earlier ranks that the last rank waits for in each turn
+    layers_before = sum(layers[:-1]) / CHUNKS.get(job.schedule, 1)
     turns = s.microbatches if job.schedule == "naive" else 1
-    back = job.schedule not in ("zb-h1", "zb-v")        # whose last rank has other work until the first one ends
-    waits = turns * (ahead * (sum(layer) if back else layer[0]) + (1 + back) * (s.pp - 1) * step)
+    # in zb-h1 and zb-v the last rank has other work until the first rank ends
+    waits_for_backward = job.schedule not in ("zb-h1", "zb-v")
+    waits = turns * (layers_before * (sum(layer) if waits_for_backward else layer[0])
+                     + (1 + waits_for_backward) * (s.pp - 1) * step)
     return s.microbatches * layers[-1] * sum(layer) + waits
 
 
-def estimate(job: Job, s: Strategy, play: bool = True) -> Estimate:
-    """Estimates time and memory of a strategy. play: simulate the pipeline; otherwise the time is a lower bound."""
-    cluster, often, last = job.cluster, s.microbatches, s.pp - 1
-    most = layers_of(job, s, last)
+def estimate(job: Job, s: Strategy, simulated: bool = True) -> Estimate:
+    """Estimates time and memory of a strategy. simulated: simulate the pipeline; otherwise the time is a lower
+    bound."""
+    cluster, microbatches, last = job.cluster, s.microbatches, s.pp - 1
+    most_layers = layers_of(job, s, last)
     forward, inputs, weights = work(job, s)
     tensor, experts = tensor_traffic(job, s), expert_traffic(job, s)
     sends = cluster.seconds(tensor), cluster.seconds(experts)
     layer = forward + sum(sends), inputs + (passes(s) - 1) * sum(sends), weights
     step, stages = message(job, s), CHUNKS.get(job.schedule, 1)
-    seconds, alone = cluster.seconds(step), makespan(job, s, layer, 0.0, play)
-    waits = makespan(job, s, layer, seconds, play) - alone if seconds else 0.0
-    exposed, total, data = data_parallel(job, s, most * layer[0], most * (layer[1] + layer[2]), last)
-    times = [often * most * passes(s) * one for one in sends]
-    kinds = {"tensor": tensor.times(often * most * passes(s)), "pipeline": step.times(2 * often * stages),
-             "experts": experts.times(often * most * passes(s)), "data": data}
-    longer = last if job.model.layers % s.pp == 0 else s.pp - job.model.layers % s.pp      # the first that has one more
+    seconds, without_messages = cluster.seconds(step), makespan(job, s, layer, 0.0, simulated)
+    waits = makespan(job, s, layer, seconds, simulated) - without_messages if seconds else 0.0
+    exposed, total, data = data_parallel(job, s, most_layers * layer[0], most_layers * (layer[1] + layer[2]), last)
+    times = [microbatches * most_layers * passes(s) * seconds_of_kind for seconds_of_kind in sends]
+    kinds = {"tensor": tensor.multiplied_by(microbatches * most_layers * passes(s)),
+             "pipeline": step.multiplied_by(2 * microbatches * stages),
+             "experts": experts.multiplied_by(microbatches * most_layers * passes(s)), "data": data}
+    # the first rank that has one layer more
+    longer = last if job.model.layers % s.pp == 0 else s.pp - job.model.layers % s.pp
     kept, passing = max((memory_of(job, s, rank) for rank in {0, longer, last}), key=sum)
-    return Estimate(s, kept, passing, often * most * (forward + inputs + weights), alone - often * most * sum(layer),
+    return Estimate(s, kept, passing, microbatches * most_layers * (forward + inputs + weights),
+                    without_messages - microbatches * most_layers * sum(layer),
                     *times, waits, exposed, update_seconds(job, s, last),
-                    sum(times) + 2 * often * stages * seconds + total,
-                    kinds, play or s.pp == 1)
+                    sum(times) + 2 * microbatches * stages * seconds + total,
+                    kinds, simulated or s.pp == 1)

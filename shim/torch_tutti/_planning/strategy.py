@@ -1,5 +1,5 @@
-"""Finds the ways to divide a training among the devices of a cluster, ranks those that fit, and explains the
-differences."""
+"""Finds the ways to divide a training among the devices of a cluster, ranks those that fit, and explains why the others
+are slower."""
 from __future__ import annotations
 
 import heapq
@@ -10,7 +10,7 @@ from torch_tutti._planning.memory import RECOMPUTED
 from torch_tutti._planning.step import CHUNKS, PARTS, Estimate, Job, Strategy, estimate, layers_of
 from torch_tutti._planning.units import bytes_shown
 
-SEQUENCES = [1, 2, 4, 8, 16, 32]                        # tried numbers of sequences in a microbatch
+SEQUENCES = [1, 2, 4, 8, 16, 32]                        # numbers of sequences in a microbatch that are tried
 FEW = ("naive", "gpipe")                                # schedules that may have fewer microbatches than ranks
 MOST_STAGES = 256
 MOST_OTHERS = 5
@@ -21,12 +21,14 @@ DIVISIBLE = ("tp", "pp", "dp", "ep", "zero")
 
 # ---- candidates ----
 def _divisors(number: int) -> list[int]:
+    """Returns the divisors of a number in ascending order."""
     small = [n for n in range(1, int(number ** 0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def _divisions(job: Job, fixed: dict[str, int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (tp, pp, dp, ep) that the model and the cluster allow."""
+    """Yields (tp, pp, dp, ep) that the model and the cluster allow. tp is at most twice the devices of a host, or the
+    tp in `fixed`."""
     model, cluster = job.model, job.cluster
     for tp in _divisors(cluster.devices):
         if (model.heads % tp or (model.key_heads or model.heads) % tp or cluster.per_host % tp and tp % cluster.per_host
@@ -44,27 +46,27 @@ def _divisions(job: Job, fixed: dict[str, int]) -> Iterator[tuple[int, int, int,
 
 def candidates(job: Job, fixed: dict[str, int], recompute: str | None = None) -> Iterator[Strategy]:
     """Yields all strategies that the sizes allow. fixed: required values of tp, pp, dp, ep, zero or sequences.
-    recompute: required, or None for any."""
+    recompute: the required one, or None for any."""
     for tp, pp, dp, ep in _divisions(job, fixed):
-        share = job.batch // dp
+        sequences_of_rank = job.batch // dp
         for zero in ((0,) if dp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)):
             if any(fixed.get(name, value) != value for name, value in zip(DIVISIBLE, (tp, pp, dp, ep, zero))):
                 continue
             for sequences in [fixed["sequences"]] if "sequences" in fixed else SEQUENCES:
-                microbatches = share // sequences
-                if share % sequences:
+                microbatches = sequences_of_rank // sequences
+                if sequences_of_rank % sequences:
                     continue
                 if pp > 1 and (microbatches < pp and job.schedule not in FEW
                                or job.schedule == "interleaved" and microbatches % pp):
                     continue
-                for way in [recompute] if recompute else RECOMPUTED:
-                    yield Strategy(tp, pp, dp, ep, zero, microbatches, sequences, way)
+                for recomputation in [recompute] if recompute else RECOMPUTED:
+                    yield Strategy(tp, pp, dp, ep, zero, microbatches, sequences, recomputation)
 
 
 class Ranking(NamedTuple):
-    """best: the fastest strategy of each division that fits, the fastest first. others: divisions that do not fit, and
-    one whose tensor parallelism crosses hosts, the fastest first. least: the strategy with the least memory. looked_at,
-    fitting: numbers of strategies."""
+    """The ranked strategies. best: for each division that fits, its fastest strategy, the fastest first. others:
+    divisions that do not fit, and one whose tensor parallelism crosses hosts, the fastest first. least: the strategy
+    with the least memory. looked_at, fitting: numbers of strategies."""
     best: list[Estimate]
     others: list[Estimate]
     least: Estimate
@@ -73,50 +75,54 @@ class Ranking(NamedTuple):
 
 
 def ranked(job: Job, fixed: dict[str, int], recompute: str | None, top: int) -> Ranking:
-    """Ranks the strategies; `top`: the most in `best`. Raises ValueError if none is possible or none fits."""
-    found = [estimate(job, s, play=False) for s in candidates(job, fixed, recompute)]
+    """Ranks the strategies. top: the most in `best`. Raises ValueError if no strategy is possible or none fits."""
+    found = [estimate(job, s, simulated=False) for s in candidates(job, fixed, recompute)]
     if not found:
         raise ValueError(_nothing(job, fixed))
-    least, room = min(found, key=lambda one: one.memory), job.cluster.device.memory
-    fitting = [one for one in found if one.memory <= room]
+    least, capacity = min(found, key=lambda estimated: estimated.memory), job.cluster.device.memory
+    fitting = [estimated for estimated in found if estimated.memory <= capacity]
     if not fitting:
         raise ValueError(_too_large(job, least))
     best = _fastest(job, fitting, top)
-    shown = {one.strategy.division for one in best}
-    leaving = [one for one in fitting if one.strategy.tp > job.cluster.per_host and one.strategy.division not in shown]
-    there = {one.strategy.division for one in fitting}
+    shown = {estimated.strategy.division for estimated in best}
+    crossing_hosts = [estimated for estimated in fitting
+                      if estimated.strategy.tp > job.cluster.per_host and estimated.strategy.division not in shown]
+    fitting_divisions = {estimated.strategy.division for estimated in fitting}
     unfit: dict[tuple[int, ...], Estimate] = {}
-    for one in sorted(found, key=lambda one: one.memory):
-        if one.strategy.division not in there:
-            unfit.setdefault(one.strategy.division, one)
-    others = _fastest(job, list(unfit.values()), MOST_OTHERS) + _fastest(job, leaving, 1)
+    for estimated in sorted(found, key=lambda estimated: estimated.memory):
+        if estimated.strategy.division not in fitting_divisions:
+            unfit.setdefault(estimated.strategy.division, estimated)
+    others = _fastest(job, list(unfit.values()), MOST_OTHERS) + _fastest(job, crossing_hosts, 1)
     return Ranking(best, others, least, len(found), len(fitting))
 
 
 def _fastest(job: Job, found: list[Estimate], top: int) -> list[Estimate]:
-    """The fastest strategy of each division, at most `top`, by exact times. A strategy with only a lower bound is
-    simulated when its bound is the least of all."""
-    queue = [(one.time, one.strategy, one) for one in found]
+    """Returns the fastest strategy of each division, at most `top`, by exact times. A strategy with only a lower bound
+    is simulated when its bound is the least of all times."""
+    queue = [(estimated.time, estimated.strategy, estimated) for estimated in found]
     heapq.heapify(queue)
     best: dict[tuple[int, ...], Estimate] = {}
     while queue and len(best) < top:
-        _, s, one = heapq.heappop(queue)
-        if one.exact:
-            best.setdefault(s.division, one)
-        elif s.division not in best:
-            exact = estimate(job, s)
-            heapq.heappush(queue, (exact.time, s, exact))
+        _, strategy, estimated = heapq.heappop(queue)
+        if estimated.exact:
+            best.setdefault(strategy.division, estimated)
+        elif strategy.division not in best:
+            exact = estimate(job, strategy)
+            heapq.heappush(queue, (exact.time, strategy, exact))
     return list(best.values())
 
 
 def _too_large(job: Job, least: Estimate) -> str:
-    s = least.strategy
+    """Returns the error text for a job that fits no strategy. least: the strategy with the least memory."""
+    strategy = least.strategy
     return (f"plan: nothing fits {bytes_shown(job.cluster.device.memory)} of a device; the least is "
-            f"{bytes_shown(least.memory)}, with tp {s.tp}, pp {s.pp}, dp {s.dp}, ep {s.ep}, stage {s.zero} of ZeRO and "
-            f"{RECOMPUTE_SHOWN[s.recompute]}: more devices, or more memory of each")
+            f"{bytes_shown(least.memory)}, with tp {strategy.tp}, pp {strategy.pp}, dp {strategy.dp}, "
+            f"ep {strategy.ep}, stage {strategy.zero} of ZeRO and {RECOMPUTE_SHOWN[strategy.recompute]}: more devices, "
+            "or more memory of each")
 
 
 def _nothing(job: Job, fixed: dict[str, int]) -> str:
+    """Returns the error text for a job that cannot be divided."""
     asked = "".join(f" --{'batch' if name == 'sequences' else name} {value}" for name, value in fixed.items())
     model = job.model
     return (f"plan: no division fits {job.cluster.devices} devices{' with' + asked if asked else ''}: tp divides the "
@@ -127,26 +133,26 @@ def _nothing(job: Job, fixed: dict[str, int]) -> str:
 
 
 # ---- reasons ----
-def reason(job: Job, one: Estimate, best: Estimate) -> str:
-    """Why an estimate is slower than the best one, in a phrase."""
-    s, over = one.strategy, one.memory - job.cluster.device.memory
-    if over > 0:
-        return f"out of memory by {bytes_shown(over)}"
-    if one is best:
+def reason(job: Job, estimated: Estimate, best: Estimate) -> str:
+    """Returns a phrase that explains why an estimate is slower than the best one, or does not fit."""
+    strategy, excess = estimated.strategy, estimated.memory - job.cluster.device.memory
+    if excess > 0:
+        return f"out of memory by {bytes_shown(excess)}"
+    if estimated is best:
         return "best"
-    if s.tp > job.cluster.per_host:
+    if strategy.tp > job.cluster.per_host:
         return "tp leaves the host"
-    more = {name: getattr(one, name) - getattr(best, name) for name in PARTS}
-    worst = max(more, key=lambda name: more[name])
-    share = f"{getattr(one, worst) / one.time:.1%}"
-    if one.time - best.time < ALIKE * best.time:
+    extra_seconds = {name: getattr(estimated, name) - getattr(best, name) for name in PARTS}
+    slowest_part = max(extra_seconds, key=lambda name: extra_seconds[name])
+    share = f"{getattr(estimated, slowest_part) / estimated.time:.1%}"
+    if estimated.time - best.time < ALIKE * best.time:
         return f"by less than {ALIKE:.1%}"
-    if worst == "compute":
-        uneven = job.model.layers % s.pp and layers_of(job, s, s.pp - 1) * s.pp > layers_of(
+    if slowest_part == "compute":
+        uneven = job.model.layers % strategy.pp and layers_of(job, strategy, strategy.pp - 1) * strategy.pp > layers_of(
             job, best.strategy, best.strategy.pp - 1) * best.strategy.pp
         return "stages of unequal length" if uneven else "recomputes more"
     return {"bubble": f"bubble {share}", "update": f"update {share}: more of the optimizer on each rank",
             "tensor": f"communication bound: tp {share} of the step",
             "experts": f"communication bound: ep {share} of the step",
             "pipeline": f"communication bound: pp {share} of the step",
-            "data": f"communication bound: dp {share} of the step"}[worst]
+            "data": f"communication bound: dp {share} of the step"}[slowest_part]

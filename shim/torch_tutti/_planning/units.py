@@ -17,17 +17,17 @@ class Link(NamedTuple):
 
 
 def count(text: str) -> int:
-    """A number of parameters; k, M and B are powers of 1000."""
+    """Returns a number of parameters; k, M and B are powers of 1000."""
     found = re.fullmatch(NUMBER + r"([kKmMbB]?)", text)
     amount = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[found[2].lower()] if found else 0.0
-    many = int(amount) if amount < float("inf") else 0
-    if many < 1:
+    number = int(amount) if amount < float("inf") else 0
+    if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters, such as 350M or 1.3B")
-    return many
+    return number
 
 
 def share(text: str) -> float:
-    """A number in (0, 1]."""
+    """Returns a number in (0, 1]."""
     try:
         value = float(text)
     except ValueError:
@@ -38,17 +38,17 @@ def share(text: str) -> float:
 
 
 def tokens(text: str) -> int:
-    """A number of tokens; k and M are powers of 1024."""
+    """Returns a number of tokens; k and M are powers of 1024."""
     found = re.fullmatch(r"(\d+)([kKmM]?)", text)
-    many = int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()] if found else 0
-    if many < 1:
+    number = int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()] if found else 0
+    if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens, such as 3145728 or 4M, which is 4 x "
                                          "1024 x 1024")
-    return many
+    return number
 
 
 def memory(text: str) -> float:
-    """Bytes; GB is a power of 1000, GiB of 1024."""
+    """Returns bytes; GB is a power of 1000, GiB of 1024."""
     found = re.fullmatch(NUMBER + r" ?([kMGT])(i?)B", text)
     unit = (1024.0 ** ("kMGT".index(found[2]) + 1) if found[3] else DECIMAL[found[2]]) if found else 0.0
     amount = float(found[1]) * unit if found else 0.0
@@ -58,7 +58,7 @@ def memory(text: str) -> float:
 
 
 def flops(text: str) -> float:
-    """Operations per second of a device."""
+    """Returns operations per second of a device."""
     found = re.fullmatch(NUMBER + r" ?([MGTP])(?:FLOPS|FLOP/s|flops)?", text)
     speed = float(found[1]) * DECIMAL[found[2]] if found else 0.0
     if not 0 < speed < float("inf"):
@@ -68,7 +68,7 @@ def flops(text: str) -> float:
 
 
 def speed(text: str) -> float:
-    """Bytes per second, from bits or bytes per second."""
+    """Returns bytes per second, from bits or bytes per second."""
     found = re.fullmatch(NUMBER + r" ?([kMGT]?)(?:(bit)(?:/s)?|(B)/s)", text, re.IGNORECASE)
     units = {name.lower(): value for name, value in DECIMAL.items()}
     value = float(found[1]) * units[found[2].lower()] / (8 if found[3] else 1) if found else 0.0
@@ -79,16 +79,17 @@ def speed(text: str) -> float:
 
 
 def link(text: str) -> tuple[float, float | None]:
-    """(bytes per second, seconds of latency or None if the text has none)."""
-    fast, comma, wait = text.partition(",")
-    found = re.fullmatch(NUMBER + r" ?(ns|us|ms|s)", wait.strip()) if comma else None
+    """Returns (bytes per second, seconds of latency or None if the text has none)."""
+    speed_text, comma, latency_text = text.partition(",")
+    found = re.fullmatch(NUMBER + r" ?(ns|us|ms|s)", latency_text.strip()) if comma else None
     if comma and not found:
-        raise argparse.ArgumentTypeError(f"{wait.strip()!r} is not a latency, such as 15us")
-    return speed(fast.strip()), float(found[1]) * SECONDS[found[2]] if found else None
+        raise argparse.ArgumentTypeError(f"{latency_text.strip()!r} is not a latency, such as 15us")
+    return speed(speed_text.strip()), float(found[1]) * SECONDS[found[2]] if found else None
 
 
-# ---- and back ----
+# ---- from numbers to texts ----
 def bytes_shown(amount: float) -> str:
+    """Returns an amount of bytes as text, with a power of 1000."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if amount < 999.5 or unit == "TB":
             return f"{amount:.{0 if unit == 'B' or amount >= 99.95 else 1}f} {unit}"
@@ -97,6 +98,7 @@ def bytes_shown(amount: float) -> str:
 
 
 def seconds_shown(seconds: float) -> str:
+    """Returns a time as text, in s, ms, us or ns."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= 0.9995 * size:
             return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds / size:.0f} {unit}"
@@ -104,7 +106,7 @@ def seconds_shown(seconds: float) -> str:
 
 
 def scaled(value: float) -> str:
-    """Three digits and the letter of a power of 1000."""
+    """Returns a number with three digits and the letter of a power of 1000."""
     for letter, size in reversed(DECIMAL.items()):
         if value >= 0.9995 * size:
             return f"{value / size:.3g} {letter}" if value < 999.5 * size else f"{value / size:.0f} {letter}"
