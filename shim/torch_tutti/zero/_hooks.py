@@ -37,6 +37,8 @@ def replace_clip_grad_norm(manager_of: Callable[[torch.Tensor], Any]) -> None:
     @functools.wraps(original)
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
                         foreach: bool | None = None) -> torch.Tensor:
+        """Clips the parameters of one sharded model together; other parameters as torch does. Raises ValueError for a
+        part of a model."""
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         managers = {manager_of(parameter) for parameter in listed}
         if not any(managers):

@@ -44,6 +44,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     collective."""
 
     def __init__(self, manager: Manager, given: torch.optim.Optimizer) -> None:
+        """Takes over the groups and the state of the given optimizer."""
         super().__init__([dict(group) for group in given.param_groups], dict(given.defaults))
         self.param_groups = given.param_groups          # the same objects: a scheduler of the given one works on
         self._manager, self._core, self._rule = manager, manager.core, manager.rule

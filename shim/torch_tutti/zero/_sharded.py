@@ -26,6 +26,7 @@ class Uses:
     may be freed after their forward, and are gathered again for the backward pass."""
 
     def __init__(self, manager: Manager, reshard: bool) -> None:
+        """Installs the hooks of the model's modules."""
         self.core, self.reshard = manager.core, reshard
         # for each unit, the number of the last backward pass that used it
         self.last_pass = [-1] * len(manager.modules)
@@ -66,6 +67,7 @@ class Uses:
                 found.core.use(unit)
 
         def copy_values(called: nn.Module, state: dict[str, Any], *_: Any) -> None:
+            """Replaces the module's parameters in a state_dict by copies, because their units may be freed next."""
             if called is not module or (found := uses()) is None or not found.gathers_state:
                 return
             for name, value in state.items():
