@@ -26,6 +26,7 @@ class Decoder:
 
     def __init__(self, experts: int, columns: int, capacity: int, group: dist.ProcessGroup | None = None,
                  dtype: torch.dtype = torch.float32) -> None:
+        """Checks the arguments, and allocates three sets of arrays in shared memory. Collective."""
         self.group = group_of("experts", group)
         self.rank, self.ranks, self.experts = self.group.rank(), self.group.size(), experts
         shared = shared_of(self.group)

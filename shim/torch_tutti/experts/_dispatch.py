@@ -64,6 +64,7 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, batch: Batch) -> Tensor:
+        """Waits for the rows of this rank's experts and returns them, in the shape of batch.tokens."""
         ctx.exchange = batch._exchange
         # view() would forbid experts to work in place
         return torch.ops.aten._unsafe_view.default(batch._await_rows(), batch.shape)
@@ -71,6 +72,7 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
+        """Sends the gradients of the rows back, and returns the gradient of the tokens."""
         return ctx.exchange.gather(GRAD_TOKENS, grad.contiguous(), None), None
 
 
@@ -80,6 +82,7 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, weights: Tensor, tokens: Tensor, batch: Batch) -> Tensor:
+        """Sends the outputs back, and returns the weighted sum of each token's outputs."""
         ctx.exchange, ctx.shape, ctx.dtype = batch._exchange, batch.shape, weights.dtype
         weights_used = weights.detach().float().contiguous()
         ctx.save_for_backward(weights_used)
@@ -88,6 +91,7 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
+        """Sends the gradients of the results to the experts, and returns the gradients of outputs and weights."""
         weights_used, grad = *ctx.saved_tensors, grad.contiguous()
         grad_outputs = ctx.exchange.begin_scatter(GRAD_OUTPUTS, grad, weights_used)().view(ctx.shape)
         return grad_outputs, ctx.exchange.dot(grad).to(ctx.dtype), None, None
@@ -104,6 +108,7 @@ class Dispatcher:
 
     def __init__(self, experts: int, group: dist.ProcessGroup | None = None, *, capacity: int | None = None,
                  pad: bool = False) -> None:
+        """Checks the arguments. self.mine: the numbers of this rank's experts."""
         self.group = group_of("experts", group)
         self.rank, self.ranks = self.group.rank(), self.group.size()
         if experts < 1 or experts % self.ranks:
