@@ -59,6 +59,8 @@ class _Column(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dim: int | None, pieces: int,
                 ranks: Ranks) -> Tensor:
+        """Computes this rank's output features. dim: the dimension of a divided sequence; None: x is whole on each
+        rank."""
         ctx.save_for_backward(x, weight)
         ctx.dim, ctx.ranks, ctx.overlap = dim, ranks, pieces > 0
         if dim is None:
@@ -67,6 +69,7 @@ class _Column(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Returns the gradients of x, weight and bias, None for those that are not needed."""
         x, weight = ctx.saved_tensors
         ranks, dim, (needs_x, needs_weight, needs_bias) = ctx.ranks, ctx.dim, ctx.needs_input_grad[:3]
         all_x = x if dim is None or not needs_weight else begin_gather(x, ranks)
@@ -88,6 +91,8 @@ class _Row(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dim: int | None, pieces: int, ranks: Ranks) -> Tensor:
+        """Computes the sum over the ranks. dim: the dimension in which the result is divided; None: each rank gets all
+        of it."""
         ctx.save_for_backward(x, weight)
         ctx.dim, ctx.ranks, ctx.pieces = dim, ranks, pieces
         if dim is None:
@@ -98,6 +103,7 @@ class _Row(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Returns the gradients of x and weight, None for those that are not needed."""
         x, weight = ctx.saved_tensors
         dim, (needs_x, needs_weight) = ctx.dim, ctx.needs_input_grad[:2]
         if dim is None:
@@ -175,6 +181,8 @@ class ColumnLinear(_Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, group: dist.ProcessGroup | None = None,
                  *, gather_output: bool = False, sequence: bool = False, dim: int = -2, pieces: int = PIECES,
                  parts: int = 1, pad: bool = False, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        """Checks the sizes and sets the parameters. self.valid: the output features of this rank that are not
+        padding."""
         super().__init__(in_features, out_features, bias, group, sequence, dim, pieces)
         self.gather_output, self.parts = gather_output, parts
         if parts < 1 or out_features % parts or pad and parts > 1:
@@ -189,6 +197,7 @@ class ColumnLinear(_Linear):
         self.init_parameters(device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns this rank's output features, or all of them with gather_output; see the class."""
         dim = self.sequence_of(x)
         if self.ranks.size == 1:
             return F.linear(x, self.weight, self.bias)
@@ -225,6 +234,7 @@ class RowLinear(_Linear):
         self.init_parameters(device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the sum over the ranks, or this rank's sequence piece of it; see the class."""
         dim = self.sequence_of(x)
         if self.ranks.size == 1:
             return F.linear(x, self.weight, self.bias)

@@ -70,6 +70,8 @@ class VocabularyEmbedding(Divided):
         return nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Looks up the ids that are in this rank's rows, with zeros for others, and sums over the ranks; see the
+        class."""
         ranks, rows = self.ranks, self.weight.size(0)
         wrong = (ids < 0) | (ids >= self.num_embeddings)
         check(~wrong.any(), lambda: f"parallel: token {ids[wrong][0].item()} on rank {ranks.rank}", self.num_embeddings)
@@ -97,6 +99,7 @@ class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, ignore_index: int, smoothing: float, classes: int,
                 ranks: Ranks) -> Tensor:
+        """Returns the losses [n]; 0 where the target is ignore_index. classes: without padding."""
         values, first = to_float(logits), logits.size(1) * ranks.rank
         ctx.valid, ctx.smoothing, ctx.classes = max(0, min(logits.size(1), classes - first)), smoothing, classes
         ignored = target == ignore_index
@@ -117,6 +120,7 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Returns the gradient of this rank's logits."""
         logits, target_index, has_target, ignored, log_of_sum = ctx.saved_tensors
         gradient = gradient.masked_fill(ignored, 0).unsqueeze(1)
         result = (to_float(logits) - log_of_sum.unsqueeze(1)).exp() * gradient
