@@ -39,6 +39,8 @@ class Shard:
 
     def __init__(self, slice_: Slice, parameters: Sequence[tuple[str, Tensor]], optimizer: Any, workers: Iterable[int],
                  averages: bool, max_lag: int | None) -> None:
+        """Copies the parameters' values into the slice, and makes an optimizer for its pieces. workers: the ranks of
+        all workers."""
         self.slice_, self._averages, self._max_lag = slice_, averages, max_lag
         self.value = torch.empty(slice_.count, dtype=slice_.dtype)
         pack(slice_, lambda number: parameters[number][1].detach().view(-1), self.value)

@@ -33,6 +33,7 @@ class Worker:
     pushes of another worker its parameters may lack; None: any number."""
 
     def __init__(self, model: nn.Module, slices: list[Slice], links: list[Link], max_lag: int | None) -> None:
+        """Installs the hooks, and starts two threads for each server."""
         self._model, self._slices, self._max_lag = model, slices, max_lag
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._parameters)}
@@ -122,6 +123,7 @@ class Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        """Leaves the servers as close() does; after an error, reports a failure to them."""
         if kind is None:
             self.close()
         elif not self._closed:
