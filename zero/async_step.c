@@ -32,7 +32,7 @@ static void *async_step_thread_main(void *async)
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
-/* Returns 0 or an error number. */
+/* Starts the thread, with all signals blocked. Returns 0 or the error number of pthread_create. */
 static int async_step_start_thread(struct async_step *async)
 {
     sigset_t all, before;
@@ -100,10 +100,12 @@ void async_step_complete_unit(struct async_step *async, int unit, uint64_t steps
     pthread_cond_broadcast(&async->changed);
     pthread_mutex_unlock(&async->lock);
 }
+/* Returns the first error of the work so far, with its text, or TUTTI_OK. */
 static tutti_status async_step_result(const struct async_step *async)
 {
     return async->status == TUTTI_OK ? TUTTI_OK : status_repeat(async->status, async->why);
 }
+/* Waits for the unit and counts the time. Called with the lock. */
 static void async_step_await_unit_locked(struct async_step *async, int unit, uint64_t steps)
 {
     int64_t began_ns = clock_ns();

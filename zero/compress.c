@@ -8,35 +8,37 @@
 struct tutti_compressor {
     struct compressed_exchange exchange;
     struct packed_slices packed;
-    /* `rest` has the residual of a slice on its way back. */
+    /* average_residual has the residual of packing this rank's averaged slice. */
     size_t room;
-    float *rest;                                        /* [room], owned */
+    float *average_residual;                            /* [room], owned */
 };
 enum { LEAST_SLICE = 16 };
-/* Each rank of a host has a part of the array, and each side of the exchange a slice of that part. This rank's part has
-   `kept` elements from `at` on. */
-struct compress_cut { size_t part, slice, at, kept; };
+/* How an array is cut: each rank of a host has a part of part_count elements, and each side of the exchange a slice of
+   slice_count elements of that part. The last ones may be shorter. This rank's part has own_count elements from
+   element `first` on. */
+struct array_cut { size_t part_count, slice_count, first, own_count; };
 
-/* Returns this rank's part of an array of `count` numbers: the array is divided into a part for each rank of the host,
-   and a part into a slice for each side (rank of the exchange). */
-static struct compress_cut compressor_cut_array(const tutti_compressor *compressor, size_t count)
+/* Returns how an array of `count` numbers is cut. If ranks of a host do not sum first, the part is the whole array. */
+static struct array_cut compressor_cut_array(const tutti_compressor *compressor, size_t count)
 {
     const struct compressed_exchange *exchange = &compressor->exchange;
-    size_t parts = exchange->here ? (size_t)exchange->places.here : 1,
-           index = exchange->here ? (size_t)exchange->places.index : 0;
-    struct compress_cut k = { .part = (count + parts - 1) / parts };
-    k.slice = size_round_up((k.part + (size_t)exchange->sides - 1) / (size_t)exchange->sides, LEAST_SLICE);
-    k.at = size_smaller(index * k.part, count);
-    k.kept = size_smaller(k.part, count - k.at);
-    return k;
+    size_t parts = exchange->host_comm ? (size_t)exchange->places.local_ranks : 1,
+           index = exchange->host_comm ? (size_t)exchange->places.index : 0;
+    struct array_cut cut = { .part_count = (count + parts - 1) / parts };
+    cut.slice_count =
+        size_round_up((cut.part_count + (size_t)exchange->sides - 1) / (size_t)exchange->sides, LEAST_SLICE);
+    cut.first = size_smaller(index * cut.part_count, count);
+    cut.own_count = size_smaller(cut.part_count, count - cut.first);
+    return cut;
 }
-/* Returns a side's slice, which may be short or empty. */
-static struct numbers compress_cut_get_slice(struct compress_cut k, int side, void *data, tutti_dtype dtype,
-    uint64_t turn)
+/* Returns a side's slice of this rank's part of the array `data`; it may be short or empty. */
+static struct numbers array_cut_get_slice(struct array_cut cut, int side, void *data, tutti_dtype dtype,
+    uint64_t sequence)
 {
-    size_t begin = size_smaller(k.slice * (size_t)side, k.kept), end = size_smaller(begin + k.slice, k.kept);
-    return (struct numbers){ (char *)data + (k.at + begin) * tutti_dtype_bytes(dtype), end - begin, k.at + begin, dtype,
-        turn };
+    size_t begin = size_smaller(cut.slice_count * (size_t)side, cut.own_count),
+           end = size_smaller(begin + cut.slice_count, cut.own_count);
+    return (struct numbers){ (char *)data + (cut.first + begin) * tutti_dtype_bytes(dtype), end - begin,
+        cut.first + begin, dtype, sequence };
 }
 
 /* ---- lifetime ---- */
@@ -78,7 +80,7 @@ tutti_status tutti_compressor_destroy(tutti_compressor *compressor)
     /* Operations use the memory below until this has ended them. */
     exchange_finish(&compressor->exchange);
     packed_finish(&compressor->packed);
-    free(compressor->rest);
+    free(compressor->average_residual);
     free(compressor);
     return TUTTI_OK;
 }
@@ -87,74 +89,79 @@ tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t co
 {
     if (!compressor || !at || !kept || !keepers)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span: a pointer to a result is NULL");
-    struct compress_cut k = compressor_cut_array(compressor, count);
-    *at = k.at;
-    *kept = k.kept;
+    struct array_cut cut = compressor_cut_array(compressor, count);
+    *at = cut.first;
+    *kept = cut.own_count;
     *keepers = compressor->exchange.sides;
     return TUTTI_OK;
 }
 
 /* ---- averaging ---- */
-/* Makes room for packed slices and for a residual of `slice` numbers. */
+/* Makes room for packed slices and for a residual of `slice` numbers each. */
 static tutti_status compressor_reserve_slice(tutti_compressor *compressor, size_t slice)
 {
     TRY(packed_resize(&compressor->packed, &compressor->exchange, slice));
     if (slice <= compressor->room) return TUTTI_OK;
-    free(compressor->rest);
+    free(compressor->average_residual);
     compressor->room = 0;
-    compressor->rest = memory_alloc_zeroed(slice, sizeof *compressor->rest);
-    if (!compressor->rest) return status_fail(TUTTI_NO_MEMORY, "no memory to compress slices of %zu numbers", slice);
+    compressor->average_residual = memory_alloc_zeroed(slice, sizeof *compressor->average_residual);
+    if (!compressor->average_residual)
+        return status_fail(TUTTI_NO_MEMORY, "no memory to compress slices of %zu numbers", slice);
     compressor->room = slice;
     return TUTTI_OK;
 }
-static void exchange_set_host_parts(const struct compressed_exchange *exchange, struct compress_cut k, size_t count)
+/* Sets the length and the offset of each rank's part, for the sum on this host of an array of `count` numbers. */
+static void exchange_set_host_parts(const struct compressed_exchange *exchange, struct array_cut cut, size_t count)
 {
-    for (int i = 0; i < exchange->places.here; i++) {
-        exchange->offsets[i] = size_smaller((size_t)i * k.part, count);
-        exchange->lengths[i] = size_smaller(k.part, count - exchange->offsets[i]);
+    for (int i = 0; i < exchange->places.local_ranks; i++) {
+        exchange->offsets[i] = size_smaller((size_t)i * cut.part_count, count);
+        exchange->lengths[i] = size_smaller(cut.part_count, count - exchange->offsets[i]);
     }
 }
-/* The label compares the lengths of arrays, because arrays of different lengths may be packed in the same bytes. */
-static uint64_t array_make_label(size_t count, tutti_dtype dtype, uint64_t turn)
+/* Returns the label of an exchange, which must be equal on all ranks. It compares the lengths and types of arrays,
+   because different arrays may be packed in the same number of bytes. */
+static uint64_t array_make_label(size_t count, tutti_dtype dtype, uint64_t sequence)
 {
-    return ((uint64_t)count * TUTTI_DTYPE_COUNT + (uint64_t)dtype) * UINT64_C(0x9e3779b97f4a7c15) ^ turn;
+    return ((uint64_t)count * TUTTI_DTYPE_COUNT + (uint64_t)dtype) * UINT64_C(0x9e3779b97f4a7c15) ^ sequence;
 }
-/* Averages this rank's slice and packs the average. The residual of that joins this rank's residual, in the scale of a
-   sum. */
-static tutti_status compressor_average_slice(tutti_compressor *compressor, struct numbers mine, float *lost)
+/* Averages this rank's slice of the array into `mine` and packs the average. The residual of that packing is added to
+   this rank's residual of the slice, in the scale of a sum. residual may be NULL. */
+static tutti_status compressor_average_slice(tutti_compressor *compressor, struct numbers mine, float *residual)
 {
     const struct compressed_exchange *exchange = &compressor->exchange;
     TRY(packed_average_slices(&compressor->packed, exchange, mine));
-    for (size_t i = 0; i < mine.count; i++) compressor->rest[i] = 0;
-    packed_write_average(&compressor->packed, exchange, mine, lost ? compressor->rest : NULL);
-    for (size_t i = 0; lost && i < mine.count; i++) lost[i] += compressor->rest[i] * (float)exchange->ranks;
+    for (size_t i = 0; i < mine.count; i++) compressor->average_residual[i] = 0;
+    packed_write_average(&compressor->packed, exchange, mine, residual ? compressor->average_residual : NULL);
+    for (size_t i = 0; residual && i < mine.count; i++)
+        residual[i] += compressor->average_residual[i] * (float)exchange->ranks;
     return TUTTI_OK;
 }
 /* Averages this rank's part over the sides: packs and sends one slice to each side, averages the slices that arrive,
-   and sends the average back to all sides. `array` is the residual, `turn` seeds the random rounding. */
-static tutti_status compressor_exchange_slices(tutti_compressor *compressor, struct compress_cut k, void *data,
-    tutti_dtype dtype, float *array, uint64_t turn, uint64_t label)
+   and sends the average back to all sides. `array` has the residual and momentum of the part, or is NULL. `sequence`
+   seeds random choices. */
+static tutti_status compressor_exchange_slices(tutti_compressor *compressor, struct array_cut cut, void *data,
+    tutti_dtype dtype, float *array, uint64_t sequence, uint64_t label)
 {
     const struct compressed_exchange *exchange = &compressor->exchange;
-    struct numbers mine = compress_cut_get_slice(k, exchange->side, data, dtype, turn);
+    struct numbers mine = array_cut_get_slice(cut, exchange->side, data, dtype, sequence);
     tutti_request request = { .struct_size = sizeof request, .blocking = true, .label = label };
-    struct kept_numbers kept = exchange_split_kept(exchange, array, k.kept);
+    struct packing_state state = exchange_split_state(exchange, array, cut.own_count);
     for (int side = 0; side < exchange->sides; side++) {
-        struct numbers n = compress_cut_get_slice(k, side, data, dtype, turn);
-        packed_write_slice(&compressor->packed, exchange, side, n, kept_numbers_offset(kept, n.first - k.at));
+        struct numbers n = array_cut_get_slice(cut, side, data, dtype, sequence);
+        packed_write_slice(&compressor->packed, exchange, side, n, packing_state_offset(state, n.first - cut.first));
     }
     if (exchange_sends_lengths(exchange)) TRY(packed_send_lengths(&compressor->packed, exchange, &request));
     request = (tutti_request){ .struct_size = sizeof request, .blocking = true, .label = label };
-    TRY(packed_send(&compressor->packed, exchange, &request));
-    TRY(compressor_average_slice(compressor, mine, kept_numbers_offset(kept, mine.first - k.at).lost));
+    TRY(packed_send_slices(&compressor->packed, exchange, &request));
+    TRY(compressor_average_slice(compressor, mine, packing_state_offset(state, mine.first - cut.first).residual));
     TRY(packed_send_average(&compressor->packed, exchange));
     for (int side = 0; side < exchange->sides; side++)
         TRY(packed_read_average(&compressor->packed, exchange, side,
-            compress_cut_get_slice(k, side, data, dtype, turn)));
+            array_cut_get_slice(cut, side, data, dtype, sequence)));
     return TUTTI_OK;
 }
 tutti_status tutti_compressor_average(tutti_compressor *compressor, void *data, size_t count, tutti_dtype dtype,
-    float *lost, uint64_t turn, uint64_t *sent)
+    float *residual, uint64_t sequence, uint64_t *sent)
 {
     if (compressor && sent && count == 0) return TUTTI_OK;
     if (!compressor || !data || !sent)
@@ -164,19 +171,19 @@ tutti_status tutti_compressor_average(tutti_compressor *compressor, void *data, 
             "gradients of type %s cannot be compressed; use float32 or bfloat16",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
     const struct compressed_exchange *exchange = &compressor->exchange;
-    struct compress_cut k = compressor_cut_array(compressor, count);
-    char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
-    TRY(compressor_reserve_slice(compressor, k.slice));
-    exchange_set_host_parts(exchange, k, count);
-    if (exchange->here)
-        TRY(tutti_reduce_scatter_v(data, exchange->lengths, exchange->offsets, mine, dtype, TUTTI_SUM, exchange->here,
-            NULL));
-    tutti_status status =
-        compressor_exchange_slices(compressor, k, data, dtype, lost, turn, array_make_label(count, dtype, turn));
+    struct array_cut cut = compressor_cut_array(compressor, count);
+    char *mine = (char *)data + cut.first * tutti_dtype_bytes(dtype);
+    TRY(compressor_reserve_slice(compressor, cut.slice_count));
+    exchange_set_host_parts(exchange, cut, count);
+    if (exchange->host_comm)
+        TRY(tutti_reduce_scatter_v(data, exchange->lengths, exchange->offsets, mine, dtype, TUTTI_SUM,
+            exchange->host_comm, NULL));
+    tutti_status status = compressor_exchange_slices(compressor, cut, data, dtype, residual, sequence,
+        array_make_label(count, dtype, sequence));
     if (status == TUTTI_INTERNAL) exchange_abort_comms(&compressor->exchange);
     if (status != TUTTI_OK) return status;
-    *sent += compressor->packed.sent;
-    return exchange->here
-        ? tutti_all_gather_v(mine, data, exchange->lengths, exchange->offsets, dtype, exchange->here, NULL)
+    *sent += compressor->packed.sent_bytes;
+    return exchange->host_comm
+        ? tutti_all_gather_v(mine, data, exchange->lengths, exchange->offsets, dtype, exchange->host_comm, NULL)
         : TUTTI_OK;
 }

@@ -17,14 +17,16 @@ enum { NAP_NS = 50000 };
 
 static size_t gatherer_unit_bytes(const struct gatherer *gatherer, int unit)
 {
-    return partition_bytes(gatherer->partition, unit);
+    return partition_unit_bytes(gatherer->partition, unit);
 }
+/* Returns true for the number of a unit; false for all numbers if gatherer_init has failed early. */
 static bool gatherer_has_unit(const struct gatherer *gatherer, int u)
 {
     return gatherer->unit && u < gatherer->partition->units;
 }
 
 /* ---- opening and closing a unit ---- */
+/* Gives the unit's flat array pages. */
 static tutti_status gatherer_commit_unit(struct gatherer *gatherer, int unit)
 {
     TRY(pages_commit_range(gatherer->unit[unit].flat, gatherer_unit_bytes(gatherer, unit)));
@@ -32,7 +34,7 @@ static tutti_status gatherer_commit_unit(struct gatherer *gatherer, int unit)
     if (gatherer->whole_bytes > gatherer->most_bytes) gatherer->most_bytes = gatherer->whole_bytes;
     return TUTTI_OK;
 }
-/* Waits until the unit is not being gathered any more. */
+/* Waits for the unit's gather, if one is in flight. */
 static tutti_status gatherer_await_unit(struct gatherer *gatherer, int unit)
 {
     struct gathered_unit *gathered = &gatherer->unit[unit];
@@ -60,7 +62,7 @@ static tutti_status gatherer_start_unit(struct gatherer *gatherer, int unit)
     /* A prefetch whose use did not happen may still be in flight. */
     TRY(gatherer_await_unit(gatherer, unit));
     if (gathered->state == CLOSED) TRY(gatherer_commit_unit(gatherer, unit));
-    gathered->here = true;
+    gathered->is_gathered = true;
     gathered->request = (tutti_request)TUTTI_REQUEST_INIT;
     gathered->request.label = (uint64_t)unit + 1;
     size_t bytes = u->slice * u->element * (size_t)(gatherer->partition->ranks - 1);
@@ -81,22 +83,24 @@ static tutti_status gatherer_free_unit(struct gatherer *gatherer, int unit)
     gatherer->whole_bytes -= gatherer_unit_bytes(gatherer, unit);
     return pages_decommit_range(&gatherer->pages, gathered->flat, gatherer_unit_bytes(gatherer, unit));
 }
+/* Forgets the unit's use and prefetch: the unit may be freed, and its next use starts a gather. */
 static void gathered_unit_end_use(struct gathered_unit *gathered)
 {
-    gathered->here = gathered->done = gathered->early = false;
+    gathered->is_gathered = gathered->has_ended = gathered->is_prefetched = false;
 }
 /* Ends all uses of all units, and frees the units. */
 static tutti_status gatherer_free_units(struct gatherer *gatherer)
 {
     for (int u = 0; u < gatherer->partition->units; u++) {
         gathered_unit_end_use(&gatherer->unit[u]);
-        gatherer->unit[u].waits = 0;
+        gatherer->unit[u].gradients_due = 0;
         TRY(gatherer_free_unit(gatherer, u));
     }
     return TUTTI_OK;
 }
 
 /* ---- uses ---- */
+/* Returns true if `unit` is among the `count` predicted units. */
 static bool gatherer_predicts_unit(const struct gatherer *gatherer, int count, int unit)
 {
     for (int i = 0; i < count; i++)
@@ -107,42 +111,45 @@ static bool gatherer_predicts_unit(const struct gatherer *gatherer, int count, i
 tutti_status gatherer_update_prefetches(struct gatherer *gatherer)
 {
     int count = prefetcher_predict(&gatherer->prefetcher, gatherer->prefetch, gatherer->predicted);
-    for (int u = 0; u < gatherer->partition->units && !gatherer->keeps; u++) {
+    for (int u = 0; u < gatherer->partition->units && !gatherer->keeps_whole; u++) {
         struct gathered_unit *gathered = &gatherer->unit[u];
-        if ((gathered->done || gathered->early) && !gatherer_predicts_unit(gatherer, count, u))
+        if ((gathered->has_ended || gathered->is_prefetched) && !gatherer_predicts_unit(gatherer, count, u))
             gathered_unit_end_use(gathered);
-        if (!gathered->here && !gathered->waits) TRY(gatherer_free_unit(gatherer, u));
+        if (!gathered->is_gathered && !gathered->gradients_due) TRY(gatherer_free_unit(gatherer, u));
     }
     for (int i = 0; i < count; i++) {
         struct gathered_unit *gathered = &gatherer->unit[gatherer->predicted[i]];
-        /* A unit that is here and not done is in use. */
-        gathered->early |= gathered->done || !gathered->here;
-        if (!gathered->here) TRY(gatherer_start_unit(gatherer, gatherer->predicted[i]));
+        /* A gathered unit whose use has not ended is in use. */
+        gathered->is_prefetched |= gathered->has_ended || !gathered->is_gathered;
+        if (!gathered->is_gathered) TRY(gatherer_start_unit(gatherer, gatherer->predicted[i]));
     }
     return TUTTI_OK;
 }
-tutti_status gatherer_use(struct gatherer *gatherer, int unit, bool backward)
+tutti_status gatherer_use_unit(struct gatherer *gatherer, int unit, bool backward)
 {
     struct gathered_unit *gathered = &gatherer->unit[unit];
-    bool comes = gathered->early || !gathered->here;
-    if (!gathered->here) {
+    bool is_new_use = gathered->is_prefetched || !gathered->is_gathered;
+    if (!gathered->is_gathered) {
         gatherer->unforeseen++;
         TRY(gatherer_start_unit(gatherer, unit));
     }
-    gathered->early = gathered->done = false;
-    gathered->waits = backward ? gatherer->partition->unit[unit].parameters : 0;
-    if (comes) {
+    gathered->is_prefetched = gathered->has_ended = false;
+    gathered->gradients_due = backward ? gatherer->partition->unit[unit].parameters : 0;
+    if (is_new_use) {
         prefetcher_record(&gatherer->prefetcher, unit);
         TRY(gatherer_update_prefetches(gatherer));
     }
-    gathered->done = backward;
+    gathered->has_ended = backward;
     return gatherer_await_unit(gatherer, unit);
 }
-void gatherer_release(struct gatherer *gatherer, int unit) { gatherer->unit[unit].done = gatherer->unit[unit].here; }
+void gatherer_release_unit(struct gatherer *gatherer, int unit)
+{
+    gatherer->unit[unit].has_ended = gatherer->unit[unit].is_gathered;
+}
 tutti_status gatherer_check_unit_whole(const struct gatherer *gatherer, int unit)
 {
     /* A unit that waits for gradients may be in a second gather, which keeps its bytes. */
-    if (gatherer->unit[unit].state == WHOLE || gatherer->unit[unit].waits) return TUTTI_OK;
+    if (gatherer->unit[unit].state == WHOLE || gatherer->unit[unit].gradients_due) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
         "zero: a gradient of unit %d was computed while its parameters were not gathered: the program has not used "
         "the unit for this backward pass",
@@ -150,24 +157,24 @@ tutti_status gatherer_check_unit_whole(const struct gatherer *gatherer, int unit
 }
 void gatherer_count_gradient(struct gatherer *gatherer, int unit)
 {
-    gatherer->unit[unit].waits -= gatherer->unit[unit].waits > 0;
+    gatherer->unit[unit].gradients_due -= gatherer->unit[unit].gradients_due > 0;
 }
 tutti_status gatherer_keep_units(struct gatherer *gatherer, bool kept)
 {
-    gatherer->keeps = kept;
+    gatherer->keeps_whole = kept;
     if (!kept) return gatherer_update_prefetches(gatherer);
     for (int u = 0; u < gatherer->partition->units; u++)
-        if (!gatherer->unit[u].here) {
+        if (!gatherer->unit[u].is_gathered) {
             TRY(gatherer_start_unit(gatherer, u));
             /* The unit has no use, so it is freed when units are no longer kept. */
-            gatherer->unit[u].done = true;
+            gatherer->unit[u].has_ended = true;
         }
     for (int u = 0; u < gatherer->partition->units; u++) TRY(gatherer_await_unit(gatherer, u));
     return TUTTI_OK;
 }
-tutti_status gatherer_begin_update(struct gatherer *gatherer)
+tutti_status gatherer_close_units(struct gatherer *gatherer)
 {
-    gatherer->keeps = false;
+    gatherer->keeps_whole = false;
     prefetcher_record(&gatherer->prefetcher, PREFETCH_STEP);
     return gatherer_free_units(gatherer);
 }
@@ -180,7 +187,7 @@ tutti_status gatherer_scatter_values(struct gatherer *gatherer)
     }
     /* The report leaves out the memory of the first values. */
     if (!gatherer->prefetcher.count) gatherer->most_bytes = 0;
-    return gatherer_begin_update(gatherer);
+    return gatherer_close_units(gatherer);
 }
 
 /* ---- lifetime ---- */
@@ -192,15 +199,16 @@ static tutti_status gatherer_init_unit(struct gatherer *gatherer, int unit)
     TRY(pages_reserve_range(&gatherer->pages, gatherer_unit_bytes(gatherer, unit), &gathered->flat));
     TRY(gatherer_commit_unit(gatherer, unit));
     gathered->state = WHOLE;
-    gathered->here = true;
+    gathered->is_gathered = true;
     return TUTTI_OK;
 }
 tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
     int64_t timeout_ms, tutti_comm *all, struct trace *trace)
 {
     size_t largest = 0;
-    *gatherer =
-        (struct gatherer){ .partition = partition, .prefetch = prefetch, .timeout_ms = timeout_ms, .keeps = true };
+    *gatherer = (struct gatherer){
+        .partition = partition, .prefetch = prefetch, .timeout_ms = timeout_ms, .keeps_whole = true
+    };
     gatherer->pages.file = -1;
     gatherer->trace = trace;
     gatherer->unit = memory_alloc_zeroed((size_t)partition->units, sizeof *gatherer->unit);

@@ -1,11 +1,13 @@
-/* The array of a SHARDED unit is whole only while it is used. Ranks gather the slices before a use, or earlier if it
- * was predicted, and free the pages after it. All ranks must use units in the same order; the gathers compare it. */
+/* The array of a SHARDED unit is whole only while it is used. Ranks gather its slices before a use, or earlier if the
+ * use was predicted, and free its pages after the use. All ranks must use units in the same order; the gathers compare
+ * it. */
 #pragma once
 #include "zero/pages.h"
 #include "zero/partition.h"
 #include "zero/prefetcher.h"
 #include "zero/trace.h"
 
+/* A CLOSED unit has no pages. */
 enum wholeness { CLOSED, GATHERING, WHOLE };
 /* Each unit has one of these. */
 struct gathered_unit {
@@ -16,14 +18,16 @@ struct gathered_unit {
     struct trace_span span;
     enum wholeness state;
     /* Uses and releases alone change the next three fields, so they are the same on all ranks. */
-    /* True: a use needs no gather. */
-    bool here;
-    /* True: the next use of another unit frees this one. A use in a backward pass sets it at once. */
-    bool done;
+    /* True if a use needs no new gather: the unit has been gathered, or its gather is in flight. */
+    bool is_gathered;
+    /* True: the last use has ended, and the next use of another unit may free this one. A use in a backward pass sets
+       it at once. */
+    bool has_ended;
     /* True: the unit was gathered or kept for a predicted use. */
-    bool early;
-    /* This many gradients are still to come, which may differ between ranks. The unit stays open until 0. */
-    int waits;
+    bool is_prefetched;
+    /* The gradients of the backward pass that have not come on this rank; ranks may differ. The unit is not freed
+       before 0. */
+    int gradients_due;
 };
 struct gatherer {
     const struct partition *partition;
@@ -32,32 +36,40 @@ struct gatherer {
     struct pages pages;
     struct gathered_unit *unit;                                 /* [units], owned */
     struct prefetcher prefetcher;
-    /* `predicted` has the units of the next uses, as predicted, and `prefetch` is the most of them. */
+    /* `predicted` has the units of the next predicted uses, at most `prefetch`. */
     int prefetch, *predicted;                           /* up to [prefetch], owned */
     int64_t timeout_ms;
     /* True: whole units stay whole. */
-    bool keeps;
-    uint64_t waited_ns, moved_bytes, unforeseen, whole_bytes, most_bytes;
+    bool keeps_whole;
+    /* Gathers have made this rank wait waited_ns and brought it moved_bytes. */
+    uint64_t waited_ns, moved_bytes;
+    /* This many uses were not predicted. */
+    uint64_t unforeseen;
+    /* The bytes of all units with pages, now and at most. */
+    uint64_t whole_bytes, most_bytes;
 };
-/* Collective. All units start whole, with undefined values. The caller must call gatherer_finish in every case. */
+/* Reserves the arrays of all units, which start whole with undefined values. Collective. The caller must call
+   gatherer_finish in every case. */
 tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
     int64_t timeout_ms, tutti_comm *all, struct trace *trace);
 void gatherer_finish(struct gatherer *gatherer);
-/* Collective: each rank gets its slices of rank 0's values, and all units are closed. */
+/* Collective: sends each rank its slices of rank 0's whole arrays, and closes all units. */
 tutti_status gatherer_scatter_values(struct gatherer *gatherer);
-/* Collective: returns when the unit is whole. A use in a backward pass ends by itself. */
-tutti_status gatherer_use(struct gatherer *gatherer, int unit, bool backward);
+/* Collective: begins a use, gathers the unit if needed, and returns when it is whole. A use in a backward pass ends by
+   itself when another unit is used and the unit's gradients have come. */
+tutti_status gatherer_use_unit(struct gatherer *gatherer, int unit, bool backward);
 /* Ends the current use of the unit. */
-void gatherer_release(struct gatherer *gatherer, int unit);
-/* Refuses a gradient of a unit that is not whole. */
+void gatherer_release_unit(struct gatherer *gatherer, int unit);
+/* Refuses a gradient if its unit is not whole. */
 tutti_status gatherer_check_unit_whole(const struct gatherer *gatherer, int unit);
-/* Counts a gradient of the unit that has come. */
+/* Records that one gradient of the unit has come. */
 void gatherer_count_gradient(struct gatherer *gatherer, int unit);
-/* Collective: with kept, all units become whole and stay so. Without, only units in use stay. */
+/* Collective: with kept, gathers all units, which then stay whole. Without, frees the units that are not in use. */
 tutti_status gatherer_keep_units(struct gatherer *gatherer, bool kept);
-/* Closes all units, because slices are about to change. */
-tutti_status gatherer_begin_update(struct gatherer *gatherer);
+/* Ends all uses and frees the pages of all units, because slices are about to change. Records the end of a step for
+   predictions. */
+tutti_status gatherer_close_units(struct gatherer *gatherer);
 /* Collective: frees unused units and starts the predicted gathers. */
 tutti_status gatherer_update_prefetches(struct gatherer *gatherer);
-/* Waits until until_ms for gathers that have started. */
+/* Waits for gathers that have started, at most until the clock shows until_ms. */
 void gatherer_await_until(struct gatherer *gatherer, int64_t until_ms);

@@ -1,5 +1,5 @@
 /* Each mapping costs the kernel time, and a process may have only a limited number. So the file has a 64th of the
-   largest reservation instead of one page. It is mapped privately, so a write to closed memory leaves the file
+   largest reservation instead of one page. It is mapped privately, so a write to decommitted memory leaves the file
    unchanged. */
 #include "zero/pages.h"
 #include "backend/base/descriptor.h"
@@ -10,8 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* The file has at least LEAST_BYTES. The largest reservation needs at most MAPPINGS mappings of the file. */
 enum { LEAST_BYTES = 1 << 20, PAGE_BYTES = 4096, MAPPINGS = 64 };
 
+/* Returns the failure of the system call `what`, by errno: NO_MEMORY or SYSTEM. */
 static tutti_status pages_fail_with_errno(const char *what, size_t bytes)
 {
     return status_fail(errno == ENOMEM ? TUTTI_NO_MEMORY : TUTTI_SYSTEM, "zero: %s for %zu bytes of parameters: %s",
@@ -34,7 +36,7 @@ void pages_finish(struct pages *p)
 {
     if (p->file >= 0) close(p->file);
 }
-/* Frees the memory of a range and keeps its addresses: they map a file of NaNs, page by page. */
+/* Maps the file of NaNs over the range, as many times as it fits. */
 tutti_status pages_decommit_range(const struct pages *p, void *at, size_t bytes)
 {
     for (size_t done = 0; done < bytes; done += p->file_bytes) {

@@ -40,11 +40,13 @@ static tutti_status config_check_model(const tutti_zero_config *config)
 }
 
 /* ---- cutting ---- */
+/* Returns INVALID_ARGUMENT for a unit that is too large. */
 static tutti_status unit_refuse_size(int unit)
 {
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d exceeds the address space", unit);
 }
-/* Places the parameters of a unit, from *next on, and advances *next. */
+/* Lays out unit `number`: its parameters, which begin at parameter *next, and its slices. Advances *next past the
+   unit. */
 static tutti_status partition_cut_unit(struct partition *partition, const tutti_zero_config *config, int number,
     int *next)
 {
@@ -66,16 +68,16 @@ static tutti_status partition_cut_unit(struct partition *partition, const tutti_
     unit->slice = unit->count / (size_t)partition->slices;
     return TUTTI_OK;
 }
-struct slice_piece partition_piece(const struct partition *partition, int parameter, int rank)
+struct slice_piece partition_find_piece(const struct partition *partition, int parameter, int rank)
 {
     const struct place_of_parameter *p = &partition->parameter[parameter];
     size_t slice = partition->unit[p->unit].slice;
-    size_t begin = slice * (size_t)partition_slice(partition, rank), end = begin + slice;
+    size_t begin = slice * (size_t)partition_find_slice(partition, rank), end = begin + slice;
     size_t from = size_larger(p->offset, begin), to = size_smaller(p->offset + p->count, end);
     if (from >= to) return (struct slice_piece){ .parameter = parameter };
     return (struct slice_piece){ parameter, from - p->offset, from - begin, to - from };
 }
-/* Lists the pieces of this rank's slices: the part of each parameter that is in its unit's slice. */
+/* Fills partition->piece: for each unit, the nonempty parts of its parameters in this rank's slice. */
 static void partition_find_pieces(struct partition *partition)
 {
     int next = 0;
@@ -83,7 +85,7 @@ static void partition_find_pieces(struct partition *partition)
         struct unit_partition *unit = &partition->unit[n];
         unit->first_piece = next;
         for (int i = 0; i < unit->parameters; i++) {
-            struct slice_piece piece = partition_piece(partition, unit->first_parameter + i, partition->rank);
+            struct slice_piece piece = partition_find_piece(partition, unit->first_parameter + i, partition->rank);
             if (piece.count) partition->piece[next++] = piece;
         }
         unit->pieces = next - unit->first_piece;
@@ -115,6 +117,7 @@ void partition_finish(struct partition *partition)
 }
 
 /* ---- comparing ---- */
+/* Returns the hash of `digest` followed by `number`. */
 static uint64_t digest_mix_number(uint64_t digest, uint64_t number)
 {
     digest = (digest ^ number) * UINT64_C(0x9e3779b97f4a7c15);

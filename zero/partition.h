@@ -3,44 +3,48 @@
 #pragma once
 #include "include/tutti_zero.h"
 
-/* The offset of a parameter in its unit is in elements. */
+/* A parameter has `count` elements from element `offset` of its unit's flat array. `group` selects its rates. */
 struct place_of_parameter { size_t count, offset; int unit, group; };
-/* A piece is the part of a parameter in a slice: `count` elements from element `at` of the parameter and element `from`
-   of the slice. */
+/* A piece is the part of a parameter in a slice: `count` elements, which begin at element `at` of the parameter and at
+   element `from` of the slice. */
 struct slice_piece {
     int parameter;
     size_t at, from, count;
 };
 struct unit_partition {
     tutti_dtype dtype;
-    size_t element;                                     /* bytes of one */
+    size_t element;                                     /* bytes of one element */
     size_t slice, count;                                /* elements of a slice and of the unit, with padding */
+    /* The unit has `parameters` parameters from number first_parameter on. */
     int first_parameter, parameters;
-    /* These are the pieces of this rank. */
+    /* This rank's pieces of the unit are `pieces` entries of partition.piece from first_piece on. */
     int first_piece, pieces;
 };
 struct partition {
+    /* `rank` is this rank. The others are counts. */
     int rank, ranks, parameters, units, groups;
-    /* A unit has one slice for each rank, or one for all. */
+    /* The number of slices of each unit: one for each rank, or 1 if all ranks have the same single slice (WHOLE). */
     int slices;
     struct place_of_parameter *parameter;               /* [parameters], owned */
     struct unit_partition *unit;                        /* [units], owned */
     struct slice_piece *piece;                          /* up to [parameters], owned */
 };
-/* Errors: INVALID_ARGUMENT, NO_MEMORY. The caller must call partition_finish in every case. */
+/* Checks the model in `config`, and lays out its units, slices and pieces for this rank of `ranks`. Returns
+   INVALID_ARGUMENT or NO_MEMORY on failure. The caller must call partition_finish in every case. */
 tutti_status partition_init(struct partition *partition, const tutti_zero_config *config, int rank, int ranks);
 void partition_finish(struct partition *partition);
 /* Returns the bytes of a unit's flat array, with padding. */
-static inline size_t partition_bytes(const struct partition *partition, int unit)
+static inline size_t partition_unit_bytes(const struct partition *partition, int unit)
 {
     return partition->unit[unit].count * partition->unit[unit].element;
 }
-/* Returns the slice of a rank. */
-static inline int partition_slice(const struct partition *partition, int rank)
+/* Returns the number of the slice that a rank owns: 0 if there is one slice for all ranks. */
+static inline int partition_find_slice(const struct partition *partition, int rank)
 {
     return partition->slices == 1 ? 0 : rank;
 }
-/* Returns the part of a parameter in the slice of a rank. */
-struct slice_piece partition_piece(const struct partition *partition, int parameter, int rank);
-/* Equal partitions have equal digests. */
+/* Returns the part of a parameter in the slice of a rank. Its count is 0 if the slice has none of the parameter. */
+struct slice_piece partition_find_piece(const struct partition *partition, int parameter, int rank);
+/* Returns a hash of the model, the placement, the rule, and prefetch or `ahead`, by which ranks compare their models:
+   equal inputs give equal digests. */
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *config);

@@ -15,10 +15,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { PAUSES = 200, YIELDS = 2000, NAP_NS = 50000, LOOKS = 64 };
+/* A wait polls PAUSES times with a pause, then until YIELDS times with a yield, then with sleeps of NAP_NS. Each
+   CHECK_POLLS polls it checks for errors of other ranks and the timeout. */
+enum { PAUSES = 200, YIELDS = 2000, NAP_NS = 50000, CHECK_POLLS = 64 };
 enum { HALF_AN_HOUR_MS = 30 * 60 * 1000 };
 
-/* Pauses after the n-th poll that found the other rank late, longer each time. */
+/* Waits after the n-th poll without result: a pause, then a yield, then a short sleep. */
 static void poll_back_off(int n)
 {
     if (n < PAUSES) cpu_pause_briefly();
@@ -27,7 +29,7 @@ static void poll_back_off(int n)
 }
 
 /* ---- lifetime ---- */
-/* Finds hosts and local ranks. SHARED needs the same number of ranks on each host. */
+/* Records the place of each rank. Refuses SHARED if hosts have different numbers of ranks. */
 static tutti_status placement_init_topology(struct zero_placement *placement)
 {
     const struct topology *topology = &placement->places;
@@ -48,10 +50,10 @@ static tutti_status placement_init_topology(struct zero_placement *placement)
 static tutti_status placement_allocate_unit(struct zero_placement *placement, int unit)
 {
     struct placed_unit *placed = &placement->placed[unit];
-    size_t bytes = partition_bytes(placement->partition, unit);
+    size_t bytes = partition_unit_bytes(placement->partition, unit);
     placed->placement = placement;
     if (placement->kind == TUTTI_ZERO_SHARED) {
-        placed->versions_here = placement->versions + (size_t)unit * (size_t)placement->places.here;
+        placed->versions_here = placement->versions + (size_t)unit * (size_t)placement->places.local_ranks;
         return tutti_mem_alloc_common(&placed->flat, bytes, placement->comms->all[0]);
     }
     return tutti_mem_alloc(&placed->flat, bytes);
@@ -70,7 +72,7 @@ tutti_status placement_init(struct zero_placement *placement, const struct parti
     placement->placed = memory_alloc_zeroed((size_t)partition->units, sizeof *placement->placed);
     if (!placement->placed) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
     if (placement->kind == TUTTI_ZERO_SHARED) {
-        size_t words = (size_t)partition->units * (size_t)placement->places.here;
+        size_t words = (size_t)partition->units * (size_t)placement->places.local_ranks;
         TRY(tutti_mem_alloc_common((void **)&placement->versions, words * sizeof *placement->versions, all));
         const struct topology *topology = &placement->places;
         if (topology->hosts > 1) TRY(priority_comms_split_across(comms, topology->index, topology->host));
@@ -96,7 +98,7 @@ void placement_finish(struct zero_placement *placement)
 tutti_status placement_keep_units(struct zero_placement *placement, uint64_t steps, bool kept)
 {
     if (placement->kind == TUTTI_ZERO_SHARDED) return gatherer_keep_units(&placement->gatherer, kept);
-    for (int u = 0; u < placement->partition->units && kept; u++) TRY(placement_await(placement, u, steps));
+    for (int u = 0; u < placement->partition->units && kept; u++) TRY(placement_await_unit(placement, u, steps));
     return TUTTI_OK;
 }
 tutti_status placement_claim_units(struct zero_placement *placement, uint64_t steps)
@@ -124,30 +126,31 @@ tutti_status placement_broadcast_values(struct zero_placement *placement)
             placement->partition->unit[u].dtype, 0, comm, NULL));
     return tutti_barrier(placement->control_comm, NULL);
 }
-void *placement_slice(const struct zero_placement *placement, int unit)
+void *placement_get_slice(const struct zero_placement *placement, int unit)
 {
     const struct unit_partition *u = &placement->partition->unit[unit];
     if (placement->kind == TUTTI_ZERO_SHARDED) return placement->gatherer.unit[unit].slice;
     return (char *)placement->placed[unit].flat
-        + u->slice * u->element * (size_t)partition_slice(placement->partition, placement->partition->rank);
+        + u->slice * u->element * (size_t)partition_find_slice(placement->partition, placement->partition->rank);
 }
 uint64_t placement_count_copy_ranks(const struct zero_placement *placement)
 {
     if (placement->kind == TUTTI_ZERO_SHARDED) return (uint64_t)placement->partition->ranks;
-    return placement->kind == TUTTI_ZERO_SHARED ? (uint64_t)placement->places.here : 1;
+    return placement->kind == TUTTI_ZERO_SHARED ? (uint64_t)placement->places.local_ranks : 1;
 }
-void *placement_flat(const struct zero_placement *placement, int unit)
+void *placement_get_flat(const struct zero_placement *placement, int unit)
 {
     return placement->kind == TUTTI_ZERO_SHARDED ? placement->gatherer.unit[unit].flat : placement->placed[unit].flat;
 }
 
 /* ---- publishing ---- */
+/* Shows the ranks of this host that this rank's slice has the version placed->steps. */
 static void placed_unit_publish_version(struct placed_unit *placed)
 {
     atomic_store_explicit(&placed->versions_here[placed->placement->places.index].steps, placed->steps,
         memory_order_release);
 }
-/* Runs on the thread that finishes the gather. */
+/* Publishes the version when a gather between hosts has succeeded. Runs on the thread that finishes the gather. */
 static void placed_unit_on_gathered(tutti_request *request, void *context)
 {
     struct placed_unit *placed = context;
@@ -156,15 +159,15 @@ static void placed_unit_on_gathered(tutti_request *request, void *context)
     trace_span_end(&placed->span);
     if (fine) placed_unit_publish_version(placed);
 }
-/* Starts to exchange updated slices between hosts: this rank sends its slice to the ranks of its local number on other
-   hosts, and receives theirs into the shared array. */
+/* Starts to exchange updated slices between hosts (SHARED): this rank sends its slice to the ranks of its index on
+   other hosts, and receives theirs into the shared array. */
 static tutti_status placed_unit_gather_across(struct zero_placement *placement, struct placed_unit *placed,
     const struct unit_partition *unit, tutti_comm *comm)
 {
     for (int host = 0; host < placement->places.hosts; host++) {
         placement->lengths[host] = unit->slice;
         placement->offsets[host] =
-            unit->slice * (size_t)topology_rank(&placement->places, host, placement->places.index);
+            unit->slice * (size_t)topology_rank_at(&placement->places, host, placement->places.index);
     }
     void *mine = (char *)placed->flat + unit->slice * unit->element * (size_t)placement->partition->rank;
     placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
@@ -174,7 +177,7 @@ static tutti_status placed_unit_gather_across(struct zero_placement *placement, 
     return tutti_all_gather_v(mine, placed->flat, placement->lengths, placement->offsets, unit->dtype, comm,
         &placed->gathering);
 }
-/* Starts to send this rank's updated slice to all ranks and to receive theirs (REPLICATED). */
+/* Starts to send this rank's updated slice to all ranks, and to receive their slices (REPLICATED). */
 static tutti_status placed_unit_gather_all(struct zero_placement *placement, struct placed_unit *placed,
     const struct unit_partition *unit, tutti_comm *comm)
 {
@@ -184,7 +187,7 @@ static tutti_status placed_unit_gather_all(struct zero_placement *placement, str
     placement->moved_bytes += unit->slice * unit->element * (size_t)(placement->partition->ranks - 1);
     return tutti_all_gather(mine, placed->flat, unit->slice, unit->dtype, comm, &placed->gathering);
 }
-tutti_status placement_publish(struct zero_placement *placement, int unit, uint64_t steps)
+tutti_status placement_publish_slice(struct zero_placement *placement, int unit, uint64_t steps)
 {
     if (placement->kind == TUTTI_ZERO_SHARDED || placement->kind == TUTTI_ZERO_WHOLE) return TUTTI_OK;
     struct placed_unit *placed = &placement->placed[unit];
@@ -198,18 +201,18 @@ tutti_status placement_publish(struct zero_placement *placement, int unit, uint6
         (size_t)(placement->kind == TUTTI_ZERO_SHARED ? placement->places.hosts : placement->partition->ranks) - 1;
     trace_span_begin(&placed->span, placement->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
     TRY(placement->kind == TUTTI_ZERO_SHARED
-            ? placed_unit_gather_across(placement, placed, u, priority_comms_across(placement->comms, unit))
-            : placed_unit_gather_all(placement, placed, u, priority_comms_all(placement->comms, unit)));
+            ? placed_unit_gather_across(placement, placed, u, priority_comms_get_across(placement->comms, unit))
+            : placed_unit_gather_all(placement, placed, u, priority_comms_get_all(placement->comms, unit)));
     placed->gathers = true;
     return TUTTI_OK;
 }
 
 /* ---- waiting ---- */
-/* Returns the index of a rank on this host whose slice has had fewer steps, or -1. */
+/* Returns the index of a rank on this host that has published an older version than `steps`, or -1. */
 static int placed_unit_find_late_rank(const struct zero_placement *placement, const struct placed_unit *placed,
     uint64_t steps)
 {
-    for (int i = 0; i < placement->places.here; i++)
+    for (int i = 0; i < placement->places.local_ranks; i++)
         if (atomic_load_explicit(&placed->versions_here[i].steps, memory_order_acquire) < steps) return i;
     return -1;
 }
@@ -219,18 +222,18 @@ static tutti_status placement_await_versions(struct zero_placement *placement, i
     int64_t deadline_ms = clock_deadline(placement->timeout_ms);
     for (int n = 0, late; (late = placed_unit_find_late_rank(placement, &placement->placed[unit], steps)) >= 0; n++) {
         poll_back_off(n);
-        if (n % LOOKS) continue;
+        if (n % CHECK_POLLS) continue;
         TRY(tutti_comm_get_async_error(placement->control_comm));
         if (placement->comms->across[0]) TRY(tutti_comm_get_async_error(placement->comms->across[0]));
         if (clock_ms() > deadline_ms)
             return status_fail(TUTTI_TIMEOUT,
                 "zero: rank %d has not updated its slice of unit %d within %lld ms; is it stopped?",
-                topology_rank(&placement->places, placement->places.host, late), unit,
+                topology_rank_at(&placement->places, placement->places.host, late), unit,
                 (long long)placement->timeout_ms);
     }
     return TUTTI_OK;
 }
-/* Waits until the slices of other ranks have arrived. */
+/* Waits until the unit's gather has ended: the slices of other ranks have arrived. */
 static tutti_status placement_await_gather(struct zero_placement *placement, int unit)
 {
     tutti_status status = tutti_wait(&placement->placed[unit].gathering, placement->timeout_ms);
@@ -245,9 +248,9 @@ static tutti_status placement_await_gather(struct zero_placement *placement, int
     trace_span_await_end(&placement->placed[unit].span);
     return status;
 }
-tutti_status placement_await(struct zero_placement *placement, int unit, uint64_t steps)
+tutti_status placement_await_unit(struct zero_placement *placement, int unit, uint64_t steps)
 {
-    /* Only this rank reads its SHARDED slices. */
+    /* Other ranks read a SHARDED slice only through a gather in which this rank takes part. */
     if (placement->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
     struct placed_unit *placed = &placement->placed[unit];
     bool shared = placement->kind == TUTTI_ZERO_SHARED;
@@ -258,20 +261,20 @@ tutti_status placement_await(struct zero_placement *placement, int unit, uint64_
     placement->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return status;
 }
-tutti_status placement_use(struct zero_placement *placement, int unit, uint64_t steps, bool backward)
+tutti_status placement_use_unit(struct zero_placement *placement, int unit, uint64_t steps, bool backward)
 {
-    return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_use(&placement->gatherer, unit, backward)
-                                                 : placement_await(placement, unit, steps);
+    return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_use_unit(&placement->gatherer, unit, backward)
+                                                 : placement_await_unit(placement, unit, steps);
 }
 tutti_status placement_claim_pieces(struct zero_placement *placement, uint64_t steps)
 {
     if (placement->kind != TUTTI_ZERO_SHARDED) return placement_claim_units(placement, steps);
-    TRY(gatherer_begin_update(&placement->gatherer));
+    TRY(gatherer_close_units(&placement->gatherer));
     return tutti_barrier(placement->control_comm, NULL);
 }
 tutti_status placement_begin_update(struct zero_placement *placement)
 {
-    return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_begin_update(&placement->gatherer) : TUTTI_OK;
+    return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_close_units(&placement->gatherer) : TUTTI_OK;
 }
 tutti_status placement_end_update(struct zero_placement *placement)
 {

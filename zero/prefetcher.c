@@ -11,30 +11,31 @@ enum { RECORDED_PASSES = 6 };
 bool prefetcher_init(struct prefetcher *f, int units)
 {
     *f = (struct prefetcher){ .room = RECORDED_PASSES * (units + 1) };
-    f->past = memory_alloc_zeroed(2 * (size_t)f->room, sizeof *f->past);
-    return f->past != NULL;
+    f->events = memory_alloc_zeroed(2 * (size_t)f->room, sizeof *f->events);
+    return f->events != NULL;
 }
-void prefetcher_finish(struct prefetcher *f) { free(f->past); }
-/* Adds an event (a use of a unit) to the history, which keeps the last `room` to 2 * room events. */
+void prefetcher_finish(struct prefetcher *f) { free(f->events); }
+/* Appends an event. The array keeps the last `room` to 2 * room events. */
 void prefetcher_record(struct prefetcher *f, int event)
 {
     if (f->count == 2 * f->room) {
-        memcpy(f->past, f->past + f->room, (size_t)f->room * sizeof *f->past);
+        memcpy(f->events, f->events + f->room, (size_t)f->room * sizeof *f->events);
         f->count = f->room;
     }
-    f->past[f->count++] = event;
+    f->events[f->count++] = event;
 }
+/* Returns the event that last followed the events `before` and `last`, or PREFETCH_NONE. */
 static int prefetcher_find_next(const struct prefetcher *f, int before, int last)
 {
     for (int i = f->count - 2; i > 0; i--)
-        if (f->past[i] == last && f->past[i - 1] == before) return f->past[i + 1];
+        if (f->events[i] == last && f->events[i - 1] == before) return f->events[i + 1];
     return PREFETCH_NONE;
 }
-int prefetcher_predict(const struct prefetcher *f, int most, int *out)
+int prefetcher_predict(const struct prefetcher *f, int limit, int *out)
 {
     int found = 0;
     if (f->count < 2) return 0;
-    for (int before = f->past[f->count - 2], last = f->past[f->count - 1]; found < most; found++) {
+    for (int before = f->events[f->count - 2], last = f->events[f->count - 1]; found < limit; found++) {
         int next = prefetcher_find_next(f, before, last);
         if (next < 0) break;
         out[found] = next;

@@ -5,6 +5,7 @@
 #include "backend/base/status.h"
 #include <stdlib.h>
 
+/* Splits a communicator from `from` and gives it priority number `priority`, of which 0 is the most urgent. */
 static tutti_status priority_comms_open(struct priority_comms *comms, tutti_comm *from, int color, int key,
     tutti_comm **out, int priority)
 {
@@ -29,15 +30,15 @@ tutti_status priority_comms_split_across(struct priority_comms *comms, int index
         TRY(priority_comms_open(comms, comms->all[0], index, host, &comms->across[i], i));
     return TUTTI_OK;
 }
-void priority_comms_assign_units(struct priority_comms *comms, const struct partition *p, const int *turn)
+void priority_comms_assign_units(struct priority_comms *comms, const struct partition *p, const int *agreed)
 {
     size_t all = 0, before = 0;
-    for (int u = 0; u < p->units; u++) all += partition_bytes(p, u);
+    for (int u = 0; u < p->units; u++) all += partition_unit_bytes(p, u);
     size_t least = all / (((size_t)1 << comms->count) - 1), end = least;
     for (int i = p->units - 1, priority = 0; i >= 0; i--) {
         while (before >= end && priority < comms->count - 1) end += least << ++priority;
-        comms->of_unit[turn[i]] = priority;
-        before += partition_bytes(p, turn[i]);
+        comms->of_unit[agreed[i]] = priority;
+        before += partition_unit_bytes(p, agreed[i]);
     }
 }
 void priority_comms_abort(struct priority_comms *comms)

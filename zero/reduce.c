@@ -10,18 +10,21 @@
 #include <string.h>
 #include <time.h>
 
-enum { USUAL_BUFFERS = 2, SPIN_NS = 50000000, NAP_NS = 50000 };
-/* Ranks combine these flags together with `used`, behind it. */
+/* A rank waits at most POLL_NS for a buffer, and sleeps NAP_NS between polls. */
+enum { USUAL_BUFFERS = 2, POLL_NS = 50000000, NAP_NS = 50000 };
+/* The flags that follow `used`. Ranks combine them by max: some rank has gradients for a second round; some rank drops
+   the gradients; some rank uses them. */
 enum { HAS_MORE, DROPS, TAKES, FLAGS };
 
 static size_t reducer_unit_bytes(const struct reducer *reducer, int unit)
 {
-    return partition_bytes(reducer->partition, unit);
+    return partition_unit_bytes(reducer->partition, unit);
 }
 static size_t reducer_slice_bytes(const struct reducer *reducer, int unit)
 {
     return reducer_unit_bytes(reducer, unit) / (size_t)reducer->partition->ranks;
 }
+/* Returns true if sums replace the gradients in their buffer, because all ranks have the same single slice (WHOLE). */
 static bool reducer_sums_in_place(const struct reducer *reducer) { return reducer->partition->slices == 1; }
 
 /* ---- buffers ---- */
@@ -34,15 +37,15 @@ static struct gradient_buffer *reducer_take_spare_buffer(struct reducer *reducer
     if (found) *link = found->next;
     return found;
 }
-/* Counts the buffers of this size: unused ones, those that gather gradients, and those being sent. */
+/* Counts the buffers of this size: unused ones, those that collect gradients, and those of sums in flight. */
 static int reducer_count_buffers(const struct reducer *reducer, size_t bytes)
 {
     int count = 0;
     for (const struct gradient_buffer *b = reducer->spare; b; b = b->next) count += b->bytes == bytes;
     for (int u = 0; u < reducer->partition->units; u++) {
-        const struct gathering_sum *gathering = &reducer->unit[u];
-        count += (gathering->buffer && gathering->buffer->bytes == bytes)
-            + (gathering->sent && gathering->sent->bytes == bytes);
+        const struct unit_gradients *gradients = &reducer->unit[u];
+        count += (gradients->buffer && gradients->buffer->bytes == bytes)
+            + (gradients->sent && gradients->sent->bytes == bytes);
     }
     return count;
 }
@@ -66,8 +69,8 @@ static void gradient_buffer_free(struct gradient_buffer *b)
     free(b);
 }
 
-/* Frees a buffer beyond the limit. reducer_ensure_unit_buffer makes such a buffer when a wait for a sum might not
-   end. */
+/* Adds a buffer to the unused ones, or frees it if there are more than the limit. reducer_ensure_unit_buffer exceeds
+   the limit when a wait for a sum might not end. */
 static void reducer_return_buffer(struct reducer *reducer, struct gradient_buffer *b)
 {
     if (reducer_count_buffers(reducer, b->bytes) > reducer->buffers) {
@@ -80,57 +83,61 @@ static void reducer_return_buffer(struct reducer *reducer, struct gradient_buffe
 }
 
 /* ---- sums ---- */
-/* Adds the sum of a second round to that of the first. A step has two rounds if gradients of a unit came after its sum
-   had started. */
+/* Counts a round of the unit, and adds the sum of a second round to the sum of the first. A step has two rounds if
+   gradients of a unit came after its sum had started. */
 static void reducer_add_round(struct reducer *reducer, int unit)
 {
     const struct unit_partition *u = &reducer->partition->unit[unit];
-    struct gathering_sum *gathering = &reducer->unit[unit];
-    const void *from[2] = { gathering->sum, gathering->more };
-    if (gathering->rounds++ == 0) return;
-    reduce_find(u->dtype, TUTTI_SUM)(&gathering->sum, 1, from, 2, u->slice, 1);
+    struct unit_gradients *gradients = &reducer->unit[unit];
+    const void *from[2] = { gradients->sum, gradients->second_sum };
+    if (gradients->rounds++ == 0) return;
+    reduce_find(u->dtype, TUTTI_SUM)(&gradients->sum, 1, from, 2, u->slice, 1);
 }
 /* Returns the n-th oldest sum in flight. */
 static struct gradient_sum *reducer_get_running_sum(struct reducer *reducer, int n)
 {
-    return &reducer->unit[reducer->flying[n]].running;
+    return &reducer->unit[reducer->in_flight[n]].running;
 }
+/* Progresses the sums in flight, oldest first, as far as they need no wait. */
 static void reducer_advance_sums(struct reducer *reducer)
 {
-    for (int n = 0; n < reducer->flying_count && sum_advance(&reducer->sums, reducer_get_running_sum(reducer, n)); n++)
+    for (int n = 0; n < reducer->in_flight_count && sum_advance(&reducer->sums, reducer_get_running_sum(reducer, n));
+        n++)
         continue;
 }
-/* Waits for the n-th running sum, and returns or keeps its buffer. */
+/* Waits for the n-th oldest sum in flight, and gives its buffer back, or keeps it as the sum if sums are made in
+   place. */
 static tutti_status reducer_complete_sum(struct reducer *reducer, int n)
 {
-    int unit = reducer->flying[n];
-    struct gathering_sum *gathering = &reducer->unit[unit];
+    int unit = reducer->in_flight[n];
+    struct unit_gradients *gradients = &reducer->unit[unit];
     int64_t began_ns = clock_ns();
-    TRY(sum_wait(&reducer->sums, &gathering->running));
+    TRY(sum_wait(&reducer->sums, &gradients->running));
     reducer->waited_ns += (uint64_t)(clock_ns() - began_ns);
-    reducer->flying_count--;
-    memmove(&reducer->flying[n], &reducer->flying[n + 1],
-        (size_t)(reducer->flying_count - n) * sizeof *reducer->flying);
+    reducer->in_flight_count--;
+    memmove(&reducer->in_flight[n], &reducer->in_flight[n + 1],
+        (size_t)(reducer->in_flight_count - n) * sizeof *reducer->in_flight);
     reducer_add_round(reducer, unit);
-    if (reducer_sums_in_place(reducer) && !gathering->kept) gathering->kept = gathering->sent;
-    else reducer_return_buffer(reducer, gathering->sent);
-    gathering->sent = NULL;
+    if (reducer_sums_in_place(reducer) && !gradients->sum_buffer) gradients->sum_buffer = gradients->sent;
+    else reducer_return_buffer(reducer, gradients->sent);
+    gradients->sent = NULL;
     return TUTTI_OK;
 }
-/* Returns true if the oldest sum ends within SPIN_NS. */
+/* Waits up to POLL_NS for the oldest sum. Returns true if it is over. */
 static bool reducer_oldest_ends_soon(struct reducer *reducer)
 {
     int64_t began_ns = clock_ns();
     bool over;
-    while (!(over = sum_is_over(reducer_get_running_sum(reducer, 0))) && clock_ns() < began_ns + SPIN_NS) {
+    while (!(over = sum_is_over(reducer_get_running_sum(reducer, 0))) && clock_ns() < began_ns + POLL_NS) {
         nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
         reducer_advance_sums(reducer);
     }
     reducer->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return over;
 }
-/* Gives the unit a buffer for its gradients: an unused one, or a new one. If the limit of buffers is reached, first
-   waits for the oldest sum, but only if that is about to end, since a rank must not wait for another. */
+/* Gives the unit a buffer for its gradients if it has none: an unused one, or a new one. If the limit of buffers is
+   reached, first waits a moment for the oldest sum, but never longer, since that sum may need another rank which waits
+   for this one. */
 static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit)
 {
     size_t bytes = reducer_unit_bytes(reducer, unit);
@@ -138,18 +145,19 @@ static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit
     while (!*out) {
         *out = reducer_take_spare_buffer(reducer, bytes);
         if (*out) return TUTTI_OK;
-        bool waits = reducer->flying_count && reducer_count_buffers(reducer, bytes) >= reducer->buffers
+        bool waits = reducer->in_flight_count && reducer_count_buffers(reducer, bytes) >= reducer->buffers
             && reducer_oldest_ends_soon(reducer);
         TRY(waits ? reducer_complete_sum(reducer, 0) : reducer_allocate_buffer(reducer, bytes, out));
     }
     return TUTTI_OK;
 }
-/* Returns where the sum of this rank's slice goes: the first round into `sum`, the second into `more`. */
+/* Sets *out to where the sum of this rank's slice goes, and allocates it if needed: `sum` in the first round,
+   second_sum in the second. */
 static tutti_status reducer_allocate_sum(struct reducer *reducer, int unit, void **out)
 {
-    struct gathering_sum *gathering = &reducer->unit[unit];
-    void **place = gathering->rounds ? &gathering->more : &gathering->sum;
-    if (reducer_sums_in_place(reducer)) *place = gathering->buffer->memory;
+    struct unit_gradients *gradients = &reducer->unit[unit];
+    void **place = gradients->rounds ? &gradients->second_sum : &gradients->sum;
+    if (reducer_sums_in_place(reducer)) *place = gradients->buffer->memory;
     else if (!*place) {
         TRY(tutti_mem_alloc(place, reducer_slice_bytes(reducer, unit)));
         reducer->gradient_bytes += reducer_slice_bytes(reducer, unit);
@@ -161,29 +169,32 @@ static tutti_status reducer_allocate_sum(struct reducer *reducer, int unit, void
 static tutti_status reducer_start_sum(struct reducer *reducer, int unit)
 {
     const struct unit_partition *u = &reducer->partition->unit[unit];
-    struct gathering_sum *gathering = &reducer->unit[unit];
+    struct unit_gradients *gradients = &reducer->unit[unit];
     void *into;
     TRY(reducer_allocate_sum(reducer, unit, &into));
-    TRY(sum_start(&reducer->sums, &gathering->running, unit, gathering->buffer->memory, into));
-    gathering->sent = gathering->buffer;
-    gathering->buffer = NULL;
-    gathering->ready = 0;
-    gathering->complete = false;
+    TRY(sum_start(&reducer->sums, &gradients->running, unit, gradients->buffer->memory, into));
+    gradients->sent = gradients->buffer;
+    gradients->buffer = NULL;
+    gradients->ready_count = 0;
+    gradients->is_complete = false;
     memset(reducer->presence + u->first_parameter, ABSENT, (size_t)u->parameters);
-    gathering->started++;
-    reducer->flying[reducer->flying_count++] = unit;
-    reducer->begun++;
+    gradients->sums_started++;
+    reducer->in_flight[reducer->in_flight_count++] = unit;
+    reducer->sums_started++;
     reducer->sum_bytes += reducer_unit_bytes(reducer, unit);
     return TUTTI_OK;
 }
-static int reducer_next_unit(const struct reducer *reducer)
+/* Returns the unit that is summed next by the agreed order. */
+static int reducer_get_next_unit(const struct reducer *reducer)
 {
-    return reducer->order.turn[reducer->begun % reducer->partition->units];
+    return reducer->order.agreed[reducer->sums_started % reducer->partition->units];
 }
-static tutti_status reducer_start_complete(struct reducer *reducer)
+/* Starts the sums of the next units in the order, up to the first unit that is not complete. */
+static tutti_status reducer_start_complete_units(struct reducer *reducer)
 {
-    while (reducer->begun < reducer->partition->units && reducer->unit[reducer_next_unit(reducer)].complete)
-        TRY(reducer_start_sum(reducer, reducer_next_unit(reducer)));
+    while (reducer->sums_started < reducer->partition->units
+        && reducer->unit[reducer_get_next_unit(reducer)].is_complete)
+        TRY(reducer_start_sum(reducer, reducer_get_next_unit(reducer)));
     return TUTTI_OK;
 }
 
@@ -191,7 +202,7 @@ static tutti_status reducer_start_complete(struct reducer *reducer)
 tutti_status reducer_get_gradient_address(struct reducer *reducer, int parameter, void **out, bool *adds)
 {
     const struct place_of_parameter *p = &reducer->partition->parameter[parameter];
-    if (reducer->closed)
+    if (reducer->is_closed)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: parameter %d has a new gradient, but the gradients of this step have been averaged: take the "
             "step first",
@@ -203,8 +214,8 @@ tutti_status reducer_get_gradient_address(struct reducer *reducer, int parameter
     /* While the caller adds to a ready gradient, its unit must not be summed. */
     if (reducer->presence[parameter] == READY) {
         reducer->presence[parameter] = HELD;
-        reducer->unit[p->unit].ready--;
-        reducer->unit[p->unit].complete = false;
+        reducer->unit[p->unit].ready_count--;
+        reducer->unit[p->unit].is_complete = false;
     }
     reducer->asked[parameter] = 1;
     return TUTTI_OK;
@@ -212,24 +223,25 @@ tutti_status reducer_get_gradient_address(struct reducer *reducer, int parameter
 tutti_status reducer_mark_ready(struct reducer *reducer, int parameter)
 {
     int unit = reducer->partition->parameter[parameter].unit;
-    struct gathering_sum *gathering = &reducer->unit[unit];
+    struct unit_gradients *gradients = &reducer->unit[unit];
     if (!reducer->asked[parameter])
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: parameter %d is ready, but the program did not ask where to write its gradient", parameter);
     reducer->asked[parameter] = 0;
     reducer->used[parameter] = 1;
-    reducer->presence[parameter] = reducer->held ? HELD : READY;
-    if (reducer->held || ++gathering->ready < reducer->partition->unit[unit].parameters || gathering->started)
+    reducer->presence[parameter] = reducer->is_held ? HELD : READY;
+    if (reducer->is_held || ++gradients->ready_count < reducer->partition->unit[unit].parameters
+        || gradients->sums_started)
         return TUTTI_OK;
-    gathering->complete = true;
+    gradients->is_complete = true;
     trace_record(reducer->sums.trace, TUTTI_ZERO_READY, unit, trace_now(reducer->sums.trace), 0);
     sum_order_record(&reducer->order, unit);
-    if (unit != reducer_next_unit(reducer)) reducer->late_units++;
-    return reducer_start_complete(reducer);
+    if (unit != reducer_get_next_unit(reducer)) reducer->late_units++;
+    return reducer_start_complete_units(reducer);
 }
 
 /* ---- the end of a step ---- */
-/* Sets the gradients that the program has not computed to zero. */
+/* Sets the gradients of the unit that the program has not computed to zero. */
 static tutti_status reducer_fill_absent_gradients(struct reducer *reducer, int unit)
 {
     const struct unit_partition *u = &reducer->partition->unit[unit];
@@ -241,41 +253,44 @@ static tutti_status reducer_fill_absent_gradients(struct reducer *reducer, int u
     }
     return TUTTI_OK;
 }
+/* Returns true if any unit has gradients that are not in a sum. */
 static bool reducer_has_gradients(const struct reducer *reducer)
 {
     for (int u = 0; u < reducer->partition->units; u++)
         if (reducer->unit[u].buffer) return true;
     return false;
 }
+/* Waits for all sums in flight. */
 static tutti_status reducer_complete_sums(struct reducer *reducer)
 {
-    while (reducer->flying_count) TRY(reducer_complete_sum(reducer, 0));
+    while (reducer->in_flight_count) TRY(reducer_complete_sum(reducer, 0));
     return TUTTI_OK;
 }
-/* Starts the sums of all units that have not begun in this round (1 or 2), in the common order, and waits until all of
-   them are sent. */
+/* Starts all sums that are missing in this round (1 or 2) in the agreed order, and waits until this rank has started to
+   send each of them. */
 static tutti_status reducer_start_round(struct reducer *reducer, int round)
 {
-    while (reducer->begun < round * reducer->partition->units) {
-        int unit = reducer_next_unit(reducer);
-        if (!reducer->unit[unit].complete) TRY(reducer_fill_absent_gradients(reducer, unit));
+    while (reducer->sums_started < round * reducer->partition->units) {
+        int unit = reducer_get_next_unit(reducer);
+        if (!reducer->unit[unit].is_complete) TRY(reducer_fill_absent_gradients(reducer, unit));
         TRY(reducer_start_sum(reducer, unit));
     }
-    for (int n = 0; n < reducer->flying_count; n++)
+    for (int n = 0; n < reducer->in_flight_count; n++)
         TRY(sum_await_sent(&reducer->sums, reducer_get_running_sum(reducer, n)));
     return TUTTI_OK;
 }
+/* Waits for the first sums, and sums all units once more. */
 static tutti_status reducer_start_second_round(struct reducer *reducer)
 {
     TRY(reducer_complete_sums(reducer));
     return reducer_start_round(reducer, 2);
 }
-/* Ends the step's gradients: starts the remaining sums, and exchanges which parameters any rank has used, whether a
-   rank has gradients for a second round, and whether it drops or takes the sums. Collective. */
+/* Ends the step's gradients: starts the remaining sums, and learns which parameters have a gradient on any rank,
+   whether any rank has gradients for a second round, and whether all ranks drop the sums (`drops`) or all use them. */
 static tutti_status reducer_close_and_agree(struct reducer *reducer, bool drops)
 {
     uint8_t *flags = &reducer->used[reducer->partition->parameters];
-    if (reducer->closed) return TUTTI_OK;
+    if (reducer->is_closed) return TUTTI_OK;
     TRY(reducer_start_round(reducer, 1));
     flags[HAS_MORE] = reducer_has_gradients(reducer);
     flags[DROPS] = drops;
@@ -285,14 +300,14 @@ static tutti_status reducer_close_and_agree(struct reducer *reducer, bool drops)
     if (flags[DROPS] && flags[TAKES])
         return status_fail(TUTTI_MISMATCH, "zero: some ranks drop the gradients of this step, but others use them");
     if (flags[HAS_MORE]) TRY(reducer_start_second_round(reducer));
-    reducer->closed = true;
+    reducer->is_closed = true;
     return TUTTI_OK;
 }
 tutti_status reducer_close_step(struct reducer *reducer) { return reducer_close_and_agree(reducer, false); }
 tutti_status reducer_complete_unit(struct reducer *reducer, int unit)
 {
-    for (int n = 0; n < reducer->flying_count; n++)
-        if (reducer->flying[n] == unit) return reducer_complete_sum(reducer, n);
+    for (int n = 0; n < reducer->in_flight_count; n++)
+        if (reducer->in_flight[n] == unit) return reducer_complete_sum(reducer, n);
     return TUTTI_OK;
 }
 tutti_status reducer_settle_sums(struct reducer *reducer)
@@ -300,13 +315,14 @@ tutti_status reducer_settle_sums(struct reducer *reducer)
     TRY(reducer_close_step(reducer));
     return reducer_complete_sums(reducer);
 }
-/* Makes the order that rank 0 has recorded in the first step the order of all ranks. */
+/* Makes the order that rank 0 has recorded in the first step the order of all ranks. Collective. */
 static tutti_status reducer_learn_order(struct reducer *reducer)
 {
-    int *turn = reducer->order.turn;
+    int *agreed = reducer->order.agreed;
     sum_order_finish_learning(&reducer->order);
-    TRY(tutti_broadcast(turn, turn, (size_t)reducer->partition->units, TUTTI_INT32, 0, reducer->control_comm, NULL));
-    priority_comms_assign_units(reducer->comms, reducer->partition, turn);
+    TRY(tutti_broadcast(agreed, agreed, (size_t)reducer->partition->units, TUTTI_INT32, 0, reducer->control_comm,
+        NULL));
+    priority_comms_assign_units(reducer->comms, reducer->partition, agreed);
     return TUTTI_OK;
 }
 tutti_status reducer_begin_step(struct reducer *reducer)
@@ -316,19 +332,19 @@ tutti_status reducer_begin_step(struct reducer *reducer)
         if (!reducer->used[i] && reducer->unit[p[i].unit].rounds)
             sums_return_to_residual(&reducer->sums, i, reducer->unit[p[i].unit].sum);
     for (int u = 0; u < reducer->partition->units; u++) {
-        struct gathering_sum *gathering = &reducer->unit[u];
-        gathering->started = gathering->rounds = 0;
-        if (gathering->kept) reducer_return_buffer(reducer, gathering->kept);
-        gathering->kept = NULL;
+        struct unit_gradients *gradients = &reducer->unit[u];
+        gradients->sums_started = gradients->rounds = 0;
+        if (gradients->sum_buffer) reducer_return_buffer(reducer, gradients->sum_buffer);
+        gradients->sum_buffer = NULL;
     }
     memset(reducer->used, 0, (size_t)reducer->partition->parameters + FLAGS);
-    reducer->begun = 0;
-    reducer->closed = false;
-    return reducer->order.learns ? reducer_learn_order(reducer) : TUTTI_OK;
+    reducer->sums_started = 0;
+    reducer->is_closed = false;
+    return reducer->order.is_learning ? reducer_learn_order(reducer) : TUTTI_OK;
 }
 bool reducer_is_at_rest(const struct reducer *reducer)
 {
-    bool any = reducer->closed;
+    bool any = reducer->is_closed;
     for (int i = 0; i < reducer->partition->parameters; i++) any |= reducer->used[i];
     return !any;
 }
@@ -349,15 +365,15 @@ tutti_status reducer_init(struct reducer *r, const struct partition *partition, 
     *r = (struct reducer){ .partition = partition, .comms = comms, .control_comm = control_comm };
     r->buffers = reducer_sums_in_place(r) ? INT_MAX : config->buffers ? config->buffers : USUAL_BUFFERS;
     r->unit = memory_alloc_zeroed((size_t)partition->units, sizeof *r->unit);
-    r->flying = memory_alloc_zeroed((size_t)partition->units, sizeof *r->flying);
+    r->in_flight = memory_alloc_zeroed((size_t)partition->units, sizeof *r->in_flight);
     r->presence = memory_alloc_zeroed((size_t)partition->parameters, 1);
     r->asked = memory_alloc_zeroed((size_t)partition->parameters, 1);
     r->used = memory_alloc_zeroed((size_t)partition->parameters + FLAGS, 1);
     bool fine =
-        sum_order_init(&r->order, partition->units) && r->unit && r->flying && r->presence && r->asked && r->used;
+        sum_order_init(&r->order, partition->units) && r->unit && r->in_flight && r->presence && r->asked && r->used;
     if (!fine)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
-    priority_comms_assign_units(comms, partition, r->order.turn);
+    priority_comms_assign_units(comms, partition, r->order.agreed);
     return sums_init(&r->sums, partition, &config->compression, comms, trace);
 }
 void reducer_finish(struct reducer *reducer)
@@ -368,10 +384,10 @@ void reducer_finish(struct reducer *reducer)
         sum_finish(&reducer->sums, &reducer->unit[u].running);
         gradient_buffer_free(reducer->unit[u].buffer);
         gradient_buffer_free(reducer->unit[u].sent);
-        gradient_buffer_free(reducer->unit[u].kept);
+        gradient_buffer_free(reducer->unit[u].sum_buffer);
         if (reducer_sums_in_place(reducer)) continue;
         tutti_mem_free(reducer->unit[u].sum);
-        tutti_mem_free(reducer->unit[u].more);
+        tutti_mem_free(reducer->unit[u].second_sum);
     }
     for (struct gradient_buffer *b = reducer->spare, *next; b; b = next) {
         next = b->next;
@@ -379,7 +395,7 @@ void reducer_finish(struct reducer *reducer)
     }
     sum_order_finish(&reducer->order);
     free(reducer->unit);
-    free(reducer->flying);
+    free(reducer->in_flight);
     free(reducer->presence);
     free(reducer->asked);
     free(reducer->used);

@@ -9,7 +9,7 @@ tutti_status tutti_zero_span(const tutti_zero *zero, int parameter, int rank, si
     if (rank < 0 || rank >= zero->partition.ranks)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: rank %d does not exist; there are %d", rank,
             zero->partition.ranks);
-    struct slice_piece piece = partition_piece(&zero->partition, parameter, rank);
+    struct slice_piece piece = partition_find_piece(&zero->partition, parameter, rank);
     *at = piece.at;
     *count = piece.count;
     return TUTTI_OK;
@@ -17,10 +17,10 @@ tutti_status tutti_zero_span(const tutti_zero *zero, int parameter, int rank, si
 tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_zero_piece *out)
 {
     TRY(zero_check_parameter(zero, parameter));
-    struct slice_piece piece = partition_piece(&zero->partition, parameter, zero->partition.rank);
+    struct slice_piece piece = partition_find_piece(&zero->partition, parameter, zero->partition.rank);
     int unit = zero->partition.parameter[parameter].unit;
     const struct optimizer_state *s = &zero->optimizer.state[unit];
-    const struct gathering_sum *gathering = &zero->reducer.unit[unit];
+    const struct unit_gradients *gradients = &zero->reducer.unit[unit];
     size_t element = zero->partition.unit[unit].element;
     *out = (tutti_zero_piece){ .at = piece.at, .count = piece.count, .steps = zero->optimizer.steps[parameter] };
     out->used = zero->reducer.used[parameter];
@@ -28,31 +28,31 @@ tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_z
     out->value = s->value + piece.from;
     out->first = s->first ? s->first + piece.from : NULL;
     out->second = s->second ? s->second + piece.from : NULL;
-    out->gradient = gathering->sum && gathering->rounds ? (char *)gathering->sum + piece.from * element : NULL;
+    out->gradient = gradients->sum && gradients->rounds ? (char *)gradients->sum + piece.from * element : NULL;
     return TUTTI_OK;
 }
 tutti_status tutti_zero_claim_pieces(tutti_zero *zero)
 {
     TRY(zero_check_and_await(zero));
-    return zero_keep_failure(zero, placement_claim_pieces(&zero->placement, zero->steps));
+    return zero_record_failure(zero, placement_claim_pieces(&zero->placement, zero->steps));
 }
-/* Copies the pieces that the caller has written to all ranks that read them. */
+/* Publishes the pieces that the caller has written, so that all ranks read them. */
 static tutti_status zero_begin_pieces(tutti_zero *zero)
 {
     TRY(placement_begin_update(&zero->placement));
-    zero->claimed = false;
+    zero->is_claimed = false;
     zero->steps++;
     zero->writes++;
     for (int u = 0; u < zero->partition.units; u++) {
         optimizer_copy_to_slice(&zero->optimizer, u);
-        TRY(placement_publish(&zero->placement, u, zero->steps));
+        TRY(placement_publish_slice(&zero->placement, u, zero->steps));
     }
     return TUTTI_OK;
 }
 tutti_status tutti_zero_begin_pieces(tutti_zero *zero)
 {
     TRY(zero_check_and_await(zero));
-    return zero_keep_failure(zero, zero_begin_pieces(zero));
+    return zero_record_failure(zero, zero_begin_pieces(zero));
 }
 tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uint64_t steps)
 {
@@ -60,6 +60,7 @@ tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uint64_t step
     zero->optimizer.steps[parameter] = steps;
     return TUTTI_OK;
 }
+/* Refuses a call that reads or sets the residual of a parameter, unless it comes between steps with an array. */
 static tutti_status zero_check_residual(const tutti_zero *zero, int parameter, const void *array)
 {
     TRY(zero_check_parameter(zero, parameter));
@@ -70,7 +71,7 @@ static tutti_status zero_check_residual(const tutti_zero *zero, int parameter, c
 tutti_status tutti_zero_get_lost(tutti_zero *zero, int parameter, float *out)
 {
     TRY(zero_check_residual(zero, parameter, out));
-    return zero_keep_failure(zero, sums_get_residual(&zero->reducer.sums, parameter, out, zero->control_comm));
+    return zero_record_failure(zero, sums_get_residual(&zero->reducer.sums, parameter, out, zero->control_comm));
 }
 tutti_status tutti_zero_set_lost(tutti_zero *zero, int parameter, const float *in)
 {
@@ -105,11 +106,12 @@ tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *ou
     out->late_units = zero->reducer.late_units;
     out->sum_bytes = zero->reducer.sum_bytes;
     out->moved_bytes = zero->placement.moved_bytes + zero->placement.gatherer.moved_bytes;
-    out->gradient_bytes = zero->reducer.gradient_bytes + zero->reducer.sums.lost_bytes;
+    out->gradient_bytes = zero->reducer.gradient_bytes + zero->reducer.sums.residual_bytes;
     out->packed_bytes = zero->reducer.sums.packed_bytes;
     out->state_bytes = zero->optimizer.state_bytes;
     out->parameter_bytes = zero->placement.gatherer.most_bytes;
     for (int u = 0; u < zero->partition.units; u++)
-        out->parameter_bytes += partition_bytes(&zero->partition, u) / placement_count_copy_ranks(&zero->placement);
+        out->parameter_bytes +=
+            partition_unit_bytes(&zero->partition, u) / placement_count_copy_ranks(&zero->placement);
     return TUTTI_OK;
 }

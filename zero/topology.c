@@ -12,7 +12,7 @@ tutti_status topology_init(struct topology *topology, tutti_comm *comm)
         TRY(tutti_comm_place(comm, r, &host, &index));
         if (host >= topology->hosts) topology->hosts = host + 1;
         if (index >= topology->largest) topology->largest = index + 1;
-        topology->here += host == topology->host;
+        topology->local_ranks += host == topology->host;
     }
     topology->even = topology->hosts * topology->largest == topology->ranks;
     topology->rank_at =

@@ -32,7 +32,6 @@ tutti_status trace_open(struct trace *trace, size_t events)
     pthread_mutex_unlock(&trace->lock);
     return TUTTI_OK;
 }
-/* Copies at most `capacity` events and returns how many there are. `missed` counts those that did not fit. */
 size_t trace_read(struct trace *trace, tutti_zero_event *out, size_t capacity, size_t *missed)
 {
     pthread_mutex_lock(&trace->lock);
@@ -46,6 +45,7 @@ int64_t trace_now(struct trace *trace)
 {
     return atomic_load_explicit(&trace->open, memory_order_relaxed) ? clock_ns() : 0;
 }
+/* Appends the event if the trace is open and has room, or counts it as missed. */
 static void trace_add_event(struct trace *trace, const tutti_zero_event *event)
 {
     pthread_mutex_lock(&trace->lock);
@@ -61,6 +61,7 @@ void trace_span_begin(struct trace_span *s, struct trace *trace, tutti_zero_even
 {
     *s = (struct trace_span){ trace, { kind, unit, trace_now(trace), 0, bytes }, false };
 }
+/* Ends the span when its request is over, on the thread that completes the request. */
 static void trace_span_on_request_done(tutti_request *request, void *span)
 {
     struct trace_span *s = span;

@@ -9,24 +9,31 @@ struct trace {
     pthread_mutex_t lock;
     _Atomic bool open;
     tutti_zero_event *event;                            /* [room], owned */
+    /* `count` events are in the array; `missed` more came when it was full. */
     size_t room, count, missed;
 };
-/* A span lasts from the start of an operation to its end, on any thread. */
+/* A span is the event of one operation, from its start to its end on any thread. `followed`: the end of a request will
+   end the span. */
 struct trace_span { struct trace *trace; tutti_zero_event event; _Atomic bool followed; };
 void trace_init(struct trace *trace);
 void trace_finish(struct trace *trace);
-/* Opens an empty trace with room for `events`. 0 closes it. */
+/* Opens an empty trace with room for `events` events. 0 closes it; the recorded events stay readable. */
 tutti_status trace_open(struct trace *trace, size_t events);
+/* Copies the first `capacity` recorded events to `out`, and returns how many are recorded. *missed gets how many events
+   came when the trace was full. */
 size_t trace_read(struct trace *trace, tutti_zero_event *out, size_t capacity, size_t *missed);
-/* Returns the time, or 0 while no trace is open. */
+/* Returns the time in nanoseconds, or 0 while the trace is closed. */
 int64_t trace_now(struct trace *trace);
-/* Records an event that ends now. With began_ns 0 the trace was closed then, and the event is not recorded. */
+/* Records an event that began at began_ns and ends now. With began_ns 0 (the trace was closed at its start) it does
+   nothing. */
 void trace_record(struct trace *trace, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes);
-/* Starts the span of an operation that is about to start. The caller ends it with trace_span_end, or
-   trace_span_follow_request makes the request do so. */
+/* Starts the span of an operation that is about to start. The caller ends it with trace_span_end, or calls
+   trace_span_follow_request, and the end of the request ends it. */
 void trace_span_begin(struct trace_span *span, struct trace *trace, tutti_zero_event_kind kind, int unit,
     uint64_t bytes);
+/* Makes the end of `request` end the span. It sets request->done and request->context. */
 void trace_span_follow_request(struct trace_span *span, tutti_request *request);
+/* Ends the span and records its event. */
 void trace_span_end(struct trace_span *span);
-/* Waits until a request that is over has ended its span, so that the span may be used again. */
+/* Waits until the followed request, which must be over, has ended the span. Then the span may be used again. */
 void trace_span_await_end(struct trace_span *span);

@@ -21,6 +21,7 @@ tutti_status optimizer_init(struct optimizer *optimizer, const struct partition 
     return optimizer->state && optimizer->steps ? TUTTI_OK
                                                 : status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
 }
+/* Returns true if the optimizer has a float32 copy of the unit's slice. */
 static bool unit_has_value_copy(const struct unit_partition *unit) { return unit->dtype != TUTTI_FLOAT32; }
 void optimizer_finish(struct optimizer *optimizer)
 {
@@ -32,7 +33,7 @@ void optimizer_finish(struct optimizer *optimizer)
     free(optimizer->state);
     free(optimizer->steps);
 }
-/* Allocates one array of optimizer state for this rank's slice of a unit, if it is wanted and absent. */
+/* Allocates *out, an array of one float for each element of this rank's slice, if it is wanted and *out is NULL. */
 static tutti_status optimizer_allocate_floats(struct optimizer *optimizer, int unit, bool wanted, float **out)
 {
     size_t bytes = optimizer->partition->unit[unit].slice * sizeof(float);
@@ -63,7 +64,8 @@ tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *sl
 }
 
 /* ---- steps ---- */
-/* Computes the factors that the kernel applies to each element in this step (1, 2, …) from the caller's rates. */
+/* Returns the factors that the kernel applies to each element, computed from the caller's rates `r`. `step` counts the
+   steps of the parameter from 1. */
 static struct update_factors rule_compute_factors(tutti_zero_rule rule, const tutti_zero_rates *r, double step,
     double scale)
 {
@@ -80,7 +82,7 @@ static struct update_factors rule_compute_factors(tutti_zero_rule rule, const tu
     if (rule == TUTTI_ZERO_ADAMW) f.decay = (float)(1 - r->rate * r->decay);
     return f;
 }
-/* Updates one piece (the part of a parameter in this rank's slice) by the kernel of the rule. */
+/* Updates one piece (the part of a parameter in this rank's slice) by the rule. `gradient` is that of the slice. */
 static void optimizer_update_piece(const struct optimizer *optimizer, int unit, const struct slice_piece *piece,
     const void *gradient, const struct update_factors *f)
 {

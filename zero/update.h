@@ -3,7 +3,8 @@
 #include "kernels/update.h"
 #include "zero/partition.h"
 
-/* Each unit has one of these. `value` is the slice itself, or an owned copy. */
+/* The optimizer's arrays for this rank's slice of one unit. `value` is the slice itself if that is float32, or an owned
+   float32 copy. `first` and `second` are moments; NULL if the rule has none. */
 struct optimizer_state {
     float *value, *first, *second;
     void *slice;
@@ -14,16 +15,20 @@ struct optimizer {
     struct optimizer_state *state;                      /* [units], owned */
     /* This many steps have updated each parameter. */
     uint64_t *steps;                                    /* [parameters], owned */
+    /* The bytes of moments and of float32 copies. */
     uint64_t state_bytes;
 };
+/* Allocates the list of states. optimizer_set_slice allocates the arrays. The caller must call optimizer_finish in
+   every case. */
 tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition, tutti_zero_rule rule);
 void optimizer_finish(struct optimizer *optimizer);
-/* Takes the first values from the slice, which must stay in place. */
+/* Sets this rank's slice of the unit, takes its values, and allocates its moments. The slice must stay in place. */
 tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *slice);
-/* Takes one step of the unit's pieces that are used. gradient: the averaged gradient of the slice. */
+/* Takes one optimizer step for this rank's slice of the unit. `gradient` is the averaged gradient of the slice, and is
+   multiplied by `scale`. used[parameters] is 0 for parameters without a gradient, which stay. rates: [groups]. */
 void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale);
-/* Copies the values that the caller has written to the slice. */
+/* Rounds the float32 values, which the caller has written, to a bfloat16 slice. A float32 slice is the values. */
 void optimizer_copy_to_slice(struct optimizer *optimizer, int unit);
-/* Returns the sum of squares of this rank's gradients of the unit. */
+/* Returns the sum of the squares of `gradient`, the averaged gradient of this rank's slice, without padding. */
 double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const void *gradient);

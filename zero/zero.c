@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 /* tutti_zero_destroy waits DRAIN_MS for ranks that still read this rank's data. MOST_PREFETCH is the highest
-   `prefetch` of a config. The trace records a wait for a gradient buffer of more than LOOK_NS. ALL_UNITS is the unit
-   number of events that belong to no single unit. */
-enum { DRAIN_MS = 2000, MOST_PREFETCH = 1000, LOOK_NS = 10000, ALL_UNITS = -1 };
+   `prefetch` of a config. The trace records waits for a gradient buffer that last longer than LEAST_WAIT_NS. ALL_UNITS
+   is the unit number of events that belong to no single unit. */
+enum { DRAIN_MS = 2000, MOST_PREFETCH = 1000, LEAST_WAIT_NS = 10000, ALL_UNITS = -1 };
 /* ---- checks ---- */
-/* Ends the waits of other ranks for this rank with an error. */
+/* Aborts all communicators, which ends the waits of other ranks for this rank with an error. */
 static void zero_abort_comms(tutti_zero *zero)
 {
     priority_comms_abort(&zero->comms);
@@ -23,16 +23,16 @@ static void zero_abort_comms(tutti_zero *zero)
     placement_abort_comms(&zero->placement);
     exchange_abort_comms(&zero->reducer.sums.exchange);
 }
-tutti_status zero_keep_failure(tutti_zero *zero, tutti_status status)
+tutti_status zero_record_failure(tutti_zero *zero, tutti_status status)
 {
     if (status == TUTTI_OK || status_is_refusal() || zero->failure) return status;
     snprintf(zero->why, sizeof zero->why, "%s", status_detail());
     zero_abort_comms(zero);
     /* A failed asynchronous step has aborted this call's operation and has the cause. After zero_abort_comms it
        ends. */
-    tutti_status of_async_step = status == TUTTI_ABORTED && zero->async ? async_step_await_end(zero->async) : TUTTI_OK;
-    if (of_async_step != TUTTI_OK && of_async_step != TUTTI_ABORTED) {
-        status = of_async_step;
+    tutti_status async_status = status == TUTTI_ABORTED && zero->async ? async_step_await_end(zero->async) : TUTTI_OK;
+    if (async_status != TUTTI_OK && async_status != TUTTI_ABORTED) {
+        status = async_status;
         snprintf(zero->why, sizeof zero->why, "%s", status_detail());
     }
     zero->failure = status;
@@ -44,7 +44,7 @@ tutti_status zero_check_usable(const tutti_zero *zero)
     if (zero->process != getpid())
         return status_fail(TUTTI_FORKED, "zero: this tutti_zero was made before a fork; a child must make its own");
     if (zero->failure) return status_repeat(zero->failure, zero->why);
-    if (!zero->begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
+    if (!zero->is_begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
     return TUTTI_OK;
 }
 tutti_status zero_check_and_await(const tutti_zero *zero)
@@ -67,6 +67,7 @@ static tutti_status zero_check_unit(const tutti_zero *zero, int unit)
         zero->partition.units);
 }
 static bool zero_is_sharded(const tutti_zero *zero) { return zero->placement.kind == TUTTI_ZERO_SHARDED; }
+/* Refuses a config of another version of the library, or without a communicator. */
 static tutti_status config_check_struct(const tutti_zero_config *config)
 {
     if (config->struct_size != sizeof *config)
@@ -92,49 +93,52 @@ static tutti_status config_check_choices(const tutti_zero_config *config)
 }
 
 /* ---- a step ---- */
-/* A collective close shows that all ranks have reached the step. After an earlier close ranks may have read on. */
+/* Returns when all ranks have reached the step. The collective close of the step shows this. If the step was closed
+   earlier (settle, norm), ranks may have read parameters since, so a barrier shows it. */
 static tutti_status zero_await_ranks(tutti_zero *zero)
 {
-    bool closed = zero->reducer.closed;
+    bool closed = zero->reducer.is_closed;
     TRY(reducer_close_step(&zero->reducer));
     return closed ? tutti_barrier(zero->control_comm, NULL) : TUTTI_OK;
 }
-/* Completes all sums of the step, and makes parameters writable: no rank reads them until the next step. */
+/* Completes all sums of the step, and marks parameters as claimed: no rank reads them until the next step. */
 static tutti_status zero_settle_and_claim(tutti_zero *zero)
 {
-    if (zero->claimed) return TUTTI_OK;
+    if (zero->is_claimed) return TUTTI_OK;
     TRY(zero_await_ranks(zero));
     TRY(reducer_settle_sums(&zero->reducer));
-    zero->claimed = true;
+    zero->is_claimed = true;
     return TUTTI_OK;
 }
-/* Updates this rank's slice of a unit, or takes the caller's update, and starts to distribute it. */
+/* Updates this rank's slice of a unit by the rule, or takes the caller's update, and starts to distribute the slice. */
 static tutti_status zero_update_unit(tutti_zero *zero, int unit)
 {
     struct reducer *reducer = &zero->reducer;
     TRY(reducer_complete_unit(reducer, unit));
     /* A unit that was not used since the last step may still be gathering. */
-    TRY(placement_await(&zero->placement, unit, zero->steps - 1));
+    TRY(placement_await_unit(&zero->placement, unit, zero->steps - 1));
     int64_t began_ns = trace_now(&zero->trace);
-    if (!zero->updates) optimizer_copy_to_slice(&zero->optimizer, unit);
+    if (!zero->has_rule) optimizer_copy_to_slice(&zero->optimizer, unit);
     else if (reducer->unit[unit].rounds)
         optimizer_update_unit(&zero->optimizer, unit, reducer->unit[unit].sum, reducer->used, zero->rates, zero->scale);
     trace_record(&zero->trace, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
-    return placement_publish(&zero->placement, unit, zero->steps);
+    return placement_publish_slice(&zero->placement, unit, zero->steps);
 }
-/* Updates units in the order of their sums; async steps reverse it. The order is the same on all ranks. */
+/* Updates and publishes this rank's slices of all units in the order of their sums, or in reverse if the step is
+   asynchronous, and starts the next step of the reducer. The order is the same on all ranks. */
 static tutti_status zero_update_units(tutti_zero *zero)
 {
-    int units = zero->partition.units, *turn = zero->reducer.order.turn;
+    int units = zero->partition.units, *agreed = zero->reducer.order.agreed;
     for (int i = 0; i < units; i++) {
-        int unit = turn[zero->async ? units - 1 - i : i];
+        int unit = agreed[zero->async ? units - 1 - i : i];
         TRY(zero_update_unit(zero, unit));
         if (zero->async) async_step_complete_unit(zero->async, unit, zero->steps);
     }
     TRY(reducer_begin_step(&zero->reducer));
     return placement_end_update(&zero->placement);
 }
-/* The work of the asynchronous step's thread. After an error no other rank waits for this one. */
+/* Does the work of the asynchronous step's thread. After an error it aborts the communicators, so that no other rank
+   waits for this one. */
 static tutti_status zero_run_async_step(void *zero)
 {
     tutti_status status = zero_update_units(zero);
@@ -144,16 +148,17 @@ static tutti_status zero_run_async_step(void *zero)
     zero_abort_comms(zero);
     return status_repeat(status, why);
 }
-/* With rates NULL the caller has updated the pieces. */
+/* Takes a step when all ranks have reached it, on this thread or on that of async steps. rates: [groups], or NULL if
+   the caller has updated the pieces. */
 static tutti_status zero_take_step(tutti_zero *zero, const tutti_zero_rates *rates, double scale)
 {
     int64_t began_ns = trace_now(&zero->trace);
-    if (!zero->claimed) TRY(zero_await_ranks(zero));
+    if (!zero->is_claimed) TRY(zero_await_ranks(zero));
     TRY(placement_begin_update(&zero->placement));
-    zero->updates = rates;
+    zero->has_rule = rates;
     zero->scale = scale;
     for (int g = 0; rates && g < zero->partition.groups; g++) zero->rates[g] = rates[g];
-    zero->claimed = false;
+    zero->is_claimed = false;
     zero->steps++;
     if (zero->async && rates) async_step_start_work(zero->async);
     else TRY(zero_update_units(zero));
@@ -162,7 +167,8 @@ static tutti_status zero_take_step(tutti_zero *zero, const tutti_zero_rates *rat
 }
 
 /* ---- lifetime ---- */
-/* All ranks have the same partition, or all refuse it. */
+/* Refuses the model on all ranks unless all have the same partition and compression. `mine` is the result of this
+   rank's own checks, which it returns if they have failed. Collective. */
 static tutti_status zero_compare_models(const tutti_zero *zero, const tutti_zero_config *config, tutti_status mine)
 {
     char why[STATUS_DETAIL_BYTES] = "";
@@ -180,7 +186,8 @@ static tutti_status zero_compare_models(const tutti_zero *zero, const tutti_zero
         "in the same units and groups, and the placement, the optimizer and the compression be the same, on all ranks",
         zero->partition.rank);
 }
-/* Creates the parts in an order that keeps all ranks' collective calls equal, after a comparison of models. */
+/* Compares the models of all ranks and creates the parts, in an order that keeps the collective calls of all ranks
+   equal. */
 static tutti_status zero_init_parts(tutti_zero *zero, const tutti_zero_config *config)
 {
     tutti_status mine =
@@ -219,7 +226,8 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config
     tutti_zero_destroy(zero);
     return refusal ? status_repeat_refusal(status, why) : status_repeat(status, why);
 }
-/* Waits up to DRAIN_MS for data that other ranks still need from this one. */
+/* Waits up to DRAIN_MS for data that other ranks still need from this one, or aborts the communicators in the middle of
+   a step. Ends the thread of async steps. */
 static void zero_drain_and_stop(tutti_zero *zero)
 {
     int64_t until_ms = clock_ms() + DRAIN_MS;
@@ -249,14 +257,14 @@ void *tutti_zero_parameter_at(const tutti_zero *zero, int parameter)
 {
     if (!zero || parameter < 0 || parameter >= zero->partition.parameters) return NULL;
     const struct place_of_parameter *p = &zero->partition.parameter[parameter];
-    return (char *)placement_flat(&zero->placement, p->unit) + p->offset * zero->partition.unit[p->unit].element;
+    return (char *)placement_get_flat(&zero->placement, p->unit) + p->offset * zero->partition.unit[p->unit].element;
 }
-/* Takes rank 0's values on all ranks, and copies this rank's pieces into the optimizer state. */
+/* Distributes rank 0's values to all ranks, and makes this rank's slices the values of its optimizer state. */
 static tutti_status zero_set_first_values(tutti_zero *zero)
 {
     TRY(placement_broadcast_values(&zero->placement));
     for (int u = 0; u < zero->partition.units; u++)
-        TRY(optimizer_set_slice(&zero->optimizer, u, placement_slice(&zero->placement, u)));
+        TRY(optimizer_set_slice(&zero->optimizer, u, placement_get_slice(&zero->placement, u)));
     /* All ranks have read before any rank writes. */
     return tutti_barrier(zero->control_comm, NULL);
 }
@@ -265,20 +273,20 @@ tutti_status tutti_zero_begin(tutti_zero *zero)
     if (!zero) return zero_check_and_await(zero);
     if (zero->failure) return status_repeat(zero->failure, zero->why);
     TRY(async_step_await_end(zero->async));
-    zero->begun = true;
-    zero->claimed = false;
+    zero->is_begun = true;
+    zero->is_claimed = false;
     tutti_status status = placement_claim_units(&zero->placement, zero->steps);
-    return zero_keep_failure(zero, status == TUTTI_OK ? zero_set_first_values(zero) : status);
+    return zero_record_failure(zero, status == TUTTI_OK ? zero_set_first_values(zero) : status);
 }
 
 /* ---- the events of a step ---- */
-/* Waits until the unit is as new as the last step, and begins a use of it in a forward or backward pass. */
+/* Begins a use of the unit in a forward or backward pass, and returns when it has the values of the last step. */
 static tutti_status zero_use_unit(tutti_zero *zero, int unit, bool backward)
 {
     TRY(zero_check_unit(zero, unit));
     int64_t began_ns = trace_now(&zero->trace);
     TRY(async_step_await_unit(zero->async, unit, zero->steps));
-    TRY(zero_keep_failure(zero, placement_use(&zero->placement, unit, zero->steps, backward)));
+    TRY(zero_record_failure(zero, placement_use_unit(&zero->placement, unit, zero->steps, backward)));
     trace_record(&zero->trace, TUTTI_ZERO_USED, unit, began_ns, 0);
     return TUTTI_OK;
 }
@@ -287,13 +295,13 @@ tutti_status tutti_zero_use_backward(tutti_zero *zero, int unit) { return zero_u
 tutti_status tutti_zero_release(tutti_zero *zero, int unit)
 {
     TRY(zero_check_unit(zero, unit));
-    if (zero_is_sharded(zero)) gatherer_release(&zero->placement.gatherer, unit);
+    if (zero_is_sharded(zero)) gatherer_release_unit(&zero->placement.gatherer, unit);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_keep(tutti_zero *zero, bool kept)
 {
     TRY(zero_check_and_await(zero));
-    return zero_keep_failure(zero, placement_keep_units(&zero->placement, zero->steps, kept));
+    return zero_record_failure(zero, placement_keep_units(&zero->placement, zero->steps, kept));
 }
 tutti_status tutti_zero_gradient(tutti_zero *zero, int parameter, void **out, bool *adds)
 {
@@ -301,14 +309,15 @@ tutti_status tutti_zero_gradient(tutti_zero *zero, int parameter, void **out, bo
     TRY(zero_check_parameter(zero, parameter));
     int unit = zero->partition.parameter[parameter].unit;
     if (zero_is_sharded(zero)) TRY(gatherer_check_unit_whole(&zero->placement.gatherer, unit));
-    TRY(zero_keep_failure(zero, reducer_get_gradient_address(&zero->reducer, parameter, out, adds)));
-    if (trace_now(&zero->trace) > began_ns + LOOK_NS) trace_record(&zero->trace, TUTTI_ZERO_ASKED, unit, began_ns, 0);
+    TRY(zero_record_failure(zero, reducer_get_gradient_address(&zero->reducer, parameter, out, adds)));
+    if (trace_now(&zero->trace) > began_ns + LEAST_WAIT_NS)
+        trace_record(&zero->trace, TUTTI_ZERO_ASKED, unit, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_ready(tutti_zero *zero, int parameter)
 {
     TRY(zero_check_parameter(zero, parameter));
-    TRY(zero_keep_failure(zero, reducer_mark_ready(&zero->reducer, parameter)));
+    TRY(zero_record_failure(zero, reducer_mark_ready(&zero->reducer, parameter)));
     if (zero_is_sharded(zero))
         gatherer_count_gradient(&zero->placement.gatherer, zero->partition.parameter[parameter].unit);
     return TUTTI_OK;
@@ -316,18 +325,19 @@ tutti_status tutti_zero_ready(tutti_zero *zero, int parameter)
 tutti_status tutti_zero_hold(tutti_zero *zero, bool held)
 {
     TRY(zero_check_and_await(zero));
-    zero->reducer.held = held;
+    zero->reducer.is_held = held;
     return TUTTI_OK;
 }
 tutti_status tutti_zero_settle(tutti_zero *zero)
 {
     int64_t began_ns = zero ? trace_now(&zero->trace) : 0;
     TRY(zero_check_and_await(zero));
-    TRY(zero_keep_failure(zero, reducer_settle_sums(&zero->reducer)));
+    TRY(zero_record_failure(zero, reducer_settle_sums(&zero->reducer)));
     trace_record(&zero->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
-/* Computes the norm of all averaged gradients: each rank squares its slices, and all add the results. */
+/* Settles the sums, and computes the 2-norm of all averaged gradients: each rank squares its slices, and all ranks add
+   the results. */
 static tutti_status zero_compute_norm(tutti_zero *zero, double *out)
 {
     double sum = 0;
@@ -343,7 +353,7 @@ tutti_status tutti_zero_norm(tutti_zero *zero, double *out)
 {
     int64_t began_ns = zero ? trace_now(&zero->trace) : 0;
     TRY(zero_check_and_await(zero));
-    TRY(zero_keep_failure(zero, zero_compute_norm(zero, out)));
+    TRY(zero_record_failure(zero, zero_compute_norm(zero, out)));
     trace_record(&zero->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
@@ -353,20 +363,20 @@ tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates *rates, do
     if (!rates || zero->optimizer.rule == TUTTI_ZERO_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: a step needs a rule and rates; without a rule, update the pieces and call tutti_zero_publish");
-    return zero_keep_failure(zero, zero_take_step(zero, rates, scale));
+    return zero_record_failure(zero, zero_take_step(zero, rates, scale));
 }
 tutti_status tutti_zero_claim(tutti_zero *zero)
 {
     TRY(zero_check_and_await(zero));
-    if (!reducer_is_at_rest(&zero->reducer)) return zero_keep_failure(zero, zero_settle_and_claim(zero));
-    return zero_keep_failure(zero, placement_claim_units(&zero->placement, zero->steps));
+    if (!reducer_is_at_rest(&zero->reducer)) return zero_record_failure(zero, zero_settle_and_claim(zero));
+    return zero_record_failure(zero, placement_claim_units(&zero->placement, zero->steps));
 }
 tutti_status tutti_zero_publish(tutti_zero *zero)
 {
     TRY(zero_check_and_await(zero));
-    if (!zero->claimed)
+    if (!zero->is_claimed)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: pieces are updated between tutti_zero_claim and _publish");
-    return zero_keep_failure(zero, zero_take_step(zero, NULL, 1));
+    return zero_record_failure(zero, zero_take_step(zero, NULL, 1));
 }
 tutti_status tutti_zero_drop(tutti_zero *zero)
 {
@@ -374,5 +384,5 @@ tutti_status tutti_zero_drop(tutti_zero *zero)
     /* No gradient has come since a step that still runs. */
     if (!async_step_await_until(zero->async, 0)) return TUTTI_OK;
     TRY(async_step_await_end(zero->async));
-    return zero_keep_failure(zero, reducer_discard_gradients(&zero->reducer));
+    return zero_record_failure(zero, reducer_discard_gradients(&zero->reducer));
 }

@@ -1,4 +1,4 @@
-/* A tutti_zero: the parts that one model of one rank has, and the checks with which the public calls begin. */
+/* A tutti_zero: the parts of one model on one rank, and the checks with which the public calls begin. */
 #pragma once
 #include "include/tutti_zero.h"
 #include "zero/async_step.h"
@@ -17,27 +17,29 @@ struct tutti_zero {
     tutti_comm *control_comm;
     struct async_step *async;
     struct trace trace;
-    /* The rates and the scale (a factor of the gradients) belong to the current step. `updates`: a rule updates the
-       parameters, not the caller. */
+    /* The rates and the scale (a factor of the gradients) belong to the current step. has_rule: a rule updates the
+       parameters in this step, not the caller. */
     tutti_zero_rates *rates;                            /* [groups], owned */
     double scale;
-    bool updates;
-    /* `steps` have changed parameters, `writes` of them by the caller. `claimed`: no rank reads parameters. */
+    bool has_rule;
+    /* This many steps have changed parameters; `writes` of them were tutti_zero_begin_pieces. */
     uint64_t steps, writes;
-    /* `begun`: tutti_zero_begin has set the first values. After a failure all calls return `failure`, with the error
-       text `why`. `process` is the one that created this object; a forked child may not use it. */
-    bool begun, claimed;
+    /* is_begun: tutti_zero_begin has set the first values. is_claimed: tutti_zero_claim has completed the sums of this
+       step, and no rank reads parameters. After a failure all calls return `failure`, with the error text `why`.
+       `process` is the one that created this object; a forked child may not use it. */
+    bool is_begun, is_claimed;
     pid_t process;
     tutti_status failure;
     char why[STATUS_DETAIL_BYTES];
 };
 
-/* Returns `status`. If it is a failure that other ranks may not have, this tutti_zero fails: its communicators are
-   aborted, so no other rank waits for this one. A refusal (nothing was sent) changes nothing. */
-tutti_status zero_keep_failure(tutti_zero *zero, tutti_status status);
-/* Fails if `zero` is NULL, of another process, failed, or not begun. */
+/* Returns `status`, the result of a public call. If it is a failure that other ranks may not have, records it as the
+   result of all later calls, and aborts the communicators, so that no other rank waits for this one. A refusal (nothing
+   was sent) changes nothing. */
+tutti_status zero_record_failure(tutti_zero *zero, tutti_status status);
+/* Returns TUTTI_OK, or an error if `zero` is NULL, was made by another process, has failed, or has not begun. */
 tutti_status zero_check_usable(const tutti_zero *zero);
 /* Calls zero_check_usable and waits for the asynchronous step. Returns the error of either. */
 tutti_status zero_check_and_await(const tutti_zero *zero);
-/* Calls zero_check_and_await, and refuses a parameter that does not exist. */
+/* Calls zero_check_and_await, and refuses a parameter number that does not exist. */
 tutti_status zero_check_parameter(const tutti_zero *zero, int parameter);

@@ -16,12 +16,12 @@ static struct compressed_exchange crossing_of(struct input *in)
     x.how.seed = input_byte(in);
     return x;
 }
-/* As packed_send_lengths and packed_send leave it. Most lengths are near to the room that there is. */
+/* As packed_send_lengths and packed_send_slices leave it. Most lengths are near to the room that there is. */
 static void parcel_receive(struct packed_slices *p, struct input *in, size_t room)
 {
     for (int side = 0; side < SIDES; side++) {
         uint8_t how = input_byte(in);
-        p->taken[side] = how < 200 ? room - (how % 8 < room ? how % 8 : 0) : (size_t)input_number(in);
+        p->in_bytes[side] = how < 200 ? room - (how % 8 < room ? how % 8 : 0) : (size_t)input_number(in);
     }
     input_take(in, p->in, SIDES * room);
 }
@@ -31,10 +31,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct compressed_exchange x = crossing_of(&in);
     struct packed_slices p = { .out = NULL };
     size_t count = 1 + ((size_t)input_byte(&in) << 8 | input_byte(&in)) % MOST_COUNT;
-    struct numbers to = { .count = count, .dtype = dtypes[input_byte(&in) % 2], .turn = input_byte(&in) };
+    struct numbers to = { .count = count, .dtype = dtypes[input_byte(&in) % 2], .sequence = input_byte(&in) };
     bool back = input_byte(&in) % 2;
     FUZZ_CHECK(packed_resize(&p, &x, count) == TUTTI_OK);
-    size_t room = back ? p.back : p.slot;
+    size_t room = back ? p.average_bytes : p.slice_bytes;
     char *whole = p.in, *exact = malloc(SIDES * room);
     p.in = exact;
     for (int side = 0; side < SIDES; side++) p.sources[side] = exact + room * (size_t)side;

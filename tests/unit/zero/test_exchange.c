@@ -17,28 +17,28 @@ struct plan { tutti_compression how; enum change change; };
 static void spoil(char *packed, size_t bytes) { memset(packed + bytes - 4, 0xff, 4); }
 static size_t length_of(const struct packed_slices *p, const struct compressed_exchange *x, int side, size_t room)
 {
-    return exchange_sends_lengths(x) ? p->given[side] : room;
+    return exchange_sends_lengths(x) ? p->out_bytes[side] : room;
 }
 static tutti_status go_there(struct packed_slices *p, const struct compressed_exchange *x, struct numbers n,
     enum change spoilt)
 {
     tutti_request request = { .struct_size = sizeof request, .blocking = true };
     for (int side = 0; side < x->sides; side++) {
-        packed_write_slice(p, x, side, n, (struct kept_numbers){ NULL, NULL });
+        packed_write_slice(p, x, side, n, (struct packing_state){ NULL, NULL });
         if (spoilt == PLACES_THERE)
-            spoil(p->out + p->slot * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
-        if (spoilt == LENGTH_THERE && side == 0) p->given[side] = p->slot + 1;
+            spoil(p->out + p->slice_bytes * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
+        if (spoilt == LENGTH_THERE && side == 0) p->out_bytes[side] = p->slice_bytes + 1;
     }
     if (exchange_sends_lengths(x)) TRY(packed_send_lengths(p, x, &request));
     request = (tutti_request){ .struct_size = sizeof request, .blocking = true };
-    return packed_send(p, x, &request);
+    return packed_send_slices(p, x, &request);
 }
 static tutti_status go_back(struct packed_slices *p, const struct compressed_exchange *x, struct numbers n,
     enum change spoilt)
 {
     packed_write_average(p, x, n, NULL);
     if (spoilt == PLACES_BACK) spoil(p->out, length_of(p, x, x->side, 150 * COUNT / 1024 * 8));
-    if (spoilt == LENGTH_BACK) p->given[x->side] = p->back + 1;
+    if (spoilt == LENGTH_BACK) p->out_bytes[x->side] = p->average_bytes + 1;
     TRY(packed_send_average(p, x));
     for (int side = 0; side < x->sides; side++) TRY(packed_read_average(p, x, side, n));
     return TUTTI_OK;
@@ -52,7 +52,7 @@ static void gets_what_cannot_be(struct rank *me)
     struct packed_slices p = { 0 };
     struct compressed_exchange x;
     for (int i = 0; i < COUNT; i++) data[me->rank][i] = (float)((i * 7919 + me->rank) % 1000) / 500;
-    REQUIRE(exchange_init(&x, &plan->how, me->comm) == TUTTI_OK && !x.here);
+    REQUIRE(exchange_init(&x, &plan->how, me->comm) == TUTTI_OK && !x.host_comm);
     REQUIRE(packed_resize(&p, &x, COUNT) == TUTTI_OK);
     tutti_status status = go_there(&p, &x, n, spoilt);
     if (status == TUTTI_OK) status = packed_average_slices(&p, &x, n);

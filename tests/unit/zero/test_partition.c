@@ -41,7 +41,7 @@ static void check_parameter(const struct partition *partition, int i, const tutt
     if (i && partition->parameter[i - 1].unit == p->unit)
         assert_true(partition->parameter[i - 1].offset + partition->parameter[i - 1].count <= p->offset);
     for (int rank = 0; rank < partition->ranks; rank++) {
-        struct slice_piece piece = partition_piece(partition, i, rank);
+        struct slice_piece piece = partition_find_piece(partition, i, rank);
         if (!piece.count) continue;
         assert_int_equal(piece.at, next);
         assert_int_equal(piece.from + partition->unit[p->unit].slice * (size_t)rank, p->offset + piece.at);
@@ -65,7 +65,7 @@ static void test_each_element_has_one_owner(void **state)
             assert_int_equal(partition.unit[u].first_piece, pieces);
             for (int k = 0; k < partition.unit[u].pieces; k++, pieces++) {
                 struct slice_piece mine = partition.piece[pieces],
-                                   same = partition_piece(&partition, mine.parameter, rank);
+                                   same = partition_find_piece(&partition, mine.parameter, rank);
                 assert_true(mine.count == same.count && mine.from == same.from && mine.at == same.at);
             }
         }
