@@ -9,8 +9,10 @@
 /* Computes to[i] = sum of from[k][i] * weight[k] over those of `count` rows that are not NULL, or 0 if all are NULL.
    weight NULL means weights of 1. `to` must not overlap the rows. */
 typedef void blend_function(void *to, const void *const *from, const float *weight, int count, size_t columns);
-/* Returns NULL for other types. */
+/* Returns the function for rows of this type, or NULL for types other than FLOAT32, BFLOAT16 and FLOAT16. */
 blend_function *blend_find(tutti_dtype dtype);
-/* Returns the sum of a[i] * b[i]. Element i is added to the (i modulo 64)-th of 64 sums, as in norm.h. */
+/* Returns the sum of a[i] * b[i] over `columns` elements. Element i is added to the (i modulo 64)-th of 64 sums, as in
+   norm.h. */
 typedef float dot_function(const void *a, const void *b, size_t columns);
+/* Returns the function for rows of this type, or NULL for types other than FLOAT32, BFLOAT16 and FLOAT16. */
 dot_function *dot_find(tutti_dtype dtype);

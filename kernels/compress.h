@@ -17,7 +17,8 @@
 #pragma once
 #include "include/tutti.h"
 
-/* The numbers of a block share a scale. Packed places ascend from strip to strip, but not within a strip. */
+/* `kept` of each group of numbers are packed. The numbers of a block share a scale. Packed places (indices in the
+   array) ascend from strip to strip, but not within a strip. */
 enum { PACKING_GROUP = 1024, PACKING_BLOCK = 128, PACKING_STRIP = 256 };
 enum packing_form {
     PACKING_FLOAT16,
@@ -29,32 +30,36 @@ enum packing_form {
     PACKING_THRESHOLD,
     PACKING_FORMS
 };
+/* The form of packed numbers, and its options. */
 struct packing {
     enum packing_form form;
-    /* TOPK and RANDOMK keep this many numbers of each group, THRESHOLD at most this many. */
+    /* TOPK and RANDOMK pack this many numbers of each group, THRESHOLD at most this many. */
     int kept;                                           /* 1 .. PACKING_GROUP */
     /* INT8 and INT4 round up or down at random, so that the mean is right. */
     bool stochastic;
     /* Random choices follow from the seed. RANDOMK must unpack with the seed of packing. */
     uint32_t seed;
+    /* THRESHOLD packs numbers of at least this magnitude. */
     float threshold;                                    /* above 0 */
 };
-/* Returns the bytes of `count` packed numbers, for THRESHOLD at most. The result depends only on form and kept. */
+/* Returns the bytes of `count` packed numbers; for THRESHOLD the most that they can have. The result depends only on
+   form and kept. */
 size_t packing_bytes(const struct packing *how, size_t count);
-/* Returns how many numbers a group of `count` keeps. */
+/* Returns how many of `count` numbers are packed by a form that selects numbers; for THRESHOLD at most. */
 size_t packing_count_kept(const struct packing *how, size_t count);
-/* Returns the actual bytes of `count` numbers in `packed`. */
+/* Returns the actual bytes of `packed`, which has `count` numbers that this rank has packed. */
 size_t packing_length(const struct packing *how, const void *packed, size_t count);
 /* Returns true if `bytes` received bytes are a valid packing of `count` numbers. Unpacking an invalid packing is safe
    if it has packing_bytes of room, but gives wrong sums. */
 bool packing_is_valid(const struct packing *how, const void *packed, size_t bytes, size_t count);
-/* Packs from[i] + lost[i], and leaves the residual in lost[i]; lost may be NULL. `first` is the number of from[0] for
-   random choices. `packed` must be aligned to 4 bytes. */
-typedef void pack_function(void *packed, const void *from, float *lost, size_t count, const struct packing *how,
+/* Packs from[i] + residual[i] for i < count, and leaves in residual[i] what the packed number lacks; residual may be
+   NULL. `first` is the number of from[0] in its array, for random choices. `packed` must be aligned to 4 bytes. */
+typedef void pack_function(void *packed, const void *from, float *residual, size_t count, const struct packing *how,
     uint64_t first);
-/* Computes to[i] = factor * (the sum over the sources, in their order, in float32), rounded once. */
+/* Computes to[i] = factor * (the sum of number i of packed[0], packed[1], … packed[sources - 1], in float32), rounded
+   once, for i < count. `how` and `first` must be those of packing. */
 typedef void unpack_function(void *to, const void *const *packed, int sources, size_t count, const struct packing *how,
     uint64_t first, float factor);
-/* Both return NULL for types other than FLOAT32 and BFLOAT16. */
+/* Return the function that packs from, or unpacks to, this type, or NULL for types other than FLOAT32 and BFLOAT16. */
 pack_function *pack_find(tutti_dtype dtype);
 unpack_function *unpack_find(tutti_dtype dtype);

@@ -20,5 +20,5 @@ struct norm {
 /* Replaces `count` rows by their normalised values. residual has `count` rows, or is NULL. The sums of rows and
    residual replace the residual before they are normalised. The arrays must not overlap. */
 typedef void norm_function(const struct norm *norm, void *rows, void *residual, size_t count);
-/* Returns NULL for types other than FLOAT32, BFLOAT16 and FLOAT16. */
+/* Returns the function for rows of this type, or NULL for types other than FLOAT32, BFLOAT16 and FLOAT16. */
 norm_function *norm_find(tutti_dtype dtype);

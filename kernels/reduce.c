@@ -12,25 +12,27 @@
 static _Atomic(const struct kernels *) current;
 
 #if defined(__x86_64__)
-/* Executes cpuid only once, because under a hypervisor it takes tens of microseconds. clang 14 has no name for this
-   feature. */
+/* Returns true if the processor converts float16. It executes cpuid only once, because that takes tens of microseconds
+   under a hypervisor. __builtin_cpu_supports of clang 14 has no name for this feature. */
 static bool cpu_supports_f16c(void)
 {
     enum { UNKNOWN, NO, YES };
     static atomic_int answer = UNKNOWN;
     if (atomic_load_explicit(&answer, memory_order_relaxed) == UNKNOWN) {
         unsigned a, b, c, d;
-        bool yes = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-        atomic_store_explicit(&answer, yes ? YES : NO, memory_order_relaxed);
+        bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+        atomic_store_explicit(&answer, has_f16c ? YES : NO, memory_order_relaxed);
     }
     return atomic_load_explicit(&answer, memory_order_relaxed) == YES;
 }
 
+/* Returns true if the processor runs all instructions of avx2.c. */
 static bool cpu_supports_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_supports_f16c();
 }
 
+/* Returns true if the processor runs all instructions of avx512.c, and of avx2.c, to which that falls back. */
 static bool cpu_supports_avx512(void)
 {
     return cpu_supports_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
@@ -38,29 +40,31 @@ static bool cpu_supports_avx512(void)
 }
 #endif
 
-/* Returns the sets that this machine runs, from worst to best, and NULL for an index out of range. */
+/* Returns the kernels of the index-th instruction set that this machine runs, from worst to best, or NULL for an index
+   out of range. */
 static const struct kernels *kernels_get_supported(int index)
 {
-    const struct kernels *runs[4] = { &kernels_scalar };
+    const struct kernels *supported[4] = { &kernels_scalar };
     int count = 1;
 #if defined(__x86_64__)
-    if (cpu_supports_avx2()) runs[count++] = &kernels_avx2;
-    if (cpu_supports_avx512()) runs[count++] = &kernels_avx512;
+    if (cpu_supports_avx2()) supported[count++] = &kernels_avx2;
+    if (cpu_supports_avx512()) supported[count++] = &kernels_avx512;
 #elif defined(__aarch64__)
-    runs[count++] = &kernels_neon;
+    supported[count++] = &kernels_neon;
 #endif
-    return index >= 0 && index < count ? runs[index] : NULL;
+    return index >= 0 && index < count ? supported[index] : NULL;
 }
 
-/* Returns the kernels in use; at first those of the best instruction set of this CPU. */
+/* Returns the kernels in use. The first call chooses the best instruction set of this machine. */
 static const struct kernels *kernels_get_current(void)
 {
-    const struct kernels *use = atomic_load_explicit(&current, memory_order_relaxed);
-    if (use) return use;
-    for (int i = 0; kernels_get_supported(i); i++) use = kernels_get_supported(i);
-    const struct kernels *none = NULL;
-    if (!atomic_compare_exchange_strong(&current, &none, use)) use = none;
-    return use;
+    const struct kernels *chosen = atomic_load_explicit(&current, memory_order_relaxed);
+    if (chosen) return chosen;
+    for (int i = 0; kernels_get_supported(i); i++) chosen = kernels_get_supported(i);
+    /* If another thread has chosen first, `found` gets its choice. */
+    const struct kernels *found = NULL;
+    if (!atomic_compare_exchange_strong(&current, &found, chosen)) chosen = found;
+    return chosen;
 }
 
 reduce_function *reduce_find(tutti_dtype dtype, tutti_op op)
@@ -102,7 +106,7 @@ squares_function *squares_find(tutti_dtype dtype)
     return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_get_current()->squares[dtype] : NULL;
 }
 
-/* Returns the best set that has functions for rows of this type. */
+/* Returns the best kernels that have functions for rows of this type. If none have, the functions are NULL. */
 static const struct kernels *kernels_find_for_rows(tutti_dtype dtype)
 {
     const struct kernels *kernels = kernels_get_current();

@@ -28,18 +28,20 @@ typedef void scale_function(void *to, const void *from, size_t count, double fac
    source. */
 typedef reduce_function reduce_streamed_function;
 
-/* Returns NULL for an undefined pair (bitwise operations on floating point; AVG on bool; PREMUL_SUM on integers and
-   bool). AVG and PREMUL_SUM return the function of SUM. */
+/* Returns the function that reduces this dtype by this op, or NULL for an undefined pair (bitwise operations on
+   floating point; AVG on bool; PREMUL_SUM on integers and bool). For AVG and PREMUL_SUM it is the function of SUM. */
 reduce_function *reduce_find(tutti_dtype dtype, tutti_op op);
-/* Returns NULL except for SUM, AVG and PREMUL_SUM of float32, bfloat16 and float16. */
+/* Returns the function that reduces around the caches, or NULL except for SUM, AVG and PREMUL_SUM of float32, bfloat16
+   and float16. */
 reduce_streamed_function *reduce_streamed_find(tutti_dtype dtype, tutti_op op);
-/* Returns NULL for integers and bool. */
+/* Returns the function that scales this dtype, or NULL for integers and bool. */
 scale_function *scale_find(tutti_dtype dtype);
 
-/* Returns the name of an instruction set that this machine runs, from worst to best: 0 is "scalar". NULL after the
-   last. */
+/* Returns the name of the index-th instruction set that this machine runs, from worst to best: 0 is "scalar". Returns
+   NULL after the last. */
 const char *kernels_isa_name(int index);
-/* Returns the instruction set in use. */
+/* Returns the name of the instruction set in use. */
 const char *kernels_isa(void);
-/* Selects an instruction set (tests, TUTTI_ISA). Returns false if this machine does not run it. */
+/* Makes later calls of the find functions use the named instruction set (tests, TUTTI_ISA). Returns false if this
+   machine does not run it. */
 bool kernels_select_isa(const char *isa);

@@ -8,7 +8,7 @@
 
 enum { LINE = 64 };
 
-/* Copies with stores around the cache; the parts outside of whole cache lines by ordinary stores. */
+/* Copies whole cache lines of `to` by stores around the cache, and the bytes before and after them by memcpy. */
 __attribute__((target("avx2"))) static void stream_copy_avx2(void *to, const void *from, size_t bytes)
 {
     char *out = to;

@@ -6,5 +6,5 @@
 
 /* Copies `bytes` bytes; to and from must not overlap. A thread that sees a later store of this thread sees the copy. */
 typedef void stream_function(void *to, const void *from, size_t bytes);
-/* Returns NULL if the processor has no such stores. */
+/* Returns the function that copies around the cache, or NULL if the processor has no such stores. */
 stream_function *stream_find(void);

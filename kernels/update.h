@@ -9,6 +9,7 @@
 #include <string.h>
 
 /* ---- bfloat16 ---- */
+/* Returns the value of the bfloat16 with these bits. */
 static inline float bfloat16_to_float(uint16_t bits)
 {
     uint32_t wide = (uint32_t)bits << 16;
@@ -16,7 +17,7 @@ static inline float bfloat16_to_float(uint16_t bits)
     memcpy(&number, &wide, sizeof number);
     return number;
 }
-/* Rounds to nearest, ties to even. NaNs become the NaN of torch. */
+/* Returns the bits of the nearest bfloat16, ties to even. NaNs become the NaN of torch. */
 static inline uint16_t bfloat16_from_float(float number)
 {
     uint32_t bits;
@@ -27,7 +28,7 @@ static inline uint16_t bfloat16_from_float(float number)
 
 /* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };
-/* The factors of all elements. The caller computes them in float64, then rounds. */
+/* The factors of one step, the same for all elements. The caller computes them in float64, then rounds. */
 struct update_factors {
     /* Gradients are multiplied by this: 1 ÷ the loss's scale, times the factor of clipping. */
     float scale;
@@ -42,9 +43,9 @@ struct update_factors {
     float take1, keep2, take2;
     float root, epsilon;
     /* True in the first step of SGD: the moment becomes the gradient. */
-    bool begins;
+    bool is_first_step;
 };
-/* Each array has `count` elements. The arrays must not overlap. */
+/* The arrays of an update, each of `count` elements. They must not overlap. */
 struct update_arrays {
     /* `first` and `second` are moments. SGD has no `second`, and without momentum no `first`; they are NULL. */
     float *value, *first, *second;
@@ -52,12 +53,14 @@ struct update_arrays {
     /* With bfloat16 gradients this gets the value in bfloat16. */
     uint16_t *narrow;
 };
+/* Takes one optimizer step for `count` elements. */
 typedef void update_function(const struct update_arrays *arrays, size_t count, const struct update_factors *factors);
-/* Returns NULL for an unknown rule, and for gradients that are neither FLOAT32 nor BFLOAT16. */
+/* Returns the function of a rule for gradients of a type, or NULL for an unknown rule and for gradients that are
+   neither FLOAT32 nor BFLOAT16. */
 update_function *update_find(enum update_rule rule, tutti_dtype gradient);
 
 /* ---- norms ---- */
-/* Returns the sum of the squares, in float64, in an order that depends only on `count`. */
+/* Returns the sum of the squares of `count` numbers, in float64, added in an order that depends only on `count`. */
 typedef double squares_function(const void *from, size_t count);
-/* Returns NULL for types other than FLOAT32 and BFLOAT16. */
+/* Returns the function for numbers of this type, or NULL for types other than FLOAT32 and BFLOAT16. */
 squares_function *squares_find(tutti_dtype dtype);

@@ -192,7 +192,7 @@ void packed_write_average(struct packed_slices *packed, const struct compressed_
 }
 
 /* ---- sending and receiving ---- */
-/* Returns INTERNAL for invalid bytes from a side. `what` says what is wrong, and `bytes` is the received length. */
+/* Returns INTERNAL for invalid bytes from a side. `what` names the fault, and `bytes` is the received length. */
 static tutti_status exchange_fail_side(const struct compressed_exchange *exchange, int side, const char *what,
     size_t bytes)
 {

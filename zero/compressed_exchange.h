@@ -35,7 +35,7 @@ struct packed_slices {
     char *out, *in;                                     /* owned */
     /* A packed slice has at most slice_bytes, and the packed average of a slice at most average_bytes. `out` and `in`
        have side_room bytes for each side. */
-    size_t slice_bytes, average_bytes, side_room;
+    size_t slice_bytes, average_bytes, side_room;       /* bytes */
     /* `sources` points to the received slices in `in`. */
     const void **sources;                               /* [sides], owned */
     /* The bytes sent to each side, the bytes received from each, and their offsets in `out` and `in`. */

@@ -71,7 +71,7 @@ static struct update_factors rule_compute_factors(tutti_zero_rule rule, const tu
 {
     struct update_factors f = { .scale = (float)scale, .rate = (float)r->rate, .decay = (float)r->decay };
     f.momentum = (float)r->momentum;
-    f.begins = step <= 1;
+    f.is_first_step = step <= 1;
     if (!rule_has_second_moment(rule)) return f;
     f.take1 = (float)(1 - r->beta1);
     f.keep2 = (float)r->beta2;

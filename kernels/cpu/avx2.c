@@ -6,8 +6,8 @@ enum { WIDTH = 32 };
 #include "kernels/cpu/partial.h"
 #include <immintrin.h>
 
-/* Loads whole words by one masked load, because reading a vector that was just assembled in memory stalls. Masked
-   stores are slow. */
+/* Loads `bytes` bytes, fewer than WIDTH; the other lanes are 0. Whole words take one masked load, because reading a
+   vector that was just assembled in memory stalls. Masked stores are slow, so vector_store_some has none. */
 INLINE vector vector_load_some(const char *from, size_t bytes)
 {
     if (bytes % 4 != 0) return partial_load(from, bytes);
@@ -21,12 +21,13 @@ INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(
 INLINE void vector_stream(char *to, vector v) { _mm256_stream_si256((__m256i *)(void *)to, (__m256i)v); }
 INLINE void vector_stream_end(void) { _mm_sfence(); }
 
-/* Selects a where the mask is all ones, and b elsewhere. */
+/* Returns a vector that has the bytes of `a` where the mask has ones, and those of `b` elsewhere. */
 INLINE vector vector_select(vector mask, vector a, vector b)
 {
     return (vector)_mm256_blendv_epi8((__m256i)b, (__m256i)a, (__m256i)mask);
 }
 
+/* Returns true if any of the `count` vectors of float32 has a NaN. count must be even. */
 INLINE bool widened_any_nan(const vector *part, int count)
 {
     __m256 nan = _mm256_cmp_ps((__m256)part[0], (__m256)part[1], _CMP_UNORD_Q);
@@ -35,14 +36,15 @@ INLINE bool widened_any_nan(const vector *part, int count)
     return _mm256_movemask_ps(nan) != 0;
 }
 
-/* Adds by multiply-and-add, which rounds like an addition. Zen converts float16 in the two units that add, while the
-   two units that multiply are idle. Sums of float16 are a fifth faster this way. */
+/* Adds float32 lanes by multiply-and-add, which rounds like an addition. Zen converts float16 in the two units that
+   add, while the two units that multiply are idle. Sums of float16 are a fifth faster this way. */
 INLINE vector widened_add(vector a, vector b)
 {
     return (vector)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(1.0f), (__m256)b);
 }
 
-/* Uses the method of avx512.c. AVX2 compares only signed numbers, so the middle becomes 0. */
+/* Rounds two vectors of float32 to bfloat16, by the method of avx512.c. AVX2 compares only signed numbers, so the
+   middle becomes 0. */
 INLINE vector bfloat16_pack(const vector *part)
 {
     const __m256i one = _mm256_set1_epi16(1), middle = _mm256_set1_epi16(INT16_MIN);

@@ -9,8 +9,9 @@ enum { WIDTH = 64 };
 #include "kernels/cpu/select.h"
 #include <immintrin.h>
 
-/* Small operations load and store one number of four or eight bytes, without a mask. The processor cannot forward a
-   masked store to the next load, which then waits for the cache. */
+/* Loads `bytes` bytes, fewer than WIDTH; the other lanes are 0. Small operations load and store one number of four or
+   eight bytes, without a mask. The processor cannot forward a masked store to the next load, which then waits for the
+   cache. */
 INLINE vector vector_load_some(const char *from, size_t bytes)
 {
     if (bytes == 8) return (vector)_mm512_zextsi128_si512(_mm_loadu_si64(from));
@@ -30,6 +31,7 @@ INLINE void vector_stream_end(void) { _mm_sfence(); }
 
 INLINE vector widened_add(vector a, vector b) { return (vector)((lanes_f32)a + (lanes_f32)b); }
 
+/* Returns true if any of the `count` vectors of float32 has a NaN. count must be even. */
 INLINE bool widened_any_nan(const vector *part, int count)
 {
     __mmask16 nan = 0;
@@ -37,7 +39,8 @@ INLINE bool widened_any_nan(const vector *part, int count)
     return nan != 0;
 }
 
-/* Collects the upper halves of both parts in one vector and the lower halves in another, then rounds lanes of 16 bits.
+/* Rounds two vectors of float32 to bfloat16: part[0] to the lower halves of 32-bit lanes, part[1] to the upper halves.
+   Collects the upper halves of both parts in one vector and the lower halves in another, then rounds lanes of 16 bits.
    An upper half is rounded up if the lower half is above the middle. It is also rounded up if the lower half is the
    middle and the last bit of the upper half is set. */
 INLINE vector bfloat16_pack(const vector *part)

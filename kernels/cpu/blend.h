@@ -1,7 +1,8 @@
 /* The loops of kernels/blend.h, compiled once per instruction set. */
 #include "kernels/blend.h"
 
-/* Stores the weighted sum of one block of several rows. `from[k]` NULL: row k is left out; `weight` NULL: 1. */
+/* Stores the sum of from[k] * weight[k] over `count` rows for the block of 64 elements at byte `at`. Rows that are NULL
+   are left out. weight NULL means weights of 1. */
 INLINE void blend_block(tutti_dtype dtype, char *to, const char *const *from, const float *weight, int count, size_t at)
 {
     vector sum[ROW_PARTS] = { 0 }, block[ROW_PARTS];
@@ -18,7 +19,7 @@ INLINE void blend_block(tutti_dtype dtype, char *to, const char *const *from, co
     }
     row_store(dtype, to + at, sum);
 }
-/* Does the same for one element behind the last whole block. */
+/* Stores the same sum as blend_block for the one element at byte `at`. */
 INLINE void blend_one(tutti_dtype dtype, char *to, const char *const *from, const float *weight, int count, size_t at)
 {
     float sum = 0;
@@ -31,10 +32,11 @@ INLINE void blend_one(tutti_dtype dtype, char *to, const char *const *from, cons
     }
     row_store_one(dtype, to + at, sum);
 }
+/* Stores the weighted sum of `count` rows of `columns` elements (blend_function). */
 INLINE void rows_blend(tutti_dtype dtype, void *to, const void *const *from, const float *weight, int count,
     size_t columns)
 {
-    size_t size = row_bytes(dtype), whole = columns / ROW_BLOCK * ROW_BLOCK;
+    size_t size = row_element_bytes(dtype), whole = columns / ROW_BLOCK * ROW_BLOCK;
     const char *const *rows = (const char *const *)from;
     for (size_t i = 0; i < whole; i += ROW_BLOCK) blend_block(dtype, to, rows, weight, count, i * size);
     for (size_t i = whole; i < columns; i++) blend_one(dtype, to, rows, weight, count, i * size);
@@ -44,7 +46,7 @@ INLINE void rows_blend(tutti_dtype dtype, void *to, const void *const *from, con
 INLINE float rows_dot(tutti_dtype dtype, const char *a, const char *b, size_t columns)
 {
     lanes_f32 sum[ROW_PARTS] = { 0 };
-    size_t size = row_bytes(dtype), whole = columns / ROW_BLOCK * ROW_BLOCK;
+    size_t size = row_element_bytes(dtype), whole = columns / ROW_BLOCK * ROW_BLOCK;
     for (size_t i = 0; i < whole; i += ROW_BLOCK) {
         vector x[ROW_PARTS], y[ROW_PARTS];
         row_load(dtype, a + i * size, x);
@@ -57,7 +59,7 @@ INLINE float rows_dot(tutti_dtype dtype, const char *a, const char *b, size_t co
     if (whole < columns)
         for (int p = 0; p < ROW_PARTS; p++)
             for (int l = 0; l < ROW_LANES; l++) sum[p][l] += rest[row_element(dtype, p, l)];
-    return row_total(dtype, sum);
+    return row_sum_block(dtype, sum);
 }
 
 #define X(dtype, bytes)                                                                                                \

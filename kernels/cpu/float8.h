@@ -5,9 +5,11 @@
 #pragma once
 #include "kernels/cpu/rounding.h"
 
+/* A format of 8 bits. */
 struct float8 {
+    /* The explicit bits of the mantissa. */
     int mantissa;
-    /* Both are bits of a float32. Larger numbers become `limit`. */
+    /* Both are bits of a float32. Larger magnitudes become `limit`. */
     uint32_t smallest_normal;
     uint32_t limit;
     /* A float16 with the format's bits is multiplied by `factor`. */
@@ -17,6 +19,7 @@ struct float8 {
 static const struct float8 E5M2 = { 2, 113u << 23, 0x47800000, 1.0f };
 static const struct float8 E4M3 = { 3, 121u << 23, 0x43e00000, 256.0f };
 
+/* Widens a vector of float8_e5m2 to four vectors of float32. */
 INLINE void float8_e5m2_unpack(vector v, vector *part)
 {
     vector half[2] = { (v << 8) & 0xff00ff00u, v & 0xff00ff00u };
@@ -24,6 +27,7 @@ INLINE void float8_e5m2_unpack(vector v, vector *part)
     float16_unpack((const char *)&half[1], part + 2);
 }
 
+/* Widens a vector of float8_e4m3fn to four vectors of float32. */
 INLINE void float8_e4m3_unpack(vector v, vector *part)
 {
     for (int i = 0; i < 2; i++) {
@@ -35,8 +39,8 @@ INLINE void float8_e4m3_unpack(vector v, vector *part)
     for (int i = 0; i < 4; i++) part[i] = (vector)((lanes_f32)part[i] * E4M3.factor);
 }
 
-/* Rounds to the nearest number of the format, ties to even, and scales to the range of float16. A NaN gets the bits
-   0x7f in the format. */
+/* Rounds float32 lanes to the nearest number of the format, ties to even, and divides them by format.factor, so that
+   float16_pack is exact. A NaN becomes one whose bits in the format are 0x7f. */
 INLINE vector float8_round(struct float8 format, vector number)
 {
     vector whole = number & 0x7fffffffu, sign = number & 0x80000000u;
@@ -46,12 +50,14 @@ INLINE vector float8_round(struct float8 format, vector number)
     return vector_select((vector)((lanes_i32)whole > 0x7f800000), vector_all(0x7fffe000u), rounded);
 }
 
+/* Rounds four vectors of float32 to one of float8_e5m2. Overwrites `part`. */
 INLINE vector float8_e5m2_pack(vector *part)
 {
     for (int i = 0; i < 4; i++) part[i] = float8_round(E5M2, part[i]);
     return (float16_pack(part) >> 8 & 0x00ff00ffu) | (float16_pack(part + 2) & 0xff00ff00u);
 }
 
+/* Rounds four vectors of float32 to one of float8_e4m3fn. Overwrites `part`. */
 INLINE vector float8_e4m3_pack(vector *part)
 {
     for (int i = 0; i < 4; i++) part[i] = float8_round(E4M3, part[i]);

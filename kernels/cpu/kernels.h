@@ -6,9 +6,11 @@
 #include "kernels/reduce.h"
 #include "kernels/update.h"
 
+/* A function is NULL if the set, or the arithmetic, has none for the type. */
 struct kernels {
+    /* The name of the instruction set. */
     const char *isa;
-    /* `below` has the functions that this set lacks, or is NULL. */
+    /* `below` is a set that has the functions which this set lacks, or NULL if it lacks none. */
     const struct kernels *below;
     reduce_function *reduce[TUTTI_DTYPE_COUNT][TUTTI_OP_COUNT];
     /* Most types have no streamed sum. */

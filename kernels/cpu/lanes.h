@@ -1,6 +1,6 @@
 /* Arithmetic on the lanes of one vector. The dtype and the op are constants where these functions are inlined, so one
  * line of each switch remains. Invariant: each lane has the result of C's arithmetic on one element, on every
- * instruction set. Only the sign and payload of a NaN may differ, and lanes_canonical removes those in the end. */
+ * instruction set. Only the sign and payload of a NaN may differ, and lanes_canonicalize removes those in the end. */
 #pragma once
 #include "include/tutti.h"
 #include "kernels/cpu/vector.h"
@@ -57,29 +57,33 @@ INLINE vector lanes_less(tutti_dtype lane, vector a, vector b)
     }
 }
 
-INLINE bool lanes_floating(tutti_dtype lane) { return lane == TUTTI_FLOAT32 || lane == TUTTI_FLOAT64; }
+/* Returns true if lanes of this type are floating-point numbers. */
+INLINE bool lanes_are_floating(tutti_dtype lane) { return lane == TUTTI_FLOAT32 || lane == TUTTI_FLOAT64; }
 
-/* In floating point, clears the larger of a and b and returns the bitwise or. Equal numbers and NaNs are not cleared:
-   the or of equal numbers is that number, of two zeros -0, and of a NaN and any number a NaN. */
+/* Returns the smaller of a and b in each lane. In floating point it clears the larger one and returns the bitwise or of
+   both. Equal numbers and NaNs are not cleared: the or of equal numbers is that number, of zeros with different signs
+   -0, and of a NaN and any number a NaN. */
 INLINE vector lanes_minimum(tutti_dtype lane, vector a, vector b)
 {
-    if (!lanes_floating(lane)) return vector_select(lanes_less(lane, a, b), a, b);
+    if (!lanes_are_floating(lane)) return vector_select(lanes_less(lane, a, b), a, b);
     return (a & ~lanes_less(lane, b, a)) | (b & ~lanes_less(lane, a, b));
 }
 
+/* Changes the sign of each floating-point lane. */
 INLINE vector lanes_negate(tutti_dtype lane, vector v)
 {
     return lane == TUTTI_FLOAT64 ? (vector)((lanes_u64)v ^ (UINT64_C(1) << 63)) : v ^ (1u << 31);
 }
 
-/* In floating point, returns minus the minimum of the negated numbers. So +0 is larger than -0, and a NaN stays. */
+/* Returns the larger of a and b in each lane. In floating point it is minus the minimum of the negated numbers. So +0
+   is larger than -0, and a NaN stays. */
 INLINE vector lanes_maximum(tutti_dtype lane, vector a, vector b)
 {
-    if (!lanes_floating(lane)) return vector_select(lanes_less(lane, a, b), b, a);
+    if (!lanes_are_floating(lane)) return vector_select(lanes_less(lane, a, b), b, a);
     return lanes_negate(lane, lanes_minimum(lane, lanes_negate(lane, a), lanes_negate(lane, b)));
 }
 
-/* Reduces two vectors lane by lane. */
+/* Returns a op b in each lane. */
 INLINE vector lanes_combine(tutti_dtype lane, tutti_op op, vector a, vector b)
 {
     switch (op) {
@@ -94,9 +98,9 @@ INLINE vector lanes_combine(tutti_dtype lane, tutti_op op, vector a, vector b)
     }
 }
 
-/* Replaces each NaN by the positive quiet NaN without payload, because the compiler decides which operand's NaN an
-   addition returns. */
-INLINE vector lanes_canonical(tutti_dtype lane, vector v)
+/* Replaces each NaN of floating-point lanes by the positive quiet NaN without payload, because the compiler decides
+   which operand's NaN an addition returns. */
+INLINE vector lanes_canonicalize(tutti_dtype lane, vector v)
 {
     if (lane == TUTTI_FLOAT64) {
         lanes_u64 nan = (lanes_u64){ 0 } + UINT64_C(0x7ff8000000000000);
@@ -105,14 +109,15 @@ INLINE vector lanes_canonical(tutti_dtype lane, vector v)
     return vector_select((vector)((lanes_f32)v != (lanes_f32)v), vector_all(0x7fc00000u), v);
 }
 
+/* Multiplies each floating-point lane by the factor. */
 INLINE vector lanes_scale(tutti_dtype lane, vector v, double factor)
 {
     return lane == TUTTI_FLOAT64 ? (vector)((lanes_f64)v * factor) : (vector)((lanes_f32)v * (float)factor);
 }
 
-/* Divides each element and rounds integers towards zero. Up to 32 bits it uses floating point, which has vector
-   instructions. The result is exact: a quotient between integers is at least 1/divisor away from the next integer, far
-   more than the rounding error. */
+/* Divides each lane by the divisor and rounds integers towards zero. Up to 32 bits it uses floating point, which has
+   vector instructions. The result is exact: a quotient between integers is at least 1/divisor away from the next
+   integer, far more than the rounding error. */
 INLINE vector lanes_divide(tutti_dtype lane, vector v, int divisor)
 {
     union {

@@ -6,56 +6,62 @@
  * by strip. */
 #include "kernels/compress.h"
 
+/* A strip of numbers is a matrix of ROWS rows and COLUMNS columns. A histogram has BINS bins. */
 enum { STRIP = PACKING_STRIP, COLUMNS = 16, ROWS = STRIP / COLUMNS, BINS = 8192 };
 /* Bins have 1/64 octave, from 2^-64 on. The first also has smaller numbers, the last those above 2^64. */
 enum { COARSE_SHIFT = 17, COARSE_FIRST = (127 - 64) << 23 };
-/* An array of gradients and its residual. `added`: the residual already contains the gradients. */
+/* An array of `count` gradients, float32 if is_float32 else bfloat16, and its residual or NULL. is_added: the residual
+   already contains the gradients. */
 struct strips {
     const void *from;
-    float *lost;
+    float *residual;
     size_t count;
-    bool wide, added;
+    bool is_float32, is_added;
 };
 
-/* Returns a strip in place, or a copy in `room` with zeros behind the end of the array. */
+/* Returns the strip of numbers from element `at` on, as float32: residuals if there are any, otherwise gradients. They
+   lie in the array, or are copied to `room` (STRIP floats) with zeros behind the end of the array. */
 INLINE const float *strips_get_strip(const struct strips *s, size_t at, float *room)
 {
     size_t n = s->count - at;
-    bool lies = s->lost || s->wide, whole = n >= STRIP;
-    const float *numbers = s->lost ? s->lost + at : (const float *)s->from + at;
-    if (lies && whole) return numbers;
-    if (lies) memcpy(room, numbers, n * sizeof *room);
-    else if (whole)
+    bool is_float32 = s->residual || s->is_float32, is_whole = n >= STRIP;
+    const float *numbers = s->residual ? s->residual + at : (const float *)s->from + at;
+    if (is_float32 && is_whole) return numbers;
+    if (is_float32) memcpy(room, numbers, n * sizeof *room);
+    else if (is_whole)
         for (size_t i = 0; i < STRIP; i++) room[i] = gradient_load_float(s->from, at + i, false);
     else
         for (size_t i = 0; i < n; i++) room[i] = gradient_load_float(s->from, at + i, false);
-    if (!whole) memset(room + n, 0, (STRIP - n) * sizeof *room);
+    if (!is_whole) memset(room + n, 0, (STRIP - n) * sizeof *room);
     return room;
 }
+/* Adds the gradients of the strip from element `at` on to their residuals. */
 INLINE void strips_add_gradients(const struct strips *s, size_t at)
 {
-    float *restrict lost = s->lost + at;
+    float *restrict residual = s->residual + at;
     if (s->count - at >= STRIP)
-        for (size_t i = 0; i < STRIP; i++) lost[i] += gradient_load_float(s->from, at + i, s->wide);
+        for (size_t i = 0; i < STRIP; i++) residual[i] += gradient_load_float(s->from, at + i, s->is_float32);
     else
-        for (size_t i = 0; i < s->count - at; i++) lost[i] += gradient_load_float(s->from, at + i, s->wide);
+        for (size_t i = 0; i < s->count - at; i++) residual[i] += gradient_load_float(s->from, at + i, s->is_float32);
 }
-/* Finds the largest magnitude in each column of `rows` numbers, from row `top` on. */
+/* Sets column[c] to the largest magnitude in column c of the strip x, among `rows` rows from row `top` on. */
 INLINE void columns_find_largest(uint32_t *column, const float *x, size_t top, size_t rows)
 {
     for (size_t c = 0; c < COLUMNS; c++) column[c] = float_get_magnitude(x[top * COLUMNS + c]);
     for (size_t row = top + 1; row < top + rows; row++)
         for (size_t c = 0; c < COLUMNS; c++) {
-            uint32_t whole = float_get_magnitude(x[row * COLUMNS + c]);
-            column[c] = whole > column[c] ? whole : column[c];
+            uint32_t magnitude = float_get_magnitude(x[row * COLUMNS + c]);
+            column[c] = magnitude > column[c] ? magnitude : column[c];
         }
 }
+/* Returns the bin of a magnitude in the histogram of the first pass. */
 INLINE uint32_t histogram_get_coarse_bin(uint32_t magnitude)
 {
     uint32_t bin = (magnitude > COARSE_FIRST ? magnitude - COARSE_FIRST : 0) >> COARSE_SHIFT;
     return bin < BINS ? bin : BINS - 1;
 }
-/* Returns the bin at which the count from the top reaches `kept`. *above gets the count in the bins above it. */
+/* Returns the highest bin such that it and the bins above it count at least `kept` numbers, or 0. *above gets the count
+   in the bins above it. */
 static size_t histogram_find_bound_bin(const uint32_t *bin, size_t kept, size_t *above)
 {
     size_t at = BINS - 1, seen = 0;
@@ -63,8 +69,9 @@ static size_t histogram_find_bound_bin(const uint32_t *bin, size_t kept, size_t 
     *above = seen;
     return at;
 }
-/* Adds the gradients to the residual, and returns the first bound. With far more columns than `kept`, few columns have
-   several of the largest numbers. */
+/* Makes the first pass: adds the gradients to the residual unless they are added, and returns a magnitude that at least
+   `kept` numbers reach, and few more. *largest gets the largest magnitude. With far more columns than `kept`, few
+   columns have several of the largest numbers. */
 INLINE uint32_t strips_find_bound(const struct strips *s, size_t kept, uint32_t *largest)
 {
     const size_t rows = kept < s->count / 32 ? ROWS : kept < s->count / 8 ? 4 : 1;
@@ -72,7 +79,7 @@ INLINE uint32_t strips_find_bound(const struct strips *s, size_t kept, uint32_t 
     size_t above;
     float room[STRIP];
     for (size_t at = 0; at < s->count; at += STRIP) {
-        if (s->lost && !s->added) strips_add_gradients(s, at);
+        if (s->residual && !s->is_added) strips_add_gradients(s, at);
         const float *x = strips_get_strip(s, at, room);
         for (size_t top = 0; top < ROWS; top += rows) {
             columns_find_largest(column, x, top, rows);
@@ -86,7 +93,8 @@ INLINE uint32_t strips_find_bound(const struct strips *s, size_t kept, uint32_t 
     size_t at = histogram_find_bound_bin(bin, kept, &above);
     return at ? COARSE_FIRST + ((uint32_t)at << COARSE_SHIFT) : 0;
 }
-/* Writes the places in a strip of the numbers that reach the bound, ordered by column, and returns how many. */
+/* Writes the places in the strip x of the numbers whose magnitude reaches the bound, ordered by column, and returns how
+   many. `place` has room for STRIP places. */
 INLINE size_t strip_find_large(const float *x, uint32_t bound, uint16_t *place)
 {
     uint32_t column[COLUMNS];
@@ -99,20 +107,24 @@ INLINE size_t strip_find_large(const float *x, uint32_t bound, uint16_t *place)
         }
     return found;
 }
+/* Returns number i of the array: its residual if there is one, otherwise its gradient. */
 INLINE float strips_get_number(const struct strips *s, size_t i)
 {
-    return s->lost ? s->lost[i] : gradient_load_float(s->from, i, s->wide);
+    return s->residual ? s->residual[i] : gradient_load_float(s->from, i, s->is_float32);
 }
-/* Chooses all magnitudes from `from` on, and the first `few` between `least` and `from`. */
-struct largest_choice { uint32_t least, from; size_t few; bool finite; };
+/* Which numbers are packed: all with magnitudes of at least `all_from`, and the first least_count of those between
+   `least` and all_from. is_finite: all numbers of the array are finite. */
+struct largest_choice { uint32_t least, all_from; size_t least_count; bool is_finite; };
+/* Returns true if the next number, of this magnitude, is packed. Counts down least_count. */
 static bool largest_choice_takes(struct largest_choice *choice, uint32_t magnitude)
 {
-    if (magnitude >= choice->from) return true;
-    if (magnitude < choice->least || choice->few == 0) return false;
-    choice->few--;
+    if (magnitude >= choice->all_from) return true;
+    if (magnitude < choice->least || choice->least_count == 0) return false;
+    choice->least_count--;
     return true;
 }
-/* Lists the places of the numbers that reach the first bound, up to `room`, and returns how many reach it. */
+/* Makes the second pass: lists the places of the numbers that reach the first bound, up to `room` of them, and returns
+   how many reach it. *out gets the choice of the `kept` largest numbers. */
 INLINE size_t strips_choose_largest(const struct strips *s, size_t kept, uint32_t *list, size_t room,
     struct largest_choice *out)
 {
@@ -137,7 +149,7 @@ INLINE size_t strips_choose_largest(const struct strips *s, size_t kept, uint32_
     *out = (struct largest_choice){ least, least + (1u << shift), kept - above, largest < NOT_FINITE };
     return reach;
 }
-/* Lists the chosen numbers again if the first list had no room for all, in the same order, by strip and column. */
+/* Makes the third pass: lists the places of the chosen numbers, by strip and column. */
 INLINE void strips_list_chosen(const struct strips *s, struct largest_choice choice, uint32_t *list)
 {
     uint16_t place[STRIP];
@@ -147,23 +159,26 @@ INLINE void strips_list_chosen(const struct strips *s, struct largest_choice cho
         const float *x = strips_get_strip(s, at, copy);
         size_t found = strip_find_large(x, choice.least, place);
         for (size_t i = 0; i < found; i++) {
-            bool lies = at + place[i] < s->count;
-            if (lies && largest_choice_takes(&choice, float_get_magnitude(x[place[i]])))
+            bool is_inside = at + place[i] < s->count;
+            if (is_inside && largest_choice_takes(&choice, float_get_magnitude(x[place[i]])))
                 list[taken++] = (uint32_t)(at + place[i]);
         }
     }
 }
-/* Packs the numbers at the chosen places, and sets their residuals to 0. */
-INLINE void strips_pack_places(char *values, const struct strips *s, const uint32_t *places, size_t kept, bool finite)
+/* Writes the `kept` numbers at the places to `values`, and sets their residuals to 0. Unless is_finite, also sets the
+   residuals of all NaNs and infinities to 0. */
+INLINE void strips_pack_places(char *values, const struct strips *s, const uint32_t *places, size_t kept,
+    bool is_finite)
 {
     for (size_t i = 0; i < kept; i++) {
         float number = strips_get_number(s, places[i]);
         memcpy(values + i * sizeof number, &number, sizeof number);
-        if (s->lost) s->lost[places[i]] = 0;
+        if (s->residual) s->residual[places[i]] = 0;
     }
-    if (s->lost && !finite) numbers_clear_nonfinite(s->lost, s->count);
+    if (s->residual && !is_finite) numbers_clear_nonfinite(s->residual, s->count);
 }
-/* Packs the `kept` largest numbers. The room of the values and places serves as a list of twice as many places. */
+/* Packs the `kept` largest numbers: first their values, then their places. The room of both serves as a list of twice
+   as many places. */
 INLINE void strips_pack_largest(char *packed, const struct strips *s, size_t kept)
 {
     uint32_t *list = (void *)packed, *places = list + kept;
@@ -175,23 +190,24 @@ INLINE void strips_pack_largest(char *packed, const struct strips *s, size_t kep
             if (largest_choice_takes(&choice, float_get_magnitude(strips_get_number(s, list[i]))))
                 list[taken++] = list[i];
     memcpy(places, list, kept * sizeof *places);
-    strips_pack_places(packed, s, places, kept, choice.finite);
+    strips_pack_places(packed, s, places, kept, choice.is_finite);
 }
 /* Adds the gradients to the residual, and lists the places of the numbers that reach the bound. Returns how many reach
-   it, or more than `room`. */
-INLINE size_t strips_list_reaching(const struct strips *s, uint32_t bound, uint32_t *list, size_t room, bool *finite)
+   it; if they are more than `room`, some number above `room`. Sets *is_finite to false if a listed number is a NaN or
+   infinity. */
+INLINE size_t strips_list_reaching(const struct strips *s, uint32_t bound, uint32_t *list, size_t room, bool *is_finite)
 {
     uint16_t place[STRIP];
     size_t reach = 0;
     float copy[STRIP];
     for (size_t at = 0; at < s->count; at += STRIP) {
-        if (s->lost) strips_add_gradients(s, at);
+        if (s->residual) strips_add_gradients(s, at);
         if (reach > room) continue;
         const float *x = strips_get_strip(s, at, copy);
         size_t found = strip_find_large(x, bound, place);
         for (size_t i = 0; i < found; i++) {
             if (reach < room) list[reach] = (uint32_t)(at + place[i]);
-            if (float_get_magnitude(x[place[i]]) >= NOT_FINITE) *finite = false;
+            if (float_get_magnitude(x[place[i]]) >= NOT_FINITE) *is_finite = false;
             reach++;
         }
     }
@@ -202,19 +218,20 @@ INLINE size_t strips_list_reaching(const struct strips *s, uint32_t bound, uint3
 INLINE void strips_pack_reaching(char *packed, struct strips *s, size_t most, uint32_t bound)
 {
     uint32_t count, *list = (void *)(packed + sizeof count);
-    bool finite = true;
-    size_t reach = strips_list_reaching(s, bound, list, most, &finite);
+    bool is_finite = true;
+    size_t reach = strips_list_reaching(s, bound, list, most, &is_finite);
     count = (uint32_t)(reach < most ? reach : most);
     memcpy(packed, &count, sizeof count);
-    s->added = true;
+    s->is_added = true;
     if (reach > most) {
         strips_pack_largest(packed + sizeof count, s, most);
         return;
     }
     memcpy(list + reach, list, reach * sizeof *list);
-    strips_pack_places(packed + sizeof count, s, list + reach, reach, finite);
+    strips_pack_places(packed + sizeof count, s, list + reach, reach, is_finite);
 }
-/* Adds to x the packed numbers of one group of `count`, which starts at `first`. A strip never crosses its borders. */
+/* Adds to x[count] the packed numbers whose places are from `first` to first + count - 1, one group. `packed` has
+   `kept` values, then their places. A strip never crosses the borders of a group. */
 INLINE void packed_add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)
 {
     const char *places = packed + kept * sizeof *x;
@@ -236,6 +253,8 @@ INLINE void packed_add_largest(float *x, const char *packed, size_t kept, size_t
         x[at] += number;
     }
 }
+/* Adds to x[count] the numbers of a group that THRESHOLD has packed: their count, at most `most`, precedes the values.
+   */
 INLINE void packed_add_reaching(float *x, const char *packed, size_t most, size_t first, size_t count)
 {
     uint32_t kept;

@@ -7,10 +7,12 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/lanes.h"
 
-/* This many accumulators hide the latency of an addition. */
+/* The loops compute GROUP vectors of lanes at once, which hides the latency of an addition. LINE is the bytes of a
+   cache line. */
 enum { GROUP = 4 };
 enum { LINE = 64 };
 
+/* The arguments of a reduce_function (kernels/reduce.h), with arrays as bytes. */
 struct task {
     char *const *to;
     const char *const *from;
@@ -19,7 +21,7 @@ struct task {
     bool streams;
 };
 
-/* Returns the type in which a dtype is computed. */
+/* Returns the type of the lanes in which elements of a dtype are computed. */
 INLINE tutti_dtype dtype_get_lane_type(tutti_dtype dtype)
 {
     switch (dtype) {
@@ -32,13 +34,14 @@ INLINE tutti_dtype dtype_get_lane_type(tutti_dtype dtype)
     }
 }
 
+/* Returns the op on lanes that computes `op` on elements of a dtype. It differs for bool, whose sum is or. */
 INLINE tutti_op dtype_get_lane_op(tutti_dtype dtype, tutti_op op)
 {
     if (dtype != TUTTI_BOOL || op == TUTTI_BXOR) return op;
     return op == TUTTI_SUM || op == TUTTI_MAX || op == TUTTI_BOR ? TUTTI_BOR : TUTTI_BAND;
 }
 
-/* Returns how many vectors of lanes one vector of elements becomes. */
+/* Returns how many vectors of lanes (parts) one vector of elements becomes when it is unpacked. */
 INLINE int dtype_count_parts(tutti_dtype dtype)
 {
     switch (dtype) {
@@ -50,8 +53,9 @@ INLINE int dtype_count_parts(tutti_dtype dtype)
     }
 }
 
-/* Unpacks a vector of elements into lanes. Any order of lanes is valid if pack restores it. The parts of bfloat16 are
-   the lower and the upper halves of 32-bit lanes, which saves a shuffle. */
+/* Loads a vector of elements and unpacks it into dtype_count_parts(dtype) vectors of lanes. Any order of lanes is valid
+   if vector_pack_parts restores it. The parts of bfloat16 are the lower and the upper halves of 32-bit lanes, which
+   saves a shuffle. */
 INLINE void vector_unpack_parts(tutti_dtype dtype, const char *from, vector *part)
 {
     vector v = vector_load(from);
@@ -68,19 +72,21 @@ INLINE void vector_unpack_parts(tutti_dtype dtype, const char *from, vector *par
     }
 }
 
+/* Returns true for the 16-bit types, which are computed in float32. */
 INLINE bool dtype_is_widened(tutti_dtype dtype) { return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16; }
 
-/* Replaces NaNs. The parts of 16-bit types are checked together; without a NaN, the usual case, this costs one
-   branch. */
+/* Replaces each NaN in `parts` vectors of lanes by the canonical NaN. The parts of 16-bit types are checked together;
+   without a NaN, the usual case, this costs one branch. */
 INLINE void parts_canonicalize(tutti_dtype dtype, vector *part, int parts)
 {
     /* float8_round replaces the NaNs of float8. */
-    if (!lanes_floating(dtype_get_lane_type(dtype)) || dtype_count_parts(dtype) > 2) return;
+    if (!lanes_are_floating(dtype_get_lane_type(dtype)) || dtype_count_parts(dtype) > 2) return;
     if (dtype_is_widened(dtype) && __builtin_expect(!widened_any_nan(part, parts), 1)) return;
-    for (int i = 0; i < parts; i++) part[i] = lanes_canonical(dtype_get_lane_type(dtype), part[i]);
+    for (int i = 0; i < parts; i++) part[i] = lanes_canonicalize(dtype_get_lane_type(dtype), part[i]);
 }
 
-/* Packs parts whose NaNs are canonical. */
+/* Packs lanes into one vector of elements, the reverse of vector_unpack_parts. NaNs must be canonical, except those of
+   float8, which its rounding replaces; it also overwrites the parts. */
 INLINE vector vector_pack_parts(tutti_dtype dtype, vector *part)
 {
     switch (dtype) {
@@ -92,13 +98,14 @@ INLINE vector vector_pack_parts(tutti_dtype dtype, vector *part)
     }
 }
 
+/* Returns a op b for lanes that were unpacked from elements of a dtype. */
 INLINE vector parts_combine(tutti_dtype dtype, tutti_op op, vector a, vector b)
 {
     if (dtype_is_widened(dtype) && op == TUTTI_SUM) return widened_add(a, b);
     return lanes_combine(dtype_get_lane_type(dtype), dtype_get_lane_op(dtype, op), a, b);
 }
 
-/* Loads `vectors` whole blocks, or one shorter block if bytes < WIDTH. */
+/* Loads `vectors` whole vectors of elements, or one of `bytes` bytes if bytes < WIDTH, and unpacks them to `out`. */
 INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int vectors, vector *out)
 {
     if (bytes < WIDTH) {
@@ -109,7 +116,8 @@ INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int ve
     for (int i = 0; i < vectors; i++) vector_unpack_parts(dtype, from + i * WIDTH, out + i * dtype_count_parts(dtype));
 }
 
-/* Stores vectors, the last one in part (`bytes` below WIDTH). `streams`: around the cache. */
+/* Stores `vectors` whole vectors, around the caches if `streams`, or `bytes` bytes of the first one if bytes < WIDTH.
+   */
 INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block, bool streams)
 {
     if (bytes < WIDTH) {
@@ -122,7 +130,8 @@ INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block
     }
 }
 
-/* Reduces a group of vectors at byte `at` of all sources, divides by the divisor, and stores it to all targets. */
+/* Reduces `vectors` whole vectors at byte `at` of all sources, or one of `bytes` bytes if bytes < WIDTH. Divides a sum
+   by the divisor, and stores the result to all destinations. */
 INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes, int vectors)
 {
     const tutti_dtype lane = dtype_get_lane_type(dtype);
@@ -141,7 +150,7 @@ INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_
     for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next, task.streams);
 }
 
-/* Reduces the whole groups from `at` on, and returns where they end. */
+/* Reduces the whole groups of vectors between the bytes `at` and `bytes`, and returns where they end. */
 INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes)
 {
     const int vectors = GROUP / dtype_count_parts(dtype);
@@ -149,8 +158,8 @@ INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, si
     return at;
 }
 
-/* Reduces with constant counts and pointers in registers, for the counts and dtypes that carry the traffic of
-   training. */
+/* Sums as groups_reduce does, with constant counts and pointers in registers for common numbers of sources and
+   destinations. The divisor must be 1. */
 INLINE size_t groups_reduce_common(tutti_dtype dtype, struct task task, size_t at, size_t bytes)
 {
     char *to[2] = { task.to[0], task.to[task.to_count - 1] };
@@ -163,13 +172,14 @@ INLINE size_t groups_reduce_common(tutti_dtype dtype, struct task task, size_t a
     return groups_reduce(dtype, TUTTI_SUM, task, at, bytes);
 }
 
+/* Returns true for sums of the dtypes that carry the traffic of training. */
 INLINE bool pair_is_common(tutti_dtype dtype, tutti_op op)
 {
     return op == TUTTI_SUM && (dtype == TUTTI_FLOAT32 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT16);
 }
 
-/* Copies a task's one source to its targets. With several targets this is a reduction of one source, whose operation
-   does not matter. */
+/* Copies a task's one source to its destinations. With several destinations this is a reduction of one source, in which
+   any op copies. */
 static void task_copy_source(struct task task, size_t bytes)
 {
     if (task.to_count == 1) {
@@ -180,7 +190,7 @@ static void task_copy_source(struct task task, size_t bytes)
     for (; at < bytes; at += WIDTH) group_reduce(TUTTI_UINT8, TUTTI_BOR, task, at, bytes - at, 1);
 }
 
-/* Reduces a whole task: groups of vectors first, then single ones. */
+/* Reduces arrays of `bytes` bytes: whole groups of vectors first, then single vectors. */
 INLINE void task_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
 {
     if (task.from_count == 1 && task.divisor == 1) {
@@ -195,9 +205,10 @@ INLINE void task_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t
     for (; at < bytes; at += WIDTH) group_reduce(dtype, op, task, at, bytes - at, 1);
 }
 
-/* Stores whole lines around the caches, because the processor reads a line that is stored in part. The first vectors
-   overlap the first whole line, so some elements are computed twice; a destination is never a source here. A line must
-   start at the start of an element. */
+/* Sums arrays of `bytes` bytes, with elements of `element` bytes, and stores whole lines around the caches. If the
+   destinations lie differently in their lines, or it is a copy, it stores ordinarily. Only whole lines are streamed,
+   because the processor reads a line that is stored in part. The first vectors overlap the first whole line, so some
+   elements are computed twice; a destination is never a source here. A line must start at the start of an element. */
 INLINE void task_reduce_streamed(tutti_dtype dtype, struct task task, size_t bytes, size_t element)
 {
     size_t skew = (uintptr_t)task.to[0] % LINE, begin = skew ? LINE - skew : 0, at = 0;
@@ -216,7 +227,7 @@ INLINE void task_reduce_streamed(tutti_dtype dtype, struct task task, size_t byt
     vector_stream_end();
 }
 
-/* Multiplies a group of vectors by a factor. */
+/* Multiplies `vectors` whole vectors of elements by a factor, or one of `bytes` bytes if bytes < WIDTH. */
 INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, int vectors, double factor)
 {
     vector part[GROUP];
@@ -228,6 +239,7 @@ INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t by
     group_store(to, bytes, vectors, part, false);
 }
 
+/* Multiplies the elements of an array of `bytes` bytes by a factor. */
 INLINE void array_scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, double factor)
 {
     const int vectors = GROUP / dtype_count_parts(dtype);
@@ -316,13 +328,13 @@ const struct kernels KERNELS = {
 #undef X
     },
     .update = {
-#define X(dtype, wide) \
+#define X(dtype, is_float32) \
     [TUTTI_##dtype] = { [UPDATE_SGD] = sgd_##dtype, [UPDATE_ADAM] = adam_##dtype, [UPDATE_ADAMW] = adamw_##dtype },
         UPDATE_MAP(X)
 #undef X
     },
     .squares = {
-#define X(dtype, wide) [TUTTI_##dtype] = squares_##dtype,
+#define X(dtype, is_float32) [TUTTI_##dtype] = squares_##dtype,
         UPDATE_MAP(X)
 #undef X
     },
@@ -342,12 +354,12 @@ const struct kernels KERNELS = {
 #undef X
     },
     .pack = {
-#define X(dtype, wide) [TUTTI_##dtype] = pack_##dtype,
+#define X(dtype, is_float32) [TUTTI_##dtype] = pack_##dtype,
         UPDATE_MAP(X)
 #undef X
     },
     .unpack = {
-#define X(dtype, wide) [TUTTI_##dtype] = unpack_##dtype,
+#define X(dtype, is_float32) [TUTTI_##dtype] = unpack_##dtype,
         UPDATE_MAP(X)
 #undef X
     },

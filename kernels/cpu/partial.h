@@ -5,7 +5,7 @@
 #pragma once
 #include "kernels/cpu/vector.h"
 
-/* Copies with one move for each bit of `bytes`. */
+/* Copies `bytes` bytes, fewer than WIDTH, with one move for each bit of the number. */
 INLINE void bytes_copy(char *to, const char *from, size_t bytes)
 {
     for (size_t piece = WIDTH / 2; piece > 0; piece /= 2) {
@@ -17,6 +17,7 @@ INLINE void bytes_copy(char *to, const char *from, size_t bytes)
     }
 }
 
+/* Loads any number of bytes below WIDTH; the other lanes are 0. */
 static __attribute__((noinline)) vector bytes_load(const char *from, size_t bytes)
 {
     char whole[WIDTH] = { 0 };
@@ -24,6 +25,7 @@ static __attribute__((noinline)) vector bytes_load(const char *from, size_t byte
     return vector_load(whole);
 }
 
+/* Stores the first `bytes` bytes of a vector. */
 static __attribute__((noinline)) void bytes_store(char *to, vector v, size_t bytes)
 {
     char whole[WIDTH];
@@ -31,7 +33,7 @@ static __attribute__((noinline)) void bytes_store(char *to, vector v, size_t byt
     bytes_copy(to, whole, bytes);
 }
 
-/* Loads fewer bytes than a vector; the other lanes are 0. */
+/* Loads `bytes` bytes, fewer than WIDTH; the other lanes are 0. 4 and 8 bytes do not pass through the stack. */
 INLINE vector partial_load(const char *from, size_t bytes)
 {
     uint64_t eight;
@@ -47,6 +49,7 @@ INLINE vector partial_load(const char *from, size_t bytes)
     return bytes_load(from, bytes);
 }
 
+/* Stores the first `bytes` bytes of a vector, fewer than WIDTH. */
 INLINE void partial_store(char *to, vector v, size_t bytes)
 {
     uint64_t eight = ((lanes_u64)v)[0];

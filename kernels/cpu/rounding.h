@@ -5,12 +5,14 @@
 #pragma once
 #include "kernels/cpu/vector.h"
 
-/* The lanes must be below 2^31. They are compared as signed numbers, because AVX2 compares only those. */
+/* Return the smaller or larger number in each lane. The lanes must be below 2^31. They are compared as signed numbers,
+   because AVX2 compares only those. */
 INLINE vector lanes_smaller(vector a, vector b) { return vector_select((vector)((lanes_i32)a < (lanes_i32)b), a, b); }
 INLINE vector lanes_larger(vector a, vector b) { return vector_select((vector)((lanes_i32)a > (lanes_i32)b), a, b); }
 
-/* Returns, for each magnitude, the power of two whose addition rounds the magnitude to `mantissa` bits. The callers
-   then subtract it again. */
+/* Returns, for each magnitude (a float32 without sign), the power of two whose addition rounds the magnitude to
+   `mantissa` bits. The callers then subtract it again. smallest_normal: the smallest normal number of the format, as
+   the bits of a float32. */
 INLINE vector rounding_magic(vector magnitude, int mantissa, uint32_t smallest_normal)
 {
     vector exponent = lanes_larger(magnitude & 0x7f800000u, vector_all(smallest_normal));

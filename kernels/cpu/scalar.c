@@ -19,7 +19,7 @@ INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(
 enum { DROPPED = 23 - 10 };
 static const uint32_t SMALLEST_NORMAL = 113u << 23;
 
-/* Widens the float16 in the lower half of each lane. */
+/* Returns the float16 in the lower half of each lane as float32. The upper halves are ignored. */
 INLINE vector float16_widen(vector half)
 {
     vector sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << DROPPED;
@@ -29,7 +29,8 @@ INLINE vector float16_widen(vector half)
     return vector_select((vector)(magnitude < 1u << 23), denormal, normal) | infinity_or_nan | sign;
 }
 
-/* Narrows to the lower half of each lane, and clears the upper half. The payload bits of a NaN must fit float16. */
+/* Rounds each float32 to a float16 in the lower half of its lane, and clears the upper half. The payload bits of a NaN
+   must fit float16. */
 INLINE vector float16_narrow(vector number)
 {
     vector sign = (number >> 16) & 0x8000u, whole = number & 0x7fffffffu;
@@ -42,7 +43,7 @@ INLINE vector float16_narrow(vector number)
     return sign | (quanta + (above_denormals >> DROPPED)) | payload;
 }
 
-/* One part has elements 0, 2, …, the other elements 1, 3, …. */
+/* Unpacking puts elements 0, 2, … into one part, and elements 1, 3, … into the other. */
 #define FLOAT16_BY_PARITY true
 INLINE void float16_unpack(const char *from, vector *part)
 {

@@ -2,5 +2,5 @@
 #pragma once
 #include "kernels/cpu/vector.h"
 
-/* Selects a where the mask is all ones, and b elsewhere. */
+/* Returns a vector that has the bits of `a` where the mask has ones, and those of `b` elsewhere. */
 INLINE vector vector_select(vector mask, vector a, vector b) { return (a & mask) | (b & ~mask); }

@@ -3,13 +3,15 @@
 #include "kernels/update.h"
 #include <math.h>
 
-INLINE float gradient_load_float(const void *from, size_t i, bool wide)
+/* Returns element i of `from`, which has float32 if is_float32, else bfloat16. */
+INLINE float gradient_load_float(const void *from, size_t i, bool is_float32)
 {
-    return wide ? ((const float *)from)[i] : bfloat16_to_float(((const uint16_t *)from)[i]);
+    return is_float32 ? ((const float *)from)[i] : bfloat16_to_float(((const uint16_t *)from)[i]);
 }
 
 /* ---- one element; the moments are updated in place ---- */
-/* Updates one element and both moments by Adam, and returns its new value. */
+/* Updates the moments of one element in place by Adam, and returns the new value of the element. The caller has
+   multiplied the gradient by f->scale and applied f->decay. */
 INLINE float adam_update_element(const struct update_factors *f, float gradient, float value, float *first,
     float *second)
 {
@@ -19,60 +21,64 @@ INLINE float adam_update_element(const struct update_factors *f, float gradient,
     *second = fmaf(f->take2 * gradient, gradient, *second * f->keep2);
     return value - f->rate * *first / (sqrtf(*second) / f->root + f->epsilon);
 }
+/* Returns the new value of one element by SGD, and updates its moment *first; first is NULL without momentum. The
+   caller has multiplied the gradient by f->scale. */
 INLINE float sgd_update_element(const struct update_factors *f, float gradient, float value, float *first)
 {
     gradient = fmaf(value, f->decay, gradient);
-    if (first) gradient = *first = f->begins ? gradient : *first * f->momentum + gradient;
+    if (first) gradient = *first = f->is_first_step ? gradient : *first * f->momentum + gradient;
     return fmaf(gradient, -f->rate, value);
 }
 
 /* ---- arrays ---- */
-/* Updates a piece by Adam, or by AdamW (`decoupled`). `wide`: gradients are float32, else bfloat16 with a copy of the
-   values in `narrow`. */
-INLINE void update_adam(const struct update_arrays *a, size_t count, const struct update_factors *given, bool decoupled,
-    bool wide)
+/* Updates `count` elements by AdamW if is_adamw, else by Adam. If is_float32, gradients are float32. Otherwise they are
+   bfloat16, and a->narrow gets a bfloat16 copy of the values. */
+INLINE void update_adam(const struct update_arrays *a, size_t count, const struct update_factors *factors,
+    bool is_adamw, bool is_float32)
 {
-    const struct update_factors f = *given;
+    const struct update_factors f = *factors;
     float *restrict value = a->value, *restrict first = a->first, *restrict second = a->second;
     uint16_t *restrict narrow = a->narrow;
     for (size_t i = 0; i < count; i++) {
-        float g = gradient_load_float(a->gradient, i, wide) * f.scale, old = value[i], m = first[i], v = second[i];
-        float new = decoupled ? adam_update_element(&f, g, old * f.decay, &m, &v)
-                              : adam_update_element(&f, fmaf(old, f.decay, g), old, &m, &v);
+        float g = gradient_load_float(a->gradient, i, is_float32) * f.scale, old = value[i], m = first[i],
+              v = second[i];
+        float new = is_adamw ? adam_update_element(&f, g, old * f.decay, &m, &v)
+                             : adam_update_element(&f, fmaf(old, f.decay, g), old, &m, &v);
         first[i] = m;
         second[i] = v;
         value[i] = new;
-        if (!wide) narrow[i] = bfloat16_from_float(new);
+        if (!is_float32) narrow[i] = bfloat16_from_float(new);
     }
 }
-/* Updates a piece by SGD, with momentum if `moves`. */
-INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct update_factors *given, bool moves,
-    bool wide)
+/* Updates `count` elements by SGD, with momentum in a->first if has_momentum. is_float32 is as in update_adam. */
+INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct update_factors *factors,
+    bool has_momentum, bool is_float32)
 {
-    const struct update_factors f = *given;
+    const struct update_factors f = *factors;
     float *restrict value = a->value, *restrict first = a->first;
     uint16_t *restrict narrow = a->narrow;
     for (size_t i = 0; i < count; i++) {
-        float m = moves ? first[i] : 0;
-        float new =
-            sgd_update_element(&f, gradient_load_float(a->gradient, i, wide) * f.scale, value[i], moves ? &m : NULL);
-        if (moves) first[i] = m;
+        float m = has_momentum ? first[i] : 0;
+        float gradient = gradient_load_float(a->gradient, i, is_float32) * f.scale;
+        float new = sgd_update_element(&f, gradient, value[i], has_momentum ? &m : NULL);
+        if (has_momentum) first[i] = m;
         value[i] = new;
-        if (!wide) narrow[i] = bfloat16_from_float(new);
+        if (!is_float32) narrow[i] = bfloat16_from_float(new);
     }
 }
-/* Adds squares in sixteen sums, for every vector width. */
-INLINE double update_squares(const void *from, size_t count, bool wide)
+/* Returns the sum of the squares of `count` numbers, float32 if is_float32, else bfloat16. It adds them in sixteen sums
+   for any vector width, so that the result is equal on all instruction sets. */
+INLINE double numbers_sum_squares(const void *from, size_t count, bool is_float32)
 {
     enum { SUMS = 16 };
     double sum[SUMS] = { 0 };
     for (size_t i = 0; i + SUMS <= count; i += SUMS)
         for (size_t k = 0; k < SUMS; k++) {
-            double number = gradient_load_float(from, i + k, wide);
+            double number = gradient_load_float(from, i + k, is_float32);
             sum[k] += number * number;
         }
     for (size_t i = count / SUMS * SUMS; i < count; i++) {
-        double number = gradient_load_float(from, i, wide);
+        double number = gradient_load_float(from, i, is_float32);
         sum[i % SUMS] += number * number;
     }
     for (size_t k = SUMS / 2; k > 0; k /= 2)
@@ -80,20 +86,23 @@ INLINE double update_squares(const void *from, size_t count, bool wide)
     return sum[0];
 }
 #define UPDATE_MAP(X) X(FLOAT32, true) X(BFLOAT16, false)
-#define X(dtype, wide)                                                                                                 \
+#define X(dtype, is_float32)                                                                                           \
     static void sgd_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)               \
     {                                                                                                                  \
-        if (a->first) update_sgd(a, count, f, true, wide);                                                             \
-        else update_sgd(a, count, f, false, wide);                                                                     \
+        if (a->first) update_sgd(a, count, f, true, is_float32);                                                       \
+        else update_sgd(a, count, f, false, is_float32);                                                               \
     }                                                                                                                  \
     static void adam_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)              \
     {                                                                                                                  \
-        update_adam(a, count, f, false, wide);                                                                         \
+        update_adam(a, count, f, false, is_float32);                                                                   \
     }                                                                                                                  \
     static void adamw_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)             \
     {                                                                                                                  \
-        update_adam(a, count, f, true, wide);                                                                          \
+        update_adam(a, count, f, true, is_float32);                                                                    \
     }                                                                                                                  \
-    static double squares_##dtype(const void *from, size_t count) { return update_squares(from, count, wide); }
+    static double squares_##dtype(const void *from, size_t count)                                                      \
+    {                                                                                                                  \
+        return numbers_sum_squares(from, count, is_float32);                                                           \
+    }
 UPDATE_MAP(X)
 #undef X

@@ -25,4 +25,5 @@ typedef vector vector_in_memory __attribute__((aligned(1), may_alias));
 INLINE vector vector_load(const char *from) { return *(const vector_in_memory *)from; }
 INLINE void vector_store(char *to, vector v) { *(vector_in_memory *)to = v; }
 
+/* Returns a vector whose 32-bit lanes are all `lane`. */
 INLINE vector vector_all(uint32_t lane) { return (vector){ 0 } + lane; }

@@ -4,7 +4,7 @@
 
 INLINE vector widened_add(vector a, vector b) { return (vector)((lanes_f32)a + (lanes_f32)b); }
 
-/* Returns true if any part has a NaN. count must be even. */
+/* Returns true if any of the `count` vectors of float32 has a NaN. count must be even. */
 INLINE bool widened_any_nan(const vector *part, int count)
 {
     vector nan = { 0 };

@@ -39,8 +39,8 @@ static void step_adam(const struct update_factors *f, bool decoupled, float g, f
 static void step_sgd(const struct update_factors *f, bool moves, float g, float *value, float *first)
 {
     g = fmaf(f->decay, *value, g);
-    if (moves && f->begins) *first = g;
-    if (moves && !f->begins) {
+    if (moves && f->is_first_step) *first = g;
+    if (moves && !f->is_first_step) {
         float kept = *first * f->momentum;
         *first = kept + g;
     }
@@ -99,7 +99,7 @@ static struct update_factors any_factors(int turn)
     f.take2 = 1 - f.keep2;
     f.root = 0.7f;
     f.epsilon = 1e-8f;
-    f.begins = turn % 4 == 0;
+    f.is_first_step = turn % 4 == 0;
     return f;
 }
 static void test_steps_are_the_formulas(void **state)
