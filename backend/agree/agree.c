@@ -5,9 +5,10 @@
 #include <assert.h>
 #include <string.h>
 
-/* A peer that is LOST or LEFT is gone. WAITS means that this rank waits for the peer, and SAID that the peer has sent
-   its cause. OWES and the three bits above mean that an ASK, SAY, FAIL or BYE to the peer is due. */
-enum { LOST = 1, LEFT = 2, GONE = LOST | LEFT, WAITS = 4, SAID = 8, OWES = 16, OWES_ALL = 15 * OWES };
+/* A peer that is LOST or LEFT is gone. WAITS means that this rank waits for the peer, and SENT_CAUSE that the peer has
+   sent its cause. OWES and the three bits above mean that an ASK, ANSWER, FAIL or BYE to the peer is due. */
+enum { LOST = 1, LEFT = 2, GONE = LOST | LEFT, WAITS = 4, SENT_CAUSE = 8, OWES = 16, OWES_ALL = 15 * OWES };
+/* Returns the flag which means that a message of this kind is due. */
 static uint16_t message_kind_owed_flag(enum agree_message_kind kind) { return (uint16_t)(OWES << kind); }
 static void flags_set(uint16_t *flags, int these) { *flags = (uint16_t)(*flags | these); }
 static void flags_clear(uint16_t *flags, int these) { *flags = (uint16_t)(*flags & ~these); }
@@ -23,6 +24,7 @@ static bool agree_is_speaker(const struct agree *agree)
 {
     return agree->layout.speakers[agree_own_host(agree)] == agree->layout.rank;
 }
+/* Makes a message of this kind to the peer due, unless the peer is gone. */
 static void agree_peer_owe_message(struct agree *agree, int peer, enum agree_message_kind kind)
 {
     struct agree_peer *p = &agree->layout.peers[peer];
@@ -30,7 +32,8 @@ static void agree_peer_owe_message(struct agree *agree, int peer, enum agree_mes
     if (!(p->flags & OWES_ALL)) agree->owed++;
     flags_set(&p->flags, message_kind_owed_flag(kind));
 }
-/* Makes the first rank of the host from `from` on that is not gone its speaker. */
+/* Makes the first rank of the host, from rank `from` on, that is not gone the speaker of the host; -1 if all are
+   gone. */
 static void agree_choose_speaker(struct agree *agree, int host, int from)
 {
     int r = from;
@@ -54,20 +57,22 @@ bool agree_cause_precedes(const struct agree_cause *x, const struct agree_cause 
     if (x->operation != y->operation) return x->operation < y->operation;
     return x->reporter < y->reporter;
 }
-/* True if the speaker of a host has reported the cause that this rank holds, or the host has no speaker left. */
+/* Returns true if the speaker of a host has sent the cause that this rank holds, if the host has no speaker left, or if
+   it is this rank's host. */
 static bool agree_host_sent_same_cause(const struct agree *agree, int host)
 {
     int speaker = agree->layout.speakers[host];
     if (host == agree_own_host(agree) || speaker < 0) return true;
     const struct agree_peer *peer = &agree->layout.peers[speaker];
     /* These three fields identify a cause, because a rank finds at most one. */
-    return peer->flags & SAID && peer->kind == agree->held.kind && peer->operation == agree->held.operation
+    return peer->flags & SENT_CAUSE && peer->kind == agree->held.kind && peer->operation == agree->held.operation
         && peer->reporter == agree->held.reporter;
 }
 static bool agree_causes_are_same(const struct agree_cause *x, const struct agree_cause *y)
 {
     return !agree_cause_precedes(x, y) && !agree_cause_precedes(y, x);
 }
+/* Makes a speaker decide if the speakers of all other hosts have sent the cause that it holds. */
 static void agree_decide_if_unanimous(struct agree *agree)
 {
     if (agree->state != AGREE_KNOWS || !agree_is_speaker(agree)) return;
@@ -75,11 +80,13 @@ static void agree_decide_if_unanimous(struct agree *agree)
         if (!agree_host_sent_same_cause(agree, h)) return;
     agree->state = AGREE_DECIDES;
 }
+/* Sets *at_ms to than_ms if it is unset (0) or later. */
 static void deadline_set_earlier(int64_t *at_ms, int64_t than_ms)
 {
     if (!*at_ms || than_ms < *at_ms) *at_ms = than_ms;
 }
-/* Makes the speaker send its cause to the other speakers, after the cause or the speaker has changed. */
+/* Makes this rank, if it is the speaker, send its cause to the other speakers, after the cause or the speaker has
+   changed. */
 static void agree_spread_cause(struct agree *agree)
 {
     if (agree_is_speaker(agree)) {
@@ -95,6 +102,7 @@ static bool agree_knows_failure(const struct agree *agree)
 {
     return agree->state >= AGREE_KNOWS && agree->state <= AGREE_OVER;
 }
+/* Makes `operation` and later ones fail on this rank. */
 static void agree_bar_operation(struct agree *agree, uint64_t operation)
 {
     if (operation < agree->barred) agree->barred = operation;
@@ -107,7 +115,8 @@ void agree_report_cause(struct agree *agree, const struct agree_cause *cause)
     agree->state = AGREE_CLAIMS;
     agree_bar_operation(agree, cause->operation);
 }
-/* A rank without a decision adopts every decision that it receives, whatever cause it holds. */
+/* Handles the cause in a FAIL of a peer: adopts it if it precedes the cause that this rank holds, or is a decision. A
+   rank without a decision adopts every decision, whatever cause it holds. */
 static void agree_handle_cause(struct agree *agree, const struct agree_cause *cause, bool decided)
 {
     agree_bar_operation(agree, cause->operation);
@@ -148,12 +157,13 @@ void agree_on_decision_record(struct agree *agree, const struct agree_cause *rec
 }
 
 /* ---- causes that this object finds itself ---- */
+/* Returns this rank's call of operation `number`, or NULL if it is not in the history. */
 static const struct agree_call *agree_recall_call(const struct agree *agree, uint64_t number)
 {
     const struct agree_call *call = &agree->history[number % AGREE_HISTORY];
     return number && call->number == number ? call : NULL;
 }
-/* Makes a cause that this rank reports. `other`: the rank that is to blame; it has the call that is open here. */
+/* Returns a cause that this rank reports about the rank `other`, with the call that is open on this rank, if any. */
 static struct agree_cause agree_make_cause(const struct agree *agree, enum agree_kind kind, tutti_status status,
     int other, uint64_t operation)
 {
@@ -168,7 +178,8 @@ static struct agree_cause agree_make_cause(const struct agree *agree, enum agree
     if (open) cause.calls[0] = *open;
     return cause;
 }
-/* Fails with the first call that differs, because later calls differ only as its consequence. */
+/* Compares the calls in a peer's message with this rank's, and reports the first that differs. Later calls differ only
+   as its consequence. */
 static void agree_compare_calls(struct agree *agree, int peer, const struct agree_message *m)
 {
     const struct agree_call *theirs = NULL;
@@ -184,6 +195,7 @@ static void agree_compare_calls(struct agree *agree, int peer, const struct agre
     agree_bar_operation(agree, theirs->number);
     agree_report_cause(agree, &cause);
 }
+/* Returns the highest operation number in a message. */
 static uint64_t message_last_operation(const struct agree_message *m)
 {
     uint64_t last = 0;
@@ -191,6 +203,7 @@ static uint64_t message_last_operation(const struct agree_message *m)
         if (m->calls[i].number > last) last = m->calls[i].number;
     return last;
 }
+/* Reports a cause if this rank waits for a peer that has left before this rank's operation. */
 static void agree_check_left_peer(struct agree *agree, int peer)
 {
     const struct agree_peer *p = &agree->layout.peers[peer];
@@ -198,7 +211,8 @@ static void agree_check_left_peer(struct agree *agree, int peer)
     struct agree_cause cause = agree_make_cause(agree, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, agree->begun);
     agree_report_cause(agree, &cause);
 }
-/* Chooses the next speaker of a host after `from`, and repeats to it what the last one may not have passed on. */
+/* Chooses the next speaker of a host, from rank `from` on, and repeats FAIL to it, which the last speaker may not have
+   passed on. */
 static void agree_replace_speaker(struct agree *agree, int host, int from)
 {
     agree_choose_speaker(agree, host, from);
@@ -209,7 +223,8 @@ static void agree_replace_speaker(struct agree *agree, int host, int from)
     else if (speaker >= 0) agree_peer_owe_message(agree, speaker, AGREE_FAIL);
     agree_decide_if_unanimous(agree);
 }
-static void remove_peer(struct agree *agree, int peer, int flag)
+/* Marks a peer as gone (flag LOST or LEFT), drops the messages that are due to it, and replaces it as speaker. */
+static void agree_remove_peer(struct agree *agree, int peer, int flag)
 {
     struct agree_peer *p = &agree->layout.peers[peer];
     int host = agree->layout.host_of[peer];
@@ -222,14 +237,14 @@ void agree_on_peer_lost(struct agree *agree, int peer)
 {
     if (peer == agree->layout.rank) return;
     bool known = agree_peer_is_gone(agree, peer);
-    remove_peer(agree, peer, LOST);
+    agree_remove_peer(agree, peer, LOST);
     struct agree_cause cause = agree_make_cause(agree, AGREE_LOST, TUTTI_PEER_LOST, peer, agree->ended + 1);
     if (!known) agree_report_cause(agree, &cause);
 }
 void agree_on_peer_left(struct agree *agree, int peer, uint64_t last)
 {
     agree->layout.peers[peer].operation = last;
-    remove_peer(agree, peer, LEFT);
+    agree_remove_peer(agree, peer, LEFT);
     agree_check_left_peer(agree, peer);
 }
 
@@ -294,7 +309,7 @@ void agree_handle_message(struct agree *agree, int peer, const struct agree_mess
     p->operation = m->cause.operation;
     p->kind = (uint16_t)m->cause.kind;
     p->reporter = m->cause.reporter;
-    flags_set(&p->flags, SAID);
+    flags_set(&p->flags, SENT_CAUSE);
     agree_handle_cause(agree, &m->cause, m->decided);
     agree_decide_if_unanimous(agree);
 }
@@ -357,17 +372,17 @@ static void agree_accuse_suspect(struct agree *agree)
    reaches twice as many ranks of its host. */
 static void agree_repeat_failure(struct agree *agree)
 {
-    uint64_t most = (uint64_t)1 << ++agree->repeats;
+    uint64_t limit = (uint64_t)1 << ++agree->repeats;
     agree->repeat_at_ms = 0;
     for (int h = 0; h < agree->layout.hosts; h++) {
-        uint64_t told = 0;
+        uint64_t sent_count = 0;
         int first = agree->layout.speakers[h];
         if (first < 0 || agree_host_sent_same_cause(agree, h)) continue;
         if (agree->repeats < AGREE_REPEATS) agree->repeat_at_ms = agree->now_ms + AGREE_REPEAT_MS;
-        for (int r = first; r < agree->layout.size && told < most; r++)
+        for (int r = first; r < agree->layout.size && sent_count < limit; r++)
             if (agree->layout.host_of[r] == h && !agree_peer_is_gone(agree, r)) {
                 agree_peer_owe_message(agree, r, AGREE_FAIL);
-                told++;
+                sent_count++;
             }
     }
 }

@@ -19,7 +19,7 @@
    state, not a change, so a repeated, late or lost message costs only time.
      ASK   asks which operations the receiver has begun, and has those of the sender for comparison. A rank that waits
            longer than 50 ms sends it to the ranks that it waits for, and again after 100, 200, 400, 400 ... ms.
-     SAY   is the answer: the last operations that the sender has begun. A rank with a decision answers with FAIL.
+     ANSWER  has the last operations that the sender has begun. A rank with a decision answers ASK with FAIL.
      FAIL  has the cause that the sender holds, and whether that is its decision. Speakers send it to each other. Every
            50 ms they repeat it to hosts that have not sent the same cause: to their first 2, 4, 8 ... ranks, because
            their speaker may be stopped. Without a decision within 150 ms other ranks send it too, because the speaker
@@ -75,7 +75,8 @@ struct agree_call {
     uint64_t number, fingerprint;
     unsigned char declaration[AGREE_DECLARATION_BYTES];
 };
-/* Kinds of causes in order of precedence: a rank's own error precedes the effects that others see. */
+/* Kinds of causes in order of precedence: a rank's own error precedes the effects that others see. LOST: a rank has
+   died or cannot be reached. LEFT_ALONE: a rank has left that the reporter waits for. LATE: a timeout. */
 enum agree_kind {
     AGREE_DISAGREEMENT,
     AGREE_FAILED,
@@ -88,7 +89,7 @@ enum agree_kind {
 struct agree_cause {
     /* `kind` is an enum agree_kind, `status` a tutti_status. */
     int32_t kind, status;
-    /* `reporter` has found the cause, and it is about `other` (or -1). */
+    /* The rank that has found the cause, and the rank that the cause is about, or -1. */
     int32_t reporter, other;
     /* `operation` is the first one that fails for the reporter. */
     uint64_t operation;
@@ -112,6 +113,7 @@ enum agree_state { AGREE_RUNS, AGREE_CLAIMS, AGREE_KNOWS, AGREE_DECIDES, AGREE_O
 struct agree_peer {
     uint64_t operation;
     int32_t reporter;
+    /* `kind` is that of the cause. The flags are those of agree.c. */
     uint16_t kind, flags;
 };
 /* The layout stays constant. The caller allocates `peers` and `speakers` for the object. */
@@ -134,9 +136,11 @@ struct agree {
     uint64_t begun, ended;
     /* The operation `barred` and later ones can no longer succeed. */
     uint64_t barred;
-    /* `owed` counts the peers that a message is due to, and `cursor` is the peer that agree_next_message tries
+    /* `owed` is the number of peers to which a message is due, and `cursor` the peer that agree_next_message tries
        first. */
     uint64_t owed, cursor;
+    /* The time; when to send ASK next, and the interval until the one after it; when to decide without all hosts; when
+       to repeat FAIL. */
     int64_t now_ms, ask_at_ms, ask_gap_ms, settle_at_ms, repeat_at_ms;   /* ms, 0 = unset */
     uint64_t repeats;
     struct agree_suspect suspect;
@@ -146,41 +150,47 @@ struct agree {
 };
 
 /* ---- inputs from this rank ---- */
+/* Initializes the object in state RUNS, with layout->peers and layout->speakers. */
 void agree_init(struct agree *out, const struct agree_layout *layout);
-/* Begins an operation; numbers grow by 1. */
+/* Reports that this rank begins an operation; numbers grow by 1. */
 void agree_begin(struct agree *agree, const struct agree_call *call);
 /* Reports the first message of an operation from a rank of another host. It returns false if this rank has not begun
    the operation; the caller then reports it again later (the matching keeps early messages). */
 bool agree_on_first_message(struct agree *agree, int peer, uint64_t number, uint64_t fingerprint);
-/* Reports whether this rank waits for a rank of another host. */
+/* Reports whether this rank waits for `peer`, a rank of another host. */
 void agree_set_waiting(struct agree *agree, int peer, bool waits);
-/* Checks an operation before it ends. After true the caller must report success. After false the operation fails with
-   the decision. Operations before the failed one may still end after the decision. */
+/* Returns true if the operation may succeed; the caller must then report success. Returns false if it fails with the
+   decision. Operations before the failed one may still end after the decision. */
 bool agree_may_end_operation(struct agree *agree, uint64_t number);
 /* Reports a cause that this rank has found. It counts only in state RUNS. */
 void agree_report_cause(struct agree *agree, const struct agree_cause *cause);
 /* Leaves the group; no operation may be open. */
 void agree_leave(struct agree *agree);
 /* ---- inputs from the host's segment ---- */
+/* Reports the content of the failure record of this host, which leads to state KNOWS. */
 void agree_on_failure_record(struct agree *agree, const struct agree_cause *record);
+/* Reports the content of the decision record of this host, which leads to state OVER. */
 void agree_on_decision_record(struct agree *agree, const struct agree_cause *record);
 /* ---- inputs from peers ---- */
+/* Reports a decoded message of a rank of another host. */
 void agree_handle_message(struct agree *agree, int peer, const struct agree_message *message);
 /* Reports a rank of any host as lost: its process has died, its link broke or carried an invalid message, or no link to
    it can be opened. The caller first ends all operations that can still end. */
 void agree_on_peer_lost(struct agree *agree, int peer);
-/* Reports that a rank has left; ranks of this host send no BYE, but set a word in the segment. */
+/* Reports that a rank has left, after operation `last`. Ranks of this host send no BYE, but set a word in the
+   segment. */
 void agree_on_peer_left(struct agree *agree, int peer, uint64_t last);
 /* ---- time ---- */
 /* Sets the time. The caller calls it at least every 20 ms while an operation is open, and before other inputs, which
    set timers by it. */
 void agree_advance_time(struct agree *agree, int64_t now_ms);
 
-/* Sends ASK now, because the operation's time is running out. */
+/* Makes ASK due now to all awaited peers, because the operation's time is running out. */
 void agree_ask_now(struct agree *agree);
 
 /* ---- outputs ---- */
-/* After each input the caller does the following, in this order. In state CLAIMS it writes `held` to the failure record
+/* Takes the next due message: *to is its receiver. Returns false if no message is due.
+   After each input the caller does the following, in this order. In state CLAIMS it writes `held` to the failure record
    unless that is written, and passes the record to agree_on_failure_record. In state DECIDES it does so with the
    decision record and agree_on_decision_record. Then it sends the messages of agree_next_message until that returns
    false, and drops a message for which it has no link. */
@@ -196,6 +206,8 @@ enum {
     AGREE_CALLS_BYTES = AGREE_HISTORY * AGREE_CALL_BYTES,
     AGREE_WIRE_BYTES = 8 + (AGREE_CAUSE_BYTES > AGREE_CALLS_BYTES ? AGREE_CAUSE_BYTES : AGREE_CALLS_BYTES)
 };
+/* Writes a message as bytes. */
 void agree_message_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES]);
-/* Returns false, with *out unchanged, if no rank of a communicator of this size could have sent the message. */
+/* Reads a message from `length` bytes. Returns false, with *out unchanged, if no rank of a communicator of this size
+   could have sent it. */
 bool agree_message_decode(const unsigned char *bytes, size_t length, int size, struct agree_message *out);

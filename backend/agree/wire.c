@@ -3,8 +3,10 @@
 #include "backend/agree/agree.h"
 #include <string.h>
 
+/* `at` is the next byte to write or read. */
 struct agree_writer { unsigned char *at; };
 struct agree_reader { const unsigned char *at; };
+/* Writes the low `bytes` bytes of a number, little endian. */
 static void agree_writer_put_int(struct agree_writer *w, uint64_t value, int bytes)
 {
     for (int i = 0; i < bytes; i++) *w->at++ = (unsigned char)(value >> 8 * i);
@@ -72,8 +74,10 @@ void agree_message_encode(const struct agree_message *message, unsigned char out
     for (int i = 0; message->kind != AGREE_FAIL && i < AGREE_HISTORY; i++)
         agree_writer_put_call(&w, &message->calls[i]);
 }
-/* The engine increments and compares operation numbers, so one near the end of the range is invalid. */
+/* Returns true if a peer may send this operation number. The engine increments and compares operation numbers, so one
+   near the end of the range is invalid. */
 static bool operation_number_is_valid(uint64_t number) { return number < (uint64_t)1 << 62; }
+/* Returns true if all fields of a received cause are in range, for a communicator of `size` ranks. */
 static bool agree_cause_is_valid(const struct agree_cause *c, int size)
 {
     bool about_two = c->kind == AGREE_DISAGREEMENT || c->kind == AGREE_LOST || c->kind == AGREE_LEFT_ALONE;
