@@ -63,6 +63,7 @@ typedef enum tutti_status {
 #undef X
 } tutti_status;
 
+/* Returns TUTTI_VERSION of the library that is loaded. */
 TUTTI_API const char *tutti_get_version(void);
 /* Returns the message of the table above. */
 TUTTI_API const char *tutti_get_error_string(tutti_status status);
@@ -103,6 +104,7 @@ typedef enum tutti_op {
 } tutti_op;
 /* Returns the bytes of one element, or 0 for an unknown type. */
 TUTTI_API size_t tutti_dtype_bytes(tutti_dtype dtype);
+/* Return the printed name of the tables above. */
 TUTTI_API const char *tutti_dtype_name(tutti_dtype dtype);
 TUTTI_API const char *tutti_op_name(tutti_op op);
 
@@ -155,8 +157,9 @@ static inline tutti_status tutti_hasten(tutti_request *request) { return tutti_d
 TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);
 
 /* ---- waiting for any of several requests ---- */
-/* A call whose request names a queue adds the request to it, unless the call returns an error. Each request is taken
-   once. Until then it must stay in place and cannot be used again. Several threads may wait at the same time. */
+/* Creates an empty queue. A call whose request names a queue adds the request to it, unless the call returns an error.
+   Each request is taken once. Until then it must stay in place and cannot be used again. Several threads may wait at
+   the same time. */
 TUTTI_API tutti_status tutti_queue_create(tutti_queue **out);
 /* Destroys the queue; NULL is allowed. INVALID_ARGUMENT while it has requests or a thread waits for it. */
 TUTTI_API tutti_status tutti_queue_destroy(tutti_queue *queue);
@@ -210,9 +213,12 @@ typedef struct tutti_config {
 #define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
 /* Makes an id. One rank calls this, and all ranks pass the id to tutti_comm_init_rank. */
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);
+/* Makes the communicator of this rank in a group of `size` ranks on one host. All ranks call it with the same id. */
 TUTTI_API tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank);
+/* Makes the communicator of config->rank. All config->size ranks call it, and find each other through the store. */
 TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config);
-/* Collective over `comm`. Ranks with one color >= 0 form a group, sorted by key, then rank. Color -1 gets *out NULL. */
+/* Makes new communicators. Collective over `comm`. Ranks with one color >= 0 form a group, sorted by key, then rank. A
+   negative color gets *out NULL. */
 TUTTI_API tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out);
 /* Leaves the group and releases its resources; NULL is allowed. Never waits for a peer. Operations that still run 10 ms
    later end with ABORTED. Later calls of other threads do so too; those threads must hold the communicator, see
@@ -227,7 +233,9 @@ TUTTI_API tutti_status tutti_comm_release(tutti_comm *comm);
 TUTTI_API tutti_status tutti_comm_abort(tutti_comm *comm);
 /* Returns OK or the error that failed the communicator; tutti_get_last_error has the text. */
 TUTTI_API tutti_status tutti_comm_get_async_error(tutti_comm *comm);
+/* Returns the number of ranks, or 0 for NULL. */
 TUTTI_API int tutti_comm_count(const tutti_comm *comm);
+/* Returns this rank, or -1 for NULL. */
 TUTTI_API int tutti_comm_user_rank(const tutti_comm *comm);
 /* Returns a rank's host, numbered from 0, and its index among the ranks of that host. Either pointer may be NULL. */
 TUTTI_API tutti_status tutti_comm_place(tutti_comm *comm, int rank, int *host, int *index);
@@ -311,6 +319,7 @@ TUTTI_API tutti_status tutti_gather(const void *send, void *recv, size_t send_co
 /* send has p * count elements and is used only on root. */
 TUTTI_API tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request);
+/* The operation is over when all ranks have called it. */
 TUTTI_API tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request);
 /* Returns when all ranks have called it, and reports absent ranks: rank 0 gets missing[r] true if rank r, of p ranks,
    did not arrive. If a rank is missing after timeout_ms (at least 1), rank 0 gets TIMEOUT and aborts the communicator.
@@ -319,7 +328,8 @@ TUTTI_API tutti_status tutti_monitored_barrier(tutti_comm *comm, int64_t timeout
 
 /* ---- point to point ---- */
 enum { TUTTI_ANY_SOURCE = -1 };
-/* Messages from one rank with one tag arrive in the order in which they were sent. Both ends must give the same count,
+/* Send `count` elements to rank `peer`, and receive them from rank `peer` or, with TUTTI_ANY_SOURCE, from any rank.
+   Messages from one rank with one tag arrive in the order in which they were sent. Both ends must give the same count,
    or both get TUTTI_MISMATCH. A rank may send to itself with requests. It must start both ends before it waits for
    either; a wait without the other end is refused and withdraws the message. */
 TUTTI_API tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag,
@@ -420,15 +430,17 @@ TUTTI_API tutti_status tutti_pipeline_time(const tutti_pipeline *pipeline, const
 
 /* ---- experts: the routing of rows in a mixture of experts. These functions send nothing: they access rows by
    address, and rows of other ranks in shared memory (tutti_mem_alloc_common) ---- */
-/* expert[tokens][choices] has the experts that each token chose, or -1. place has the same shape, and gets the position
-   of each choice among this rank's rows for that expert, in token order. It is -1 for no expert, or once the expert has
-   `capacity` rows. counts[experts] gets the rows placed. INVALID_ARGUMENT names a token with an invalid expert. */
+/* Assigns a row to each choice. expert[tokens][choices] has the experts that each token chose, or -1. place has the
+   same shape, and gets the position of each choice among this rank's rows for that expert, in token order. It is -1 for
+   no expert, or once the expert has `capacity` rows. counts[experts] gets the rows placed. INVALID_ARGUMENT names a
+   token with an invalid expert. */
 TUTTI_API tutti_status tutti_experts_place(const int64_t *expert, size_t tokens, int choices, int experts,
     uint64_t capacity, int64_t *place, uint64_t *counts);
-/* counts[ranks][experts] has the rows of all ranks. Ranks get equally many experts, in order. A rank keeps the rows of
-   its experts in one array, ordered by expert, then by source rank. first[ranks][experts] gets the first row there that
-   a source rank uses for an expert, and rows[ranks] the length of each rank's array. With padded 0 rows are contiguous;
-   otherwise each source rank and expert gets `padded` rows, used or not. */
+/* Computes where rows lie. counts[ranks][experts] has the number of rows of each rank for each expert. Ranks get
+   equally many experts, in order. A rank keeps the rows of its experts in one array, ordered by expert, then by source
+   rank. first[ranks][experts] gets the first row there that a source rank uses for an expert, and rows[ranks] the
+   length of each rank's array. With padded 0 rows are contiguous; otherwise each source rank and expert gets `padded`
+   rows, used or not. */
 TUTTI_API tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded,
     uint64_t *first, uint64_t *rows);
 /* The caller starts with TUTTI_EXPERTS_ROWS_INIT. */

@@ -128,7 +128,8 @@ typedef struct tutti_zero_config {
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
         { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 } }
-/* Collective. MISMATCH if the ranks describe different models. */
+/* Creates a tutti_zero and its arrays for the model in `config`. Collective. MISMATCH if the ranks describe different
+   models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
 /* Destroys the tutti_zero; NULL is allowed. It waits at most a moment, while other ranks still gather. In the middle of
    a step it ends the step of the other ranks with an error. */
@@ -143,26 +144,30 @@ TUTTI_API tutti_status tutti_zero_begin(tutti_zero *zero);
 /* Returns when all slices of the unit have the values of the last step. SHARDED: collective, and the use lasts until
    `release`. */
 TUTTI_API tutti_status tutti_zero_use(tutti_zero *zero, int unit);
-/* Does what tutti_zero_use does. The use ends when all gradients of the unit have come, or with the step. */
+/* Does what tutti_zero_use does, for a backward pass. The use ends when all gradients of the unit have come, or with
+   the step. */
 TUTTI_API tutti_status tutti_zero_use_backward(tutti_zero *zero, int unit);
 /* The caller stops reading the unit until its next use. SHARDED: its memory is freed when another unit is used. */
 TUTTI_API tutti_status tutti_zero_release(tutti_zero *zero, int unit);
-/* Collective. With kept, all units may be read, with the values of the last step or begin, until the next of these.
-   Without, SHARDED units are whole only while they are used. */
+/* Collective. With kept, returns when all units may be read, with the values of the last step or tutti_zero_begin; they
+   stay readable until the next step or begin. Without, SHARDED units are whole only while they are used. */
 TUTTI_API tutti_status tutti_zero_keep(tutti_zero *zero, bool kept);
 /* Returns where the caller writes the gradient of this parameter, in its unit's type. If *adds, the place has a
    gradient of an earlier backward pass of this step, and the caller adds to it. May wait for a buffer. */
 TUTTI_API tutti_status tutti_zero_gradient(tutti_zero *zero, int parameter, void **out, bool *adds);
-/* The caller has written the gradient. With the last gradient of a unit, this rank stops reading the unit in this pass,
-   and the library sums the unit's gradients. */
+/* Reports that the caller has written the gradient. With the last gradient of a unit, this rank stops reading the unit
+   in this pass, and the library sums the unit's gradients. */
 TUTTI_API tutti_status tutti_zero_ready(tutti_zero *zero, int parameter);
-/* While held, ready gradients stay on their rank, and gradients of the next pass are added to them. */
+/* Sets whether gradients are held. While held, ready gradients stay on their rank, and gradients of the next pass are
+   added to them. */
 TUTTI_API tutti_status tutti_zero_hold(tutti_zero *zero, bool held);
 /* Collective: returns when all gradients are averaged over the ranks. A gradient that is missing on a rank counts as
    zero. A parameter without a gradient on any rank is not updated. `step` settles too. */
 TUTTI_API tutti_status tutti_zero_settle(tutti_zero *zero);
 /* Collective: settles, and returns the 2-norm of all averaged gradients together, bit-identical on all ranks. */
 TUTTI_API tutti_status tutti_zero_norm(tutti_zero *zero, double *out);
+/* The hyperparameters of a group: learning rate, weight decay, momentum (rule MOMENTUM), and beta1, beta2 and epsilon
+   (rules ADAM and ADAMW). */
 typedef struct tutti_zero_rates { double rate, decay, momentum, beta1, beta2, epsilon; } tutti_zero_rates;
 /* Collective: updates this rank's slices from the gradients times `scale`, by the rule, with the rates of each group.
    Returns when this rank's part is done. With `ahead` it returns earlier: a thread does the rest, and the next call
@@ -171,7 +176,7 @@ TUTTI_API tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates 
 /* Collective: returns when all units are up to date and no rank reads parameters. Rank 0 may then write parameters
    before tutti_zero_begin. If gradients are settled, each rank may write its pieces before tutti_zero_publish. */
 TUTTI_API tutti_status tutti_zero_claim(tutti_zero *zero);
-/* Takes the step after the caller has updated its pieces (rule NONE). */
+/* Collective: takes the step after tutti_zero_claim, when the caller has updated its pieces (rule NONE). */
 TUTTI_API tutti_status tutti_zero_publish(tutti_zero *zero);
 /* Discards the gradients of this step. Collective if any rank has gradients; MISMATCH if other ranks take the step. */
 TUTTI_API tutti_status tutti_zero_drop(tutti_zero *zero);
@@ -190,6 +195,7 @@ typedef struct tutti_zero_piece {
     /* True if some rank has a gradient, valid from `settle` to the step. */
     bool used;
 } tutti_zero_piece;
+/* Describes this rank's piece of a parameter. */
 TUTTI_API tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_zero_piece *out);
 /* Collective: returns when no rank reads the pieces of another. Until its next call each rank may read its own values
    and moments, and may write them if it calls tutti_zero_begin_pieces next. Gradients stay. */
@@ -202,8 +208,9 @@ TUTTI_API tutti_status tutti_zero_span(const tutti_zero *zero, int parameter, in
 /* Sets how many steps have updated a parameter, after the caller has restored the pieces from a checkpoint. */
 TUTTI_API tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uint64_t steps);
 
-/* Collective, between steps. The array has the residual of a parameter: `count` elements in the scale of an average,
-   the same on all ranks, zeros without compression. tutti_zero_set_lost divides it among the ranks. */
+/* Read and set the residual of a parameter, between steps. The array has all elements of the parameter, in the scale of
+   an average, the same on all ranks; zeros without feedback. tutti_zero_get_lost is collective. tutti_zero_set_lost
+   takes this rank's part of the residual from the array; all ranks call it. */
 TUTTI_API tutti_status tutti_zero_get_lost(tutti_zero *zero, int parameter, float *out);
 TUTTI_API tutti_status tutti_zero_set_lost(tutti_zero *zero, int parameter, const float *in);
 
@@ -227,6 +234,7 @@ typedef struct tutti_zero_report {
     /* The rank has sent these bytes of packed gradients. */
     uint64_t packed_bytes;
 } tutti_zero_report;
+/* Fills in the report. */
 TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);
 
 /* An event lasts from the start to the end of what it describes. Its times are those of CLOCK_MONOTONIC. */
@@ -266,11 +274,13 @@ TUTTI_API tutti_status tutti_zero_get_events(tutti_zero *zero, tutti_zero_event 
 
 /* ---- compressed averages of arrays that the caller owns ---- */
 typedef struct tutti_compressor tutti_compressor;
-/* Collective. MISMATCH if the ranks give different compressions. Calls on one compressor must not overlap. */
+/* Creates a compressor for the ranks of `comm`. Collective. MISMATCH if the ranks give different compressions. Calls on
+   one compressor must not overlap. */
 TUTTI_API tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how);
 /* Destroys the compressor; NULL is allowed. */
 TUTTI_API tutti_status tutti_compressor_destroy(tutti_compressor *compressor);
-/* For arrays of `count` elements, this rank keeps the residuals of *kept elements from *at on. With momentum the
+/* Returns the room for residuals: for arrays of `count` elements, this rank keeps the residuals of *kept elements from
+   *at on. With momentum the
    residual array is twice as long: first all residuals, then all momentum. *keepers ranks keep residuals of each
    element. */
 TUTTI_API tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t count, size_t *at, size_t *kept,
