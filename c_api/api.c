@@ -32,7 +32,7 @@ static tutti_status config_copy_known(const tutti_config *given, tutti_config *o
     memcpy(out, given, size);
     return TUTTI_OK;
 }
-/* The other bytes of an id are reserved for later versions. */
+/* The random bytes of an id. The others are reserved for later versions. */
 enum { ID_NAME_BYTES = NONCE_BYTES };
 tutti_status tutti_get_unique_id(tutti_unique_id *out)
 {

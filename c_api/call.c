@@ -28,7 +28,7 @@ tutti_status call_refuse_struct_size(const char *type, const char *initial, size
         "version, or did not initialize it with %s",
         type, size, TUTTI_VERSION, most, initial);
 }
-/* Requests of older programs have no queue and no label. */
+/* Returns the queue of a request, or NULL. Requests of older programs have no queue and no label. */
 static tutti_queue *request_get_queue(const tutti_request *request)
 {
     return request->struct_size > FIRST_REQUEST_BYTES ? request->queue : NULL;
@@ -45,7 +45,7 @@ static tutti_status request_check_queue(const tutti_request *request, tutti_queu
     if (request->blocking || request->done)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "a request with a queue cannot also be blocking or have a `done` callback");
-    if (op->comm && op->queued.queue && op->queued.inside)
+    if (op->comm && op->queued.queue && op->queued.is_queued)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "the request is still in its queue: take it with tutti_queue_wait before you use it again");
     return TUTTI_OK;
@@ -69,7 +69,8 @@ tutti_status call_check_comm(tutti_comm *comm)
             comm->group.name, comm->group.rank);
     return comm_get_failure(comm);
 }
-/* Refuses an unknown type and sizes beyond the address space. `part_bytes`: bytes of `count` elements. */
+/* Refuses an unknown type, and `parts` parts beyond the address space. *part_bytes gets the bytes of `count`
+   elements. */
 static tutti_status call_check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
 {
     size_t bytes = dtype_bytes(dtype), all;
@@ -105,7 +106,6 @@ tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *wha
 }
 
 /* ---- preparing ---- */
-/* Collectives and messages share these checks. */
 tutti_status call_prepare_operation(tutti_comm *comm, int collective, size_t count, size_t parts, tutti_dtype dtype,
     int root, tutti_request *request, struct operation *out)
 {
@@ -131,12 +131,14 @@ tutti_status call_refuse_overlap(const struct operation *op, const char *unless)
 }
 
 /* ---- group calls ---- */
+/* A call between tutti_group_start and tutti_group_end. */
 struct grouped { tutti_request request; struct grouped *next; };
+/* The number of starts without an end, and the list of this thread's calls. */
 static _Thread_local int group_depth;
-_Atomic int call_groups_open;
 static _Thread_local struct grouped *group_first, **group_end;
+_Atomic int call_groups_open;
 
-/* Adds an internal request to the group of calls (tutti_group_start) of this thread. */
+/* Adds a call to this thread's group, and returns the request that the library makes for it. */
 static tutti_status group_add_request(tutti_request **out)
 {
     struct grouped *g = memory_alloc_aligned(sizeof *g);
@@ -183,7 +185,8 @@ static struct operation *request_get_operation(tutti_request *request)
 {
     return (struct operation *)(void *)request->reserved;
 }
-/* Takes timeout, label, factor and algorithm from a request. */
+/* Applies timeout, label, factor and algorithm of a request to its operation. Refuses options that the operation cannot
+   have. NULL applies the communicator's timeout. */
 static tutti_status operation_apply_options(struct operation *op, tutti_request *request)
 {
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
@@ -203,7 +206,6 @@ static tutti_status operation_apply_options(struct operation *op, tutti_request 
         &op->algorithm)));
     return status_mark_refusal(comm_check_algorithm(op->comm, op->algorithm));
 }
-/* Takes ownership of prepared->uneven. An error leaves the request unchanged. */
 tutti_status call_run_operation(struct operation *prepared, tutti_request *request)
 {
     struct operation *op = prepared;
@@ -226,6 +228,7 @@ tutti_status call_run_operation(struct operation *prepared, tutti_request *reque
     }
     return operation_run(op, !request || (request->blocking && !grouped));
 }
+/* Refuses a request that was never used in a call, or that a parent process has started. */
 static tutti_status request_check_used(const tutti_request *request)
 {
     const struct operation *op = request ? (const struct operation *)(const void *)request->reserved : NULL;

@@ -3,8 +3,8 @@
 #include "c_api/call.h"
 
 /* ---- collectives ---- */
-/* Refuses overlapping buffers that are not in place, because ranks would read partly overwritten data. all_to_all never
-   works in place. */
+/* Refuses overlapping buffers of `sent` and `received` bytes unless they lie as the in-place form requires, because
+   ranks would read partly overwritten data. all_to_all never works in place. */
 static tutti_status operation_check_in_place(const struct operation *op, const void *send, size_t sent,
     const void *recv, size_t received)
 {
@@ -16,6 +16,7 @@ static tutti_status operation_check_in_place(const struct operation *op, const v
                                  : call_refuse_overlap(op, ", but not in place (send == recv + rank * count)");
     return to == from + mine ? TUTTI_OK : call_refuse_overlap(op, ", but not in place (recv == send + rank * count)");
 }
+/* Returns how many parts this rank's input or output has; 0 if the rank has no such buffer. */
 static size_t operation_count_parts(const struct operation *op, enum buffer buffer)
 {
     bool has = collective_has_buffer((enum collective)op->collective, op->root, op->comm->group.rank, buffer);
@@ -41,11 +42,12 @@ static size_t call_count_most_parts(const struct call *call, const tutti_comm *c
     int received = collective_buffer_parts((enum collective)call->collective, OUTPUT, size);
     return (size_t)(sent > received ? sent : received);
 }
-/* Runs a repeated call on the fast path, which needs no checks. Returns false if the call needs the ordinary path. */
+/* Runs a repeated call on the fast path, which needs no checks, with the result in *out. Returns false if the call
+   needs the ordinary path. */
 static inline bool call_run_fast_path(tutti_comm *comm, struct call *call, const void *send, void *recv,
     tutti_status *out)
 {
-    bool may = comm && atomic_load_explicit(&comm->submission.settled, memory_order_relaxed)
+    bool may = comm && atomic_load_explicit(&comm->submission.fast_path_ready, memory_order_relaxed)
         && !atomic_load_explicit(&call_groups_open, memory_order_relaxed)
         && comm->group.generation == process_generation();
     return may && fast_path_run(comm, call, send, recv, out);

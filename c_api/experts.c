@@ -3,6 +3,7 @@
 #include "backend/base/status.h"
 #include "c_api/call.h"
 
+/* Returns INVALID_ARGUMENT for a NULL pointer. */
 static tutti_status experts_refuse_null(void)
 {
     return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: the pointer to the result or to an input is NULL");

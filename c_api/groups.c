@@ -3,6 +3,7 @@
 #include "backend/groups/grid.h"
 #include "backend/groups/pipeline.h"
 
+/* Refuses NULL. */
 static tutti_status grid_check_pointers(const void *grid, const void *names, const void *out)
 {
     if (grid && names && out) return TUTTI_OK;
@@ -49,6 +50,7 @@ tutti_status tutti_grid_straddles(const tutti_grid *grid, const char *names, con
 }
 
 /* ---- pipelines ---- */
+/* Refuses NULL. */
 static tutti_status pipeline_check_pointers(const void *pipeline, const void *out)
 {
     if (pipeline && out) return TUTTI_OK;

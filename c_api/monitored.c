@@ -9,12 +9,15 @@
 
 /* Other ranks wait longer by this margin, so rank 0 times out first. */
 enum { MARGIN_MS = 1000 };
-static const uint32_t here_tag = UINT32_MAX - 1, all_here_tag = UINT32_MAX;
+/* The tag of a rank's message to rank 0, and the tag of the answer. */
+static const uint32_t arrival_tag = UINT32_MAX - 1, release_tag = UINT32_MAX;
 
+/* Returns twice the timeout, without overflow. */
 static int64_t timeout_double(int64_t timeout_ms)
 {
     return timeout_ms > INT64_MAX / 4 ? INT64_MAX / 2 : 2 * timeout_ms;
 }
+/* Sends a message of one byte to `peer`, or receives one, and waits for its end. */
 static tutti_status barrier_run_message(bool sends, int peer, uint32_t tag, int64_t timeout_ms, tutti_comm *comm)
 {
     unsigned char byte = 0;
@@ -22,13 +25,15 @@ static tutti_status barrier_run_message(bool sends, int peer, uint32_t tag, int6
     if (sends) return tutti_send(&byte, 1, TUTTI_UINT8, peer, tag, comm, &request);
     return tutti_recv(&byte, 1, TUTTI_UINT8, peer, tag, comm, &request);
 }
+/* Does the part of a rank other than 0: sends its message to rank 0, and waits for the answer. */
 static tutti_status barrier_arrive(tutti_comm *comm, int64_t timeout_ms)
 {
-    TRY(barrier_run_message(true, 0, here_tag, timeout_ms, comm));
-    return barrier_run_message(false, 0, all_here_tag, timeout_double(timeout_ms) + MARGIN_MS, comm);
+    TRY(barrier_run_message(true, 0, arrival_tag, timeout_ms, comm));
+    return barrier_run_message(false, 0, release_tag, timeout_double(timeout_ms) + MARGIN_MS, comm);
 }
 
 /* ---- rank 0 ---- */
+/* The receives of the ranks' messages. */
 struct barrier_arrivals {
     tutti_comm *comm;
     tutti_queue *queue;
@@ -52,28 +57,28 @@ static tutti_status arrivals_post_receives(struct barrier_arrivals *a, int64_t t
         request->struct_size = sizeof *request;
         request->timeout_ms = timeout_double(timeout_ms) + 2 * MARGIN_MS;
         request->queue = a->queue;
-        TRY(tutti_recv(&a->bytes[r], 1, TUTTI_UINT8, r, here_tag, a->comm, request));
+        TRY(tutti_recv(&a->bytes[r], 1, TUTTI_UINT8, r, arrival_tag, a->comm, request));
     }
     return TUTTI_OK;
 }
-/* Waits until all ranks have arrived; `missing` has those that have not. */
+/* Waits until all ranks have arrived, and sets missing[r] to false for each rank r that has. TIMEOUT if one has not. */
 static tutti_status arrivals_await_all(struct barrier_arrivals *a, int64_t timeout_ms, bool *missing)
 {
-    int64_t until = clock_deadline(timeout_ms);
+    int64_t until_ms = clock_deadline(timeout_ms);
     TRY(arrivals_post_receives(a, timeout_ms));
     for (;;) {
-        tutti_request *came;
-        int64_t left = until - clock_ms();
-        tutti_status status = tutti_queue_wait(a->queue, left > 0 ? left : 0, &came);
+        tutti_request *arrived;
+        int64_t left_ms = until_ms - clock_ms();
+        tutti_status status = tutti_queue_wait(a->queue, left_ms > 0 ? left_ms : 0, &arrived);
         if (status == TUTTI_IN_PROGRESS)
             return status_fail(TUTTI_TIMEOUT, "rank 0 of %s waited %lld ms for the others in a monitored barrier",
                 a->comm->group.name, (long long)timeout_ms);
-        if (status != TUTTI_OK || !came) return status;
-        TRY(tutti_test(came));
-        missing[came - a->requests] = false;
+        if (status != TUTTI_OK || !arrived) return status;
+        TRY(tutti_test(arrived));
+        missing[arrived - a->requests] = false;
     }
 }
-/* Aborts the communicator after an error or a timeout, and takes all requests from the queue. */
+/* Aborts the communicator after an error or a timeout, takes all requests from the queue, and returns the status. */
 static tutti_status arrivals_abort(struct barrier_arrivals *a, tutti_status status)
 {
     char detail[STATUS_DETAIL_BYTES];
@@ -83,12 +88,13 @@ static tutti_status arrivals_abort(struct barrier_arrivals *a, tutti_status stat
     while (ended && tutti_queue_wait(a->queue, -1, &ended) == TUTTI_OK) continue;
     return status_repeat(status, detail);
 }
+/* Sends the answer to all ranks. */
 static tutti_status barrier_release(tutti_comm *comm, int64_t timeout_ms)
 {
-    for (int r = 1; r < comm->group.size; r++) TRY(barrier_run_message(true, r, all_here_tag, timeout_ms, comm));
+    for (int r = 1; r < comm->group.size; r++) TRY(barrier_run_message(true, r, release_tag, timeout_ms, comm));
     return TUTTI_OK;
 }
-/* Rank 0's part: waits for all ranks, then answers them. After a timeout the group is aborted. */
+/* Does the part of rank 0: waits for all ranks, then answers them. After a timeout it aborts the communicator. */
 static tutti_status barrier_run_on_root(tutti_comm *comm, int64_t timeout_ms, bool *missing)
 {
     struct barrier_arrivals a;

@@ -5,6 +5,7 @@
 #include "c_api/call.h"
 #include <math.h>
 
+/* Returns the rows of each rank, except the last ones, if `size` ranks divide `rows` rows. */
 static size_t rows_per_rank(size_t rows, int size) { return rows / (size_t)size + (rows % (size_t)size != 0); }
 tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, size_t *count)
 {
@@ -61,6 +62,7 @@ static tutti_status norm_check_overlap(const struct operation *op, const tutti_n
     }
     return TUTTI_OK;
 }
+/* Returns the description of the rows for the executor. */
 static struct rows norm_make_rows(const tutti_norm *norm, size_t columns, tutti_dtype dtype)
 {
     return (struct rows){ .function = norm_find(dtype),

@@ -5,7 +5,8 @@
 #include "c_api/call.h"
 #include <stdlib.h>
 
-/* Converts counts and offsets of elements to bytes. `total`: the bytes of the whole buffer. */
+/* Converts counts and offsets of `size` parts from elements of `bytes` bytes to bytes. *total gets the bytes of the
+   whole buffer. Refuses parts beyond the address space. */
 static tutti_status counts_convert_to_bytes(const size_t *counts, const size_t *offsets, int size, size_t bytes,
     size_t *lengths, size_t *starts, size_t *total)
 {
@@ -40,7 +41,8 @@ static tutti_status uneven_check_received_parts(const struct operation *op, cons
     }
     return TUTTI_OK;
 }
-/* Refuses a sent part that overlaps a received part. The buffers as a whole may overlap. */
+/* Refuses a sent part that overlaps a received part. The buffers as a whole, of `sent` and `received` bytes, may
+   overlap. */
 static tutti_status uneven_check_overlap(const struct operation *op, const struct uneven *uneven, const char *send,
     size_t sent, const char *recv, size_t received)
 {
@@ -52,6 +54,7 @@ static tutti_status uneven_check_overlap(const struct operation *op, const struc
                 return call_refuse_overlap(op, ", and it cannot work in place");
     return TUTTI_OK;
 }
+/* Allocates lengths and offsets of input and output for `size` ranks. */
 static tutti_status uneven_allocate_counts(int agreement, size_t size, struct uneven **out)
 {
     struct uneven *uneven = memory_alloc_zeroed(1, sizeof *uneven + 4 * size * sizeof(size_t));
@@ -70,8 +73,8 @@ static tutti_status uneven_free_and_return(struct uneven *uneven, tutti_status s
     free(uneven);
     return status;
 }
-/* bytes: the size of all parts together. It gives the approximate size of a part, by which small operations are
-   found. */
+/* Runs an operation with uneven counts, and takes ownership of `uneven`. bytes: the size of all parts together. It
+   gives the approximate size of a part, by which small operations are recognized. */
 static tutti_status uneven_run(struct operation *o, const void *send, void *recv, struct uneven *uneven, size_t bytes,
     tutti_request *request)
 {
@@ -107,7 +110,8 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
 }
 
 /* ---- one part on one side, and a part of each rank on the other ---- */
-/* `all` has a part of each rank, `one` a single part. */
+/* The two buffers: `all` has a part of each rank, and is the input or output that of_all names; `one` has a single
+   part. */
 struct sides {
     const char *one, *all;
     enum buffer of_all;
@@ -128,6 +132,7 @@ static tutti_status uneven_check_single_part(const struct operation *op, const s
     }
     return TUTTI_OK;
 }
+/* Checks and runs an all-gather or a reduce-scatter with uneven counts. */
 static tutti_status uneven_run_one_sided(struct operation *o, const struct sides *s, const void *send, void *recv,
     const size_t *counts, const size_t *offsets, tutti_request *request)
 {

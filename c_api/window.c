@@ -4,6 +4,7 @@
 #include "c_api/call.h"
 #include "include/tutti_window.h"
 
+/* Refuses NULL and a window that was deregistered. Otherwise returns OK or the error of its communicator. */
 static tutti_status window_check(const tutti_window *w)
 {
     if (!w) return status_refuse(TUTTI_INVALID_ARGUMENT, "the window is NULL");
@@ -48,6 +49,8 @@ tutti_status tutti_window_release(tutti_window *w)
 }
 
 /* ---- its operations ---- */
+/* Checks the window, the request and the peer, and initialises an operation of `count` elements. `of` has the kind and
+   the peer. */
 static tutti_status window_prepare(tutti_window *w, size_t count, struct window_operation of, tutti_request *request,
     struct operation *out)
 {
@@ -61,15 +64,16 @@ static tutti_status window_prepare(tutti_window *w, size_t count, struct window_
     out->message.window.of = w;
     return TUTTI_OK;
 }
+/* Refuses a put of another type than the window's, or beyond its end. count and offset are in elements. */
 static tutti_status window_check_put(const tutti_window *w, size_t count, tutti_dtype dtype, size_t offset)
 {
-    size_t most = w->bytes / dtype_bytes(w->dtype);
+    size_t room = w->bytes / dtype_bytes(w->dtype);
     if (dtype != w->dtype)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a put of %s elements into a window of %s elements; convert them",
             dtype_bytes(dtype) ? dtype_name(dtype) : "unknown", dtype_name(w->dtype));
-    if (offset <= most && count <= most - offset) return TUTTI_OK;
+    if (offset <= room && count <= room - offset) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "a put of %zu elements at element %zu passes the end of the window, which has %zu", count, offset, most);
+        "a put of %zu elements at element %zu passes the end of the window, which has %zu", count, offset, room);
 }
 tutti_status tutti_window_put(tutti_window *w, const void *from, size_t count, tutti_dtype dtype, int peer,
     size_t offset, tutti_request *request)

@@ -24,27 +24,31 @@ struct report {
     /* The first rank of a host sends the memfd under this token. */
     unsigned char token[16];
 };
+/* One allocation of common memory, on one rank. */
 struct sharing {
     tutti_comm *comm;
     struct shm_group shm_group;
     /* The requested bytes, and the same in whole pages. */
     size_t bytes, mapped_bytes;
+    /* The memfd, or -1. */
     int descriptor;
-    /* NULL: this process has not entered it yet. */
+    /* The mapping of this process. NULL: this rank has not entered it yet. */
     struct shared_mapping *common;
     /* The reports of all ranks of the group. */
     struct report *all;
 };
+/* Returns true if this rank makes the memfd of its host. */
 static bool sharing_rank_is_maker(const struct sharing *sharing)
 {
     return shm_group_is_maker(&sharing->shm_group, sharing->comm->group.rank);
 }
+/* Returns true if the rank with this index on this host is a thread of this process. */
 static bool sharing_is_own_process(const struct sharing *sharing, int index)
 {
     const struct group *group = &sharing->comm->group;
     return member_shares_process(&group->members[sharing->shm_group.ranks[index]], &group->members[group->rank]);
 }
-
+/* Returns the token under which this host's memfd is sent. */
 static const unsigned char *sharing_get_token(const struct sharing *sharing)
 {
     return sharing->all[sharing->shm_group.ranks[0]].token;
@@ -62,6 +66,7 @@ static tutti_status sharing_check_bytes(const struct sharing *sharing)
                 (unsigned long long)sharing->all[0].bytes, r, (unsigned long long)sharing->all[r].bytes);
     return TUTTI_OK;
 }
+/* Gathers the reports of all ranks. Fails if one of them has failed. */
 static tutti_status sharing_exchange_reports(struct sharing *sharing, const struct report *mine)
 {
     char subject[64];
@@ -70,6 +75,7 @@ static tutti_status sharing_exchange_reports(struct sharing *sharing, const stru
 }
 
 /* ---- one host ---- */
+/* Makes the memfd of this host, and the token under which it is sent. */
 static tutti_status sharing_make_memfd(struct sharing *sharing, struct report *mine)
 {
     TRY(memory_check(sharing->mapped_bytes, "common memory"));
@@ -88,7 +94,7 @@ static tutti_status sharing_pass_memfd(struct sharing *sharing)
         "common memory", &sharing->descriptor));
     return memfd_check(sharing->descriptor, sharing->mapped_bytes, "the group's");
 }
-/* Makes the parts of all ranks of this process real. */
+/* Allocates the pages of the parts of all ranks of this process. */
 static tutti_status sharing_allocate_pages(const struct sharing *sharing)
 {
     size_t pages = sharing->mapped_bytes / page_bytes(), ranks = (size_t)sharing->shm_group.count;
@@ -111,7 +117,8 @@ static tutti_status sharing_map_memory(struct sharing *sharing)
 }
 
 /* ---- all of it ---- */
-/* In the first round sizes are compared and each host makes a memfd. In the second each process has mapped it. */
+/* Allocates the memory in two rounds of reports: in the first, sizes are compared and each host has made a memfd; in
+   the second, each process has mapped it. */
 static tutti_status sharing_allocate_and_map(struct sharing *sharing, void **out)
 {
     struct report mine = { .bytes = sharing->bytes };
@@ -127,9 +134,9 @@ tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
 {
     const struct group *group = &comm->group;
     int first = group->layout->first[group->host];
-    size_t page = page_bytes(), most = PTRDIFF_MAX - page;
-    if (!bytes || bytes > most)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "common memory of %zu bytes: allowed are 1 to %zu", bytes, most);
+    size_t page = page_bytes(), limit = PTRDIFF_MAX - page;
+    if (!bytes || bytes > limit)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "common memory of %zu bytes: allowed are 1 to %zu", bytes, limit);
     struct sharing sharing = {
         .comm = comm, .bytes = bytes, .mapped_bytes = size_round_up(bytes, page), .descriptor = -1
     };

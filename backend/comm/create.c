@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <string.h>
 
-/* Runs once per process. */
+/* Selects the instruction set that TUTTI_ISA names. Runs once in each process. */
 static void process_choose_isa(void)
 {
     const char *isa = settings_get()->isa;
@@ -38,6 +38,7 @@ static tutti_status config_check_job(const tutti_config *config)
         "job_rank %d of a job_size of %d: the rank must be at least 0 and less than the size, or both 0",
         config->job_rank, config->job_size);
 }
+/* Refuses a list of members that has another rank of the job than this one at this rank's place. */
 static tutti_status config_check_members(const tutti_config *config)
 {
     if (!config->members || !config->job_size || config->members[config->rank] == config->job_rank) return TUTTI_OK;
@@ -45,19 +46,21 @@ static tutti_status config_check_members(const tutti_config *config)
         "rank %d of the group is rank %d of the job, but its list of members has rank %d there", config->rank,
         config->job_rank, config->members[config->rank]);
 }
-/* Sets the host of this rank, and the address at which others reach it. */
+/* Sets the host of this rank in its record, and the address at which others reach it. */
 static tutti_status member_introduce_host(const tutti_config *config, const tutti_unique_id *id, struct member *mine)
 {
     bool part = config->job_size > 0;
     TRY(join_simulate_host(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
     return join_offer_address(id ? NULL : config->store_host, id != NULL, mine);
 }
-/* Publishes a part of a job that has one rank, because other ranks may have a longer list of members. */
+/* Publishes the record of a group of one rank of a job, because other ranks may have a longer list of members. */
 static tutti_status comm_publish_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
 {
     return config->members && config->store.put ? bootstrap_publish_alone(config, mine, terms) : TUTTI_OK;
 }
+/* Returns true if the ranks find each other through the store. */
 static bool config_uses_store(const tutti_config *config, const tutti_unique_id *id) { return !id && config->size > 1; }
+/* Exchanges the records of all ranks through the store or by the id, and sets the group's members and key. */
 static tutti_status comm_bootstrap_members(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
     int64_t deadline_ms)
 {
@@ -75,6 +78,7 @@ static tutti_status comm_bootstrap_members(const tutti_config *config, const tut
     group->members[0] = mine;
     return id ? TUTTI_OK : comm_publish_alone(config, &mine, &terms);
 }
+/* Creates a communicator and joins its group. After an error *out is NULL or half-built. */
 static tutti_status comm_build_and_join(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     TRY(config_check_job(config));

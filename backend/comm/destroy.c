@@ -9,16 +9,17 @@
 
 enum { GRACE_MS = 10 };
 
-/* Ends the running operations. `always`: fails the communicator even if it is idle. The driver sees `stop` within
+/* Ends the open operations with ABORTED. fails_idle: fails the communicator even if it is idle. leaves: detaches its
+   windows and fails it locally, because this rank leaves the group. The driver sees the request to stop within
    milliseconds. A peer that touches a shared tensor gets the time to finish. */
-static void comm_stop_operations(tutti_comm *comm, bool always, bool leaves)
+static void comm_stop_operations(tutti_comm *comm, bool fails_idle, bool leaves)
 {
     const struct group *group = &comm->group;
     failure_request_stop(comm, TUTTI_ABORTED);
     driver_acquire_role(comm);
     /* Operations that the other ranks have completed still succeed. */
-    if (!always) driver_continue_all(comm);
-    bool open = always || driver_has_open_operations(comm) || atomic_load(&comm->submission.submitted);
+    if (!fails_idle) driver_continue_all(comm);
+    bool open = fails_idle || driver_has_open_operations(comm) || atomic_load(&comm->submission.submitted);
     for (int64_t n = 0; open && !driver_abandon_operations(comm); n++) group_back_off(&comm->group, n);
     if (leaves) {
         windows_detach_all(comm);
@@ -50,6 +51,7 @@ static void comm_wait_for_callers(const tutti_comm *comm)
         group_back_off(&comm->group, n);
     }
 }
+/* Ends all operations, announces that this rank leaves, and releases all but the tables of the group. */
 static void comm_leave_group(tutti_comm *comm)
 {
     const struct group *group = &comm->group;

@@ -6,12 +6,15 @@
 #include "backend/join/join.h"
 #include <stdlib.h>
 
+/* The data that each rank gathers: its record for the new group, its color and its key. */
 struct split { struct member member; int32_t color, key; };
+/* Returns a negative number if rank a comes before rank b in the new group: by key, then by rank. */
 static int split_compare_ranks(const struct split *all, int a, int b)
 {
     if (all[a].key != all[b].key) return all[a].key < all[b].key ? -1 : 1;
     return a - b;
 }
+/* Sets the members of the new group, and joins it. */
 static tutti_status split_join_members(const tutti_comm *parent, const struct split *all, tutti_comm *comm)
 {
     int color = all[parent->group.rank].color;
@@ -23,7 +26,7 @@ static tutti_status split_join_members(const tutti_comm *parent, const struct sp
     }
     return join_members(comm, clock_deadline(comm->timeout_ms));
 }
-/* Returns the token of the new group's first rank. */
+/* Returns the token of the first rank of this rank's new group, which names the group. */
 static const unsigned char *split_token_of_group(const tutti_comm *parent, const struct split *all)
 {
     int first = parent->group.rank;
@@ -31,6 +34,7 @@ static const unsigned char *split_token_of_group(const tutti_comm *parent, const
         if (all[q].color == all[first].color && split_compare_ranks(all, q, first) < 0) first = q;
     return all[first].member.token;
 }
+/* Creates the communicator of this rank in its new group. A rank that cannot join reports this to the others. */
 static tutti_status comm_create_split_group(tutti_comm *parent, const struct split *all, int rank, int size,
     tutti_comm **out)
 {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 /* ---- agreeing ---- */
+/* Refuses windows whose size or type differs between ranks. */
 static tutti_status offers_check_equal(const tutti_comm *comm, const struct window_offer *all)
 {
     for (int r = 1; r < comm->group.size; r++) {
@@ -25,6 +26,7 @@ static tutti_status offers_check_equal(const tutti_comm *comm, const struct wind
     }
     return TUTTI_OK;
 }
+/* Exchanges the status of each rank, and fails if one of them has failed. `mine` is this rank's status. */
 static tutti_status window_agree_on_status(tutti_comm *comm, int64_t mine)
 {
     int64_t *all = memory_alloc_zeroed((size_t)comm->group.size, sizeof *all);
@@ -35,6 +37,7 @@ static tutti_status window_agree_on_status(tutti_comm *comm, int64_t mine)
 }
 
 /* ---- mapping the peers of this host ---- */
+/* Maps the memory that a rank of this host has offered, and waits until it is mapped. */
 static tutti_status window_map_waiting(tutti_comm *comm, struct tutti_window *w, int rank,
     const struct window_offer *offer)
 {
@@ -53,18 +56,19 @@ static tutti_status window_map_waiting(tutti_comm *comm, struct tutti_window *w,
         backoff_wait(&g->backoff, n, &set, 20);
     }
 }
-/* A rank that cannot be written directly sends and receives messages. */
+/* Prepares the window for each peer: maps memory that this rank writes directly, and allocates the state of messages
+   from peers that cannot write this rank's memory directly. */
 static tutti_status window_connect_peers(tutti_comm *comm, struct tutti_window *w, const struct window_offer *all)
 {
     const struct group *g = &comm->group;
     bool mine_is_direct = window_offer_is_direct(&all[g->rank]);
     for (int r = 0; r < g->size; r++) {
-        bool here = group_rank_is_here(g, r), direct = here && window_offer_is_direct(&all[r]);
-        if (here)
+        bool is_here = group_rank_is_here(g, r), direct = is_here && window_offer_is_direct(&all[r]);
+        if (is_here)
             w->peers[r].row = (struct window_row *)(void *)((unsigned char *)w->shared
                 + (size_t)group_index_of_rank(g, r) * window_row_bytes(g->size));
         if (r == g->rank || direct) TRY(window_map_waiting(comm, w, r, &all[r]));
-        if (r == g->rank || (here && mine_is_direct)) continue;
+        if (r == g->rank || (is_here && mine_is_direct)) continue;
         w->peers[r].inbound = memory_alloc_zeroed(1, sizeof *w->peers[r].inbound);
         if (!w->peers[r].inbound)
             return status_fail(TUTTI_NO_MEMORY, "no memory for the puts of rank %d of %s", r, g->name);
@@ -74,18 +78,20 @@ static tutti_status window_connect_peers(tutti_comm *comm, struct tutti_window *
 }
 
 /* ---- the whole ---- */
+/* Gathers the offers of all ranks, compares them, and numbers the window. */
 static tutti_status window_exchange_offers(tutti_comm *comm, struct tutti_window *w, struct window_offer *all)
 {
     struct window_offer mine;
     window_describe_memory(w, &mine);
-    mine.number = comm->windows.numbers;
+    mine.number = comm->windows.last_number;
     TRY(comm_gather(comm, &mine, sizeof mine, all));
     TRY(offers_check_equal(comm, all));
     for (int r = 0; r < comm->group.size; r++)
-        if (all[r].number > comm->windows.numbers) comm->windows.numbers = (uint32_t)all[r].number;
-    w->number = ++comm->windows.numbers;
+        if (all[r].number > comm->windows.last_number) comm->windows.last_number = (uint32_t)all[r].number;
+    w->number = ++comm->windows.last_number;
     return TUTTI_OK;
 }
+/* Connects the window with all ranks, and attaches it to the communicator. */
 static tutti_status window_make(tutti_comm *comm, struct tutti_window *w, struct window_offer *all)
 {
     const struct group *g = &comm->group;
@@ -117,7 +123,8 @@ tutti_status comm_register_window(tutti_comm *comm, void *memory, size_t bytes, 
 }
 
 /* ---- the end ---- */
-/* Waits until the puts of all ranks have arrived: sent[r][q] counts the messages of rank r to rank q. */
+/* Waits until the puts of all ranks have arrived. mine: room for [size] counts. sent[r][q] gets the number of messages
+   of rank r to rank q. */
 static tutti_status window_await_puts(struct tutti_window *w, uint64_t *mine, uint64_t *sent)
 {
     size_t row = (size_t)w->size * sizeof *mine;

@@ -18,19 +18,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAILURE, DECISION, RECORDS, POKE = AGREE_MESSAGES, POLL_MS = 5, ANSWER_LEAST_MS = 200, ANSWER_MOST_MS = 2000 };
+/* The records in each rank's account. */
+enum { FAILURE, DECISION, RECORDS };
+/* READ_RECORDS is a type of message, beside those of backend/agree: it makes a rank of this host read the records. The
+   driver polls each POLL_MS at most. Awaited ranks have ANSWER_LEAST_MS to ANSWER_MOST_MS to answer. */
+enum { READ_RECORDS = AGREE_MESSAGES, POLL_MS = 5, ANSWER_LEAST_MS = 200, ANSWER_MOST_MS = 2000 };
 /* The part of a declaration that all ranks must agree on. */
 enum { AGREED_BYTES = offsetof(struct declaration, tensor) };
 _Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "it travels, and who is missed");
 _Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message is one of the channel");
-_Static_assert((int)POKE < (int)CHANNEL_TYPES, "a word for each kind, and one for the host");
+_Static_assert((int)READ_RECORDS < (int)CHANNEL_TYPES, "a word for each kind, and one for the host");
 
-/* The last report of a rank of another host, which came while this rank was in `number`. */
+/* The last report of a rank of another host. It came at at_ms, while this rank was in operation `number`, and the peer
+   has begun operations up to `begun`. */
 struct peer_report {
     uint64_t number, begun;
     int64_t at_ms;
-    /* The rank that it misses on its host in operation `begun`, or -1. */
-    int missed;
+    /* The rank of the peer's host that had not arrived in operation `begun`, or -1. */
+    int missed_rank;
 };
 struct agreement {
     tutti_comm *comm;
@@ -39,28 +44,32 @@ struct agreement {
     pthread_mutex_t lock;
     struct agree agree;
     struct peer_report *reports;                                /* [size] */
-    /* The deaths that are not accepted yet, and the ranks that this rank waits for. */
-    bool *lost, *waits;                                 /* [size] */
-    bool waiting, ticks;
-    /* The rank that is missed on this host in the running operation, or -1. */
-    int missed;
-    /* When the driver last polled, and when it asked the ranks because of the operation `late`. */
+    /* has_died[r]: the death of rank r is recorded but not accepted. is_awaited[r]: this rank waits for rank r. */
+    bool *has_died, *is_awaited;                        /* [size] */
+    /* This rank waits for any rank. The channel calls agreement_on_tick. */
+    bool awaits_any, has_tick;
+    /* The rank of this host that has not arrived in the running operation, or -1. */
+    int missed_rank;
+    /* When the driver last polled, and when it asked the ranks because of the operation late_operation. */
     int64_t checked_ms, asked_ms;
-    uint64_t late;
-    _Atomic bool *left;                                 /* [size] */
+    uint64_t late_operation;
+    /* has_left[r]: rank r has left in good order. */
+    _Atomic bool *has_left;                             /* [size] */
     /* The executor announces an operation that has not begun here yet. */
-    _Atomic bool announcing;
-    _Atomic bool has_lost, fails, over;
+    _Atomic bool is_announcing;
+    /* has_lost: deaths are recorded but not accepted. is_failing: a reason is known. has_decided: the decision is. */
+    _Atomic bool has_lost, is_failing, has_decided;
 };
 size_t agreement_account_bytes(void) { return RECORDS * AGREE_WIRE_BYTES; }
 static const struct group *agreement_get_group(const struct agreement *agreement) { return &agreement->comm->group; }
 
 /* ---- records of the host ---- */
+/* Returns the room for a record in the account of the rank with this index on this host. */
 static unsigned char *agreement_get_account(const struct agreement *agreement, int index, int record)
 {
     return segment_account(agreement_get_group(agreement)->segment, index) + record * AGREE_WIRE_BYTES;
 }
-/* Reads a record of this host. False: the segment has no such record. */
+/* Reads the record (FAILURE or DECISION) of this host. Returns false if no rank has written it. */
 static bool agreement_read_record(const struct agreement *agreement, int record, struct agree_cause *out)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -78,10 +87,10 @@ void agreement_notify_host(const struct agreement *agreement)
     const struct group *group = agreement_get_group(agreement);
     for (int i = 0; i < group->segment->ranks; i++)
         if (group_rank_at_index(group, i) != group->rank)
-            channel_send(agreement->channel, group_rank_at_index(group, i), POKE, NULL, 0);
+            channel_send(agreement->channel, group_rank_at_index(group, i), READ_RECORDS, NULL, 0);
 }
-/* Every rank that reads the record repeats this, as its writer may have died. The earliest operation that any rank
-   reports stands. */
+/* Every rank that reads a record calls this, because the writer of the record may have died before. The earliest
+   operation that any rank gives stays. */
 void agreement_close_roll_call(const struct agreement *agreement, uint64_t operation)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -91,18 +100,19 @@ void agreement_close_roll_call(const struct agreement *agreement, uint64_t opera
     atomic_fetch_or(&failure->state, FAILURE_CERTAIN);
     group_alert(group);
 }
-/* Writes a record unless another rank of this host was first. *out is what the record contains afterwards. */
+/* Writes the cause that this rank holds as the record of this host, unless another rank was first. *out gets the
+   content of the record afterwards. */
 static void agreement_write_record(struct agreement *agreement, int record, struct agree_cause *out)
 {
     const struct group *group = agreement_get_group(agreement);
     int mine = group_index_of_rank(group, group->rank);
     _Atomic uint32_t *first = &group->segment->failure->first[record];
-    uint32_t nobody = 0;
+    uint32_t none = 0;
     *out = agreement->agree.held;
     if (!atomic_load(first)) {
         agree_message_encode(&(struct agree_message){ .kind = AGREE_FAIL, .cause = *out },
             agreement_get_account(agreement, mine, record));
-        if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) agreement_notify_host(agreement);
+        if (atomic_compare_exchange_strong(first, &none, (uint32_t)mine + 1)) agreement_notify_host(agreement);
     }
     agreement_read_record(agreement, record, out);
     /* The shared failure counts operations from 0. */
@@ -123,20 +133,20 @@ static void agreement_poll_host(struct agreement *agreement)
     }
     for (int i = 0; i < group->segment->ranks; i++) {
         int r = group_rank_at_index(group, i);
-        if (agreement->left[r] || r == group->rank || !atomic_load(&group_control_at_index(group, i)->departed))
+        if (agreement->has_left[r] || r == group->rank || !atomic_load(&group_control_at_index(group, i)->departed))
             continue;
-        agreement->left[r] = true;
+        agreement->has_left[r] = true;
         /* The roll call waits for ranks of this host, so the object needs no operation number. */
         agree_on_peer_left(&agreement->agree, r, 0);
     }
 }
 
 /* ---- outputs ---- */
-/* Adds the rank that is missed on this host to the message, behind the agreed part of each declaration. */
+/* Writes the rank that has not arrived on this host into the message, behind the agreed part of each declaration. */
 static void agreement_add_missed_rank(const struct agreement *agreement, struct agree_message *m)
 {
     for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++) {
-        int32_t missed = m->calls[i].number == agreement->agree.begun ? agreement->missed : -1;
+        int32_t missed = m->calls[i].number == agreement->agree.begun ? agreement->missed_rank : -1;
         memcpy(m->calls[i].declaration + AGREED_BYTES, &missed, sizeof missed);
     }
 }
@@ -159,8 +169,8 @@ static void agreement_accept_deaths_locked(struct agreement *agreement)
 {
     atomic_store(&agreement->has_lost, false);
     for (int r = 0; r < agreement_get_group(agreement)->size; r++) {
-        if (!agreement->lost[r]) continue;
-        agreement->lost[r] = false;
+        if (!agreement->has_died[r]) continue;
+        agreement->has_died[r] = false;
         /* The object ignores the death of a rank that has left. */
         agree_on_peer_lost(&agreement->agree, r);
     }
@@ -170,7 +180,7 @@ static void agreement_accept_deaths_locked(struct agreement *agreement)
 static void agreement_apply_actions(struct agreement *agreement)
 {
     struct agree_cause cause;
-    bool open = agreement->agree.begun != agreement->agree.ended || atomic_load(&agreement->announcing);
+    bool open = agreement->agree.begun != agreement->agree.ended || atomic_load(&agreement->is_announcing);
     if (atomic_load(&agreement->has_lost) && (!open || agreement->agree.state > AGREE_RUNS))
         agreement_accept_deaths_locked(agreement);
     if (agreement->agree.state == AGREE_CLAIMS) {
@@ -185,11 +195,12 @@ static void agreement_apply_actions(struct agreement *agreement)
     bool fails = agreement->agree.state > AGREE_RUNS && agreement->agree.state < AGREE_LEFT,
          over = agreement->agree.state == AGREE_OVER;
     bool ticks = (fails && !over) || (agreement->agree.state == AGREE_RUNS && agreement->agree.suspect.operation);
-    if (ticks != agreement->ticks) channel_set_tick(agreement->channel, ticks);
-    agreement->ticks = ticks;
-    atomic_store(&agreement->fails, fails);
-    if (over && !atomic_exchange(&agreement->over, true)) comm_wake_driver(agreement->comm);
+    if (ticks != agreement->has_tick) channel_set_tick(agreement->channel, ticks);
+    agreement->has_tick = ticks;
+    atomic_store(&agreement->is_failing, fails);
+    if (over && !atomic_exchange(&agreement->has_decided, true)) comm_wake_driver(agreement->comm);
 }
+/* Takes the lock and sets the time of the agree object. */
 static void agreement_lock_and_tick(struct agreement *agreement)
 {
     pthread_mutex_lock(&agreement->lock);
@@ -202,10 +213,10 @@ static void agreement_apply_and_unlock(struct agreement *agreement)
 }
 
 /* ---- deaths ---- */
-/* The death waits in `lost` while an operation is open: its driver first continues it as far as it gets. */
+/* Records a death. It waits in has_died while an operation is open: its driver first continues it as far as it gets. */
 static void agreement_add_lost_rank(struct agreement *agreement, int rank)
 {
-    agreement->lost[rank] = true;
+    agreement->has_died[rank] = true;
     atomic_store(&agreement->has_lost, true);
 }
 void agreement_accept_deaths(struct agreement *agreement)
@@ -225,21 +236,22 @@ void agreement_record_lost(struct agreement *agreement, int rank)
 }
 
 /* ---- messages, on the watch thread ---- */
-/* Stores the number of the peer's latest call, and the rank that the peer misses in it, which travels behind the agreed
-   part of the declaration (agreement_add_missed_rank). */
+/* Stores the number of the peer's latest call, and the rank that has not arrived in it on the peer's host, which
+   travels behind the agreed part of the declaration (agreement_add_missed_rank). */
 static void agreement_store_report(struct agreement *agreement, int from, const struct agree_message *m)
 {
     struct peer_report *report = &agreement->reports[from];
     int32_t missed = -1;
-    *report = (struct peer_report){ .number = agreement->agree.begun, .at_ms = agreement->agree.now_ms, .missed = -1 };
+    *report =
+        (struct peer_report){ .number = agreement->agree.begun, .at_ms = agreement->agree.now_ms, .missed_rank = -1 };
     for (int i = 0; i < AGREE_HISTORY; i++) {
         if (m->calls[i].number < report->begun) continue;
         report->begun = m->calls[i].number;
         memcpy(&missed, m->calls[i].declaration + AGREED_BYTES, sizeof missed);
     }
-    if (missed >= 0 && missed < agreement_get_group(agreement)->size) report->missed = missed;
+    if (missed >= 0 && missed < agreement_get_group(agreement)->size) report->missed_rank = missed;
 }
-/* The channel's callback: a control message about failures from rank `from`. */
+/* Handles a control message from rank `from`; the channel calls it. Invalid bytes count as the loss of the rank. */
 static void agreement_on_message(void *context, int from, const void *bytes, size_t length)
 {
     struct agreement *agreement = context;
@@ -252,12 +264,13 @@ static void agreement_on_message(void *context, int from, const void *bytes, siz
     else if (!length || group_rank_is_here(group, from)) agreement_poll_host(agreement);
     else if (!agree_message_decode(bytes, length, group->size, &m)) agreement_add_lost_rank(agreement, from);
     else {
-        if (m.kind == AGREE_BYE) agreement->left[from] = true;
+        if (m.kind == AGREE_BYE) agreement->has_left[from] = true;
         if (m.kind != AGREE_FAIL) agreement_store_report(agreement, from, &m);
         agree_handle_message(&agreement->agree, from, &m);
     }
     agreement_apply_and_unlock(agreement);
 }
+/* Reads the records of this host, and lets time pass; the channel calls it regularly while has_tick. */
 static void agreement_on_tick(void *context)
 {
     struct agreement *agreement = context;
@@ -267,8 +280,8 @@ static void agreement_on_tick(void *context)
 }
 
 /* ---- operations ---- */
-/* Makes deaths wait as if the operation were open: peers may complete it and die before this rank has begun it. */
-void agreement_hold_deaths(struct agreement *agreement) { atomic_store(&agreement->announcing, true); }
+/* Deaths wait as if the operation were open: peers may complete it and die before this rank has begun it. */
+void agreement_hold_deaths(struct agreement *agreement) { atomic_store(&agreement->is_announcing, true); }
 void agreement_begin_operation(tutti_comm *comm)
 {
     struct agreement *agreement = comm->agreement;
@@ -276,22 +289,24 @@ void agreement_begin_operation(tutti_comm *comm)
         .fingerprint = executor_fingerprint_of_name(executor_message_name(&comm->executor)) };
     memcpy(call.declaration, comm->executor.run.declaration, AGREED_BYTES);
     agreement_lock_and_tick(agreement);
-    agreement->missed = -1;
+    agreement->missed_rank = -1;
     agree_begin(&agreement->agree, &call);
-    atomic_store(&agreement->announcing, false);
+    atomic_store(&agreement->is_announcing, false);
     agreement_apply_and_unlock(agreement);
 }
+/* Reports whether this rank waits for that rank, if that has changed. */
 static void agreement_set_waiting(struct agreement *agreement, int rank, bool waits)
 {
-    if (waits != agreement->waits[rank]) agree_set_waiting(&agreement->agree, rank, waits);
-    agreement->waits[rank] = waits;
-    agreement->waiting |= waits;
+    if (waits != agreement->is_awaited[rank]) agree_set_waiting(&agreement->agree, rank, waits);
+    agreement->is_awaited[rank] = waits;
+    agreement->awaits_any |= waits;
 }
+/* Reports that this rank waits for no rank. */
 static void agreement_clear_waiting(struct agreement *agreement)
 {
-    for (int r = 0; agreement->waiting && r < agreement_get_group(agreement)->size; r++)
+    for (int r = 0; agreement->awaits_any && r < agreement_get_group(agreement)->size; r++)
         agreement_set_waiting(agreement, r, false);
-    agreement->waiting = false;
+    agreement->awaits_any = false;
 }
 bool agreement_may_end(struct agreement *agreement, uint64_t number)
 {
@@ -301,7 +316,7 @@ bool agreement_may_end(struct agreement *agreement, uint64_t number)
     agreement_apply_and_unlock(agreement);
     return may;
 }
-/* Tells the agree object for which ranks of other hosts this rank waits now. */
+/* Reports to the agree object for which ranks of other hosts this rank waits now. */
 static void agreement_update_waiting(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -315,16 +330,18 @@ static void agreement_update_waiting(struct agreement *agreement)
         if (!group_rank_is_here(group, r)) agreement_set_waiting(agreement, r, now[r]);
     if (now != waits) free(now);
 }
-/* Finds the lowest rank of this host that has not arrived in the operation; -1: all have. */
+/* Sets missed_rank to the rank with the lowest index on this host that has not arrived in the running operation, or -1
+   if all have. */
 static void agreement_update_missed_rank(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
-    agreement->missed = -1;
+    agreement->missed_rank = -1;
     for (int i = group->segment->ranks - 1; i >= 0; i--)
         if (!executor_rank_has_arrived(&agreement->comm->executor, group_rank_at_index(group, i)))
-            agreement->missed = group_rank_at_index(group, i);
+            agreement->missed_rank = group_rank_at_index(group, i);
 }
-/* Reports an early message. It belongs to a later operation, or its rank makes another call than this one. */
+/* Reports to the agree object an early message of a collective from another host. It belongs to a later operation, or
+   its rank makes another call than this one. */
 static void agreement_report_early(void *context, const struct arrival *arrival)
 {
     struct agreement *agreement = context;
@@ -342,47 +359,47 @@ void agreement_poll(tutti_comm *comm)
     agreement->checked_ms = now_ms;
     agreement_lock_and_tick(agreement);
     agreement_poll_host(agreement);
-    if (comm->run_queue.running) {
+    if (comm->run_queue.head_has_begun) {
         agreement_update_missed_rank(agreement);
         agreement_update_waiting(agreement);
         matching_visit_arrivals(&comm->router->matching, agreement_report_early, agreement);
     }
     agreement_apply_and_unlock(agreement);
 }
-/* True if the rank's report, which came during this operation, names a rank that has not begun it: itself, or the one
-   that it misses. */
+/* Returns true if the last report of `rank` came during operation `number` and names a rank that has not begun it:
+   `rank` itself, or its missed_rank. */
 static bool agreement_knows_absent(const struct agreement *agreement, uint64_t number, int rank)
 {
     const struct peer_report *report = &agreement->reports[rank];
-    bool misses_another = report->begun == number && report->missed >= 0;
+    bool misses_another = report->begun == number && report->missed_rank >= 0;
     return report->number == number && (report->begun < number || misses_another);
 }
 bool agreement_delays_timeout(struct agreement *agreement, uint64_t number, int64_t timeout_ms)
 {
     int64_t answer_ms = timeout_ms / 4;
-    bool asks = false, known = false;
+    bool lacks_answer = false, known = false;
     if (answer_ms < ANSWER_LEAST_MS) answer_ms = ANSWER_LEAST_MS;
     if (answer_ms > ANSWER_MOST_MS) answer_ms = ANSWER_MOST_MS;
     agreement_lock_and_tick(agreement);
-    if (agreement->late != number) {
-        agreement->late = number;
+    if (agreement->late_operation != number) {
+        agreement->late_operation = number;
         agreement->asked_ms = agreement->agree.now_ms;
         agree_ask_now(&agreement->agree);
     }
     int64_t passed_ms = agreement->agree.now_ms - agreement->asked_ms;
     for (int r = 0; r < agreement_get_group(agreement)->size; r++) {
-        asks |= agreement->waits[r] && agreement->reports[r].at_ms < agreement->asked_ms;
+        lacks_answer |= agreement->is_awaited[r] && agreement->reports[r].at_ms < agreement->asked_ms;
         known |= agreement_knows_absent(agreement, number, r);
     }
     agreement_apply_and_unlock(agreement);
-    return (asks && passed_ms < answer_ms) || (!known && passed_ms < 2 * answer_ms);
+    return (lacks_answer && passed_ms < answer_ms) || (!known && passed_ms < 2 * answer_ms);
 }
 void agreement_list_absent(struct agreement *agreement, uint64_t number, bool *absent)
 {
     pthread_mutex_lock(&agreement->lock);
     for (int r = 0; r < agreement_get_group(agreement)->size; r++) {
         if (!agreement_knows_absent(agreement, number, r)) continue;
-        absent[agreement->reports[r].begun < number ? r : agreement->reports[r].missed] = true;
+        absent[agreement->reports[r].begun < number ? r : agreement->reports[r].missed_rank] = true;
     }
     pthread_mutex_unlock(&agreement->lock);
 }
@@ -400,10 +417,10 @@ void agreement_propose_cause(struct agreement *agreement, const struct agree_cau
 bool agreement_has_lost_ranks(const struct agreement *agreement) { return atomic_load(&agreement->has_lost); }
 bool agreement_rank_has_left(const struct agreement *agreement, int rank)
 {
-    return atomic_load(&agreement->left[rank]);
+    return atomic_load(&agreement->has_left[rank]);
 }
-bool agreement_is_failing(const struct agreement *agreement) { return atomic_load(&agreement->fails); }
-bool agreement_has_decided(const struct agreement *agreement) { return atomic_load(&agreement->over); }
+bool agreement_is_failing(const struct agreement *agreement) { return atomic_load(&agreement->is_failing); }
+bool agreement_has_decided(const struct agreement *agreement) { return atomic_load(&agreement->has_decided); }
 void agreement_get_decision(struct agreement *agreement, struct agree_cause *out)
 {
     pthread_mutex_lock(&agreement->lock);
@@ -431,12 +448,12 @@ void agreement_destroy(struct agreement *agreement)
     free(agreement->agree.layout.peers);
     free(agreement->agree.layout.speakers);
     free(agreement->reports);
-    free(agreement->lost);
-    free(agreement->waits);
-    free((void *)agreement->left);
+    free(agreement->has_died);
+    free(agreement->is_awaited);
+    free((void *)agreement->has_left);
     free(agreement);
 }
-/* Allocates the tables with an entry per rank or host, and initializes the agree object. */
+/* Allocates the tables with an entry for each rank or host, and initializes the agree object. */
 static tutti_status agreement_init_tables(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -447,19 +464,19 @@ static tutti_status agreement_init_tables(struct agreement *agreement)
     agreement->agree.layout =
         (struct agree_layout){ group->rank, group->size, group->layout->hosts, host_of_rank, peers, speakers };
     agreement->reports = memory_alloc_zeroed(size, sizeof *agreement->reports);
-    agreement->lost = memory_alloc_zeroed(size, sizeof *agreement->lost);
-    agreement->waits = memory_alloc_zeroed(size, sizeof *agreement->waits);
-    agreement->left = memory_alloc_zeroed(size, sizeof *agreement->left);
-    if (!host_of_rank || !peers || !speakers || !agreement->reports || !agreement->lost || !agreement->waits
-        || !agreement->left)
+    agreement->has_died = memory_alloc_zeroed(size, sizeof *agreement->has_died);
+    agreement->is_awaited = memory_alloc_zeroed(size, sizeof *agreement->is_awaited);
+    agreement->has_left = memory_alloc_zeroed(size, sizeof *agreement->has_left);
+    if (!host_of_rank || !peers || !speakers || !agreement->reports || !agreement->has_died || !agreement->is_awaited
+        || !agreement->has_left)
         return status_fail(TUTTI_NO_MEMORY, "no memory for the agreement of %d ranks", group->size);
     for (int r = 0; r < group->size; r++) host_of_rank[r] = layout_host(group->layout, r);
     struct agree_layout layout = agreement->agree.layout;
     agree_init(&agreement->agree, &layout);
-    agreement->missed = -1;
+    agreement->missed_rank = -1;
     return TUTTI_OK;
 }
-/* Creates the agreement and opens its channel to all ranks. */
+/* Creates the agreement and opens its channel to all ranks. After an error *out is incomplete, or NULL. */
 static tutti_status agreement_allocate_and_open(tutti_comm *comm, struct agreement **out)
 {
     const struct group *group = &comm->group;

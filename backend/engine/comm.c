@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 enum { NETWORK_POLL_NS = 1000 };
-/* The limit of polls in the executor, during which no thread checks for failures. */
+/* The most polls of a wait in the executor, during which no thread checks for failures. */
 enum { MOST_POLLS = 50 };
 
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms)

@@ -20,7 +20,7 @@
 
 struct tutti_comm {
     struct group group;
-    /* References; the last release frees the communicator. */
+    /* The number of references; the last release frees the communicator. */
     _Atomic uint32_t holders;
     /* Set when the communicator has left the group or is about to leave. */
     _Atomic bool ended;
@@ -45,22 +45,23 @@ struct tutti_comm {
     /* Any thread reads the outcome and sets `lost` and `stop`. The driver writes the rest. */
     struct outcome outcome;
 };
-/* Reads one flag; comm_get_failure also sets this thread's last error. */
+/* Returns true if the communicator has failed. comm_get_failure also sets this thread's last error. */
 static inline bool comm_has_failed(const tutti_comm *comm)
 {
     return atomic_load_explicit(&comm->outcome.failed, memory_order_relaxed);
 }
-/* True also when a reason is known and the hosts are still agreeing on one. */
+/* Returns true if the communicator has failed, or a reason is known and the hosts are still agreeing on one. */
 static inline bool comm_is_failing(const tutti_comm *comm)
 {
     return comm_has_failed(comm) || (comm->agreement && agreement_is_failing(comm->agreement));
 }
-/* True if the hosts have decided on a cause that this communicator has not adopted yet. */
+/* Returns true if the hosts have decided on a cause that this communicator has not adopted yet. */
 static inline bool comm_has_decision(const tutti_comm *comm)
 {
     return comm->agreement && agreement_has_decided(comm->agreement) && !comm_has_failed(comm);
 }
-/* Initialises all but the members. The caller must call comm_finish even after an error. */
+/* Initialises a zeroed communicator, except for its members. timeout_ms 0 takes TUTTI_TIMEOUT_MS. The caller must call
+   comm_finish even after an error. */
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
 /* Sets the hosts of the members. The communicator owns the layout from now on. */
 void comm_set_layout(tutti_comm *comm, struct layout *layout);
@@ -71,10 +72,12 @@ tutti_status comm_attach_segments(tutti_comm *comm, const struct segment *segmen
    all ranks of this host admit fences (base/fence.h). Algorithms are chosen by what all ranks share: these parameters
    on one host, typical parameters on several. */
 void comm_set_machine(tutti_comm *comm, const struct machine *machine, int cores, bool fences);
-/* INVALID_ARGUMENT if the algorithm (may be NULL) needs all ranks on one host and the group has several hosts. */
+/* Returns INVALID_ARGUMENT if the algorithm needs all ranks on one host and the group has several hosts, else OK. NULL
+   is OK. */
 tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm *algorithm);
 /* Releases all but the tables of the group. The communicator can still be queried, but runs no more operations. */
 void comm_finish(tutti_comm *comm);
+/* Frees the tables of the group and the communicator, after comm_finish. */
 void comm_free(tutti_comm *comm);
-/* Publishes that this rank has destroyed its communicator. */
+/* Publishes to the other ranks that this rank has destroyed its communicator. */
 void comm_announce_leaving(tutti_comm *comm);

@@ -4,12 +4,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* `completions` changes whenever an operation has ended. `sleepers` counts the threads that sleep on it. */
 static _Atomic uint32_t completions, sleepers;
 /* The number of threads that check whether an operation is over. */
 static _Atomic uint32_t entering;
 
-/* Ends an operation: stores its result, makes it visible last, calls `done`, and wakes waiters. `is_driven`: its own
-   caller drives, so no waiter needs a wake-up. */
+/* Ends an operation: stores its result, sets its state to OVER last, calls `done`, and wakes waiters. is_driven: its
+   own caller drives, so no waiter needs a wake-up. */
 static void operation_end_and_wake(struct operation *op, tutti_status status, const char *detail, bool is_driven)
 {
     tutti_request *request = op->request;
@@ -31,6 +32,7 @@ static void operation_end_and_wake(struct operation *op, tutti_status status, co
     if (is_driven) return;
     word_ring_bell(&completions, &sleepers, false);
 }
+/* Returns true if the operation is the blocking call of the driver itself. */
 static bool operation_is_driven(const struct operation *op) { return op->comm->run_queue.driven == op; }
 void operation_complete(struct operation *op, tutti_status status)
 {

@@ -8,12 +8,14 @@ bool operation_is_small(const tutti_comm *comm, const struct operation *op)
 {
     return op->part_bytes <= SMALL_BYTES / (size_t)comm->group.size && !group_has_several_hosts(&comm->group);
 }
+/* Returns true if the operation must end without a wait, test or detach of its caller. */
 static bool operation_is_urgent(const struct operation *op)
 {
     const tutti_request *request = op->request;
     return !request || (request->done && !request->on_demand)
         || atomic_load_explicit(&op->detached, memory_order_relaxed);
 }
+/* Returns true if all operations of the list `op` may be deferred. */
 static bool operations_are_deferrable(const tutti_comm *comm, const struct operation *op)
 {
     for (int n = 0; op; op = op->next)
@@ -22,14 +24,14 @@ static bool operations_are_deferrable(const tutti_comm *comm, const struct opera
 }
 bool driver_may_defer(tutti_comm *comm)
 {
-    return !comm->messages.reaching && !windows_are_active(&comm->windows) && !comm_has_failed(comm)
+    return !comm->messages.is_mapping && !windows_are_active(&comm->windows) && !comm_has_failed(comm)
         && !atomic_load(&comm->submission.inside) && operations_are_deferrable(comm, comm->run_queue.head)
         && operations_are_deferrable(comm, comm->messages.open);
 }
 void driver_set_deferred(tutti_comm *comm, bool deferred)
 {
-    if (atomic_load_explicit(&comm->submission.resting, memory_order_relaxed) == deferred) return;
-    atomic_store_explicit(&comm->submission.resting, deferred, memory_order_relaxed);
+    if (atomic_load_explicit(&comm->submission.deferred, memory_order_relaxed) == deferred) return;
+    atomic_store_explicit(&comm->submission.deferred, deferred, memory_order_relaxed);
 }
 void comm_set_polling(tutti_comm *comm)
 {

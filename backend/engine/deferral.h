@@ -6,9 +6,12 @@
 #pragma once
 #include "backend/engine/driver.h"
 
+/* Returns true if the operation's bytes are few and all ranks are on one host, so that it may be deferred. */
 bool operation_is_small(const tutti_comm *comm, const struct operation *op);
-/* True if the open operations are few and small enough to be deferred, and no thread waits for them. Driver only. */
+/* Returns true if the open operations are few and small enough to be deferred, and no thread waits for them. Driver
+   only. */
 bool driver_may_defer(tutti_comm *comm);
+/* Records whether the open operations are deferred. Driver only. */
 void driver_set_deferred(tutti_comm *comm, bool deferred);
 /* Records that a thread polls this communicator, so peers need not ring its bell. Driver only. */
 void comm_set_polling(tutti_comm *comm);

@@ -5,7 +5,9 @@
 #include "backend/engine/comm.h"
 #include "backend/engine/mismatch.h"
 
-enum { CHECK_EVERY = 64, GO_ON_MS = 1000 };
+/* Each CHECK_EVERY turns without progress the driver checks for failures. driver_continue_all lasts at most
+   CONTINUE_MS. */
+enum { CHECK_EVERY = 64, CONTINUE_MS = 1000 };
 _Atomic int most_sleep_ms = 20;
 
 /* ---- the run queue; driver only ---- */
@@ -56,48 +58,51 @@ static void run_queue_end_head(tutti_comm *comm, tutti_status status)
     struct operation *op = comm->run_queue.head;
     comm->run_queue.head = op->next;
     if (!comm->run_queue.head) comm->run_queue.last = NULL;
-    comm->run_queue.running = false;
+    comm->run_queue.head_has_begun = false;
     operation_complete(op, status);
 }
-/* Ends the failed operation and those queued behind it, once no peer touches its tensors. The driver calls it again
-   until then. */
+/* Ends all operations of a failed communicator, each once no peer touches its tensors. The driver calls it again until
+   all have ended. */
 static void driver_fail_operations(tutti_comm *comm)
 {
     driver_take_submitted(comm);
-    bool back = messages_cancel(comm) & windows_cancel(comm), running = comm->run_queue.running;
-    if (running && !launch_cancel(comm)) back = false;
-    if (!back) { router_poll(comm->router); return; }
+    bool are_released = messages_cancel(comm) & windows_cancel(comm), running = comm->run_queue.head_has_begun;
+    if (running && !launch_cancel(comm)) are_released = false;
+    if (!are_released) { router_poll(comm->router); return; }
     messages_fail(comm, comm->outcome.status);
     windows_fail(comm, comm->outcome.status);
     if (running && comm->executor.run.exposed && !tensors_are_released(comm)) return;
     while (comm->run_queue.head) run_queue_end_head(comm, comm->outcome.status);
 }
-/* Continues the head as far as it gets. */
+/* Begins the head of the queue if needed, and continues it as far as it gets. Returns IN_PROGRESS, OK when it is
+   complete, or why it fails. */
 static tutti_status driver_advance_head(tutti_comm *comm)
 {
     struct run_queue *b = &comm->run_queue;
-    if (!b->running) {
+    if (!b->head_has_begun) {
         b->head->sequence = ++b->sequence;
         if (comm->agreement) agreement_hold_deaths(comm->agreement);
         TRY(launch_start(comm, b->head));
-        b->running = true;
+        b->head_has_begun = true;
         if (comm->agreement) agreement_begin_operation(comm);
     }
     return launch_step(comm, b->head);
 }
-/* Fails the communicator because the head has failed. */
+/* Fails the communicator because the head has failed with `status`. With several hosts the head is stuck until they
+   have agreed. */
 static void driver_fail_head(tutti_comm *comm, tutti_status status)
 {
     if (status == TUTTI_MISMATCH) comm_fail_mismatch(comm);
     else if (!failure_came_from_peer(comm, status)) comm_fail(comm, status, "%s", status_detail());
     if (comm_has_failed(comm)) driver_fail_operations(comm);
-    else comm->run_queue.stuck = true;
+    else comm->run_queue.head_is_stuck = true;
 }
-/* The last check before the head succeeds. False: it, or an operation before it, is known to fail on another rank. */
+/* Makes the last check before the head succeeds. Returns false, and the head is stuck, if it or an operation before it
+   is known to fail on another rank. */
 static bool driver_may_end_head(tutti_comm *comm)
 {
     if (!comm->agreement || agreement_may_end(comm->agreement, comm->run_queue.head->sequence)) return true;
-    comm->run_queue.stuck = true;
+    comm->run_queue.head_is_stuck = true;
     return false;
 }
 /* Handles the status of the last step of the head. */
@@ -117,21 +122,21 @@ void driver_continue_operation(tutti_comm *comm, struct operation *op, tutti_sta
 {
     op->next = NULL;
     comm->run_queue.head = comm->run_queue.last = op;
-    comm->run_queue.running = true;
+    comm->run_queue.head_has_begun = true;
     driver_handle_head_status(comm, status);
 }
 bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked)
 {
     driver_take_submitted(comm);
-    bool beside = comm->messages.open || windows_are_active(&comm->windows);
-    bool moved = beside && messages_make_progress(comm, blocked);
-    if (comm->windows.first || comm->windows.open) moved |= windows_make_progress(comm);
-    if (beside && !moved) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
-    if (comm_has_failed(comm)) { driver_fail_operations(comm); return moved; }
-    while (comm->run_queue.head && !comm->run_queue.stuck) {
+    bool has_messages = comm->messages.open || windows_are_active(&comm->windows);
+    bool progressed = has_messages && messages_make_progress(comm, blocked);
+    if (comm->windows.first || comm->windows.open) progressed |= windows_make_progress(comm);
+    if (has_messages && !progressed) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
+    if (comm_has_failed(comm)) { driver_fail_operations(comm); return progressed; }
+    while (comm->run_queue.head && !comm->run_queue.head_is_stuck) {
         uint64_t moves = comm->executor.moves;
         tutti_status status = driver_advance_head(comm);
-        moved |= comm->executor.moves != moves;
+        progressed |= comm->executor.moves != moves;
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
             blocked->core_is_wanted |= b->core_is_wanted;
@@ -140,11 +145,11 @@ bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked)
                 wait_set_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters, b->item[i].shared);
             break;
         }
-        moved = true;
+        progressed = true;
         if (status != TUTTI_OK) { driver_fail_head(comm, status); break; }
         if (driver_may_end_head(comm)) run_queue_end_head(comm, TUTTI_OK);
     }
-    return moved;
+    return progressed;
 }
 /* A rank may have lost its core for a long time. An operation that its peers completed before the reason to fail came
    must not fail because of that reason. So the driver first continues as far as it gets. */
@@ -153,25 +158,25 @@ bool driver_check_for_failure(tutti_comm *comm)
     struct wait_set unused = { .count = 0 };
     if (comm->agreement) agreement_poll(comm);
     if (!comm_has_reason_to_fail(comm)) return false;
-    bool moved = driver_make_progress(comm, &unused);
+    bool progressed = driver_make_progress(comm, &unused);
     /* No open operation is left to fail. */
-    if (moved && !driver_has_open_operations(comm)) return true;
-    if (comm_check(comm) == TUTTI_OK) return moved;
+    if (progressed && !driver_has_open_operations(comm)) return true;
+    if (comm_check_failure(comm) == TUTTI_OK) return progressed;
     driver_fail_operations(comm);
     return true;
 }
 void driver_continue_all(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
-    int64_t until_ms = clock_ms() + GO_ON_MS;
+    int64_t until_ms = clock_ms() + CONTINUE_MS;
     while (driver_has_open_operations(comm) && clock_ms() < until_ms && driver_make_progress(comm, &unused))
         unused.count = 0;
 }
 bool driver_check_periodically(tutti_comm *comm, int64_t n)
 {
-    bool fruitless = n % CHECK_EVERY == CHECK_EVERY - 1;
-    if (fruitless) peers_ring_deferred(comm);
-    return (fruitless || ++comm->run_queue.visits % 1024 == 0) && driver_check_for_failure(comm);
+    bool is_due = n % CHECK_EVERY == CHECK_EVERY - 1;
+    if (is_due) peers_ring_deferred(comm);
+    return (is_due || ++comm->run_queue.visits % 1024 == 0) && driver_check_for_failure(comm);
 }
 int64_t driver_turn_before_check(int64_t n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
 bool driver_abandon_operations(tutti_comm *comm)
@@ -199,7 +204,7 @@ void driver_acquire_role(tutti_comm *comm)
    communicator may be freed after this call. */
 void driver_hand_over_role(tutti_comm *comm)
 {
-    bool open = driver_is_needed(comm), deferred = open && driver_may_defer(comm), rested = comm->submission.resting;
+    bool open = driver_is_needed(comm), deferred = open && driver_may_defer(comm), rested = comm->submission.deferred;
     driver_set_deferred(comm, deferred);
     /* A deferred operation is not timed, because its time depends on when its caller comes back. */
     if (deferred) comm->launcher.timed = false;
@@ -221,8 +226,8 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         wait_set_clear(&blocked);
         uint32_t bell = atomic_load_explicit(&comm->submission.bell, memory_order_acquire);
         if (driver_make_progress(comm, &blocked) || driver_check_periodically(comm, n)) { n = -1; continue; }
-        bool alone = op->collective == POINT_TO_POINT && message_waits_for_itself(comm, op);
-        if (alone && message_withdraw(comm, op)) return;
+        bool is_alone = op->collective == POINT_TO_POINT && message_waits_for_itself(comm, op);
+        if (is_alone && message_withdraw(comm, op)) return;
         wait_set_add(&blocked, &comm->submission.bell, bell, &comm->submission.bell_waiters, false);
         if (backoff_step(&comm->group.backoff, n, blocked.core_is_wanted)) continue;
         /* A message may be over as soon as it is accepted, which does not count as progress. */
@@ -233,13 +238,13 @@ void driver_drive(tutti_comm *comm, struct operation *op)
 }
 bool driver_drive_briefly(tutti_comm *comm, int turns)
 {
-    bool moved = false;
+    bool progressed = false;
     for (int n = 0; n < turns && driver_has_open_operations(comm); n++) {
         struct wait_set blocked;
         wait_set_clear(&blocked);
-        if (driver_make_progress(comm, &blocked)) { moved = true; continue; }
+        if (driver_make_progress(comm, &blocked)) { progressed = true; continue; }
         if (blocked.core_is_wanted || n == turns - 1) break;
         cpu_pause_briefly();
     }
-    return moved;
+    return progressed;
 }

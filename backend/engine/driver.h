@@ -15,25 +15,25 @@ struct submission {
     _Atomic uint32_t driver;
     /* Submitted operations, newest first. */
     _Atomic(struct operation *) submitted;
-    /* The number of threads that wait for an operation or submit one. */
+    /* The number of threads inside a call that waits for an operation or submits one. The communicator is freed only at
+       0. */
     _Atomic uint32_t inside;
     /* Set by operations_close_comm. Later operations fail at once. */
     _Atomic bool closed;
     /* Wakes a sleeping driver. */
     _Atomic uint32_t bell, bell_waiters;
     /* The open operations are deferred; see deferral.h. */
-    _Atomic bool resting;
-    /* Calls equal to the last one may take the fast path; see fast_path.h. */
-    _Atomic bool settled;
+    _Atomic bool deferred;
+    /* A call that equals the last one may take the fast path; see fast_path.h. */
+    _Atomic bool fast_path_ready;
 };
-/* The driver owns these fields. */
+/* The collectives that are queued, and the state of the driver, which owns these fields. */
 struct run_queue {
     /* Collectives, oldest first. */
     struct operation *head, *last;
-    /* The head has begun. */
-    bool running;
+    bool head_has_begun;
     /* The head cannot continue, and ends with the coming decision of all hosts. */
-    bool stuck;
+    bool head_is_stuck;
     /* The blocking call of the driver itself. No other thread waits for it. */
     const struct operation *driven;
     /* The number of the last collective that has begun. */
@@ -44,6 +44,7 @@ struct run_queue {
     unsigned idle_tests;
 };
 /* ---- the role ---- */
+/* Makes this thread the driver. Returns false if another thread is. */
 bool driver_try_acquire(tutti_comm *comm);
 /* Takes the role; waits until it is free. */
 void driver_acquire_role(tutti_comm *comm);
@@ -53,33 +54,39 @@ void driver_hand_over_role(tutti_comm *comm);
 void driver_release_role(tutti_comm *comm);
 
 /* ---- the work; driver only ---- */
+/* Returns true if collectives, messages or operations of windows are open. */
 bool driver_has_open_operations(const tutti_comm *comm);
-/* True if operations are open, or peers may send messages to a window. */
+/* Returns true if operations are open, or peers may send messages to a window. */
 bool driver_is_needed(const tutti_comm *comm);
-/* True if no operation is open or submitted and the communicator has not failed. */
+/* Returns true if no operation is open or submitted and the communicator has not failed. */
 bool driver_is_idle(const tutti_comm *comm);
+/* Accepts all submitted operations, oldest first. */
 void driver_take_submitted(tutti_comm *comm);
+/* Adds an operation to the run queue, the open messages or the operations of windows. Ends it if the communicator has
+   failed. */
 void driver_accept_operation(tutti_comm *comm, struct operation *op);
 /* Begins an operation at once on an idle communicator, and continues it as far as it gets without waiting. */
 void driver_begin(tutti_comm *comm, struct operation *op);
 /* Takes over an operation that has begun; `status` is the result of its first step. */
 void driver_continue_operation(tutti_comm *comm, struct operation *op, tutti_status status);
-/* Continues all operations as far as they get without waiting. True: one made progress. */
+/* Continues all operations as far as they get without waiting. Returns true if one made progress. Otherwise `blocked`
+   gets the words whose changes end the wait. */
 bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked);
-/* Checks for failures in every 64th turn n without progress, and in every 1024th turn of all. True: an operation made
-   progress or failed. */
+/* Checks for failures if n, the number of turns without progress, is due for it (each 64th), and in every 1024th turn
+   of all. Returns true if an operation made progress or failed. */
 bool driver_check_periodically(tutti_comm *comm, int64_t n);
-/* Returns a turn number whose next turn checks for failures. */
+/* Returns a number above n, after which the next turn checks for failures. */
 int64_t driver_turn_before_check(int64_t n);
 /* Drives until the operation is over. */
 void driver_drive(tutti_comm *comm, struct operation *op);
-/* Drives for at most that many turns, a time shorter than waking another thread takes. It stops earlier when a peer
-   needs this core. True: an operation made progress. */
+/* Drives for at most `turns` turns. It stops earlier when a peer needs this core, or no operation is open. Returns true
+   if an operation made progress. */
 bool driver_drive_briefly(tutti_comm *comm, int turns);
-/* Looks for a reason to fail. True: there is one, and the operations have all failed or made progress. */
+/* Looks for a reason to fail, and first continues the operations as far as they get. Returns true if the operations
+   have failed or made progress. */
 bool driver_check_for_failure(tutti_comm *comm);
 /* Continues the operations as long as they make progress, for at most a second. */
 void driver_continue_all(tutti_comm *comm);
-/* Fails all operations with the reason to stop. False: some are still open, because a peer may be using their
-   tensors. */
+/* Fails the communicator if it must stop (failure_request_stop), and ends its operations. Returns false if it has not
+   failed yet, or some operations are still open because a peer may be using their tensors; the caller repeats it. */
 bool driver_abandon_operations(tutti_comm *comm);

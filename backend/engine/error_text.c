@@ -11,7 +11,8 @@
 enum { ORDER_DIMENSIONS = 14 };
 #define ORDER_BITS (~UINT64_C(0) >> 8)
 
-/* The row comes from a peer's declaration, so it may be out of range. */
+/* Returns the name of a row of the table of algorithms, or "?". The row comes from a peer's declaration, so it may be
+   out of range. */
 static const char *error_text_algorithm_name(uint64_t row)
 {
     const struct algorithm *algorithm = collectives_table;
@@ -38,12 +39,13 @@ void error_text_of_call(const struct declaration *declaration, char *out, size_t
         snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)declaration->count, dtype, op,
             root, error_text_algorithm_name(declaration->algorithm));
 }
-/* Tensors that are not contiguous have a label with the order of their dimensions. */
+/* Returns true if the declaration's label has an order of dimensions, as tensors have that are not contiguous. */
 static bool declaration_has_order(const struct declaration *declaration)
 {
     bool labelled = declaration->op != TUTTI_PREMUL_SUM && declaration->op != OP_OF_ROWS;
     return labelled && (declaration->bits & ~ORDER_BITS) == TUTTI_LABEL_ORDER;
 }
+/* Writes the label of a call. */
 static void error_text_add_label(const struct declaration *declaration, char *out, size_t bytes)
 {
     if (!declaration_has_order(declaration)) {
@@ -56,7 +58,7 @@ static void error_text_add_label(const struct declaration *declaration, char *ou
         if (dimension) used += (size_t)snprintf(out + used, bytes - used, " %u", dimension - 1);
     }
 }
-/* Adds the properties that must also agree, but seldom differ. */
+/* Appends the properties of a call that must also agree, but seldom differ. */
 static void error_text_add_details(const struct declaration *declaration, char *out, size_t bytes)
 {
     size_t used = strlen(out);
@@ -117,6 +119,7 @@ void error_text_of_leaving(const struct group *group, int gone, int waiter, cons
 }
 
 /* ---- causes from backend/agree ---- */
+/* Returns the declaration in a call of backend/agree. */
 static struct declaration agree_call_to_declaration(const struct agree_call *call)
 {
     struct declaration declaration = { 0 };

@@ -1,19 +1,23 @@
-/* Formats calls and causes of failure as text. Every function accepts any declaration, even a corrupt one from a
-   peer. */
+/* Formats calls and causes of failure as text in out[bytes]. Every function accepts any declaration, even a corrupt one
+   from a peer. */
 #pragma once
 #include "backend/agree/agree.h"
 #include "backend/engine/group.h"
 #include "backend/engine/operation.h"
 
 enum { ERROR_TEXT_BYTES = 240 };
+/* Describes a call, as in "broadcast(8 x float32, root 0, algorithm chain)". */
 void error_text_of_call(const struct declaration *call, char *out, size_t bytes);
-/* Describes two ranks whose calls differ. */
+/* Describes two ranks whose calls differ: `rank` with `call`, and `other` with `its_call`. */
 void error_text_of_disagreement(const struct group *group, int rank, const struct declaration *call, int other,
     const struct declaration *its_call, char *out, size_t bytes);
 /* Describes an operation of a window, as in "a put to rank 1". */
 void error_text_of_window(const struct operation *op, char *out, size_t bytes);
-/* `where` is " in" and the operation of the rank that detected the death, or of the waiting rank, or empty. */
+/* Describes the death of rank `dead`, which rank `seer` has detected. `where` is " in" and the operation of that rank,
+   or empty. */
 void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes);
+/* Describes that rank `gone` has destroyed its communicator while rank `waiter` waits for it. `where` is " in" and the
+   operation of the waiting rank, or empty. */
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes);
 /* Describes the cause that the hosts decided on, for the user of this rank. */
 void error_text_of_cause(const struct group *group, const struct agree_cause *cause, char *out, size_t bytes);

@@ -10,11 +10,14 @@ void failure_describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
     const struct operation *beside = comm->windows.open;
-    if (!comm->run_queue.running && beside && !comm->messages.open) {
+    if (!comm->run_queue.head_has_begun && beside && !comm->messages.open) {
         error_text_of_window(beside, out, bytes);
         return;
     }
-    if (!comm->run_queue.running) { snprintf(out, bytes, comm->messages.open ? "a message" : "no operation"); return; }
+    if (!comm->run_queue.head_has_begun) {
+        snprintf(out, bytes, comm->messages.open ? "a message" : "no operation");
+        return;
+    }
     struct declaration mine = *comm->executor.run.declaration;
     /* After the roll call another algorithm may have been chosen than the declaration names. */
     const struct program *program = comm->executor.launch.program;
@@ -28,7 +31,7 @@ void failure_describe_running(const tutti_comm *comm, char *out, size_t bytes)
 /* A rank completes its record within microseconds, unless it dies or loses its core meanwhile. */
 enum { RECORD_WAIT_MS = 1000 };
 
-/* Claims the right to write the failure. False: another rank was first. */
+/* Claims the right to write the failure record of this host. Returns false if another rank was first. */
 static bool failure_acquire_record(struct failure *failure)
 {
     uint32_t found = atomic_load(&failure->state);
@@ -36,7 +39,7 @@ static bool failure_acquire_record(struct failure *failure)
         if (atomic_compare_exchange_weak(&failure->state, &found, found | FAILURE_TELLING)) return true;
     return false;
 }
-/* Wakes all sleepers on words of that rank. */
+/* Wakes all threads that sleep on words of the rank with this index. */
 static void rank_wake_sleepers(const struct segment *segment, int index)
 {
     struct control *c = segment_control(segment, index);
@@ -48,13 +51,13 @@ static void rank_wake_sleepers(const struct segment *segment, int index)
             word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
         }
 }
-/* Returns the first operation that fails, counted from 0. Other ranks may still succeed in the running one if all have
-   arrived in it. */
+/* Returns the number of the first operation that fails, counted from 0: the running one, or the next if all ranks have
+   arrived in the running one, because other ranks may then succeed in it. */
 static uint64_t failure_first_operation(const tutti_comm *comm)
 {
-    return comm->executor.operation + (comm->run_queue.running && comm->executor.run.arrived);
+    return comm->executor.operation + (comm->run_queue.head_has_begun && comm->executor.run.arrived);
 }
-/* Waits for the record of another rank. False: its writer has died before the record was complete. */
+/* Waits until the failure record of this host is complete. Returns false after RECORD_WAIT_MS: its writer has died. */
 static bool failure_await_record(const struct group *group)
 {
     int64_t deadline_ms = clock_deadline(RECORD_WAIT_MS);
@@ -64,7 +67,7 @@ static bool failure_await_record(const struct group *group)
     }
     return true;
 }
-/* Writes the record, which this rank has acquired. */
+/* Writes the failure record, which this rank has acquired, and wakes the ranks of this host. */
 static void failure_publish(const tutti_comm *comm)
 {
     const struct group *group = &comm->group;
@@ -77,6 +80,7 @@ static void failure_publish(const tutti_comm *comm)
     atomic_fetch_or(&failure->state, FAILURE_READY);
     for (int peer = 0; peer < group->segment->ranks; peer++) rank_wake_sleepers(group->segment, peer);
 }
+/* Stores status and text, and marks the communicator as failed. */
 __attribute__((format(printf, 3, 0))) static void outcome_store(struct outcome *outcome, tutti_status status,
     const char *format, va_list arguments)
 {
@@ -88,7 +92,8 @@ static enum agree_kind failure_kind_of_status(tutti_status status)
 {
     return status == TUTTI_ABORTED ? AGREE_ABORTED : status == TUTTI_TIMEOUT ? AGREE_LATE : AGREE_FAILED;
 }
-/* The hosts agree on one cause first. Until then the communicator has not failed. */
+/* Proposes a cause to the agreement of the hosts, sets this thread's last error, and returns `status`. The communicator
+   has not failed until the hosts have agreed. */
 static tutti_status failure_propose_cause(tutti_comm *comm, const struct failure_subject *about, tutti_status status,
     const char *detail)
 {
@@ -98,8 +103,8 @@ static tutti_status failure_propose_cause(tutti_comm *comm, const struct failure
     agreement_propose_cause(comm->agreement, &cause);
     return status;
 }
-/* Fails the communicator. If another rank has failed before, returns that rank's error instead, so that all ranks
-   report the same one. `about`: the rank that is to blame, or NULL. */
+/* Fails the communicator and returns the status. If another rank has failed before, fails with that rank's error
+   instead, so that all ranks report the same one. With several hosts it proposes the cause `about`. */
 __attribute__((format(printf, 4, 0))) static tutti_status comm_fail_with_arguments(tutti_comm *comm,
     const struct failure_subject *about, tutti_status status, const char *format, va_list arguments)
 {
@@ -193,9 +198,9 @@ bool comm_rank_has_left(const tutti_comm *comm, int rank)
 }
 void failure_record_lost_rank(tutti_comm *comm, int rank)
 {
-    uint32_t nobody = 0;
+    uint32_t none = 0;
     if (comm_rank_has_left(comm, rank)) return;
-    atomic_compare_exchange_strong(&comm->outcome.lost, &nobody, (uint32_t)rank + 1);
+    atomic_compare_exchange_strong(&comm->outcome.lost, &none, (uint32_t)rank + 1);
     if (comm->agreement) agreement_record_lost(comm->agreement, rank);
     else comm_wake_driver(comm);
 }

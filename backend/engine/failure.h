@@ -19,29 +19,31 @@ struct outcome {
 /* ---- any thread; the driver reacts soon ---- */
 /* Records that the process of a rank has died. */
 void failure_record_lost_rank(tutti_comm *comm, int rank);
+/* Asks the driver to fail the communicator with `status`, because it is aborted or destroyed. */
 void failure_request_stop(tutti_comm *comm, tutti_status status);
-/* Returns OK, or the status of the failure, and then sets this thread's last error. */
+/* Returns OK, or the status with which the communicator has failed, and then sets this thread's last error. */
 tutti_status comm_get_failure(tutti_comm *comm);
-/* True if that rank has destroyed its communicator. */
+/* Returns true if that rank has destroyed its communicator. */
 bool comm_rank_has_left(const tutti_comm *comm, int rank);
 
 /* ---- driver only ---- */
 /* Fails the communicator here and on the other ranks. The first rank to fail decides the error. Returns the status it
    failed with. In a group of several hosts it only proposes the cause: the communicator fails when the hosts have
-   agreed on one and comm_check has adopted it. */
+   agreed on one and comm_check_failure has adopted it. */
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The kind of a reason, and the rank that it concerns, or -1. */
 struct failure_subject { enum agree_kind kind; int other; };
-/* Fails likewise. comm_fail derives the subject from the status. */
+/* Does what comm_fail does, with a given subject. comm_fail derives the kind from the status, and names no rank. */
 tutti_status comm_fail_about_rank(tutti_comm *comm, struct failure_subject about, tutti_status status,
     const char *format, ...) __attribute__((format(printf, 4, 5)));
-/* Fails only this rank's communicator, without telling the other ranks. */
+/* Fails only this rank's communicator; the other ranks get no report. Does nothing if it has failed already. */
 void comm_fail_locally(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Fails with the failure that another rank of this host has published. */
+/* Fails this rank's communicator with the failure that another rank of this host has published, and returns its
+   status. */
 tutti_status comm_adopt_peer_failure(tutti_comm *comm);
-/* Fails with the cause on which the hosts have agreed. */
+/* Fails this rank's communicator with the cause on which the hosts have agreed, and returns its status. */
 tutti_status comm_adopt_decision(tutti_comm *comm);
-/* Describes the call that runs, for errors. */
+/* Writes a description of the operation that runs here to out[bytes], for error texts. */
 void failure_describe_running(const tutti_comm *comm, char *out, size_t bytes);

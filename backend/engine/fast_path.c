@@ -1,16 +1,17 @@
-/* The caller becomes the driver, or takes the ordinary path. `submission.settled` is set if a repetition of the last
-   call needs only a sequence number; fast_path_applies compares the call and its buffers with the last one. */
+/* The caller becomes the driver, or takes the ordinary path. `submission.fast_path_ready` is set if a repetition of the
+   last call needs only a sequence number; fast_path_applies compares the call and its buffers with the last one. */
 #include "backend/engine/fast_path.h"
 #include "backend/engine/comm.h"
 
+/* Returns true if the call and its buffers equal those of the last call, and the communicator is idle. */
 static bool fast_path_applies(const tutti_comm *comm, const struct call *call, const void *input, const void *output)
 {
     const struct launch *bound = &comm->executor.launch;
-    return atomic_load_explicit(&comm->submission.settled, memory_order_relaxed)
+    return atomic_load_explicit(&comm->submission.fast_path_ready, memory_order_relaxed)
         && call_is_same_kind(call, &comm->launcher.last) && bound->input == input && bound->output == output
         && !comm->launcher.pending.count && driver_is_idle(comm) && !windows_are_listening(&comm->windows);
 }
-/* Continues the call as an operation, set up as if it had been one from the beginning. */
+/* Makes an operation of a call whose first step returned `status`, drives it to its end, and returns its result. */
 static tutti_status fast_path_continue(tutti_comm *comm, const struct call *call, tutti_status status)
 {
     const struct launch *bound = &comm->executor.launch;
@@ -26,7 +27,7 @@ static tutti_status fast_path_continue(tutti_comm *comm, const struct call *call
 }
 bool fast_path_run(tutti_comm *comm, struct call *call, const void *input, void *output, tutti_status *out)
 {
-    call->asked = atomic_load_explicit(&comm->chosen[call->collective], memory_order_relaxed);
+    call->requested = atomic_load_explicit(&comm->chosen[call->collective], memory_order_relaxed);
     if (!driver_try_acquire(comm)) return false;
     if (!fast_path_applies(comm, call, input, output)) {
         driver_release_role(comm);

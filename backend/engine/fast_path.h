@@ -4,5 +4,6 @@
 #pragma once
 #include "backend/engine/launch.h"
 
-/* Runs a blocking call without options. True: *out is its result. False: the caller runs it as an ordinary call. */
+/* Runs a blocking call without options, if it repeats the last one. Returns true with the result in *out. Returns false
+   if the caller must run it as an ordinary call. Sets call->requested. */
 bool fast_path_run(tutti_comm *comm, struct call *call, const void *input, void *output, tutti_status *out);

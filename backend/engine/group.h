@@ -29,15 +29,18 @@ struct group {
     /* The backoff of a thread that drives. */
     struct backoff backoff;
 };
+/* Sets the rank, the size and the name (NULL: "the group"), and allocates the tables. The caller must call group_finish
+   in every case. */
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
 /* Releases the peers. The other fields stay readable until group_finish. */
 void group_release_peers(struct group *group);
+/* Frees the tables and the layout. */
 void group_finish(struct group *group);
-/* Waits after the n-th poll without result, for a condition that wakes no sleeper. */
+/* Waits a moment after the n-th poll without result, for a condition that wakes no sleeper. */
 void group_back_off(const struct group *group, int64_t n);
 
 static inline bool group_has_several_hosts(const struct group *group) { return group->layout->hosts > 1; }
-/* True for several hosts that communicate by links and a network. `network` is then NULL. */
+/* Returns true if the group has several hosts that communicate by links and a network. `network` is then NULL. */
 static inline bool group_uses_links(const struct group *group)
 {
     uint32_t simulates = group->members[0].simulates;
@@ -45,19 +48,22 @@ static inline bool group_uses_links(const struct group *group)
 }
 
 /* ---- the ranks of this host ---- */
+/* Returns true if the rank is on this host. */
 static inline bool group_rank_is_here(const struct group *group, int rank)
 {
     return layout_host(group->layout, rank) == group->host;
 }
-/* The index of a rank of this host. */
+/* Returns the index of a rank on its host. */
 static inline int group_index_of_rank(const struct group *group, int rank)
 {
     return layout_place(group->layout, rank).index;
 }
+/* Returns the rank that has this index on this host. */
 static inline int group_rank_at_index(const struct group *group, int index)
 {
     return layout_rank(group->layout, group->host, index);
 }
+/* Returns the control block of the rank that has this index on this host. */
 static inline struct control *group_control_at_index(const struct group *group, int index)
 {
     return segment_control(group->segment, index);
@@ -67,8 +73,8 @@ static inline struct control *group_control_at_index(const struct group *group, 
    read. */
 void group_alert(const struct group *group);
 
-/* The control block with a rank's bell and its `joined` flag. The rank is on this host, or on a simulated host that
-   shares the network segment. */
+/* Returns the control block with a rank's bell and its `joined` flag. The rank is on this host, or on a simulated host
+   that shares the network segment. */
 static inline struct control *group_control_of_rank(const struct group *group, int rank)
 {
     return group->network ? segment_control(group->network, rank)

@@ -1,7 +1,7 @@
 /* Turns an operation into a program that can run: it chooses the algorithm, finds the plan and the program, and binds
-   the buffers. The choice of each collective is remembered, because most calls repeat the last one. An operation that
-   looks first where tensors lie is launched in two steps: it is described before the roll call, and its plan is chosen
-   after it. */
+   the buffers. The choice of each collective is remembered, because most calls repeat the last one. An operation with
+   late selection is launched in two steps: its tensors are described before the roll call, and its plan is chosen after
+   it. */
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -16,7 +16,7 @@ enum { LEAST_TILE_BYTES = 4096 };
 
 /* ---- choosing ---- */
 /* Returns the bytes of the whole message, from which the algorithm is chosen; 0 for uneven counts. */
-static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
+static size_t operation_message_bytes(const tutti_comm *comm, const struct operation *op)
 {
     /* Ranks may see different counts, and must make the same choice. */
     if (op->uneven) return 0;
@@ -24,21 +24,21 @@ static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
     int outputs = collective_buffer_parts((enum collective)op->collective, OUTPUT, comm->group.size);
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
-/* Returns the message size once all ranks have arrived and agree. */
+/* Returns the bytes of the whole message as all ranks know them once they have arrived and agree. */
 static size_t operation_agreed_bytes(const tutti_comm *comm, const struct operation *op)
 {
     const struct uneven *uneven = op->uneven;
     size_t sum = 0;
-    if (!uneven || !uneven_is_equal_on_ranks(uneven)) return message_bytes(comm, op);
+    if (!uneven || !uneven_is_equal_on_ranks(uneven)) return operation_message_bytes(comm, op);
     for (int q = 0; q < comm->group.size; q++) sum += uneven->lengths[uneven->agreement][q];
     return sum;
 }
-/* Returns the message size as far as all ranks know it before others arrive. */
+/* Returns the bytes of the whole message as far as all ranks know them before others arrive; 0 if they do not. */
 static size_t operation_early_bytes(const tutti_comm *comm, const struct operation *op)
 {
-    return group_has_several_hosts(&comm->group) ? operation_agreed_bytes(comm, op) : message_bytes(comm, op);
+    return group_has_several_hosts(&comm->group) ? operation_agreed_bytes(comm, op) : operation_message_bytes(comm, op);
 }
-/* Applies the settings, and the limits of several hosts, to how the message is cut. */
+/* Applies the settings, and the limits of several hosts, to the tiles and slots of a choice. */
 static void choice_limit_cutting(const tutti_comm *comm, const struct uneven *uneven, struct choice *choice)
 {
     if (comm->launcher.tile_setting) choice->tile_bytes = (size_t)comm->launcher.tile_setting;
@@ -50,21 +50,23 @@ static void choice_limit_cutting(const tutti_comm *comm, const struct uneven *un
     if (uneven && !uneven_is_equal_on_ranks(uneven)) choice->tile_bytes = SIZE_MAX;
     else if (choice->tile_bytes > most) choice->tile_bytes = most;
 }
-/* Informs the tuner about the placement. If this call looked first, or was to read, only because of the tuner, the
-   candidate lasts as long as tensors keep that placement. */
+/* Reports the placement of this call's tensors to the tuner. If this call selects late, or was to read, only because of
+   the tuner's candidate, the candidate lasts as long as tensors keep that placement. */
 static void tuner_update_placement(const struct launcher *launcher, const struct question *question,
     const struct recent *recent, const struct choice *predicted)
 {
-    bool tries_to_look = launcher->plans_late && !recent->selects_late,
+    bool tries_late_selection = launcher->plans_late && !recent->selects_late,
          tries_to_read = choice_code_reads(launcher->code) && !recent->may_read;
-    if (recent->tuner && (tries_to_look || tries_to_read)) tuner_report_placement(recent->tuner, question->placement);
+    if (recent->tuner && (tries_late_selection || tries_to_read))
+        tuner_report_placement(recent->tuner, question->placement);
     else if (recent->tuner) tuner_set_placement(recent->tuner, question, predicted);
 }
-/* Chooses the algorithm, unless the call asks for one, and how the message is cut. */
-static tutti_status launch_choose_algorithm(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
-    size_t bytes, enum placement_kind placement, const struct recent *recent, struct choice *out)
+/* Chooses the algorithm, unless one is requested (not NULL), and how the message of `bytes` bytes is cut. */
+static tutti_status launch_choose_algorithm(tutti_comm *comm, const struct operation *op,
+    const struct algorithm *requested, size_t bytes, enum placement_kind placement, const struct recent *recent,
+    struct choice *out)
 {
-    struct question question = { (enum collective)op->collective, asked, bytes, placement, op->uneven != NULL,
+    struct question question = { (enum collective)op->collective, requested, bytes, placement, op->uneven != NULL,
         recent->must_read && recent->open };
     TRY(chooser_make_choice(&comm->launcher.chooser, &question, out));
     choice_limit_cutting(comm, op->uneven, out);
@@ -104,13 +106,14 @@ static tutti_status launch_make_program(tutti_comm *comm, const struct plan *pla
     *out = made;
     return TUTTI_OK;
 }
+/* Returns the program of a plan, from the cache or newly created. */
 static tutti_status launch_get_program(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
     *out = plan_cache_get_made(plan);
     return *out ? TUTTI_OK : launch_make_program(comm, plan, out);
 }
-/* Frees the program of a plan that leaves the cache. It keeps the last program of each collective, which runs or which
-   the next call repeats. */
+/* Frees the program of a plan that the cache is about to evict, and returns true. Returns false for the last program of
+   each collective, which runs or which the next call repeats. */
 static bool launch_evict_program(void *context, const struct plan *plan, void *made)
 {
     const struct launcher *launcher = context;
@@ -120,7 +123,8 @@ static bool launch_evict_program(void *context, const struct plan *plan, void *m
     program_destroy(made);
     return true;
 }
-/* Private tensors count as in place, because a staged plan for tensors in place is also correct for others. */
+/* Finds or makes the plan and the program for a choice and a placement of tensors, and stores them in `recent`. Private
+   tensors count as in place, because a staged plan for tensors in place is also correct for others. */
 static tutti_status launch_make_plan(tutti_comm *comm, const struct operation *op, const struct choice *choice,
     const struct placement *placement, struct recent *recent)
 {
@@ -143,11 +147,11 @@ static tutti_status launch_make_plan(tutti_comm *comm, const struct operation *o
         .rank = group->rank,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", group->name, group->rank,
-        collective_name(algorithm->collective), message_bytes(comm, op), algorithm->name, key.slots, choice->tile_bytes,
-        (unsigned long long)mask_word(key.shared, 0, comm->launcher.ranks));
+        collective_name(algorithm->collective), operation_message_bytes(comm, op), algorithm->name, key.slots,
+        choice->tile_bytes, (unsigned long long)mask_word(key.shared, 0, comm->launcher.ranks));
     const struct plan *plan;
     TRY(plan_cache_get(comm->launcher.cache, &key, &plan));
-    recent->runs = *choice;
+    recent->chosen = *choice;
     return launch_get_program(comm, plan, &recent->program);
 }
 /* Returns the size that the choice depends on. It is 0 for uneven counts that differ between ranks, so all such calls
@@ -156,8 +160,8 @@ static uint64_t operation_choice_bytes(const tutti_comm *comm, const struct oper
 {
     return op->uneven ? operation_agreed_bytes(comm, op) : op->part_bytes;
 }
-/* Finds out whether the call may read private tensors in place if all ranks can. To know whether they can takes system
-   calls, so it is asked only where reading could be chosen. */
+/* Sets recent->may_read: whether the call may read private tensors in place if all ranks can. To find out whether they
+   can takes system calls, so this is true only where reading could be chosen. */
 static tutti_status launch_find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes,
     struct recent *recent)
 {
@@ -165,9 +169,9 @@ static tutti_status launch_find_may_read(tutti_comm *comm, const struct operatio
     struct question question = {
         .collective = (enum collective)op->collective, .message_bytes = bytes, .uneven = op->uneven
     };
-    bool could = recent->selects_late && !group_has_several_hosts(&comm->group);
-    recent->may_read = could && setting > 0;
-    if (!could || setting >= 0) return TUTTI_OK;
+    bool can_select = recent->selects_late && !group_has_several_hosts(&comm->group);
+    recent->may_read = can_select && setting > 0;
+    if (!can_select || setting >= 0) return TUTTI_OK;
     for (int kind = TENSORS_OPEN_IN_PLACE; kind <= TENSORS_OPEN_APART && !recent->may_read; kind++) {
         struct choice choice;
         question.placement = (enum placement_kind)kind;
@@ -176,7 +180,7 @@ static tutti_status launch_find_may_read(tutti_comm *comm, const struct operatio
     }
     return TUTTI_OK;
 }
-/* Fails if own_rows is asked for and a row does not fit into the slots. */
+/* Returns UNSUPPORTED if the call has own_rows and a row does not fit into the slots, else OK. */
 static tutti_status launch_check_rows(const tutti_comm *comm, const struct operation *op, const struct program *program)
 {
     const struct rows *rows = &op->sum.rows;
@@ -186,23 +190,24 @@ static tutti_status launch_check_rows(const tutti_comm *comm, const struct opera
         "rows of %zu bytes are too long for own_rows on %d ranks: give residuals of all rows", rows->row_bytes,
         comm->group.size);
 }
-/* Makes the choice that is possible before other ranks arrive, as if all tensors were private. */
-static tutti_status launch_choose_early(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+/* Makes the choice that is possible before other ranks arrive, as if all tensors were private, and stores it in *out
+   with the tuner of the call. */
+static tutti_status launch_choose_early(tutti_comm *comm, const struct operation *op, const struct algorithm *requested,
     bool stage_inputs, struct recent *out)
 {
     size_t bytes = operation_early_bytes(comm, op);
     struct tuner *tuner;
-    TRY(tuners_find_for_call(comm, op, asked, stage_inputs, message_bytes(comm, op), &tuner));
+    TRY(tuners_find_for_call(comm, op, requested, stage_inputs, operation_message_bytes(comm, op), &tuner));
     struct recent recent = { .bytes = operation_choice_bytes(comm, op),
         .uneven = op->uneven != NULL,
         .root = op->root,
         .stage_inputs = stage_inputs,
-        .asked = asked,
+        .requested = requested,
         .shared = out->shared,
         .in_place = out->in_place };
     struct choice choice;
-    bool usable = asked && !(op->uneven && !algorithm_takes_uneven(comm->group.layout, asked));
-    TRY(launch_choose_algorithm(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &recent, &choice));
+    bool is_usable = requested && !(op->uneven && !algorithm_takes_uneven(comm->group.layout, requested));
+    TRY(launch_choose_algorithm(comm, op, is_usable ? requested : NULL, bytes, TENSORS_PRIVATE, &recent, &choice));
     recent.algorithm = choice.algorithm;
     recent.selects_late = op->uneven || (bytes && choice_selects_late(&comm->launcher.chooser, &choice));
     TRY(launch_find_may_read(comm, op, bytes, &recent));
@@ -211,24 +216,25 @@ static tutti_status launch_choose_early(tutti_comm *comm, const struct operation
     *out = recent;
     return TUTTI_OK;
 }
-/* Before other ranks arrive, all private tensors count as in place, except in an all-to-all. */
+/* Returns the placement by which the call is planned. Before other ranks arrive, all tensors count as private and in
+   place, except in an all-to-all. */
 static struct placement launch_get_placement(tutti_comm *comm, const struct operation *op, bool reads)
 {
     if (comm->launcher.plans_late) return tensors_get_placement(comm, op, reads);
     return (struct placement){ .in_place = op->collective == ALL_TO_ALL ? NULL : mask_all };
 }
-/* Plans the candidate of the tuner, if there is one. If it does not fit into the slots, which all ranks find equally,
-   it plans the predicted choice. */
+/* Plans the tuner's candidate, or the predicted choice if there is no candidate or it does not fit into the slots,
+   which all ranks find equally. `open`: all tensors can be read in place. */
 static tutti_status launch_plan_candidate(tutti_comm *comm, const struct operation *op, const struct choice *predicted,
     bool open, struct recent *recent)
 {
-    struct choice tried = *predicted;
-    bool tries = choice_take_candidate(comm->launcher.code, open, &tried);
-    struct placement p = launch_get_placement(comm, op, tried.reads);
+    struct choice candidate = *predicted;
+    bool has_candidate = choice_take_candidate(comm->launcher.code, open, &candidate);
+    struct placement p = launch_get_placement(comm, op, candidate.reads);
     recent->code = comm->launcher.code;
     recent->program = NULL;
-    tutti_status status = launch_make_plan(comm, op, &tried, &p, recent);
-    if (!tries || status != TUTTI_UNSUPPORTED) return status;
+    tutti_status status = launch_make_plan(comm, op, &candidate, &p, recent);
+    if (!has_candidate || status != TUTTI_UNSUPPORTED) return status;
     p = launch_get_placement(comm, op, predicted->reads);
     return launch_make_plan(comm, op, predicted, &p, recent);
 }
@@ -237,7 +243,7 @@ static tutti_status launch_plan_early(tutti_comm *comm, const struct operation *
 {
     struct choice choice;
     size_t bytes = operation_early_bytes(comm, op);
-    TRY(launch_choose_algorithm(comm, op, recent->asked ? recent->algorithm : NULL, bytes, TENSORS_PRIVATE, recent,
+    TRY(launch_choose_algorithm(comm, op, recent->requested ? recent->algorithm : NULL, bytes, TENSORS_PRIVATE, recent,
         &choice));
     return launch_plan_candidate(comm, op, &choice, false, recent);
 }
@@ -264,14 +270,14 @@ static void launch_fill_declaration(tutti_comm *comm)
 }
 void launch_declare(tutti_comm *comm, uint64_t sequence)
 {
-    if (comm->launcher.repeats < DECLARATIONS) {
+    if (comm->launcher.declared_count < DECLARATIONS) {
         launch_fill_declaration(comm);
-        comm->launcher.repeats++;
+        comm->launcher.declared_count++;
     }
     comm->executor.run.declaration->sequence = sequence;
 }
 /* Prepares what all calls of the same kind share. */
-static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
+static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation *op, const struct algorithm *requested)
 {
     struct launch *out = &comm->executor.launch;
     struct recent *recent = &comm->launcher.recent[op->collective];
@@ -279,8 +285,8 @@ static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation
          premultiplies = reduces && op->op == TUTTI_PREMUL_SUM;
     if (!recent->algorithm || recent->bytes != operation_choice_bytes(comm, op)
         || recent->uneven != (op->uneven != NULL) || recent->root != op->root || recent->stage_inputs != premultiplies
-        || recent->asked != asked)
-        TRY(launch_choose_early(comm, op, asked, premultiplies, recent));
+        || recent->requested != requested)
+        TRY(launch_choose_early(comm, op, requested, premultiplies, recent));
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->collective == BARRIER ? 1 : dtype_bytes(op->dtype);
     out->reduce = op->sum.reduce;
@@ -291,12 +297,13 @@ static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation
     out->uneven = op->uneven;
     return TUTTI_OK;
 }
+/* Makes the executor run the program in `recent`, with its tiles. */
 static void launch_set_program(struct executor *executor, const struct recent *recent)
 {
     executor->launch.program = recent->program;
-    executor->launch.tile_bytes = recent->runs.tile_bytes;
-    executor->launch.ordinary = recent->runs.ordinary;
-    executor->launch.short_laps = recent->runs.short_laps;
+    executor->launch.tile_bytes = recent->chosen.tile_bytes;
+    executor->launch.ordinary = recent->chosen.ordinary;
+    executor->launch.short_laps = recent->chosen.short_laps;
 }
 /* Prepares the executor for an operation: a call of the last kind reuses its program; any other is chosen again. An
    operation that selects late has no program until the roll call is over. */
@@ -304,20 +311,20 @@ static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
 {
     struct executor *executor = &comm->executor;
     struct recent *recent = &comm->launcher.recent[op->collective];
-    const struct algorithm *asked =
+    const struct algorithm *requested =
         op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->collective], memory_order_relaxed);
-    struct call call = { op->collective, op->root, op->dtype, op->op, op->count, op->bits, asked, op->uneven != NULL,
-        op->sum.rows.function != NULL };
-    bool repeated = comm->launcher.repeats && call_is_same_kind(&call, &comm->launcher.last);
+    struct call call = { op->collective, op->root, op->dtype, op->op, op->count, op->bits, requested,
+        op->uneven != NULL, op->sum.rows.function != NULL };
+    bool repeated = comm->launcher.declared_count && call_is_same_kind(&call, &comm->launcher.last);
     if (!repeated) {
-        comm->launcher.repeats = 0;
-        atomic_store_explicit(&comm->submission.settled, false, memory_order_relaxed);
-        TRY(launch_prepare_call(comm, op, asked));
+        comm->launcher.declared_count = 0;
+        atomic_store_explicit(&comm->submission.fast_path_ready, false, memory_order_relaxed);
+        TRY(launch_prepare_call(comm, op, requested));
         comm->launcher.last = call;
     }
     uint32_t code = tuner_run_begin(comm, op, recent->tuner);
     /* The declaration must contain the new code. */
-    if (code != comm->launcher.code) comm->launcher.repeats = 0;
+    if (code != comm->launcher.code) comm->launcher.declared_count = 0;
     comm->launcher.code = code;
     bool plans_late = comm->launcher.plans_late = recent->selects_late || choice_code_selects_late(code);
     if (!plans_late && (!recent->program || recent->code != code)) TRY(launch_plan_early(comm, op, recent));
@@ -332,40 +339,43 @@ static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
     executor->run.exposed = false;
     bool tries_to_read = choice_code_reads(code) && comm->launcher.single_copy;
     bool may_read = (recent->may_read || tries_to_read) && !op->sum.rows.function;
-    if (plans_late) tensors_describe(comm, op, asked && asked == recent->algorithm, may_read);
+    if (plans_late) tensors_describe(comm, op, requested && requested == recent->algorithm, may_read);
     return TUTTI_OK;
 }
+/* Returns the kind of a placement of the tensors of `ranks` ranks. */
 static enum placement_kind placement_get_kind(const struct placement *p, int ranks)
 {
     bool shared = mask_is_full(p->shared, ranks), in_place = mask_is_full(p->in_place, ranks);
     if (shared) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
     return !p->open ? TENSORS_PRIVATE : in_place ? TENSORS_OPEN_IN_PLACE : TENSORS_OPEN_APART;
 }
-/* If a rank insists on the algorithm that all would choose for private tensors, all ranks use it. A rank without input
-   or output counts as in place, and so does not affect the others. */
+/* Chooses and plans after the roll call, from the placement of all tensors, unless the last program fits. If a rank
+   insists on the algorithm that all would choose for private tensors, all ranks use it. A rank without input or output
+   counts as in place, and so does not affect the others. */
 static tutti_status launch_choose_late(tutti_comm *comm, const struct operation *op, struct recent *recent)
 {
-    struct placement p = tensors_get_placement(comm, op, recent->runs.reads);
+    struct placement p = tensors_get_placement(comm, op, recent->chosen.reads);
     int ranks = comm->launcher.ranks;
-    bool repeated = recent->program && recent->asked_for == p.asked && recent->open == p.open
+    bool repeated = recent->program && recent->is_required == p.is_required && recent->open == p.open
         && recent->must_read == p.must_read && recent->code == comm->launcher.code
         && mask_equal(recent->shared, p.shared, ranks) && mask_equal(recent->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
     p = tensors_get_placement(comm, op, true);
-    recent->asked_for = p.asked;
+    recent->is_required = p.is_required;
     recent->open = p.open;
     recent->must_read = p.must_read;
     enum placement_kind kind = placement_get_kind(&p, ranks);
-    TRY(launch_choose_algorithm(comm, op, p.asked ? recent->algorithm : NULL, operation_agreed_bytes(comm, op), kind,
-        recent, &choice));
+    TRY(launch_choose_algorithm(comm, op, p.is_required ? recent->algorithm : NULL, operation_agreed_bytes(comm, op),
+        kind, recent, &choice));
     TRY(launch_plan_candidate(comm, op, &choice, placement_is_open(kind), recent));
-    p = tensors_get_placement(comm, op, recent->runs.reads);
+    p = tensors_get_placement(comm, op, recent->chosen.reads);
     mask_copy(recent->shared, p.shared, ranks);
     mask_copy(recent->in_place, p.in_place, ranks);
     return TUTTI_OK;
 }
-/* Ends the roll call of an operation that selects late, then chooses its program and finds the tensors. */
+/* Ends the roll call of an operation, chooses its program if it selects late, finds the tensors of peers, and starts
+   the program. IN_PROGRESS: the caller repeats it. */
 static tutti_status launch_finish_late(tutti_comm *comm, const struct operation *op)
 {
     struct executor *executor = &comm->executor;
@@ -382,7 +392,7 @@ static tutti_status launch_finish_late(tutti_comm *comm, const struct operation 
 }
 
 /* ---- start, step, cancel ---- */
-/* True if later calls of this kind need no choice, no tuner, no look-up and no new binding. */
+/* Returns true if later calls of this kind need no choice, no tuner, no look-up and no new binding. */
 static bool launch_is_repeatable(const tutti_comm *comm)
 {
     const struct launcher *launcher = &comm->launcher;
@@ -396,7 +406,7 @@ tutti_status launch_start(tutti_comm *comm, struct operation *op)
     TRY(launch_bind_call(comm, op));
     router_set_priority(comm->router, atomic_load_explicit(&comm->priority, memory_order_relaxed));
     TRY(executor_begin(&comm->executor));
-    atomic_store_explicit(&comm->submission.settled, launch_is_repeatable(comm), memory_order_relaxed);
+    atomic_store_explicit(&comm->submission.fast_path_ready, launch_is_repeatable(comm), memory_order_relaxed);
     return TUTTI_OK;
 }
 tutti_status launch_step(tutti_comm *comm, struct operation *op)

@@ -4,27 +4,28 @@
 #include "backend/tuning/selection.h"
 #include "backend/tuning/tuner.h"
 
-/* The last choice of a collective, because most calls repeat it. */
+/* The choice and the program of the last call of a collective, because most calls repeat them. */
 struct recent {
-    /* For uneven counts their sum if all ranks know it, else 0. */
+    /* The bytes of one part; for uneven counts the sum of all parts if all ranks know it, else 0. */
     uint64_t bytes;
     int root;
     bool stage_inputs, uneven;
-    const struct algorithm *asked;
-    /* The choice for private tensors. */
+    /* The algorithm that the call or its communicator asks for, or NULL. */
+    const struct algorithm *requested;
+    /* The algorithm chosen for private tensors. */
     const struct algorithm *algorithm;
-    /* Late selection: the call looks first where tensors lie, whatever tuner runs. */
+    /* Late selection: the call chooses its plan after the roll call, whatever candidate a tuner runs. */
     bool selects_late;
-    /* If the call looks first, private tensors may be read in place. */
+    /* With late selection private tensors may be read in place. */
     bool may_read;
-    /* The program of the last call, or NULL. If that call looked first, the program fits the placement below. */
+    /* The program of the last call, or NULL. After a late selection it fits the placement below. */
     struct program *program;
     /* Masks of the ranks of this host, in the launcher's `masks`. */
     uint64_t *shared, *in_place;
-    /* The flags of that placement. */
-    bool asked_for, open, must_read;
+    /* The flags of that placement (struct placement). */
+    bool is_required, open, must_read;
     /* The choice that the program implements. */
-    struct choice runs;
+    struct choice chosen;
     /* The code of the candidate that the program implements; 0: it is as predicted. */
     uint32_t code;
     /* The tuner of calls of this kind. NULL: they run as predicted. */
@@ -37,19 +38,22 @@ struct call {
     tutti_op op;
     uint64_t count;
     uint64_t bits;
-    const struct algorithm *asked;
+    const struct algorithm *requested;
     bool uneven, rows;
 };
+/* Returns true if both calls may use one program: all fields are equal, and the counts are even. */
 static inline bool call_is_same_kind(const struct call *a, const struct call *b)
 {
-    return a->asked == b->asked && a->count == b->count && a->collective == b->collective && a->dtype == b->dtype
-        && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows && !a->uneven && !b->uneven;
+    return a->requested == b->requested && a->count == b->count && a->collective == b->collective
+        && a->dtype == b->dtype && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows
+        && !a->uneven && !b->uneven;
 }
 /* Limits of the caches of plans: of plans with programs, beside the last program of each collective, and of plans that
    are only predicted. */
 enum { KEPT_BYTES = 4 << 20, PREDICTED_BYTES = 4 << 20 };
-/* Timed calls. Their times are read from all ranks in batches. */
+/* At most PENDING timed calls wait for a batch in which their times are read from all ranks. */
 enum { PENDING = 8 };
+/* The operation numbers of timed calls, and their tuners. */
 struct pending_launch {
     struct {
         struct tuner *tuner;
@@ -57,9 +61,9 @@ struct pending_launch {
     } of[PENDING];
     int count;
 };
-/* The driver owns these fields. */
+/* The choices, plans and tuners of a communicator. The driver owns these fields. */
 struct launcher {
-    /* The settings; 0: chosen by cost. */
+    /* TUTTI_TILE_BYTES and TUTTI_SLOTS; 0: chosen by cost. */
     int64_t tile_setting, slots_setting;
     /* 1: private tensors are read in place; 0: they are staged; -1: chosen by cost. */
     int64_t single_copy;
@@ -75,8 +79,8 @@ struct launcher {
     uint64_t *masks;                                    /* owned */
     /* The call that the executor's launch is prepared for. */
     struct call last;
-    /* The number of declarations that describe `last`. 0: `last` is invalid. */
-    int repeats;
+    /* The number of declarations (of DECLARATIONS that are used in turn) that describe `last`. 0: `last` is invalid. */
+    int declared_count;
     struct tuners tuners;
     /* The code of the candidate that the running operation uses, or 0. */
     uint32_t code;
@@ -88,25 +92,29 @@ struct launcher {
     /* When this rank began a timed operation. */
     int64_t begun_ns;
 };
+/* Reads the settings and allocates the caches, for `ranks` ranks on this host. The caller must call launcher_finish in
+   every case. */
 tutti_status launcher_init(struct launcher *launcher, int ranks);
-/* `cores`: on one host the cores that its ranks may use together; over several hosts the ranks of the largest host, so
-   that all hosts choose alike. */
+/* Sets the machine parameters, from which costs follow. `cores`: on one host the cores that its ranks may use together;
+   over several hosts the ranks of the largest host, so that all hosts make the same choices. */
 void launcher_set_machine(struct launcher *launcher, const struct layout *layout, int cores,
     const struct machine *machine, struct tuning *tuning);
 void launcher_finish(struct launcher *launcher);
-/* Finds what an operation with even counts on private tensors would run, and its cost. `can_read`: all ranks can read
-   each other's tensors. NO_MEMORY, or the errors of `choose`. */
+/* Finds the choice that an operation with even counts on private tensors would run, and its cost. can_read: all ranks
+   can read each other's tensors. NO_MEMORY, or the errors of chooser_make_choice. */
 tutti_status launch_predict_cost(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out);
 /* The count in a declaration of uneven counts, which ranks compare in separate arrays. */
 #define UNEVEN_COUNT UINT64_MAX
 /* The op in a declaration of a sum whose rows are normalised; `bits` describes how. */
 enum { OP_OF_ROWS = TUTTI_OP_COUNT };
-/* Announces the operation. After an error the rank has announced no operation. */
+/* Chooses, binds and announces the operation. After an error the rank has announced no operation. */
 tutti_status launch_start(tutti_comm *comm, struct operation *op);
-/* Writes the properties of the last call into the declaration of the operation that begins. */
+/* Writes the sequence number, and if needed the properties of the last call, into the declaration of the operation that
+   begins. */
 void launch_declare(tutti_comm *comm, uint64_t sequence);
-/* Continues the operation as far as it gets. IN_PROGRESS: the executor's `blocked` names the words it waits for. */
+/* Continues the operation as far as it gets. Returns OK at its end. IN_PROGRESS: the executor's `blocked` has the words
+   that it waits for. */
 tutti_status launch_step(tutti_comm *comm, struct operation *op);
-/* Cancels the operation. Afterwards this process no longer touches its buffers; peers may do so until
-   tensors_are_released returns true. False: not cancelled yet, see executor_cancel. */
+/* Cancels the running operation. Afterwards this process no longer touches its buffers; peers may do so until
+   tensors_are_released returns true. Returns false if it is not cancelled yet, see executor_cancel. */
 bool launch_cancel(tutti_comm *comm);

@@ -1,4 +1,4 @@
-/* The record by which each rank of a group introduces itself to the others. */
+/* The record that each rank of a group publishes about itself for the others. */
 #pragma once
 #include "backend/links/sock_address.h"
 #include "backend/processes/peers.h"

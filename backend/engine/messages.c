@@ -12,9 +12,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Polls of the router in each turn. Several polls detect an arrival sooner. */
-enum { POLLS_PER_TURN = 4 };
-enum { POLLS_BEFORE_LISTENING = 100 };
+/* The most polls of the router in each turn; several detect an arrival sooner. After POLLS_BEFORE_LISTENING polls
+   without progress peers ring this rank's bell. */
+enum { POLLS_PER_TURN = 4, POLLS_BEFORE_LISTENING = 100 };
 
 /* ---- callbacks of the transports: over the segment of the host, and over a simulated network ---- */
 static const struct group *messages_get_group(const void *context) { return &((const tutti_comm *)context)->group; }
@@ -34,6 +34,7 @@ static tutti_status messages_reserve_network(void *context, void *at, size_t byt
 {
     return segment_reserve(messages_get_group(context)->network, at, bytes, "message buffers");
 }
+/* Rings the bell of a rank, if it listens. */
 static void control_ring_bell(struct control *c)
 {
     fence_between_store_and_load();
@@ -57,6 +58,7 @@ static void messages_ring_own_bell(void *context)
 {
     messages_ring_network_peer(context, messages_get_group(context)->rank);
 }
+/* Returns true and the block and offset of a tensor if it is in the arena. */
 static bool messages_find_shared_tensor(void *context, const void *at, size_t bytes, struct remote *out)
 {
     struct location place;
@@ -65,16 +67,18 @@ static bool messages_find_shared_tensor(void *context, const void *at, size_t by
     *out = (struct remote){ place.block, place.offset };
     return true;
 }
+/* Returns the address here of a shared tensor of the rank with this index. IN_PROGRESS: it is being mapped. */
 static tutti_status messages_map_peer_tensor(void *context, int index, bool sends, struct remote place, size_t bytes,
     unsigned char **out)
 {
     tutti_comm *comm = context;
     tutti_status status = tensor_map_address(comm, group_rank_at_index(&comm->group, index),
         sends ? HELD_SENDING : HELD_RECEIVING, (struct location){ place.block, place.offset }, bytes, out);
-    comm->messages.reaching |= status == TUTTI_IN_PROGRESS;
+    comm->messages.is_mapping |= status == TUTTI_IN_PROGRESS;
     return status;
 }
-/* True if peers should read a private tensor of this size in place. As in collectives, only the size decides. */
+/* Returns true if peers should read a private tensor of this size in place. As in collectives, only the size
+   decides. */
 static bool messages_read_pays(tutti_comm *comm, size_t bytes)
 {
     int64_t setting = comm->launcher.single_copy;
@@ -83,11 +87,12 @@ static bool messages_read_pays(tutti_comm *comm, size_t bytes)
     if (setting >= 0 || group_has_several_hosts(&comm->group)) return setting > 0;
     return chooser_make_choice(&comm->launcher.chooser, &question, &choice) == TUTTI_OK && choice.reads;
 }
+/* Returns true if peers may read this private tensor in place. Records that it has been offered. */
 static bool messages_offer_private_tensor(void *context, const void *at, size_t bytes)
 {
     tutti_comm *comm = context;
     bool open = messages_read_pays(comm, bytes) && reading_is_possible(at, bytes);
-    comm->messages.opened |= open;
+    comm->messages.has_offered |= open;
     return open;
 }
 static bool messages_can_read_peers(void *context)
@@ -95,6 +100,7 @@ static bool messages_can_read_peers(void *context)
     tutti_comm *comm = context;
     return comm->launcher.single_copy && tensors_can_read_peers(comm);
 }
+/* Copies `bytes` bytes from address `at` in the process of the rank with this index to `to`. */
 static tutti_status messages_read_private_tensor(void *context, int index, uint64_t at, void *to, size_t bytes)
 {
     const tutti_comm *comm = context;
@@ -108,7 +114,8 @@ static tutti_status messages_read_private_tensor(void *context, int index, uint6
     int error = reading_copy(source, to, at, bytes);
     return error ? reading_failure_status(source, error, comm->group.rank, owner) : TUTTI_OK;
 }
-/* Sets the flag, then checks for a failure, like executor_try_touching_tensors (execute/execute.c). A failing rank
+/* Sets this rank's flag `copying`. Returns false, with the flag cleared, if the group has failed, so nothing may be
+   copied. The flag is set before the check, as in executor_try_touching_tensors (execute/execute.c). A failing rank
    first publishes the failure, then checks the flags. */
 static bool messages_begin_copying(void *context)
 {
@@ -123,6 +130,7 @@ static void messages_end_copying(void *context)
     const tutti_comm *comm = context;
     atomic_store_explicit(&comm->executor.site.mine->copying, 0, memory_order_release);
 }
+/* Connects the ranks of this host to the router, through their segment. */
 static tutti_status messages_connect_host(tutti_comm *comm, const struct site *s)
 {
     struct shm_callbacks callbacks = { .context = comm,
@@ -141,7 +149,8 @@ static tutti_status messages_connect_host(tutti_comm *comm, const struct site *s
         .read = messages_read_private_tensor };
     return shm_connect(comm->router, &callbacks, s->index, s->rank_at, s->ranks);
 }
-/* Hosts share no tensors, so this transport has no callbacks for them. */
+/* Connects the ranks of all simulated hosts to the router, through the network segment. Hosts share no tensors, so this
+   transport has no callbacks for them. */
 static tutti_status messages_connect_network(tutti_comm *comm, const struct site *s)
 {
     struct shm_callbacks callbacks = { .context = comm,
@@ -185,6 +194,7 @@ void message_post(tutti_comm *comm, struct operation *op)
     op->next = comm->messages.open;
     comm->messages.open = op;
 }
+/* Fails the communicator because the transfer of a message has failed. */
 static void message_fail_comm(tutti_comm *comm, const struct operation *op)
 {
     const struct group *g = &comm->group;
@@ -204,9 +214,10 @@ static void message_fail_comm(tutti_comm *comm, const struct operation *op)
         t->is_send ? "to" : "from", other, op->message.tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
-/* While a thread only pauses between its polls, peers need not ring the bell: with each message its cache line would
-   move between cores. The bell is on from the first yield of a driver, and soon in any case, because the progress
-   thread has a backoff of its own. Until then return a value the bell never had, so a sleeper wakes immediately. */
+/* Returns the value of this rank's bell on which a thread may sleep, and makes peers ring it. While a thread only
+   pauses between its polls, peers need not ring: with each message the bell's cache line would move between cores. The
+   bell is on from the first yield of a driver, and soon in any case, because the progress thread has a backoff of its
+   own. Until then this returns a value that the bell never had, so a sleeper wakes immediately. */
 static uint32_t messages_read_bell(tutti_comm *comm)
 {
     struct control *mine = comm->executor.site.contact;
@@ -219,6 +230,7 @@ static uint32_t messages_read_bell(tutti_comm *comm)
     bell_listen(mine);
     return atomic_load_explicit(&mine->bell, memory_order_acquire);
 }
+/* Records that a thread polls, so that peers need not ring the bell. */
 static void messages_stop_listening(tutti_comm *comm)
 {
     comm->messages.idle_polls = 0;
@@ -228,26 +240,26 @@ bool messages_make_progress(tutti_comm *comm, struct wait_set *blocked)
 {
     struct control *mine = comm->executor.site.contact;
     uint32_t bell = messages_read_bell(comm);
-    bool reached = comm->messages.reaching;
-    if (reached) views_add_to_wait(blocked);
-    comm->messages.reaching = false;
-    bool moved = false;
-    for (int look = 0; look < POLLS_PER_TURN && !moved; look++) moved = router_poll(comm->router);
-    moved |= comm->messages.reaching && !reached;
+    bool was_mapping = comm->messages.is_mapping;
+    if (was_mapping) views_add_to_wait(blocked);
+    comm->messages.is_mapping = false;
+    bool progressed = false;
+    for (int poll = 0; poll < POLLS_PER_TURN && !progressed; poll++) progressed = router_poll(comm->router);
+    progressed |= comm->messages.is_mapping && !was_mapping;
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
         if (op->message.transfer.state == TRANSFER_FAILED && !comm_is_failing(comm)) {
             /* The operation ends with the others, when no peer copies any more. */
             message_fail_comm(comm, op);
-            moved = true;
+            progressed = true;
         }
         if (op->message.transfer.state != TRANSFER_DONE) { at = &op->next; continue; }
-        moved = true;
+        progressed = true;
         *at = op->next;
         operation_complete(op, TUTTI_OK);
     }
-    if (moved) messages_stop_listening(comm);
+    if (progressed) messages_stop_listening(comm);
     else wait_set_add(blocked, &mine->bell, bell, &mine->bell_waiters, true);
-    return moved;
+    return progressed;
 }
 /* ---- messages of a rank to itself ---- */
 bool message_waits_for_itself(const tutti_comm *comm, const struct operation *op)
@@ -281,10 +293,11 @@ bool message_withdraw(tutti_comm *comm, struct operation *op)
 }
 
 /* ---- the end ---- */
+/* Returns true if peers may copy from or to the message's tensor directly. */
 static bool message_is_exposed(const tutti_comm *comm, const struct operation *op)
 {
     struct location place;
-    if (comm->messages.opened && op->message.transfer.is_send) return true;
+    if (comm->messages.has_offered && op->message.transfer.is_send) return true;
     return arena_find(op->message.piece.at, op->message.piece.length, &place);
 }
 bool messages_cancel(tutti_comm *comm)

@@ -4,8 +4,8 @@
 #include "backend/engine/error_text.h"
 #include <stdio.h>
 
-/* Fails because a rank of this host made another call, perhaps in an earlier operation in which both ranks only
-   sent. */
+/* Fails the communicator because the rank `other` of this host made another call as operation `operation` (from 0). It
+   may be an earlier operation, in which both ranks only sent. */
 static tutti_status comm_fail_disagreement(tutti_comm *comm, int other, uint64_t operation)
 {
     const struct group *group = &comm->group;
@@ -17,11 +17,13 @@ static tutti_status comm_fail_disagreement(tutti_comm *comm, int other, uint64_t
     return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_DISAGREEMENT, other }, TUTTI_MISMATCH, "%s",
         what);
 }
+/* Returns a disagreement about rank b if a is this rank, otherwise about rank a. */
 static struct failure_subject about_other_of_pair(const tutti_comm *comm, int a, int b)
 {
     return (struct failure_subject){ AGREE_DISAGREEMENT, a == comm->group.rank ? b : a };
 }
-/* Names the first rank whose counts differ from those of index 0, so that all ranks report the same two. */
+/* Fails the communicator because counts that must be equal differ. Names the first rank whose counts differ from those
+   of index 0, so that all ranks report the same two. */
 static tutti_status comm_fail_unequal_counts(tutti_comm *comm)
 {
     const struct executor *executor = &comm->executor;
@@ -46,7 +48,7 @@ static tutti_status comm_fail_unequal_counts(tutti_comm *comm)
         }
     return comm_fail(comm, TUTTI_INTERNAL, "a rank reported different counts, but the counts are equal");
 }
-/* Finds the first pair of ranks whose uneven counts disagree, and fails with their numbers. */
+/* Fails the communicator because uneven counts disagree, with the numbers of the first such pair of ranks. */
 static tutti_status comm_fail_counts_mismatch(tutti_comm *comm)
 {
     const struct executor *executor = &comm->executor;
@@ -69,8 +71,8 @@ static tutti_status comm_fail_counts_mismatch(tutti_comm *comm)
         }
     return comm_fail(comm, TUTTI_INTERNAL, "a rank reported different counts, but the counts are equal");
 }
-/* Reports a message of a schedule whose ends differ in size. The ranks of one host have agreed before, so the other end
-   is on another host. */
+/* Fails the communicator because the two ends of a schedule's message differ in size. The ranks of one host have agreed
+   before, so the other end is on another host. */
 static tutti_status comm_fail_message_mismatch(tutti_comm *comm, const struct transfer *t)
 {
     const struct group *group = &comm->group;

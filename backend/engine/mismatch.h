@@ -2,5 +2,5 @@
 #pragma once
 #include "include/tutti.h"
 
-/* Fails with a description of both ranks' calls. Driver only. */
+/* Fails the communicator because ranks make different calls, and describes the calls of two of them. Driver only. */
 tutti_status comm_fail_mismatch(tutti_comm *comm);

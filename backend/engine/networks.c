@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Returns the set of fabrics that TUTTI_TRANSPORT names: bit n stands for fabric_by_number(n). */
 static unsigned networks_get_set(void) { return fabrics_parse_names(settings_get()->transport, NULL); }
-/* Returns the next fabric from that number on, and NULL after the last one. */
+/* Returns the first chosen fabric from number *number on, and advances *number past it. Returns NULL after the last
+   one. */
 static struct fabric *networks_next(int *number)
 {
     unsigned set = networks_get_set();
@@ -19,6 +21,7 @@ static struct fabric *networks_next(int *number)
 }
 
 /* ---- addresses ---- */
+/* The addresses of all networks of a process, each preceded by its length. */
 struct addresses { size_t bytes; unsigned char content[FABRIC_ADDRESS_BYTES]; };
 /* Adds a network's address, preceded by its length, to those that this process publishes. */
 static tutti_status addresses_append(struct addresses *all, const unsigned char *address, size_t bytes)
@@ -60,12 +63,14 @@ static const unsigned char *networks_get_nonce(void *context, int rank)
 {
     return networks_get_group(context)->members[rank].identity.nonce;
 }
+/* Returns the address at which the process of a rank is reached on a fabric. */
 static tutti_status networks_get_address(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
     struct addresses all = { .bytes = 0 };
     tutti_status status = link_get_process_address(networks_get_group(context)->peers[rank], all.content, &all.bytes);
     return status == TUTTI_OK ? addresses_extract(&all, fabric, out, bytes) : status;
 }
+/* Writes the host name of a rank and its address. */
 static void networks_format_name(void *context, int rank, char *out, size_t bytes)
 {
     const struct member *m = &networks_get_group(context)->members[rank];

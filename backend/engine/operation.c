@@ -50,6 +50,7 @@ static void operation_submit(tutti_comm *comm, struct operation *op)
     driver_wake(comm);
     atomic_fetch_sub(&comm->submission.inside, 1);
 }
+/* Drives the operation to its end, hands over the role of the driver, and returns the result. */
 static tutti_status operation_end_as_driver(tutti_comm *comm, struct operation *op)
 {
     if (!operation_is_over(op)) driver_drive(comm, op);
@@ -78,12 +79,13 @@ tutti_status operation_continue(struct operation *op, tutti_status status)
     driver_continue_operation(op->comm, op, status);
     return operation_end_as_driver(op->comm, op);
 }
-/* Starts a small asynchronous operation on the calling thread, unless a large one is open. The thread publishes this
-   rank's part. If all other parts are there already, the operation is over. */
+/* Starts a small asynchronous operation on the calling thread, and drives it for one turn: the thread publishes this
+   rank's part, and if all other parts are there already, the operation is over. Returns false if the operation is
+   large, another thread drives, or operations are open that are not deferred. */
 static bool operation_start_as_driver(tutti_comm *comm, struct operation *op)
 {
     if (!operation_is_small(comm, op) || !driver_try_acquire(comm)) return false;
-    if (!driver_is_idle(comm) && !comm->submission.resting) {
+    if (!driver_is_idle(comm) && !comm->submission.deferred) {
         driver_release_role(comm);
         return false;
     }
@@ -151,12 +153,13 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     atomic_fetch_sub(&comm->submission.inside, 1);
     return operation_get_result(op);
 }
-/* Drives for a moment if the operations are deferred, because no other thread drives them then. */
+/* Drives the communicator for at most `turns` turns if its operations are deferred, because no other thread drives them
+   then. Rings peers that defer their part now and then. */
 static void operation_drive_briefly(struct operation *op, int turns)
 {
     tutti_comm *comm = op->comm;
     if (!operation_enter_comm(op)) return;
-    bool drives = atomic_load_explicit(&comm->submission.resting, memory_order_relaxed) && driver_try_acquire(comm);
+    bool drives = atomic_load_explicit(&comm->submission.deferred, memory_order_relaxed) && driver_try_acquire(comm);
     if (drives && driver_drive_briefly(comm, turns)) comm->run_queue.idle_tests = 0;
     else if (drives && ++comm->run_queue.idle_tests % IDLE_TESTS == 0) peers_ring_deferred(comm);
     /* If this thread drives, the role now keeps the communicator from being destroyed. */

@@ -1,10 +1,12 @@
-/* An operation: one call, from its arguments to its result; and the functions by which callers use it. */
+/* An operation: one call, from its arguments to its result, and the functions that run it. */
 #pragma once
 #include "backend/engine/queue_list.h"
 #include "backend/execute/execute.h"
 #include "backend/window/window.h"
 
+/* Values of operation.collective beside those of enum collective. */
 enum { POINT_TO_POINT = COLLECTIVE_COUNT, WINDOW_OPERATION };
+/* Values of operation.state, and the bytes of operation.detail. */
 enum { OPERATION_PENDING, OPERATION_OVER, OPERATION_DETAIL_BYTES = 512 };
 /* The time limit of an operation. */
 struct limit {
@@ -18,21 +20,23 @@ struct limit {
     /* The process was stopped between the last two checks, so the deadline was extended. */
     bool was_stopped;
 };
-/* FLUSH ends when the earlier operations of this rank's window are over, DRAIN when this rank has handled the messages
-   that input[size] counts. ATTACH and DETACH add the window to the communicator and take it out. */
+/* AWAIT waits for a signal of a peer. FLUSH ends when the earlier operations of this rank's window are over, DRAIN when
+   this rank has handled the messages that input[size] counts. ATTACH and DETACH add the window to the communicator and
+   take it out. */
 enum window_kind { WINDOW_PUT, WINDOW_SIGNAL, WINDOW_AWAIT, WINDOW_FLUSH, WINDOW_DRAIN, WINDOW_ATTACH, WINDOW_DETACH };
 enum window_stage { WINDOW_NEW, WINDOW_SENDS_HEADER, WINDOW_SENDS_BYTES };
-/* An operation of a window, which it holds. A put writes part_bytes bytes from `input`. */
+/* The fields that only operations of windows have. A put writes part_bytes bytes from `input`. The operation holds a
+   reference to its window. */
 struct window_operation {
     struct tutti_window *of;
     enum window_kind kind;
     enum window_stage stage;
     int peer;
-    /* The number of a put by message. */
+    /* The number of a put by message, counted from 0 for each pair of ranks. */
     uint32_t put;
-    /* Where a put writes, in bytes, and how much it has copied. */
+    /* The byte of the peer's window at which a put begins, and the bytes that a direct put has copied. */
     uint64_t offset;
-    size_t moved;
+    size_t copied_bytes;
     struct window_header header;
 };
 /* A message of the user, or what an operation of a window sends. */
@@ -43,7 +47,7 @@ struct message {
     /* Set only for WINDOW_OPERATION. */
     struct window_operation window;
 };
-/* How a sum is computed, and how its rows are processed. */
+/* The function that reduces, and how the rows of the result are normalised; rows.function is NULL if they are not. */
 struct sum { reduce_function *reduce; struct rows rows; };
 /* An operation lives in tutti_request.reserved, or on the stack of a blocking caller. */
 struct operation {
@@ -88,15 +92,19 @@ struct operation {
    the rest of the call. The caller sets part_bytes and the buffers, and for reductions op and sum. */
 void operation_init(struct operation *out, tutti_comm *comm, int collective, uint64_t count, tutti_dtype dtype,
     int root);
-/* Starts the operation; with `blocking` it returns the result when the operation is over. Takes over op->uneven. */
+/* Starts the operation and takes ownership of op->uneven. With `blocking` it waits for the end and returns the result.
+   Otherwise it returns OK. */
 tutti_status operation_run(struct operation *op, bool blocking);
 /* Finishes a blocking call whose first step the driver has run; `status` is the result of that step. The caller holds
    the driver role, which this function releases. */
 tutti_status operation_continue(struct operation *op, tutti_status status);
+/* Waits for the end of the operation and returns its result. With timeout_ms > 0 its deadline is at most that far
+   away. */
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
-/* Returns IN_PROGRESS or the result. */
+/* Progresses a deferred operation without waiting. Returns IN_PROGRESS or the result. */
 tutti_status operation_test(struct operation *op);
-/* Makes sure that the operation ends although its caller does other work: the progress thread takes it over. */
+/* Drives the operation for a moment. If it is not over then, hands it to the progress thread, so that it ends although
+   its caller does other work. */
 void operation_detach(struct operation *op);
 /* Closes a communicator that has failed. Returns when no thread is inside one of its operations, and keeps the driver
    role for good. Operations that start later end at once with the failure. */
@@ -107,10 +115,11 @@ static inline bool operation_is_over(const struct operation *op)
 {
     return atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER;
 }
-/* Keeps the communicator from being destroyed, until the caller decrements submission.inside. False: the operation is
-   over, and its communicator may be freed. A thread that destroys the communicator ends its operations, waits until no
-   thread is entering, and then until no thread is inside. */
+/* Returns true if the operation is not over. Its communicator is then not destroyed until the caller decrements
+   submission.inside. Returns false if it is over; its communicator may be freed. A thread that destroys the
+   communicator ends its operations, waits until no thread is entering, and then until no thread is inside. */
 bool operation_enter_comm(const struct operation *op);
+/* Returns true while any thread is in operation_enter_comm. */
 bool operations_are_entering(void);
 /* Runs in the child of a fork, where no thread is inside an operation. */
 void operations_reset_after_fork(void);
@@ -118,9 +127,9 @@ void operations_reset_after_fork(void);
 tutti_status operation_get_result(const struct operation *op);
 /* Ends the operation and wakes its waiters. Driver only. The driver must not touch the operation afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
-/* Ends an operation that came after its communicator was closed. Any thread. */
+/* Ends an operation with the failure of its communicator, which was closed before it was submitted. Any thread. */
 void operation_reject_closed(struct operation *op);
-/* Ends an operation that fails alone, with this thread's last error as the reason. The communicator is unchanged. */
+/* Ends an operation with `status` and this thread's last error as its text. The communicator is unchanged. */
 void operation_refuse(struct operation *op, tutti_status status);
-/* Adds the word that changes whenever an operation has ended. */
+/* Adds to `set` the word that changes whenever an operation of this process has ended. */
 void completions_await(struct wait_set *set);

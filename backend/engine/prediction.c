@@ -4,17 +4,18 @@
    sends no messages. */
 #include "backend/engine/prediction.h"
 
-/* If this rank can read the tensors of the others, it assumes that all ranks can. */
+/* Returns true if all ranks can read each other's tensors. If this rank can, it assumes that all can. */
 static bool prediction_can_read_peers(tutti_comm *comm)
 {
     return !group_has_several_hosts(&comm->group) && comm->launcher.single_copy && tensors_can_read_peers(comm);
 }
-/* Predicts one call of `bytes` bytes by the cost model. `asked`: the algorithm, or NULL for the best one. */
-static tutti_status prediction_fill(tutti_comm *comm, enum collective collective, const struct algorithm *asked,
+/* Predicts one call of `bytes` bytes by the cost model. `requested`: the algorithm, or NULL for the communicator's
+   choice. */
+static tutti_status prediction_fill(tutti_comm *comm, enum collective collective, const struct algorithm *requested,
     size_t bytes, tutti_prediction *out)
 {
     struct question question = { .collective = collective,
-        .algorithm = asked ? asked : atomic_load(&comm->chosen[collective]),
+        .algorithm = requested ? requested : atomic_load(&comm->chosen[collective]),
         .message_bytes = bytes,
         .placement = TENSORS_PRIVATE };
     struct choice choice;
@@ -26,8 +27,8 @@ static tutti_status prediction_fill(tutti_comm *comm, enum collective collective
     out->candidate = chooser_considers_algorithm(&comm->launcher.chooser, choice.algorithm);
     return TUTTI_OK;
 }
-tutti_status prediction_make(tutti_comm *comm, enum collective collective, const struct algorithm *asked, size_t bytes,
-    tutti_prediction *out)
+tutti_status prediction_make(tutti_comm *comm, enum collective collective, const struct algorithm *requested,
+    size_t bytes, tutti_prediction *out)
 {
     tutti_status status = TUTTI_OK;
     /* The communicator is not destroyed while a thread is inside. */
@@ -36,7 +37,7 @@ tutti_status prediction_make(tutti_comm *comm, enum collective collective, const
         status = comm_get_failure(comm);
     } else {
         driver_acquire_role(comm);
-        status = status_mark_refusal(prediction_fill(comm, collective, asked, bytes, out));
+        status = status_mark_refusal(prediction_fill(comm, collective, requested, bytes, out));
         driver_hand_over_role(comm);
     }
     atomic_fetch_sub(&comm->submission.inside, 1);

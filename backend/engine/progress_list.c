@@ -12,7 +12,7 @@ void progress_list_reset_after_fork(void) { progress_list = (struct progress_lis
 void progress_thread_wake(void) { word_ring_bell(&progress_list.bell, &progress_list.sleepers, false); }
 bool progress_list_add(tutti_comm *comm)
 {
-    if (atomic_fetch_add(&comm->progress_entry.scheduled, 1)) return false;
+    if (atomic_fetch_add(&comm->progress_entry.requests, 1)) return false;
     tutti_comm *first = atomic_load(&progress_list.added);
     do comm->progress_entry.next = first;
     while (!atomic_compare_exchange_weak(&progress_list.added, &first, comm));
@@ -25,7 +25,7 @@ void progress_thread_schedule(tutti_comm *comm)
 }
 void progress_list_await_removal(tutti_comm *comm)
 {
-    for (int64_t n = 0; atomic_load(&comm->progress_entry.scheduled); n++) {
+    for (int64_t n = 0; atomic_load(&comm->progress_entry.requests); n++) {
         progress_thread_wake();
         group_back_off(&comm->group, n);
     }

@@ -27,47 +27,51 @@ void progress_thread_reset_after_fork(void)
    caller that leaves deferred operations need not wake the thread. GONE: the communicator has left the list and may be
    freed. */
 enum visit { OPEN, IDLE, GONE };
-static bool comm_stays_listed(tutti_comm *comm, bool active)
+/* Returns true if a communicator without open operations stays in the list: for IDLE_MS after it was last active. */
+static bool comm_stays_listed(tutti_comm *comm, bool is_active)
 {
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_relaxed)) return false;
     int64_t now = clock_ms();
-    if (active) comm->progress_entry.idle_until_ms = now + IDLE_MS;
+    if (is_active) comm->progress_entry.idle_until_ms = now + IDLE_MS;
     return now < comm->progress_entry.idle_until_ms;
 }
+/* Drives a communicator for one turn, unless another thread does. n: the turns of the thread without progress.
+   may_stay: the communicator may stay in the list without work. `blocked` gets the words to sleep on, and *progressed
+   becomes true if an operation made progress or a new request came. */
 static enum visit progress_thread_visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_set *blocked,
-    bool *moved)
+    bool *progressed)
 {
-    uint64_t asked = atomic_load(&comm->progress_entry.scheduled);
+    uint64_t requests = atomic_load(&comm->progress_entry.requests);
     struct control *mine = comm->executor.site.contact;
     wait_set_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
     /* A caller drives, and schedules the thread if it leaves open operations. A request that came since the last visit
        counts as progress, so that the thread does not miss it. */
     if (!driver_try_acquire(comm)) {
-        *moved |= asked != comm->progress_entry.answered && asked != comm->progress_entry.noticed;
-        comm->progress_entry.noticed = asked;
-        return asked == comm->progress_entry.answered ? IDLE : OPEN;
+        *progressed |= requests != comm->progress_entry.handled && requests != comm->progress_entry.seen;
+        comm->progress_entry.seen = requests;
+        return requests == comm->progress_entry.handled ? IDLE : OPEN;
     }
-    bool active = asked != comm->progress_entry.answered || comm->progress_entry.was_open,
-         went = driver_make_progress(comm, blocked);
-    *moved |= asked != comm->progress_entry.answered;
-    comm->progress_entry.answered = asked;
-    if (driver_is_needed(comm)) went |= driver_check_periodically(comm, n);
+    bool is_active = requests != comm->progress_entry.handled || comm->progress_entry.was_open,
+         progressed_here = driver_make_progress(comm, blocked);
+    *progressed |= requests != comm->progress_entry.handled;
+    comm->progress_entry.handled = requests;
+    if (driver_is_needed(comm)) progressed_here |= driver_check_periodically(comm, n);
     bool open = comm->progress_entry.was_open = driver_is_needed(comm);
     /* Peers need not ring a communicator that is polled. If messages are open, messages_make_progress decides about the
        bell. */
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_set_polling(comm);
-    if (open && !went && backoff_is_over(&progress_thread.backoff, n))
-        went = comm_has_decision(comm) || !router_arm(comm->router);
-    driver_set_deferred(comm, open && !went && n >= comm->group.backoff.pauses && driver_may_defer(comm));
-    *moved |= went;
+    if (open && !progressed_here && backoff_is_over(&progress_thread.backoff, n))
+        progressed_here = comm_has_decision(comm) || !router_arm(comm->router);
+    driver_set_deferred(comm, open && !progressed_here && n >= comm->group.backoff.pauses && driver_may_defer(comm));
+    *progressed |= progressed_here;
     driver_release_role(comm);
     if (open) return OPEN;
-    if (may_stay && comm_stays_listed(comm, active)) return IDLE;
+    if (may_stay && comm_stays_listed(comm, is_active)) return IDLE;
     /* A request that came meanwhile keeps the communicator in the list. */
-    return atomic_compare_exchange_strong(&comm->progress_entry.scheduled, &asked, 0) ? GONE : OPEN;
+    return atomic_compare_exchange_strong(&comm->progress_entry.requests, &requests, 0) ? GONE : OPEN;
 }
-/* Visits all communicators of the list. True: one of them has open operations. */
-static bool progress_thread_visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bool *moved)
+/* Visits all communicators of the list. Returns true if one of them has open operations. */
+static bool progress_thread_visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bool *progressed)
 {
     tutti_comm *kept = NULL, *next;
     bool open = false;
@@ -75,7 +79,7 @@ static bool progress_thread_visit_all(tutti_comm **list, int64_t n, struct wait_
     for (tutti_comm *comm = *list; comm; comm = next) {
         int words = blocked->count;
         next = comm->progress_entry.next;
-        enum visit found = progress_thread_visit(comm, n, idle < MOST_IDLE, blocked, moved);
+        enum visit found = progress_thread_visit(comm, n, idle < MOST_IDLE, blocked, progressed);
         if (found == GONE) {
             /* The words are dropped, because their memory may be unmapped from now on. */
             blocked->count = words;
@@ -89,6 +93,7 @@ static bool progress_thread_visit_all(tutti_comm **list, int64_t n, struct wait_
     *list = kept;
     return open;
 }
+/* Drives the communicators of the list, and sleeps when none makes progress, until `stop`. */
 static void *progress_thread_main(void *unused)
 {
     tutti_comm *list = NULL;
@@ -96,13 +101,13 @@ static void *progress_thread_main(void *unused)
         struct wait_set blocked;
         wait_set_clear(&blocked);
         progress_list_await(&blocked);
-        bool moved = progress_list_take_added(&list);
-        bool open = progress_thread_visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
-        if (!sleeps && !moved) sleeps = !backoff_step(&progress_thread.backoff, n, blocked.core_is_wanted);
+        bool progressed = progress_list_take_added(&list);
+        bool open = progress_thread_visit_all(&list, n, &blocked, &progressed), sleeps = !open && !progressed;
+        if (!sleeps && !progressed) sleeps = !backoff_step(&progress_thread.backoff, n, blocked.core_is_wanted);
         blocked.idle = !open;
         if (sleeps) wait_set_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
         /* After a sleep the next visit checks for failures. */
-        if (moved || !list) n = -1;
+        if (progressed || !list) n = -1;
         else if (sleeps) n = driver_turn_before_check(n);
     }
     return unused;

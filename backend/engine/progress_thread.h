@@ -4,8 +4,9 @@
 #pragma once
 #include "backend/base/status.h"
 
-/* Starts the progress thread when first called. progress_thread_release ends it after the last user. */
+/* Counts a user of the progress thread, and starts the thread for the first one. progress_thread_release ends it after
+   the last user. */
 tutti_status progress_thread_acquire(void);
 void progress_thread_release(void);
-/* Runs in the child of a fork, where the thread does not run. */
+/* Forgets the thread and its users in the child of a fork, where the thread does not run. */
 void progress_thread_reset_after_fork(void);

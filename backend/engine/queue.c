@@ -22,15 +22,15 @@ tutti_status queue_create(tutti_queue **out)
     pthread_mutex_init(&queue->lock, NULL);
     clock_condition_init(&queue->changed);
     queue->generation = process_generation();
-    queue->over_end = &queue->over;
+    queue->finished_end = &queue->finished;
     return TUTTI_OK;
 }
 tutti_status queue_destroy(tutti_queue *queue)
 {
     if (queue->generation != process_generation()) return TUTTI_OK;
     pthread_mutex_lock(&queue->lock);
-    size_t open = queue->open, ended = queue->ended;
-    int waiting = queue->waiting;
+    size_t open = queue->open_count, ended = queue->finished_count;
+    int waiting = queue->waiter_count;
     pthread_mutex_unlock(&queue->lock);
     if (open || ended)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -43,26 +43,28 @@ tutti_status queue_destroy(tutti_queue *queue)
     free(queue);
     return TUTTI_OK;
 }
-/* Releases the lock meanwhile, because detaching an operation may end it on this thread. */
+/* Detaches one operation of the queue. It releases the lock meanwhile, because this may end the operation on this
+   thread. */
 static void queue_detach_operation(tutti_queue *queue, struct operation *op)
 {
     queue_unlink_deferrable(op);
-    op->queued.held = true;
+    op->queued.is_detaching = true;
     pthread_mutex_unlock(&queue->lock);
     operation_detach(op);
     pthread_mutex_lock(&queue->lock);
-    op->queued.held = false;
+    op->queued.is_detaching = false;
     /* Another waiter may have skipped the operation while it was held. */
-    if (queue->waiting) pthread_cond_broadcast(&queue->changed);
+    if (queue->waiter_count) pthread_cond_broadcast(&queue->changed);
 }
-/* Sleeps until the queue changes or the deadline passes. False: the deadline has passed. */
+/* Sleeps until the queue changes or the deadline passes. Returns false if the deadline has passed. Called with the
+   lock. */
 static bool queue_sleep_until(tutti_queue *queue, int64_t deadline_ms)
 {
     struct timespec until = { deadline_ms / 1000, deadline_ms % 1000 * 1000000 };
-    queue->waiting++;
+    queue->waiter_count++;
     if (deadline_ms == INT64_MAX) pthread_cond_wait(&queue->changed, &queue->lock);
     else pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
-    queue->waiting--;
+    queue->waiter_count--;
     return clock_ms() < deadline_ms;
 }
 tutti_status queue_wait_finished(tutti_queue *queue, int64_t timeout_ms, struct operation **out)
@@ -70,14 +72,14 @@ tutti_status queue_wait_finished(tutti_queue *queue, int64_t timeout_ms, struct 
     int64_t deadline_ms = timeout_ms ? clock_deadline(timeout_ms) : 0;
     bool in_time = timeout_ms != 0;
     pthread_mutex_lock(&queue->lock);
-    while ((*out = queue_take_finished(queue)) == NULL && (queue->open || queue->ended)) {
-        if (queue->resting) queue_detach_operation(queue, queue->resting);
+    while ((*out = queue_take_finished(queue)) == NULL && (queue->open_count || queue->finished_count)) {
+        if (queue->deferrable) queue_detach_operation(queue, queue->deferrable);
         else if (!in_time) break;
         else in_time = queue_sleep_until(queue, deadline_ms);
     }
-    bool left = queue->open || queue->ended, open = !*out && left;
-    /* The queue is empty now, so other waiters return, too. */
-    if (!left && queue->waiting) pthread_cond_broadcast(&queue->changed);
+    bool is_empty = !queue->open_count && !queue->finished_count, is_late = !*out && !is_empty;
+    /* Other waiters of an empty queue return, too. */
+    if (is_empty && queue->waiter_count) pthread_cond_broadcast(&queue->changed);
     pthread_mutex_unlock(&queue->lock);
-    return open ? TUTTI_IN_PROGRESS : TUTTI_OK;
+    return is_late ? TUTTI_IN_PROGRESS : TUTTI_OK;
 }

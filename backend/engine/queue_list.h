@@ -11,14 +11,15 @@ struct operation;
 struct queued {
     /* NULL: the operation has no queue. Constant. */
     tutti_queue *queue;
-    /* The links of the list of operations that may be deferred, or of those that are over. */
-    struct operation *next, **at;
-    /* True until the operation is taken. */
-    bool inside;
-    /* True while no thread has detached the operation. */
+    /* The next operation of the list of deferrable or of finished ones. `link` is the pointer to this operation in the
+       deferrable list. */
+    struct operation *next, **link;
+    /* True from the call until the operation is taken. */
+    bool is_queued;
+    /* True while the operation is in the list of deferrable ones: no thread has detached it. */
     bool may_defer;
     /* A thread is detaching the operation, so it cannot be taken now. */
-    bool held;
+    bool is_detaching;
 };
 struct tutti_queue {
     pthread_mutex_t lock;
@@ -26,13 +27,13 @@ struct tutti_queue {
     /* The process_generation of the process that made the queue. */
     unsigned generation;
     /* Open operations that may be deferred, newest first. */
-    struct operation *resting;
+    struct operation *deferrable;
     /* Finished operations, in the order in which they ended. */
-    struct operation *over, **over_end;
-    /* The number of open and of finished operations. */
-    size_t open, ended;
+    struct operation *finished, **finished_end;
+    /* The numbers of open and of finished operations. */
+    size_t open_count, finished_count;
     /* The number of waiting threads. */
-    int waiting;
+    int waiter_count;
 };
 /* Adds an operation that is about to start. */
 void queue_add_operation(struct operation *op);
@@ -42,5 +43,6 @@ void queue_finish_operation(struct operation *op);
 /* ---- the caller holds the lock ---- */
 /* Removes the operation from those that may be deferred, if it is among them. */
 void queue_unlink_deferrable(struct operation *op);
-/* Takes the finished operation that ended first, but for those that are held; or returns NULL. */
+/* Takes the finished operation that ended first and that no thread is detaching. Returns NULL if there is no such
+   operation. */
 struct operation *queue_take_finished(tutti_queue *queue);

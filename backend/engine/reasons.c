@@ -8,16 +8,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* A driver that has not checked for STOPPED_MS was stopped. A message of a rank that has left may take UNDER_WAY_MS. */
 enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
 
 /* ---- text ---- */
+/* Writes " in " and a description of the running operation. */
 static void failure_format_where(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[224];
     failure_describe_running(comm, what, sizeof what);
     snprintf(out, bytes, " in %s", what);
 }
-/* Lists the ranks that have not made this call. It may miss ranks of other hosts. */
+/* Writes the ranks that have not begun the running operation, as "1, 3". It may miss ranks of other hosts. */
 static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t bytes)
 {
     const struct group *group = &comm->group;
@@ -32,13 +34,13 @@ static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t 
 }
 
 /* ---- reasons ---- */
-/* Claims to fail the group, so that ranks which arrive later stop. If all ranks have arrived already, all can continue,
-   so this rank withdraws its claim and returns true. It returns false if another rank claims, too, because that
-   rank may not have seen all arrive. */
+/* Claims to fail the group, so that ranks which arrive later in the running operation stop. If all ranks have arrived
+   already, all can continue, so this rank withdraws its claim and returns true. It returns false if a rank is missing,
+   or another rank claims, too, because that rank may not have seen all arrive. */
 static bool failure_all_arrived_after_claim(const tutti_comm *comm)
 {
     _Atomic uint32_t *state = &comm->group.segment->failure->state;
-    if (!comm->run_queue.running || comm->executor.run.arrived) return false;
+    if (!comm->run_queue.head_has_begun || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);
     group_alert(&comm->group);
@@ -61,7 +63,7 @@ static tutti_status comm_fail_peer_left(tutti_comm *comm, int peer)
     error_text_of_leaving(&comm->group, peer, comm->group.rank, where, text, sizeof text);
     return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, peer }, TUTTI_PEER_LOST, "%s", text);
 }
-/* Fails because a send or receive found no match in time. */
+/* Fails the communicator because a send or receive found no match in time. */
 static tutti_status comm_fail_late_message(tutti_comm *comm, const struct operation *op)
 {
     bool sends = op->message.transfer.is_send;
@@ -70,6 +72,7 @@ static tutti_status comm_fail_late_message(tutti_comm *comm, const struct operat
         comm->group.name, sends ? "send to" : "receive from", op->message.transfer.peer, op->message.tag,
         (long long)atomic_load(&op->limit.timeout_ms), sends ? "receive" : "send");
 }
+/* Fails the communicator because an operation of a window reached its timeout. */
 static tutti_status comm_fail_late_window(tutti_comm *comm, const struct operation *op)
 {
     static const char *const why[] = { [WINDOW_PUT] = "it did not take the bytes",
@@ -84,7 +87,7 @@ static tutti_status comm_fail_late_window(tutti_comm *comm, const struct operati
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s reached the timeout of %lld ms in %s: %s", comm->group.rank,
         comm->group.name, (long long)atomic_load(&op->limit.timeout_ms), what, why[op->message.window.kind]);
 }
-/* Fails because an operation reached its timeout, and names the ranks that have not called it. */
+/* Fails the communicator because an operation reached its timeout, and names the ranks that have not called it. */
 static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct operation *op)
 {
     /* Without an answer in time this rank knows nothing about the ranks of other hosts. */
@@ -100,8 +103,8 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
         (long long)atomic_load(&op->limit.timeout_ms), what,
         absent[0] ? "this call has not been made by rank " : none_absent, absent);
 }
-/* A message from a rank of another host may still be on its way when this rank learns that the sender has left. So the
-   check waits for UNDER_WAY_MS. */
+/* Returns true if the message waits for a peer that has left. A message from a rank of another host may still be on its
+   way when this rank learns that the sender has left. So that peer counts only after UNDER_WAY_MS. */
 static bool message_is_abandoned(const tutti_comm *comm, struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
@@ -110,7 +113,8 @@ static bool message_is_abandoned(const tutti_comm *comm, struct operation *op)
     if (!op->limit.alone_ms) op->limit.alone_ms = clock_ms();
     return clock_ms() - op->limit.alone_ms >= UNDER_WAY_MS;
 }
-/* A signal that came before the peer left still counts, and so does one that is under way from another host. */
+/* Returns true if the operation of a window waits for a peer that has left. A signal that came before the peer left
+   still counts, and so does one that is under way from another host. */
 static bool window_operation_is_abandoned(const tutti_comm *comm, struct operation *op)
 {
     int peer = op->message.window.peer;
@@ -120,26 +124,31 @@ static bool window_operation_is_abandoned(const tutti_comm *comm, struct operati
     if (!op->limit.alone_ms) op->limit.alone_ms = clock_ms();
     return op->message.window.of->peers[peer].direct || clock_ms() - op->limit.alone_ms >= UNDER_WAY_MS;
 }
+/* Returns an open operation of a window that waits for a peer that has left, or NULL. */
 static struct operation *windows_find_abandoned(const tutti_comm *comm)
 {
     struct operation *op = comm->windows.open;
     while (op && !window_operation_is_abandoned(comm, op)) op = op->next;
     return op;
 }
+/* Returns an open message or operation of a window that waits for a peer that has left, or NULL. */
 static struct operation *messages_find_abandoned(const tutti_comm *comm)
 {
     struct operation *op = comm->messages.open;
     while (op && !message_is_abandoned(comm, op)) op = op->next;
     return op ? op : windows_find_abandoned(comm);
 }
+/* Receives what has arrived, and returns true if an operation still waits for a peer that has left. */
 static bool messages_recheck_abandoned(const tutti_comm *comm)
 {
     /* Messages that the peer sent before it left still count. */
     router_poll(comm->router);
-    bool moved = false;
-    for (struct tutti_window *w = comm->windows.first; w; w = w->next) window_handle_inbound(w, comm->router, &moved);
+    bool progressed = false;
+    for (struct tutti_window *w = comm->windows.first; w; w = w->next)
+        window_handle_inbound(w, comm->router, &progressed);
     return messages_find_abandoned(comm);
 }
+/* Fails the communicator because the peer of an operation of a window has destroyed its communicator. */
 static tutti_status comm_fail_abandoned_window(tutti_comm *comm, const struct operation *op)
 {
     char what[64];
@@ -148,7 +157,7 @@ static tutti_status comm_fail_abandoned_window(tutti_comm *comm, const struct op
         TUTTI_PEER_LOST, "rank %d of %s has destroyed its communicator, and rank %d is still in %s",
         op->message.window.peer, comm->group.name, comm->group.rank, what);
 }
-/* Fails because the peer of an open message has destroyed its communicator. */
+/* Fails the communicator because the peer of an open message has destroyed its own. */
 static tutti_status comm_fail_abandoned_message(tutti_comm *comm)
 {
     const struct operation *op = messages_find_abandoned(comm);
@@ -158,9 +167,9 @@ static tutti_status comm_fail_abandoned_message(tutti_comm *comm)
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", t->peer,
         comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
 }
-/* A driver checks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
-   paused virtual machine), perhaps with its peers. The operation then gets the lost time back. Gaps in a row come from
-   a driver with much other work; its operations must still end in time. */
+/* Extends the deadline by the time since the last check if the process was stopped meanwhile (SIGSTOP, a frozen
+   container, a paused virtual machine), perhaps with its peers. A driver checks every 20 ms, so a gap of seconds means
+   that. Gaps in a row come from a driver with much other work; its operations must still end in time. */
 static void limit_add_stopped_time(struct limit *l, int64_t now_ms)
 {
     int64_t gap_ms = l->checked_ms ? now_ms - l->checked_ms : 0;
@@ -169,8 +178,8 @@ static void limit_add_stopped_time(struct limit *l, int64_t now_ms)
     l->was_stopped = stopped;
     if (stopped && atomic_load(&l->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&l->deadline_ms, gap_ms);
 }
-/* True if the deadline has passed. It is set at the first check, and moves by the time that this process was stopped.
-   */
+/* Returns true if the deadline has passed. The first check sets it, and it moves by the time that this process was
+   stopped. */
 static bool limit_is_reached(struct limit *l)
 {
     int64_t now_ms = clock_ms();
@@ -183,7 +192,7 @@ static bool limit_is_reached(struct limit *l)
     }
     return now_ms >= atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
 }
-/* Returns the first queued operation or open message that is past its deadline, or NULL. */
+/* Returns an open operation that is past its deadline, or NULL. */
 static struct operation *comm_find_late_operation(const tutti_comm *comm)
 {
     for (struct operation *op = comm->run_queue.head; op; op = op->next)
@@ -197,12 +206,15 @@ static struct operation *comm_find_late_operation(const tutti_comm *comm)
 /* Returns a rank of this host that has left in good order while the running operation waits for its part; or -1. */
 static int comm_find_departed_peer(const tutti_comm *comm)
 {
-    int peer = comm->run_queue.running ? comm->executor.blocked_peer : -1;
+    int peer = comm->run_queue.head_has_begun ? comm->executor.blocked_peer : -1;
     return peer >= 0 && comm_rank_has_left(comm, peer) && !executor_rank_has_arrived(&comm->executor, peer) ? peer : -1;
 }
-/* The reasons to fail. The find_ functions below check them in order of precedence. Those from PEER_DIED on lapse on
-   one host if all ranks turn out to have arrived; see comm_check. */
+/* The reasons to fail. The find functions below check them in order of precedence. STOPPED: failure_request_stop was
+   called. FAILED: the communicator has failed. FAILED_BY_ANOTHER: a rank of this host has. DECIDED: the hosts have
+   agreed. LEFT_ALONE: a rank has left that this rank waits for. LATE: a timeout. The reasons from PEER_DIED on lapse on
+   one host if all ranks turn out to have arrived; see comm_check_failure. */
 enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, DECIDED, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
+/* `late` is the operation of LATE, and `departed` the rank of LEFT_ALONE. */
 struct reason { enum cause cause; struct operation *late; int departed; };
 /* Finds a reason to fail that this rank detects itself: a rank that left, or a timeout. */
 static struct reason reason_find_own(const tutti_comm *comm)
@@ -213,7 +225,8 @@ static struct reason reason_find_own(const tutti_comm *comm)
     else if (messages_find_abandoned(comm)) r.cause = MESSAGE_LEFT_ALONE;
     return r;
 }
-/* A communicator without open operations leaves without a failure, even if a window still takes messages. */
+/* Returns true if the communicator must stop while operations are open. Without open operations it leaves without a
+   failure, even if a window still takes messages. */
 static bool comm_is_stopped_at_work(const tutti_comm *comm)
 {
     return atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)
@@ -230,7 +243,8 @@ static struct reason reason_find_on_host(const tutti_comm *comm)
     if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ .cause = PEER_DIED };
     return reason_find_own(comm);
 }
-/* In a group of several hosts, a reason that any rank knows leads to a decision, and this rank need not act. */
+/* Finds a reason to fail in a group of several hosts. A reason that any rank knows leads to a decision, and this rank
+   need not act until then. */
 static struct reason reason_find_between_hosts(const tutti_comm *comm)
 {
     const struct agreement *agreement = comm->agreement;
@@ -246,9 +260,10 @@ static struct reason reason_find_first(const tutti_comm *comm)
     return comm->agreement ? reason_find_between_hosts(comm) : reason_find_on_host(comm);
 }
 bool comm_has_reason_to_fail(const tutti_comm *comm) { return reason_find_first(comm).cause != NONE; }
+/* Returns true if the timeout of a late operation waits for answers of other hosts (agreement_delays_timeout). */
 static bool comm_delays_timeout(const tutti_comm *comm, const struct operation *late)
 {
-    bool running = late == comm->run_queue.head && comm->run_queue.running;
+    bool running = late == comm->run_queue.head && comm->run_queue.head_has_begun;
     return comm->agreement && running && executor_roll_call_is_complete(&comm->executor)
         && agreement_delays_timeout(comm->agreement, late->sequence, atomic_load(&late->limit.timeout_ms));
 }
@@ -273,7 +288,7 @@ static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
     }
     return TUTTI_OK;
 }
-tutti_status comm_check(tutti_comm *comm)
+tutti_status comm_check_failure(tutti_comm *comm)
 {
     struct reason reason = reason_find_first(comm);
     if (reason.cause == MESSAGE_LEFT_ALONE && !messages_recheck_abandoned(comm)) return TUTTI_OK;
@@ -287,12 +302,12 @@ tutti_status comm_check(tutti_comm *comm)
 tutti_status comm_check_stop(tutti_comm *comm)
 {
     struct reason stopped = { .cause = STOPPED };
-    tutti_status status = comm_check(comm);
+    tutti_status status = comm_check_failure(comm);
     if (comm_has_failed(comm) || !atomic_load(&comm->outcome.stop)) return status;
     if (!comm->agreement || !agreement_is_failing(comm->agreement)) reason_handle(comm, &stopped);
-    return comm_check(comm);
+    return comm_check_failure(comm);
 }
 bool failure_came_from_peer(tutti_comm *comm, tutti_status status)
 {
-    return status == TUTTI_ABORTED && comm_check(comm) != TUTTI_OK;
+    return status == TUTTI_ABORTED && comm_check_failure(comm) != TUTTI_OK;
 }

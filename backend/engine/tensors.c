@@ -11,7 +11,8 @@
 #include <string.h>
 
 /* ---- this rank's declaration ---- */
-/* Returns the bytes from the beginning of a rank's tensor to its end; 0: the rank has no such tensor. */
+/* Returns the bytes from the beginning of a rank's tensor to its end, or 0 if the rank has no such tensor. `size` is
+   the number of ranks. For uneven counts `lengths` and `offsets` have the bytes of each part, else they are NULL. */
 static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buffer, int size, const size_t *lengths,
     const size_t *offsets)
 {
@@ -24,13 +25,14 @@ static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buf
         if (lengths[q] && offsets[q] + lengths[q] > bytes) bytes = offsets[q] + lengths[q];
     return bytes;
 }
+/* Returns tensor_bytes of this rank's input or output. */
 static size_t tensor_own_bytes(const tutti_comm *comm, const struct operation *op, enum buffer buffer)
 {
     const struct uneven *uneven = op->uneven;
     return tensor_bytes(op, comm->group.rank, buffer, comm->group.size, uneven ? uneven->lengths[buffer] : NULL,
         uneven ? uneven->offsets[buffer] : NULL);
 }
-/* True if input and output overlap as the in-place form of the collective requires. */
+/* Returns true if input and output overlap as the in-place form of the collective requires. */
 static bool operation_is_in_place(const tutti_comm *comm, const struct operation *op)
 {
     const unsigned char *input = op->input, *output = op->output;
@@ -45,7 +47,8 @@ static bool operation_is_in_place(const tutti_comm *comm, const struct operation
     if (inputs > 1) return output == input + mine;
     return input == output + (outputs > 1 ? mine : 0);
 }
-/* The parts of uneven counts may lie in several pieces of memory, of different kinds. */
+/* Returns true if peers could read all parts of this rank's input or output, of `bytes` bytes. The parts of uneven
+   counts may lie in several pieces of memory, of different kinds. */
 static bool tensor_is_readable(const tutti_comm *comm, const struct operation *op, enum buffer buffer, size_t bytes)
 {
     const unsigned char *base = buffer == INPUT ? op->input : op->output;
@@ -56,7 +59,8 @@ static bool tensor_is_readable(const tutti_comm *comm, const struct operation *o
         if (lengths[q] && !reading_is_possible(base + offsets[q], lengths[q])) return false;
     return true;
 }
-/* Declares the addresses of private tensors in this process. True: peers can read them. */
+/* Declares the addresses of this rank's private tensors, which have `input` and `output` bytes. Returns true if peers
+   can read them, and this rank can read its peers. */
 static bool tensors_describe_private(tutti_comm *comm, const struct operation *op, size_t input, size_t output)
 {
     struct declaration *declaration = comm->executor.run.declaration;
@@ -65,7 +69,8 @@ static bool tensors_describe_private(tutti_comm *comm, const struct operation *o
     return tensors_can_read_peers(comm) && tensor_is_readable(comm, op, INPUT, input)
         && tensor_is_readable(comm, op, OUTPUT, output);
 }
-/* Sets the locations of shared tensors; 0 for a tensor that this rank does not have. */
+/* Sets at[INPUT] and at[OUTPUT] to the locations of tensors of `input` and `output` bytes; 0 for a tensor that this
+   rank does not have. Returns false if one of them is not in the arena. */
 static bool tensors_find_shared(const struct operation *op, size_t input, size_t output, struct location at[2])
 {
     at[INPUT] = at[OUTPUT] = (struct location){ 0, 0 };
@@ -80,19 +85,21 @@ enum placement_kind tensors_guess_placement(const tutti_comm *comm, const struct
     if (tensors_find_shared(op, input, output, at)) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
     return in_place ? TENSORS_OPEN_IN_PLACE : TENSORS_OPEN_APART;
 }
-void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read)
+void tensors_describe(tutti_comm *comm, const struct operation *op, bool is_required, bool may_read)
 {
     struct declaration *declaration = comm->executor.run.declaration;
     size_t input = tensor_own_bytes(comm, op, INPUT), output = tensor_own_bytes(comm, op, OUTPUT);
     bool shared = tensors_find_shared(op, input, output, declaration->tensor);
     bool in_place = !input || !output || operation_is_in_place(comm, op);
     bool open = may_read && (shared ? tensors_can_read_peers(comm) : tensors_describe_private(comm, op, input, output));
-    declaration->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u)
-        | (open ? TENSOR_OPEN : 0u) | (open && comm->launcher.single_copy > 0 ? TENSOR_READING : 0u);
+    declaration->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u)
+        | (is_required ? TENSOR_REQUIRED : 0u) | (open ? TENSOR_OPEN : 0u)
+        | (open && comm->launcher.single_copy > 0 ? TENSOR_READING : 0u);
     comm->executor.run.exposed = shared || open;
 }
 
 /* ---- reading peers' memory ---- */
+/* Returns the process from which the memory of a rank of this host is read; process 0 for a rank of this process. */
 static struct read_source tensors_get_source(const struct group *group, int index)
 {
     const struct peer *peer = group->peers[group_rank_at_index(group, index)];
@@ -122,7 +129,7 @@ bool tensors_can_read_peers(tutti_comm *comm)
 }
 
 /* ---- the placement, equal on all ranks of a host ---- */
-/* `peer` is an index on this host. */
+/* Returns the declaration of the rank with index `peer` on this host for the running operation. */
 static const struct declaration *tensors_get_declaration(const tutti_comm *comm, int peer)
 {
     return executor_declaration(&comm->executor, peer, comm->executor.operation);
@@ -131,19 +138,19 @@ struct placement tensors_get_placement(tutti_comm *comm, const struct operation 
 {
     struct tensor_access *access = &comm->tensor_access;
     size_t words = (size_t)mask_words(access->ranks);
-    bool asked = false, open = true, must_read = false;
+    bool is_required = false, open = true, must_read = false;
     memset(access->shared, 0, words * sizeof *access->shared);
     memset(access->in_place, 0, words * sizeof *access->in_place);
     for (int peer = 0; peer < access->ranks; peer++) {
         uint64_t flags = tensors_get_declaration(comm, peer)->flags;
-        asked |= (flags & TENSOR_ASKED) != 0;
+        is_required |= (flags & TENSOR_REQUIRED) != 0;
         open &= (flags & TENSOR_OPEN) != 0;
         must_read |= (flags & TENSOR_READING) != 0;
         if (flags & TENSOR_SHARED) mask_add(access->shared, peer);
         bool in_place = (!is_read && !(flags & TENSOR_SHARED)) || flags & TENSOR_IN_PLACE;
         if (in_place && op->collective != ALL_TO_ALL) mask_add(access->in_place, peer);
     }
-    return (struct placement){ access->shared, access->in_place, asked, open, must_read };
+    return (struct placement){ access->shared, access->in_place, is_required, open, must_read };
 }
 
 /* ---- addresses of peers' tensors ---- */
@@ -169,8 +176,8 @@ tutti_status tensor_map_address(tutti_comm *comm, int rank, int use, struct loca
     return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s has freed a shared tensor while an operation used it",
         rank, comm->group.name);
 }
-/* Finds the tensor of a peer after the roll call: maps a shared one, or notes the address of one that the kernel must
-   read. */
+/* Finds the tensor of a rank of this host after the roll call, and stores it for the executor: the address here of a
+   shared one, or the address in its own process of one that the kernel must read. */
 static tutti_status tensors_find_operand(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
 {
     struct executor *executor = &comm->executor;
@@ -237,13 +244,13 @@ bool tensors_are_released(tutti_comm *comm)
         if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
         if (!comm->tensor_access.release_until_ms) comm->tensor_access.release_until_ms = clock_deadline(RELEASE_MS);
         if (clock_ms() < comm->tensor_access.release_until_ms) return false;
-        if (comm->tensor_access.release_told) continue;
+        if (comm->tensor_access.release_logged) continue;
         LOG(WARN,
             "%s: rank %d has not reported that it released the shared tensors of rank %d: it is stopped or too "
             "slow, and may still read or write them",
             group->name, r, group->rank);
     }
-    comm->tensor_access.release_told |=
+    comm->tensor_access.release_logged |=
         comm->tensor_access.release_until_ms && clock_ms() >= comm->tensor_access.release_until_ms;
     return true;
 }

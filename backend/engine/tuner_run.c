@@ -6,27 +6,27 @@
 #include "backend/engine/comm.h"
 #include <math.h>
 
-/* The smallest message that is tried, and the highest cost of a candidate relative to the least cost. */
-enum { TRIED_AT_LEAST = 4096 };                         /* bytes */
-static const double TRIED_AT_MOST = 1.6;
+/* The smallest message that tuners serve, and the highest cost of a candidate relative to the least cost. */
+enum { LEAST_TUNED_BYTES = 4096 };                      /* bytes */
+static const double MOST_RELATIVE_COST = 1.6;
 
-tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, const struct algorithm *requested,
     bool stage_inputs, size_t bytes, struct tuner **out)
 {
     struct launcher *launcher = &comm->launcher;
     struct tuner_key key = { (enum collective)op->collective, op->root, stage_inputs, size_floor_half_octave(bytes) };
     bool one_host = !group_has_several_hosts(&comm->group) && launcher->ranks > 1,
          cut = launcher->tile_setting || launcher->slots_setting;
-    bool can = one_host && !cut && !op->uneven && op->collective != BARRIER && bytes >= TRIED_AT_LEAST;
+    bool can = one_host && !cut && !op->uneven && op->collective != BARRIER && bytes >= LEAST_TUNED_BYTES;
     *out = NULL;
     if (can) TRY(tuners_find_or_create(&launcher->tuners, &key, out));
-    if (one_host && asked) tuners_stop_collective(&launcher->tuners, key.collective);
-    if (asked) *out = NULL;
+    if (one_host && requested) tuners_stop_collective(&launcher->tuners, key.collective);
+    if (requested) *out = NULL;
     return TUTTI_OK;
 }
-/* Returns the placement that private tensors could have, judged by this rank's own; those of others are seen when they
-   arrive. If ranks already offer their tensors for reading and the placement is still private, some rank could not
-   offer them. */
+/* Returns the placement that the tensors of all ranks could have, judged by this rank's own; those of others are known
+   when they arrive. It is TENSORS_PRIVATE if private tensors cannot be read, or if ranks already offer them for
+   reading: then some rank could not offer them. */
 static enum placement_kind tuner_guess_placement(tutti_comm *comm, const struct operation *op)
 {
     enum placement_kind guess = tensors_guess_placement(comm, op);
@@ -34,12 +34,14 @@ static enum placement_kind tuner_guess_placement(tutti_comm *comm, const struct 
     if (placement_is_open(guess) && !(asks && tensors_can_read_peers(comm))) return TENSORS_PRIVATE;
     return guess;
 }
+/* Returns true if this rank decides for the tuner which candidate all ranks run. */
 static bool tuner_is_decider(const tutti_comm *comm, const struct tuner *tuner)
 {
     return tuner_get_decider(&tuner->key, comm->launcher.ranks) == comm->group.rank;
 }
-/* In a collective with a root ranks may be TRACKS operations apart, unless its late selection awaits all. In any other
-   no rank gets ahead of this one, and every rank has come to the last operation in which all met (tracks.joined). */
+/* Returns the number of this operation, and how many operations other ranks may be behind and ahead. In a collective
+   with a root they may be TRACKS operations apart, unless its late selection awaits all. In any other no rank gets
+   ahead of this one, and every rank has come to the last operation in which all met (tracks.joined). */
 static struct moment tuner_get_moment(const tutti_comm *comm, const struct operation *op)
 {
     const struct executor *executor = &comm->executor;
@@ -56,7 +58,8 @@ uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tu
     if (!tuner || op->sum.rows.function) return 0;
     if (tuner_is_decider(comm, tuner)) {
         bool anything = launcher->tuners.trying == TRIES_ANYTHING;
-        struct variant_limits limits = { &launcher->chooser, executor->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
+        struct variant_limits limits = { &launcher->chooser, executor->site.paced,
+            anything ? HUGE_VAL : MOST_RELATIVE_COST,
             tuner_may_search(&launcher->tuners, tuner) ? tuner_guess_placement(comm, op) : TENSORS_PRIVATE };
         struct moment moment = tuner_get_moment(comm, op);
         tuner_begin_call(&launcher->tuners, tuner, &moment, &limits);
@@ -66,11 +69,13 @@ uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tu
     if (launcher->timed) launcher->begun_ns = clock_ns();
     return code & ~(uint32_t)TUNER_TIMED;
 }
+/* Returns the stamp of operation `number` (from 1) of the rank with this index. */
 static struct stamp *call_get_stamp(const tutti_comm *comm, int index, uint64_t number)
 {
     return &executor_declaration(&comm->executor, index, number - 1)->stamp;
 }
-/* A reader that finds the same number before and after has read a consistent stamp. */
+/* Writes when this rank began and ended operation `number`. A reader that finds the same number before and after has
+   read a consistent stamp. */
 static void call_write_stamp(const tutti_comm *comm, uint64_t number)
 {
     struct stamp *mine = call_get_stamp(comm, comm->executor.site.index, number);
@@ -79,8 +84,8 @@ static void call_write_stamp(const tutti_comm *comm, uint64_t number)
     atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_release);
     atomic_store_explicit(&mine->number, number, memory_order_release);
 }
-/* Returns the time from when the last rank has begun until the last has ended, so lateness does not count. All ranks
-   have one clock. 0: some rank has not recorded its times yet. */
+/* Returns the nanoseconds from when the last rank has begun operation `number` until the last has ended, so lateness
+   does not count. All ranks have one clock. Returns 0 if some rank has not recorded its times. */
 static int64_t call_read_duration(const tutti_comm *comm, uint64_t number)
 {
     int64_t begun = 0, ended = 0;
@@ -95,8 +100,8 @@ static int64_t call_read_duration(const tutti_comm *comm, uint64_t number)
     }
     return ended > begun ? ended - begun : 0;
 }
-/* Other ranks may end the operation later than this one. They have ended it when they come to the next one, or some
-   operations later if it may run without them. Stamps are kept for TRACKS operations. */
+/* Passes the times of timed calls to their tuners. A call whose times are incomplete stays pending, as long as stamps
+   are kept (TRACKS operations): other ranks may end it later than this one. */
 static void tuner_read_pending_times(tutti_comm *comm)
 {
     struct pending_launch *p = &comm->launcher.pending;
@@ -109,7 +114,8 @@ static void tuner_read_pending_times(tutti_comm *comm)
     }
     p->count = kept;
 }
-/* Each stamp of a peer moves a cache line from its core, so the stamps of several short calls are read together. */
+/* The stamps of several short calls are read together, because each stamp of a peer moves a cache line from its
+   core. */
 void tuner_run_end(tutti_comm *comm, struct tuner *tuner)
 {
     struct launcher *launcher = &comm->launcher;

@@ -13,6 +13,8 @@ static int window_find_writer(const tutti_comm *comm, const struct tutti_window 
     }
     return -1;
 }
+/* Waits, at most RELEASE_MS, until no living rank of this host writes this rank's memory, and logs a rank that still
+   does. */
 static void window_await_writers(const tutti_comm *comm, const struct tutti_window *w)
 {
     int64_t deadline_ms = clock_deadline(RELEASE_MS);

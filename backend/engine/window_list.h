@@ -2,7 +2,7 @@
 #pragma once
 #include "backend/engine/operation.h"
 
-/* Runs an operation on the window itself: WINDOW_FLUSH or one that follows it. */
+/* Runs an operation on the window itself (WINDOW_FLUSH, DRAIN, ATTACH or DETACH), and returns when it is over. */
 tutti_status window_run_operation(tutti_comm *comm, struct tutti_window *window, enum window_kind kind,
     const void *input);
 /* Takes the window out of the communicator. Afterwards no living peer uses its memory; a peer that is stopped may do so

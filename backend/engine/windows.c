@@ -10,7 +10,7 @@ void windows_init(struct windows *all)
     all->open = NULL;
     all->end = &all->open;
     all->first = NULL;
-    all->numbers = 0;
+    all->last_number = 0;
 }
 void windows_accept_operation(tutti_comm *comm, struct operation *op)
 {
@@ -19,7 +19,7 @@ void windows_accept_operation(tutti_comm *comm, struct operation *op)
     *comm->windows.end = op;
     comm->windows.end = &op->next;
 }
-/* Takes the operation out of the list. It and its window may be freed once it is complete. */
+/* Takes the operation *at out of the list, and returns its window. Both may be freed once the operation is complete. */
 static struct tutti_window *windows_remove(tutti_comm *comm, struct operation **at)
 {
     struct operation *op = *at;
@@ -27,6 +27,7 @@ static struct tutti_window *windows_remove(tutti_comm *comm, struct operation **
     if (!*at) comm->windows.end = at;
     return op->message.window.of;
 }
+/* Takes the operation *at out of the list and ends it with `status`. */
 static void windows_end_operation(tutti_comm *comm, struct operation **at, tutti_status status)
 {
     struct operation *op = *at;
@@ -34,7 +35,7 @@ static void windows_end_operation(tutti_comm *comm, struct operation **at, tutti
     operation_complete(op, status);
     window_release(window);
 }
-/* Ends one operation with this thread's last error. */
+/* Takes the operation *at out of the list and ends it with this thread's last error. The communicator is unchanged. */
 static void windows_refuse_operation(tutti_comm *comm, struct operation **at, tutti_status status)
 {
     struct operation *op = *at;
@@ -44,6 +45,7 @@ static void windows_refuse_operation(tutti_comm *comm, struct operation **at, tu
 }
 
 /* ---- messages to a peer ---- */
+/* Posts a send of `bytes` bytes to the operation's peer. */
 static void operation_send(tutti_comm *comm, struct operation *op, struct message_name name, const void *from,
     size_t bytes)
 {
@@ -54,6 +56,7 @@ static void operation_send(tutti_comm *comm, struct operation *op, struct messag
     };
     router_post(comm->router, &m->transfer);
 }
+/* Sends the header of a put or signal. */
 static void operation_send_header(tutti_comm *comm, struct operation *op)
 {
     struct tutti_window *w = op->message.window.of;
@@ -66,11 +69,14 @@ static void operation_send_header(tutti_comm *comm, struct operation *op)
     op->message.window.stage = WINDOW_SENDS_HEADER;
     operation_send(comm, op, window_header_name(w), &op->message.window.header, sizeof op->message.window.header);
 }
+/* Cancels the operation's message. Returns false if a transport still uses its bytes. */
 static bool operation_cancel_message(tutti_comm *comm, struct operation *op)
 {
     struct transfer *t = &op->message.transfer;
     return op->message.window.stage == WINDOW_NEW || t->state != TRANSFER_POSTED || router_cancel(comm->router, t);
 }
+/* Fails the communicator because the operation's message has failed. Returns IN_PROGRESS: the operation ends with the
+   communicator. */
 static tutti_status operation_fail_message(tutti_comm *comm, const struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
@@ -82,7 +88,8 @@ static tutti_status operation_fail_message(tutti_comm *comm, const struct operat
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
     return TUTTI_IN_PROGRESS;
 }
-/* The header leaves first, then the bytes under the number of the put. */
+/* Continues a put or signal by message, and returns IN_PROGRESS or OK. The header is sent first, then the bytes under
+   the number of the put. */
 static tutti_status operation_continue_message(tutti_comm *comm, struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
@@ -118,6 +125,7 @@ bool windows_take_out(tutti_comm *comm, struct tutti_window *w)
 }
 
 /* ---- one operation ---- */
+/* Returns true if no earlier operation of the same window is open. */
 static bool operation_is_first_of_window(const tutti_comm *comm, const struct operation *op)
 {
     const struct operation *other = comm->windows.open;
@@ -130,14 +138,17 @@ static tutti_status operation_signal_directly(const tutti_comm *comm, struct ope
     message_ring_host_peer(comm, op->message.window.peer);
     return TUTTI_OK;
 }
+/* Copies the next part of a put. *copies becomes true if a part remains. */
 static tutti_status operation_copy_directly(struct operation *op, bool *copies)
 {
     struct tutti_window *w = op->message.window.of;
     tutti_status status = window_copy_part(w, op->message.window.peer, op->message.window.offset, op->input,
-        op->part_bytes, &op->message.window.moved);
+        op->part_bytes, &op->message.window.copied_bytes);
     *copies = status == TUTTI_IN_PROGRESS;
     return status;
 }
+/* Continues an operation as far as it gets. Returns IN_PROGRESS, OK, or PEER_LOST if the peer has taken its memory
+ * back. copies becomes true if a direct put has a part left. */
 static tutti_status operation_continue_window(tutti_comm *comm, struct operation *op, bool *copies)
 {
     struct tutti_window *w = op->message.window.of;
@@ -158,18 +169,20 @@ static tutti_status operation_continue_window(tutti_comm *comm, struct operation
     if (!direct) return operation_continue_message(comm, op);
     return kind == WINDOW_PUT ? operation_copy_directly(op, copies) : operation_signal_directly(comm, op);
 }
-/* The peer has taken its memory back. If its group has failed, this operation fails with the group. */
+/* Refuses an operation because its peer has taken its memory back. If the group has failed, does nothing, and the
+   operation fails with the group. */
 static void windows_refuse_peer(tutti_comm *comm, struct operation **at)
 {
     int peer = (*at)->message.window.peer;
-    if (comm_check(comm) != TUTTI_OK) return;
+    if (comm_check_failure(comm) != TUTTI_OK) return;
     windows_refuse_operation(comm, at,
         status_fail(TUTTI_INVALID_ARGUMENT,
             "rank %d of %s has freed its window, so rank %d can no longer write it; all ranks must deregister a window "
             "together",
             peer, comm->group.name, comm->group.rank));
 }
-/* False: a transport still uses the bytes of the put. */
+/* Refuses an operation because its window was deregistered. Returns false if a transport still uses the bytes of the
+   put. */
 static bool windows_refuse_ended(tutti_comm *comm, struct operation **at)
 {
     char what[64];
@@ -180,50 +193,54 @@ static bool windows_refuse_ended(tutti_comm *comm, struct operation **at)
             comm->group.name, what));
     return true;
 }
+/* Returns true if the operation needs its window, but the window was deregistered. */
 static bool operation_lacks_window(const struct operation *op)
 {
     return op->message.window.kind < WINDOW_ATTACH
         && !atomic_load_explicit(&op->message.window.of->attached, memory_order_relaxed);
 }
-/* Direct puts and signals succeed without the peer, so they look for a failure themselves. */
+/* Looks for a reason to fail before the first open operation begins, if it is a put or signal, because direct ones
+   succeed without the peer. Returns true if the communicator has failed. */
 static bool windows_find_failure(tutti_comm *comm)
 {
     const struct operation *first = comm->windows.open;
     if (!first || first->message.window.kind > WINDOW_SIGNAL || first->message.window.stage != WINDOW_NEW) return false;
     if (comm->agreement) agreement_poll(comm);
-    return comm_check(comm) != TUTTI_OK;
+    return comm_check_failure(comm) != TUTTI_OK;
 }
+/* Continues the open operations in their order, up to a direct put that has a part left. Returns true if one made
+   progress. */
 static bool windows_continue_operations(tutti_comm *comm)
 {
-    bool moved = false, copies = false;
+    bool progressed = false, copies = false;
     if (windows_find_failure(comm)) return false;
     for (struct operation **at = &comm->windows.open, *op; (op = *at) != NULL && !copies;) {
         if (operation_lacks_window(op)) {
-            moved |= windows_refuse_ended(comm, at);
+            progressed |= windows_refuse_ended(comm, at);
             if (*at == op) at = &op->next;
             continue;
         }
         enum window_stage stage = op->message.window.stage;
         tutti_status status = operation_continue_window(comm, op, &copies);
-        moved |= copies || status != TUTTI_IN_PROGRESS || stage != op->message.window.stage;
+        progressed |= copies || status != TUTTI_IN_PROGRESS || stage != op->message.window.stage;
         if (status == TUTTI_OK) windows_end_operation(comm, at, TUTTI_OK);
         else if (status == TUTTI_PEER_LOST) windows_refuse_peer(comm, at);
         if (comm_has_failed(comm)) break;
         if (*at == op) at = &op->next;
     }
-    return moved;
+    return progressed;
 }
 
 /* ---- all windows ---- */
 bool windows_make_progress(tutti_comm *comm)
 {
-    bool moved = false;
+    bool progressed = false;
     if (comm_has_failed(comm)) return false;
     for (struct tutti_window *w = comm->windows.first; w && !comm_is_failing(comm); w = w->next) {
-        tutti_status status = window_handle_inbound(w, comm->router, &moved);
+        tutti_status status = window_handle_inbound(w, comm->router, &progressed);
         if (status != TUTTI_OK) comm_fail(comm, status, "%s: %s", comm->group.name, status_detail());
     }
-    return windows_continue_operations(comm) || moved;
+    return windows_continue_operations(comm) || progressed;
 }
 
 /* ---- failing ---- */
@@ -234,7 +251,7 @@ bool windows_cancel(tutti_comm *comm)
     for (struct tutti_window *w = comm->windows.first; w; w = w->next) all &= window_close_inbound(w, comm->router);
     return all;
 }
-/* A window can be taken out of a failed communicator: windows_cancel has closed it. */
+/* A DETACH succeeds in a failed communicator, because windows_cancel has closed the window. */
 void windows_fail(tutti_comm *comm, tutti_status status)
 {
     while (comm->windows.open) {

@@ -5,32 +5,35 @@
 #include "backend/engine/operation.h"
 #include "backend/window/window.h"
 
-/* The driver owns these fields. */
+/* The windows of a communicator and their operations. The driver owns these fields. */
 struct windows {
-    /* Operations in the order of their calls. */
+    /* The open operations in the order of their calls. */
     struct operation *open, **end;
+    /* The list of windows. */
     struct tutti_window *first;
     /* The number of the last window; equal on all ranks. Only the thread that registers a window uses it. */
-    uint32_t numbers;
+    uint32_t last_number;
 };
 void windows_init(struct windows *windows);
+/* Appends an operation to the open ones. It holds a reference to its window. */
 void windows_accept_operation(tutti_comm *comm, struct operation *op);
-/* Returns true if something made progress. Call it after messages_make_progress, which adds the bell that rings for
-   later events. */
+/* Handles messages of peers and continues the open operations. Returns true if something made progress. The caller
+   calls it after messages_make_progress, which adds the bell that rings for later events. */
 bool windows_make_progress(tutti_comm *comm);
-/* True if peers may send messages. */
+/* Returns true if peers may send messages to a window. */
 static inline bool windows_are_listening(const struct windows *all)
 {
     const struct tutti_window *w = all->first;
     while (w && !w->listening) w = w->next;
     return w;
 }
-/* True if operations are open, or peers may send messages. */
+/* Returns true if operations are open, or peers may send messages to a window. */
 static inline bool windows_are_active(const struct windows *all) { return all->open || windows_are_listening(all); }
-/* Takes a window out of the communicator and its memory from direct writers. False: a transport still uses the memory;
-   the caller polls the router and calls again. */
+/* Takes a window out of the communicator and its memory from direct writers. Returns false if a transport still uses
+   the memory; the caller polls the router and calls again. */
 bool windows_take_out(tutti_comm *comm, struct tutti_window *window);
-/* Cancel and end the operations after a failure, like messages_cancel and messages_fail. windows_cancel also stops the
-   messages of peers. */
+/* windows_cancel cancels the operations after a failure, and stops the messages of peers. It returns false if a
+   transport still uses memory; the caller polls and calls again. Then windows_fail ends the operations with
+   `status`. */
 bool windows_cancel(tutti_comm *comm);
 void windows_fail(tutti_comm *comm, tutti_status status);

@@ -185,7 +185,7 @@ static tutti_status parameters_await_published(tutti_comm *comm, int64_t deadlin
     bool alerted = false;
     for (int n = 1; !atomic_load_explicit(&segment->calibration_record->ready, memory_order_acquire); n++) {
         /* The first rank may publish and abort right after, so this check comes after the read of `ready`. */
-        if (alerted) TRY(comm_check(comm));
+        if (alerted) TRY(comm_check_failure(comm));
         if (join_info_answer_ping(segment_join_info(segment, comm->executor.site.index))) n = 1;
         backoff_wait(&backoff, n, &none, 1);
         if (n % POLLS) continue;

@@ -45,7 +45,7 @@ static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct 
         bool is_alerted = comm_has_reason_to_fail(comm);
         bool has_progressed = router_poll(comm->router);
         if (transfer->state == TRANSFER_DONE) return TUTTI_OK;
-        if (is_alerted) TRY(comm_check(comm));
+        if (is_alerted) TRY(comm_check_failure(comm));
         if (transfer->state == TRANSFER_FAILED && !comm_is_failing(comm))
             return host_exchange_fail_message(comm, transfer);
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(&comm->group));

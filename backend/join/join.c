@@ -154,7 +154,7 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
         /* The alert is read first, because a rank may join and abort right after. */
         bool is_alerted = comm_has_reason_to_fail(comm);
         if (atomic_load(&group_control_of_rank(group, r)->joined)) { i++; continue; }
-        if (is_alerted) TRY(comm_check(comm));
+        if (is_alerted) TRY(comm_check_failure(comm));
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(group));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,

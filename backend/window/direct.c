@@ -7,7 +7,8 @@
 
 enum { PART_BYTES = 4 << 20 };
 
-/* Between begin and end the peer's memory stays valid. */
+/* Begins to write a peer's memory, which stays valid until window_end_copying. PEER_LOST, without a text: the peer has
+   taken it back. */
 static tutti_status window_begin_copying(struct tutti_window *w, int peer)
 {
     atomic_store(&w->row->copying, (uint32_t)peer + 1);
@@ -20,14 +21,15 @@ static void window_end_copying(struct tutti_window *w)
     atomic_store_explicit(&w->row->copying, 0, memory_order_release);
 }
 tutti_status window_copy_part(struct tutti_window *w, int peer, uint64_t offset, const void *from, size_t bytes,
-    size_t *moved)
+    size_t *copied_bytes)
 {
-    size_t part = size_smaller(bytes - *moved, PART_BYTES);
+    size_t part = size_smaller(bytes - *copied_bytes, PART_BYTES);
     TRY(window_begin_copying(w, peer));
-    if (part) memmove(w->peers[peer].memory + offset + *moved, (const unsigned char *)from + *moved, part);
+    if (part)
+        memmove(w->peers[peer].memory + offset + *copied_bytes, (const unsigned char *)from + *copied_bytes, part);
     window_end_copying(w);
-    *moved += part;
-    return *moved == bytes ? TUTTI_OK : TUTTI_IN_PROGRESS;
+    *copied_bytes += part;
+    return *copied_bytes == bytes ? TUTTI_OK : TUTTI_IN_PROGRESS;
 }
 tutti_status window_signal_directly(struct tutti_window *w, int peer)
 {

@@ -1,5 +1,5 @@
-/* Puts and signals that arrive as messages. Nothing that a peer sends is believed: a header must name bytes inside the
-   window, and the transport compares the length of the bytes with that of the receive. */
+/* Receives puts and signals by message, and checks all that a peer sends: a header must name bytes inside the window,
+   and the transport compares the length of the bytes with the length of the receive. */
 #include "backend/window/window.h"
 
 /* ---- names ---- */
@@ -16,6 +16,7 @@ struct message_name window_bytes_name(const struct tutti_window *w, uint32_t put
 }
 
 /* ---- receiving ---- */
+/* Posts a receive of `bytes` bytes of a message from rank `from`. */
 static void inbound_receive(struct inbound *in, struct router *router, int from, struct message_name name, void *to,
     size_t bytes)
 {
@@ -37,6 +38,7 @@ void window_open_inbound(struct tutti_window *w, struct router *router)
             w->listening = true;
         }
 }
+/* Returns MISMATCH if the header from rank `from` is no signal, and no put inside the window. */
 static tutti_status window_check_header(const struct tutti_window *w, int from, const struct window_header *h)
 {
     if (h->kind == HEADER_SIGNAL && !h->offset && !h->bytes) return TUTTI_OK;
@@ -45,6 +47,7 @@ static tutti_status window_check_header(const struct tutti_window *w, int from, 
         "rank %d sent rank %d a put of %llu bytes at byte %llu (kind %llu) of a window of %zu bytes", from, w->rank,
         (unsigned long long)h->bytes, (unsigned long long)h->offset, (unsigned long long)h->kind, w->bytes);
 }
+/* Handles a received header: posts the receive of a put's bytes, or counts a signal and receives the next header. */
 static tutti_status inbound_handle_header(struct tutti_window *w, struct router *router, int from)
 {
     struct inbound *in = w->peers[from].inbound;
@@ -61,6 +64,7 @@ static tutti_status inbound_handle_header(struct tutti_window *w, struct router 
     inbound_receive_header(w, router, from);
     return TUTTI_OK;
 }
+/* Closes the messages of a rank after a failed receive. MISMATCH: the bytes of a put had another length. */
 static tutti_status inbound_handle_failure(struct tutti_window *w, int from)
 {
     struct inbound *in = w->peers[from].inbound;
@@ -69,22 +73,23 @@ static tutti_status inbound_handle_failure(struct tutti_window *w, int from)
     return status_fail(TUTTI_MISMATCH, "rank %d sent rank %d %llu bytes for a put of %zu bytes into a window", from,
         w->rank, (unsigned long long)in->transfer.peer_bytes, in->piece.length);
 }
-/* A peer that is lost or has left sends no more; the engine notices this by itself. */
-static tutti_status inbound_handle_one(struct tutti_window *w, struct router *router, int from, bool *moved)
+/* Handles the message of rank `from` that is being received, if it has arrived or failed. A peer that is lost or has
+   left sends no more, and the engine finds this by itself. */
+static tutti_status inbound_handle_one(struct tutti_window *w, struct router *router, int from, bool *progressed)
 {
     struct inbound *in = w->peers[from].inbound;
     if (in->stage == INBOUND_CLOSED || in->transfer.state == TRANSFER_POSTED) return TUTTI_OK;
-    *moved = true;
+    *progressed = true;
     if (in->transfer.state != TRANSFER_DONE) return inbound_handle_failure(w, from);
     if (in->stage == INBOUND_HEADER) return inbound_handle_header(w, router, from);
     in->handled++;
     inbound_receive_header(w, router, from);
     return TUTTI_OK;
 }
-tutti_status window_handle_inbound(struct tutti_window *w, struct router *router, bool *moved)
+tutti_status window_handle_inbound(struct tutti_window *w, struct router *router, bool *progressed)
 {
     for (int r = 0; r < w->size; r++)
-        if (w->peers[r].inbound) TRY(inbound_handle_one(w, router, r, moved));
+        if (w->peers[r].inbound) TRY(inbound_handle_one(w, router, r, progressed));
     return TUTTI_OK;
 }
 

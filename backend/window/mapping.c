@@ -8,7 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A shared mapping whose old size is 0 is duplicated instead of moved (mremap(2)). */
+/* Maps the pages of `bytes` bytes at `at` a second time, and sets *out to the new address of these bytes. mremap
+   duplicates a shared mapping if its old size is 0. */
 static tutti_status mapping_duplicate(struct window_mapping *m, unsigned char *at, size_t bytes, unsigned char **out)
 {
     size_t inside = (uintptr_t)at % page_bytes();
@@ -20,6 +21,8 @@ static tutti_status mapping_duplicate(struct window_mapping *m, unsigned char *a
     *out = (unsigned char *)base + inside;
     return TUTTI_OK;
 }
+/* Maps the memory that a rank of another process has offered. IN_PROGRESS: the view has been requested; the caller
+   calls again. */
 static tutti_status window_map_view(struct window_peer *p, const struct window_offer *offer, struct peer *process)
 {
     tutti_status status = view_acquire(process, offer->at.block, &p->mapping.view);

@@ -24,7 +24,7 @@ void window_describe_memory(const struct tutti_window *w, struct window_offer *o
     *out = (struct window_offer){ .bytes = w->bytes, .dtype = w->dtype };
     if (!arena_find(w->memory, w->bytes, &out->at)) out->at = (struct location){ 0, 0 };
 }
-/* A window without bytes has nothing to map. */
+/* The memory is in the arena. A window without bytes has nothing to map. */
 bool window_offer_is_direct(const struct window_offer *offer) { return offer->at.block || !offer->bytes; }
 void window_release(struct tutti_window *w)
 {

@@ -20,11 +20,11 @@ struct peer;
 struct signal_counter { _Alignas(64) _Atomic uint32_t count; };
 /* The part of one rank in the memory that the ranks of a host share. */
 struct window_row {
-    /* 1: this rank takes its memory back, and nobody may begin to write it. */
+    /* 1: this rank takes its memory back, and no rank may begin to write it. */
     _Alignas(64) _Atomic uint32_t revoked;
     /* 1 + the rank whose memory this rank is writing now, or 0. */
     _Atomic uint32_t copying;
-    /* [size of the group]: the signals that this rank gets from each rank. */
+    /* The signals that this rank has got from each rank of the group. */
     struct signal_counter signals[];
 };
 /* Memory of another rank as this process maps it. */
@@ -39,26 +39,28 @@ enum header_kind { HEADER_PUT = 1, HEADER_SIGNAL = 2 };
 /* The message before the bytes of a put, or a signal. It travels as bytes and has no padding. */
 struct window_header { uint64_t kind, offset, bytes; };
 enum inbound_stage { INBOUND_CLOSED, INBOUND_HEADER, INBOUND_BYTES };
-/* The messages of one rank to this one. One message at a time is received, so they are handled in their order. */
+/* The receives of messages from one rank. One message at a time is received, so they are handled in their order.
+   CLOSED: no receive is posted. HEADER, BYTES: a receive of a header, or of a put's bytes, is posted. */
 struct inbound {
     enum inbound_stage stage;
     struct window_header header;
     struct piece piece;
     struct transfer transfer;
-    /* The headers handled so far, and those of them with bytes. */
+    /* The number of headers that have been handled with their bytes, and of puts among the received headers. */
     uint64_t handled;
     uint32_t puts;
 };
+/* The state that a window has for one peer. */
 struct window_peer {
-    /* This rank and the peer are on one host; `row` is then the peer's. */
+    /* The peer's row if it is on this host, else NULL. */
     struct window_row *row;
-    /* The peer's memory at its address here, if this rank writes it directly. */
+    /* direct: this rank writes the peer's memory directly, at the address `memory` in this process. */
     bool direct;
     unsigned char *memory;
     struct window_mapping mapping;
-    /* The peer sends messages to this rank, and these are its. NULL: it writes directly. */
+    /* The messages that the peer sends to this rank. NULL: it writes directly. */
     struct inbound *inbound;
-    /* The headers sent to the peer, those of them with bytes, and the signals of the peer that were awaited. */
+    /* The number of headers sent to the peer, of puts among them, and of the peer's signals that were taken. */
     uint64_t sent;
     uint32_t puts, awaited;
 };
@@ -92,6 +94,7 @@ struct window_offer {
     uint32_t dtype;
     int32_t status;
 };
+/* Returns the bytes of a row in a group of `size` ranks. */
 static inline size_t window_row_bytes(int size)
 {
     return sizeof(struct window_row) + (size_t)size * sizeof(struct signal_counter);
@@ -103,7 +106,7 @@ tutti_status window_create(int rank, int size, void *memory, size_t bytes, tutti
     struct tutti_window **out);
 /* Fills in this rank's offer. */
 void window_describe_memory(const struct tutti_window *window, struct window_offer *out);
-/* True if a rank of the same host writes the offered memory directly. */
+/* Returns true if ranks of the same host write the offered memory directly. */
 bool window_offer_is_direct(const struct window_offer *offer);
 static inline void window_retain(struct tutti_window *window) { atomic_fetch_add(&window->holders, 1); }
 /* The last release unmaps and frees the window. */
@@ -115,36 +118,40 @@ void window_release(struct tutti_window *window);
    has freed the memory or is gone. Memory that its owner has freed may read as zeros. */
 tutti_status window_map_peer(struct tutti_window *window, int rank, const struct window_offer *offer,
     struct peer *process);
+/* Unmaps the peer's memory, if it is mapped. */
 void window_unmap_peer(struct window_peer *peer);
 
 /* ---- direct.c ---- */
-/* Copies the next part of `bytes` bytes to the peer's memory at `offset`; *moved counts those that were copied. OK: all
-   are there. IN_PROGRESS: call again. PEER_LOST, without a text: the peer has taken its memory back. */
+/* Copies the next part of `bytes` bytes from `from` to the peer's memory at byte `offset`, and adds its length to
+   *copied_bytes, which starts at 0. OK: all bytes are copied. IN_PROGRESS: the caller calls again. PEER_LOST, without a
+   text: the peer has taken its memory back. */
 tutti_status window_copy_part(struct tutti_window *window, int peer, uint64_t offset, const void *from, size_t bytes,
-    size_t *moved);
-/* Signals a rank that this one writes directly; the caller rings its bell. PEER_LOST as above. */
+    size_t *copied_bytes);
+/* Counts a signal for a peer that this rank writes directly; the caller rings the peer's bell. PEER_LOST as above. */
 tutti_status window_signal_directly(struct tutti_window *window, int peer);
-/* Counts a signal of that rank. */
+/* Counts a signal that has come from rank `from`. */
 void window_count_signal(struct tutti_window *window, int from);
-/* Takes a signal of that rank, or returns false. */
+/* Takes a signal that has come from rank `from`. Returns false if there is no signal to take. */
 bool window_take_signal(struct tutti_window *window, int from);
-/* True if a signal of that rank can be taken. */
+/* Returns true if a signal of rank `from` can be taken. */
 bool window_has_signal(const struct tutti_window *window, int from);
-/* Ends direct writes: peers begin none from now on. */
+/* Takes this rank's memory back: from now on peers begin no direct write to it. */
 void window_revoke(struct tutti_window *window);
-/* True if that rank of this host is writing this rank's memory. */
+/* Returns true if that rank of this host is writing this rank's memory. */
 bool window_peer_is_copying(const struct tutti_window *window, int peer);
 
 /* ---- inbound.c ---- */
+/* Returns the name of all messages with headers. */
 struct message_name window_header_name(const struct tutti_window *window);
-/* The name of the bytes of put number `put`, counted from 0 for each pair of ranks. */
+/* Returns the name of the message with the bytes of put number `put`, counted from 0 for each pair of ranks. */
 struct message_name window_bytes_name(const struct tutti_window *window, uint32_t put);
-/* Receives the messages of all ranks that send some. */
+/* Posts a receive for the first message of each rank that sends messages. */
 void window_open_inbound(struct tutti_window *window, struct router *router);
-/* Handles what has arrived; *moved becomes true if something has. MISMATCH: a rank has sent what no rank may send, and
-   the text names it. */
-tutti_status window_handle_inbound(struct tutti_window *window, struct router *router, bool *moved);
-/* Cancels the receives. False: a transport still uses the memory; the caller polls the router and calls again. */
+/* Handles the messages that have arrived; *progressed becomes true if there are some. MISMATCH: a rank has sent an
+   invalid message, and the text names the rank. */
+tutti_status window_handle_inbound(struct tutti_window *window, struct router *router, bool *progressed);
+/* Cancels the receives. Returns false if a transport still uses the memory; the caller polls the router and calls
+   again. */
 bool window_close_inbound(struct tutti_window *window, struct router *router);
-/* True if all of expected[size] headers of each rank have been handled. */
+/* Returns true if expected[r] headers of each rank r that sends messages have been handled. */
 bool window_has_handled(const struct tutti_window *window, const uint64_t *expected);

@@ -253,8 +253,8 @@ INLINE void packed_add_largest(float *x, const char *packed, size_t kept, size_t
         x[at] += number;
     }
 }
-/* Adds to x[count] the numbers of a group that THRESHOLD has packed: their count, at most `most`, precedes the values.
-   */
+/* Adds to x[count] the numbers of a group that THRESHOLD has packed: their count, at most `most`, precedes the
+   values. */
 INLINE void packed_add_reaching(float *x, const char *packed, size_t most, size_t first, size_t count)
 {
     uint32_t kept;

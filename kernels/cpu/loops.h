@@ -116,8 +116,8 @@ INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int ve
     for (int i = 0; i < vectors; i++) vector_unpack_parts(dtype, from + i * WIDTH, out + i * dtype_count_parts(dtype));
 }
 
-/* Stores `vectors` whole vectors, around the caches if `streams`, or `bytes` bytes of the first one if bytes < WIDTH.
-   */
+/* Stores `vectors` whole vectors, around the caches if `streams`, or `bytes` bytes of the first one if bytes <
+   WIDTH. */
 INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block, bool streams)
 {
     if (bytes < WIDTH) {

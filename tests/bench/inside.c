@@ -18,7 +18,7 @@ void inside_choice(const tutti_comm *comm, const char *collective, char *out, si
         const struct recent *r = &comm->launcher.recent[f];
         if (strcmp(collective_name((enum collective)f), collective) != 0 || !r->program) continue;
         char words[CHOICE_TEXT_BYTES];
-        choice_format(&r->runs, words);
+        choice_format(&r->chosen, words);
         snprintf(out, capacity, "%s", words);
     }
 }

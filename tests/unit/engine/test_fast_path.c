@@ -12,7 +12,7 @@
 enum { COUNT = 2, MOST_RANKS = 4, SECONDS = 30 };
 struct tensors { int32_t in[COUNT * MOST_RANKS], out[COUNT * MOST_RANKS]; };
 
-static bool is_settled(const struct rank *me) { return atomic_load(&me->comm->submission.settled); }
+static bool is_settled(const struct rank *me) { return atomic_load(&me->comm->submission.fast_path_ready); }
 static tutti_status call(const struct rank *me, enum collective collective, size_t count, int root, struct tensors *t)
 {
     tutti_comm *c = me->comm;

@@ -124,7 +124,7 @@ static void start_one(struct rank *me, bool collective, tutti_request *r)
 static bool has_met(const struct transfer *t) { return t->state == TRANSFER_POSTED && !t->is_send && t->source >= 0; }
 static bool reads(const tutti_comm *comm)
 {
-    const struct program *p = comm->run_queue.running ? comm->executor.launch.program : NULL;
+    const struct program *p = comm->run_queue.head_has_begun ? comm->executor.launch.program : NULL;
     for (int i = 0; p && i < p->plan->slots * p->schedule->step_count; i++)
         if (has_met(&p->transfers[i])) return true;
     return comm->messages.open && has_met(&comm->messages.open->message.transfer);

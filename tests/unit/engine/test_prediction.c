@@ -44,8 +44,8 @@ static void what_is_predicted_runs(struct rank *me)
         REQUIRE(tutti_all_reduce(data, data, bytes / sizeof *data, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL)
             == TUTTI_OK);
         const struct recent *r = &me->comm->launcher.recent[ALLREDUCE];
-        REQUIRE(strcmp(r->runs.algorithm->name, chosen.algorithm) == 0);
-        REQUIRE(r->runs.tile_bytes == chosen.tile_bytes && r->runs.slots == chosen.slots);
+        REQUIRE(strcmp(r->chosen.algorithm->name, chosen.algorithm) == 0);
+        REQUIRE(r->chosen.tile_bytes == chosen.tile_bytes && r->chosen.slots == chosen.slots);
     }
     free(data);
 }

@@ -175,7 +175,7 @@ static void sends_a_hole(struct rank *me)
     unsigned char *at = me->rank ? malloc(BYTES) : with_a_hole(BYTES);
     if (me->rank) expect_unread(me, tutti_recv(at, BYTES, TUTTI_UINT8, 0, 1, comm, NULL));
     else expect_unread(me, tutti_send(at, BYTES, TUTTI_UINT8, 1, 1, comm, NULL));
-    REQUIRE(me->rank || comm->messages.opened);
+    REQUIRE(me->rank || comm->messages.has_offered);
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 /* As a program does that keeps secrets. Who is root may read it all the same, so no rank stays root. */
@@ -220,7 +220,7 @@ static void by_machine_parameters(struct rank *me)
         REQUIRE(tutti_send(out, COUNT, TUTTI_FLOAT32, 1 - me->rank, 1, comm, &send) == TUTTI_OK);
         REQUIRE(tutti_recv(in, COUNT, TUTTI_FLOAT32, 1 - me->rank, 1, comm, NULL) == TUTTI_OK);
         REQUIRE(tutti_wait(&send, 0) == TUTTI_OK && memcmp(in, wanted, COUNT * sizeof *in) == 0);
-        REQUIRE(comm->messages.opened == (k == 0));
+        REQUIRE(comm->messages.has_offered == (k == 0));
         free(out);
         free(in);
         free(wanted);
