@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
                                         SystemError, TimeoutError)
 
-_HOMES = {
+_MODULES = {
     "torch_tutti._takeover": ("take_over", "TakeOver"),
     "torch_tutti._compatibility": ("monitored_barrier",),
     "torch_tutti._reconfigure": ("reconfigure", "reconfigure_handle"),
@@ -50,23 +50,25 @@ _HOMES = {
     "torch_tutti._memory": ("empty", "share_buckets", "shared_tensors"),
     "torch_tutti._C": ("Options", "ProcessGroupTutti"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_PARTS = ("compression", "experts", "parallel", "ps", "zero")
-__all__ = sorted([*_HOME_OF, *_PARTS])
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = ("compression", "experts", "parallel", "ps", "zero")
+__all__ = sorted([*_MODULE_OF, *_SUBMODULES])
 
 
 def __getattr__(name: str) -> Any:
+    """Returns a public name or a submodule, and imports the module that has it when the name is first used."""
     if name == "__version__":
         from importlib.metadata import version
         return version("torch-tutti")
-    if name in _PARTS:
+    if name in _SUBMODULES:
         return import_module(f"torch_tutti.{name}")
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
+    """Returns all public names, also those that have not been imported yet."""
     return sorted([*globals(), *__all__, "__version__"])

@@ -1,7 +1,7 @@
-"""What torch runs at the end of `import torch`, in every process, whether or not it will ever use tutti. It makes the
-name known and nothing else: no library is loaded before the first group is made. It must not raise, because that
-would break `import torch`, and it must not import torch, which is only half there when somebody imports this package
-first. Where TUTTI_TAKE_OVER is set, it also begins the take-over (`_takeover`).
+"""Registers the backend "tutti" in torch. torch calls `register` at the end of `import torch`, in every process, even
+if it never uses tutti. So no library is loaded before the first group is made. `register` must not raise, because
+that would break `import torch`, and it must not import torch, which is not complete yet when a program imports this
+package first. Where TUTTI_TAKE_OVER is set, `register` also begins the take-over (`_takeover`).
 """
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ problem: str | None = None
 
 
 def create(options: Any, group_options: Any) -> Any:
-    """Makes this rank's part of a group.
+    """Creates this rank's part of a group. torch calls it for each new tutti group.
 
-    options: torch's `_DistributedBackendOptions` (store, group_rank, group_size, timeout, group_id and, but for the
-    group of all, global_ranks_in_group).
-    group_options: the `pg_options` of the caller, a `torch_tutti.Options` or None.
+    options: torch's `_DistributedBackendOptions` (store, group_rank, group_size, timeout, group_id and, except for the
+    default group, global_ranks_in_group). group_options: the `pg_options` of the caller, a `torch_tutti.Options` or
+    None. Raises TypeError for other pg_options, except in a take-over, which ignores them.
     """
     from copy import copy
 
     from torch_tutti import _compatibility, _reconfigure, _recorder, _takeover
     from torch_tutti._extension import load
     extension = load()
-    timeout = _compatibility.limit(options.timeout, f"group {options.group_id}")
+    timeout = _compatibility.checked_timeout(options.timeout, f"group {options.group_id}")
     if group_options is not None and not isinstance(group_options, extension.Options):
         if not _takeover.accepts_foreign_options(group_options):
             kind = f"{type(group_options).__module__}.{type(group_options).__qualname__}"
             raise TypeError(f"pg_options of a tutti group must be torch_tutti.Options, not {kind}")
         group_options = None
-    # the caller's may be those of several groups
+    # a copy, because the caller may give the same object to several groups
     group_options = copy(group_options) if group_options is not None else extension.Options()
     group_options.global_ranks_in_group = options.global_ranks_in_group
-    group_options.enable_reconfigure |= getattr(options, "enable_reconfigure", False)       # of torch 2.14
+    # torch has had this option since 2.14
+    group_options.enable_reconfigure |= getattr(options, "enable_reconfigure", False)
     _compatibility.install()
     _recorder.start(extension, options)
     return _reconfigure.make_group(extension.ProcessGroupTutti, options, timeout, group_options)
 
 
 def register() -> None:
-    """The entry point."""
+    """Registers "tutti" in torch, which calls this entry point. Stores the text of an error in `problem` instead of
+    raising it."""
     global problem
     try:
         distributed = sys.modules.get("torch.distributed")

@@ -15,8 +15,9 @@ _loaded: ModuleType | None = None
 
 
 def follow_torch_logs() -> None:
-    """`TORCH_LOGS="+torch_tutti"` is to show what the library logs, as it does for any module of Python; the library
-    reads TUTTI_LOG once, when it makes the first group, and TUTTI_LOG goes first where both are given."""
+    """Sets TUTTI_LOG from TORCH_LOGS, unless TUTTI_LOG is set: "torch_tutti" shows what the library logs at level info,
+    "+torch_tutti" debug and "-torch_tutti" error, as for any module of Python. The library reads TUTTI_LOG once, when
+    it makes the first group."""
     levels = {"+": "debug", "-": "error"}
     for entry in os.environ.get("TORCH_LOGS", "").split(","):
         if entry.strip().lstrip("+-") == "torch_tutti":
@@ -24,11 +25,12 @@ def follow_torch_logs() -> None:
 
 
 def load() -> ModuleType:
-    """The extension, which `torch_tutti._C` names, too. Raises ImportError that says what to do."""
+    """Returns the extension, which is also `torch_tutti._C`, and loads it the first time. Raises ImportError that says
+    what to do."""
     global _loaded
     if _loaded is None:
         import torch
-        import torch.distributed  # noqa: F401  the base classes of ours
+        import torch.distributed  # noqa: F401  it has the base classes of the extension's classes
         name = extension_name(torch.__version__)
         check_one_torch()
         follow_torch_logs()
@@ -44,23 +46,24 @@ def load() -> ModuleType:
 
 
 def backend_of(group: Any, device: Any = "cpu") -> Any:
-    """A group's backend for tensors of the device, if it is tutti's, also inside of what TORCH_DISTRIBUTED_DEBUG=DETAIL
-    puts around it; else None."""
+    """Returns a group's backend for tensors of the device if that is tutti's, else None. Looks inside the wrapper that
+    TORCH_DISTRIBUTED_DEBUG=DETAIL puts around backends."""
     import torch
     try:
-        found = group._get_backend(torch.device(device))
-    except RuntimeError:                # it has none for this kind of device
+        backend = group._get_backend(torch.device(device))
+    except RuntimeError:                # the group has no backend for this kind of device
         return None
-    found = getattr(found, "wrapped_pg", found)
-    return found if isinstance(found, load().ProcessGroupTutti) else None
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend if isinstance(backend, load().ProcessGroupTutti) else None
 
 
 def hosts_of(backend: Any, ranks: int) -> list[int]:
-    """Of each rank of a group of tutti's: a number for its host, in the order of their first ranks."""
+    """Returns the number of the host of each rank in a tutti group. Hosts are numbered in the order of their first
+    ranks. backend: a ProcessGroupTutti; ranks: the size of the group."""
     from torch_tutti._library import _check, _library
-    host, index, found = ctypes.c_int(), ctypes.c_int(), []
+    host, local_rank, hosts = ctypes.c_int(), ctypes.c_int(), []
     for rank in range(ranks):
         _check(_library().tutti_comm_place(ctypes.c_void_p(backend._communicator), rank, ctypes.byref(host),
-                                           ctypes.byref(index)))
-        found.append(host.value)
-    return found
+                                           ctypes.byref(local_rank)))
+        hosts.append(host.value)
+    return hosts

@@ -19,38 +19,40 @@ _BUILD = ("in a checkout of tutti run script/setup, or pip install --no-build-is
 
 
 def _extensions(folder: Path) -> dict[str, list[tuple[int, int]]]:
-    """{suffix of a Python: the minor versions of torch, in order}."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    """Returns {suffix of a Python: the minor versions of torch that have an extension for it, in order}."""
+    versions_of: dict[str, list[tuple[int, int]]] = {}
     for path in folder.glob("_C_*.so"):
         if match := _NAME.fullmatch(path.name):
-            found.setdefault(match[3], []).append((int(match[1]), int(match[2])))
-    return {suffix: sorted(versions) for suffix, versions in found.items()}
+            versions_of.setdefault(match[3], []).append((int(match[1]), int(match[2])))
+    return {suffix: sorted(versions) for suffix, versions in versions_of.items()}
 
 
 def built_for(folder: Path = FOLDER, suffix: str = SUFFIX) -> list[str]:
-    """The minor versions of torch that this Python finds an extension for, such as ["2.13", "2.14"]."""
+    """Returns the minor versions of torch that have an extension for this Python, such as ["2.13", "2.14"]."""
     return [f"{major}.{minor}" for major, minor in _extensions(folder).get(suffix, [])]
 
 
 def _python_of(suffix: str) -> str:
-    """ "Python 3.11 (x86_64-linux-gnu)" for ".cpython-311-x86_64-linux-gnu.so"; another suffix as it is."""
+    """Returns the name of a Python, such as "Python 3.11 (x86_64-linux-gnu)" for the suffix
+    ".cpython-311-x86_64-linux-gnu.so". Returns an unknown suffix as it is."""
     match = re.fullmatch(r"\.cpython-(\d)(\d+)(\w*)-(.+)\.so", suffix)
     return f"Python {match[1]}.{match[2]}{match[3]} ({match[4]})" if match else suffix
 
 
 def extension_name(torch_version: str, folder: Path = FOLDER, suffix: str = SUFFIX) -> str:
-    """Returns the extension for this version of torch, such as "_C_2_13". Raises ImportError without one."""
-    found = _extensions(folder)
-    if not found:
+    """Returns the name of the extension for this version of torch, such as "_C_2_13". Raises ImportError if the folder
+    has none for this torch and the Python with this suffix."""
+    versions_of = _extensions(folder)
+    if not versions_of:
         raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
                           "pip install --no-build-isolation -e .")
-    if suffix not in found:
-        pythons = ", ".join(_python_of(other) for other in sorted(found))
+    if suffix not in versions_of:
+        pythons = ", ".join(_python_of(other) for other in sorted(versions_of))
         raise ImportError(f"torch_tutti in {folder} was built for {pythons}, but this is {_python_of(suffix)}. Install "
                           f"it with this Python, from a wheel for it; or {_BUILD}")
-    numbers = re.match(r"(\d+)\.(\d+)", torch_version)
-    version = (int(numbers[1]), int(numbers[2])) if numbers else None
-    if version not in found[suffix]:
+    match = re.match(r"(\d+)\.(\d+)", torch_version)
+    version = (int(match[1]), int(match[2])) if match else None
+    if version not in versions_of[suffix]:
         versions = ", ".join(built_for(folder, suffix))
         raise ImportError(f"torch_tutti was built for torch {versions}, but torch {torch_version} is installed. "
                           f"Install another torch, or build tutti for this one: {_BUILD}")
@@ -58,7 +60,7 @@ def extension_name(torch_version: str, folder: Path = FOLDER, suffix: str = SUFF
 
 
 def mapped_files(*libraries: str) -> list[list[str]]:
-    """For each name, the paths of the files of this name that the process has loaded."""
+    """Returns, for each name, the sorted paths of the files of this name that the process has mapped."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.endswith(".so\n")}
     return [sorted(path for path in paths if path.endswith(f"/{library}")) for library in libraries]
@@ -83,7 +85,8 @@ def check_library(extension_version: str, library_version: str) -> None:
 
 
 def explain_load_error(error: ImportError) -> ImportError:
-    """An error that says what to do, if the dynamic linker missed something of libtutti; else the error itself."""
+    """Returns an ImportError that says what to do if the dynamic linker missed a part of libtutti, else the error
+    itself."""
     if "libtutti" not in str(error) and "tutti_" not in str(error):
         return error
     return ImportError(f"the extension of torch_tutti does not fit {_loaded_library()}: {error}. {_REPAIR}")
@@ -94,4 +97,5 @@ _REPAIR = ("Two installations are mixed. Install torch_tutti again, into an empt
 
 
 def _loaded_library() -> str:
+    """Returns the path of the loaded libtutti.so, or of the one in this folder if none is loaded."""
     return " and ".join(mapped_files("libtutti.so")[0]) or str(FOLDER / "libtutti.so")

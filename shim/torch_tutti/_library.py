@@ -1,5 +1,4 @@
-"""What the library can tell without any group, through ctypes: needs neither the extension nor, until something fails,
-torch."""
+"""Calls of the C library that need no group, by ctypes. They need no extension, and torch only to raise an error."""
 from __future__ import annotations
 
 import ctypes
@@ -17,6 +16,8 @@ _PATH = Path(__file__).with_name("libtutti.so")
 
 @functools.cache
 def _library() -> ctypes.CDLL:
+    """Returns libtutti.so, loaded once, with the result types of its functions. Raises ImportError if it has not been
+    built."""
     if not _PATH.exists():
         raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
                           "pip install --no-build-isolation -e .")
@@ -32,6 +33,8 @@ def _library() -> ctypes.CDLL:
 
 
 def _check(status: int) -> None:
+    """Raises the exception of a failed call, with the library's text. status: the tutti_status of the call; returns for
+    0."""
     if status == 0:
         return
     library = _library()
@@ -40,8 +43,9 @@ def _check(status: int) -> None:
     raise exceptions._BY_STATUS.get(status, exceptions.InternalError)(text)
 
 
-def fits(what: str, *numbers: int) -> None:
-    """What C takes as an int; ctypes would cut others off."""
+def check_int32(what: str, *numbers: int) -> None:
+    """Raises ValueError unless all numbers fit into an int of C; ctypes would cut them off. what: the beginning of the
+    error text."""
     for number in numbers:
         if not isinstance(number, int) or not -(1 << 31) <= number < 1 << 31:
             raise ValueError(f"{what}: {number} is not a 32-bit integer")
@@ -49,43 +53,46 @@ def fits(what: str, *numbers: int) -> None:
 
 @functools.cache
 def dtype_numbers() -> dict[bytes, int]:
-    """Of element types, by their names."""
+    """Returns the number (tutti_dtype) of each element type, by its name."""
     library = _library()
     library.tutti_dtype_name.restype = ctypes.c_char_p
-    found: dict[bytes, int] = {}
-    while (text := library.tutti_dtype_name(len(found))) is not None and library.tutti_dtype_bytes(len(found)):
-        found[text] = len(found)
-    return found
+    numbers: dict[bytes, int] = {}
+    while (name := library.tutti_dtype_name(len(numbers))) is not None and library.tutti_dtype_bytes(len(numbers)):
+        numbers[name] = len(numbers)
+    return numbers
 
 
-def _text(call: Callable[..., int], *arguments: Any) -> str:
-    """What a call of the kind (…, buffer, capacity, &bytes) writes: asked for its length first."""
-    needed = ctypes.c_size_t(0)
-    _check(call(*arguments, None, ctypes.c_size_t(0), ctypes.byref(needed)))
-    buffer = ctypes.create_string_buffer(needed.value + 1)
-    _check(call(*arguments, buffer, ctypes.c_size_t(len(buffer)), ctypes.byref(needed)))
+def _text(function: Callable[..., int], *arguments: Any) -> str:
+    """Returns the text that a C function writes whose last parameters are (buffer, capacity, &bytes). arguments: the
+    parameters before these. Calls the function twice, first for the length only."""
+    length = ctypes.c_size_t(0)
+    _check(function(*arguments, None, ctypes.c_size_t(0), ctypes.byref(length)))
+    buffer = ctypes.create_string_buffer(length.value + 1)
+    _check(function(*arguments, buffer, ctypes.c_size_t(len(buffer)), ctypes.byref(length)))
     return buffer.value.decode()
 
 
 def get_include() -> str:
-    """The folder of tutti.h, for a C compiler's -I. The command `tutti config` prints all that it needs."""
+    """Returns the folder of tutti.h, for a C compiler's -I. The command `tutti config` prints all flags."""
     return str(_PATH.parent / "include")
 
 
 def pkgconfig_folder() -> str:
-    """The folder of tutti.pc, for PKG_CONFIG_PATH."""
+    """Returns the folder of tutti.pc, for PKG_CONFIG_PATH."""
     return str(_PATH.parent / "pkgconfig")
 
 
 def flags(compiling: bool, linking: bool) -> str:
-    """What a C compiler needs besides the program. Programs find the library where it lies now."""
+    """Returns the flags of a C compiler for programs that use tutti: compiling: for tutti.h; linking: for the library,
+    which programs then find where it lies now."""
     folder = str(_PATH.parent)
-    words = [f"-I{get_include()}"] if compiling else []
-    words += [f"-L{folder}", "-ltutti", f"-Wl,-rpath,{folder}"] if linking else []
-    return shlex.join(words)
+    options = [f"-I{get_include()}"] if compiling else []
+    options += [f"-L{folder}", "-ltutti", f"-Wl,-rpath,{folder}"] if linking else []
+    return shlex.join(options)
 
 
 def version_of(distribution: str) -> str | None:
+    """Returns the installed version of a Python distribution, or None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -93,8 +100,8 @@ def version_of(distribution: str) -> str | None:
 
 
 def info() -> dict[str, Any]:
-    """Versions, instruction set, transports (or why one is missing), limits and settings of this process: what a bug
-    report needs."""
+    """Returns versions, instruction set, transports (or why one is missing), limits and settings of this process, for
+    bug reports."""
     from torch_tutti import _autoload, _installation
     packages = {"torch-tutti": version_of("torch-tutti"), "torch": version_of("torch"),
                 "built for torch": _installation.built_for()}
@@ -102,39 +109,43 @@ def info() -> dict[str, Any]:
 
 
 def waiting() -> dict[str, int]:
-    """How this process has waited for others so far, over all its threads and groups; take the difference of two calls.
+    """Returns how this process has waited for others since it began, over all its threads and groups, by the name of
+    the count. For a part of the program, take the difference of two calls.
 
-    yields: how often it gave its core away between two looks; sleeps, asleep_ns: how often it slept until woken, and
-    for how long; timed_out: sleeps that nobody ended; late: of these, those that somebody should have ended (more than
-    a few are an error of tutti); naps: sleeps that nobody would end; wakes: calls of the system to end sleeps of
-    others. Waits that end within some microseconds are in none of them.
+    yields: how often a thread gave its core away. sleeps, asleep_ns: how often and how long threads slept. timed_out:
+    sleeps that ended without a wake-up. late: those of them that missed a wake-up that was due (more than a few are an
+    error of tutti). naps: sleeps that no other thread would end. wakes: system calls that end sleeps of others. Waits
+    that end within some microseconds are in none of these.
     """
-    library, found = _library(), {}
-    while (name := library.tutti_waiting_name(len(found))) is not None:
-        found[name.decode()] = library.tutti_waiting_count(len(found))
-    return found
+    library, counts = _library(), {}
+    while (name := library.tutti_waiting_name(len(counts))) is not None:
+        counts[name.decode()] = library.tutti_waiting_count(len(counts))
+    return counts
 
 
 def algorithms() -> dict[str, list[str]]:
-    """The names of the algorithms of every collective, as `Options(algorithm=…)` and `schedule()` take them."""
+    """Returns the names of the algorithms of every collective, by the name of the collective, for
+    `Options(algorithm=…)` and `schedule()`."""
     library = _library()
 
-    def names(call: Callable[[int], bytes | None]) -> list[str]:
-        found: list[str] = []
-        while (name := call(len(found))) is not None:
-            found.append(name.decode())
-        return found
+    def names_from(function: Callable[[int], bytes | None]) -> list[str]:
+        """Returns what the C function returns for 0, 1, … until it returns NULL."""
+        names: list[str] = []
+        while (name := function(len(names))) is not None:
+            names.append(name.decode())
+        return names
 
-    collectives = names(library.tutti_collective_name)
-    return {c: names(functools.partial(library.tutti_algorithm_name, c.encode())) for c in collectives}
+    collectives = names_from(library.tutti_collective_name)
+    return {collective: names_from(functools.partial(library.tutti_algorithm_name, collective.encode()))
+            for collective in collectives}
 
 
 def schedule(collective: str, algorithm: str, ranks: int, root: int = 0) -> str:
-    """The steps of every rank, as text.
+    """Returns the steps of every rank, as text.
 
-    collective, algorithm: names from `algorithms()`. ranks: size of the group. root: for collectives that have one.
+    collective, algorithm: names from `algorithms()`. ranks: the size of the group. root: for collectives that have one.
     Raises ValueError, with the nearest name, for a name that does not exist.
     """
-    fits("schedule", ranks, root)
-    call = functools.partial(_library().tutti_schedule_print, collective.encode(), algorithm.encode())
-    return _text(call, ctypes.c_int(ranks), ctypes.c_int(root))
+    check_int32("schedule", ranks, root)
+    print_schedule = functools.partial(_library().tutti_schedule_print, collective.encode(), algorithm.encode())
+    return _text(print_schedule, ctypes.c_int(ranks), ctypes.c_int(root))

@@ -1,4 +1,4 @@
-"""Lines on standard error, as the library writes its log."""
+"""Writes lines of the log to standard error, in the format of the C library."""
 from __future__ import annotations
 
 import contextlib
@@ -7,8 +7,8 @@ import sys
 
 
 def write(level: str, text: str) -> None:
-    """In one write, because ranks share their standard error. Where nobody can read it, it is not said: a program that
-    was started without standard error, or has closed it, goes on."""
+    """Writes a line of the log in one call, because ranks share their standard error. level: "error", "warn", "info" or
+    "debug". Does nothing if the program has no standard error, or has closed it."""
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Tensors in memory that the ranks of a host can reach directly: large collectives on them leave out a copy. Results
+"""Tensors in memory that all ranks of a host can access directly, which saves a copy in large collectives. Results
 never depend on where a tensor lies, and each rank may choose by itself."""
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _C = load()
 
 
 def empty(*size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False) -> torch.Tensor:
-    """As `torch.empty(*size)` on the CPU, in shared memory; a resize leaves it there.
+    """Returns an uninitialised CPU tensor in shared memory, like `torch.empty(*size)`. A resize leaves it there.
 
-    size: numbers, or one sequence of them. dtype: None: torch's default. Raises MemoryError that names the bytes that
-    could not be had. `share_memory_()` and the queues of torch.multiprocessing move a tensor elsewhere.
+    size: numbers, or one sequence of numbers. dtype: None: torch's default. Raises MemoryError with the size if memory
+    is insufficient. `share_memory_()` and the queues of torch.multiprocessing move a tensor to other memory.
     """
     sizes = size[0] if len(size) == 1 and hasattr(size[0], "__len__") and getattr(size[0], "ndim", 1) else size
     return _C._shared_empty(list(sizes), dtype or torch.get_default_dtype()).requires_grad_(requires_grad)
@@ -27,9 +27,9 @@ shared_tensors = _C.shared_tensors
 
 
 def share_buckets(model: DistributedDataParallel) -> DistributedDataParallel:
-    """Has the buckets of gradients in shared memory when torch rebuilds them, in one of the first iterations; returns
-    the model. Until then, and for good if torch never rebuilds them (`find_unused_parameters=True`), they are where the
-    constructor put them, so construct it in a `shared_tensors` block.
+    """Makes torch put the buckets of gradients into shared memory when it rebuilds them, in one of the first
+    iterations. Returns the model. Until then, and always if torch never rebuilds them (`find_unused_parameters=True`),
+    they stay where the constructor put them, so call the constructor in a `shared_tensors` block:
 
         with torch_tutti.shared_tensors():
             model = torch_tutti.share_buckets(DistributedDataParallel(module))
@@ -44,9 +44,10 @@ def share_buckets(model: DistributedDataParallel) -> DistributedDataParallel:
 
 
 def _pre_forward_shared(model: DistributedDataParallel, *arguments: Any, **keywords: Any) -> Any:
-    """A function of the module, so that a model can be copied and pickled with it: the copy calls it with itself."""
+    """Replaces the model's `_pre_forward`: calls it with shared memory switched on, and removes itself when torch has
+    rebuilt the buckets. It is a function of the module, so that a copied or pickled model calls it with itself."""
     with shared_tensors():
         result = type(model)._pre_forward(model, *arguments, **keywords)
     if model._has_rebuilt_buckets:
-        del model._pre_forward                              # the class's own is enough from now on
+        del model._pre_forward                              # uncovers the method of the class
     return result

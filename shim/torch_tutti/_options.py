@@ -1,5 +1,5 @@
-"""Options for a stretch of calls. The extension keeps the open blocks of each thread. Needs torch.distributed to be
-there."""
+"""Options for the operations that a thread starts in a block. The extension keeps the open blocks of each thread.
+Importing this module imports torch.distributed."""
 from __future__ import annotations
 
 import functools
@@ -15,13 +15,13 @@ _numbers = itertools.count(1)
 
 
 class options:
-    """Context manager: options of the operations that this thread starts in the block.
+    """Context manager: options for the operations that this thread starts in the block.
 
     algorithm: a name, for every collective that has an algorithm of that name, or choices such as
     "allreduce=ring,broadcast=chain"; the same on all ranks. timeout: for each operation; a timeout of the call itself
-    has precedence. Blocks may be nested; the innermost choice counts. Other threads are not affected.
-    Raises ValueError for an unknown name and for a timeout below a millisecond, and RuntimeError if a block is left on
-    another thread than the one that entered it.
+    has precedence. Blocks may be nested; the innermost one decides. Other threads are not affected. Raises ValueError
+    for an unknown name and for a timeout below a millisecond, and RuntimeError if a block is left on another thread
+    than the one that entered it.
     """
 
     def __init__(self, *, algorithm: str = "", timeout: timedelta | None = None) -> None:
@@ -35,6 +35,7 @@ class options:
 
     def __exit__(self, error: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
+        """Closes the block. Raises RuntimeError on another thread than the one that has entered it."""
         if not _close(self._number):
             raise RuntimeError("options: this block was not entered on this thread; a block that a generator or a "
                                "coroutine entered must be left on the same thread")
@@ -46,7 +47,7 @@ def _choices(algorithm: str) -> str:
     choices stays as it is. Raises ValueError for an unknown name."""
     if "=" in algorithm or not algorithm:
         return algorithm
-    found = [f"{collective}={algorithm}" for collective, names in algorithms().items() if algorithm in names]
-    if not found:
+    choices = [f"{collective}={algorithm}" for collective, names in algorithms().items() if algorithm in names]
+    if not choices:
         raise ValueError(f'options: no collective has an algorithm "{algorithm}"; torch_tutti.algorithms() lists them')
-    return ",".join(found)
+    return ",".join(choices)

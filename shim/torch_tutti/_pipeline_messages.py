@@ -29,7 +29,7 @@ _DTYPES = tuple(getattr(torch, name, None) for name in (
 
 
 class Part(NamedTuple):
-    """One tensor of a signature. trained: its gradient is sent back."""
+    """One tensor of a signature. trained: it needs a gradient, which is sent back."""
     dtype: torch.dtype
     trained: bool
     shape: tuple[int, ...]
@@ -39,10 +39,12 @@ Signature = tuple[Part, ...]
 
 
 def signature_of(tensors: Sequence[Tensor]) -> Signature:
-    return tuple(Part(t.dtype, t.requires_grad, tuple(t.shape)) for t in tensors)
+    """Returns the dtype, the need of a gradient and the shape of each tensor."""
+    return tuple(Part(tensor.dtype, tensor.requires_grad, tuple(tensor.shape)) for tensor in tensors)
 
 
 def _code_of(dtype: torch.dtype) -> int:
+    """Returns the number of a dtype in descriptions. Raises ValueError for a dtype that has none."""
     if dtype not in _DTYPES:
         raise ValueError(f"pipeline: activations of {dtype} cannot be sent; convert them to one of "
                          f"{', '.join(str(known) for known in _DTYPES if known is not None)}")
@@ -50,127 +52,140 @@ def _code_of(dtype: torch.dtype) -> int:
 
 
 def _encode(signature: Signature) -> list[int]:
-    """A signature as a description: for each tensor dtype code, trained, dimensions, sizes."""
+    """Returns the description of a signature: for each tensor dtype code, trained, number of dimensions, sizes."""
     return [number for part in signature for number in
             (_code_of(part.dtype), part.trained, len(part.shape), *part.shape)]
 
 
 def _decode(numbers: Sequence[int]) -> Signature:
-    """The signature of a description. Raises ValueError if it is invalid."""
-    found, at = [], 0
-    while at < len(numbers):
-        code, trained, dimensions = (*numbers[at:at + 3], -1, -1)[:3]
-        shape = tuple(numbers[at + 3:at + 3 + dimensions])
+    """Returns the signature of a description. Raises ValueError if the description is invalid."""
+    parts, offset = [], 0
+    while offset < len(numbers):
+        code, trained, dimensions = (*numbers[offset:offset + 3], -1, -1)[:3]
+        shape = tuple(numbers[offset + 3:offset + 3 + dimensions])
         dtype = _DTYPES[code] if 0 <= code < len(_DTYPES) else None
         if dtype is None or len(shape) != dimensions or min(shape, default=0) < 0:
             raise ValueError(f"pipeline: a stage has sent a description that this one cannot read ({list(numbers)}); "
                              "all ranks must have the same version of tutti, and torch with the same element types")
-        found.append(Part(dtype, bool(trained), shape))
-        at += 3 + dimensions
-    return tuple(found)
+        parts.append(Part(dtype, bool(trained), shape))
+        offset += 3 + dimensions
+    return tuple(parts)
 
 
-class Arrival(NamedTuple):
-    """The posted receives of one microbatch. number: the length of a new description; None for gradients."""
+class PostedReceives(NamedTuple):
+    """The posted receives of one microbatch, and the tensors that they fill. number: receives the length of a new
+    description, or 0; None for gradients, which have no such message."""
     works: list[dist.Work]
     tensors: list[Tensor]
     number: Tensor | None
 
 
 class Messages:
-    """This rank's ends of its boundaries. where: the running action, for error texts."""
+    """Sends and receives at all boundaries of this rank's stages. where: the running action, for error texts."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.where = group, ""
-        self._sent: list[tuple[dist.Work, Tensor, str]] = []
-        self._last: dict[tuple[bool, int, int], Signature] = {}    # by (training, sending stage, microbatch)
+        # Sends that have not been waited for: (work, its tensor, description for error texts).
+        self._sends: list[tuple[dist.Work, Tensor, str]] = []
+        # The signature of the last activation, by (training, sending stage, microbatch).
+        self._last: dict[tuple[bool, int, int], Signature] = {}
 
     @contextlib.contextmanager
     def context(self, what: str) -> Iterator[None]:
-        """Adds the running action and `what` to the text of errors, and keeps their class."""
+        """A block whose errors get the running action and `what` in their text, and keep their class."""
         try:
             yield
         except Error as error:
             raise type(error)(f"pipeline: {self.where}: {what}: {error}") from error
 
     def _tag(self, stage: int, kind: int) -> int:
+        """Returns the tag of messages of a kind (_ACTIVATION, _GRADIENT, _NEW) from a stage."""
         return _FIRST_TAG + 3 * stage + kind
 
     # ---- sending: never blocks; tensors are kept until they are sent ----
     def _send(self, tensors: Sequence[Tensor], peer: int, tag: int, what: str) -> None:
+        """Starts to send tensors to the rank `peer`, one message each, and keeps them until they are sent. what: their
+        description for error texts."""
         for tensor in tensors:
-            kept = tensor.contiguous()
+            contiguous = tensor.contiguous()
             with self.context(f"sends {what} to rank {peer}"):
-                self._sent.append((self.group.send([kept], peer, tag), kept, f"{what} to rank {peer}"))
+                self._sends.append((self.group.send([contiguous], peer, tag), contiguous, f"{what} to rank {peer}"))
 
     def send_activation(self, key: tuple[bool, int, int], peer: int, tensors: Sequence[Tensor]) -> None:
-        """Sends a stage's outputs, with the information which of them need gradients. key: (training, sending stage,
-        microbatch)."""
-        what, now, expected = f"the activation of stage {key[1]}", signature_of(tensors), self._last.get(key, ())
-        description = [] if now == expected else _encode(now)
-        values = [t.detach() for t in tensors]
-        first = values if now == expected else [torch.zeros(p.shape, dtype=p.dtype) for p in expected]
-        self._send([torch.tensor([len(description)]), *first], peer, self._tag(key[1], _ACTIVATION), what)
+        """Sends the length of a new description, or 0, and a stage's outputs. If their signature is not the expected
+        one, sends zeros of the expected signature in their place, then the description and the outputs on the third
+        tag. key: (training, sending stage, microbatch)."""
+        what, signature, expected = f"the activation of stage {key[1]}", signature_of(tensors), self._last.get(key, ())
+        description = [] if signature == expected else _encode(signature)
+        values = [tensor.detach() for tensor in tensors]
+        expected_tensors = (values if signature == expected else
+                            [torch.zeros(part.shape, dtype=part.dtype) for part in expected])
+        self._send([torch.tensor([len(description)]), *expected_tensors], peer, self._tag(key[1], _ACTIVATION), what)
         if description:
             self._send([torch.tensor(description), *values], peer, self._tag(key[1], _NEW), what)
-        self._last[key] = now
+        self._last[key] = signature
 
     def send_gradient(self, stage: int, peer: int, tensors: Sequence[Tensor]) -> None:
+        """Sends the gradients of the inputs of `stage` to the rank of the stage before it."""
         self._send(tensors, peer, self._tag(stage, _GRADIENT), f"the gradient of stage {stage}")
 
-    def reap(self, all_of_them: bool = False) -> None:
-        """Releases the tensors of completed sends; waits for all sends if all_of_them."""
-        left = []
-        for entry in self._sent:
+    def reap(self, waits_for_all: bool = False) -> None:
+        """Releases the tensors of completed sends. waits_for_all: first waits until all sends have completed."""
+        remaining = []
+        for entry in self._sends:
             with self.context(f"has sent {entry[2]}"):
-                if all_of_them or entry[0].is_completed():
+                if waits_for_all or entry[0].is_completed():
                     entry[0].wait()
                 else:
-                    left.append(entry)
-        self._sent = left
+                    remaining.append(entry)
+        self._sends = remaining
 
     def forget(self) -> None:
         """Drops all sends after a failure, because none of them will complete."""
-        self._sent = []
+        self._sends = []
 
     # ---- receiving ----
-    def _post(self, signature: Signature, peer: int, tag: int, device: torch.device) -> Arrival:
+    def _post(self, signature: Signature, peer: int, tag: int, device: torch.device) -> PostedReceives:
+        """Posts a receive from `peer` for each tensor of a signature, into new tensors on the device."""
         tensors = [torch.empty(part.shape, dtype=part.dtype, device=device) for part in signature]
-        return Arrival([self.group.recv([t], peer, tag) for t in tensors], tensors, None)
+        return PostedReceives([self.group.recv([tensor], peer, tag) for tensor in tensors], tensors, None)
 
-    def post_activation(self, key: tuple[bool, int, int], peer: int, device: torch.device) -> Arrival:
-        """Posts the receives of an activation. key: as of send_activation()."""
+    def post_activation(self, key: tuple[bool, int, int], peer: int, device: torch.device) -> PostedReceives:
+        """Posts the receives of an activation with the expected signature. key: as in send_activation(). peer: the rank
+        that sends."""
         tag, number = self._tag(key[1], _ACTIVATION), torch.zeros(1, dtype=torch.int64)
         with self.context(f"asks for the activation of stage {key[1]} from rank {peer}"):
-            first = self.group.recv([number], peer, tag)
+            number_work = self.group.recv([number], peer, tag)
             posted = self._post(self._last.get(key, ()), peer, tag, device)
-        return Arrival([first, *posted.works], posted.tensors, number)
+        return PostedReceives([number_work, *posted.works], posted.tensors, number)
 
-    def post_gradient(self, stage: int, signature: Signature, peer: int, device: torch.device) -> Arrival:
-        """Posts the receives of gradients. stage: the sender. signature: of the activation that this rank sent it."""
+    def post_gradient(self, stage: int, signature: Signature, peer: int, device: torch.device) -> PostedReceives:
+        """Posts the receives of gradients. stage, peer: the stage that sends them, and its rank. signature: of the
+        activation that this rank has sent to that stage."""
         with self.context(f"asks for the gradient of stage {stage} from rank {peer}"):
-            return self._post([p for p in signature if p.trained], peer, self._tag(stage, _GRADIENT), device)
+            return self._post([part for part in signature if part.trained], peer, self._tag(stage, _GRADIENT), device)
 
-    def take_activation(self, arrival: Arrival, key: tuple[bool, int, int], peer: int,
+    def take_activation(self, posted: PostedReceives, key: tuple[bool, int, int], peer: int,
                         device: torch.device) -> list[Tensor]:
-        """Waits for an activation. Receives it on the third tag if its signature is new."""
-        tag, tensors = self._tag(key[1], _NEW), arrival.tensors
+        """Waits for an activation and returns its tensors. If its signature is new, receives its description and
+        tensors on the third tag."""
+        tag, tensors = self._tag(key[1], _NEW), posted.tensors
         with self.context(f"waits for the activation of stage {key[1]} from rank {peer}"):
-            for work in arrival.works:
+            for work in posted.works:
                 work.wait()
-            if length := int(arrival.number):
+            if length := int(posted.number):
                 description = torch.empty(length, dtype=torch.int64)
                 self.group.recv([description], peer, tag).wait()
                 self._last[key] = _decode(description.tolist())
-                late = self._post(self._last[key], peer, tag, device)
-                for work in late.works:
+                new = self._post(self._last[key], peer, tag, device)
+                for work in new.works:
                     work.wait()
-                tensors = late.tensors
-        return [t.requires_grad_(part.trained) for t, part in zip(tensors, self._last[key])]
+                tensors = new.tensors
+        return [tensor.requires_grad_(part.trained) for tensor, part in zip(tensors, self._last[key])]
 
-    def take_gradient(self, arrival: Arrival, stage: int, peer: int) -> list[Tensor]:
-        """Waits for the gradients that `stage` sends."""
+    def take_gradient(self, posted: PostedReceives, stage: int, peer: int) -> list[Tensor]:
+        """Waits for the gradients that `stage` sends, and returns them."""
         with self.context(f"waits for the gradient of stage {stage} from rank {peer}"):
-            for work in arrival.works:
+            for work in posted.works:
                 work.wait()
-        return arrival.tensors
+        return posted.tensors

@@ -1,4 +1,4 @@
-"""Runs a Pipeline on plain modules: the calls of users, and the agreement of all ranks.
+"""Runs a Pipeline on plain modules: has the calls of users, and compares the calls of all ranks.
 
 A step begins with an all-reduce of a few numbers: a rank with invalid arguments reports it before anything is sent, and
 all ranks raise the same error. A later failure aborts the group, so that no other rank waits for this one.
@@ -22,21 +22,23 @@ _UNKNOWN = -(1 << 62)                   # number of rows on a rank that has neit
 
 
 def split(layers: nn.Module | Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
-    """Divides layers evenly into stages; see Pipeline.split."""
+    """Divides layers evenly into stages, the first of which may have one layer more; see Pipeline.split."""
     if isinstance(layers, nn.Module) and not isinstance(layers, (nn.Sequential, nn.ModuleList)):
         raise ValueError("pipeline: split takes layers in an nn.Sequential, an nn.ModuleList or a list, not a "
                          f"{type(layers).__name__}")
-    named = (list(layers.named_children()) if isinstance(layers, nn.Module) else
-             [(str(number), layer) for number, layer in enumerate(layers)])
-    if len(named) < stages:
-        raise ValueError(f"pipeline: {len(named)} layers for {stages} stages; each stage needs at least one layer")
-    each, more = divmod(len(named), stages)
-    cuts = [stage * each + min(stage, more) for stage in range(stages + 1)]
-    return [nn.Sequential(OrderedDict(named[begin:end])) for begin, end in zip(cuts, cuts[1:])]
+    named_layers = (list(layers.named_children()) if isinstance(layers, nn.Module) else
+                    [(str(number), layer) for number, layer in enumerate(layers)])
+    if len(named_layers) < stages:
+        raise ValueError(f"pipeline: {len(named_layers)} layers for {stages} stages; each stage needs at least one "
+                         "layer")
+    layers_of_stage, larger_stages = divmod(len(named_layers), stages)
+    cuts = [stage * layers_of_stage + min(stage, larger_stages) for stage in range(stages + 1)]
+    return [nn.Sequential(OrderedDict(named_layers[begin:end])) for begin, end in zip(cuts, cuts[1:])]
 
 
 def _group_of(group: dist.ProcessGroup | None, ranks: int) -> dist.ProcessGroup:
-    """The group, or the default one. Raises ValueError if it is not tutti's or has another number of ranks."""
+    """Returns the group, or the default group for None. Raises ValueError if it is not tutti's or does not have `ranks`
+    ranks."""
     chosen = dist.GroupMember.WORLD if group is None else group
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("pipeline: this rank is in no such group; call init_process_group first")
@@ -48,15 +50,16 @@ def _group_of(group: dist.ProcessGroup | None, ranks: int) -> dist.ProcessGroup:
 
 
 def _listed(stages: Any) -> list[Any]:
-    several = isinstance(stages, (nn.ModuleList, list, tuple))
-    return list(stages) if several else [stages]
+    """Returns the modules of a list, tuple or ModuleList, or a list of the single module."""
+    is_list = isinstance(stages, (nn.ModuleList, list, tuple))
+    return list(stages) if is_list else [stages]
 
 
-def _find_mistake(given: Sequence[Any], mine: list[int], group: dist.ProcessGroup) -> str | None:
-    """The first problem of the modules for this rank's stages `mine`, or None."""
-    if len(given) != len(mine):
-        return f"{len(given)} modules for the stages {', '.join(map(str, mine))}; each needs one"
-    for stage, module in zip(mine, given):
+def _find_mistake(modules: Sequence[Any], own_stages: list[int], group: dist.ProcessGroup) -> str | None:
+    """Returns a text about the first problem of the modules for this rank's stages, or None."""
+    if len(modules) != len(own_stages):
+        return f"{len(modules)} modules for the stages {', '.join(map(str, own_stages))}; each needs one"
+    for stage, module in zip(own_stages, modules):
         if not isinstance(module, nn.Module):
             return f"stage {stage} is a {type(module).__name__}, not a module"
         if isinstance(module, DistributedDataParallel):
@@ -68,55 +71,62 @@ def _find_mistake(given: Sequence[Any], mine: list[int], group: dist.ProcessGrou
 
 
 def _flat(target: Any) -> list[Any]:
+    """Returns the tensors of a target as a list."""
     return list(target) if isinstance(target, (tuple, list)) else [target]
 
 
 def _cut(target: Any, count: int) -> list[Any]:
-    """Divides a target by rows into `count` parts; the first ones may have one row more."""
+    """Divides a target by rows into `count` parts; the first parts may have one row more."""
     if isinstance(target, Tensor):
         return list(target.tensor_split(count))
-    return list(zip(*(one.tensor_split(count) for one in target)))
+    return list(zip(*(tensor.tensor_split(count) for tensor in target)))
 
 
 def _device_of(module: nn.Module) -> torch.device:
-    return next((t.device for of in (module.parameters(), module.buffers()) for t in of), torch.device("cpu"))
+    """Returns the device of the module's first parameter or buffer, or the CPU if it has none."""
+    return next((tensor.device for tensors in (module.parameters(), module.buffers()) for tensor in tensors),
+                torch.device("cpu"))
 
 
 class Runner:
-    """Runs steps of a pipeline; Pipeline.runner makes it. About the last step: losses of its microbatches, on the rank
-    of the last stage; timeline: this rank's actions with their times; held: the most microbatches in a stage whose
-    activations this rank kept at the same time."""
+    """Runs steps of a pipeline; Pipeline.runner makes it. Attributes about the last step: losses: of its microbatches,
+    on the rank of the last stage. timeline: this rank's actions with their times. held: the most microbatches in a
+    stage whose activations this rank kept at the same time."""
 
     def __init__(self, pipeline: Pipeline, stages: nn.Module | Sequence[nn.Module],
                  loss_fn: Callable[[Any, Any], Tensor] | None, group: dist.ProcessGroup | None) -> None:
+        """Compares the pipelines of all ranks; collective. The parameters are those of Pipeline.runner."""
         self.pipeline, self.group = pipeline, _group_of(group, pipeline.ranks)
         pipeline.check()
         rank = dist.get_rank(self.group)
-        given, mine = _listed(stages), pipeline.stages_of(rank)
-        self._compare(_find_mistake(given, mine, self.group))
+        modules, own_stages = _listed(stages), pipeline.stages_of(rank)
+        self._compare(_find_mistake(modules, own_stages, self.group))
         self._actions = pipeline.actions(rank)
         self._share = Share(rank, [pipeline.rank_of(stage) for stage in range(pipeline.stages)],
-                            dict(zip(mine, given)), {stage: _device_of(one) for stage, one in zip(mine, given)},
-                            loss_fn, Messages(self.group))
+                            dict(zip(own_stages, modules)),
+                            {stage: _device_of(module) for stage, module in zip(own_stages, modules)}, loss_fn,
+                            Messages(self.group))
         self.losses: list[Tensor] = []
         self.timeline: list[Span] = []
         self.held = 0
 
     def _compare(self, mistake: str | None) -> None:
-        """Compares the pipelines of all ranks. All raise ValueError if any rank has a mistake or another pipeline."""
-        p = self.pipeline
-        kind = f"{p.name} of {p.ranks} ranks, stages on each: {p.chunks}, microbatches: {p.microbatches}"
-        told = self._gather_objects((kind, mistake))
-        for rank, (other, wrong) in enumerate(told):
-            if wrong is not None:
-                raise ValueError(f"pipeline: rank {rank} of {kind}: {wrong}")
-            if other != told[0][0]:
-                raise ValueError(f"pipeline: rank 0 has {told[0][0]}; rank {rank} has {other}")
+        """Compares the pipelines of all ranks. Collective. All raise ValueError if a rank has a mistake or another
+        pipeline. mistake: of this rank, or None."""
+        pipeline = self.pipeline
+        description = (f"{pipeline.name} of {pipeline.ranks} ranks, stages on each: {pipeline.chunks}, microbatches: "
+                       f"{pipeline.microbatches}")
+        of_ranks = self._gather_objects((description, mistake))
+        for rank, (other_description, other_mistake) in enumerate(of_ranks):
+            if other_mistake is not None:
+                raise ValueError(f"pipeline: rank {rank} of {description}: {other_mistake}")
+            if other_description != of_ranks[0][0]:
+                raise ValueError(f"pipeline: rank 0 has {of_ranks[0][0]}; rank {rank} has {other_description}")
 
-    def _gather_objects(self, mine: Any) -> list[Any]:
-        """The objects of all ranks, in order. Collective."""
+    def _gather_objects(self, own: Any) -> list[Any]:
+        """Returns the objects of all ranks, in the order of ranks. Collective. own: this rank's object."""
         of_ranks: list[Any] = [None] * self.pipeline.ranks
-        dist.all_gather_object(of_ranks, mine, group=self.group)
+        dist.all_gather_object(of_ranks, own, group=self.group)
         return of_ranks
 
     # ---- for users ----
@@ -134,39 +144,39 @@ class Runner:
 
     def eval(self, *args: Tensor, target: Any = None) -> Any:
         """Runs a forward pass without gradients. Collective. On the rank of the last stage returns the loss if there is
-        a target, else the outputs of all microbatches, concatenated along dimension 0; None on others. Modules stay in
-        their mode (train or eval)."""
+        a target, else the outputs of all microbatches, concatenated along dimension 0; on other ranks None. Modules
+        stay in their mode (train or eval)."""
         return self._run(args, target, False)
 
     def timing(self) -> Timing:
-        """The times of the last step on all ranks, in seconds, comparable to `Pipeline.time()`. Collective. On devices
-        other than CPUs these are times at which work was submitted."""
-        told = self._gather_objects(([span.end for span in self.timeline],
-                           sum(span.end - span.begin for span in self.timeline), self.held))
-        ends, busy, held = map(list, zip(*told))
-        return Timing(max((end for of in ends for end in of), default=0.0), ends, busy, held)
+        """Returns the times of the last step on all ranks, in seconds, comparable to `Pipeline.time()`. Collective. On
+        devices other than CPUs these are times at which work was submitted."""
+        of_ranks = self._gather_objects(([span.end for span in self.timeline],
+                                         sum(span.end - span.begin for span in self.timeline), self.held))
+        ends, busy, held = map(list, zip(*of_ranks))
+        return Timing(max((end for of_rank in ends for end in of_rank), default=0.0), ends, busy, held)
 
     # ---- before anything is sent ----
     def _mistake_in_call(self, args: Sequence[Any], target: Any, training: bool) -> str | None:
-        """The first problem of this rank's arguments, or None."""
+        """Returns a text about the first problem of this rank's arguments to step() (training) or eval(), or None."""
         share, name = self._share, "step" if training else "eval"
-        first, last = 0 in share.stages, share.last in share.stages
-        if first and not args:
+        has_first, has_last = 0 in share.stages, share.last in share.stages
+        if has_first and not args:
             return f"{name}() without arguments, but this rank has the first stage"
-        if last and training and target is None:
+        if has_last and training and target is None:
             return "step() without a target, but this rank has the last stage"
-        if last and target is not None and share.loss_fn is None:
+        if has_last and target is not None and share.loss_fn is None:
             return f"{name}() with a target, but the runner has no loss_fn"
-        if last and isinstance(target, (tuple, list)) and not target:
+        if has_last and isinstance(target, (tuple, list)) and not target:
             return f"{name}() with a target that contains no tensor"
-        looked_at = [*(args if first else ()), *(_flat(target) if last and target is not None else ())]
-        for one in looked_at:
-            if not isinstance(one, Tensor) or not one.dim():
-                kind = "a tensor without dimensions" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+        tensors = [*(args if has_first else ()), *(_flat(target) if has_last and target is not None else ())]
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor) or not tensor.dim():
+                kind = "a tensor without dimensions" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
                 return f"{name}() with {kind}, but tensors are divided along their first dimension"
-            if one.requires_grad:
+            if tensor.requires_grad:
                 return f"{name}() with a tensor that requires gradients: they end at the first stage; detach it"
-        rows = sorted({len(one) for one in looked_at})
+        rows = sorted({len(tensor) for tensor in tensors})
         if len(rows) > 1:
             return f"{name}() with tensors of {' and '.join(map(str, rows))} rows"
         if rows and rows[0] < self.pipeline.microbatches:
@@ -174,31 +184,37 @@ class Runner:
         return None
 
     def _agree(self, mistake: str | None, training: bool, rows: int | None) -> None:
-        """Compares the calls of all ranks. All raise ValueError if any has a mistake, or step() meets eval(), or
-        numbers of rows differ. rows: of the batch, None if this rank does not know it."""
+        """Compares the calls of all ranks. Collective. All raise ValueError if a rank has a mistake, if some call
+        step() and others eval(), or if the numbers of rows differ. rows: of the batch, None if this rank does not know
+        it."""
+        # The maximum of negated values is the negated least value.
         bounds = (_UNKNOWN, _UNKNOWN) if rows is None else (rows, -rows)
-        words = torch.tensor([mistake is not None, training, -training, *bounds])
+        numbers = torch.tensor([mistake is not None, training, -training, *bounds])
         self._share.messages.where = f"rank {self._share.rank}, beginning of a step"
         with self._share.messages.context("waits for the other ranks"):
-            dist.all_reduce(words, dist.ReduceOp.MAX, group=self.group)
-        wrong, some, none, most, least = words.tolist()
-        if not wrong and some == -none and most in (-least, _UNKNOWN):
+            dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group)
+        any_mistake, most_training, minus_least_training, most_rows, minus_least_rows = numbers.tolist()
+        if not any_mistake and most_training == -minus_least_training and most_rows in (-minus_least_rows, _UNKNOWN):
             return
-        told = self._gather_objects((mistake, f"{'step' if training else 'eval'}()", rows))
-        texts = [f"rank {rank}: {one[0]}" for rank, one in enumerate(told) if one[0] is not None] or [
-            f"rank {rank} calls {one[1]}{f' with {one[2]} rows' if one[2] else ''}" for rank, one in enumerate(told)]
+        of_ranks = self._gather_objects((mistake, f"{'step' if training else 'eval'}()", rows))
+        texts = [f"rank {rank}: {call[0]}" for rank, call in enumerate(of_ranks) if call[0] is not None] or [
+            f"rank {rank} calls {call[1]}{f' with {call[2]} rows' if call[2] else ''}"
+            for rank, call in enumerate(of_ranks)]
         raise ValueError(f"pipeline: {'; '.join(texts)}")
 
     # ---- a step ----
     def _run(self, args: Sequence[Any], target: Any, training: bool) -> Any:
+        """Does the work of step() (training) and eval(): compares the calls of all ranks, divides the batch into
+        microbatches, and runs the actions of this rank. Aborts the group after a later error."""
         share, count = self._share, self.pipeline.microbatches
         mistake = self._mistake_in_call(args, target, training)
-        first, last = 0 in share.stages, share.last in share.stages and target is not None
-        rows = None if mistake is not None else len(args[0]) if first else len(_flat(target)[0]) if last else None
+        has_first, has_last = 0 in share.stages, share.last in share.stages and target is not None
+        rows = (None if mistake is not None else len(args[0]) if has_first else
+                len(_flat(target)[0]) if has_last else None)
         self._agree(mistake, training, rows)
-        batch = Batch(list(zip(*(one.tensor_split(count) for one in args))) if first else [],
-                      _cut(target, count) if last else [],
-                      [(rows // count + (n < rows % count)) / rows for n in range(count)] if rows else [])
+        batch = Batch(list(zip(*(tensor.tensor_split(count) for tensor in args))) if has_first else [],
+                      _cut(target, count) if has_last else [],
+                      [(rows // count + (index < rows % count)) / rows for index in range(count)] if rows else [])
         step = Step(share, self._actions, batch, training)
         try:
             with torch.set_grad_enabled(training):
@@ -209,10 +225,11 @@ class Runner:
             raise
 
     def _outcome(self, step: Step, batch: Batch) -> Any:
-        """The result of step() or eval(): the loss, the outputs, or None."""
+        """Stores the attributes about the step. Returns the result of step() or eval(): the loss; or without a target
+        the outputs; None on ranks without the last stage."""
         self.timeline, self.held = step.timeline, step.held
         self.losses = [loss for _, loss in sorted(step.losses.items())]
         if self.losses:
             return torch.stack([loss * weight for loss, weight in zip(self.losses, batch.weights)]).sum()
-        whole = [torch.cat(parts) for parts in zip(*(given for _, given in sorted(step.outputs.items())))]
-        return whole[0] if len(whole) == 1 else tuple(whole) or None
+        outputs = [torch.cat(parts) for parts in zip(*(tensors for _, tensors in sorted(step.outputs.items())))]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None

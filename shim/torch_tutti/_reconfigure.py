@@ -1,5 +1,5 @@
-"""Changes the members of the default group: without a rank that has died, with ranks that have come, and after any
-error. The extension does it (shim/reconfigure.cpp); this module keeps torch's own tables of groups in step.
+"""Changes the members of the default group: removes ranks that have died, adds new ones, and makes the group usable
+after any error. The extension does it (shim/reconfigure.cpp); this module updates torch's own tables of groups.
 
 A group of torch before 2.14 has a constant rank and size. There the default group is destroyed, and init_process_group
 makes it again around the extension's new group, which has joined already.
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 _replacing = threading.local()
-"""`made`: the group of the extension that the next init_process_group of this thread is to get."""
+"""`made`: the extension's group that the next init_process_group of this thread gets from make_group(), or None."""
 
 
 def reconfigure_handle() -> str:
@@ -53,15 +53,16 @@ def reconfigure(handles: Iterable[str], *, uuid: int, timeout: timedelta | None 
         timeout = limit(timeout, "reconfigure")
     changed = backend._change_members(uuid, list(handles), not isinstance(handles, Set), timeout)
     if changed is backend:
-        follow(group, [backend])
+        update_torch_tables(group, [backend])
     else:
         _replace_default(group, changed)
 
 
-def follow(group: Any, backends: list[Any]) -> None:
-    """Brings torch's tables in step with a group whose members have changed, where torch changes them (from 2.14 on).
-    Members count the groups that they have made, because the count is part of the names of new groups. The highest
-    count of all members holds for all. None: the default group. Does nothing for other backends than tutti."""
+def update_torch_tables(group: Any, backends: list[Any]) -> None:
+    """Updates torch's tables after the members of a group have changed, where torch changes groups (from 2.14 on).
+    Collective over the new members: torch counts the groups that each has made, because the count is part of the names
+    of new groups, and the highest count becomes the count of all. group: None: the default group. backends: the tutti
+    backends of the group; does nothing if there are none."""
     if not backends:
         return
     import torch
@@ -70,52 +71,55 @@ def follow(group: Any, backends: list[Any]) -> None:
     world.pg_group_ranks[group or world.default_pg] = {rank: rank for rank in range(backends[0].size())}
     options = AllreduceOptions()
     options.reduceOp = ReduceOp.MAX
-    made = torch.tensor([world.group_count])
-    backends[0].allreduce([made], options).wait()
-    world.group_count = int(made)
+    count = torch.tensor([world.group_count])
+    backends[0].allreduce([count], options).wait()
+    world.group_count = int(count)
 
 
-def make_group(kind: Any, options: Any, timeout: timedelta, group_options: Any) -> Any:
-    """Makes a group of the extension for torch. kind: ProcessGroupTutti. options: torch's `_DistributedBackendOptions`.
-    A part of the default group fails when the members of that change."""
-    made, _replacing.made = getattr(_replacing, "made", None), None
-    if made is not None:
-        return made
+def make_group(group_class: Any, options: Any, timeout: timedelta, group_options: Any) -> Any:
+    """Returns a new group of the extension for torch, or the one that _replace_default() has prepared. group_class:
+    ProcessGroupTutti. options: torch's `_DistributedBackendOptions`. A group of some ranks of the default group fails
+    when the members of the default group change."""
+    replacement, _replacing.made = getattr(_replacing, "made", None), None
+    if replacement is not None:
+        return replacement
     if options.global_ranks_in_group and group_options.enable_reconfigure:
         raise ValueError(f"group {options.group_id}: enable_reconfigure is for the default group; after its "
                          "reconfigure make the other groups again")
-    whole = _find_whole() if options.global_ranks_in_group else None
-    at = whole._begin_part() if whole is not None else 0
-    part = kind(store=options.store, rank=options.group_rank, size=options.group_size, timeout=timeout,
+    default_backend = _default_tutti_backend() if options.global_ranks_in_group else None
+    changes = default_backend._begin_part() if default_backend is not None else 0
+    part = group_class(store=options.store, rank=options.group_rank, size=options.group_size, timeout=timeout,
                 group=options.group_id, options=group_options)
-    if whole is not None:
-        whole._adopt_part(part, at)
+    if default_backend is not None:
+        default_backend._adopt_part(part, changes)
     return part
 
 
 def _c10d() -> ModuleType:
+    """Returns torch's module distributed_c10d, which has the tables of groups."""
     return sys.modules["torch.distributed.distributed_c10d"]
 
 
-def _find_whole() -> Any:
+def _default_tutti_backend() -> Any:
     """Returns the default group's backend if it is tutti's, else None."""
     from torch_tutti._extension import backend_of
     group = _c10d()._world.default_pg
     for device in group._device_types if group is not None else ():
-        found = backend_of(group, device)
-        if found is not None:
-            return found
+        backend = backend_of(group, device)
+        if backend is not None:
+            return backend
     return None
 
 
 def _find_default(call: str) -> tuple[Any, Any]:
-    """Returns the default group and its only backend."""
+    """Returns the default group and its only backend. Raises ValueError if it does not run on tutti alone, or if
+    torch's debugging wrapper hides a change of its members. call: the name of the called function, for error texts."""
     import torch.distributed as dist
     from torch_tutti._calls import group_of
     group = group_of(call, None)
-    backend, config = _find_whole(), dist.get_backend_config()
-    names = {pair.partition(":")[2] for pair in config.split(",")}
-    if backend is None or len(names) > 1:
+    backend, config = _default_tutti_backend(), dist.get_backend_config()
+    backend_names = {pair.partition(":")[2] for pair in config.split(",")}
+    if backend is None or len(backend_names) > 1:
         raise ValueError(f"{call}: the default group must have tutti as its only backend, but it runs on {config}")
     if hasattr(group, "reconfigure") and dist.get_debug_level() == dist.DebugLevel.DETAIL:
         raise ValueError(f"{call}: torch's debugging wrapper does not follow a change of the members; set "
@@ -123,14 +127,15 @@ def _find_default(call: str) -> tuple[Any, Any]:
     return group, backend
 
 
-def _replace_default(group: Any, changed: Any) -> None:
-    """Destroys the default group, whose membership has ended, and makes it again with the new members."""
+def _replace_default(group: Any, backend: Any) -> None:
+    """Destroys the default group, whose membership has ended, and makes it again around `backend`, the extension's
+    group of the new members."""
     import torch.distributed as dist
     name = _c10d()._world.pg_map[group][0]
     dist.destroy_process_group()
-    _replacing.made = changed
+    _replacing.made = backend
     try:
-        dist.init_process_group(name, store=dist.PrefixStore(f"torch/{changed._membership}", changed._store),
-                                rank=changed.rank(), world_size=changed.size(), timeout=changed.options.timeout)
+        dist.init_process_group(name, store=dist.PrefixStore(f"torch/{backend._membership}", backend._store),
+                                rank=backend.rank(), world_size=backend.size(), timeout=backend.options.timeout)
     finally:
         _replacing.made = None

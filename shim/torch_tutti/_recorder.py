@@ -23,15 +23,22 @@ SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 STACKS = ("TORCH_INCLUDE_STACK_TRACE",)
 ON_FAILURE = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
-_NEWEST, _ALL = 200, sys.maxsize     # numbers of operations; the newest 200 are written within milliseconds
-_LATER_S = 0.1                       # seconds; torchrun checks ten times a second whether a rank has died
-_started = False                    # the environment has been read
+# Numbers of operations that a file gets; the newest 200 are written within milliseconds.
+_NEWEST, _ALL = 200, sys.maxsize
+# Seconds until a file gets all operations; torchrun checks ten times a second whether a rank has died.
+_LATER_S = 0.1
+# The environment has been read.
+_started = False
+# The recorder is on.
 _on = False
-_writing = threading.Lock()          # held while a file is written: groups may fail in several threads
+# Held while a file is written: groups may fail in several threads.
+_writing = threading.Lock()
 
 
 def start(extension: ModuleType, options: Any) -> None:
-    """Called before each group is made. options: torch's `_DistributedBackendOptions`."""
+    """Reads the environment before the first group is made, and switches the recorder on if TORCH_FR_BUFFER_SIZE is
+    above 0. Stores this process's rank whenever a default group is made. options: torch's
+    `_DistributedBackendOptions`."""
     global _started, _on
     if not options.global_ranks_in_group:               # torch names no ranks for the group of all
         extension._set_own_rank(options.group_rank)
@@ -45,12 +52,13 @@ def start(extension: ModuleType, options: Any) -> None:
 
 
 def dump_trace(path: str | None = None) -> str:
-    """Writes the flight recorder's records: the last operations of all groups of this process. The command `tutti
-    trace` reads a folder of such files, one for each rank.
+    """Writes the flight recorder's records: the last operations of all groups of this process. Returns the path. The
+    command `tutti trace` reads a folder of such files, one for each rank.
 
-    path: the file; default: TORCH_FR_DUMP_TEMP_FILE, or ~/.cache/torch/comm_lib_trace_rank_, and the rank. Returns it.
-    Raises RuntimeError when the recorder is off, which it is unless TORCH_FR_BUFFER_SIZE was set before the first group
-    was made, and OSError when the file cannot be written."""
+    path: the file; None: TORCH_FR_DUMP_TEMP_FILE, or ~/.cache/torch/comm_lib_trace_rank_, followed by the rank. Raises
+    RuntimeError when the recorder is off, which it is unless TORCH_FR_BUFFER_SIZE was set before the first group was
+    made, and OSError when the file cannot be written.
+    """
     if not _on:
         raise RuntimeError("dump_trace: the flight recorder is off; set TORCH_FR_BUFFER_SIZE to the number of "
                            "operations that it keeps (2000, say) before the first group is made, on all ranks")
@@ -60,9 +68,9 @@ def dump_trace(path: str | None = None) -> str:
 
 
 def dump_after_failure(text: str) -> None:
-    """Called by the extension when a group has failed, in the thread that then raises the error. A launcher that has
-    seen one rank die soon kills the others. So this first logs the error text, then writes the newest operations, and
-    all of them a little later."""
+    """Logs the error text of a failed group, then writes the newest operations, and all of them a little later: a
+    launcher that has seen one rank die soon kills the others. The extension calls it in the thread that then raises the
+    error. Does nothing if TORCH_FR_DUMP_ON_TIMEOUT is off."""
     if not _flag(ON_FAILURE, True):
         return
     _log.write("error", f"rank {rank()}: {text}")
@@ -87,41 +95,42 @@ def _complete_later(path: str) -> None:
 
 
 def recording() -> tuple[str, str] | None:
-    """(variable that switches the recorder on, folder of the traces) in this environment; None: it is off."""
+    """Returns (variable that switches the recorder on, folder of the traces) by this environment; None if no variable
+    is set."""
     name, _ = _variable(SIZE)
     return (name, os.path.dirname(_default_path()) or ".") if name else None
 
 
 def rank() -> int:
-    """This process's rank in its newest default group, which may be gone; a reconfigure changes it. Without one: RANK,
-    else 0."""
-    known = -1
+    """Returns this process's rank in its newest default group, which may be gone; a reconfigure changes it. Without a
+    group: the variable RANK, else 0."""
+    recorded_rank = -1
     if _started:
         from torch_tutti._extension import load
-        known = load()._own_rank()
-    return known if known >= 0 else int(os.environ.get("RANK", "0"))
+        recorded_rank = load()._own_rank()
+    return recorded_rank if recorded_rank >= 0 else int(os.environ.get("RANK", "0"))
 
 
-def _write(path: str, most: int) -> int:
-    """Writes the last operations, at most `most`. Returns how many were written."""
+def _write(path: str, max_operations: int) -> int:
+    """Writes the last operations, at most `max_operations`, to the file. Returns how many were written."""
     with _writing:
-        trace = {"rank": rank(), **recorded(most)}
-        put(trace, path)
+        trace = {"rank": rank(), **recorded(max_operations)}
+        write_trace(trace, path)
     return len(trace["entries"])
 
 
-def recorded(most: int) -> dict[str, Any]:
-    """Returns at most `most` of the last operations, and all known groups, in torch's format. A later group of the same
-    name gets a suffix such as "#2"."""
+def recorded(max_operations: int) -> dict[str, Any]:
+    """Returns at most `max_operations` of the last operations, and all known groups, in torch's format. A later group
+    of the same name gets a suffix such as "#2"."""
     from torch_tutti._extension import load
     from torch_tutti._library import _library
-    groups, operations = load()._recorded(most)
-    seen: Counter[str] = Counter()
+    groups, operations = load()._recorded(max_operations)
+    counts: Counter[str] = Counter()
     config, status = {}, {}
     for index, group in enumerate(groups):
-        seen[group["name"]] += 1
-        if seen[group["name"]] > 1:
-            group["name"] += f"#{seen[group['name']]}"
+        counts[group["name"]] += 1
+        if counts[group["name"]] > 1:
+            group["name"] += f"#{counts[group['name']]}"
         config[group["name"]] = {"name": group["name"], "desc": group["desc"], "ranks": str(group["ranks"]),
                                  "pg_id": index}
         status[str(index)] = {"last_enqueued_collective": group["collectives"],
@@ -129,28 +138,31 @@ def recorded(most: int) -> dict[str, Any]:
                               "last_completed_collective": group["completed"]}
     version = _library().tutti_get_version().decode()
     return {"version": "2.10", "comm_lib_version": f"tutti {version}", "pg_config": config, "pg_status": status,
-            "entries": [_entry(one, groups[one["pg_id"]]) for one in operations]}
+            "entries": [_entry(operation, groups[operation["pg_id"]]) for operation in operations]}
 
 
 def _entry(operation: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-    """Returns one operation in torch's format, extended by `failure` and `failure_class`. The core does not report when
-    an operation starts to run, so every operation that has not succeeded is "started"."""
+    """Returns one operation of the extension in torch's format, extended by `failure` and `failure_class`. Removes two
+    keys of `operation`. The core does not report when an operation starts to run, so every operation that has not
+    succeeded is "started"."""
     from torch_tutti.exceptions import _BY_STATUS
-    status, ended = operation.pop("status"), operation.pop("ended_ns")
-    began, over = operation["time_created_ns"], status == 0
-    entry = {**operation, "process_group": (group["name"], group["desc"]), "state": "completed" if over else "started",
-             "retired": ended != 0, "failure_class": _BY_STATUS[status].__name__ if status < 0 else "",
-             "time_discovered_started_ns": began, "time_discovered_completed_ns": ended if over else None}
-    if over:
-        entry["duration_ms"] = (ended - began) / 1e6
+    status, end_ns = operation.pop("status"), operation.pop("ended_ns")
+    begin_ns, has_succeeded = operation["time_created_ns"], status == 0
+    entry = {**operation, "process_group": (group["name"], group["desc"]),
+             "state": "completed" if has_succeeded else "started",
+             "retired": end_ns != 0, "failure_class": _BY_STATUS[status].__name__ if status < 0 else "",
+             "time_discovered_started_ns": begin_ns, "time_discovered_completed_ns": end_ns if has_succeeded else None}
+    if has_succeeded:
+        entry["duration_ms"] = (end_ns - begin_ns) / 1e6
     return entry
 
 
-def put(trace: dict[str, Any], path: str) -> None:
-    """Writes a trace into a new file, which then gets this name."""
+def write_trace(trace: dict[str, Any], path: str) -> None:
+    """Writes a trace to a new file, and gives it the name `path` when it is complete."""
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", exist_ok=True)
-    descriptor, incoming = tempfile.mkstemp(".incoming", f".{name}.", folder or ".")    # which nobody can have planted
+    # No other process can have prepared a file or link of this random name.
+    descriptor, incoming = tempfile.mkstemp(".incoming", f".{name}.", folder or ".")
     try:
         with open(descriptor, "wb") as file:
             pickle.dump(trace, file)
@@ -161,6 +173,7 @@ def put(trace: dict[str, Any], path: str) -> None:
 
 
 def _default_path() -> str:
+    """Returns the path of this rank's trace by the environment."""
     prefix = _variable(FILE)[1]
     if not prefix:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -170,11 +183,13 @@ def _default_path() -> str:
 
 # ---- the environment ----
 def _variable(names: tuple[str, ...]) -> tuple[str, str]:
-    """The first name that is set, and its value; both empty: none is."""
+    """Returns (name, value) of the first of these variables that is set and not empty, or ("", "")."""
     return next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", ""))
 
 
 def _number(names: tuple[str, ...], default: int) -> int:
+    """Returns the number in the first of these variables that is set, or the default. Raises ValueError for other
+    text."""
     name, text = _variable(names)
     if text and not text.isdecimal():
         raise ValueError(f"{name} must be a number of operations, 0 or more, not {text!r}")
@@ -182,5 +197,7 @@ def _number(names: tuple[str, ...], default: int) -> int:
 
 
 def _flag(names: tuple[str, ...], default: bool) -> bool:
+    """Returns False if the first of these variables that is set is 0, n, no or false, True for other text, or the
+    default."""
     text = _variable(names)[1].lower()
     return default if not text else text not in ("0", "n", "no", "false")

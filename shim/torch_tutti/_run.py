@@ -1,5 +1,5 @@
-"""The command `tutti run`: starts a program with the take-over of `_takeover` in its environment, in this process, so
-that whoever watches it (torchrun, a shell) sees no other. All processes that it starts inherit the take-over.
+"""The command `tutti run`: becomes the program (exec), with the take-over of `_takeover` in its environment. So a
+parent (torchrun, a shell) sees the same process. All child processes inherit the take-over.
 """
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from pathlib import Path
 from torch_tutti import _takeover
 
 DEFAULT = "nccl,gloo"
-CERTAIN = {"nccl", "gloo"}          # names that need no look into torch, whose import takes a second
+# Backends that torch always knows. Checking others imports torch, which takes a second.
+CERTAIN = {"nccl", "gloo"}
 USAGE = "tutti run [--backends NAMES] SCRIPT.py | -m MODULE | COMMAND ..."
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the program with its: it begins at the first word that is no option of ours."""
-    first = 0
-    while first < len(arguments) and arguments[first].startswith("-") and arguments[first] != "-m":
-        first += 2 if arguments[first] == "--backends" else 1
-    return arguments[:first], arguments[first:]
+    """Divides the arguments of `tutti run` into its own options, and the program with its arguments. The program begins
+    at the first word that is not an option of tutti."""
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
+        index += 2 if arguments[index] == "--backends" else 1
+    return arguments[:index], arguments[index:]
 
 
 def command_of(program: list[str]) -> list[str]:
-    """What to start: a script (its name ends in .py) and a module run in this Python, anything else is a command,
-    looked for beside this Python first. Raises ValueError when there is none."""
+    """Returns the command for exec: a script (its name ends in .py) and a module (-m) run in this Python; any other
+    program is looked for beside this Python, then in PATH. Raises ValueError when there is none."""
     if not program or program == ["-m"]:
         raise ValueError(f"nothing to run; it is used as: {USAGE}")
     if program[0] == "-m" or program[0].endswith(".py"):
         return [sys.executable, *program]
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which(program[0], path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
-    if found is None:
+    folder_of_python = str(Path(sys.executable).parent)
+    path = shutil.which(program[0], path=os.pathsep.join([folder_of_python, os.environ.get("PATH", os.defpath)]))
+    if path is None:
         raise ValueError(f"command not found: {program[0]}; a script's name ends in .py, and a module is run with -m")
-    return [found, *program[1:]]
+    return [path, *program[1:]]
 
 
 def run(backends: str, program: list[str]) -> None:
-    """Becomes the program. Raises ValueError or OSError when it cannot be started."""
+    """Replaces this process by the program, with the take-over of these backends (a comma-separated list). Raises
+    ValueError or OSError when the program cannot be started."""
     names = _takeover.parse(backends)
     if not names or not CERTAIN.issuperset(names):
         _takeover.check(names)

@@ -34,10 +34,13 @@ REFUSED = {
     "fake": "torch makes its groups without a store, so tutti's ranks could not find each other",
 }
 _active: list[TakeOver] = []
-_making = threading.local()                                    # .instead: in a group of a taken-over name
-_replaced = Replacements()
-_made: Any = weakref.WeakKeyDictionary()                       # group of a taken-over name: what it runs on
-_announced: tuple[int, frozenset[str]] = (0, frozenset())      # (process, names) of the last logged line
+# `instead`: this thread creates a tutti group in place of another backend's.
+_making = threading.local()
+_replacements = Replacements()
+# The backends of each group that was created under a name that was taken over.
+_backends_of: Any = weakref.WeakKeyDictionary()
+# (process, names) of the last logged line.
+_announced: tuple[int, frozenset[str]] = (0, frozenset())
 
 
 class TakeOver:
@@ -54,10 +57,10 @@ class TakeOver:
         """Ends the take-over; a second call does nothing. Other take-overs of the same name continue."""
         if self in _active:
             _active.remove(self)
-            _publish()
-            _rename()
+            _export_names()
+            _rename_groups()
             if not _active:
-                _replaced.undo()
+                _replacements.undo()
 
     def __enter__(self) -> TakeOver:
         return self
@@ -79,7 +82,7 @@ def take_over(*names: str) -> TakeOver:
     asked for; `get_backend_config` returns what runs. Each process that creates such a group writes one line to
     standard error. Raises ValueError for a name that torch does not know."""
     check(names)
-    return _begin(tuple(name.lower() for name in names))
+    return _begin_take_over(tuple(name.lower() for name in names))
 
 
 def from_environment() -> None:
@@ -89,18 +92,18 @@ def from_environment() -> None:
     if not names or _active:
         return
     try:
-        _begin(names)
+        _begin_take_over(names)
     except ImportError as error:
-        _say(f"{VARIABLE} has no effect: {error}", "error")
+        _write_log(f"{VARIABLE} has no effect: {error}", "error")
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """The names of a comma-separated list."""
-    return tuple(name for piece in text.split(",") if (name := piece.strip().lower()))
+    """Returns the names of a comma-separated list, in lower case."""
+    return tuple(name for part in text.split(",") if (name := part.strip().lower()))
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raises ValueError for names that cannot be taken over."""
+    """Raises ValueError if one of these names cannot be taken over, or if there are none."""
     from torch.distributed import Backend
     if not names:
         raise ValueError('take_over needs names of backends, as in take_over("nccl", "gloo")')
@@ -117,7 +120,8 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def _load_backend(name: str) -> None:
-    """torch 2.14 knows the names of some backends, such as "nccl2", only after they have been named once."""
+    """Makes torch load a backend: torch 2.14 knows the names of some, such as "nccl2", only afterwards. Raises
+    ValueError if that fails. Does nothing for older versions of torch."""
     from torch.distributed import Backend
     ensure = getattr(Backend, "_ensure_backend_registered", None)
     if ensure is None:
@@ -129,37 +133,39 @@ def _load_backend(name: str) -> None:
 
 
 def accepts_foreign_options(options: Any) -> bool:
-    """True if this thread creates a group in place of another backend's. Then `pg_options` of that backend (a program
-    that asks for "nccl" passes NCCL's) are ignored, with a log line."""
+    """Returns whether this thread creates a group in place of another backend's. Then `pg_options` of that backend (a
+    program that asks for "nccl" passes NCCL's) are ignored, with a log line."""
     if not getattr(_making, "instead", False):
         return False
-    _say(f"pg_options of {type(options).__qualname__} have no meaning for tutti and are ignored")
+    _write_log(f"pg_options of {type(options).__qualname__} have no meaning for tutti and are ignored")
     return True
 
 
 # ---- wrappers of torch's functions ----
-def _begin(names: tuple[str, ...]) -> TakeOver:
+def _begin_take_over(names: tuple[str, ...]) -> TakeOver:
+    """Begins the take-over of these names, which have been checked. Installs the wrappers if no take-over is active."""
     if not _active:
-        _replace()
+        _install_wrappers()
     taken = TakeOver(names)
     _active.append(taken)
-    _publish()
+    _export_names()
     return taken
 
 
-def _names() -> frozenset[str]:
+def _taken_over_names() -> frozenset[str]:
+    """Returns the names of all active take-overs."""
     return frozenset(name for taken in _active for name in taken.names)
 
 
-def _publish() -> None:
+def _export_names() -> None:
     """Writes the names into the environment, for child processes."""
     if _active:
-        os.environ[VARIABLE] = ",".join(sorted(_names()))
+        os.environ[VARIABLE] = ",".join(sorted(_taken_over_names()))
     else:
         os.environ.pop(VARIABLE, None)
 
 
-def _replace() -> None:
+def _install_wrappers() -> None:
     """Installs the wrappers. Raises ImportError if this torch creates groups in an unknown way."""
     import torch.distributed as distributed
     c10d = sys.modules["torch.distributed.distributed_c10d"]
@@ -168,78 +174,85 @@ def _replace() -> None:
         import torch
         raise ImportError(f"torch {torch.__version__} makes its groups in a way that this tutti does not support, so "
                           "it cannot take over names. Write 'tutti' where the program names its backend")
-    _replaced.put(c10d, HELPER, _before_helper(c10d, original))
-    default = getattr(c10d, "_get_default_timeout", None)
-    if default is not None and parameters_of(default) == ("backend",):
-        _replaced.put(c10d, "_get_default_timeout", _before_timeout(c10d, default))
+    _replacements.put(c10d, HELPER, _wrap_helper(c10d, original))
+    default_timeout = getattr(c10d, "_get_default_timeout", None)
+    if default_timeout is not None and parameters_of(default_timeout) == ("backend",):
+        _replacements.put(c10d, "_get_default_timeout", _wrap_default_timeout(c10d, default_timeout))
     for name in ("nccl", "gloo", "ucc", "xccl"):
         # Only the public function: torch's own code asks the one of distributed_c10d before it uses ProcessGroupNCCL,
         # which may not exist.
         function = f"is_{name}_available"
         if hasattr(distributed, function):
-            _replaced.put(distributed, function, _before_available(name, getattr(distributed, function)))
+            _replacements.put(distributed, function, _wrap_available(name, getattr(distributed, function)))
 
 
-def _rename() -> None:
-    """Renames groups whose names are no longer taken over."""
+def _rename_groups() -> None:
+    """Renames groups whose names are no longer taken over to the backends that they run on."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    known, names = c10d._world.pg_map, _names()
-    for group, given in list(_made.items()):
-        if group not in known:
+    groups, names = c10d._world.pg_map, _taken_over_names()
+    for group, backend in list(_backends_of.items()):
+        if group not in groups:
             continue
-        asked, store = known[group]
-        if translate(str(asked), names, _default_backend(c10d)) != given:
-            known[group] = (c10d.Backend(given), store)
-            del _made[group]
+        requested, store = groups[group]
+        if translate(str(requested), names, _default_backend(c10d)) != backend:
+            groups[group] = (c10d.Backend(backend), store)
+            del _backends_of[group]
 
 
-def _before_available(name: str, original: Callable[[], bool]) -> Callable[[], bool]:
+def _wrap_available(name: str, original: Callable[[], bool]) -> Callable[[], bool]:
+    """Returns an is_…_available() that is also true while the name is taken over."""
     @functools.wraps(original)
     def available() -> bool:
-        return name in _names() or original()
+        return name in _taken_over_names() or original()
     return available
 
 
-def _before_timeout(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the default timeout: no warning that torch was built without NCCL, which is not needed then."""
+def _wrap_default_timeout(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that gives torch's default timeout. For a name that is taken over it does not warn that torch
+    was built without NCCL, which is not needed then."""
     @functools.wraps(original)
     def timeout(backend: Any) -> Any:
-        if str(backend) in _names() and getattr(c10d, "default_pg_nccl_timeout", None) is None:
+        """Returns torch's default timeout of a backend."""
+        if str(backend) in _taken_over_names() and getattr(c10d, "default_pg_nccl_timeout", None) is None:
             return c10d.default_pg_timeout
         return original(backend)
     return timeout
 
 
-def _before_helper(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps torch's function that creates groups."""
+def _wrap_helper(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that creates groups as torch's does, on tutti if the program asks for a name that is taken
+    over. Such a group keeps the name in torch's tables."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def helper(*arguments: Any, **keywords: Any) -> Any:
+        """Creates a group as torch does, on tutti if the requested backend is taken over. Returns torch's (group,
+        store)."""
         call = signature.bind(*arguments, **keywords)
-        asked = call.arguments["backend"]
-        names = _names()
+        requested = call.arguments["backend"]
+        names = _taken_over_names()
         _check_environment(names)
-        given = translate(str(asked), names, _default_backend(c10d))
-        if given == str(asked):
+        backend = translate(str(requested), names, _default_backend(c10d))
+        if backend == str(requested):
             return original(*arguments, **keywords)
-        call.arguments["backend"] = c10d.Backend(given)
+        call.arguments["backend"] = c10d.Backend(backend)
         _making.instead = True
         try:
             group, store = original(*call.args, **call.kwargs)
         finally:
             _making.instead = False
-        known = c10d._world.pg_map
-        if group in known:
-            known[group] = (asked, known[group][1])
-            _made[group] = given
-            _announce(names, str(asked), given, group)
+        groups = c10d._world.pg_map
+        if group in groups:
+            groups[group] = (requested, groups[group][1])
+            _backends_of[group] = backend
+            _log_take_over(names, str(requested), backend, group)
         return group, store
     return helper
 
 
 def _check_environment(names: frozenset[str]) -> None:
-    """Checks the names, of which those from the environment have not been checked yet."""
+    """Raises ValueError for names that cannot be taken over: those from the environment have not been checked
+    before."""
     try:
         if names:
             check(tuple(sorted(names)))
@@ -248,45 +261,49 @@ def _check_environment(names: frozenset[str]) -> None:
 
 
 def _default_backend(c10d: ModuleType) -> str:
-    """The backend that torch chooses if the program names none."""
+    """Returns the backend that torch chooses if the program names none."""
     import torch
     device = torch.accelerator.current_accelerator()
     return str(c10d.Backend.default_device_backend_map.get("cpu" if device is None else device.type, ""))
 
 
-def translate(asked: str, names: frozenset[str], default: str) -> str:
-    """Translates a backend, or a list of device:backend pairs, by replacing the names that are taken over.
+def translate(requested: str, names: frozenset[str], default: str) -> str:
+    """Returns a backend, or a list of device:backend pairs, with "tutti" in place of the names that are taken over.
 
-    default: the backend that "undefined" stands for, which torch writes if the program names none.
+    requested: the backend that the program asks for. names: those that are taken over. default: the backend that
+    "undefined" stands for, which torch passes if the program names none.
     """
-    def one(name: str) -> str:
+    def translate_name(name: str) -> str:
         return "tutti" if name in names else name
 
-    asked = asked.lower()
-    if asked == "undefined":
-        return one(default) if default in names else asked
-    if ":" not in asked:
-        return one(asked)
-    pairs = [pair.partition(":") for pair in asked.split(",")]
+    requested = requested.lower()
+    if requested == "undefined":
+        return translate_name(default) if default in names else requested
+    if ":" not in requested:
+        return translate_name(requested)
+    pairs = [pair.partition(":") for pair in requested.split(",")]
     if names.isdisjoint(name for _, _, name in pairs):
-        return asked
-    given = [(device, one(name)) for device, _, name in pairs]
-    if sorted(given) == [("cpu", "tutti"), ("cuda", "tutti")]:
+        return requested
+    translated = [(device, translate_name(name)) for device, _, name in pairs]
+    if sorted(translated) == [("cpu", "tutti"), ("cuda", "tutti")]:
         return "tutti"                                  # equivalent, and torch finds the group's default backend
-    return ",".join(f"{device}:{name}" for device, name in given)
+    return ",".join(f"{device}:{name}" for device, name in translated)
 
 
-def _announce(names: frozenset[str], asked: str, given: str, group: Any) -> None:
-    """Logs one line in each process, because a typical mistake is a take-over on some ranks only."""
+def _log_take_over(names: frozenset[str], requested: str, backend: str, group: Any) -> None:
+    """Logs one line in each process for each set of names: a typical mistake is a take-over on some ranks only.
+    requested, backend: what the program asked for, and what the group runs on."""
     global _announced
     if _announced == (os.getpid(), names):
         return
     _announced = (os.getpid(), names)
-    over = "is taken over" if len(names) == 1 else "are taken over"
-    _say(f'rank {group.rank()} asked for backend "{asked}" and gets "{given}", because {", ".join(sorted(names))} '
-         f"{over} (torch_tutti.take_over, tutti run or {VARIABLE})")
+    verb = "is taken over" if len(names) == 1 else "are taken over"
+    _write_log(f'rank {group.rank()} asked for backend "{requested}" and gets "{backend}", because '
+               f'{", ".join(sorted(names))} '
+               f"{verb} (torch_tutti.take_over, tutti run or {VARIABLE})")
 
 
-def _say(text: str, level: str = "warn") -> None:
+def _write_log(text: str, level: str = "warn") -> None:
+    """Writes a line of the log. Leaves out warnings if TUTTI_LOG is "error"."""
     if level == "error" or os.environ.get("TUTTI_LOG", "").lower() != "error":
         _log.write(level, text)

@@ -10,9 +10,10 @@ from typing import Any, Iterator, NamedTuple
 
 from torch_tutti._arguments import PICTURES, picture, whole
 
-# the kinds of events, numbered as in include/tutti_zero.h
+# The kinds of events, numbered as in include/tutti_zero.h.
 USED, ASKED, READY, SETTLED, STEPPED, UPDATED, SUMMED, GATHERED = range(8)
-PROGRAM, UPDATES, SUMS, SLICES = "program", "updates", "sums", "slices"        # rows of a rank
+# The rows of a rank in the picture.
+PROGRAM, UPDATES, SUMS, SLICES = "program", "updates", "sums", "slices"
 _COLOURS = {"forward": "#9dc3e6", "backward": "#2e75b6", "wait": "#c00000", "step": "#ffd966", "update": "#70ad47",
             "sum": "#f4b183", "slices": "#b4a7d6", "other": "#e7e6e6"}
 LATE_MS = 0.1                           # a use that waited longer counts as late
@@ -28,7 +29,8 @@ class Event(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A bar of the picture. row: of its rank; what: the name of its colour; began, ended: ms."""
+    """A bar of the picture. row: one of its rank's rows, such as PROGRAM. what: the key of its colour. name: the text
+    of the bar. began, ended: ms."""
     row: str
     what: str
     name: str
@@ -38,8 +40,9 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of one rank, in ms: its length, its waits for parameters and for gradients (together the exposed
-    communication) and its updates. late: uses that waited. summed, gathered: bytes."""
+    """One step of one rank. In ms: length, its duration; parameters and gradients, its waits for them (together the
+    exposed communication); updates, the duration of its updates. late: the number of uses that waited longer than
+    LATE_MS. summed, gathered: bytes."""
     length: float
     parameters: float
     gradients: float
@@ -51,33 +54,36 @@ class Step(NamedTuple):
 
 # ---- from events to spans ----
 def spans_of(events: list[Event], units: list[str]) -> list[Span]:
-    """Converts events to bars. The program's row has no gaps after its first event: between two events it computes."""
-    return [*_program(events, units), *_beside(events, units)]
+    """Returns the bars of a rank's events. units: the names of the units. The program's row has no gaps after its first
+    event: between two events it computes."""
+    return [*_program_spans(events, units), *_background_spans(events, units)]
 
 
-def _program(events: list[Event], units: list[str]) -> Iterator[Span]:
-    """The row of the program: forward, backward, waits, steps."""
-    now, doing = None, ("other", "other")
-    for event in sorted((e for e in events if e.kind <= STEPPED), key=lambda e: (e.ended, e.began)):
+def _program_spans(events: list[Event], units: list[str]) -> Iterator[Span]:
+    """Yields the bars in the row of the program: forward, backward, waits, steps. computing: (what, name) of a bar that
+    lasts from one event to the next."""
+    last_end, computing = None, ("other", "other")
+    program_events = (event for event in events if event.kind <= STEPPED)
+    for event in sorted(program_events, key=lambda event: (event.ended, event.began)):
         name = units[event.unit] if event.unit >= 0 else ""
         if event.kind == READY:
-            doing = ("backward", f"backward {name}")
-        if now is not None and event.began > now:
-            yield Span(PROGRAM, *doing, now, event.began)
-        now = event.ended
+            computing = ("backward", f"backward {name}")
+        if last_end is not None and event.began > last_end:
+            yield Span(PROGRAM, *computing, last_end, event.began)
+        last_end = event.ended
         if event.kind == USED:
             yield Span(PROGRAM, "wait", f"wait for {name}", event.began, event.ended)
-            doing = ("forward", f"forward {name}")
+            computing = ("forward", f"forward {name}")
         elif event.kind == ASKED:
             yield Span(PROGRAM, "wait", f"wait for a buffer of {name}", event.began, event.ended)
         elif event.kind != READY:
-            settles = event.kind == SETTLED
-            yield Span(PROGRAM, *(("wait", "settle") if settles else ("step", "step")), event.began, event.ended)
-            doing = ("other", "other")
+            is_settle = event.kind == SETTLED
+            yield Span(PROGRAM, *(("wait", "settle") if is_settle else ("step", "step")), event.began, event.ended)
+            computing = ("other", "other")
 
 
-def _beside(events: list[Event], units: list[str]) -> Iterator[Span]:
-    """The rows of updates, sums and gathers, which run beside the program."""
+def _background_spans(events: list[Event], units: list[str]) -> Iterator[Span]:
+    """Yields the bars in the rows of updates, sums and gathers, which run beside the program."""
     rows = {UPDATED: (UPDATES, "update"), SUMMED: (SUMS, "sum"), GATHERED: (SLICES, "slices")}
     for event in events:
         if event.kind in rows:
@@ -86,46 +92,50 @@ def _beside(events: list[Event], units: list[str]) -> Iterator[Span]:
 
 
 def steps_of(events: list[Event]) -> list[Step]:
-    """The steps of a rank, each from the end of one call of step() to the end of the next."""
-    ends = sorted(e.ended for e in events if e.kind == STEPPED)
+    """Returns the steps of a rank, each from the end of one call of step() to the end of the next."""
+    ends = sorted(event.ended for event in events if event.kind == STEPPED)
     return [_step(events, begin, end) for begin, end in zip(ends, ends[1:])]
 
 
 def _step(events: list[Event], begin: float, end: float) -> Step:
-    """The step between two times (ms). Updates inside a call of step() do not count as waiting."""
-    mine = [e for e in events if begin < e.ended <= end]
+    """Returns the step that lasts from `begin` to `end` (ms). Updates inside a call of step() do not count as
+    waiting."""
+    of_step = [event for event in events if begin < event.ended <= end]
 
-    def taken(*kinds: int) -> float:
-        return sum(e.ended - e.began for e in mine if e.kind in kinds)
+    def duration(*kinds: int) -> float:
+        """Returns the total time, in ms, of the step's events of these kinds."""
+        return sum(event.ended - event.began for event in of_step if event.kind in kinds)
 
-    called = [e for e in mine if e.kind == STEPPED]
-    inside = sum(e.ended - e.began for e in mine if e.kind == UPDATED
-                 and any(c.began <= e.began and e.ended <= c.ended for c in called))
-    late = sum(e.kind == USED and e.ended - e.began > LATE_MS for e in mine)
-    return Step(end - begin, taken(USED), taken(ASKED, SETTLED, STEPPED) - inside, taken(UPDATED), late,
-                *(sum(e.bytes for e in mine if e.kind == kind) for kind in (SUMMED, GATHERED)))
+    step_calls = [event for event in of_step if event.kind == STEPPED]
+    updates_in_calls = sum(event.ended - event.began for event in of_step if event.kind == UPDATED
+                           and any(call.began <= event.began and event.ended <= call.ended for call in step_calls))
+    late = sum(event.kind == USED and event.ended - event.began > LATE_MS for event in of_step)
+    return Step(end - begin, duration(USED), duration(ASKED, SETTLED, STEPPED) - updates_in_calls, duration(UPDATED),
+                late, *(sum(event.bytes for event in of_step if event.kind == kind) for kind in (SUMMED, GATHERED)))
 
 
 # ---- the file ----
 def chrome(ranks: list[list[Event]], units: list[str], reports: list[dict[str, Any]], missed: int) -> dict[str, Any]:
-    """The file, in the Trace Event Format of Chrome: a process for each rank; sums and slices overlap, so they are
-    asynchronous events. The entry `tutti` has the events for read()."""
-    shown: list[dict[str, Any]] = []
+    """Returns the content of a trace file, in Chrome's Trace Event Format, with a process for each rank. Sums and
+    slices overlap, so they are asynchronous events. The entry `tutti` has the events for read(). ranks: the events of
+    each rank. units: the names of the units. reports: of each rank. missed: the number of events that were dropped."""
+    trace_events: list[dict[str, Any]] = []
     for rank, events in enumerate(ranks):
-        shown.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
-        for number, span in enumerate(spans_of(events, units)):
+        trace_events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+        for span_number, span in enumerate(spans_of(events, units)):
             common = {"pid": rank, "tid": span.row, "cat": span.what, "name": span.name, "args": {"bytes": span.bytes}}
             began, ended = round(span.began * 1e3, 3), round(span.ended * 1e3, 3)
             if span.row in (PROGRAM, UPDATES):
-                shown.append({**common, "ph": "X", "ts": began, "dur": round(ended - began, 3)})
+                trace_events.append({**common, "ph": "X", "ts": began, "dur": round(ended - began, 3)})
             else:
-                shown += [{**common, "ph": "b", "id": number, "ts": began},
-                          {**common, "ph": "e", "id": number, "ts": ended}]
-    return {"traceEvents": shown, "displayTimeUnit": "ms",
+                trace_events += [{**common, "ph": "b", "id": span_number, "ts": began},
+                                 {**common, "ph": "e", "id": span_number, "ts": ended}]
+    return {"traceEvents": trace_events, "displayTimeUnit": "ms",
             "tutti": {"version": 1, "units": units, "ranks": ranks, "reports": reports, "missed": missed}}
 
 
 class Trace(NamedTuple):
+    """The content of a trace file; see chrome()."""
     units: list[str]
     ranks: list[list[Event]]
     reports: list[dict[str, Any]]
@@ -133,14 +143,14 @@ class Trace(NamedTuple):
 
 
 def read(path: str) -> Trace:
-    """Reads a file of chrome(). Raises ValueError with the problem if it is not one."""
+    """Reads a trace file that chrome() has filled. Raises ValueError with the problem if it is not one."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)["tutti"]
-        if found["version"] != 1:
-            raise ValueError(f"{path} is of version {found['version']}; this command reads version 1")
-        return Trace(found["units"], [[Event(*event) for event in events] for events in found["ranks"]],
-                     found["reports"], found["missed"])
+            content = json.load(file)["tutti"]
+        if content["version"] != 1:
+            raise ValueError(f"{path} is of version {content['version']}; this command reads version 1")
+        return Trace(content["units"], [[Event(*event) for event in events] for events in content["ranks"]],
+                     content["reports"], content["missed"])
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
         raise ValueError(f"{path} is not a trace of torch_tutti.zero: write one with `with optimizer.trace(PATH):`"
                          ) from None
@@ -148,20 +158,21 @@ def read(path: str) -> Trace:
 
 # ---- the table ----
 def table(trace: Trace) -> list[str]:
-    """The lines of the table: a row for each step, means over the ranks."""
-    of_ranks = [steps_of(events) for events in trace.ranks]
-    count = min(map(len, of_ranks), default=0)
+    """Returns the lines of the table: a row for each step, with the means over the ranks, then the median step, the
+    memory and a warning if events were dropped. Raises ValueError without a complete step."""
+    steps_of_ranks = [steps_of(events) for events in trace.ranks]
+    count = min(map(len, steps_of_ranks), default=0)
     if not count:
         raise ValueError("the trace has no complete step: call step() at least twice in the block")
-    steps = [Step(*(statistics.fmean(values) for values in zip(*(steps[n] for steps in of_ranks))))
-             for n in range(count)]
+    means = [Step(*(statistics.fmean(values) for values in zip(*(steps[index] for steps in steps_of_ranks))))
+             for index in range(count)]
     lines = [f"{len(trace.ranks)} ranks, {len(trace.units)} units, {count} steps; ms and MB, means over the ranks", "",
              f"{'step':>6}{'length':>10}{'computing':>11}{'waited for':>12}{'waited for':>12}{'exposed':>9}"
              f"{'updating':>10}{'late':>6}{'summed':>9}{'slices':>9}",
              f"{'':>27}{'parameters':>12}{'gradients':>12}"]
-    for number, step in enumerate(steps, 1):
+    for number, step in enumerate(means, 1):
         lines.append(_row(str(number), step))
-    lines += [_row("median", Step(*(statistics.median(values) for values in zip(*steps)))), ""]
+    lines += [_row("median", Step(*(statistics.median(values) for values in zip(*means)))), ""]
     memory = {name: statistics.fmean(report[f"{name}_bytes"] for report in trace.reports) / 1e6
               for name in ("parameter", "gradient", "state")}
     lines.append("memory of a rank, MB: " + ", ".join(f"{value:.1f} {name}" for name, value in zip(
@@ -172,9 +183,10 @@ def table(trace: Trace) -> list[str]:
 
 
 def _row(name: str, step: Step) -> str:
+    """Returns the line of one step. name: its number, or "median"."""
     exposed = step.parameters + step.gradients
-    inside = max(0.0, step.length - exposed)
-    return (f"{name:>6}{step.length:>10.2f}{inside:>11.2f}{step.parameters:>12.2f}{step.gradients:>12.2f}"
+    computing = max(0.0, step.length - exposed)
+    return (f"{name:>6}{step.length:>10.2f}{computing:>11.2f}{step.parameters:>12.2f}{step.gradients:>12.2f}"
             f"{exposed / step.length:>9.1%}{step.updates:>10.2f}{step.late:>6.0f}{step.summed / 1e6:>9.2f}"
             f"{step.gathered / 1e6:>9.2f}")
 
@@ -186,14 +198,14 @@ def draw(trace: Trace, path: str, steps: int) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
-    ends = sorted(e.ended for e in trace.ranks[0] if e.kind == STEPPED)
+    ends = sorted(event.ended for event in trace.ranks[0] if event.kind == STEPPED)
     if len(ends) < 2:
         raise ValueError("the trace has no complete step: call step() at least twice in the block")
     begin, end = ends[max(0, len(ends) - 1 - steps)], ends[-1]
     rows = [(rank, row) for rank in range(len(trace.ranks)) for row in (PROGRAM, UPDATES, SUMS, SLICES)]
     figure = Figure(figsize=(12, 1.2 + 0.35 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    named: dict[str, Any] = {}
+    bars_of: dict[str, Any] = {}
     for rank, events in enumerate(trace.ranks):
         for span in spans_of(events, trace.units):
             if span.ended < begin or span.began > end:
@@ -201,15 +213,17 @@ def draw(trace: Trace, path: str, steps: int) -> None:
             bars = axes.broken_barh([(span.began - begin, span.ended - span.began)],
                                     (rows.index((rank, span.row)) - 0.4, 0.8), facecolors=_COLOURS[span.what],
                                     edgecolors="white", linewidth=0.3, alpha=1 if span.row == PROGRAM else 0.5)
-            named.setdefault(span.what, bars)
+            bars_of.setdefault(span.what, bars)
     axes.set(xlim=(0, end - begin), ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), xlabel="ms")
     axes.set_yticklabels([f"rank {rank} {row}" if row == PROGRAM else row for rank, row in rows], fontsize=8)
-    axes.legend(named.values(), named, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncol=len(named), fontsize=8)
+    axes.legend(bars_of.values(), bars_of, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncol=len(bars_of),
+                fontsize=8)
     figure.savefig(path, dpi=150)
 
 
 # ---- the command ----
 def _run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit code."""
     trace = read(options.trace)
     print("\n".join(table(trace)))
     if options.picture:
@@ -218,6 +232,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def add_parser(commands: Any) -> None:
+    """Adds `zero` to the commands of `tutti`. commands: the subparsers of argparse."""
     zero = commands.add_parser(
         "zero", help="show what a training with torch_tutti.zero waited for, from a trace",
         description="Reads what `with optimizer.trace(PATH):` has written, and shows for each step how long it "

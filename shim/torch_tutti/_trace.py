@@ -19,7 +19,8 @@ Entry = dict[str, Any]
 _PACKAGES = {"site-packages", "dist-packages"}
 # Calls for which all ranks must give tensors of the same size; others may differ, as all_to_all with split sizes.
 SAME_SIZES = {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
-_TOLD = re.compile(r"(?:rank \d+ failed the group: )+")     # the prefix of an error that another rank had
+# The prefix of an error that this rank got from another rank.
+_PASSED_ON = re.compile(r"(?:rank \d+ failed the group: )+")
 
 
 class Traces(NamedTuple):
@@ -29,75 +30,86 @@ class Traces(NamedTuple):
 
 
 class Group(NamedTuple):
-    """One group as a rank knows it. members: ranks in the whole program."""
+    """One group as a rank knows it. members: its ranks, as ranks of the default group."""
     name: str
     description: str
     members: tuple[int, ...]
 
 
 class Progress(NamedTuple):
-    """A rank's progress in a group: how many collectives it has called, and how many have completed."""
+    """A rank's progress in a group. called, completed: the number of its last collective that was called, and of the
+    last that has completed. collectives: by number; for a coalesced call the first incomplete part. messages:
+    incomplete sends and receives."""
     called: int
     completed: int
-    collectives: dict[int, Entry]       # by number; for a coalesced call the first incomplete one
-    messages: list[Entry]               # incomplete sends and receives
+    collectives: dict[int, Entry]
+    messages: list[Entry]
 
 
 # ---- reading ----
 class _PlainData(pickle.Unpickler):
+    """Reads pickled plain data only. Raises UnpicklingError for data that refer to a class, because loading it would
+    run code."""
+
     def find_class(self, module: str, name: str) -> Any:
+        """Raises UnpicklingError: plain data refer to no class."""
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a trace holds only plain data")
 
 
 def read(folder: str, prefix: str | None = None) -> Traces:
-    """Reads all traces of a folder. Raises ValueError with the problem if there are none or they do not belong
-    together."""
-    place = Path(folder)
-    if not place.is_dir():
+    """Reads all traces of a folder. prefix: of their file names; None: any prefix that all files share. Raises
+    ValueError with the problem if there are none or they do not belong together."""
+    directory = Path(folder)
+    if not directory.is_dir():
         raise ValueError(f"{folder} is not a folder; traces are files in a folder, one for each rank. "
-                         f"{_where(folder)}")
-    begin = r"(?:.*\D)?" if prefix is None else re.escape(prefix)
-    named = [(path, found[1]) for path in sorted(place.iterdir())
-             if path.is_file() and (found := re.fullmatch(rf"(?!\.)({begin})[0-9]+", path.name))]
-    if not named:
-        given = "" if prefix is None else f" that begin with {prefix!r} and end in a rank"
-        raise ValueError(f"there are no traces{given} in {folder}. {_where(folder)}")
-    _check_one_kind(folder, {begins for _, begins in named})
-    traces = {path: _load(path) for path, _ in named}
+                         f"{_where_traces_are(folder)}")
+    pattern = r"(?:.*\D)?" if prefix is None else re.escape(prefix)
+    files = [(path, match[1]) for path in sorted(directory.iterdir())
+             if path.is_file() and (match := re.fullmatch(rf"(?!\.)({pattern})[0-9]+", path.name))]
+    if not files:
+        condition = "" if prefix is None else f" that begin with {prefix!r} and end in a rank"
+        raise ValueError(f"there are no traces{condition} in {folder}. {_where_traces_are(folder)}")
+    _check_one_kind(folder, {file_prefix for _, file_prefix in files})
+    traces = {path: _load(path) for path, _ in files}
     if prefix is None:                                  # a prefix may end in a digit; the trace has the rank
-        named = [(path, _begin_of(path, begins, traces[path])) for path, begins in named]
-        _check_one_kind(folder, {begins for _, begins in named})
-    chosen = named[0][1]
-    return Traces(chosen, dict(sorted((int(path.name[len(chosen):]), trace) for path, trace in traces.items())))
+        files = [(path, _prefix_of(path, file_prefix, traces[path])) for path, file_prefix in files]
+        _check_one_kind(folder, {file_prefix for _, file_prefix in files})
+    common_prefix = files[0][1]
+    return Traces(common_prefix, dict(sorted((int(path.name[len(common_prefix):]), trace)
+                                             for path, trace in traces.items())))
 
 
-def _check_one_kind(folder: str, kinds: set[str]) -> None:
-    if len(kinds) > 1:
-        raise ValueError(f"{folder} has files of several kinds: {', '.join(sorted(kinds))}. Select the traces with "
+def _check_one_kind(folder: str, prefixes: set[str]) -> None:
+    """Raises ValueError if there are several prefixes of file names."""
+    if len(prefixes) > 1:
+        raise ValueError(f"{folder} has files of several kinds: {', '.join(sorted(prefixes))}. Select the traces with "
                          "--prefix")
 
 
-def _begin_of(path: Path, begins: str, trace: dict[str, Any]) -> str:
-    """The part of a file name before the rank."""
+def _prefix_of(path: Path, file_prefix: str, trace: dict[str, Any]) -> str:
+    """Returns the part of a file name before the rank. A prefix may end in a digit, so the rank in the trace decides
+    where it ends, if the file name ends in that rank. file_prefix: the name without all digits at its end."""
     rank = str(trace.get("rank", ""))
-    known = rank and path.name[len(begins):].endswith(rank)
-    return path.name.removesuffix(rank) if known else begins
+    ends_in_rank = rank and path.name[len(file_prefix):].endswith(rank)
+    return path.name.removesuffix(rank) if ends_in_rank else file_prefix
 
 
-def _where(folder: str) -> str:
-    """A hint for an error: where traces are written, by the environment of this command."""
+def _where_traces_are(folder: str) -> str:
+    """Returns a hint for an error text: where traces are written, by the environment of this command."""
     if _recorder.recording() is None:
         return (f"They are written when a group fails, if TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE="
                 f"{os.path.join(folder, 'trace_')} were set for the program, on all ranks")
-    name, written = _recorder.recording()
-    if os.path.realpath(written) != os.path.realpath(folder):
-        return f"With the environment of this command they are written into {written}: look there"
+    name, trace_folder = _recorder.recording()
+    if os.path.realpath(trace_folder) != os.path.realpath(folder):
+        return f"With the environment of this command they are written into {trace_folder}: look there"
     return (f"{name} is set here; if it was set for the program, too, no rank has seen a group fail, or each was "
             "killed before it had written its trace. A rank that writes a trace prints a line about it on standard "
             "error, after the error itself")
 
 
 def _load(path: Path) -> dict[str, Any]:
+    """Returns the trace in a file. Raises ValueError with the problem if the file is not a valid trace, OSError if it
+    cannot be read."""
     try:
         with path.open("rb") as file:
             trace = _PlainData(file).load()
@@ -107,7 +119,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a trace of the flight recorder: {error or 'it is cut short'}") from None
     if isinstance(trace, dict) and str(trace.get("version", "2")).split(".")[0] != "2":
         raise ValueError(f"{path} is of version {trace['version']}; this command reads versions 2.x")
-    if problem := _problem(trace, _TRACE, "trace") or _inner_problem(trace):
+    if problem := _type_problem(trace, _TRACE, "trace") or _contradiction(trace):
         raise ValueError(f"{path} is not a trace of the flight recorder: {problem}")
     return trace
 
@@ -127,26 +139,28 @@ _TRACE: Any = {
 }
 
 
-def _problem(value: Any, shape: Any, name: str) -> str:
-    """Compares a value with a shape as in _TRACE. Returns the first difference, with its name, or ""."""
+def _type_problem(value: Any, shape: Any, name: str) -> str:
+    """Compares the types of a value with a shape as in _TRACE. Returns a text about the first difference, or "". name:
+    of the value, for the text."""
     if isinstance(shape, dict) and isinstance(value, dict):
-        if strange := [key for key in value if not isinstance(key, str)]:
-            return f"{name} has the key {strange[0]!r}"
+        if other_keys := [key for key in value if not isinstance(key, str)]:
+            return f"{name} has the key {other_keys[0]!r}"
         shape = dict.fromkeys(value, shape["*"]) if "*" in shape else shape
         if missing := [key for key in shape if key not in value and not key.endswith("?")]:
             return f"{name} has no {missing[0]!r}"
-        parts = [(value[key], of, f"{name}[{key!r}]") for end, of in shape.items() if (key := end.rstrip("?")) in value]
+        members = [(value[key], member_shape, f"{name}[{key!r}]") for shape_key, member_shape in shape.items()
+                   if (key := shape_key.rstrip("?")) in value]
     elif isinstance(shape, list) and isinstance(value, (list, tuple)):
-        parts = [(one, shape[0], f"{name}[{i}]") for i, one in enumerate(value)]
+        members = [(member, shape[0], f"{name}[{index}]") for index, member in enumerate(value)]
     elif isinstance(shape, (dict, list)) or not isinstance(value, shape):
         return f"{name} is of type {type(value).__name__}"
     else:
         return ""
-    return next(filter(None, (_problem(*part) for part in parts)), "")
+    return next(filter(None, (_type_problem(*part) for part in members)), "")
 
 
-def _inner_problem(trace: dict[str, Any]) -> str:
-    """Returns the first contradiction between parts of a trace, or ""."""
+def _contradiction(trace: dict[str, Any]) -> str:
+    """Returns a text about the first contradiction between parts of a trace, or ""."""
     for name, group in trace["pg_config"].items():
         if str(group["pg_id"]) not in trace["pg_status"]:
             return f"pg_status has no entry for group {name!r}"
@@ -160,16 +174,16 @@ def _inner_problem(trace: dict[str, Any]) -> str:
 
 # ---- what happened ----
 def groups_of(traces: Traces) -> list[Group]:
-    """The groups in all traces, in the order of their creation."""
-    known: dict[Group, None] = {}
+    """Returns the groups of all traces, in the order of their creation."""
+    groups: dict[Group, None] = {}
     for trace in traces.of_rank.values():
         for name, group in trace["pg_config"].items():
-            known[Group(name, group["desc"], tuple(map(int, re.findall(r"\d+", group["ranks"]))))] = None
-    return list(known)
+            groups[Group(name, group["desc"], tuple(map(int, re.findall(r"\d+", group["ranks"]))))] = None
+    return list(groups)
 
 
 def progress_of(trace: dict[str, Any], group: Group) -> Progress:
-    """A rank's progress in a group; empty if the rank is not in it."""
+    """Returns a rank's progress in a group; empty if the rank is not in it. trace: of the rank."""
     config = trace["pg_config"].get(group.name)
     if config is None:
         return Progress(0, 0, {}, [])
@@ -180,18 +194,18 @@ def progress_of(trace: dict[str, Any], group: Group) -> Progress:
         if entry["process_group"][0] != group.name:
             continue
         if entry["is_p2p"]:
-            messages += [entry] if not _over(entry) and "coalesced" not in entry["profiling_name"] else []
-        elif _over(collectives.get(entry["collective_seq_id"], {"state": "completed"})):
+            messages += [entry] if not _is_completed(entry) and "coalesced" not in entry["profiling_name"] else []
+        elif _is_completed(collectives.get(entry["collective_seq_id"], {"state": "completed"})):
             collectives[entry["collective_seq_id"]] = entry
     return Progress(status["last_enqueued_collective"], status["last_completed_collective"], collectives, messages)
 
 
-def _over(entry: Entry) -> bool:
+def _is_completed(entry: Entry) -> bool:
     return entry["state"] == "completed"
 
 
 def describe(traces: Traces) -> str:
-    """The report, as text."""
+    """Returns the report as text."""
     groups = groups_of(traces)
     present = set(traces.of_rank)
     absent = sorted({rank for group in groups for rank in group.members} - present)
@@ -200,105 +214,112 @@ def describe(traces: Traces) -> str:
         lines.append(f"no trace of {_ranks(absent)}: ended, or still busy elsewhere and unaware that the others "
                      "failed")
     for group in groups:
-        lines += ["", *_lines_of(group, {r: progress_of(traces.of_rank[r], group) for r in group.members if r in
-                                         present})]
+        progress = {rank: progress_of(traces.of_rank[rank], group) for rank in group.members if rank in present}
+        lines += ["", *_describe_group(group, progress)]
     return "\n".join(lines)
 
 
-def _lines_of(group: Group, progress: dict[int, Progress]) -> list[str]:
-    """The lines about one group. progress: of its ranks that have a trace."""
+def _describe_group(group: Group, progress: dict[int, Progress]) -> list[str]:
+    """Returns the lines about one group. progress: of those of its ranks that have a trace."""
     title = f"group {group.name}" + (f" ({group.description})" if group.description else "")
     if not progress:
         return [f"{title}, {_ranks(group.members)}: there is no trace of any of them"]
-    common = min(of.completed for of in progress.values())
-    called = max(of.called for of in progress.values())
-    who = "all have" if len(progress) == len(group.members) else "the ranks with a trace have all"
-    lines = [f"{title}, {_ranks(group.members)}: {who} completed {_count(common)}"]
-    stuck = next((n for n in range(common + 1, called + 1) if any(of.called >= n for of in progress.values())), None)
-    messages = {rank: entry for rank, of in progress.items() for entry in of.messages[:1]}
-    if stuck is None and not messages:
+    common_operations = min(of_rank.completed for of_rank in progress.values())
+    most_calls = max(of_rank.called for of_rank in progress.values())
+    subject = "all have" if len(progress) == len(group.members) else "the ranks with a trace have all"
+    lines = [f"{title}, {_ranks(group.members)}: {subject} completed {_count(common_operations)}"]
+    incomplete = next((number for number in range(common_operations + 1, most_calls + 1)
+                       if any(of_rank.called >= number for of_rank in progress.values())), None)
+    messages = {rank: entry for rank, of_rank in progress.items() for entry in of_rank.messages[:1]}
+    if incomplete is None and not messages:
         return lines
-    for rank, of in progress.items():
-        lines += [f"  rank {rank} {line}" for line in _doing(of, common, group)]
-    if stuck is not None:
-        lines += [f"  => {line}" for line in _explain(stuck, progress, set(group.members) - set(progress))]
-    elif error := _error(messages):
+    for rank, of_rank in progress.items():
+        lines += [f"  rank {rank} {line}" for line in _describe_rank(of_rank, group)]
+    if incomplete is not None:
+        absent = set(group.members) - set(progress)
+        lines += [f"  => {line}" for line in _explain_operation(incomplete, progress, absent)]
+    elif error := _first_error(messages):
         lines.append(f"  => a message failed: {error[1]}")
     return lines
 
 
-def _doing(of: Progress, common: int, group: Group) -> list[str]:
-    """The lines about one rank: its incomplete operation and messages. common: operations that all have completed."""
-    open_ones = [(n, entry) for n, entry in sorted(of.collectives.items()) if not _over(entry)]
+def _describe_rank(progress: Progress, group: Group) -> list[str]:
+    """Returns the lines about one rank: its incomplete operation and messages."""
+    incomplete = [(number, entry) for number, entry in sorted(progress.collectives.items()) if not _is_completed(entry)]
     lines = []
-    if open_ones:
-        number, entry = open_ones[0]
-        lines.append(f"{'failed' if entry['retired'] else 'is'} in operation {number}: {_call(entry)}")
-        lines[-1] += _failure(entry)
-    elif not of.messages:
-        last = of.collectives.get(of.completed)
-        lines.append(f"has called nothing after operation {of.called}" + (f": {_call(last)}" if last else ""))
-    for entry in of.messages:
-        lines.append(f"{'failed' if entry['retired'] else 'is'} in a message: {_message(entry, group)}"
-                     + _failure(entry))
+    if incomplete:
+        number, entry = incomplete[0]
+        lines.append(f"{'failed' if entry['retired'] else 'is'} in operation {number}: {_call_text(entry)}")
+        lines[-1] += _failure_text(entry)
+    elif not progress.messages:
+        last = progress.collectives.get(progress.completed)
+        lines.append(f"has called nothing after operation {progress.called}"
+                     + (f": {_call_text(last)}" if last else ""))
+    for entry in progress.messages:
+        lines.append(f"{'failed' if entry['retired'] else 'is'} in a message: {_message_text(entry, group)}"
+                     + _failure_text(entry))
     return lines
 
 
-def _failure(entry: Entry) -> str:
+def _failure_text(entry: Entry) -> str:
+    """Returns the error text of an operation on a line of its own, or ""."""
     return f"\n      {entry['failure']}" if entry.get("failure") else ""
 
 
-def _explain(number: int, progress: dict[int, Progress], absent: set[int]) -> list[str]:
-    """Explains the first operation that not all ranks have completed. The core's error comes first: it names dead
-    ranks, and compares more than sizes. absent: ranks without a trace."""
-    missing = [rank for rank, of in progress.items() if of.called < number]
-    calls = {rank: of.collectives[number] for rank, of in progress.items() if number in of.collectives}
-    kind, text = _error(calls) or ("", "")
+def _explain_operation(number: int, progress: dict[int, Progress], absent: set[int]) -> list[str]:
+    """Returns lines that explain the first operation that not all ranks have completed. The core's error comes first:
+    it names dead ranks, and compares more than sizes. number: of the operation. absent: ranks without a trace."""
+    missing = [rank for rank, of_rank in progress.items() if of_rank.called < number]
+    calls = {rank: of_rank.collectives[number] for rank, of_rank in progress.items() if number in of_rank.collectives}
+    kind, text = _first_error(calls) or ("", "")
     lines = [f"operation {number} was not called by {_ranks(missing)}"] if missing else []
     if kind in ("", "MismatchError"):
         lines += _differences(number, calls)
     elif kind == "TimeoutError":
-        lines += _late(number, calls)
+        lines += _late_calls(number, calls)
     if text and (not lines or kind not in ("TimeoutError", "MismatchError")):
         lines.insert(0, f"operation {number} failed: {text}")
     if not calls and not lines:
         lines.append(f"operation {number} is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
-    others = f", or waits for {_ranks(absent)}, which left no trace" if absent else ""
+    also_awaited = f", or waits for {_ranks(absent)}, which left no trace" if absent else ""
     return lines or [f"operation {number} was called identically by {_ranks(calls)} and is not finished: it is "
-                     f"slow{others}"]
+                     f"slow{also_awaited}"]
 
 
-def _error(calls: dict[int, Entry]) -> tuple[str, str] | None:
-    """The class and text of the first error, without the prefix of ranks that got it from another."""
+def _first_error(calls: dict[int, Entry]) -> tuple[str, str] | None:
+    """Returns the class of the error that came first, and its text without the prefix _PASSED_ON; or None. Prefers the
+    errors of a rank itself to those that it got from another rank. calls: one operation, by rank."""
     failed = [entry for entry in calls.values() if entry.get("failure")]
     if not failed:
         return None
-    own = [entry for entry in failed if not _TOLD.match(entry["failure"])]
-    first = min(own or failed, key=lambda entry: entry.get("time_created_ns", 0))
-    return first.get("failure_class", ""), _TOLD.sub("", first["failure"])
+    own_errors = [entry for entry in failed if not _PASSED_ON.match(entry["failure"])]
+    first = min(own_errors or failed, key=lambda entry: entry.get("time_created_ns", 0))
+    return first.get("failure_class", ""), _PASSED_ON.sub("", first["failure"])
 
 
 def _differences(number: int, calls: dict[int, Entry]) -> list[str]:
-    """A line if ranks have made different calls."""
-    versions: dict[Any, list[int]] = defaultdict(list)
+    """Returns a line if ranks have made different calls of the operation with this number."""
+    ranks_of: dict[Any, list[int]] = defaultdict(list)
     for rank, entry in calls.items():
-        versions[_signature(entry)].append(rank)
-    if len(versions) < 2:
+        ranks_of[_signature(entry)].append(rank)
+    if len(ranks_of) < 2:
         return []
-    return [f"operation {number} differs: " + "; ".join(f"{_call(calls[ranks[0]])} on {_ranks(ranks)}"
-                                                       for ranks in versions.values())]
+    return [f"operation {number} differs: " + "; ".join(f"{_call_text(calls[ranks[0]])} on {_ranks(ranks)}"
+                                                       for ranks in ranks_of.values())]
 
 
-def _late(number: int, calls: dict[int, Entry]) -> list[str]:
-    """A line for each rank that called after the timeout of the first call."""
+def _late_calls(number: int, calls: dict[int, Entry]) -> list[str]:
+    """Returns a line for each rank that called after the timeout of the first call."""
     first = min(calls.values(), key=lambda entry: entry["time_created_ns"])
-    came_ms = {rank: (entry["time_created_ns"] - first["time_created_ns"]) / 1e6 for rank, entry in calls.items()}
-    return [f"operation {number} was called too late by rank {rank}: {ms / 1e3:.1f} s after the first, whose timeout "
-            f"is {first['timeout_ms'] / 1e3:g} s" for rank, ms in came_ms.items() if ms > first["timeout_ms"]]
+    delays_ms = {rank: (entry["time_created_ns"] - first["time_created_ns"]) / 1e6 for rank, entry in calls.items()}
+    return [f"operation {number} was called too late by rank {rank}: {delay_ms / 1e3:.1f} s after the first, whose "
+            f"timeout is {first['timeout_ms'] / 1e3:g} s"
+            for rank, delay_ms in delays_ms.items() if delay_ms > first["timeout_ms"]]
 
 
 def _signature(entry: Entry) -> tuple[Any, ...]:
-    """The parts of a call that must be equal on all ranks."""
+    """Returns the parts of a call that must be equal on all ranks: kind, sizes (of kinds that need equal ones),
+    types."""
     name = kind_of(entry)
     sizes = str((entry["input_sizes"], entry["output_sizes"])) if name in SAME_SIZES else ""
     return name, sizes, str(sorted(set(entry["input_dtypes"] + entry["output_dtypes"])))
@@ -306,30 +327,30 @@ def _signature(entry: Entry) -> tuple[Any, ...]:
 
 # ---- words ----
 def kind_of(entry: Entry) -> str:
-    """The kind of a call: "all_reduce" for "tutti:all_reduce", "send" for "tutti:send 0->1"."""
+    """Returns the kind of a call: "all_reduce" for "tutti:all_reduce", "send" for "tutti:send 0->1"."""
     return entry["profiling_name"].partition(":")[2].partition(" ")[0]
 
 
-def _call(entry: Entry) -> str:
-    """A call as text: kind, sizes, types, line of the program."""
+def _call_text(entry: Entry) -> str:
+    """Returns a call as text: kind, sizes, types, line of the program."""
     tensors = " ".join([*map(str, entry["input_sizes"][:3]), *(["…"] if len(entry["input_sizes"]) > 3 else []),
-                        *sorted({t.lower() for t in entry["input_dtypes"]})])
+                        *sorted({dtype.lower() for dtype in entry["input_dtypes"]})])
     return " ".join(filter(None, [kind_of(entry), tensors, _site(entry)]))
 
 
-def _message(entry: Entry, group: Group) -> str:
-    """A message with its peer, as a rank of the program."""
+def _message_text(entry: Entry, group: Group) -> str:
+    """Returns a message as text, with its peer as a rank of the default group."""
     peer = re.split("->|<-", entry["profiling_name"])[-1]
-    to = "to" if kind_of(entry) == "send" else "from"
-    whom = "any rank" if peer == "any" else "a rank that the trace does not name"
+    preposition = "to" if kind_of(entry) == "send" else "from"
+    peer_text = "any rank" if peer == "any" else "a rank that the trace does not name"
     if re.fullmatch("[0-9]{1,9}", peer) and int(peer) < len(group.members):
-        whom = f"rank {group.members[int(peer)]}"
-    return f"{_call(entry)} {to} {whom}"
+        peer_text = f"rank {group.members[int(peer)]}"
+    return f"{_call_text(entry)} {preposition} {peer_text}"
 
 
 def _site(entry: Entry) -> str:
-    """The line of the program that made the call: the innermost stack frame outside of installed packages, else the
-    innermost one outside of torch and tutti."""
+    """Returns the line of the program that made the call, or "": the innermost stack frame outside of installed
+    packages, else the innermost one outside of torch and tutti."""
     frames = [frame for frame in entry.get("frames", []) if not _is_library(Path(frame["filename"]))]
     for frame in [frame for frame in frames if not _PACKAGES & set(Path(frame["filename"]).parts)] or frames:
         return f"({frame['name']}, {frame['filename']}:{frame['line']})"
@@ -337,14 +358,14 @@ def _site(entry: Entry) -> str:
 
 
 def _is_library(path: Path) -> bool:
-    """True for files of torch, tutti, typing_extensions and Python's library."""
-    library = re.search(r"/python3\.\d+/(?!(?:site|dist)-packages/)", str(path))
-    return bool(library or {"torch", "torch_tutti", "typing_extensions.py"} & set(path.parts)
+    """Returns whether a file belongs to torch, tutti, typing_extensions or Python's library."""
+    in_python_library = re.search(r"/python3\.\d+/(?!(?:site|dist)-packages/)", str(path))
+    return bool(in_python_library or {"torch", "torch_tutti", "typing_extensions.py"} & set(path.parts)
                 or str(path).startswith("<"))
 
 
 def _ranks(ranks: Any) -> str:
-    """Ranks as text: "rank 1", "ranks 0, 2-5"."""
+    """Returns ranks as text: "rank 1", "ranks 0, 2-5"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -356,4 +377,5 @@ def _ranks(ranks: Any) -> str:
 
 
 def _count(operations: int) -> str:
+    """Returns a number of operations as text."""
     return "no operation" if operations == 0 else f"{operations} operation{'s' if operations > 1 else ''}"

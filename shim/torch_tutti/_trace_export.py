@@ -1,11 +1,11 @@
-"""Traces for torch's own reader, `torchfrtrace`. It takes operations of the backends that it knows by name only, and
-expects of each what NCCL records: one tensor where there is a list, and the same on all ranks. What is written here
-says the same in its words, except where it would come to a wrong verdict:
+"""Converts traces for torch's own reader, `torchfrtrace`. That reader accepts only operations of backends that it knows
+by name, in the form in which NCCL records them: one tensor instead of a list, with equal sizes on all ranks. The export
+differs from the traces where the reader would come to a wrong result:
 
-- of coalesced collectives it leaves ranks out, when it happens to read another file than rank 0's first; so each part
-  of one is written as a collective with a number of its own;
-- a send or receive it compares with what all ranks of the group do, an exchange it does not match, and a message whose
-  number is that of the collective before it makes it stop; so messages are not written.
+- The reader leaves out ranks of a coalesced collective if it happens to read another file before rank 0's. So each part
+  of a coalesced collective is written as a collective with its own number.
+- The reader compares a send or receive with the operations of all ranks of the group, does not match exchanges, and
+  stops at a message with the number of the collective before it. So messages are not written.
 """
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ from typing import Any
 from torch_tutti import _recorder
 from torch_tutti._trace import Entry, Traces, kind_of
 
-Parts = dict[str, dict[int, int]]       # of which group, in which call: how many parts, where there are several
+# The number of parts of each coalesced collective that has several, by group name and number of the collective.
+Parts = dict[str, dict[int, int]]
 
 
 def export(traces: Traces, backend: str, folder: str) -> int:
-    """Writes all traces, with operations called `backend`'s, into a folder, which is made; how many messages were
-    left out. Raises ValueError when the folder has other files."""
+    """Writes all traces into a folder, which it creates, with the operations renamed to those of `backend`. Returns how
+    many messages it has left out. Raises ValueError when the folder has other files."""
     os.makedirs(folder, exist_ok=True)
     names = {rank: f"{traces.prefix}{rank}" for rank in traces.of_rank}
-    strangers = sorted(set(os.listdir(folder)) - set(names.values()))
-    if strangers:
-        raise ValueError(f"{folder} has other files, such as {strangers[0]}, which torchfrtrace would read, too: "
+    other_files = sorted(set(os.listdir(folder)) - set(names.values()))
+    if other_files:
+        raise ValueError(f"{folder} has other files, such as {other_files[0]}, which torchfrtrace would read, too: "
                          "name an empty or a new folder")
     parts = coalesced(traces)
     left_out = 0
     for rank, trace in traces.of_rank.items():
         left_out += sum(entry["is_p2p"] and kind_of(entry) != "coalesced" for entry in trace["entries"])
-        _recorder.put({**trace, "entries": translated(trace, parts, backend)}, os.path.join(folder, names[rank]))
+        _recorder.write_trace({**trace, "entries": translated(trace, parts, backend)},
+                              os.path.join(folder, names[rank]))
     return left_out
 
 
 def coalesced(traces: Traces) -> Parts:
-    """Of the rank that knows most, because another may have lost the first parts or not come to the last."""
+    """Returns the numbers of parts of coalesced collectives. Of several ranks the highest count is right: a rank may
+    have lost the first parts, or not have reached the last."""
     parts: Parts = {}
     for trace in traces.of_rank.values():
         counts = Counter((entry["process_group"][0], entry["collective_seq_id"]) for entry in trace["entries"]
@@ -50,33 +53,35 @@ def coalesced(traces: Traces) -> Parts:
 
 
 def translated(trace: dict[str, Any], parts: Parts, backend: str) -> list[Entry]:
-    """The collectives of one rank."""
-    ranks = {name: group["ranks"].count(",") + 1 for name, group in trace["pg_config"].items()}
-    seen: Counter[tuple[str, int]] = Counter()
+    """Returns the collectives of one rank's trace, renamed to those of `backend`, with a new number for each part of a
+    coalesced collective."""
+    group_sizes = {name: group["ranks"].count(",") + 1 for name, group in trace["pg_config"].items()}
+    written: Counter[tuple[str, int]] = Counter()
     entries = []
     for entry in trace["entries"]:
         group, number = entry["process_group"][0], entry["collective_seq_id"]
         if entry["is_p2p"] or kind_of(entry) == "coalesced":
             continue
-        before = sum(count - 1 for earlier, count in parts.get(group, {}).items() if earlier < number)
-        entries.append({**_renamed(entry, ranks[group], backend), "collective_seq_id":
-                        number + before + seen[group, number]})
-        seen[group, number] += 1
+        added = sum(count - 1 for earlier, count in parts.get(group, {}).items() if earlier < number)
+        entries.append({**_renamed(entry, group_sizes[group], backend), "collective_seq_id":
+                        number + added + written[group, number]})
+        written[group, number] += 1
     return entries
 
 
-def _renamed(entry: Entry, ranks: int, backend: str) -> Entry:
-    """One operation of a group of so many ranks."""
-    kind, inputs, outputs = _sizes(kind_of(entry), entry["input_sizes"], entry["output_sizes"], ranks)
+def _renamed(entry: Entry, group_size: int, backend: str) -> Entry:
+    """Returns one operation as `backend` would record it. group_size: the number of ranks in its group."""
+    kind, inputs, outputs = _sizes(kind_of(entry), entry["input_sizes"], entry["output_sizes"], group_size)
     return {**entry, "profiling_name": f"{backend}:{kind}", "input_sizes": inputs, "output_sizes": outputs}
 
 
-def _sizes(kind: str, inputs: list[Any], outputs: list[Any], ranks: int) -> tuple[str, list[Any], list[Any]]:
-    """What to call it, and lists as the one tensor that they would be."""
+def _sizes(kind: str, inputs: list[Any], outputs: list[Any], group_size: int) -> tuple[str, list[Any], list[Any]]:
+    """Returns (kind, input sizes, output sizes) as NCCL would record them: a list as one tensor with as many elements.
+    Collectives with parts of different sizes get another kind, for which the reader permits them."""
     if kind == "all_gather" and len({math.prod(size) for size in outputs}) > 1:
-        return "all_to_all", [[_total(inputs) * ranks]], [[_total(outputs)]]    # each sends its part to all
-    if kind == "reduce_scatter" and ranks > 1 and _total(inputs) == _total(outputs):
-        return "reduce", inputs, outputs                # the part of one rank, of parts that differ in size
+        return "all_to_all", [[_total(inputs) * group_size]], [[_total(outputs)]]    # each rank sends its part to all
+    if kind == "reduce_scatter" and group_size > 1 and _total(inputs) == _total(outputs):
+        return "reduce", inputs, outputs                # the part of one rank, if parts differ in size
     if kind in ("all_gather", "all_to_all") and len(outputs) > 1:
         outputs = [[_total(outputs)]]
     if kind in ("reduce_scatter", "all_to_all") and len(inputs) > 1:
@@ -85,4 +90,5 @@ def _sizes(kind: str, inputs: list[Any], outputs: list[Any], ranks: int) -> tupl
 
 
 def _total(sizes: list[Any]) -> int:
+    """Returns the number of elements of all tensors."""
     return sum(math.prod(size) for size in sizes)

@@ -1,6 +1,6 @@
-"""Where the UCX library may be besides where the dynamic linker looks: in a wheel (`pip install libucx-cu12`, which the
-extra `ucx` asks for). The core opens the first of TUTTI_UCX that can be loaded, when a group over several hosts needs
-it, so the library of the system goes first, which knows the network of this machine.
+"""Finds the UCX library in a wheel (`pip install libucx-cu12`, which the extra `ucx` installs), where the dynamic
+linker does not look. When a group over several hosts needs UCX, the core opens the first library of TUTTI_UCX that can
+be loaded. The system's library is the first, because it supports the network of this machine.
 """
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ SYSTEM = "libucp.so.0"
 
 
 def of_wheel() -> Path | None:
-    """The library in the package libucx, which is not imported for it."""
+    """Returns the path of the UCX library in the package libucx, or None without it. Does not import the package."""
     try:
         package = find_spec("libucx")
-    except (ImportError, ValueError):                   # half there, or put into sys.modules by hand
+    except (ImportError, ValueError):                   # the package is incomplete, or put into sys.modules by hand
         return None
     for folder in (package.submodule_search_locations or []) if package else []:
-        found = Path(folder) / "lib" / SYSTEM
-        if found.is_file():
-            return found
+        path = Path(folder) / "lib" / SYSTEM
+        if path.is_file():
+            return path
     return None
 
 
 def look_for_wheel() -> None:
-    """Tells the core, which reads its settings when the first group is made. What the user says stays."""
-    if "TUTTI_UCX" not in os.environ and (found := of_wheel()):
-        os.environ["TUTTI_UCX"] = f"{SYSTEM}:{found}"
+    """Sets TUTTI_UCX to the system's library and the wheel's, if there is a wheel. Keeps a value that the user has set.
+    Call it before the first group is made, when the core reads its settings."""
+    if "TUTTI_UCX" not in os.environ and (path := of_wheel()):
+        os.environ["TUTTI_UCX"] = f"{SYSTEM}:{path}"

@@ -1,6 +1,5 @@
-"""The command `tutti`: what the library knows about this machine, the schedules of its algorithms, programs written for
-another backend, measuring, what the choice of algorithms rests on, the traces of programs that failed, what training
-a model takes, what it waits for, and what a C compiler needs."""
+"""The command `tutti`: shows this machine, schedules and traces, runs programs of other backends on tutti, measures
+collectives and machine parameters, plans training, and prints the flags for a C compiler."""
 from __future__ import annotations
 
 import argparse
@@ -18,6 +17,7 @@ from torch_tutti._timeline import add_parser as add_zero
 
 
 def _shown(value: Any) -> str:
+    """Returns a value of `tutti info` as text: a list as its values with spaces between them."""
     if isinstance(value, list):
         return " ".join(map(_shown, value)) or "none"
     if isinstance(value, float) and value.is_integer():
@@ -26,7 +26,7 @@ def _shown(value: Any) -> str:
 
 
 def _lines(value: dict[str, Any], indent: str = "") -> list[str]:
-    """Dictionaries inside one another as indented lines."""
+    """Returns nested dictionaries as indented lines."""
     lines: list[str] = []
     for key, item in value.items():
         if isinstance(item, dict):
@@ -37,34 +37,40 @@ def _lines(value: dict[str, Any], indent: str = "") -> list[str]:
 
 
 def _setting(row: dict[str, Any]) -> str:
+    """Returns the value of a setting as text, with the default if that differs. row: a setting of info()."""
     return row["value"] + ("" if row["value"] == row["default"] else f" (default: {_shown(row['default'])})")
 
 
+# ---- the subcommands: each returns the exit code ----
 def _info(arguments: argparse.Namespace) -> int:
-    known = _library.info()
+    """Prints versions, machine, limits and settings."""
+    info = _library.info()
     if arguments.json:
-        print(json.dumps(known, indent=2))
+        print(json.dumps(info, indent=2))
     else:
-        print("\n".join(_lines({**known, "settings": {row["name"]: _setting(row) for row in known["settings"]}})))
+        print("\n".join(_lines({**info, "settings": {row["name"]: _setting(row) for row in info["settings"]}})))
     return 0
 
 
 def _config(arguments: argparse.Namespace) -> int:
+    """Prints flags for a C compiler, or the folder of tutti.pc."""
     if arguments.pkgconfig:
         print(_library.pkgconfig_folder())
         return 0
-    both = arguments.cflags == arguments.libs
-    print(_library.flags(both or arguments.cflags, both or arguments.libs))
+    prints_both = arguments.cflags == arguments.libs
+    print(_library.flags(prints_both or arguments.cflags, prints_both or arguments.libs))
     return 0
 
 
 def _algorithms(_: argparse.Namespace) -> int:
+    """Prints the algorithms of every collective."""
     for collective, names in _library.algorithms().items():
         print(f"{collective:16} {' '.join(names)}")
     return 0
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
+    """Prints or draws the steps of an algorithm."""
     text = _library.schedule(arguments.collective, arguments.algorithm, arguments.ranks, arguments.root)
     if arguments.picture:
         from torch_tutti.picture import draw
@@ -75,21 +81,26 @@ def _schedule(arguments: argparse.Namespace) -> int:
 
 
 def _run_program(arguments: argparse.Namespace) -> int:
+    """Becomes the program, on tutti; does not return."""
     _run.run(arguments.backends, arguments.program)
     return 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    """Measures collectives, or compares saved files."""
     from torch_tutti._bench.command import main as measure
     return measure(arguments, arguments.words)
 
 
 def _model(arguments: argparse.Namespace) -> int:
+    """Shows predicted and measured times of algorithms."""
     from torch_tutti._model.command import main as measure
     return measure(arguments, arguments.words)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
+    """Reads the traces of a folder; prints a report, or with --as and --out converts them for torchfrtrace. Raises
+    ValueError if only one of these options is given."""
     from torch_tutti import _trace
     traces = _trace.read(arguments.folder, arguments.prefix)
     if arguments.backend is None and arguments.out is None:
@@ -105,6 +116,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _add_trace(commands: Any) -> None:
+    """Adds `trace` to the commands of `tutti`. commands: the subparsers of argparse."""
     trace = commands.add_parser(
         "trace", help="show which rank the others waited for, from the files of the flight recorder",
         description="When a group fails, each rank of a program that runs with TORCH_FR_BUFFER_SIZE=2000 and "
@@ -121,6 +133,7 @@ def _add_trace(commands: Any) -> None:
 
 
 def _add_schedule(commands: Any) -> None:
+    """Adds `schedule` to the commands of `tutti`. commands: the subparsers of argparse."""
     schedule = commands.add_parser("schedule", help="print or draw the steps of an algorithm")
     schedule.add_argument("collective", help="such as allreduce")
     schedule.add_argument("algorithm", help="such as ring; see tutti algorithms")
@@ -131,6 +144,7 @@ def _add_schedule(commands: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands. Each command sets `run`, the function that runs it."""
     parser = argparse.ArgumentParser(
         prog="tutti", description="tutti is a communication backend for torch.distributed; a program uses it by "
                                   "init_process_group(\"tutti\"), without this command.",
@@ -167,14 +181,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; 0 for success, 1 with a line on standard error otherwise."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs the command of these arguments; None: those of this process. Returns the exit code: 0 for success, 1 with a
+    line on standard error for an error, or the code of the command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     program: list[str] = []
-    if given[:1] == ["run"]:                            # what follows the program is the program's
-        ours, program = _run.split(given[1:])
-        given = ["run", *ours]
-    chosen = _parser().parse_args(given)
-    chosen.program, chosen.words = program, given
+    if words[:1] == ["run"]:                            # arguments after the program belong to the program
+        options, program = _run.split(words[1:])
+        words = ["run", *options]
+    chosen = _parser().parse_args(words)
+    chosen.program, chosen.words = program, words
     try:
         return chosen.run(chosen)
     except (ValueError, NotImplementedError, ImportError, OSError) as error:

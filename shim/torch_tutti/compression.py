@@ -1,4 +1,5 @@
-"""Gradients in fewer bytes: what is lost on the way is kept, and joins the gradients of the next step.
+"""Sends gradients in fewer bytes. Each rank keeps what compression leaves out (the residual), and adds it to the
+gradients of the next step.
 
     model = DistributedDataParallel(module)
     compressor = torch_tutti.compression.compress(model, "int8")
@@ -24,8 +25,8 @@ from torch_tutti._library import _check, _library, dtype_numbers
 
 __all__ = ["Compression", "Compressor", "compress", "hook"]
 _FORMS = {"fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "topk": 5, "randomk": 6, "threshold": 7}
-_GROUP = 1024                           # numbers, of which the core keeps so many
-PATIENCE_S = 5                          # with a thread that waits for other ranks while this one ends
+_GROUP = 1024                           # elements, of which the core sends a given number
+THREAD_TIMEOUT_S = 5                    # how long the end of the process waits for a thread
 DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 
 
@@ -33,14 +34,15 @@ DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 class Compression:
     """How gradients are packed; the same on all ranks.
 
-    form: "fp16", "bf16": rounded. "int8", "int4": integers, times a scale that 128 numbers share. "topk": the largest;
-    "randomk": as many that are drawn, the same on all ranks; "threshold": those of at least that magnitude. share: of
-    these, what is kept, of the last at most, above 0 and up to 1 (rounded to a number of 1,024). threshold: above 0, of
-    a rank's gradients, on several hosts of the sum of a host's. feedback: what is lost joins the next gradients; it
-    takes 4 bytes for each number that a rank packs. stochastic: integers are rounded up or down by chance, so that the
-    mean is right. momentum: of what leaves numbers out, with feedback: gradients gather it before they are packed, for
-    an optimizer that has none of its own (4 bytes more; where a number is sent, its momentum begins anew). seed: of all
-    chance. Raises ValueError.
+    form: "fp16", "bf16": rounded. "int8", "int4": integers, times a scale for each 128 elements. "topk": the largest
+    elements. "randomk": random elements, the same on all ranks. "threshold": elements of at least the magnitude
+    `threshold`. share: for the last three forms, the part of the elements that is sent ("threshold": at most), above 0
+    and up to 1, rounded to 1/1,024. threshold: above 0; compared with a rank's gradients, on several hosts with the
+    sums of a host. feedback: the residual is added to the next gradients; it takes 4 bytes for each element that a rank
+    packs. stochastic: integers are rounded up or down at random, so that their mean is right. momentum: for forms that
+    leave elements out, with feedback: momentum is applied to the gradients before they are packed, for an optimizer
+    without momentum. It takes 4 more bytes; the momentum of an element that is sent starts again from 0. seed: of all
+    random choices. Raises ValueError for values that do not fit.
     """
     form: str
     share: float = 0.01
@@ -51,6 +53,7 @@ class Compression:
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
+        """Raises ValueError for values that do not fit."""
         if self.form not in _FORMS:
             raise ValueError(f"compression {self.form!r}: the forms are {', '.join(_FORMS)}")
         if not 0 < self.share <= 1:
@@ -66,26 +69,28 @@ class Compression:
 
     @property
     def leaves_out(self) -> bool:
+        """Whether the form sends only some elements."""
         return self.form in ("topk", "randomk", "threshold")
 
 
 class _Compression(ctypes.Structure):
+    """tutti_compression of include/tutti_zero.h."""
     _fields_ = [("form", c_int), ("kept", c_int), ("stochastic", c_bool), ("feedback", c_bool), ("momentum", c_double),
                 ("seed", c_uint64), ("threshold", c_double)]
 
 
 def described(how: str | Compression | None) -> _Compression:
-    """As the core takes it; None: gradients travel as they are."""
+    """Returns the structure for the core. how: a form, a Compression, or None: no compression."""
     if how is None:
         return _Compression()
-    given = Compression(how) if isinstance(how, str) else how
-    kept = max(1, round(given.share * _GROUP))
-    return _Compression(_FORMS[given.form], kept, given.stochastic, given.feedback, given.momentum, given.seed,
-                        given.threshold)
+    compression = Compression(how) if isinstance(how, str) else how
+    kept = max(1, round(compression.share * _GROUP))
+    return _Compression(_FORMS[compression.form], kept, compression.stochastic, compression.feedback,
+                        compression.momentum, compression.seed, compression.threshold)
 
 
 class _Core:
-    """One tutti_compressor of include/tutti_zero.h."""
+    """A tutti_compressor of include/tutti_zero.h."""
 
     def __init__(self, communicator: int, how: Compression) -> None:
         self._made = c_void_p()
@@ -97,51 +102,66 @@ class _Core:
             self._calls.tutti_compressor_destroy(self._made)
 
     def span(self, count: int) -> tuple[int, int, int]:
-        at, kept, keepers = c_size_t(), c_size_t(), c_int()
-        _check(self._calls.tutti_compressor_span(self._made, c_size_t(count), byref(at), byref(kept), byref(keepers)))
-        return at.value, kept.value, keepers.value
+        """Returns (offset, number of elements, number of ranks) for an array of `count` elements: this rank keeps the
+        residual of the elements from the offset on, and so many ranks keep the residual of each element."""
+        offset, kept_count, keepers = c_size_t(), c_size_t(), c_int()
+        _check(self._calls.tutti_compressor_span(self._made, c_size_t(count), byref(offset), byref(kept_count),
+                                                 byref(keepers)))
+        return offset.value, kept_count.value, keepers.value
 
-    def average(self, data: torch.Tensor, kept: torch.Tensor, turn: int) -> int:
-        """In place; the bytes that were sent."""
-        sent = c_uint64()
+    def average(self, data: torch.Tensor, residual_and_momentum: torch.Tensor, call_number: int) -> int:
+        """Averages `data` over all ranks, in place. Returns the bytes that this rank has sent. residual_and_momentum:
+        of this rank, see _BucketState; empty without feedback. call_number: the same on all ranks; random choices
+        follow from it."""
+        sent_bytes = c_uint64()
         _check(self._calls.tutti_compressor_average(
             self._made, c_void_p(data.data_ptr()), c_size_t(data.numel()), dtype_numbers()[DTYPES[data.dtype]],
-            c_void_p(kept.data_ptr() or None), c_uint64(turn), byref(sent)))
-        return sent.value
+            c_void_p(residual_and_momentum.data_ptr() or None), c_uint64(call_number), byref(sent_bytes)))
+        return sent_bytes.value
 
 
-class _Kept:
-    """Of one bucket: its parameters and where they lie in it, and what this rank has lost of a part of it."""
+class _BucketState:
+    """The parameters of a bucket with their offsets in it, and the residual of the part that this rank keeps."""
 
     def __init__(self, bucket: dist.GradBucket, core: _Core, how: Compression) -> None:
+        """Starts with a residual and momentum of 0."""
         buffer = bucket.buffer()
         self.parameters = bucket.parameters()
-        self.places = [gradient.storage_offset() - buffer.storage_offset() for gradient in bucket.gradients()]
-        self.at, kept, self.keepers = core.span(buffer.numel())
+        self.offsets = [gradient.storage_offset() - buffer.storage_offset() for gradient in bucket.gradients()]
+        self.offset, kept_count, self.keepers = core.span(buffer.numel())
         halves = 2 if how.momentum else 1
-        self.kept = torch.zeros(kept * halves if how.feedback else 0)          # losses, then momentum
-        self.lost = self.kept[:kept]
+        # The residual, followed by the momentum; empty without feedback.
+        self.residual_and_momentum = torch.zeros(kept_count * halves if how.feedback else 0)
+        self.residual = self.residual_and_momentum[:kept_count]
 
     def is_of(self, bucket: dist.GradBucket) -> bool:
-        theirs = bucket.parameters()
-        return len(theirs) == len(self.parameters) and all(a is b for a, b in zip(theirs, self.parameters))
+        """Whether the bucket has the parameters of this state."""
+        parameters = bucket.parameters()
+        return len(parameters) == len(self.parameters) and all(
+            parameter is own for parameter, own in zip(parameters, self.parameters))
 
-    def parts(self, kept: torch.Tensor | None = None) -> list[tuple[torch.Tensor, slice, torch.Tensor]]:
-        """Parameters; which of their elements lie in this rank's part; what of them was lost. kept: with momentum."""
-        found = []
-        for p, place in zip(self.parameters, self.places):
-            begin, end = max(place, self.at), min(place + p.numel(), self.at + len(self.lost))
-            for half in [self.lost] if kept is None else kept.split(len(self.lost)) if len(self.lost) else []:
+    def parts(self, arrays: torch.Tensor | None = None) -> list[tuple[torch.Tensor, slice, torch.Tensor]]:
+        """Returns (parameter, range of its elements, their residual) for each parameter of which this rank keeps a
+        residual. arrays: residual_and_momentum, to get also (parameter, range, their momentum); None: residuals
+        only."""
+        parts = []
+        for parameter, offset in zip(self.parameters, self.offsets):
+            begin, end = max(offset, self.offset), min(offset + parameter.numel(), self.offset + len(self.residual))
+            for array in ([self.residual] if arrays is None else
+                          arrays.split(len(self.residual)) if len(self.residual) else []):
                 if begin < end:
-                    found.append((p, slice(begin - place, end - place), half[begin - self.at: end - self.at]))
-        return found
+                    parts.append((parameter, slice(begin - offset, end - offset),
+                                  array[begin - self.offset: end - self.offset]))
+        return parts
 
 
 class Compressor:
-    """The state of `hook`. Buckets are averaged one after another on a thread of its own, beside the backward pass; in
-    the first pass as they are."""
+    """The state of `hook`. Buckets are averaged one after another on a thread of its own, beside the backward pass. In
+    the first pass they are averaged without compression."""
 
     def __init__(self, model: DistributedDataParallel, how: str | Compression) -> None:
+        """Starts the thread. Collective. how: a form, or a Compression. Raises ValueError if the group of the model
+        does not run on tutti."""
         self.how = Compression(how) if isinstance(how, str) else how
         if not isinstance(self.how, Compression):
             raise TypeError(f"compression: {how!r}; it must be a name or a Compression")
@@ -150,23 +170,24 @@ class Compressor:
         if backend is None:
             raise ValueError("compression: the group of the model does not use tutti; make it with backend=\"tutti\"")
         self._core = _Core(backend._communicator, self.how)
-        self._names = {p: name for name, p in model.module.named_parameters()}
-        self._buckets: dict[int, _Kept] = {}
-        self._loaded: dict[torch.Tensor, torch.Tensor] = {}            # lost, and in no bucket yet
-        self._passes = self._turn = 0
-        self._told = {"calls": 0, "array_bytes": 0, "sent_bytes": 0, "seconds": 0.0}
-        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._names = {parameter: name for name, parameter in model.module.named_parameters()}
+        self._buckets: dict[int, _BucketState] = {}
+        self._loaded: dict[torch.Tensor, torch.Tensor] = {}            # of a loaded state, until the bucket is known
+        self._passes = self._call_number = 0
+        self._totals = {"calls": 0, "array_bytes": 0, "sent_bytes": 0, "seconds": 0.0}
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._idle = threading.Condition()
-        self._pending = 0
+        self._pending_tasks = 0
         self._may_be_unused = model.find_unused_parameters
-        thread = threading.Thread(target=_run, args=(weakref.ref(self), self._work), name="tutti compression",
+        thread = threading.Thread(target=_run_tasks, args=(weakref.ref(self), self._tasks), name="tutti compression",
                                   daemon=True)
-        _threads[thread] = self._work
+        _threads[thread] = self._tasks
         thread.start()
 
     def __del__(self) -> None:
+        """Ends the thread."""
         if hasattr(self, "_work"):
-            self._work.put(None)
+            self._tasks.put(None)
 
     def __reduce__(self) -> Any:
         """A copy of the model averages its gradients in its own way: torch does not copy hooks."""
@@ -174,137 +195,153 @@ class Compressor:
 
     # ---- a bucket ----
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Starts to average a bucket over all ranks, in place. Returns the future of its buffer, which raises the error
+        of the thread. Raises TypeError for gradients of other types or devices."""
         buffer = bucket.buffer()
         if buffer.dtype not in DTYPES or buffer.device.type != "cpu":
             raise TypeError(f"compression: gradients are {buffer.dtype} on {buffer.device}; they must be float32 or "
                             "bfloat16, on the CPU")
         passes, self._passes = self._passes, self._passes + bucket.is_last()
-        if passes == 0:                 # torch puts buckets together anew after the first
-            work = dist.all_reduce(buffer, dist.ReduceOp.AVG, self.group, async_op=True)
-            return work.get_future().then(lambda done: done.value()[0])
-        kept, future = self._kept_of(bucket), torch.futures.Future()
-        absent = self._absent(bucket, kept) if self._may_be_unused else []
+        if passes == 0:                 # torch rebuilds the buckets after the first pass
+            all_reduce = dist.all_reduce(buffer, dist.ReduceOp.AVG, self.group, async_op=True)
+            return all_reduce.get_future().then(lambda done: done.value()[0])
+        state, future = self._state_of(bucket), torch.futures.Future()
+        excluded = self._parts_without_gradient(bucket, state) if self._may_be_unused else []
         with self._idle:
-            self._pending += 1
-        self._work.put((future, buffer, kept, absent, self._turn))
-        self._turn += 1
-        return future.then(lambda done: done.wait())    # raises what the thread has met
+            self._pending_tasks += 1
+        self._tasks.put((future, buffer, state, excluded, self._call_number))
+        self._call_number += 1
+        return future.then(lambda done: done.wait())    # raises the error of the thread
 
     @staticmethod
-    def _absent(bucket: dist.GradBucket, kept: _Kept) -> list[torch.Tensor]:
-        """What is kept of parameters without a gradient here. If no rank has one, nobody would take what was sent."""
-        zeros = {p for p, gradient in zip(kept.parameters, bucket.gradients()) if not gradient.any()}
-        return [part for p, _, part in kept.parts(kept.kept) if p in zeros]
+    def _parts_without_gradient(bucket: dist.GradBucket, state: _BucketState) -> list[torch.Tensor]:
+        """Returns the residuals and momenta of parameters without a gradient on this rank in this pass. They must not
+        be sent: if no rank has a gradient of the parameter, no rank would use them."""
+        unused = {parameter for parameter, gradient in zip(state.parameters, bucket.gradients()) if not gradient.any()}
+        return [part for parameter, _, part in state.parts(state.residual_and_momentum) if parameter in unused]
 
-    def _kept_of(self, bucket: dist.GradBucket) -> _Kept:
-        kept = self._buckets.get(bucket.index())
-        if kept is None:
-            kept = self._buckets[bucket.index()] = _Kept(bucket, self._core, self.how)
-            for p, where, lost in kept.parts():         # of a state that was loaded
-                if p in self._loaded:
-                    lost += self._loaded[p][where] * (self.group.size() / kept.keepers)
-            for p in kept.parameters:
-                self._loaded.pop(p, None)
-        if not kept.is_of(bucket):
+    def _state_of(self, bucket: dist.GradBucket) -> _BucketState:
+        """Returns the state of a bucket. Creates it the first time, with the residuals of a loaded state. Raises
+        RuntimeError if torch has rebuilt the buckets."""
+        state = self._buckets.get(bucket.index())
+        if state is None:
+            state = self._buckets[bucket.index()] = _BucketState(bucket, self._core, self.how)
+            # A loaded residual is the mean over all ranks. Each rank that keeps it gets an equal part of the sum.
+            for parameter, part_range, residual in state.parts():
+                if parameter in self._loaded:
+                    residual += self._loaded[parameter][part_range] * (self.group.size() / state.keepers)
+            for parameter in state.parameters:
+                self._loaded.pop(parameter, None)
+        if not state.is_of(bucket):
             raise RuntimeError("compression: torch has rebuilt the buckets, and the residual cannot follow")
-        return kept
+        return state
 
-    def _average(self, buffer: torch.Tensor, kept: _Kept, absent: list[torch.Tensor], turn: int) -> None:
-        began = time.perf_counter()
-        aside = [part.clone() for part in absent]
-        for part in absent:
+    def _average(self, buffer: torch.Tensor, state: _BucketState, excluded: list[torch.Tensor],
+                 call_number: int) -> None:
+        """Averages a buffer over all ranks, in place, and adds to the totals of report(). excluded: parts of the
+        residual and momentum that are not sent in this call, and added again after it."""
+        begin = time.perf_counter()
+        copies = [part.clone() for part in excluded]
+        for part in excluded:
             part.zero_()
-        sent = self._core.average(buffer, kept.kept, turn)
-        for part, was in zip(absent, aside):
-            part.add_(was)
-        self._told["calls"] += 1
-        self._told["array_bytes"] += buffer.nbytes
-        self._told["sent_bytes"] += sent
-        self._told["seconds"] += time.perf_counter() - began
+        sent_bytes = self._core.average(buffer, state.residual_and_momentum, call_number)
+        for part, copy in zip(excluded, copies):
+            part.add_(copy)
+        self._totals["calls"] += 1
+        self._totals["array_bytes"] += buffer.nbytes
+        self._totals["sent_bytes"] += sent_bytes
+        self._totals["seconds"] += time.perf_counter() - begin
 
-    def _settle(self) -> None:
+    def _wait_until_idle(self) -> None:
+        """Waits until all buckets that start() has begun are averaged."""
         with self._idle:
-            self._idle.wait_for(lambda: not self._pending)
+            self._idle.wait_for(lambda: not self._pending_tasks)
 
-    # ---- what it tells and keeps ----
+    # ---- for users ----
     def report(self) -> dict[str, float]:
-        """Of this rank, since it was made: calls; array_bytes, of gradients; sent_bytes, packed; seconds, in which
-        they were packed, sent and put together."""
-        self._settle()
-        return dict(self._told)
+        """Returns totals of this rank since the compressor was made: calls; array_bytes, of gradients; sent_bytes,
+        packed; seconds, in which gradients were packed, sent and unpacked."""
+        self._wait_until_idle()
+        return dict(self._totals)
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """What gradients have lost and not had back, by parameter, the same on all ranks: to be loaded with any number
-        of ranks. Momentum is not kept. Collective, between steps."""
-        self._settle()
+        """Returns the residuals by the name of the parameter, the same on all ranks, to be loaded with any number of
+        ranks. Momentum is not saved. Collective, between steps."""
+        self._wait_until_idle()
         names = self._names.items() if self.how.feedback else ()
-        lost = {name: self._loaded.get(p, torch.zeros(p.numel())).clone() for p, name in names}
-        for kept in self._buckets.values():
-            for p, where, part in kept.parts():
-                lost[self._names[p]][where] += part
-        for name, value in lost.items():
+        residuals = {name: self._loaded.get(parameter, torch.zeros(parameter.numel())).clone()
+                     for parameter, name in names}
+        for state in self._buckets.values():
+            for parameter, part_range, part in state.parts():
+                residuals[self._names[parameter]][part_range] += part
+        for name, value in residuals.items():
             dist.all_reduce(value, dist.ReduceOp.AVG, self.group)
-        shapes = {name: p.shape for p, name in self._names.items()}
-        return {"how": asdict(self.how), "turn": self._turn,
-                "lost": {name: value.view(shapes[name]) for name, value in lost.items()}}
+        shapes = {name: parameter.shape for parameter, name in self._names.items()}
+        return {"how": asdict(self.how), "turn": self._call_number,
+                "lost": {name: value.view(shapes[name]) for name, value in residuals.items()}}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What `state_dict` has given; the same on all ranks. ValueError where it is of another model."""
-        shapes = {name: p.shape for p, name in self._names.items()}
+        """Loads a state of `state_dict`, the same on all ranks. Raises ValueError if it is of another model."""
+        shapes = {name: parameter.shape for parameter, name in self._names.items()}
         for name, value in state["lost"].items():
             if shapes.get(name) != value.shape:
                 raise ValueError(f"compression: the state has {name} of shape {tuple(value.shape)}, the model "
                                  + (f"of {tuple(shapes[name])}" if name in shapes else "has none of that name"))
-        self._settle()
+        self._wait_until_idle()
         self._buckets.clear()
-        self._turn = state["turn"]
-        self._loaded = {p: state["lost"][name].detach().float().flatten().clone()
-                        for p, name in self._names.items() if name in state["lost"]}
+        self._call_number = state["turn"]
+        self._loaded = {parameter: state["lost"][name].detach().float().flatten().clone()
+                        for parameter, name in self._names.items() if name in state["lost"]}
 
 
+# The queue of each thread; None in a queue ends its thread.
 _threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]] = weakref.WeakKeyDictionary()
 
 
 @atexit.register
-def _stop() -> None:
-    """A thread that Python takes down in the middle of a call into torch ends the process."""
-    running = list(_threads.items())
-    for _, work in running:
-        work.put(None)
-    for thread, _ in running:
-        thread.join(PATIENCE_S)
+def _stop_threads() -> None:
+    """Ends all threads when the process ends. Python would otherwise end them in the middle of a call into torch, which
+    would abort the process."""
+    threads = list(_threads.items())
+    for _, tasks in threads:
+        tasks.put(None)
+    for thread, _ in threads:
+        thread.join(THREAD_TIMEOUT_S)
 
 
-def _run(compressor: weakref.ref[Compressor], work: queue.SimpleQueue[Any]) -> None:
-    while (task := work.get()) is not None:
-        future, buffer, *rest = task
+def _run_tasks(compressor: weakref.ref[Compressor], tasks: queue.SimpleQueue[Any]) -> None:
+    """The thread of a compressor: averages the buckets of its queue, and completes their futures. Ends at None in the
+    queue, or when the compressor is gone."""
+    while (task := tasks.get()) is not None:
+        future, buffer, *arguments = task
         owner = compressor()
         if owner is None:
             return
         try:
-            owner._average(buffer, *rest)
-        except Exception as error:      # DistributedDataParallel raises it where it waits
+            owner._average(buffer, *arguments)
+        except Exception as error:      # DistributedDataParallel raises it when it waits
             future.set_exception(error)
         else:
             future.set_result(buffer)
         with owner._idle:
-            owner._pending -= 1
+            owner._pending_tasks -= 1
             owner._idle.notify_all()
-        del owner, task, future, buffer, rest
+        del owner, task, future, buffer, arguments
 
 
-# torch looks at the annotations, and takes no texts for them: so this module does not put them off.
+# torch reads the annotations, and does not accept texts, so this module does not import annotations from __future__.
 def hook(state: Compressor, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """For DistributedDataParallel.register_comm_hook, with a Compressor."""
+    """Averages a bucket; for DistributedDataParallel.register_comm_hook, with a Compressor as state."""
     return state.start(bucket)
 
 
 def compress(model: DistributedDataParallel, how: str | Compression) -> Compressor:
-    """Has the model average its gradients packed; returns what tells of it and keeps its state. Collective.
+    """Makes the model average its gradients compressed. Returns the compressor, which reports about them and keeps the
+    residuals. Collective.
 
-    how: a form, or a Compression. Raises ValueError, and MismatchError where ranks ask for different ones.
+    how: a form, or a Compression. Raises ValueError, and MismatchError if ranks ask for different ones.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"compress takes a DistributedDataParallel, not {type(model).__name__}; zero.shard has "

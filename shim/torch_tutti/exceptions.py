@@ -39,7 +39,7 @@ class InternalError(Error):
     """A fault of tutti itself. Please report it with the text."""
 
 
-# For every error of the core, by its number: tutti_status in tutti.h.
+# The exception for every error of the core, by its number (tutti_status of include/tutti.h).
 _BY_STATUS: dict[int, type[Exception]] = {
     -1: ValueError, -2: NotImplementedError, -3: MemoryError, -4: SystemError, -5: TimeoutError, -6: MismatchError,
     -7: PeerError, -8: AbortedError, -9: ForkedError, -10: InternalError,

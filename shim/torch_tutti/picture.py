@@ -17,7 +17,8 @@ _COLOURS = {"send": "#f4b183", "recv": "#f8d7a8", "reduce": "#9dc3e6", "copy": "
 
 @dataclass
 class Step:
-    """One step of one rank. `waits` are those that must come before it, `send` is that of a receive."""
+    """One step of one rank. waits: (rank, number) of the steps that must come before it. send: of a receive, the step
+    that sends its message. column: its place in the picture, -1 before place()."""
     rank: int
     number: int
     text: str
@@ -28,6 +29,7 @@ class Step:
 
 
 def _kind(text: str) -> str:
+    """Returns the key of a step's colour in _COLOURS. text: the step without its notes."""
     if text.startswith(("send", "recv")):
         return text[:4]
     if " = " not in text:
@@ -36,67 +38,69 @@ def _kind(text: str) -> str:
 
 
 def _match(steps: dict[tuple[int, int], Step]) -> None:
-    """Gives every receive its send."""
+    """Sets the send of every receive."""
     sends: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for key, step in steps.items():
+    for step_id, step in steps.items():
         if step.kind == "send":
-            sends.setdefault((step.rank, int(step.text.split()[-1])), []).append(key)
+            sends.setdefault((step.rank, int(step.text.split()[-1])), []).append(step_id)
     for step in steps.values():
         if step.kind == "recv":
             step.send = sends[int(step.text.split()[-1]), step.rank].pop(0)
 
 
 def parse(text: str) -> dict[tuple[int, int], Step]:
-    """The steps of a printed schedule, by rank and number, with what each waits for."""
-    lines = [found for line in text.splitlines()[1:] if (found := _STEP.match(line))]
+    """Returns the steps of a printed schedule, by (rank, number), with the steps that each waits for."""
+    lines = [match for line in text.splitlines()[1:] if (match := _STEP.match(line))]
     steps: dict[tuple[int, int], Step] = {}
     notes: dict[tuple[int, int], str] = {}
-    for found in lines:
-        key = int(found[1]), int(found[2])
-        what, *rest = _NOTES.split(found[3].strip(), maxsplit=1)
-        steps[key], notes[key] = Step(*key, what, _kind(what)), " ".join(rest)
+    for match in lines:
+        step_id = int(match[1]), int(match[2])
+        operation, *note = _NOTES.split(match[3].strip(), maxsplit=1)
+        steps[step_id], notes[step_id] = Step(*step_id, operation, _kind(operation)), " ".join(note)
     _match(steps)
     for (rank, number), step in steps.items():
         if number:
             step.waits.append((rank, number - 1))
         for after in re.findall(r"(?<!free )\bafter ((?:message \d+|\d+:\d+|, )+)", notes[rank, number]):
-            step.waits += [(int(a), int(b)) for a, b in re.findall(r"(\d+):(\d+)", after)]
-            awaited = [steps[rank, int(n)].send for n in re.findall(r"message (\d+)", after)]
+            step.waits += [(int(other_rank), int(other_number))
+                           for other_rank, other_number in re.findall(r"(\d+):(\d+)", after)]
+            awaited = [steps[rank, int(message)].send for message in re.findall(r"message (\d+)", after)]
             step.waits += [send for send in awaited if send]
     return steps
 
 
 def place(steps: dict[tuple[int, int], Step]) -> int:
-    """Gives every step its column and returns how many there are."""
-    moved = True
-    while moved:
-        moved = False
+    """Sets the column of every step, to the right of all steps that it waits for. Returns the number of columns."""
+    has_moved = True
+    while has_moved:
+        has_moved = False
         for step in steps.values():
-            column = 1 + max((steps[w].column for w in step.waits if w in steps), default=-1)
+            column = 1 + max((steps[wait].column for wait in step.waits if wait in steps), default=-1)
             if column > step.column and column <= len(steps):
-                step.column, moved = column, True
+                step.column, has_moved = column, True
     return 1 + max((step.column for step in steps.values()), default=-1)
 
 
 def draw(text: str, path: str) -> None:
-    """Writes the picture to `path`, in the format that its ending names. Raises ImportError without matplotlib."""
+    """Draws a printed schedule into a file, in the format of its ending. text: of torch_tutti.schedule(). Raises
+    ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
     steps = parse(text)
     columns, ranks = place(steps), 1 + max((step.rank for step in steps.values()), default=-1)
-    labels = {key: re.sub(r" ([=+]|->|<-) ", r"\n\1 ", step.text) for key, step in steps.items()}
+    labels = {step_id: re.sub(r" ([=+]|->|<-) ", r"\n\1 ", step.text) for step_id, step in steps.items()}
     height = 0.35 + 0.13 * (1 + max(label.count("\n") for label in labels.values()))
     figure = Figure(figsize=(1.5 + 1.2 * columns, 1.2 + height * ranks), layout="constrained")
     axes = figure.add_subplot()
-    for key, step in steps.items():
+    for step_id, step in steps.items():
         for wait in [step.send] if step.send else step.waits:
             if wait[0] != step.rank and (step.send or steps[wait].kind != "send"):
                 axes.annotate("", (step.column, step.rank), (steps[wait].column, wait[0]), zorder=1,
                               arrowprops={"arrowstyle": "->", "color": "#7f7f7f", "lw": 0.8,
-                                          "shrinkB": 12 + 6 * labels[key].count("\n")})
-        axes.text(step.column, step.rank, labels[key], ha="center", va="center", fontsize=7, zorder=2,
+                                          "shrinkB": 12 + 6 * labels[step_id].count("\n")})
+        axes.text(step.column, step.rank, labels[step_id], ha="center", va="center", fontsize=7, zorder=2,
                   bbox={"boxstyle": "round", "fc": _COLOURS[step.kind], "ec": "#595959", "lw": 0.6})
     axes.set(xlim=(-0.6, columns - 0.4), ylim=(ranks - 0.4, -0.6), xticks=range(columns), yticks=range(ranks),
              xlabel="step", title=text.partition("\n")[0])

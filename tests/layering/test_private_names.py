@@ -20,8 +20,8 @@ PRIVATE = {
     "_PipelineScheduleRuntime", "_load_csv", "_make_wrapper_subclass", "_pytree",
 }
 # Of argparse, namedtuple and os; and texts: of torch's profiles, and in names of parameters.
-OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_all_gather_base", "_reduce_scatter_base", "_backward",
-          "_extra_state"}
+OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_replace", "_all_gather_base", "_reduce_scatter_base",
+          "_backward", "_extra_state"}
 
 
 def private_names(tree):

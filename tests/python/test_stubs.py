@@ -86,7 +86,7 @@ def public():
 
 
 def test_every_public_name_is_declared_where_it_lives():
-    assert public() == {**torch_tutti._HOME_OF, **{part: "torch_tutti" for part in torch_tutti._PARTS}}
+    assert public() == {**torch_tutti._MODULE_OF, **{part: "torch_tutti" for part in torch_tutti._SUBMODULES}}
     assert set(torch_tutti.__all__) == set(public())
     for name, home in public().items():
         assert getattr(torch_tutti, name) is getattr(import_module(home), name)
