@@ -19,7 +19,7 @@ from program_start import environment_of, run_python, run_torchrun, succeeded
 
 from torch_tutti import _takeover, cli, take_over
 from torch_tutti._bench import command, launch, picture, report
-from torch_tutti._bench.collectives import POISON, TABLE, Shape, buffers, source, wrong
+from torch_tutti._bench.collectives import POISON, TABLE, Shape, buffers, count_wrong, source
 from torch_tutti._bench.measure import Ranks, percentile, turns
 from torch_tutti._bench.options import COLLECTIVES, OPERATIONS, TYPES, size, sizes
 
@@ -142,9 +142,9 @@ def test_results_are_exact_in_every_type_and_order(kind):
             got = reduce_in_order(order, operation)
             if operation == "avg":
                 got = got / ranks if shape.dtype.is_floating_point else got.long() // ranks
-            assert wrong(shape, got, expected) == 0, (operation, ranks)
+            assert count_wrong(shape, got, expected) == 0, (operation, ranks)
         assert not (expected == POISON).any()
-        assert wrong(shape, torch.full_like(values[0], POISON), expected) == shape.count
+        assert count_wrong(shape, torch.full_like(values[0], POISON), expected) == shape.count
 
 
 def test_contents_tell_ranks_blocks_and_repetitions_apart():

@@ -1,1 +1,1 @@
-"""`tutti bench`: measuring collectives through torch. command.py leads through it; options.py needs no torch."""
+"""`tutti bench`: measures collectives through torch. command.py calls the others; options.py needs no torch."""
