@@ -21,7 +21,7 @@ try:
     import torch
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 except ImportError as error:
-    torch, BuildExtension, no_torch = None, build_ext, error    # enough for a source distribution
+    torch, BuildExtension, import_error = None, build_ext, error    # a source distribution needs no torch
 
 ROOT = Path(__file__).resolve().parent
 CORE = Path("build") / "python"
@@ -30,23 +30,23 @@ COMPILE_FLAGS = (ROOT / "shim/compile_flags").read_text().split()
 
 
 def version() -> str:
-    """The one in the public header."""
+    """Returns the version of tutti in the public header."""
     return re.search(r'TUTTI_VERSION "([^"]+)"', (ROOT / "include/tutti.h").read_text())[1]
 
 
 def torch_minor() -> str:
-    """The minor version of the installed torch, such as "2.13"."""
+    """Returns the minor version of the installed torch, such as "2.13"."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def torch_required() -> str:
-    """What pip is to require."""
+    """Returns the requirement on torch for pip."""
     return os.environ.get("TUTTI_WHEEL_TORCH") or (f"torch=={torch_minor()}.*" if torch else "torch")
 
 
 def use_ccache() -> None:
-    """Puts a folder in front of PATH in which the compilers are links to ccache: works for CMake, ninja and
-    setuptools alike."""
+    """Makes CMake, ninja and setuptools compile through ccache, if it is installed: puts a folder in front of PATH in
+    which the names of the compilers are links to ccache."""
     ccache = shutil.which("ccache")
     if not ccache:
         return
@@ -61,7 +61,7 @@ def use_ccache() -> None:
 
 
 def build_core() -> Path:
-    """libtutti.so, optimised; quick when nothing changed."""
+    """Builds libtutti.so, optimised, and returns its path. Quick when nothing has changed."""
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     jobs = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, 8))
     subprocess.run(["cmake", *generator, "-S", ROOT, "-B", ROOT / CORE, "-DCMAKE_BUILD_TYPE=Release"], check=True)
@@ -70,50 +70,56 @@ def build_core() -> Path:
 
 
 def harden(extension: setuptools.Extension) -> None:
-    """As CMake has hardened the library."""
+    """Adds the hardening flags of the CMake build to the extension."""
     extension.extra_compile_args += (ROOT / CORE / "hardening/compile").read_text().split()
     extension.extra_link_args += (ROOT / CORE / "hardening/link").read_text().split()
 
 
-def copy_interface(place: Path) -> None:
-    """The headers and tutti.pc, for programs in C."""
-    (place / "include").mkdir(parents=True, exist_ok=True)
+def copy_interface(folder: Path) -> None:
+    """Copies the headers and writes tutti.pc into the folder of the package, for programs in C."""
+    (folder / "include").mkdir(parents=True, exist_ok=True)
     for header in ROOT.glob("include/*.h"):
-        shutil.copy2(header, place / "include")
-    (place / "pkgconfig").mkdir(exist_ok=True)
-    text = (ROOT / "c_api/tutti.pc.in").read_text().replace("@VERSION@", version())
-    (place / "pkgconfig/tutti.pc").write_text(text)
+        shutil.copy2(header, folder / "include")
+    (folder / "pkgconfig").mkdir(exist_ok=True)
+    pkgconfig = (ROOT / "c_api/tutti.pc.in").read_text().replace("@VERSION@", version())
+    (folder / "pkgconfig/tutti.pc").write_text(pkgconfig)
 
 
 class Build(BuildExtension):
-    """The extension, and beside it the library it is linked with, and what programs in C need."""
+    """Builds the library, the extension that is linked with it, and the files that programs in C need."""
 
     def run(self) -> None:
+        """Builds libtutti and the extension, removes extensions of other builds, and puts all files into the
+        package."""
         if not torch:
-            raise SystemExit(f"tutti is built against an installed torch, but importing it failed: {no_torch}. Install "
-                             "torch (2.11 or later), then run: pip install --no-build-isolation -e .")
+            raise SystemExit(f"tutti is built against an installed torch, but importing it failed: {import_error}. "
+                             "Install torch (2.11 or later), then run: pip install --no-build-isolation -e .")
         use_ccache()
         library = build_core()
         for extension in self.extensions:
             harden(extension)
         super().run()
-        place = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
-        for old in set(place.glob("_C*.so")) - {ROOT / self.get_ext_fullpath(e.name) for e in self.extensions}:
-            old.unlink()                                # it was linked with another libtutti
-        copy_interface(place)
-        incoming = place / "libtutti.so.incoming"       # replaced, not overwritten: who runs keeps what it has mapped
+        folder = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
+        new_extensions = {ROOT / self.get_ext_fullpath(extension.name) for extension in self.extensions}
+        for old_extension in set(folder.glob("_C*.so")) - new_extensions:
+            old_extension.unlink()                      # it was linked with another version of libtutti
+        copy_interface(folder)
+        # The file is replaced, not overwritten, because running processes have it mapped.
+        incoming = folder / "libtutti.so.incoming"
         shutil.copy2(library, incoming)
-        incoming.replace(place / "libtutti.so")
+        incoming.replace(folder / "libtutti.so")
 
 
 class BuildForWheel(build_ext):
-    """Leaves the libraries to script/wheel."""
+    """Copies only the interface: script/wheel adds the libraries."""
 
     def run(self) -> None:
+        """Copies the headers and tutti.pc."""
         copy_interface(Path(self.build_lib) / "torch_tutti")
 
 
 def extension_for_torch() -> setuptools.Extension:
+    """Returns the extension for the installed torch, named after its minor version."""
     return CppExtension(
         f"torch_tutti._C_{torch_minor().replace('.', '_')}",
         ["shim/shim.cpp", "shim/bindings.cpp"],
@@ -132,7 +138,7 @@ else:
     extensions = [setuptools.Extension("torch_tutti._C", [])]
     build = BuildForWheel if os.environ.get("TUTTI_WHEEL_TORCH") else Build
 
-# since setuptools 77 an expression has a field of its own, and is refused beside a classifier
+# Since setuptools 77 a licence expression has its own field, and may not stand beside a classifier.
 licence = "license_expression" if int(setuptools.__version__.split(".")[0]) >= 77 else "license"
 
 setuptools.setup(
