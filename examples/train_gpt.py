@@ -157,8 +157,7 @@ def show_table(results):
 
 
 def check(results):
-    """Prints how the backends differ. Returns True if all ranks have the same parameters, and all backends the same
-    losses."""
+    """Prints differences. Returns True if all ranks have the same parameters, and all backends the same losses."""
     sound = all(r["ranks_agree"] for r in results)
     for other in results[1:]:
         first = results[0]
@@ -172,8 +171,7 @@ def check(results):
 
 # ---- training ----
 def data_parallel(model, group=None, shared=False):
-    """Returns the model in DistributedDataParallel. shared: the buckets of gradients are in shared memory, where tutti
-    reduces them in place."""
+    """Returns the model in DistributedDataParallel. shared: tutti reduces its buckets in place, in shared memory."""
     options = {"process_group": group, "bucket_cap_mb": BUCKET_MB, "gradient_as_bucket_view": True}
     if not shared:
         return DistributedDataParallel(model, **options)
@@ -243,11 +241,8 @@ class Trainer:
 
     def step(self, step):
         """Trains one step and records its loss, its duration and its waiting time.
-
-        The rank only waits for communication from its last gradient to the end of backward(): everything is computed,
-        and DDP waits for the buckets that are not reduced yet. This time includes waiting for a slower rank. It does
-        not include the cost of communication that overlaps with computing, whose threads need a core, too.
-        tests/bench/bench_ddp.py measures that cost."""
+        From its last gradient to the end of backward() the rank only waits: for communication, or for a slower rank.
+        tests/bench/bench_ddp.py measures the cost of communication that overlaps with computing."""
         begin = time.perf_counter()
         for group in self.optimizer.param_groups:
             group["lr"] = rate_of(self.options, step)
@@ -368,8 +363,7 @@ def train(options, backend, text):
 
 
 def train_divided(options, text, rank):
-    """Trains the model divided among the ranks, and prints the result. It shows no text of the model, because no rank
-    has the whole model. Returns the exit status."""
+    """Trains the model divided among the ranks, and prints the result. Returns the exit status."""
     from gpt_parallel import ParallelTrainer
     dist.init_process_group("tutti")
     torch.manual_seed(options.seed)
@@ -430,8 +424,7 @@ def main():
 
 
 def launch(options):
-    """Starts the ranks like the command torchrun. torchrun stops the ranks after Ctrl-C, and then raises an exception,
-    whose stack trace is not shown. Returns the exit status."""
+    """Starts the ranks like the command torchrun, which stops them after Ctrl-C. Returns the exit status."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main as torchrun
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))

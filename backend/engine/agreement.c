@@ -44,8 +44,10 @@ struct agreement {
     pthread_mutex_t lock;
     struct agree agree;
     struct peer_report *reports;                                /* [size] */
-    /* has_died[r]: the death of rank r is recorded but not accepted. is_awaited[r]: this rank waits for rank r. */
+    /* has_died[r]: the death of rank r is recorded but not accepted. is_awaited[r]: this rank waits for rank r.
+       has_left[r]: rank r has left in good order. */
     bool *has_died, *is_awaited;                        /* [size] */
+    _Atomic bool *has_left;                             /* [size] */
     /* This rank waits for any rank. The channel calls agreement_on_tick. */
     bool awaits_any, has_tick;
     /* The rank of this host that has not arrived in the running operation, or -1. */
@@ -53,8 +55,6 @@ struct agreement {
     /* When the driver last polled, and when it asked the ranks because of the operation late_operation. */
     int64_t checked_ms, asked_ms;
     uint64_t late_operation;
-    /* has_left[r]: rank r has left in good order. */
-    _Atomic bool *has_left;                             /* [size] */
     /* The executor announces an operation that has not begun here yet. */
     _Atomic bool is_announcing;
     /* has_lost: deaths are recorded but not accepted. is_failing: a reason is known. has_decided: the decision is. */
@@ -150,7 +150,6 @@ static void agreement_add_missed_rank(const struct agreement *agreement, struct 
         memcpy(m->calls[i].declaration + AGREED_BYTES, &missed, sizeof missed);
     }
 }
-/* Sends all messages that the agree object has queued. */
 static void agreement_send_all(struct agreement *agreement)
 {
     struct agree_message m;
@@ -200,7 +199,6 @@ static void agreement_apply_actions(struct agreement *agreement)
     atomic_store(&agreement->is_failing, fails);
     if (over && !atomic_exchange(&agreement->has_decided, true)) comm_wake_driver(agreement->comm);
 }
-/* Takes the lock and sets the time of the agree object. */
 static void agreement_lock_and_tick(struct agreement *agreement)
 {
     pthread_mutex_lock(&agreement->lock);
@@ -294,14 +292,13 @@ void agreement_begin_operation(tutti_comm *comm)
     atomic_store(&agreement->is_announcing, false);
     agreement_apply_and_unlock(agreement);
 }
-/* Reports whether this rank waits for that rank, if that has changed. */
+/* Reports whether this rank waits for `rank`, if that has changed. */
 static void agreement_set_waiting(struct agreement *agreement, int rank, bool waits)
 {
     if (waits != agreement->is_awaited[rank]) agree_set_waiting(&agreement->agree, rank, waits);
     agreement->is_awaited[rank] = waits;
     agreement->awaits_any |= waits;
 }
-/* Reports that this rank waits for no rank. */
 static void agreement_clear_waiting(struct agreement *agreement)
 {
     for (int r = 0; agreement->awaits_any && r < agreement_get_group(agreement)->size; r++)
@@ -330,8 +327,7 @@ static void agreement_update_waiting(struct agreement *agreement)
         if (!group_rank_is_here(group, r)) agreement_set_waiting(agreement, r, now[r]);
     if (now != waits) free(now);
 }
-/* Sets missed_rank to the rank with the lowest index on this host that has not arrived in the running operation, or -1
-   if all have. */
+/* Finds missed_rank: the rank with the lowest index of those that have not arrived. */
 static void agreement_update_missed_rank(struct agreement *agreement)
 {
     const struct group *group = agreement_get_group(agreement);
@@ -340,8 +336,7 @@ static void agreement_update_missed_rank(struct agreement *agreement)
         if (!executor_rank_has_arrived(&agreement->comm->executor, group_rank_at_index(group, i)))
             agreement->missed_rank = group_rank_at_index(group, i);
 }
-/* Reports to the agree object an early message of a collective from another host. It belongs to a later operation, or
-   its rank makes another call than this one. */
+/* Reports an early message: it belongs to a later operation, or its rank makes another call than this one. */
 static void agreement_report_early(void *context, const struct arrival *arrival)
 {
     struct agreement *agreement = context;

@@ -1,7 +1,7 @@
 /* Mixtures of experts: where the rows of tokens go, and their scatter, gather and dot products; tutti.h documents the
    calls. The caller has checked that pointers to data are not NULL. */
 #pragma once
-#include "include/tutti.h"
+#include "include/tutti_groups.h"
 
 tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
     int64_t *place, uint64_t *counts);

@@ -1,7 +1,7 @@
 /* Grids of ranks with named axes; tutti.h documents the calls. Every grid that is passed in comes from grid_make or
    grid_make_experts. */
 #pragma once
-#include "include/tutti.h"
+#include "include/tutti_groups.h"
 
 tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks);
 tutti_status grid_make_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep);

@@ -2,7 +2,7 @@
  * pipeline has a list of actions for each rank, which the rank takes in order. An action waits for the actions of
  * other ranks that it needs, so the ranks need only agree on the lists. */
 #pragma once
-#include "include/tutti.h"
+#include "include/tutti_groups.h"
 
 struct pipeline_list { tutti_action *action; int count; };
 struct tutti_pipeline {

@@ -1,5 +1,5 @@
 """Grids of ranks: which ranks work together in tensor, pipeline, data, context and expert parallelism (tutti_grid of
-include/tutti.h), and torch's groups and device meshes for them. Only functions that make groups import torch."""
+include/tutti_groups.h), and torch's groups and device meshes for them. Only functions that make groups import torch."""
 from __future__ import annotations
 
 import ctypes
@@ -19,7 +19,7 @@ ORDER = "tp-cp-ep-dp-pp"
 
 
 class _Grid(ctypes.Structure):
-    """tutti_grid of include/tutti.h."""
+    """tutti_grid of include/tutti_groups.h."""
     _fields_ = [("ranks", c_int), ("axes", c_int), ("size", c_int * _MAX_AXES),
                 ("name", (ctypes.c_char * _NAME_BYTES) * _MAX_AXES)]
 

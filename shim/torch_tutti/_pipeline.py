@@ -1,5 +1,5 @@
-"""Schedules of pipelines as data (tutti_pipeline of include/tutti.h): for each rank a list of forwards and backwards,
-and their predicted times. tutti's runner or torch's own runtime runs them; only these import torch."""
+"""Schedules of pipelines as data (tutti_pipeline of include/tutti_groups.h): for each rank a list of forwards and
+backwards, and their predicted times. tutti's runner or torch's own runtime runs them; only these import torch."""
 from __future__ import annotations
 
 import ctypes
@@ -22,12 +22,12 @@ WORKS = "FBIW"
 
 
 class _Action(ctypes.Structure):
-    """tutti_action of include/tutti.h."""
+    """tutti_action of include/tutti_groups.h."""
     _fields_ = [("work", c_int), ("stage", c_int), ("microbatch", c_int)]
 
 
 class _Cost(ctypes.Structure):
-    """tutti_pipeline_cost of include/tutti.h."""
+    """tutti_pipeline_cost of include/tutti_groups.h."""
     _fields_ = [("forward", POINTER(c_double)), ("input", POINTER(c_double)), ("weight", POINTER(c_double)),
                 ("message", c_double)]
 

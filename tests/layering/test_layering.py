@@ -35,9 +35,10 @@ def below(floor):
 MAY_INCLUDE = {
     "include/": ["tutti.h"],
     "include/tutti.h": [],
-    "c_api/": ["include/tutti.h", "include/tutti_window.h", "backend/"],
+    "c_api/": ["include/tutti.h", "include/tutti_groups.h", "include/tutti_window.h", "backend/"],
     **{f"backend/{floor}/": below(floor) for floor in FLOORS},
     "backend/collectives/": ["backend/schedule/schedule.h"],
+    "backend/groups/": [*below("groups"), "include/tutti_groups.h"],
     "kernels/": ["include/tutti.h"],
     "zero/": ["include/", "backend/base/", "kernels/"],
     "shim/": ["include/"],

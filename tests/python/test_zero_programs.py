@@ -308,7 +308,7 @@ def run_nested(world):
     first, second, _ = model.blocks
     given = torch.optim.SGD(model.parameters(), lr=0.05)
     model, mine = zero.shard(model, given, units=[model, first, first.inner, first.inner[1], second, model.head])
-    manager, names = mine._manager, {o.name: o.unit for o in mine._manager.owned}
+    manager, names = mine._manager, {o.name: o.unit for o in mine._manager.managed}
     assert [type(module).__name__ for module in manager.modules] == ["Network", "Sequential", "Linear", "Residual",
                                                                      "Linear"]
     assert names["blocks.0.inner.1.weight"] == 2 and names["blocks.0.inner.3.weight"] == 1

@@ -1,4 +1,4 @@
-"""Calls the functions of tutti.h for experts by ctypes, with tensors as arguments. Nothing here communicates."""
+"""Calls the functions of tutti_groups.h for experts by ctypes, with tensors as arguments. Nothing here communicates."""
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +13,7 @@ DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16", torch.float16:
 NO_CAPACITY = (1 << 64) - 1
 
 
-# The structure tutti_experts_rows of include/tutti.h, with the same fields in the same order.
+# The structure tutti_experts_rows of include/tutti_groups.h, with the same fields in the same order.
 class _Rows(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("tokens", c_size_t), ("columns", c_size_t), ("choices", c_int),
                 ("dtype", c_int), ("expert", c_void_p), ("place", c_void_p), ("first", c_void_p)]

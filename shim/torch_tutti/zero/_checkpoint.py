@@ -127,7 +127,7 @@ class Checkpoint:
             found = dict(zip(_MOMENTS[rule], piece.moments))
             if len(found) > 1:
                 found = {"step": torch.tensor(float(piece.steps)), **found}
-        if piece.value.numel() and self.manager.owned[number].parameter.dtype != torch.float32:
+        if piece.value.numel() and self.manager.managed[number].parameter.dtype != torch.float32:
             found["master"] = piece.value
         return found
 
@@ -144,14 +144,14 @@ class Checkpoint:
     def _states(self, assemble: Assemble, include_new: bool) -> dict[int, dict[str, Any]]:
         """Returns the state of each parameter, {number: {name: value}}, with equal names on all ranks. assemble() makes
         an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). Collective."""
-        local_states = {number: self._local_state(number, include_new) for number in range(len(self.manager.owned))}
+        local_states = {number: self._local_state(number, include_new) for number in range(len(self.manager.managed))}
         local_outline = {number: {name: value.dtype if _is_elementwise(name, value) else value
                                   for name, value in parts.items()}
                          for number, parts in local_states.items() if parts}
         outlines: list[Any] = [None] * self.ranks
         dist.all_gather_object(outlines, local_outline, self.group)
         found = {}
-        for number, entry in enumerate(self.manager.owned):
+        for number, entry in enumerate(self.manager.managed):
             outline = next((other[number] for other in outlines if number in other), {})
             if outline:
                 found[number] = {
@@ -187,7 +187,7 @@ class Checkpoint:
         found = {"state": state, "param_groups": self._groups(lambda _, index: index)}
         if self.core.has_feedback:
             found["lost"] = {entry.name: self.core.lost(number).view(entry.parameter.shape)
-                             for number, entry in enumerate(self.manager.owned)}
+                             for number, entry in enumerate(self.manager.managed)}
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -218,9 +218,9 @@ class Checkpoint:
     def _load_residuals(self, residuals: dict[str, torch.Tensor]) -> None:
         """Sets the residuals of compression: whole tensors by name of the parameter, zeros for a missing one. Does
         nothing without error feedback. Raises ValueError for a wrong shape. Collective."""
-        owned = self.manager.owned if self.core.has_feedback else []
-        found = [residuals.get(entry.name, torch.zeros(entry.parameter.shape)) for entry in owned]
-        for entry, value in zip(owned, found):
+        managed = self.manager.managed if self.core.has_feedback else []
+        found = [residuals.get(entry.name, torch.zeros(entry.parameter.shape)) for entry in managed]
+        for entry, value in zip(managed, found):
             if value.shape != entry.parameter.shape:
                 raise ValueError(f"zero: the residual of parameter {entry.name} has the shape {tuple(value.shape)} in "
                                  f"the state, but should have {tuple(entry.parameter.shape)}")
@@ -230,20 +230,20 @@ class Checkpoint:
     def _own_part(self, number: int, name: str, value: Any) -> Any:
         """Returns this rank's flat part of a state value: of a whole tensor, or of the boxes of a Parts. Returns any
         other value unchanged. Raises ValueError for a wrong number of elements."""
-        owned, piece = self.manager.owned[number], self.core.piece(number)
+        managed, piece = self.manager.managed[number], self.core.piece(number)
         if isinstance(value, Parts):
             flat = [part.reshape(-1) for _, part in value.parts]
             value = flat[0] if len(flat) == 1 else torch.cat([torch.empty(0, dtype=value.dtype), *flat])
             if value.numel() != piece.value.numel():
-                raise ValueError(f"zero: of {name} of parameter {owned.name} the state has {value.numel()} elements "
+                raise ValueError(f"zero: of {name} of parameter {managed.name} the state has {value.numel()} elements "
                                  f"for this rank, but should have {piece.value.numel()}: it was saved with another "
                                  "number of ranks")
             return value
         if not _is_elementwise(name, value):
             return value
-        if value.numel() != owned.parameter.numel():
-            raise ValueError(f"zero: {name} of parameter {owned.name} has {value.numel()} elements in the state, but "
-                             f"should have {owned.parameter.numel()}")
+        if value.numel() != managed.parameter.numel():
+            raise ValueError(f"zero: {name} of parameter {managed.name} has {value.numel()} elements in the state, but "
+                             f"should have {managed.parameter.numel()}")
         return value.reshape(-1)[piece.at: piece.at + piece.value.numel()]
 
     def _own_parts(self, number: int, values: dict[str, Any]) -> dict[str, Any]:
@@ -285,14 +285,14 @@ class ShardedState:
         core.claim_pieces()
         model = {name: self._untrained_value(value) if number is None else self._parameter_value(number)
                  for name, (number, value) in entries.items()}
-        owned = self._manager.owned
-        states = {owned[number].name: state for number, state in checkpoint._states(self._as_parts, True).items()}
+        managed = self._manager.managed
+        states = {managed[number].name: state for number, state in checkpoint._states(self._as_parts, True).items()}
         found = {"state": states, "param_groups": checkpoint._groups(
-            lambda parameter, _: owned[number].name
+            lambda parameter, _: managed[number].name
             if (number := self._manager.number_of.get(parameter)) is not None else "")}
         if core.has_feedback:
             found["lost"] = {entry.name: self._as_parts(number, entry.parameter.shape, self._residual_part(number))
-                             for number, entry in enumerate(owned)}
+                             for number, entry in enumerate(managed)}
         self._manager.stay_whole()
         return {"model": model, "optimizer": found}
 
@@ -306,7 +306,7 @@ class ShardedState:
 
     def _parameter_value(self, number: int) -> Any:
         """Returns the values of a trained parameter, in its own dtype, as _as_parts() does."""
-        parameter = self._manager.owned[number].parameter
+        parameter = self._manager.managed[number].parameter
         return self._as_parts(number, parameter.shape, self._checkpoint.core.piece(number).value.to(parameter.dtype))
 
     def _residual_part(self, number: int) -> torch.Tensor:
@@ -336,7 +336,7 @@ class ShardedState:
             for name, (number, value) in manager.entries().items():
                 given = state["model"][name]
                 if number is not None:
-                    states = optimizer_state["state"].get(manager.owned[number].name, {})
+                    states = optimizer_state["state"].get(manager.managed[number].name, {})
                     own_parts[number] = (checkpoint._own_part(number, name, given),
                                          checkpoint._own_parts(number, states))
                 else:
@@ -355,7 +355,7 @@ class ShardedState:
             checkpoint._load_residuals({
                 entry.name: checkpoint._gather_whole(number, entry.parameter.shape, checkpoint._own_part(
                     number, "lost", optimizer_state["lost"][entry.name]))
-                for number, entry in enumerate(manager.owned)})
+                for number, entry in enumerate(manager.managed)})
         core.begin_pieces()
         manager.finish_step()
 

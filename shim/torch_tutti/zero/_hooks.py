@@ -45,7 +45,7 @@ def replace_clip_grad_norm(manager_of: Callable[[torch.Tensor], Any]) -> None:
             return original(listed, max_norm, norm_type, error_if_nonfinite, foreach)
         present = [manager for manager in managers if manager]
         trained = {parameter for parameter in listed if parameter.requires_grad}
-        if len(present) > 1 or trained != {entry.parameter for entry in present[0].owned}:
+        if len(present) > 1 or trained != {entry.parameter for entry in present[0].managed}:
             raise ValueError("torch.nn.utils.clip_grad_norm_: some of these parameters are sharded by "
                              "torch_tutti.zero; clip all parameters of that model in one call, and no others")
         return present[0].optimizer.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
 import warnings
@@ -22,6 +21,7 @@ from torch_tutti.compression import Compression
 from torch_tutti.zero._core import Core, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._hooks import Hook, replace_clip_grad_norm
+from torch_tutti.zero._modules import find_modules_on_meta, find_units, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
 
@@ -32,8 +32,8 @@ _PRECISIONS = {None: None, "bf16": torch.bfloat16}
 UNLIMITED_BUFFERS = 1 << 20
 
 
-class Owned(NamedTuple):
-    """A parameter that the core manages; its number is its position in Manager.owned. unit: the number of its unit,
+class Managed(NamedTuple):
+    """A parameter that the core manages; its number is its position in Manager.managed. unit: the number of its unit,
     which is the position of the unit's module in Manager.modules."""
     name: str
     parameter: nn.Parameter
@@ -105,7 +105,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
     settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
                         prefetch, reshard, init, _PRECISIONS[precision], compression)
-    manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), settings)
+    manager = Manager(model, optimizer, find_units(model, units), _group_of(group), settings)
     return model, manager.optimizer
 
 
@@ -129,62 +129,6 @@ def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if backend_of(chosen) is None:
         raise ValueError(f"zero.shard: the group's backend for CPU tensors is {dist.get_backend(chosen)}, not tutti")
     return chosen
-
-
-def _units_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
-    """Returns the modules that are units, in the order of model.modules(), without the model itself. units: the
-    caller's choice; None: the default units. Raises ValueError for a module outside the model."""
-    if units is None:
-        return _blocks_of(model)
-    given, all_modules = list(units), set(model.modules())
-    for unit in given:
-        if unit not in all_modules:
-            raise ValueError(f"zero.shard: {type(unit).__name__} is given as a unit, but is not part of the model")
-    return [module for module in model.modules() if module in given and module is not model]
-
-
-def _blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Returns the default units: the elements, if they have parameters, of the outermost ModuleLists and
-    Sequentials."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
-        found += ([child] if any(True for _ in child.parameters()) else []) if is_list else _blocks_of(child)
-    return found
-
-
-def _own_tensors(module: nn.Module) -> Iterable[torch.Tensor]:
-    """Returns the parameters and buffers of a module itself, without those of its children."""
-    return (*module.parameters(recurse=False), *module.buffers(recurse=False))
-
-
-def _modules_on_meta(model: nn.Module, init: Callable[[nn.Module], None] | None) -> list[nn.Module]:
-    """Returns the modules with tensors of their own on the meta device. Raises ValueError if `init` is None and such a
-    module has no reset_parameters()."""
-    found = [module for module in model.modules() if any(tensor.is_meta for tensor in _own_tensors(module))]
-    for module in found:
-        if init is None and not hasattr(module, "reset_parameters"):
-            raise ValueError(f"zero.shard: a {type(module).__name__} has tensors on the meta device and no "
-                             "reset_parameters(): give it one, or pass init=")
-    return found
-
-
-def _materialize_untrained(module: nn.Module) -> None:
-    """Replaces the untrained parameters and the buffers that a module has on the meta device by uninitialized CPU
-    tensors."""
-    for parameter in module.parameters(recurse=False):
-        if parameter.is_meta:
-            torch.utils.swap_tensors(parameter, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype),
-                                                             requires_grad=False))
-    for name, tensor in module.named_buffers(recurse=False):
-        if tensor.is_meta:
-            setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
-
-
-def _trim_heap() -> None:
-    """Returns freed memory to the system: the old memory of the parameters."""
-    with contextlib.suppress(AttributeError):              # only glibc has malloc_trim
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _take_gradient(manager: Any, number: int, parameter: nn.Parameter) -> None:
@@ -226,13 +170,13 @@ class Manager:
         self.dtype = settings.dtype
         self.steps = 0                  # steps taken
         group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
-        self.owned = self._collect_owned(model, group_of)
-        on_meta = _modules_on_meta(model, settings.init)
+        self.managed = self._collect_managed(model, group_of)
+        on_meta = find_modules_on_meta(model, settings.init)
         self.awaited = [-1] * len(self.modules)         # for each unit, `steps` when use() last waited for it
         self.written: set[int] = set()  # parameters with a part of their gradient in the core's buffer in this pass
-        self.number_of = {entry.parameter: number for number, entry in enumerate(self.owned)}
+        self.number_of = {entry.parameter: number for number, entry in enumerate(self.managed)}
         parameters = [ParameterInfo(entry.parameter.numel(), entry.unit, group_of[entry.parameter])
-                      for entry in self.owned]
+                      for entry in self.managed]
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
         self.core = self._create_core(parameters, len(optimizer.param_groups), settings)
         self._move_parameters(model, on_meta, settings.init)
@@ -259,7 +203,7 @@ class Manager:
             warnings.warn(f"zero.shard: parameters are sharded, not shared, on each host: {reason}", stacklevel=4)
         return make_core(placement="sharded")
 
-    def _collect_owned(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
+    def _collect_managed(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Managed]:
         """Checks the trained parameters, and returns them in the order of their units. group_of: {parameter: its group
         in the optimizer}. Removes modules without parameters of their own from self.modules."""
         unit_of = self._innermost_units()
@@ -274,7 +218,7 @@ class Manager:
             self._check_parameter(name, parameter, group_of)
             if parameter in _managers:
                 raise ValueError(f"zero.shard: parameter {name} is already sharded; a model can be sharded once")
-            found.append(Owned(name, parameter, unit_of.get(parameter, 0)))
+            found.append(Managed(name, parameter, unit_of.get(parameter, 0)))
         if not found:
             raise ValueError("zero.shard: the model has no parameter with requires_grad")
         others = set(group_of) - {entry.parameter for entry in found}
@@ -316,7 +260,7 @@ class Manager:
         """Returns the dtype of each unit: that of `precision`, or of its parameters. Raises ValueError if a unit has
         several."""
         found: list[torch.dtype | None] = [self.dtype] * len(self.modules)
-        for name, parameter, unit in self.owned if self.dtype is None else ():
+        for name, parameter, unit in self.managed if self.dtype is None else ():
             if found[unit] not in (None, parameter.dtype):
                 raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}, others of its unit are "
                                  f"{found[unit]}; a unit must have one type: name it, or its parts, as units of their "
@@ -330,7 +274,7 @@ class Manager:
         """Makes the parameters views of the core's arrays, with rank 0's values, and broadcasts rank 0's buffers and
         untrained parameters. on_meta: modules whose first values rank 0 sets. Collective."""
         is_first, float32_values = dist.get_rank(self.group) == 0, {}
-        for number, (_, parameter, _) in enumerate(self.owned):
+        for number, (_, parameter, _) in enumerate(self.managed):
             view = self.core.parameter(number).view(parameter.shape)
             if view.dtype != parameter.dtype and not parameter.is_meta:
                 float32_values[number] = parameter.detach().float()
@@ -341,9 +285,9 @@ class Manager:
                     view.copy_(parameter)
                 parameter.data = view
             _managers[parameter] = weakref.ref(self)
-        _trim_heap()
+        trim_heap()
         for module in on_meta:
-            _materialize_untrained(module)
+            materialize_untrained(module)
             if is_first:
                 init(module) if init else module.reset_parameters()
         self.core.begin()
@@ -352,7 +296,7 @@ class Manager:
             dist.broadcast(whole, group=self.group, group_src=0)
             piece = self.core.piece(number)
             piece.value.copy_(whole.reshape(-1)[piece.at: piece.at + piece.value.numel()])
-        trained = {entry.parameter for entry in self.owned}
+        trained = {entry.parameter for entry in self.managed}
         for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in trained)]:
             whole = tensor.contiguous()
             dist.broadcast(whole, group=self.group, group_src=0)
@@ -368,11 +312,11 @@ class Manager:
             self._await_before_forward(module, {unit})
         # modules may compute outside the forward of their unit
         if self.ahead or self.uses:
-            unit_of = {parameter: unit for _, parameter, unit in self.owned}
+            unit_of = {parameter: unit for _, parameter, unit in self.managed}
             for module in model.modules():
                 self._await_before_forward(module, {unit_of[p] for p in module.parameters(recurse=False)
                                                     if p in unit_of})
-        for number, (_, parameter, _) in enumerate(self.owned):
+        for number, (_, parameter, _) in enumerate(self.managed):
             parameter.register_post_accumulate_grad_hook(functools.partial(_take_gradient, weakref.ref(self), number))
         if self.dtype is not None:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
@@ -439,7 +383,7 @@ class Manager:
         the buffer has the gradient of an earlier pass, returns the product instead: autograd accumulates it, and
         take_gradient() adds it to the buffer."""
         flat, adds = self.core.gradient(number)
-        buffer = flat.view(self.owned[number].parameter.shape)
+        buffer = flat.view(self.managed[number].parameter.shape)
         if adds:
             return left.mm(right)
         buffer.add_(left.mm(right)) if number in self.written else torch.mm(left, right, out=buffer)
@@ -450,7 +394,7 @@ class Manager:
         """Sums rows by their ids, an embedding's gradient or a part of it, into the core's buffer, and returns None; or
         returns the sum, as write_product() does. padding: an id whose rows are left out, or -1."""
         flat, adds = self.core.gradient(number)
-        buffer = flat.view(self.owned[number].parameter.shape)
+        buffer = flat.view(self.managed[number].parameter.shape)
         if adds:
             return sum_rows(rows, ids, len(buffer), padding)
         unique_ids, row_of_id = ids.long().unique(return_inverse=True)
@@ -468,7 +412,7 @@ class Manager:
     def check_parameters(self) -> None:
         """Raises RuntimeError if a parameter was moved, replaced or changed on this rank since record_state()."""
         current = dict(self.model.named_parameters())
-        for (name, parameter, _), (address, version) in zip(self.owned, self.recorded):
+        for (name, parameter, _), (address, version) in zip(self.managed, self.recorded):
             if current.get(name) is not parameter:
                 raise RuntimeError(f"zero: the model has another parameter {name} than zero.shard found; load with "
                                    "assign=False, and shard a model after all its parameters exist")
@@ -489,7 +433,7 @@ class Manager:
 
     def record_state(self) -> None:
         """Records address and version of each parameter, for check_parameters()."""
-        self.recorded = [(parameter.data_ptr(), parameter._version) for _, parameter, _ in self.owned]
+        self.recorded = [(parameter.data_ptr(), parameter._version) for _, parameter, _ in self.managed]
 
     def finish_step(self) -> None:
         """Does what follows each step: waits for the units, unless with `ahead`, and increments the parameters'
@@ -499,7 +443,7 @@ class Manager:
             self.use_all()
         if self.uses:
             self.uses.finish_step()
-        torch.autograd.graph.increment_version([parameter for _, parameter, _ in self.owned])
+        torch.autograd.graph.increment_version([parameter for _, parameter, _ in self.managed])
         self.record_state()
 
     def restart(self) -> None:
@@ -513,13 +457,13 @@ class Manager:
         """Returns the entries of the model's state_dict, {name: (number of the trained parameter or None, value)}. The
         value of a sharded parameter is invalid while its unit is not gathered."""
         number_at = {address: number for number, (address, _) in enumerate(self.recorded)}
-        number_of = {entry.name: number for number, entry in enumerate(self.owned)}
+        number_of = {entry.name: number for number, entry in enumerate(self.managed)}
         with self.uses.without_gathering() if self.uses else contextlib.nullcontext():
             state = self.model.state_dict(keep_vars=True)
         found = {name: (number_at.get(value.data_ptr(), number_of.get(name)), value.detach())
                  if torch.is_tensor(value) else (None, value) for name, value in state.items()}
-        for missing in set(range(len(self.owned))) - {number for number, _ in found.values()}:
-            raise ValueError(f"zero: the model's state_dict has no entry for parameter {self.owned[missing].name}; a "
+        for missing in set(range(len(self.managed))) - {number for number, _ in found.values()}:
+            raise ValueError(f"zero: the model's state_dict has no entry for parameter {self.managed[missing].name}; a "
                              "hook of its own may have renamed and copied it")
         return found
 

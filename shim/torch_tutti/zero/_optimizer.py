@@ -87,7 +87,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _is_probe(self) -> bool:
         """True in a call of step() by which torch.distributed.checkpoint only creates the optimizer's state: it has set
         all gradients and learning rates to zero."""
-        gradients = (p.grad for _, p, _ in self._manager.owned)
+        gradients = (p.grad for _, p, _ in self._manager.managed)
         return (not any(float(group.get("lr", 1)) for group in self.param_groups)
                 and all(gradient is not None and not gradient.any() for gradient in gradients))
 
@@ -102,7 +102,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients that no step has used. Collective if any rank has one."""
-        for _, p, _ in self._manager.owned:
+        for _, p, _ in self._manager.managed:
             p.grad = None
         was_probing, self._is_probing = self._is_probing, False
         if was_probing:

@@ -40,7 +40,7 @@ class Uses:
         self.gathers_state = True
         for unit, module in enumerate(manager.modules):
             self._hook_forward(module, unit)
-        unit_of = {parameter: unit for _, parameter, unit in manager.owned}
+        unit_of = {parameter: unit for _, parameter, unit in manager.managed}
         for module in manager.model.modules():
             unit_of_storage = {p.untyped_storage().data_ptr(): unit_of[p] for p in module.parameters(recurse=False)
                                if p in unit_of}

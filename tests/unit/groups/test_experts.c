@@ -1,7 +1,7 @@
 /* Rows of a mixture of experts, of ranks that are only pretended: all rows land where counts say, sums are those of a
    loop over tokens and choices, capacity drops the last, and what cannot be is refused in words. */
 #include "backend/base/memory.h"
-#include "include/tutti.h"
+#include "include/tutti_groups.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
 

@@ -1,6 +1,6 @@
 /* Grids against their rule, as it is written in tutti.h and nowhere else here: from the coordinates of each rank it is
    worked out who differs from whom in which axes. */
-#include "include/tutti.h"
+#include "include/tutti_groups.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
 
