@@ -25,7 +25,7 @@ static bool result_is_right(const struct checker *checker, const struct schedule
 {
     int only = result_expected_owner(schedule, c);
     bool right = value->valid && value->tile == tile && value->chunk == result_expected_chunk(schedule, c)
-        && value->raw == checker->plan->stage_inputs;
+        && value->premultiplied == checker->plan->stage_inputs;
     for (int q = 0; q < schedule->size; q++)
         right &= ((value->have[q / 64] & value_rank_bit(q)) != 0) == (only < 0 || q == only);
     return right && (schedule->size == 1 || value->finished == collective_is_reduction(schedule->collective));
@@ -47,7 +47,7 @@ static bool input_is_intact(const struct checker *checker, const struct schedule
 {
     int home = plan_cell_index(checker->plan, schedule->rank, INPUT, c),
         output = plan_cell_index(checker->plan, schedule->rank, OUTPUT, 0);
-    bool intact = value->valid && value->chunk == c && !value->raw && !value->finished;
+    bool intact = value->valid && value->chunk == c && !value->premultiplied && !value->finished;
     for (int w = 0; w < CHECK_WORDS; w++)
         intact &= value->have[w] == (w == schedule->rank / 64 ? value_rank_bit(schedule->rank) : 0);
     return intact || (!schedule->absent[OUTPUT] && home >= output && home < output + schedule->chunks[OUTPUT]);

@@ -134,10 +134,10 @@ static void checker_run_work(struct checker *checker, int thread, int step, int 
         sum.valid &= sum.tile == tile && sum.operation == operation;
         if (t->finish && sum.finished)
             checker_report_error(checker, "finishes a value twice", schedule->rank, step, tile);
-        if (t->raw && (sum.raw || t->from_count > 1))
+        if (t->premultiplies && (sum.premultiplied || t->from_count > 1))
             checker_report_error(checker, "multiplies a value twice", schedule->rank, step, tile);
         sum.finished |= t->finish;
-        sum.raw |= t->raw;
+        sum.premultiplied |= t->premultiplies;
         for (int d = 0; d < t->to_count; d++) {
             struct check_cell *c = checker_cell(checker, to[d], i, tile, operation);
             if (c != first || t->from_count > 1) checker_record_access(checker, c, thread, true, NULL, step, tile);

@@ -10,7 +10,7 @@ struct value {
     uint64_t have[CHECK_WORDS];
     int chunk, tile, operation;
     /* raw: the value has passed a step that is flagged raw. */
-    bool valid, finished, raw;
+    bool valid, finished, premultiplied;
 };
 /* Every (rank, slot) is a thread of its own, so the proof holds for any order in which a rank works on its tiles.
    done_at 0: the message is in flight. */

@@ -25,7 +25,8 @@ void value_reduce(struct checker *checker, struct value *into, const struct valu
         into->have[w] |= from->have[w];
     }
     if (checker->plan->algorithm->collective == BARRIER) again = false;
-    into->valid &= from->valid && alike && !again && into->raw == from->raw && into->raw == checker->plan->stage_inputs;
+    into->valid &= from->valid && alike && !again && into->premultiplied == from->premultiplied
+        && into->premultiplied == checker->plan->stage_inputs;
     /* A quotient must not be summed. */
     into->valid &= !into->finished && !from->finished;
 }

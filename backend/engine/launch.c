@@ -140,9 +140,9 @@ static tutti_status launch_make_plan(tutti_comm *comm, const struct operation *o
         .slots = choice->slots,
         .in_place = placement->in_place,
         .shared = touches ? placement->shared : NULL,
-        .reads = choice->reads,
+        .can_read_private = choice->reads_private,
         .stage_inputs = recent->stage_inputs,
-        .hoist = !algorithm->host_memory,
+        .hoists_receives = !algorithm->host_memory,
         .one_rank = true,
         .rank = group->rank,
     };
@@ -176,7 +176,7 @@ static tutti_status launch_find_may_read(tutti_comm *comm, const struct operatio
         struct choice choice;
         question.placement = (enum placement_kind)kind;
         TRY(chooser_make_choice(&comm->launcher.chooser, &question, &choice));
-        recent->may_read = choice.reads;
+        recent->may_read = choice.reads_private;
     }
     return TUTTI_OK;
 }
@@ -230,12 +230,12 @@ static tutti_status launch_plan_candidate(tutti_comm *comm, const struct operati
 {
     struct choice candidate = *predicted;
     bool has_candidate = choice_take_candidate(comm->launcher.code, open, &candidate);
-    struct placement p = launch_get_placement(comm, op, candidate.reads);
+    struct placement p = launch_get_placement(comm, op, candidate.reads_private);
     recent->code = comm->launcher.code;
     recent->program = NULL;
     tutti_status status = launch_make_plan(comm, op, &candidate, &p, recent);
     if (!has_candidate || status != TUTTI_UNSUPPORTED) return status;
-    p = launch_get_placement(comm, op, predicted->reads);
+    p = launch_get_placement(comm, op, predicted->reads_private);
     return launch_make_plan(comm, op, predicted, &p, recent);
 }
 /* Chooses and plans before the roll call, from the arguments of the call alone. */
@@ -354,7 +354,7 @@ static enum placement_kind placement_get_kind(const struct placement *p, int ran
    counts as in place, and so does not affect the others. */
 static tutti_status launch_choose_late(tutti_comm *comm, const struct operation *op, struct recent *recent)
 {
-    struct placement p = tensors_get_placement(comm, op, recent->chosen.reads);
+    struct placement p = tensors_get_placement(comm, op, recent->chosen.reads_private);
     int ranks = comm->launcher.ranks;
     bool repeated = recent->program && recent->is_required == p.is_required && recent->open == p.open
         && recent->must_read == p.must_read && recent->code == comm->launcher.code
@@ -369,7 +369,7 @@ static tutti_status launch_choose_late(tutti_comm *comm, const struct operation 
     TRY(launch_choose_algorithm(comm, op, p.is_required ? recent->algorithm : NULL, operation_agreed_bytes(comm, op),
         kind, recent, &choice));
     TRY(launch_plan_candidate(comm, op, &choice, placement_is_open(kind), recent));
-    p = tensors_get_placement(comm, op, recent->chosen.reads);
+    p = tensors_get_placement(comm, op, recent->chosen.reads_private);
     mask_copy(recent->shared, p.shared, ranks);
     mask_copy(recent->in_place, p.in_place, ranks);
     return TUTTI_OK;

@@ -85,7 +85,7 @@ static bool messages_read_pays(tutti_comm *comm, size_t bytes)
     struct choice choice;
     struct question question = { .collective = BROADCAST, .message_bytes = bytes, .placement = TENSORS_OPEN_APART };
     if (setting >= 0 || group_has_several_hosts(&comm->group)) return setting > 0;
-    return chooser_make_choice(&comm->launcher.chooser, &question, &choice) == TUTTI_OK && choice.reads;
+    return chooser_make_choice(&comm->launcher.chooser, &question, &choice) == TUTTI_OK && choice.reads_private;
 }
 /* Returns true if peers may read this private tensor in place. Records that it has been offered. */
 static bool messages_offer_private_tensor(void *context, const void *at, size_t bytes)

@@ -36,7 +36,7 @@ void bind_cut_message(struct executor *executor, size_t chunk_bytes)
     cut->single = cut->tiles == 1;
     bool fits = size_larger(scratch, 1) * chunk_bytes <= LINE_PAYLOAD;
     /* All members must compute the same value, so it depends on the plan of all of them. */
-    cut->in_line = cut->single && fits && !plan->any_message;
+    cut->in_line = cut->single && fits && !plan->has_messages;
     cut->slot_stride = cut->in_line ? chunk_bytes : size_round_up(cut->tile_bytes, CACHE_LINE);
     slots_lay_out(executor, cut);
 }
@@ -73,8 +73,8 @@ static struct piece bind_locate_scratch_chunk(const struct executor *executor, i
     unsigned char *slots = segment_slots(executor->site.segment, owner) + executor->run.slots_at;
     return (struct piece){ slots + place * cut->tile_slot_bytes + at * cut->slot_stride, length, length };
 }
-/* A peer's lengths and offsets lie in shared memory and may change, so they are read once. They are checked against
-   the bytes that were mapped for their first values. */
+/* A peer's lengths and offsets lie in shared memory and may change, so they are read once. They are checked against the
+   bytes that were mapped for their first values. */
 static struct piece bind_locate_uneven_chunk(const struct executor *executor, const struct operand *o,
     const struct span *span, int index, size_t from)
 {
@@ -143,7 +143,7 @@ static enum part_shortcut step_find_shortcut(const struct step *step, size_t byt
 {
     if (!bytes || bytes >= STREAM_AT_LEAST) return 0;
     if (step->from_count > 1) return PART_MERE_SUM;
-    return step->to_count == 1 && !step->raw && !step->finish ? PART_MERE_COPY : 0;
+    return step->to_count == 1 && !step->premultiplies && !step->finish ? PART_MERE_COPY : 0;
 }
 /* Precomputes the addresses of all work steps, so that later calls with the same sizes only add a base. */
 static void program_fix_addresses(struct executor *executor)
@@ -287,7 +287,7 @@ static void span_copy(const struct executor *executor, const struct step *step, 
     const void *from, size_t bytes)
 {
     const struct launch *launch = &executor->launch;
-    if (step->raw && launch->scale) launch->scale(to, from, bytes / launch->element_bytes, launch->factor);
+    if (step->premultiplies && launch->scale) launch->scale(to, from, bytes / launch->element_bytes, launch->factor);
     else if (to == from || !bytes) return;
     else if (slot_is_streamed(executor, step, span, to, bytes) || output_goes_around_cache(executor, span, bytes))
         executor->site.stream(to, from, bytes);

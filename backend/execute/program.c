@@ -104,8 +104,8 @@ static bool program_allocate_all(struct program *program)
     if (!program->piece.to || !program->piece.from || !program->touches) return false;
     if (program->plan->one_sided && !program_list_needed_peers(program)) return false;
     program->block = (struct pointers){ program->piece.to + widest, program->piece.from + widest };
-    if (program->plan->reads && !program_allocate_fetch_buffer(program, widest)) return false;
-    if (program->plan->shared || program->plan->reads) program_record_touches(program);
+    if (program->plan->can_read_private && !program_allocate_fetch_buffer(program, widest)) return false;
+    if (program->plan->shared || program->plan->can_read_private) program_record_touches(program);
     if (program->schedule->first_message >= 0) return program_allocate_messages(program);
     return program->touch_count || program_allocate_parts(program);
 }
@@ -127,7 +127,7 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
 }
 tutti_status program_find_blocks(struct program *program)
 {
-    if (!program->plan->any_message || program->blocks.of) return TUTTI_OK;
+    if (!program->plan->has_messages || program->blocks.of) return TUTTI_OK;
     return blocks_find(program->plan, program->schedule->rank, &program->blocks);
 }
 void program_destroy(struct program *program)

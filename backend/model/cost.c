@@ -1,31 +1,26 @@
 /* The cost of a plan is the length of its critical path over one tile, and for every further tile the work of the
-   busiest rank, because tiles overlap.
-
-   - A round: a wait ends when the peer has reached the position and its line has arrived here. With more ranks than
-     cores, the peer first needs a core that another rank must hand over.
-   - A line: every wait reads a line that a peer has written, and every publication writes one that peers have read. The
-     first line of a run of bytes that a peer had last is not prefetched. The change from tile to tile disturbs
-     prefetching, too. So each tile has these costs, however small it is.
-   - Bytes: their cost depends on where they lie. A slot is read by a core that did not write it. So is the part of a
-     peer's tensor that the peer's cache holds; the rest is equally far for both. Bytes in the cache of a core are near
-     for all ranks on that core.
-   - Slots rotate over so many bytes that no second-level cache holds them any more (execute/slots.c). Such lines cost
-     less to write and to read than lines that a peer has just read.
-   - Bytes that the kernel reads from a peer (plan.reads) are copied directly to their destination; terms of a sum go
-     through this rank's cache. Each read costs a system call.
-   - Displaced bytes: slots displace the message from the cache, and it must be fetched again.
-   - A message: two thirds of its fixed cost are the sender's work and the rest is the receiver's, without travel time,
-     because between near hosts the sender's core also delivers a socket's bytes. A message of up to 64 KiB is copied
-     through memory of both ends; a longer one is announced first. When both ends are posted, the receiver's part
-     follows, then the bytes at the rate of the host's link. A message gets a share of the link in proportion to its
-     part of all bytes that the host sends. In a plan of one host the other end counts as posted together with this
-     one, which is right if all hosts do the same, and too little in a tree. For further tiles these bytes are work of
-     the rank, too, because cores copy the bytes of sockets and little overlaps.
-   - So a message between hosts is cut only into tiles whose messages are long, or into the largest tiles. The bytes of
-     the longest message must take four times its fixed cost on the link that all ranks of the host share. Between two
-     hosts of two ranks, 1 MiB took 476 to 709 us in the tiles of least cost (128 and 256 KiB), and 237 to 367 in one.
-
-   Further tiles cost time but displace fewer bytes, so the best tile grows with the square root of the message. */
+   busiest rank, because tiles overlap. - A round: a wait ends when the peer has reached the position and its line has
+   arrived here. With more ranks than cores, the peer first needs a core that another rank must hand over. - A line:
+   every wait reads a line that a peer has written, and every publication writes one that peers have read. The first
+   line of a run of bytes that a peer had last is not prefetched. The change from tile to tile disturbs prefetching,
+   too. So each tile has these costs, however small it is. - Bytes: their cost depends on where they lie. A slot is read
+   by a core that did not write it. So is the part of a peer's tensor that the peer's cache holds; the rest is equally
+   far for both. Bytes in the cache of a core are near for all ranks on that core. - Slots rotate over so many bytes
+   that no second-level cache holds them any more (execute/slots.c). Such lines cost less to write and to read than
+   lines that a peer has just read. - Bytes that the kernel reads from a peer (plan.can_read_private) are copied
+   directly to their destination; terms of a sum go through this rank's cache. Each read costs a system call. -
+   Displaced bytes: slots displace the message from the cache, and it must be fetched again. - A message: two thirds of
+   its fixed cost are the sender's work and the rest is the receiver's, without travel time, because between near hosts
+   the sender's core also delivers a socket's bytes. A message of up to 64 KiB is copied through memory of both ends; a
+   longer one is announced first. When both ends are posted, the receiver's part follows, then the bytes at the rate of
+   the host's link. A message gets a share of the link in proportion to its part of all bytes that the host sends. In a
+   plan of one host the other end counts as posted together with this one, which is right if all hosts do the same, and
+   too little in a tree. For further tiles these bytes are work of the rank, too, because cores copy the bytes of
+   sockets and little overlaps. - So a message between hosts is cut only into tiles whose messages are long, or into the
+   largest tiles. The bytes of the longest message must take four times its fixed cost on the link that all ranks of the
+   host share. Between two hosts of two ranks, 1 MiB took 476 to 709 us in the tiles of least cost (128 and 256 KiB),
+   and 237 to 367 in one. Further tiles cost time but displace fewer bytes, so the best tile grows with the square root
+   of the message. */
 #include "backend/model/cost.h"
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"

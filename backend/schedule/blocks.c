@@ -8,45 +8,56 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A walk over the steps of one member. */
 struct walk {
     const struct plan *plan;
-    const struct schedule *s;
+    const struct schedule *schedule;
     /* The number of SCRATCH chunks of a member. */
     int chunks;
     /* [member][chunk]: the block that the chunk finally holds. */
     int *left;
     /* [chunk] of this member: the block that it holds now; on the walk back, the block that later steps expect. */
     int *now;
+    /* Receives the block of every chunk of every span of the schedule. */
     struct blocks *out;
 };
 
+/* True if the span is in the SCRATCH of the member that the walk visits. */
 static bool walk_is_own_scratch(const struct walk *walk, struct span span)
 {
-    return span.buffer == SCRATCH && span.rank == walk->s->rank;
+    return span.buffer == SCRATCH && span.rank == walk->schedule->rank;
 }
+/* Returns the entry of walk->out for chunk i of a span (an index of schedule.spans). */
 static int *walk_block_at(const struct walk *walk, int span, int i) { return &walk->out->of[walk->out->at[span] + i]; }
+/* Returns the entry of walk->left for chunk i of a SCRATCH span of any member. */
 static int *walk_left_block_at(const struct walk *walk, struct span span, int i)
 {
     return &walk->left[(size_t)plan_member_of_rank(walk->plan, span.rank) * (size_t)walk->chunks
         + (size_t)(span.first + i)];
 }
+/* Returns the block that chunk i of a span holds at this point of the walk, or BLOCK_UNKNOWN. In a tensor with a chunk
+   for each rank, the block is the number of the chunk; in a tensor of one chunk, it is the rank. */
 static int walk_find_block(const struct walk *walk, struct span span, int i)
 {
     if (walk_is_own_scratch(walk, span)) return walk->now[span.first + i];
     if (span.buffer == SCRATCH) return *walk_left_block_at(walk, span, i);
-    return collective_buffer_parts(walk->s->collective, span.buffer, walk->s->size) == 1 ? span.rank : span.first + i;
+    return collective_buffer_parts(walk->schedule->collective, span.buffer, walk->schedule->size) == 1 ? span.rank
+                                                                                                       : span.first + i;
 }
 
 /* ---- to the last step ---- */
+/* Sets the block of chunk i of a SCRATCH span; tensors are ignored. An unknown block does not replace what a peer's
+   chunk finally holds. */
 static void walk_set_block(const struct walk *walk, struct span span, int i, int block)
 {
     if (walk_is_own_scratch(walk, span)) walk->now[span.first + i] = block;
     else if (span.buffer == SCRATCH && block != BLOCK_UNKNOWN) *walk_left_block_at(walk, span, i) = block;
 }
-/* Forward pass, work step: a chunk that is read from a known block gives its block to all its targets. */
+/* Forward pass, work step: the chunks i of all its spans hold one block. A source, or a target in a tensor, tells
+   which. */
 static void walk_follow_work(const struct walk *walk, const struct step *step)
 {
-    const struct span *spans = &walk->s->spans[step->span];
+    const struct span *spans = &walk->schedule->spans[step->span];
     int count = step->from_count + step->to_count;
     for (int i = 0; i < spans->count; i++) {
         int block = BLOCK_UNKNOWN;
@@ -58,32 +69,35 @@ static void walk_follow_work(const struct walk *walk, const struct step *step)
         }
     }
 }
-/* Forward pass, message step: a received chunk has no known block. */
+/* Forward pass, message step: records the blocks of what is sent. A chunk received into SCRATCH has no known block. */
 static void walk_follow_message(const struct walk *walk, const struct step *step)
 {
     for (int k = step->span; k < step->span + step->from_count + step->to_count; k++)
-        for (int i = 0; i < walk->s->spans[k].count; i++) {
-            if (step->kind == RECV) walk_set_block(walk, walk->s->spans[k], i, BLOCK_UNKNOWN);
-            *walk_block_at(walk, k, i) = walk_find_block(walk, walk->s->spans[k], i);
+        for (int i = 0; i < walk->schedule->spans[k].count; i++) {
+            if (step->kind == RECV) walk_set_block(walk, walk->schedule->spans[k], i, BLOCK_UNKNOWN);
+            *walk_block_at(walk, k, i) = walk_find_block(walk, walk->schedule->spans[k], i);
         }
 }
+/* Marks every SCRATCH chunk of the member as unknown. */
 static void walk_forget_blocks(const struct walk *walk)
 {
     for (int c = 0; c < walk->chunks; c++) walk->now[c] = BLOCK_UNKNOWN;
 }
+/* Forward pass: finds the blocks that come from tensors. */
 static void walk_to_last_step(const struct walk *walk)
 {
     walk_forget_blocks(walk);
-    for (const struct step *step = walk->s->steps; step < walk->s->steps + walk->s->step_count; step++)
+    for (const struct step *step = walk->schedule->steps; step < walk->schedule->steps + walk->schedule->step_count;
+        step++)
         if (step->kind == WORK) walk_follow_work(walk, step);
         else walk_follow_message(walk, step);
 }
 
 /* ---- back to the first step ---- */
-/* Backward pass, work step: a target's later use tells the block of the sources. */
+/* Backward pass, work step: if the forward pass has not found the block, it follows from the later use of a target. */
 static void walk_expect_work(const struct walk *walk, const struct step *step)
 {
-    const struct span *spans = &walk->s->spans[step->span];
+    const struct span *spans = &walk->schedule->spans[step->span];
     int count = step->from_count + step->to_count;
     for (int i = 0; i < spans->count; i++) {
         int block = *walk_block_at(walk, step->span, i);
@@ -98,30 +112,31 @@ static void walk_expect_work(const struct walk *walk, const struct step *step)
         }
     }
 }
-/* Backward pass, message step: a received chunk has the block of its later use. */
+/* Backward pass, message step: an unknown chunk has the block that later steps expect of it. */
 static void walk_expect_message(const struct walk *walk, const struct step *step)
 {
     for (int k = step->span; k < step->span + step->from_count + step->to_count; k++)
-        for (int i = 0; i < walk->s->spans[k].count; i++) {
-            if (!walk_is_own_scratch(walk, walk->s->spans[k])) continue;
-            int *now = &walk->now[walk->s->spans[k].first + i], *block = walk_block_at(walk, k, i);
+        for (int i = 0; i < walk->schedule->spans[k].count; i++) {
+            if (!walk_is_own_scratch(walk, walk->schedule->spans[k])) continue;
+            int *now = &walk->now[walk->schedule->spans[k].first + i], *block = walk_block_at(walk, k, i);
             if (*block == BLOCK_UNKNOWN) *block = *now;
             *now = step->kind == RECV ? BLOCK_UNKNOWN : *block;
         }
 }
+/* Backward pass: finds the blocks that go to tensors. */
 static void walk_to_first_step(const struct walk *walk)
 {
     walk_forget_blocks(walk);
-    for (const struct step *step = walk->s->steps + walk->s->step_count; step-- > walk->s->steps;)
+    for (const struct step *step = walk->schedule->steps + walk->schedule->step_count; step-- > walk->schedule->steps;)
         if (step->kind == WORK) walk_expect_work(walk, step);
         else walk_expect_message(walk, step);
 }
 
 /* ---- all members ---- */
-/* Records the blocks that this member finally leaves in SCRATCH. True: some of them are new. */
+/* Copies the blocks that this member finally leaves in its SCRATCH from `now` to `left`. True: some of them are new. */
 static bool walk_record_left_blocks(const struct walk *walk)
 {
-    int *left = &walk->left[(size_t)plan_member_of_rank(walk->plan, walk->s->rank) * (size_t)walk->chunks];
+    int *left = &walk->left[(size_t)plan_member_of_rank(walk->plan, walk->schedule->rank) * (size_t)walk->chunks];
     bool more = false;
     for (int c = 0; c < walk->chunks; c++) {
         if (walk->now[c] == BLOCK_UNKNOWN || left[c] == walk->now[c]) continue;
@@ -130,7 +145,7 @@ static bool walk_record_left_blocks(const struct walk *walk)
     }
     return more;
 }
-/* Allocates one block number for each chunk of each span. */
+/* Allocates an entry for each chunk of each span of a schedule. */
 static tutti_status blocks_allocate_arrays(const struct schedule *schedule, struct blocks *out)
 {
     size_t chunks = 0;
@@ -142,33 +157,34 @@ static tutti_status blocks_allocate_arrays(const struct schedule *schedule, stru
     blocks_finish(out);
     return TUTTI_NO_MEMORY;
 }
-/* Walks one rank's schedule forward and backward. `more`: a later walk may find more blocks. */
+/* Walks over a member's schedule forward and backward, and fills *out. Sets *more if another walk over the peers may
+   find more blocks. */
 static tutti_status walk_visit_member(struct walk *walk, int member, struct blocks *out, bool *more)
 {
-    walk->s = &walk->plan->ranks[member];
+    walk->schedule = &walk->plan->ranks[member];
     walk->out = out;
-    TRY(blocks_allocate_arrays(walk->s, out));
+    TRY(blocks_allocate_arrays(walk->schedule, out));
     walk_to_last_step(walk);
     *more |= walk_record_left_blocks(walk);
     walk_to_first_step(walk);
     return TUTTI_OK;
 }
-/* Every pass but the last finds a block, and a chain of ranks that read from each other has at most all members. So
-   `count` + 1 passes suffice. */
+/* Walks over all members until no walk finds a new block, then over `rank` for *out. A chain of ranks that read from
+   each other has at most all members, so `count` + 1 passes suffice. */
 static tutti_status walk_visit_all_members(struct walk *walk, int rank, struct blocks *out)
 {
     bool more = true;
     for (int pass = 0; more && pass <= walk->plan->count; pass++) {
         more = false;
         for (int m = 0; m < walk->plan->count; m++) {
-            struct blocks its;
-            TRY(walk_visit_member(walk, m, &its, &more));
-            blocks_finish(&its);
+            struct blocks discarded;
+            TRY(walk_visit_member(walk, m, &discarded, &more));
+            blocks_finish(&discarded);
         }
     }
     return walk_visit_member(walk, plan_member_of_rank(walk->plan, rank), out, &more);
 }
-/* Finds the blocks of one rank's chunks by walks over all ranks' schedules. */
+/* Finds the blocks of one rank's chunks. The plan must have the schedules of all members. */
 static tutti_status walk_find_blocks(const struct plan *plan, int rank, struct blocks *out)
 {
     struct walk walk = { .plan = plan, .chunks = plan->ranks[0].chunks[SCRATCH] };

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Formats the first sticky error into p->error. */
+/* Returns TUTTI_OK, or the status of the first member's sticky error, whose text it writes into plan->error. */
 static tutti_status plan_get_build_status(struct plan *plan)
 {
     for (int m = 0; m < plan->count; m++) {
@@ -24,7 +24,7 @@ static tutti_status plan_get_build_status(struct plan *plan)
 }
 
 /* ---- recording ---- */
-/* Runs the algorithm for one rank, which records its steps. */
+/* Empties the schedule of a rank and lets the algorithm record its steps. */
 static void plan_record_schedule(const struct plan *plan, int rank, struct schedule *schedule)
 {
     enum collective collective = plan->algorithm->collective;
@@ -55,6 +55,7 @@ static void plan_check_cuts(struct plan *plan)
 }
 
 /* ---- building ---- */
+/* Finds the writers of all cells again after schedules have changed. */
 static tutti_status build_update_writers(struct build *build)
 {
     build_find_writers(build);
@@ -75,7 +76,7 @@ static tutti_status build_prepare_schedules(struct build *build)
     TRY(build_update_writers(build));
     build_stage_private(build);
     TRY(plan_get_build_status(plan));
-    if (!plan->hoist) return TUTTI_OK;
+    if (!plan->hoists_receives) return TUTTI_OK;
     TRY(build_update_writers(build));
     plan_hoist_receives(build);
     return plan_get_build_status(plan);
@@ -91,18 +92,20 @@ static tutti_status build_infer_and_verify(struct build *build)
     plan_number_messages(plan);
     build_infer_waits(build);
     TRY(plan_get_build_status(plan));
-    bool fine = plan_is_deadlock_free(build);
+    bool ends = plan_is_deadlock_free(build);
     TRY(plan_get_build_status(plan));
-    return fine ? TUTTI_OK : TUTTI_INTERNAL;
+    return ends ? TUTTI_OK : TUTTI_INTERNAL;
 }
+/* Writes the error of lacking memory into the plan and returns TUTTI_NO_MEMORY. */
 static tutti_status plan_set_no_memory(struct plan *plan)
 {
     snprintf(plan->error, sizeof plan->error, "%s", schedule_no_memory);
     return TUTTI_NO_MEMORY;
 }
 /* ---- the kept schedules ---- */
+/* Returns the length of plan->ranks. */
 static int plan_count_kept_schedules(const struct plan *plan) { return plan->kept ? 1 : plan->count; }
-/* True if any step writes SCRATCH. */
+/* True if any step writes SCRATCH, its own or a peer's. */
 static bool schedule_writes_slots(const struct schedule *schedule)
 {
     for (const struct step *step = schedule->steps; step < schedule->steps + schedule->step_count; step++)
@@ -118,34 +121,34 @@ static bool schedule_only_awaits_reads(const struct schedule *schedule)
             if (step->kind == LEAVE || step_to(schedule, step)[d].rank != schedule->rank) return false;
     return true;
 }
-/* Sets p->one_sided. False: out of memory. */
+/* Sets plan->one_sided from the schedules of all members. False: out of memory. */
 static bool plan_find_one_sided(struct plan *plan)
 {
     bool *needed = memory_alloc_zeroed((size_t)plan->size, sizeof *needed),
-         fine = !plan->any_message && plan->count == plan->size;
+         allowed = !plan->has_messages && plan->count == plan->size;
     plan->one_sided = false;
-    for (int m = 0; m < plan->count && fine && needed; m++) {
-        fine = schedule_only_awaits_reads(&plan->ranks[m]);
+    for (int m = 0; m < plan->count && allowed && needed; m++) {
+        allowed = schedule_only_awaits_reads(&plan->ranks[m]);
         memset(needed, 0, (size_t)plan->size * sizeof *needed);
         plan->one_sided |= schedule_find_needed_peers(&plan->ranks[m], needed) < plan->size - 1;
     }
-    plan->one_sided &= fine;
-    bool known = needed != NULL;
+    plan->one_sided &= allowed;
+    bool has_memory = needed != NULL;
     free(needed);
-    return known;
+    return has_memory;
 }
-/* Counts the ranks that write slots, and notes whether there are messages. False: no memory. */
+/* Sets slot_writers, has_messages and one_sided of the plan. False: out of memory. */
 static bool plan_summarize_members(struct plan *plan)
 {
     plan->slot_writers = 0;
-    plan->any_message = false;
+    plan->has_messages = false;
     for (int m = 0; m < plan->count; m++) {
         plan->slot_writers += schedule_writes_slots(&plan->ranks[m]);
-        plan->any_message |= plan->ranks[m].first_message >= 0;
+        plan->has_messages |= plan->ranks[m].first_message >= 0;
     }
     return plan_find_one_sided(plan);
 }
-/* Keeps the schedule of p->rank only: to run it, a rank needs the waits of its own schedule and no other schedules. */
+/* Frees all schedules but that of plan->rank. To run a plan, a rank needs only its own schedule with its waits. */
 static void plan_keep_one_schedule(struct plan *plan)
 {
     int member = plan_member_of_rank(plan, plan->rank), room = plan->count;
@@ -156,7 +159,8 @@ static void plan_keep_one_schedule(struct plan *plan)
     plan->ranks = memory_trim(plan->ranks, 1, &room, sizeof *plan->ranks);
     plan->kept = member + 1;
 }
-/* Frees the schedules of other ranks if the plan is for one rank, and the spare room of the arrays. */
+/* Sets what depends on all schedules. Then frees the schedules of other ranks if the plan is for one rank, and the
+   spare room of the arrays. */
 static tutti_status plan_keep_schedules(struct plan *plan)
 {
     if (!plan_summarize_members(plan)) return plan_set_no_memory(plan);
@@ -204,6 +208,7 @@ tutti_status plan_build(struct plan *plan)
     free(build.writers);
     return status;
 }
+/* Frees the schedules, so that the plan can be built again. */
 static void plan_release_schedules(struct plan *plan)
 {
     for (int m = 0; plan->ranks && m < plan_count_kept_schedules(plan); m++) schedule_free_arrays(&plan->ranks[m]);
@@ -211,8 +216,8 @@ static void plan_release_schedules(struct plan *plan)
     plan->ranks = NULL;
     plan->kept = 0;
 }
-/* Returns the next member to treat as private: the one that waits for itself if it is open, else the first open one;
-   -1: all are private. */
+/* Returns the member whose tensors are staged next: the one that waits for itself if its tensors are open, else the
+   first with open tensors. -1: no tensors are open. */
 static int plan_next_member_to_stage(const struct plan *plan)
 {
     if (plan_is_open(plan, plan->cycle_rank)) return plan_member_of_rank(plan, plan->cycle_rank);

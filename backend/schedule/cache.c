@@ -8,21 +8,27 @@
 
 enum { CACHE_ROWS = 64 };
 struct cache_entry {
+    /* key: the plan as its caller asked for it; plan: the same, built. */
     struct plan key, plan;
     /* The next entry of the same row. */
     struct cache_entry *next;
     /* Neighbours by time of last use. */
     struct cache_entry *newer, *older;
+    /* The memory of the entry and of `made`. */
     size_t bytes;
+    /* The object that the owner of the cache made of the plan, or NULL. */
     void *made;
     /* The masks in_place, then shared, of both `key` and `plan`. */
     uint64_t masks[];
 };
 struct plan_cache {
-    size_t bytes, most;
+    /* The bytes of all entries, and their bound. */
+    size_t bytes, max_bytes;
     plan_release *release;
     void *context;
+    /* The ends of the list by last use. */
     struct cache_entry *newest, *oldest;
+    /* A hash table of keys. */
     struct cache_entry *rows[CACHE_ROWS];
 };
 
@@ -31,15 +37,16 @@ static void cache_entry_destroy(struct cache_entry *entry)
     plan_finish(&entry->plan);
     free(entry);
 }
+/* Asks the owner whether the entry may be evicted. True: the owner has freed its object. */
 static bool cache_may_evict(struct plan_cache *cache, const struct cache_entry *entry)
 {
     return !cache->release || cache->release(cache->context, &entry->plan, entry->made);
 }
-struct plan_cache *plan_cache_create(size_t most, plan_release *release, void *context)
+struct plan_cache *plan_cache_create(size_t max_bytes, plan_release *release, void *context)
 {
     struct plan_cache *cache = memory_alloc_zeroed(1, sizeof *cache);
     if (!cache) return NULL;
-    cache->most = most;
+    cache->max_bytes = max_bytes;
     cache->release = release;
     cache->context = context;
     return cache;
@@ -53,15 +60,17 @@ void plan_cache_destroy(struct plan_cache *cache)
     }
     free(cache);
 }
-void plan_cache_set_limit(struct plan_cache *cache, size_t most) { cache->most = most; }
+void plan_cache_set_limit(struct plan_cache *cache, size_t max_bytes) { cache->max_bytes = max_bytes; }
 size_t plan_cache_held_bytes(const struct plan_cache *cache) { return cache->bytes; }
 
 /* ---- order of use ---- */
+/* Removes an entry from the list by last use. */
 static void cache_unlink_entry(struct plan_cache *cache, struct cache_entry *entry)
 {
     *(entry->newer ? &entry->newer->older : &cache->newest) = entry->older;
     *(entry->older ? &entry->older->newer : &cache->oldest) = entry->newer;
 }
+/* Adds an entry, which is in no list, as the one used last. */
 static void cache_set_newest(struct plan_cache *cache, struct cache_entry *entry)
 {
     entry->newer = NULL;
@@ -71,26 +80,28 @@ static void cache_set_newest(struct plan_cache *cache, struct cache_entry *entry
 }
 
 /* ---- keys ---- */
-/* True if both keys ask for the same plan. */
+/* True if both keys ask for the same plan: they agree in all that the caller of plan_build fills, but stage_sends. */
 static bool plan_keys_are_equal(const struct plan *a, const struct plan *b)
 {
     int members = plan_count_members(a);
     return a->algorithm == b->algorithm && a->layout == b->layout && a->root == b->root && a->one_host == b->one_host
         && a->host == b->host && a->one_rank == b->one_rank && a->rank == b->rank && a->slots == b->slots
-        && a->stage_inputs == b->stage_inputs && a->reads == b->reads && a->hoist == b->hoist
-        && mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
+        && a->stage_inputs == b->stage_inputs && a->can_read_private == b->can_read_private
+        && a->hoists_receives == b->hoists_receives && mask_equal(a->in_place, b->in_place, members)
+        && mask_equal(a->shared, b->shared, members);
 }
-/* Hashes the members in which the operations of one communicator differ. */
+/* Hashes a key to a row of the table, by the fields in which the operations of one communicator differ. */
 static size_t plan_key_row(const struct plan *key)
 {
-    uint64_t h = (uint64_t)(uintptr_t)key->algorithm / sizeof *key->algorithm;
-    h = h * 31 + 2 * (uint64_t)key->root + key->reads;
+    uint64_t hash = (uint64_t)(uintptr_t)key->algorithm / sizeof *key->algorithm;
+    hash = hash * 31 + 2 * (uint64_t)key->root + key->can_read_private;
     for (int w = 0, members = plan_count_members(key); w < mask_words(members); w++) {
-        h = h * 31 + mask_word(key->in_place, w, members) % 31;
-        h = h * 31 + mask_word(key->shared, w, members) % 31;
+        hash = hash * 31 + mask_word(key->in_place, w, members) % 31;
+        hash = hash * 31 + mask_word(key->shared, w, members) % 31;
     }
-    return (size_t)(h % CACHE_ROWS);
+    return (size_t)(hash % CACHE_ROWS);
 }
+/* Returns the entry of an equal key, or NULL. */
 static struct cache_entry *cache_find_entry(const struct plan_cache *cache, const struct plan *key)
 {
     struct cache_entry *entry = cache->rows[plan_key_row(key)];
@@ -107,10 +118,11 @@ static void cache_evict_entry(struct plan_cache *cache, struct cache_entry *entr
     cache->bytes -= entry->bytes;
     cache_entry_destroy(entry);
 }
-/* Evicts the oldest entries until the bound holds. The newest entry always stays. */
+/* Evicts the least recently used entries that the owner releases, until the bound holds. The newest entry always
+   stays. */
 static void cache_evict_oldest(struct plan_cache *cache)
 {
-    for (struct cache_entry *entry = cache->oldest, *newer; cache->bytes > cache->most && entry != cache->newest;
+    for (struct cache_entry *entry = cache->oldest, *newer; cache->bytes > cache->max_bytes && entry != cache->newest;
         entry = newer) {
         newer = entry->newer;
         if (cache_may_evict(cache, entry)) cache_evict_entry(cache, entry);
@@ -144,7 +156,8 @@ static void cache_add_entry(struct plan_cache *cache, struct cache_entry *entry)
     cache_set_newest(cache, entry);
     cache_evict_oldest(cache);
 }
-/* The builder changes the plan (staging, unshared ranks), so an entry has a separate key for the lookup. */
+/* Returns the plan of the key from the cache, or builds and adds it. The builder changes the plan (staging, unshared
+   ranks), so an entry has a separate key for the lookup. */
 tutti_status plan_cache_get(struct plan_cache *cache, const struct plan *key, const struct plan **out)
 {
     struct cache_entry *entry = cache_find_entry(cache, key);
@@ -169,6 +182,7 @@ tutti_status plan_cache_get(struct plan_cache *cache, const struct plan *key, co
 }
 
 /* ---- objects made of plans ---- */
+/* Returns the entry that contains a plan of the cache. */
 static struct cache_entry *cache_entry_of_plan(const struct plan *plan)
 {
     return (struct cache_entry *)((uintptr_t)plan - offsetof(struct cache_entry, plan));

@@ -8,16 +8,16 @@ static bool waits_are_equal(struct wait a, struct wait b)
 {
     return a.rank == b.rank && a.step == b.step && a.lag == b.lag;
 }
-void edges_add_edge(struct edges *e, struct edge edge)
+void edges_add_edge(struct edges *edges, struct edge edge)
 {
-    const struct edge *last = e->count ? &e->list[e->count - 1] : NULL;
+    const struct edge *last = edges->count ? &edges->list[edges->count - 1] : NULL;
     if (last && last->member == edge.member && last->step == edge.step && waits_are_equal(last->wait, edge.wait))
         return;
-    struct edge *list = memory_grow(e->list, e->count, &e->room, sizeof *list);
+    struct edge *list = memory_grow(edges->list, edges->count, &edges->room, sizeof *list);
     if (list) {
-        e->list = list;
-        list[e->count++] = edge;
-    } else e->failed = true;
+        edges->list = list;
+        list[edges->count++] = edge;
+    } else edges->failed = true;
 }
 
 /* ---- the waits of steps ---- */
@@ -30,14 +30,15 @@ static int edge_compare_strength(const void *a, const void *b)
     if (x->wait.lag != y->wait.lag) return int_compare((int)x->wait.lag, (int)y->wait.lag);
     return int_compare(y->wait.step, x->wait.step);
 }
-/* A peer's step of this tile implies its earlier steps, and all steps of the tile that had the slot before. The rank's
-   own messages complete independently of each other. */
+/* True if a step that has wait `by` does not need wait `a`. A peer's step of this tile implies the peer's earlier
+   steps, and all its steps of the tile that had the slot before. The messages of the rank itself (`own`) complete
+   independently of each other. */
 static bool wait_is_implied(struct wait a, struct wait by, int own)
 {
     if (a.rank != by.rank || a.rank == own) return waits_are_equal(a, by);
     return (by.lag == SAME_TILE && a.lag == SLOT_REUSE) || (a.lag == by.lag && a.step <= by.step);
 }
-/* Appends a wait to its step, unless an earlier wait of the step implies it. */
+/* Appends the wait of an edge to its step, unless the step's previous wait implies it. */
 static void schedule_attach_wait(struct schedule *schedule, struct edge edge)
 {
     struct step *step = &schedule->steps[edge.step];
@@ -61,28 +62,29 @@ static int *plan_count_steps_before(const struct plan *plan)
     for (int m = 0; first && m < plan->count; m++) first[m + 1] = first[m] + plan->ranks[m].step_count;
     return first;
 }
-/* Attaches edges in the order of members and steps, and for each step strongest first, so that implied waits follow at
-   once. There are many edges but few per step, so they are first sorted by step. end[] is where each step's edges end,
-   and finally where they begin. */
-static void plan_attach_sorted_edges(struct plan *plan, const struct edges *e, const int *first, int *end,
+/* Attaches all edges in the order of members and steps, and for each step strongest first, so that a wait follows the
+   one that implies it. Edges are many but few per step, so a counting sort by step comes first. `end` (zeroed, an entry
+   per step of all members) and `sorted` (an entry per edge) are its memory. */
+static void plan_attach_sorted_edges(struct plan *plan, const struct edges *edges, const int *first, int *end,
     struct edge *sorted)
 {
-    for (int i = 0; i < e->count; i++) end[first[e->list[i].member] + e->list[i].step]++;
+    for (int i = 0; i < edges->count; i++) end[first[edges->list[i].member] + edges->list[i].step]++;
     for (int j = 1; j < first[plan->count]; j++) end[j] += end[j - 1];
-    for (int i = e->count - 1; i >= 0; i--) sorted[--end[first[e->list[i].member] + e->list[i].step]] = e->list[i];
-    for (int from = 0, to; from < e->count; from = to) {
+    for (int i = edges->count - 1; i >= 0; i--)
+        sorted[--end[first[edges->list[i].member] + edges->list[i].step]] = edges->list[i];
+    for (int from = 0, to; from < edges->count; from = to) {
         const struct edge *a = &sorted[from];
-        for (to = from + 1; to < e->count && sorted[to].member == a->member && sorted[to].step == a->step;) to++;
+        for (to = from + 1; to < edges->count && sorted[to].member == a->member && sorted[to].step == a->step;) to++;
         qsort(sorted + from, (size_t)(to - from), sizeof *sorted, edge_compare_strength);
         for (int i = from; i < to; i++) schedule_attach_wait(&plan->ranks[sorted[i].member], sorted[i]);
     }
 }
-void plan_attach_waits(struct plan *plan, const struct edges *e)
+void plan_attach_waits(struct plan *plan, const struct edges *edges)
 {
     int *first = plan_count_steps_before(plan),
         *end = first ? memory_alloc_zeroed((size_t)first[plan->count], sizeof *end) : NULL;
-    struct edge *sorted = memory_alloc_zeroed((size_t)e->count, sizeof *sorted);
-    if (end && sorted) plan_attach_sorted_edges(plan, e, first, end, sorted);
+    struct edge *sorted = memory_alloc_zeroed((size_t)edges->count, sizeof *sorted);
+    if (end && sorted) plan_attach_sorted_edges(plan, edges, first, end, sorted);
     else plan_fail_out_of_memory(plan);
     free(first);
     free(end);

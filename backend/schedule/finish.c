@@ -11,10 +11,10 @@ static bool step_finishes_chunk(const struct build *build, const struct schedule
 {
     const struct step *t = &schedule->steps[step];
     const struct writer *writer = build_writer_of_chunk(build, to, index);
-    bool passes_on = t->from_count == 1 && step_from(schedule, t)->buffer == OUTPUT;
-    return to.buffer == OUTPUT && writer->rank == schedule->rank && writer->last == step && !passes_on;
+    bool copies_output = t->from_count == 1 && step_from(schedule, t)->buffer == OUTPUT;
+    return to.buffer == OUTPUT && writer->rank == schedule->rank && writer->last == step && !copies_output;
 }
-/* Sets `finish` if the step completes the sums of all its chunks. Sums of only some are an error. */
+/* Sets the step's `finish` if it completes the sums of all chunks that it writes. Completing only some is an error. */
 static void step_mark_finish(const struct build *build, struct schedule *schedule, int step)
 {
     struct step *t = &schedule->steps[step];
@@ -25,7 +25,8 @@ static void step_mark_finish(const struct build *build, struct schedule *schedul
     if (finished && finished < total) schedule_set_error(schedule, "finishes only a part of the chunks of a step");
     t->finish = finished > 0;
 }
-/* Returns the step that made the sum which `step` copies from SCRATCH, on this rank or a peer; else NULL. */
+/* Returns the step, of this rank or a peer, whose sum `step` copies from chunk `index` of a SCRATCH span; NULL: the
+   chunk is no such sum. */
 static struct step *step_find_sum(const struct build *build, const struct schedule *schedule, const struct step *step,
     int index)
 {
@@ -36,8 +37,8 @@ static struct step *step_find_sum(const struct build *build, const struct schedu
     struct step *sum = &plan_schedule_of_rank(plan, writer->rank)->steps[writer->last];
     return sum->kind == WORK && sum->from_count > 1 ? sum : NULL;
 }
-/* Divides a sum that is only copied into OUTPUT where it is made, while it is exact. A sum that is first rounded to a
-   narrow type might become infinite. */
+/* Moves the mark `finish` from a step that only copies sums to the steps that make them, so that an average is divided
+   while the sum is exact. A sum that is first rounded to a narrow type might become infinite. */
 static void step_move_finish_to_sum(const struct build *build, struct schedule *schedule, struct step *step)
 {
     if (!step->finish || step->from_count != 1) return;
@@ -54,8 +55,8 @@ void plan_mark_finishing_steps(const struct build *build)
     for (int m = 0; m < plan->count; m++)
         for (int j = 0; j < plan->ranks[m].step_count; j++) step_mark_finish(build, &plan->ranks[m], j);
     /* In algorithms of messages only, sums in SCRATCH are sent to other ranks, which add to them. */
-    bool stays = plan->algorithm->host_memory || plan->algorithm->hierarchical;
-    for (int m = 0; m < plan->count && stays; m++)
+    bool has_host_memory = plan->algorithm->host_memory || plan->algorithm->hierarchical;
+    for (int m = 0; m < plan->count && has_host_memory; m++)
         for (int j = 0; j < plan->ranks[m].step_count; j++)
             step_move_finish_to_sum(build, &plan->ranks[m], &plan->ranks[m].steps[j]);
 }

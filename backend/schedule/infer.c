@@ -7,39 +7,42 @@
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
-/* completed[member][step] is the step by which a message is known to be complete. */
+/* completed[member][step] is the step by which the message posted at `step` is known to be complete, or -1. */
 struct inference {
-    struct build *b;
+    struct build *build;
     struct edges edges;
     int **completed;
 };
 
-/* Makes `rank` wait before its step for the position of `other`. */
-static void inference_add_wait(struct inference *inference, int rank, int step, int other, int position, enum lag lag)
+/* Makes `rank`, before its step `step`, wait until rank `other` has done step `other_step`. */
+static void inference_add_wait(struct inference *inference, int rank, int step, int other, int other_step, enum lag lag)
 {
     edges_add_edge(&inference->edges,
-        (struct edge){ plan_member_of_rank(inference->b->plan, rank), step, { other, position, lag } });
+        (struct edge){ plan_member_of_rank(inference->build->plan, rank), step, { other, other_step, lag } });
 }
-/* Returns the step by which step j of the rank is known to be complete. */
+/* Returns the step by which step j of the rank is known to be complete: j itself, or for a message the step that awaits
+   it. A message that no step awaits is an error. */
 static int inference_completion_of_step(const struct inference *inference, int rank, int j)
 {
-    struct schedule *schedule = plan_schedule_of_rank(inference->b->plan, rank);
+    struct schedule *schedule = plan_schedule_of_rank(inference->build->plan, rank);
     if (!step_is_message(&schedule->steps[j])) return j;
-    int at = inference->completed[plan_member_of_rank(inference->b->plan, rank)][j];
-    if (at < 0) schedule_set_error(schedule, "no step waits for a message that a peer depends on");
-    return at < 0 ? j : at;
+    int completion = inference->completed[plan_member_of_rank(inference->build->plan, rank)][j];
+    if (completion < 0) schedule_set_error(schedule, "no step waits for a message that a peer depends on");
+    return completion < 0 ? j : completion;
 }
-/* If step j of rank r touches a peer's tensor, the peer must not return to its caller before that step is complete. */
+/* If step j of rank r uses `span` of a peer's tensor, makes the peer's LEAVE wait for that step in every tile, so that
+   the peer does not return to its caller earlier. */
 static void inference_delay_peer_return(struct inference *inference, int r, int j, struct span span)
 {
     if (span.rank == r || span.buffer == SCRATCH) return;
-    int leave = plan_schedule_of_rank(inference->b->plan, span.rank)->step_count - 1;
+    int leave = plan_schedule_of_rank(inference->build->plan, span.rank)->step_count - 1;
     inference_add_wait(inference, span.rank, leave, r, inference_completion_of_step(inference, r, j), EVERY_TILE);
 }
-/* Step j of rank r reads an INPUT chunk. The first write that destroys the chunk must wait for that step. */
+/* Step j of rank r reads an INPUT chunk: makes the first step that overwrites the chunk wait for that step. The error
+   that r has overwritten the chunk before may be cured by staging. */
 static void inference_order_input_writes(struct inference *inference, int r, int j, const struct writer *writer)
 {
-    struct plan *plan = inference->b->plan;
+    struct plan *plan = inference->build->plan;
     if (!writer->exists || writer->first < 0) return;
     if (writer->rank != r)
         inference_add_wait(inference, writer->rank, writer->first, r, inference_completion_of_step(inference, r, j),
@@ -49,13 +52,14 @@ static void inference_order_input_writes(struct inference *inference, int r, int
         plan->cycle_rank = r;
     }
 }
-/* Step j of rank r reads a chunk of `span`, whose writer is w: the step waits for the last write. */
+/* Step j of rank r reads a chunk of `span`: makes it wait for the last write of the chunk, and for SCRATCH makes the
+   next tile's first write wait for this read. */
 static void inference_await_written_chunk(struct inference *inference, int r, int j, struct span span,
     const struct writer *writer)
 {
     if (span.buffer == INPUT) inference_order_input_writes(inference, r, j, writer);
     else if (!writer->exists)
-        schedule_set_error(plan_schedule_of_rank(inference->b->plan, r), "reads a chunk that is never written");
+        schedule_set_error(plan_schedule_of_rank(inference->build->plan, r), "reads a chunk that is never written");
     /* A rank's own chunks need no wait, and an in-place chunk without a destroying write is there from the start. */
     else if (writer->rank != r && writer->first >= 0) {
         inference_add_wait(inference, r, j, writer->rank,
@@ -76,11 +80,12 @@ static void inference_infer_step(struct inference *inference, const struct sched
         inference_delay_peer_return(inference, schedule->rank, j, span);
         for (int i = 0; i < span.count; i++)
             inference_await_written_chunk(inference, schedule->rank, j, span,
-                build_writer_of_chunk(inference->b, span, i));
+                build_writer_of_chunk(inference->build, span, i));
     }
 }
 
 /* ---- publishing steps ---- */
+/* Marks the step that the wait refers to as one that publishes, for the kind of the wait. */
 static void plan_mark_publisher(struct plan *plan, const struct wait *wait)
 {
     struct step *step = &plan_schedule_of_rank(plan, wait->rank)->steps[wait->step];
@@ -101,12 +106,14 @@ static void plan_find_publishers(struct plan *plan)
 }
 
 /* ---- prelude ---- */
+/* True if the step only copies or sums the rank's own memory into its own slots, and only waits for its slots to be
+   free. */
 static bool step_fits_prelude(const struct schedule *schedule, const struct step *step)
 {
-    bool fine = step->kind == WORK && !step_touches_peer(schedule, step);
-    for (int d = 0; d < step->to_count; d++) fine &= step_to(schedule, step)[d].buffer == SCRATCH;
-    for (int w = 0; w < step->wait_count; w++) fine &= schedule->waits[step->wait + w].lag == SLOT_REUSE;
-    return fine;
+    bool fits = step->kind == WORK && !step_touches_peer(schedule, step);
+    for (int d = 0; d < step->to_count; d++) fits &= step_to(schedule, step)[d].buffer == SCRATCH;
+    for (int w = 0; w < step->wait_count; w++) fits &= schedule->waits[step->wait + w].lag == SLOT_REUSE;
+    return fits;
 }
 /* Finds the prelude of each rank: the longest beginning that only fills its own slots. */
 static void plan_find_preludes(struct plan *plan)
@@ -121,6 +128,7 @@ static void plan_find_preludes(struct plan *plan)
 }
 
 /* ---- the peers that a rank needs ---- */
+/* A rank needs the peers that it awaits, except for slots, and those whose memory it reads. */
 int schedule_find_needed_peers(const struct schedule *schedule, bool *out)
 {
     int count = 0;
@@ -134,27 +142,29 @@ int schedule_find_needed_peers(const struct schedule *schedule, bool *out)
 }
 
 /* ---- all of it ---- */
+/* Allocates `completed`. False: out of memory. */
 static bool inference_allocate_completed(struct inference *inference)
 {
-    struct plan *plan = inference->b->plan;
+    struct plan *plan = inference->build->plan;
     inference->completed = memory_alloc_zeroed((size_t)plan->count, sizeof *inference->completed);
-    bool fine = inference->completed != NULL;
-    for (int m = 0; m < plan->count && fine; m++) {
+    bool has_memory = inference->completed != NULL;
+    for (int m = 0; m < plan->count && has_memory; m++) {
         inference->completed[m] = memory_alloc_zeroed((size_t)plan->ranks[m].step_count, sizeof **inference->completed);
-        fine = inference->completed[m] != NULL;
+        has_memory = inference->completed[m] != NULL;
     }
-    return fine;
+    return has_memory;
 }
+/* Frees the arrays of the inference. */
 static void inference_finish(struct inference *inference)
 {
-    for (int m = 0; inference->completed && m < inference->b->plan->count; m++) free(inference->completed[m]);
+    for (int m = 0; inference->completed && m < inference->build->plan->count; m++) free(inference->completed[m]);
     free(inference->completed);
     free(inference->edges.list);
 }
 void build_infer_waits(struct build *build)
 {
     struct plan *plan = build->plan;
-    struct inference inference = { .b = build };
+    struct inference inference = { .build = build };
     if (!inference_allocate_completed(&inference)) inference.edges.failed = true;
     for (int m = 0; m < plan->count && !inference.edges.failed; m++)
         schedule_find_message_waits(build, &plan->ranks[m], &inference.edges, inference.completed[m]);

@@ -4,8 +4,10 @@
 #include "backend/base/status.h"
 #include <stdlib.h>
 
+/* A layout with writable pointers to its arrays. number: [ranks], for layout_number_hosts only. */
 struct arrays { struct layout layout; struct place *place; int *first, *rank, *number; };
 
+/* Allocates a zeroed layout and its arrays in one piece. NULL: out of memory. */
 static struct arrays *layout_allocate_arrays(int ranks)
 {
     size_t count = (size_t)ranks, bytes;
@@ -18,8 +20,8 @@ static struct arrays *layout_allocate_arrays(int ranks)
     a->number = a->rank + count;
     return a;
 }
-/* Numbers the hosts and counts the ranks of host h in first[h + 1]. number[label] is 1 + the number of the host with
-   this label, or 0 if the label is new. */
+/* Sets the place of each rank, the number of hosts, the largest host, and first[h + 1] = the number of ranks of host h.
+   a->number[label] is 1 + the number of the host with this label, or 0 if the label is new. */
 static tutti_status layout_number_hosts(struct arrays *a, const int *hosts, int ranks)
 {
     for (int r = 0; r < ranks; r++) {

@@ -5,7 +5,7 @@
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
-/* number -1: the table slot is free. */
+/* The end of message `number` from one rank to another at a step. number -1: the entry of the table is free. */
 struct end {
     int from, to, number;
     enum step_kind kind;
@@ -13,13 +13,14 @@ struct end {
 };
 struct match {
     const struct plan *plan;
-    /* [member]: where the member's steps begin in `other`, which has an entry per step of all members. */
-    size_t *begin;
+    /* [begin[member] + step]: the other end of the message that the step posts, or rank -1. */
     struct position *other;
+    size_t *begin;
 };
 
 /* ---- numbers ---- */
-/* `count` has the sends and receives per peer; it is all zero before and after the call. */
+/* Numbers the messages of one schedule. count[peer] has its receives and sends so far; all of it is zero before and
+   after the call. */
 static void schedule_number_messages(struct schedule *schedule, int (*count)[2])
 {
     schedule->first_message = schedule->last_message = -1;
@@ -42,34 +43,40 @@ void plan_number_messages(struct plan *plan)
 }
 
 /* ---- ends: a temporary hash table ---- */
+/* An open hash table of mask + 1 entries. */
 struct table {
     struct end *ends;
     size_t mask;
 };
+/* Hashes a number. */
 static uint64_t number_mix_bits(uint64_t x)
 {
     /* The factor is 2^64 / golden ratio (Knuth: multiplicative hashing). */
     x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;
     return x ^ x >> 32;
 }
-/* Finds the entry of a message's end in the hash table, or the free entry where it belongs. */
-static struct end *end_table_find(const struct table *t, struct end e)
+/* Returns the entry of the hash table that has this end (the same from, to, number and kind), or the free entry for
+   it. */
+static struct end *end_table_find(const struct table *table, struct end end)
 {
     uint64_t name =
-        number_mix_bits((uint64_t)e.from << 32 ^ (uint64_t)e.to) + (uint64_t)e.number * 2 + (e.kind == SEND);
-    size_t at = number_mix_bits(name) & t->mask;
-    for (; t->ends[at].number >= 0; at = (at + 1) & t->mask) {
-        const struct end *x = &t->ends[at];
-        if (x->from == e.from && x->to == e.to && x->number == e.number && x->kind == e.kind) break;
+        number_mix_bits((uint64_t)end.from << 32 ^ (uint64_t)end.to) + (uint64_t)end.number * 2 + (end.kind == SEND);
+    size_t at = number_mix_bits(name) & table->mask;
+    for (; table->ends[at].number >= 0; at = (at + 1) & table->mask) {
+        const struct end *entry = &table->ends[at];
+        if (entry->from == end.from && entry->to == end.to && entry->number == end.number && entry->kind == end.kind)
+            break;
     }
-    return &t->ends[at];
+    return &table->ends[at];
 }
-static struct end message_end_of_step(int rank, int step, const struct step *t)
+/* Returns the end that a SEND or RECV step of a rank is. */
+static struct end message_end_of_step(int rank, int step, const struct step *message)
 {
-    bool sends = t->kind == SEND;
-    return (struct end){ sends ? rank : t->peer, sends ? t->peer : rank, t->number, t->kind, { rank, step } };
+    bool sends = message->kind == SEND;
+    return (struct end){ sends ? rank : message->peer, sends ? message->peer : rank, message->number, message->kind,
+        { rank, step } };
 }
-/* Adds all sends and receives of all ranks to the table. */
+/* Adds all sends and receives of all members to the table, and sets their other ends to unknown. */
 static void end_table_fill(struct match *match, struct table *t)
 {
     const struct plan *plan = match->plan;
@@ -81,7 +88,7 @@ static void end_table_fill(struct match *match, struct table *t)
             *end_table_find(t, e) = e;
         }
 }
-/* Pairs each send with its receive. */
+/* Sets the other end of each message for which the table has both ends. */
 static void match_pair_ends(struct match *match, const struct table *t)
 {
     for (size_t i = 0; i <= t->mask; i++) {
@@ -93,6 +100,7 @@ static void match_pair_ends(struct match *match, const struct table *t)
             match->other[match->begin[plan_member_of_rank(match->plan, e.at.rank)] + (size_t)e.at.step] = other->at;
     }
 }
+/* Allocates an empty table for this many ends. False: out of memory. */
 static bool end_table_init(struct table *t, size_t ends)
 {
     for (t->mask = 15; t->mask < 2 * ends;) t->mask = 2 * t->mask + 1;

@@ -3,9 +3,11 @@
 #pragma once
 #include "backend/schedule/schedule.h"
 
+/* A step of a rank. */
 struct position { int rank, step; };
+/* The two ends of every message of a plan. */
 struct match;
-/* NULL: out of memory. */
+/* Pairs the messages of the plan, which must outlive the result. NULL: out of memory. */
 struct match *match_create(const struct plan *plan);
 void match_destroy(struct match *match);
 /* Returns the other end of the message that this step posts. Its rank is -1 if the step is not a message, or the other

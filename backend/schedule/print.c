@@ -5,12 +5,13 @@
  * is step 2 of rank 1. It waits until ranks 0 and 2 have done their step 0 for the same tile; it leaves a full sum; a
  * peer waits for it. Buffers without a rank are the rank's own; slot is SCRATCH. "after message 3" awaits the message
  * that the rank posted at its step 3. "slot free after" refers to the tile that had the slot before. A "prelude" step
- * may run before the peers have arrived. */
+ * may run before the peers have arrived, and a "raw" step reads INPUT that PREMUL_SUM multiplies. */
 #include "backend/schedule/schedule.h"
 #include <stdarg.h>
 #include <stdio.h>
 
 enum { REMARKS_COLUMN = 56 };
+/* Text in a buffer. length: of the whole text, even if it does not fit. */
 struct text {
     char *buffer;
     size_t capacity, length;
@@ -27,6 +28,7 @@ static void text_append(struct text *text, const char *format, ...)
     va_end(arguments);
     if (written > 0) text->length += (size_t)written;
 }
+/* Appends a span, for example "r2.slot[0..3]"; a span of the schedule's own rank has no rank. */
 static void text_append_span(struct text *text, const struct schedule *schedule, struct span span)
 {
     static const char *const names[] = { "in", "out", "slot" };
@@ -34,6 +36,7 @@ static void text_append_span(struct text *text, const struct schedule *schedule,
     text_append(text, span.count > 1 ? "%s[%d..%d]" : "%s[%d]", names[span.buffer], span.first,
         span.first + span.count - 1);
 }
+/* Appends `count` spans with the text `between` between them. */
 static void text_append_spans(struct text *text, const struct schedule *schedule, const struct span *span, int count,
     const char *between)
 {
@@ -56,7 +59,8 @@ static void text_append_action(struct text *text, const struct schedule *schedul
     if (step->kind == SEND) text_append(text, " -> %d", step->peer);
     if (step->kind == RECV) text_append(text, " <- %d", step->peer);
 }
-/* The first remark of a line begins at REMARKS_COLUMN if it can. */
+/* Appends a remark to the line that began at offset `line`; *remarks counts those of the line. The first one begins at
+   REMARKS_COLUMN, unless the line is longer. */
 static void text_append_remark(struct text *text, size_t line, int *remarks, const char *remark)
 {
     size_t written = text->length - line;
@@ -65,7 +69,7 @@ static void text_append_remark(struct text *text, size_t line, int *remarks, con
     else text_append(text, "%*s%s", space, "", remark);
     ++*remarks;
 }
-/* Appends the waits of one kind (`lag`) as a remark. `line`: where the line began; `remarks`: how many it has. */
+/* Appends the waits of one kind (`lag`) as one remark. `line` and `remarks` as in text_append_remark. */
 static void text_append_waits(struct text *text, const struct schedule *schedule, const struct step *step, enum lag lag,
     size_t line, int *remarks)
 {
@@ -83,15 +87,17 @@ static void text_append_waits(struct text *text, const struct schedule *schedule
 /* Appends the remarks of a step: its waits and flags. */
 static void text_append_remarks(struct text *text, const struct schedule *schedule, int step, size_t line)
 {
-    const struct step *x = &schedule->steps[step];
+    const struct step *printed = &schedule->steps[step];
     int remarks = 0;
     for (int lag = SAME_TILE; lag <= EVERY_TILE; lag++)
-        text_append_waits(text, schedule, x, (enum lag)lag, line, &remarks);
+        text_append_waits(text, schedule, printed, (enum lag)lag, line, &remarks);
     if (step < schedule->prelude) text_append_remark(text, line, &remarks, "prelude");
-    if (x->raw) text_append_remark(text, line, &remarks, "raw");
-    if (x->finish) text_append_remark(text, line, &remarks, "finish");
-    if (x->by_tile || x->by_reuse || x->by_leave) text_append_remark(text, line, &remarks, "published");
+    if (printed->premultiplies) text_append_remark(text, line, &remarks, "raw");
+    if (printed->finish) text_append_remark(text, line, &remarks, "finish");
+    if (printed->by_tile || printed->by_reuse || printed->by_leave)
+        text_append_remark(text, line, &remarks, "published");
 }
+/* Appends the line of a step. */
 static void text_append_step(struct text *text, const struct schedule *schedule, int step)
 {
     size_t line = text->length;
@@ -100,7 +106,8 @@ static void text_append_step(struct text *text, const struct schedule *schedule,
     text_append_remarks(text, schedule, step, line);
     text_append(text, "\n");
 }
-static const char *text_plural(int n) { return n == 1 ? "" : "s"; }
+/* Returns the ending of a noun after this count. */
+static const char *text_plural(int count) { return count == 1 ? "" : "s"; }
 size_t plan_print(const struct plan *plan, char *buffer, size_t capacity)
 {
     struct text text = { buffer, capacity, 0 };

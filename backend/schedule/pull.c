@@ -4,16 +4,18 @@
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
+/* A write of `step` into a peer's private span `to`, which the owner of `to` reads instead. */
 struct pull {
     const struct schedule *writer;
     const struct step *step;
     struct span to;
-    bool done;
+    /* The owner's read has been recorded. */
+    bool is_recorded;
 };
 struct pulls {
     /* Sorted by owner, then by writer. */
     struct pull *list;
-    /* [members + 1]: where the pulls of each owner begin. */
+    /* [members + 1]: the index in `list` at which the pulls of each owner begin. */
     int *begin;
 };
 
@@ -52,8 +54,8 @@ static void schedule_keep_step(const struct plan *plan, struct schedule *schedul
 }
 
 /* ---- the owner ---- */
-/* Without a list: counts the pulls of every owner in begin[owner + 1]. With a list: adds each pull at begin[owner] and
-   increments it. */
+/* Finds the private writes of one schedule. Without a list, counts them by owner in begin[owner + 1]. With a list, adds
+   each at begin[owner], which it increments. */
 static void pulls_count_or_add(const struct plan *plan, const struct schedule *writer, struct pulls *pulls)
 {
     for (int j = 0; j < writer->step_count; j++)
@@ -65,7 +67,7 @@ static void pulls_count_or_add(const struct plan *plan, const struct schedule *w
             else at[1]++;
         }
 }
-/* False: out of memory. */
+/* Lists the private writes of all schedules by owner. False: out of memory. */
 static bool pulls_collect(const struct plan *plan, const struct schedule *old, struct pulls *pulls)
 {
     pulls->begin = memory_alloc_zeroed((size_t)plan->count + 1, sizeof *pulls->begin);
@@ -79,7 +81,8 @@ static bool pulls_collect(const struct plan *plan, const struct schedule *old, s
     pulls->begin[0] = 0;
     return true;
 }
-/* Returns the span in which the writer keeps the same sum, which the owner then copies; NULL: the owner sums itself. */
+/* Returns the span of the writer's own memory that gets the same sum: the owner then copies it. NULL: there is no such
+   span or no sum, and the owner does the step itself. */
 static const struct span *pull_find_result(const struct pull *pull)
 {
     const struct span *to = step_to(pull->writer, pull->step);
@@ -87,12 +90,12 @@ static const struct span *pull_find_result(const struct pull *pull)
         if (to[d].rank == pull->writer->rank) return &to[d];
     return NULL;
 }
-/* Records the copy or sum by which the owner pulls a result into its own tensor. */
+/* Records, in the schedule of the owner, the copy or sum that replaces a private write. */
 static void schedule_record_pull(struct schedule *owner, struct pull *pull)
 {
     const struct span *result = pull_find_result(pull);
     struct step *copy = schedule_add_step(owner, WORK);
-    pull->done = true;
+    pull->is_recorded = true;
     if (!copy) return;
     copy->finish = pull->step->finish && !result;
     if (result) step_add_from(owner, copy, *result);
@@ -100,6 +103,7 @@ static void schedule_record_pull(struct schedule *owner, struct pull *pull)
         step_add_from(owner, copy, step_from(pull->writer, pull->step)[f]);
     step_add_to(owner, copy, pull->to);
 }
+/* True if a chunk that the step reads is in the span. */
 static bool step_reads_span(const struct schedule *schedule, const struct step *step, struct span span)
 {
     for (int f = 0; f < step->from_count; f++)
@@ -114,7 +118,9 @@ static bool step_reads_own_output(const struct schedule *schedule, const struct 
             return true;
     return false;
 }
-/* Visits the writers in turn, beginning behind the owner, so that owners begin with different writers. */
+/* Records again the steps `mine` of one owner in `schedule`, with the `count` pulls of `list` into its tensors. A pull
+   comes before the first step that reads it, or else at the end. The writers come in turn, beginning after the owner,
+   so that owners begin with different writers. */
 static void schedule_record_pulls(const struct plan *plan, struct schedule *schedule, const struct schedule *mine,
     struct pull *list, int count)
 {
@@ -124,14 +130,15 @@ static void schedule_record_pulls(const struct plan *plan, struct schedule *sche
         const struct step *step = &mine->steps[j];
         for (int i = 0, reads = step_reads_own_output(mine, step); i < count && reads; i++) {
             struct pull *pull = &list[(first + i) % count];
-            if (!pull->done && step_reads_span(mine, step, pull->to)) schedule_record_pull(schedule, pull);
+            if (!pull->is_recorded && step_reads_span(mine, step, pull->to)) schedule_record_pull(schedule, pull);
         }
         schedule_keep_step(plan, schedule, mine, step);
     }
     for (int i = 0; i < count; i++)
-        if (!list[(first + i) % count].done) schedule_record_pull(schedule, &list[(first + i) % count]);
+        if (!list[(first + i) % count].is_recorded) schedule_record_pull(schedule, &list[(first + i) % count]);
 }
-/* Records all schedules again, with pulls in place of writes to private tensors. */
+/* Records all schedules again, with pulls in place of writes to private tensors. `old` gets the steps that they have
+   now (an entry per member). */
 static void plan_pull_writes(struct plan *plan, struct schedule *old)
 {
     struct pulls pulls = { NULL, NULL };

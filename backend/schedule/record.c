@@ -44,11 +44,13 @@ bool collective_has_root(enum collective collective)
 {
     return !collective_has_buffer(collective, 0, 1, INPUT) || !collective_has_buffer(collective, 0, 1, OUTPUT);
 }
+/* A buffer has one chunk for each rank, or one. */
 int collective_buffer_parts(enum collective collective, enum buffer buffer, int size)
 {
-    bool many = buffer == INPUT ? collective == REDUCE_SCATTER || collective == SCATTER || collective == ALL_TO_ALL
-                                : collective == ALLGATHER || collective == GATHER || collective == ALL_TO_ALL;
-    return many ? size : 1;
+    bool one_per_rank = buffer == INPUT
+        ? collective == REDUCE_SCATTER || collective == SCATTER || collective == ALL_TO_ALL
+        : collective == ALLGATHER || collective == GATHER || collective == ALL_TO_ALL;
+    return one_per_rank ? size : 1;
 }
 bool collective_is_reduction(enum collective collective)
 {
@@ -110,33 +112,34 @@ struct span span_new_scratch(struct schedule *schedule, int count)
 }
 void schedule_cut(struct schedule *schedule, int pieces)
 {
-    int most = schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT] : schedule->chunks[OUTPUT];
+    int chunks =
+        schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT] : schedule->chunks[OUTPUT];
     if (schedule->error) return;
     if (schedule->step_count || schedule->cut != 1)
         schedule_set_error(schedule, "divides the message after the first step");
-    else if (pieces < 1 || pieces > INT_MAX / 2 / most)
+    else if (pieces < 1 || pieces > INT_MAX / 2 / chunks)
         schedule_set_error(schedule, "divides the message into no pieces, or too many");
     if (schedule->error) return;
     schedule->chunks[INPUT] *= pieces;
     schedule->chunks[OUTPUT] *= pieces;
     schedule->cut = pieces;
 }
-bool spans_are_equal(struct span span, struct span b)
+bool spans_are_equal(struct span a, struct span b)
 {
-    return span.rank == b.rank && span.buffer == b.buffer && span.first == b.first && span.count == b.count;
+    return a.rank == b.rank && a.buffer == b.buffer && a.first == b.first && a.count == b.count;
 }
-bool spans_overlap(struct span span, struct span b)
+bool spans_overlap(struct span a, struct span b)
 {
-    return span.rank == b.rank && span.buffer == b.buffer && span.first < b.first + b.count
-        && b.first < span.first + span.count;
+    return a.rank == b.rank && a.buffer == b.buffer && a.first < b.first + b.count && b.first < a.first + a.count;
 }
-/* Sets the schedule's error if the span is of another host, out of range, or of an absent buffer. */
+/* True if this rank may access the span. Otherwise sets the schedule's error: the span is on another host, out of
+   range, or in an absent buffer. SCRATCH grows to hold the span. */
 static bool schedule_check_span(struct schedule *schedule, struct span span)
 {
     if (schedule->error) return false;
-    bool near = span.rank >= 0 && span.rank < schedule->size
+    bool same_host = span.rank >= 0 && span.rank < schedule->size
         && layout_host(schedule->layout, span.rank) == schedule->place.host;
-    if (!near) schedule_set_error(schedule, "touches the memory of another host");
+    if (!same_host) schedule_set_error(schedule, "touches the memory of another host");
     else if (span.first < 0 || span.count < 1 || span.count > INT_MAX - span.first)
         schedule_set_error(schedule, "span out of range");
     else if (span.buffer == SCRATCH && span.first + span.count > schedule->chunks[SCRATCH])
@@ -148,12 +151,14 @@ static bool schedule_check_span(struct schedule *schedule, struct span span)
     }
     return !schedule->error;
 }
+/* True if this rank may write the span; otherwise sets the error. */
 static bool schedule_check_target(struct schedule *schedule, struct span to)
 {
     if (schedule_check_span(schedule, to) && to.buffer == INPUT) schedule_set_error(schedule, "writes an input chunk");
     return !schedule->error;
 }
-/* Sets the schedule's error if a copy has spans of different lengths or overlapping ones. */
+/* True if one span may be copied or added to the other. Sets the error if their lengths differ or they overlap in
+   part. */
 static bool schedule_check_pair(struct schedule *schedule, struct span to, struct span from)
 {
     if (!schedule_check_target(schedule, to) || !schedule_check_span(schedule, from)) return false;
@@ -207,7 +212,7 @@ void schedule_append_step(struct schedule *schedule, const struct schedule *old,
     if (!copy) return;
     copy->peer = step->peer;
     copy->finish = step->finish;
-    copy->raw = step->raw;
+    copy->premultiplies = step->premultiplies;
     for (int f = 0; f < step->from_count; f++) step_add_from(schedule, copy, step_from(old, step)[f]);
     for (int d = 0; d < step->to_count; d++) step_add_to(schedule, copy, step_to(old, step)[d]);
 }
@@ -217,23 +222,27 @@ bool step_touches_peer(const struct schedule *schedule, const struct step *step)
         if (schedule->spans[step->span + i].rank != schedule->rank) return true;
     return step->kind == LEAVE;
 }
+/* Returns the last step if it is a copy or a sum, else NULL. */
 static struct step *schedule_last_work(const struct schedule *schedule)
 {
     struct step *step = schedule->step_count ? &schedule->steps[schedule->step_count - 1] : NULL;
     return step && step->kind == WORK ? step : NULL;
 }
+/* Appends a copy step. If the last step has just made `from`, a copy to the same buffer of a peer becomes one more
+   target of that step. */
 void step_copy(struct schedule *schedule, struct span to, struct span from)
 {
     if (!schedule_check_pair(schedule, to, from)) return;
     struct step *step = schedule_last_work(schedule);
-    bool hands_out = step && to.rank != schedule->rank && to.buffer == from.buffer
+    bool extends_last = step && to.rank != schedule->rank && to.buffer == from.buffer
         && spans_are_equal(*step_to(schedule, step), from);
-    if (!hands_out) {
+    if (!extends_last) {
         step = schedule_add_step(schedule, WORK);
         step_add_from(schedule, step, from);
     }
     step_add_to(schedule, step, to);
 }
+/* Appends a sum step. If the last step has just written `into` alone, this adds a source to that step. */
 void step_reduce(struct schedule *schedule, struct span into, struct span from)
 {
     if (!schedule_check_pair(schedule, into, from)) return;
@@ -249,7 +258,7 @@ void step_reduce(struct schedule *schedule, struct span into, struct span from)
     }
     step_add_from(schedule, step, from);
 }
-/* Adds a SEND or RECV step. NULL after an error. */
+/* Appends a SEND or RECV step without spans. NULL after an error. */
 static struct step *schedule_add_message(struct schedule *schedule, enum step_kind kind, int peer)
 {
     if (peer < 0 || peer >= schedule->size || peer == schedule->rank)
@@ -262,6 +271,7 @@ void step_send(struct schedule *schedule, struct span from, int peer)
 {
     if (schedule_check_span(schedule, from)) step_add_from(schedule, schedule_add_message(schedule, SEND, peer), from);
 }
+/* True if this rank may receive into the span; otherwise sets the error. */
 static bool schedule_check_receive(struct schedule *schedule, struct span into)
 {
     if (schedule_check_target(schedule, into) && into.rank != schedule->rank)

@@ -34,14 +34,17 @@ enum collective {
    BARRIER every OUTPUT holds every contribution at least once. */
 
 enum step_kind { WORK, SEND, RECV, AWAIT, LEAVE };
-/* Which tile of the peer a wait refers to. */
+/* Which tile of the peer a wait refers to: the same tile; the earlier tile that had the slot; all tiles of the
+   operation. */
 enum lag { SAME_TILE, SLOT_REUSE, EVERY_TILE };
-/* Waits until a peer has reached `step`, or until the own message posted at `step` is complete. */
+/* A step waits until rank `rank` has done `step`, or, if that is its own rank, until the message that it posted at
+   `step` is complete. */
 struct wait { int rank, step; enum lag lag; };
 /* WORK: to[0] = to[1] = … = from[0] + from[1] + …. SEND: the froms as one message. RECV: one message to the tos. */
 struct step {
     enum step_kind kind;
-    /* The number-th message of this tile to or from `peer`. */
+    /* SEND and RECV: the other rank, and which message of the tile to or from it this is, counted from 0. Else peer is
+       -1. */
     int peer, number;
     /* schedule.spans[span …]: first the froms, then the tos. */
     int span, from_count, to_count;
@@ -49,20 +52,22 @@ struct step {
     int wait, wait_count;
     /* The step leaves the full sum in OUTPUT; an average divides here. */
     bool finish;
-    /* The step copies from INPUT in a plan with stage_inputs; PREMUL_SUM multiplies here. */
-    bool raw;
+    /* The step copies INPUT into a slot in a plan with stage_inputs; PREMUL_SUM multiplies here. */
+    bool premultiplies;
     /* The position is published for every tile; for tiles whose slot is reused; for the last tile of every slot. */
     bool by_tile, by_reuse, by_leave;
 };
+/* The steps of one rank. */
 struct schedule {
     enum collective collective;
+    /* size: the number of ranks of the group. */
     int rank, size, root;
     struct place place;
     /* The number of pieces into which the message of one rank is cut. */
     int cut;
     /* The number of chunks of each buffer. */
     int chunks[3];
-    /* This rank does not have the buffer. */
+    /* True: this rank does not have the buffer. */
     bool absent[3];
     const struct layout *layout;
     /* Sticky: the first error, or NULL. */
@@ -75,9 +80,10 @@ struct schedule {
     int step_count, step_room, span_count, span_room, wait_count, wait_room;
     /* Steps before this one only copy the rank's tensors into its SCRATCH, so they may run before the peers arrive. */
     int prelude;
-    /* Steps from the first to the last feed the network; -1: no messages. */
+    /* The first and the last step that posts a message; -1: none. */
     int first_message, last_message;
 };
+/* Records the steps of the schedule's rank. */
 typedef void record_function(struct schedule *);
 
 /* A team: ranks that work together on a part of the message. Piece i is chunk base + i, and i wraps at `pieces`.
@@ -90,22 +96,27 @@ struct team { const struct layout *layout; int kind, slice, size, me, base, piec
 void step_copy(struct schedule *schedule, struct span to, struct span from);
 /* Records into (op)= from. */
 void step_reduce(struct schedule *schedule, struct span into, struct span from);
+/* Records that a message with the chunks of a span is sent to a peer, or received from it into a span. */
 void step_send(struct schedule *schedule, struct span from, int peer);
 void step_recv(struct schedule *schedule, struct span into, int peer);
 /* Adds one more span to the message just recorded. */
 void step_add_span(struct schedule *schedule, struct span more);
-/* Cuts the message; an algorithm that does so must call this first. */
+/* Cuts every chunk of INPUT and OUTPUT into `pieces` chunks. An algorithm that cuts must do so before its first
+   step. */
 void schedule_cut(struct schedule *schedule, int pieces);
-bool spans_are_equal(struct span span, struct span b);
+bool spans_are_equal(struct span a, struct span b);
+/* span_of_chunk returns the span of one chunk, and span_of_buffer that of all chunks of a buffer. */
 struct span span_of_chunk(int rank, enum buffer buffer, int index);
 struct span span_of_buffer(const struct schedule *schedule, int rank, enum buffer buffer);
-/* Returns new SCRATCH chunks of this rank. */
+/* Adds `count` chunks to the SCRATCH of this rank and returns their span. */
 struct span span_new_scratch(struct schedule *schedule, int count);
+/* Returns the team of all ranks, and the team of the ranks on this rank's host. `me` is the rank's index in its
+   team. */
 struct team team_of_group(const struct schedule *schedule);
 struct team team_of_host(const struct schedule *schedule);
-/* Returns the ranks that carry this slice between the hosts. */
+/* Returns the team that carries a slice of the message between the hosts: one rank of each host. */
 struct team team_across_hosts(const struct schedule *schedule, int slice);
-/* Returns the rank at an index of the team, which wraps. */
+/* Returns the rank at an index of the team. Indices wrap: index `size` is the first rank, and -1 the last. */
 int team_rank(const struct team *team, int index);
 
 /* ---- the table of algorithms (backend/collectives) ---- */
@@ -143,25 +154,25 @@ struct plan {
        host's ranks share. Tensors that are not shared are staged. */
     const uint64_t *in_place, *shared;
     /* Peers of the same host can read tensors that are not shared, but cannot write them. */
-    bool reads;
+    bool can_read_private;
     /* The builder copies sent INPUT chunks that are overwritten. */
     bool stage_sends;
     /* The builder copies every INPUT chunk first (PREMUL_SUM). */
     bool stage_inputs;
     /* Receives are posted as early as possible. */
-    bool hoist;
+    bool hoists_receives;
     /* The built plan keeps only the schedule of `rank`, to run it. */
     bool one_rank;
     int rank;
 
-    /* The ranks of the group, and the members. */
+    /* The number of ranks of the group, and of members. */
     int size, count;
     /* The number of steps of the members' longest schedule. */
     int period;
     /* The number of members that write into slots. */
     int slot_writers;
     /* A member sends or receives. */
-    bool any_message;
+    bool has_messages;
     /* All ranks are on one host, some member does not need all others, and no member writes a peer's memory or has a
        LEAVE. */
     bool one_sided;
@@ -175,28 +186,30 @@ struct plan {
     /* 1 + the member whose schedule is kept; 0: all are. */
     int kept;
 };
-/* The caller zeroes the plan and fills the fields above the gap; it keeps the masks. TUTTI_OK; TUTTI_NO_MEMORY;
-   TUTTI_INTERNAL with error filled (cycle_rank >= 0: staging may cure it). The caller calls plan_finish in every
-   case. */
+/* Records the algorithm's steps for every member, and infers all waits. The caller zeroes the plan and fills the fields
+   above the gap; it owns the masks. TUTTI_OK; TUTTI_NO_MEMORY; TUTTI_INTERNAL with error filled (cycle_rank >= 0:
+   staging may cure it). The caller calls plan_finish in every case. */
 tutti_status plan_build(struct plan *plan);
-/* Builds the plan, and cures cycles by staging. */
+/* Builds the plan as plan_build does. While the steps form a cycle, it stages more tensors and builds again. */
 tutti_status plan_build_staging(struct plan *plan);
 /* Frees the memory that the plan holds, but not the plan. */
 void plan_finish(struct plan *plan);
-/* Returns the bytes of a built plan, including the struct. */
+/* Returns the memory of a built plan in bytes, with the struct itself. */
 size_t plan_held_bytes(const struct plan *plan);
 /* Runs a plan of all ranks symbolically: `operations` in a row of `tiles` tiles each. `seed` chooses the next step (0:
    in order). True: the plan is proved. False: `why` describes the error and its place. */
 bool plan_check(const struct plan *plan, int tiles, int operations, unsigned seed, char *why, size_t why_bytes);
-/* Appends the text to buffer like snprintf; returns the whole length. */
+/* Writes the plan as text into the buffer. Returns the length of the whole text, as snprintf does. */
 size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 
 /* Sets out[peer] for the peers that this rank awaits in a message of one tile, or whose memory it reads; returns their
    number. `out` has `size` entries, all false. */
 int schedule_find_needed_peers(const struct schedule *schedule, bool *out);
+/* True if `rank` has the buffer in this collective. */
 bool collective_has_buffer(enum collective collective, int root, int rank, enum buffer buffer);
 /* True if one rank, the root, has other buffers than the rest. */
 bool collective_has_root(enum collective collective);
+/* True if the collective sums: ALLREDUCE, REDUCE, REDUCE_SCATTER. */
 bool collective_is_reduction(enum collective collective);
 /* Returns the number of chunks of a buffer before schedule_cut. */
 int collective_buffer_parts(enum collective collective, enum buffer buffer, int size);
@@ -216,7 +229,7 @@ static inline int plan_rank_of_member(const struct plan *plan, int member)
 {
     return plan->one_host ? layout_rank(plan->layout, plan->host, member) : member;
 }
-/* NULL: the rank is not a member, or its schedule is not kept. */
+/* Returns the schedule of a rank. NULL: the rank is not a member, or its schedule is not kept. */
 static inline struct schedule *plan_schedule_of_rank(const struct plan *plan, int rank)
 {
     int member = plan_member_of_rank(plan, rank);
@@ -224,6 +237,7 @@ static inline struct schedule *plan_schedule_of_rank(const struct plan *plan, in
     return member >= 0 ? &plan->ranks[member] : NULL;
 }
 static inline bool step_is_message(const struct step *step) { return step->kind == SEND || step->kind == RECV; }
+/* Returns the spans that a step reads (from_count spans), or writes (to_count spans). */
 static inline struct span *step_from(const struct schedule *schedule, const struct step *step)
 {
     return &schedule->spans[step->span];
@@ -239,6 +253,8 @@ static inline int step_count_chunks(const struct schedule *schedule, const struc
     for (int i = 0; i < step->from_count + step->to_count; i++) chunks += schedule->spans[step->span + i].count;
     return chunks;
 }
+/* plan_is_in_place: INPUT and OUTPUT of the rank are one tensor. plan_is_shared: peers can read and write the rank's
+   tensors, and they are not staged. */
 static inline bool plan_is_in_place(const struct plan *plan, int rank)
 {
     return mask_has(plan->in_place, plan_member_of_rank(plan, rank));
@@ -251,40 +267,45 @@ static inline bool plan_is_shared(const struct plan *plan, int rank)
 /* True if peers can read the rank's tensors where they lie. */
 static inline bool plan_is_open(const struct plan *plan, int rank)
 {
-    return plan_is_shared(plan, rank) || (plan->reads && !mask_has(plan->unshared, plan_member_of_rank(plan, rank)));
+    return plan_is_shared(plan, rank)
+        || (plan->can_read_private && !mask_has(plan->unshared, plan_member_of_rank(plan, rank)));
 }
-/* Returns the cell that holds a chunk. In place, the smaller buffer lies inside the larger. */
-static inline int plan_cell_index(const struct plan *plan, int rank, enum buffer b, int index)
+/* Returns the number of the cell that holds a chunk. A rank's cells are numbered INPUT first, then OUTPUT and SCRATCH.
+   In place, INPUT and OUTPUT share cells: the smaller buffer lies inside the larger. */
+static inline int plan_cell_index(const struct plan *plan, int rank, enum buffer buffer, int index)
 {
     const int *chunks = plan->ranks[0].chunks;
     int in = chunks[INPUT], out = chunks[OUTPUT];
-    if (plan_is_in_place(plan, rank) && b == OUTPUT && out <= in) return out == in ? index : index + rank * out;
-    if (plan_is_in_place(plan, rank) && b == INPUT && in < out) return in + index + rank * in;
-    return index + (b == INPUT ? 0 : b == OUTPUT ? in : in + out);
+    if (plan_is_in_place(plan, rank) && buffer == OUTPUT && out <= in) return out == in ? index : index + rank * out;
+    if (plan_is_in_place(plan, rank) && buffer == INPUT && in < out) return in + index + rank * in;
+    return index + (buffer == INPUT ? 0 : buffer == OUTPUT ? in : in + out);
 }
+/* True if the rank publishes its position after this step of tile `tile` (of `tiles`), because a peer awaits it. */
 static inline bool step_publishes(const struct step *step, int tile, int tiles, int slots)
 {
     return step->by_tile || (step->by_reuse && tile + slots < tiles) || (step->by_leave && tile + slots >= tiles);
 }
 
 /* ---- cache ---- */
-/* Plans by key, each with an object that was made of it. If all take more than `most` bytes, the least recently used
-   ones are evicted. */
+/* Plans by key, each with an object that was made of it. If all together take more than `max_bytes`, the least recently
+   used ones are evicted. */
 struct plan_cache;
-/* Returns whether this plan may be evicted. If so, it has freed `made`, the object made of the plan (or NULL). */
+/* The cache asks its owner whether it may evict a plan. True: it may, and the owner has freed `made`, the object made
+   of the plan (or NULL). */
 typedef bool plan_release(void *context, const struct plan *plan, void *made);
-/* `release` NULL: every plan may be evicted, and no objects are made of them. Returns NULL: out of memory. */
-struct plan_cache *plan_cache_create(size_t most, plan_release *release, void *context);
+/* `release` NULL: every plan may be evicted, and no objects are made of plans. Returns NULL if memory is lacking. */
+struct plan_cache *plan_cache_create(size_t max_bytes, plan_release *release, void *context);
 /* Evicts all plans; `release` must not refuse. NULL is fine. */
 void plan_cache_destroy(struct plan_cache *cache);
 /* Returns the plan of a key, and builds it if it is new. The key is all that the caller of plan_build fills, except
    stage_sends. `layout` must outlive the cache; the masks are copied. *out stays valid until the next call for another
    plan, and then until `release` allows its eviction. */
 tutti_status plan_cache_get(struct plan_cache *cache, const struct plan *key, const struct plan **out);
-/* Attaches an object of `bytes` bytes to the last plan; once per plan. */
+/* Attaches an object that takes `bytes` bytes to the plan that plan_cache_get returned last; once per plan. */
 void plan_cache_attach_made(struct plan_cache *cache, const struct plan *plan, void *made, size_t bytes);
 /* Returns the object of a plan in a cache; NULL: not attached yet. */
 void *plan_cache_get_made(const struct plan *plan);
 /* Sets another bound, which applies when the next plan is added. */
-void plan_cache_set_limit(struct plan_cache *cache, size_t most);
+void plan_cache_set_limit(struct plan_cache *cache, size_t max_bytes);
+/* Returns the bytes that all plans and their objects take. */
 size_t plan_cache_held_bytes(const struct plan_cache *cache);

@@ -9,7 +9,8 @@ struct writer *build_writer_of_chunk(const struct build *build, struct span span
     size_t member = (size_t)plan_member_of_rank(build->plan, span.rank);
     return &build->writers[member * (size_t)build->cells + (size_t)plan_cell_of_chunk(build->plan, span, index)];
 }
-/* All members have the same number of cells, so that a peer's slot is found without its schedule. */
+/* Allocates empty writers of all cells. Gives all members the same number of SCRATCH chunks, so that a peer's cell is
+   found without its schedule. False: out of memory. */
 static bool writers_reset_cells(struct build *build)
 {
     struct plan *plan = build->plan;
@@ -31,22 +32,25 @@ static bool step_keeps_target(const struct plan *plan, const struct schedule *sc
     return step->from_count == 1 && step->to_count == 1 && from.rank == to.rank
         && plan_cell_of_chunk(plan, to, 0) == plan_cell_of_chunk(plan, from, 0);
 }
+/* Records that `step` of this schedule's rank writes the chunks of `to`. keeps_content: the step copies them onto
+   themselves. */
 static void writers_record_write(const struct build *build, struct schedule *schedule, int step, struct span to,
-    bool keeps)
+    bool keeps_content)
 {
     for (int i = 0; i < to.count; i++) {
         struct writer *writer = build_writer_of_chunk(build, to, i);
         if (writer->exists && writer->rank != schedule->rank) schedule_set_error(schedule, "two ranks write one chunk");
         if (!writer->exists) *writer = (struct writer){ .rank = schedule->rank, .first = -1, .exists = true };
         writer->last = step;
-        if (writer->first < 0 && !keeps) writer->first = step;
+        if (writer->first < 0 && !keeps_content) writer->first = step;
     }
 }
+/* Records that this schedule's rank reads `from`: results of other ranks become observed. */
 static void writers_record_read(const struct build *build, const struct schedule *schedule, struct span from)
 {
     for (int i = 0; from.buffer != INPUT && i < from.count; i++) {
         struct writer *writer = build_writer_of_chunk(build, from, i);
-        if (writer->exists && writer->rank != schedule->rank) writer->observed = true;
+        if (writer->exists && writer->rank != schedule->rank) writer->is_observed = true;
     }
 }
 void build_find_writers(struct build *build)
@@ -60,9 +64,9 @@ void build_find_writers(struct build *build)
         for (int j = 0; j < plan->ranks[m].step_count; j++) {
             struct schedule *schedule = &plan->ranks[m];
             const struct step *step = &schedule->steps[j];
-            bool keeps = step->kind == WORK && step_keeps_target(plan, schedule, step);
+            bool keeps_content = step->kind == WORK && step_keeps_target(plan, schedule, step);
             for (int d = 0; d < step->to_count; d++)
-                writers_record_write(build, schedule, j, step_to(schedule, step)[d], keeps);
+                writers_record_write(build, schedule, j, step_to(schedule, step)[d], keeps_content);
         }
     for (int m = 0; m < plan->count; m++)
         for (int j = 0; j < plan->ranks[m].step_count; j++) {

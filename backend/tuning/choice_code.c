@@ -19,13 +19,13 @@ uint32_t choice_encode(const struct choice *choice)
     code = code << TILE_BITS | (uint32_t)__builtin_ctzll(choice->tile_bytes);
     code = code << SLOT_BITS | (uint32_t)choice->slots;
     uint32_t flags = (uint32_t)choice->selects_late << 3 | (uint32_t)choice->short_laps << 2
-        | (uint32_t)choice->reads << 1 | choice->ordinary;
+        | (uint32_t)choice->reads_private << 1 | choice->ordinary;
     return code << FLAG_BITS | flags;
 }
 bool choice_decode(uint32_t code, enum collective collective, struct choice *out)
 {
     *out = (struct choice){ .ordinary = code_take_bits(&code, 1) };
-    out->reads = code_take_bits(&code, 1);
+    out->reads_private = code_take_bits(&code, 1);
     out->short_laps = code_take_bits(&code, 1);
     out->selects_late = code_take_bits(&code, 1);
     out->slots = (int)code_take_bits(&code, SLOT_BITS);
@@ -40,7 +40,7 @@ bool choice_take_candidate(uint32_t code, bool open, struct choice *choice)
 {
     struct choice tried;
     if (!code || !choice_decode(code, choice->algorithm->collective, &tried)) return false;
-    tried.reads &= open;
+    tried.reads_private &= open;
     *choice = tried;
     return true;
 }
@@ -49,6 +49,6 @@ bool choice_code_reads(uint32_t code) { return code >> 1 & 1; }
 void choice_format(const struct choice *choice, char out[CHOICE_TEXT_BYTES])
 {
     snprintf(out, CHOICE_TEXT_BYTES, "%s %zuKx%d%s%s%s%s", choice->algorithm->name, choice->tile_bytes >> 10,
-        choice->slots, choice->reads ? " single" : "", choice->ordinary ? " stored" : "",
+        choice->slots, choice->reads_private ? " single" : "", choice->ordinary ? " stored" : "",
         choice->short_laps ? " short" : "", choice->selects_late ? " looks" : "");
 }

@@ -23,8 +23,8 @@ enum {
 };
 /* A later row of the table must be at least this much cheaper than an earlier one. */
 static const double WORTH_IT = 0.97;
-/* A choice that reads must have at most this share of the cost of one that stages. The share is lower for bytes that
-   go one way, because no measured exchange corrects their cost. */
+/* A choice that reads must have at most this share of the cost of one that stages. The share is lower for bytes that go
+   one way, because no measured exchange corrects their cost. */
 static const double READING_IS_WORTH_IT = 0.85, READING_ONE_WAY_IS_WORTH_IT = 0.65;
 /* A measurement changes a cost by at most this factor. */
 static const double MOST_SCALED = 4;
@@ -72,7 +72,7 @@ static tutti_status chooser_plan_for_layout(struct chooser *chooser, const struc
         .slots = SLOTS_TO_PREDICT,
         .in_place = apart ? NULL : mask_all,
         .shared = placement_is_shared(placement) ? mask_all : NULL,
-        .reads = placement_is_open(placement) };
+        .can_read_private = placement_is_open(placement) };
     return plan_cache_get(chooser->cache, &key, out);
 }
 static tutti_status chooser_plan_algorithm(struct chooser *chooser, const struct algorithm *algorithm,
@@ -156,9 +156,11 @@ static tutti_status chooser_cost_candidate(struct chooser *chooser, const struct
     TRY(chooser_plan_algorithm(chooser, algorithm, placement_for_cost(question->placement, reads), &plan));
     TRY(plan_choose_tile(plan, &machine, question->message_bytes, chooser_cores_of_plan(chooser, plan), &cutting, &ns));
     ns += chooser_cost_offer(chooser, reads);
-    *out = (struct choice){
-        .algorithm = algorithm, .tile_bytes = cutting.tile_bytes, .slots = cutting.slots, .cost = ns, .reads = reads
-    };
+    *out = (struct choice){ .algorithm = algorithm,
+        .tile_bytes = cutting.tile_bytes,
+        .slots = cutting.slots,
+        .cost = ns,
+        .reads_private = reads };
     return TUTTI_OK;
 }
 /* In an all-to-all only two ranks know what they exchange. The slots of one host would cut a hierarchical one, while
@@ -184,7 +186,7 @@ static bool algorithm_is_candidate(const struct chooser *chooser, const struct q
 }
 static double choice_weighted_cost(const struct choice *choice)
 {
-    if (!choice->reads) return choice->cost;
+    if (!choice->reads_private) return choice->cost;
     return choice->cost
         / (collective_is_one_way(choice->algorithm->collective) ? READING_ONE_WAY_IS_WORTH_IT : READING_IS_WORTH_IT);
 }
@@ -275,21 +277,21 @@ tutti_status choice_compute_cost(struct chooser *chooser, const struct question 
         return TUTTI_OK;
     struct machine machine;
     /* This comes before chooser_plan_algorithm, because it makes other plans. */
-    TRY(chooser_scale_machine(chooser, question, choice->reads, &machine));
+    TRY(chooser_scale_machine(chooser, question, choice->reads_private, &machine));
     TRY(chooser_plan_algorithm(chooser, choice->algorithm,
-        hosts > 1 ? TENSORS_PRIVATE : placement_for_cost(question->placement, choice->reads), &plan));
+        hosts > 1 ? TENSORS_PRIVATE : placement_for_cost(question->placement, choice->reads_private), &plan));
     struct cutting cutting = { question->message_bytes, choice->tile_bytes, choice->slots,
         chooser_cores_of_plan(chooser, plan) };
     TRY(plan_compute_cost(plan, &machine, &cutting, &choice->cost));
-    choice->cost += chooser_cost_offer(chooser, choice->reads);
+    choice->cost += chooser_cost_offer(chooser, choice->reads_private);
     return TUTTI_OK;
 }
 tutti_status choice_writes_slots(struct chooser *chooser, const struct question *question, const struct choice *choice,
     bool *out)
 {
     const struct plan *plan;
-    TRY(chooser_plan_algorithm(chooser, choice->algorithm, placement_for_cost(question->placement, choice->reads),
-        &plan));
+    TRY(chooser_plan_algorithm(chooser, choice->algorithm,
+        placement_for_cost(question->placement, choice->reads_private), &plan));
     *out = plan->ranks[0].chunks[SCRATCH] > 0;
     return TUTTI_OK;
 }

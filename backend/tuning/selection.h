@@ -1,11 +1,10 @@
 /* Chooses what runs when the user chose no algorithm, and how the message is cut: the algorithm and the tile size with
-   the least cost on this machine (backend/model/cost.h). Candidates are the host-memory algorithms of a collective,
-   or over several hosts the hierarchical ones. This file is in a layer above three folders that must not depend
-   on each other: the table of algorithms, the builder of plans, and the model.
-
-   A choice depends only on the group's machine parameters, its cores and ranks, the collective, the size and the
-   placement. It depends neither on earlier questions nor on the rank that asks. So all ranks choose the same without
-   communication. Over several hosts the placement is ignored, because a host sees only its own. */
+   the least cost on this machine (backend/model/cost.h). Candidates are the host-memory algorithms of a collective, or
+   over several hosts the hierarchical ones. This file is in a layer above three folders that must not depend on each
+   other: the table of algorithms, the builder of plans, and the model. A choice depends only on the group's machine
+   parameters, its cores and ranks, the collective, the size and the placement. It depends neither on earlier questions
+   nor on the rank that asks. So all ranks choose the same without communication. Over several hosts the placement is
+   ignored, because a host sees only its own. */
 #pragma once
 #include "backend/model/cost.h"
 
@@ -43,7 +42,7 @@ struct choice {
     /* 0 if there was only one candidate. */
     double cost;                                       /* ns */
     /* Open tensors are read in place, not staged. */
-    bool reads;
+    bool reads_private;
     /* Slots are written by ordinary stores, whatever execute/pace.h decides. */
     bool ordinary;
     /* Slots are reused while caches still hold them; see execute/slots.c. */

@@ -20,8 +20,8 @@ enum { MOST_SILENT = 64 };
 /* If two choices are equally fast, all blocks of one are better than all of the other by chance once in 20 times. */
 enum { BLOCKS = 6, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MOST_SILENT };
 /* A program makes few long calls; between short ones some ns decide. Apart from `below` (bytes), the unit is calls:
-   `first` before the first test, `pause` between searches, `warm` unmeasured and `enough` measured ones of a block,
-   and `batch` whose times are read together. */
+   `first` before the first test, `pause` between searches, `warm` unmeasured and `enough` measured ones of a block, and
+   `batch` whose times are read together. */
 static const struct measure {
     size_t below;
     int first, pause, warm, enough, batch;
@@ -123,7 +123,7 @@ int tuner_get_decider(const struct tuner_key *key, int ranks)
 static int tuner_placement_variant(const struct tuner *tuner, const struct choice *choice)
 {
     if (choice->selects_late) return LATE_SELECTION_VARIANT;
-    return choice->reads && !placement_is_open(tuner->question.placement) ? READ_VARIANT : 0;
+    return choice->reads_private && !placement_is_open(tuner->question.placement) ? READ_VARIANT : 0;
 }
 /* Makes `that` the incumbent. */
 static void tuner_promote_candidate(struct tuner *tuner)

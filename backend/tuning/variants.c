@@ -43,7 +43,7 @@ static tutti_status variant_toggle_reading(const struct variant_limits *limits, 
     if (question->must_read || !(open || could_be)) return TUTTI_OK;
     TRY(chooser_make_choice(limits->chooser, question, &least));
     bool may_read = open || choice_selects_late(limits->chooser, &least);
-    if (choice->reads) TRY(variant_choose_for_placement(limits, question, TENSORS_PRIVATE, false, choice));
+    if (choice->reads_private) TRY(variant_choose_for_placement(limits, question, TENSORS_PRIVATE, false, choice));
     else
         TRY(variant_choose_for_placement(limits, question, open ? question->placement : limits->could_be, true,
             choice));

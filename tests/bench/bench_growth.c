@@ -156,7 +156,7 @@ static void measure_plan(const void *shape, void *out)
         .host = s->hosts / 3,
         .slots = 4,
         .in_place = s->algorithm->collective == ALL_TO_ALL ? NULL : mask_all,
-        .hoist = !s->algorithm->host_memory,
+        .hoists_receives = !s->algorithm->host_memory,
         .one_rank = true,
         .rank = s->hosts / 3 * s->per_host };
     double before = most_resident(), began = processor_ms();

@@ -21,7 +21,7 @@ static inline bool steps_equal(const struct schedule *a, const struct schedule *
     const struct step *x = &a->steps[j], *y = &b->steps[j];
     bool same = x->kind == y->kind && x->peer == y->peer && x->number == y->number && x->wait_count == y->wait_count
         && x->by_tile == y->by_tile && x->by_reuse == y->by_reuse && x->by_leave == y->by_leave
-        && x->finish == y->finish && x->raw == y->raw && spans_equal(a, b, x, y);
+        && x->finish == y->finish && x->premultiplies == y->premultiplies && spans_equal(a, b, x, y);
     for (int w = 0; same && w < x->wait_count; w++) {
         struct wait m = a->waits[x->wait + w], n = b->waits[y->wait + w];
         same = m.rank == n.rank && m.step == n.step && m.lag == n.lag;

@@ -165,7 +165,7 @@ static inline void mutate(struct plan *p)
             if (sends || works) shift_spans(p, r, j);
             if (sends || works) drop_step(p, r, j);
             if (t->kind == WORK && p->size > 1) flip(p, FLIP_FINISH, r, j, &t->finish);
-            if (works) flip(p, FLIP_RAW, r, j, &t->raw);
+            if (works) flip(p, FLIP_RAW, r, j, &t->premultiplies);
         }
 }
 static inline void mutants_report(void)

@@ -22,7 +22,7 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     struct plan p = plan_of(a, l, root);
     p.in_place = way & MIXED ? mask_of(draw(&random_state)) : way & IN_PLACE ? mask_all : NULL;
     p.shared = way & MIXED ? mask_of(draw(&random_state)) : way & SHARED ? mask_all : NULL;
-    p.hoist = way & HOIST;
+    p.hoists_receives = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS;
     p.slots = 1 + (way + root) % 3;
     return p;

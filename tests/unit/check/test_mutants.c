@@ -13,7 +13,7 @@ static void mutate_algorithm(const struct algorithm *a, const struct layout *l, 
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & SHARED ? mask_all : NULL;
     p.stage_inputs = way & STAGE_INPUTS;
-    p.hoist = !a->host_memory && way & IN_PLACE;
+    p.hoists_receives = !a->host_memory && way & IN_PLACE;
     assert_int_equal(plan_build_staging(&p), TUTTI_OK);
     assert_true(plan_holds(&p, why, sizeof why));
     mutate(&p);

@@ -13,7 +13,7 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     p.slots = 1 + way / 2 % 3;
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & SHARED ? mask_all : NULL;
-    p.hoist = way & HOIST;
+    p.hoists_receives = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->collective);
     if (way < WAYS) return p;
     p.in_place = mask_of(draw(random));

@@ -46,7 +46,7 @@ static void builder(void **state)
             struct plan p = plan_of(algorithms[i], flat ? together(&hosts, 3) : hosts_of(&hosts, sizes, 2), 0);
             p.in_place = way & 1 ? mask_all : NULL;
             p.shared = way & 2 ? mask_all : NULL;
-            p.hoist = true;
+            p.hoists_receives = true;
             p.slots = 2;
             fail_every_allocation_of(&p);
         }

@@ -48,8 +48,8 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     struct plan p = plan_of(a, l, root);
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & SHARED ? mask_all : NULL;
-    p.reads = way & READS;
-    p.hoist = way & HOIST;
+    p.can_read_private = way & READS;
+    p.hoists_receives = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS;
     return p;
 }
@@ -135,7 +135,7 @@ static void some_ranks_shared_some_in_place(void **state)
                 struct plan p = plan_of(a, together(&hosts, size), (int)(draw(&random) % (uint64_t)size));
                 p.in_place = mask_of(draw(&random));
                 p.shared = mask_of(draw(&random));
-                p.reads = k % 2;
+                p.can_read_private = k % 2;
                 p.stage_inputs = is_reducing(a->collective) && k % 4 == 3;
                 p.slots = 1 + k % 4;
                 if (build(&p)) check(&p, 2 * p.slots + k % 2, 3, 0);

@@ -17,7 +17,7 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & MIXED ? mask_of(0x5a) : way & SHARED ? mask_all : NULL;
     p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->collective);
-    p.hoist = true;
+    p.hoists_receives = true;
     return p;
 }
 /* Block number `chunk` of a message, of all its spans. */

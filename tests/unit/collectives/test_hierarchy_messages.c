@@ -52,7 +52,7 @@ static bool has_same_messages(const struct schedule *a, const struct schedule *b
 static struct plan host_of_plan(const struct algorithm *a, const struct layout *l, int root, int host)
 {
     struct plan p = plan_of(a, l, root);
-    p.one_host = p.hoist = true;
+    p.one_host = p.hoists_receives = true;
     p.host = host;
     p.slots = 3;
     return p;

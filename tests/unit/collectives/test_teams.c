@@ -68,7 +68,7 @@ static void prove(const struct algorithm *a, const int *sizes, int hosts, int ro
     plan.slots = 2;
     plan.in_place = mode & 1 ? mask_all : NULL;
     plan.shared = mode & 2 ? mask_all : NULL;
-    plan.hoist = (mode & 4) != 0;
+    plan.hoists_receives = (mode & 4) != 0;
     if (plan_build_staging(&plan) != TUTTI_OK) fail_msg("%s of %d ranks: %s", a->name, plan.size, plan.error);
     if (!plan_check(&plan, 5, 2, mode, why, sizeof why))
         fail_msg("%s of %d ranks, mode %u: %s", a->name, plan.size, mode, why);

@@ -28,7 +28,7 @@ static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, 
 static bool has_read(const tutti_comm *comm, enum collective collective)
 {
     const struct program *p = comm->launcher.recent[collective].program;
-    return comm->launcher.recent[collective].selects_late && p->plan->reads;
+    return comm->launcher.recent[collective].selects_late && p->plan->can_read_private;
 }
 static bool all_are_sources(const tutti_comm *comm, enum collective collective)
 {

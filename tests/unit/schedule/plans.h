@@ -56,6 +56,6 @@ static inline void describe(const struct plan *p, char *out, size_t bytes)
     snprintf(out, bytes, "%s (family %d) of %d ranks on %d hosts, root %d, slots %d, in place %llx, shared %llx%s%s",
         p->algorithm->name, (int)p->algorithm->collective, p->layout->ranks, p->layout->hosts, p->root, p->slots,
         (unsigned long long)mask_word(p->in_place, 0, p->layout->ranks),
-        (unsigned long long)mask_word(p->shared, 0, p->layout->ranks), p->hoist ? ", hoisted" : "",
+        (unsigned long long)mask_word(p->shared, 0, p->layout->ranks), p->hoists_receives ? ", hoisted" : "",
         p->stage_inputs ? ", inputs staged" : "");
 }

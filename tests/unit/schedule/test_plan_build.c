@@ -97,7 +97,7 @@ static void inputs_are_multiplied_on_their_way_into_slots(void **state)
             for (int j = 0; j < p.ranks[r].step_count; j++)
                 for (int f = 0; f < step_at(&p, r, j)->from_count; f++)
                     assert_int_equal(step_from(&p.ranks[r], step_at(&p, r, j))[f].buffer == INPUT,
-                        step_at(&p, r, j)->raw);
+                        step_at(&p, r, j)->premultiplies);
         plan_finish(&p);
     }
 }
@@ -144,7 +144,7 @@ static void receives_are_posted_early(void **state)
     struct plan p = plan_of(&ring, apart(&hosts, 4), 0);
     (void)state;
     p.slots = 2;
-    p.hoist = true;
+    p.hoists_receives = true;
     assert_int_equal(plan_build(&p), TUTTI_OK);
     assert_int_equal(step_at(&p, 0, 0)->kind, RECV);
     assert_int_equal(step_at(&p, 0, 1)->kind, RECV);

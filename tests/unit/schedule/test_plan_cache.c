@@ -35,7 +35,7 @@ static void every_part_of_the_key_counts(void **state)
     keys[4].in_place = mask_of(2);
     keys[5].shared = mask_of(2);
     keys[6].stage_inputs = true;
-    keys[7].hoist = true;
+    keys[7].hoists_receives = true;
     keys[8].in_place = keys[8].shared = mask_of(7);
     for (int i = 0; i < 9; i++)
         for (int j = 0; j < i; j++) assert_ptr_not_equal(found(c, keys[i]), found(c, keys[j]));

@@ -24,7 +24,7 @@ static void compare_kept(const struct plan *all, int rank)
     assert_int_equal(p.count, all->count);
     assert_int_equal(p.period, all->period);
     assert_int_equal(p.slot_writers, all->slot_writers);
-    assert_int_equal(p.any_message, all->any_message);
+    assert_int_equal(p.has_messages, all->has_messages);
     compare_rank(plan_schedule_of_rank(&p, rank), plan_schedule_of_rank(all, rank), p.algorithm->name);
     assert_int_equal(plan_schedule_of_rank(&p, rank)->chunks[SCRATCH],
         plan_schedule_of_rank(all, rank)->chunks[SCRATCH]);
@@ -42,7 +42,7 @@ static void compare_all(const struct layout *l, int host, bool hierarchical)
             p.one_host = true;
             p.host = host;
             p.slots = 3;
-            p.hoist = hierarchical;
+            p.hoists_receives = hierarchical;
             p.in_place = way & 1 && a->collective != ALL_TO_ALL ? mask_all : NULL;
             p.shared = way & 2 ? mask_of(5) : NULL;
             if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", a->name, p.error);
@@ -104,7 +104,7 @@ static void among_4096_hosts_it_is_in_bounds(void **state)
         all.one_host = true;
         all.host = HOSTS / 3;
         all.slots = 4;
-        all.hoist = true;
+        all.hoists_receives = true;
         all.in_place = a->collective == ALL_TO_ALL ? NULL : mask_all;
         struct plan p = kept_plan(&all, HOSTS / 3 * PER_HOST);
         if (plan_held_bytes(&p) > most) fail_msg("%s: %zu bytes", a->name, plan_held_bytes(&p));

@@ -109,7 +109,7 @@ static struct plan random_plan(struct hosts *hosts, uint64_t *random)
     p.slots = 1 + (int)(choice >> 8 & 3);
     p.in_place = choice & 1 ? mask_of(draw(random)) : NULL;
     p.shared = choice & 2 ? mask_of(draw(random)) : NULL;
-    p.hoist = choice & 4;
+    p.hoists_receives = choice & 4;
     p.stage_inputs = (choice & 24) == 24;
     return p;
 }

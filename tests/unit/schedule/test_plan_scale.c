@@ -23,7 +23,7 @@ static void build_one(const struct algorithm *a, const struct layout *l, int siz
     p.host = size / 3;
     p.slots = 4;
     p.in_place = mask_all;
-    p.hoist = true;
+    p.hoists_receives = true;
     int64_t start = clock_ns();
     if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s of %d ranks: %s", a->name, size, p.error);
     int64_t spent = clock_ns() - start;

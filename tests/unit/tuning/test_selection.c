@@ -76,18 +76,18 @@ static void reading_is_chosen_by_parameters(void **state)
     group_over(&g[3], apart, 4, 2);
     for (size_t bytes = 4 * MIB; bytes <= 64 * MIB; bytes *= 2)
         for (size_t f = 0; f < sizeof copying / sizeof *copying; f++) {
-            assert_true(ask(&g[0], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
-            assert_false(ask(&g[0], copying[f], 64 * KIB, TENSORS_OPEN_APART, false).reads);
-            assert_false(ask(&g[0], BROADCAST, bytes, TENSORS_OPEN_APART, false).reads);
-            assert_false(ask(&g[0], copying[f], bytes, TENSORS_PRIVATE, false).reads);
-            assert_false(ask(&g[1], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
-            assert_false(ask(&g[2], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
+            assert_true(ask(&g[0], copying[f], bytes, TENSORS_OPEN_APART, false).reads_private);
+            assert_false(ask(&g[0], copying[f], 64 * KIB, TENSORS_OPEN_APART, false).reads_private);
+            assert_false(ask(&g[0], BROADCAST, bytes, TENSORS_OPEN_APART, false).reads_private);
+            assert_false(ask(&g[0], copying[f], bytes, TENSORS_PRIVATE, false).reads_private);
+            assert_false(ask(&g[1], copying[f], bytes, TENSORS_OPEN_APART, false).reads_private);
+            assert_false(ask(&g[2], copying[f], bytes, TENSORS_OPEN_APART, false).reads_private);
             struct question told = { copying[f], NULL, bytes, TENSORS_OPEN_APART, false, true };
             struct choice c;
             assert_int_equal(chooser_make_choice(&g[1].chooser, &told, &c), TUTTI_OK);
-            assert_true(c.reads);
+            assert_true(c.reads_private);
             assert_int_equal(chooser_make_choice(&g[3].chooser, &told, &c), TUTTI_OK);
-            assert_false(c.reads);
+            assert_false(c.reads_private);
         }
     for (int i = 0; i < 4; i++) machine_group_finish(&g[i]);
 }
@@ -102,8 +102,8 @@ static void a_measured_exchange_puts_reading_right(void **state)
     for (int i = 0; i < 3; i++) {
         struct machine_group g;
         machine_group_init(&g, &machines[i], 2, 2);
-        assert_int_equal(ask(&g, ALLGATHER, 256 * KIB, TENSORS_OPEN_IN_PLACE, false).reads, little[i]);
-        assert_int_equal(ask(&g, ALLGATHER, 16 * MIB, TENSORS_OPEN_IN_PLACE, false).reads, much[i]);
+        assert_int_equal(ask(&g, ALLGATHER, 256 * KIB, TENSORS_OPEN_IN_PLACE, false).reads_private, little[i]);
+        assert_int_equal(ask(&g, ALLGATHER, 16 * MIB, TENSORS_OPEN_IN_PLACE, false).reads_private, much[i]);
         machine_group_finish(&g);
     }
 }

@@ -227,7 +227,10 @@ static double looked_ns(const struct choice *c)
 {
     return !c->selects_late ? 1000 : c->tile_bytes <= 32 << 10 ? 700 : 900;
 }
-static double read_ns(const struct choice *c) { return !c->reads ? 1000 : c->tile_bytes <= 128 << 10 ? 700 : 900; }
+static double read_ns(const struct choice *c)
+{
+    return !c->reads_private ? 1000 : c->tile_bytes <= 128 << 10 ? 700 : 900;
+}
 struct venture { cost *ns; bool (*is_of)(uint32_t code); enum placement_kind could_be, are; };
 static void lasts_as_long_as_tensors_allow(struct bench *b, struct tuner *t, const struct venture *venture)
 {
@@ -277,7 +280,7 @@ static void private_tensors_are_read_as_long_as_that_takes_less(void **state)
     struct choice open;
     q.placement = TENSORS_OPEN_IN_PLACE;
     assert_int_equal(chooser_make_choice(&b->chooser, &q, &open), TUTTI_OK);
-    assert_false(open.reads);                           /* by cost */
+    assert_false(open.reads_private);                           /* by cost */
     lasts_as_long_as_tensors_allow(b, t, &reading);
     bench_destroy(b);
 }
