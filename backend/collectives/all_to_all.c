@@ -2,11 +2,13 @@
  * algorithms that forward the blocks of other ranks. n is the message of all p blocks. */
 #include "backend/collectives/common.h"
 
+/* Records a copy of this rank's own block from INPUT to its place in OUTPUT. */
 static void copy_own_block(struct schedule *schedule)
 {
     step_copy(schedule, span_of_chunk(schedule->rank, OUTPUT, schedule->rank),
         span_of_chunk(schedule->rank, INPUT, schedule->rank));
 }
+/* Records that the peer's block is sent to it, or that the block from the peer is received into its place. */
 static void block_send_to_peer(struct schedule *schedule, int peer)
 {
     step_send(schedule, span_of_chunk(schedule->rank, INPUT, peer), peer);
@@ -42,32 +44,33 @@ void all_to_all_direct(struct schedule *schedule)
     copy_own_block(schedule);
 }
 
-/* Returns where a block that travels `hop` ranks in all lies before round `bit`, after the hops of the lower bits. A
-   block is received into another place than the block of the same hop is sent from; otherwise all ranks would wait for
-   each other. */
-static struct span bruck_block_before_round(struct schedule *schedule, struct span landing, int hop, int bit)
+/* Returns where this rank has, before the round of `bit`, the block that travels `hop` ranks in all and has made the
+   moves of the lower bits of `hop`. `blocks`: two sets of SCRATCH blocks, which take turns, because a block received
+   into the place that the same round sends from would make all ranks wait for each other. */
+static struct span bruck_block_before_round(struct schedule *schedule, struct span blocks, int hop, int bit)
 {
-    int made = hop & (bit - 1), moves = 0;
-    for (int rest = made; rest; rest &= rest - 1) moves++;
-    if (made == hop) return span_of_chunk(schedule->rank, OUTPUT, int_modulo(schedule->rank - hop, schedule->size));
+    int travelled = hop & (bit - 1), moves = 0;
+    for (int rest = travelled; rest; rest &= rest - 1) moves++;
+    if (travelled == hop)
+        return span_of_chunk(schedule->rank, OUTPUT, int_modulo(schedule->rank - hop, schedule->size));
     if (moves == 0) return span_of_chunk(schedule->rank, INPUT, int_modulo(schedule->rank + hop, schedule->size));
-    return span_part(landing, moves % 2 * schedule->size + hop, 1);
+    return span_part(blocks, moves % 2 * schedule->size + hop, 1);
 }
 /* Bruck: a block makes its hop in powers of two, and all blocks that share a bit travel in one message. ⌈log2 p⌉ rounds
    of about n/2. For short messages. (Bruck et al. 1997) */
 void all_to_all_bruck(struct schedule *schedule)
 {
-    struct span landing = span_new_scratch(schedule, 2 * schedule->size);
+    struct span blocks = span_new_scratch(schedule, 2 * schedule->size);
     copy_own_block(schedule);
     for (int bit = 1; bit < schedule->size; bit *= 2) {
-        step_send(schedule, bruck_block_before_round(schedule, landing, bit, bit),
+        step_send(schedule, bruck_block_before_round(schedule, blocks, bit, bit),
             int_modulo(schedule->rank + bit, schedule->size));
         for (int hop = bit + 1; hop < schedule->size; hop++)
-            if (hop & bit) step_add_span(schedule, bruck_block_before_round(schedule, landing, hop, bit));
-        step_recv(schedule, bruck_block_before_round(schedule, landing, bit, 2 * bit),
+            if (hop & bit) step_add_span(schedule, bruck_block_before_round(schedule, blocks, hop, bit));
+        step_recv(schedule, bruck_block_before_round(schedule, blocks, bit, 2 * bit),
             int_modulo(schedule->rank - bit, schedule->size));
         for (int hop = bit + 1; hop < schedule->size; hop++)
-            if (hop & bit) step_add_span(schedule, bruck_block_before_round(schedule, landing, hop, 2 * bit));
+            if (hop & bit) step_add_span(schedule, bruck_block_before_round(schedule, blocks, hop, 2 * bit));
     }
 }
 

@@ -4,7 +4,7 @@
  * for every p, and those of recursive doubling for powers of two. So the name bruck stands for all three. */
 #include "backend/collectives/common.h"
 
-/* Ring: every block travels once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
+/* Ring: every piece travels once around the ring. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
 void team_allgather_ring(struct schedule *schedule, const struct team *team)
 {
     for (int k = 0; k < team->size - 1; k++) {

@@ -4,13 +4,13 @@
 #include "backend/collectives/common.h"
 #include <assert.h>
 
-/* Naive: rank 0 adds up all messages in rank order and sends the sum to all ranks. 2(p - 1) rounds; rank 0 sends
-   (p - 1)n, the others n. */
+/* Naive: rank 0 adds up all messages in rank order and sends the sum to all ranks. 2(p - 1) rounds; rank 0 sends (p -
+   1)n, the others n. */
 void allreduce_naive(struct schedule *schedule)
 {
     struct span out = span_of_buffer(schedule, schedule->rank, OUTPUT),
                 have = span_of_buffer(schedule, schedule->rank, INPUT),
-                landing = span_new_scratch(schedule, 2 * out.count);
+                recv_chunks = span_new_scratch(schedule, 2 * out.count);
     struct team all = team_of_group(schedule);
     if (team_is_alone(schedule, &all)) return;
     if (schedule->rank > 0) {
@@ -19,7 +19,7 @@ void allreduce_naive(struct schedule *schedule)
         return;
     }
     for (int peer = 1; peer < schedule->size; peer++) {
-        struct span received = span_part(landing, peer % 2 * out.count, out.count);
+        struct span received = span_part(recv_chunks, peer % 2 * out.count, out.count);
         step_recv(schedule, received, peer);
         have = step_accumulate(schedule, out, have, received);
     }
@@ -54,11 +54,12 @@ void allreduce_double_tree(struct schedule *schedule)
    2009) */
 void team_allreduce_ring(struct schedule *schedule, const struct team *team)
 {
-    struct span landing = span_new_scratch(schedule, 2), have = team_piece(schedule, team, team->source, team->me - 1);
+    struct span recv_chunks = span_new_scratch(schedule, 2),
+                have = team_piece(schedule, team, team->source, team->me - 1);
     assert(team->pieces == team->size);
     if (team_is_alone(schedule, team)) return;
     for (int k = 1; k < team->size; k++) {
-        struct span received = span_part(landing, k % 2, 1);
+        struct span received = span_part(recv_chunks, k % 2, 1);
         int next = team->me - k - 1;
         step_send(schedule, have, team_rank(team, team->me + 1));
         step_recv(schedule, received, team_rank(team, team->me - 1));
@@ -79,11 +80,11 @@ void allreduce_ring(struct schedule *schedule)
 void team_allreduce_doubling(struct schedule *schedule, const struct team *team)
 {
     struct fold fold = fold_for_rank(team->size, team->me);
-    struct span landing = span_new_scratch(schedule, 2 * team->pieces), out = team_all_pieces(schedule, team, OUTPUT),
-                have = team_all_pieces(schedule, team, team->source);
+    struct span recv_chunks = span_new_scratch(schedule, 2 * team->pieces),
+                out = team_all_pieces(schedule, team, OUTPUT), have = team_all_pieces(schedule, team, team->source);
     if (team_is_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
     for (int bit = 1, half = 0; bit < fold.power; bit *= 2, half = !half) {
-        struct span received = span_part(landing, half * team->pieces, team->pieces);
+        struct span received = span_part(recv_chunks, half * team->pieces, team->pieces);
         int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit));
         step_send(schedule, have, peer);
         step_recv(schedule, received, peer);
@@ -98,8 +99,8 @@ void allreduce_doubling(struct schedule *schedule)
 }
 
 /* Rabenseifner: halve the message with the rank 2^k away, from far to near, then double it back. 2 log2 p rounds and
-   2(p - 1)/p n for powers of two; else 2 ⌊log2 p⌋ + 2 rounds and up to n more, to fold.
-   (Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005) */
+   2(p - 1)/p n for powers of two; else 2 ⌊log2 p⌋ + 2 rounds and up to n more, to fold. (Rabenseifner 2004; Thakur,
+   Rabenseifner, Gropp 2005) */
 void team_allreduce_rabenseifner(struct schedule *schedule, const struct team *team)
 {
     struct fold fold = fold_for_rank(team->size, team->me);
@@ -108,13 +109,13 @@ void team_allreduce_rabenseifner(struct schedule *schedule, const struct team *t
     assert(team->pieces == fold.power);
     if (team_is_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
     for (int bit = fold.power / 2; bit; bit /= 2, have = out) {
-        int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit)), its = first + (~fold.id & bit),
-            mine = first + (fold.id & bit);
+        int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit)), peer_half = first + (~fold.id & bit),
+            own_half = first + (fold.id & bit);
         struct span received = span_new_scratch(schedule, bit);
-        step_send(schedule, span_part(have, its, bit), peer);
+        step_send(schedule, span_part(have, peer_half, bit), peer);
         step_recv(schedule, received, peer);
-        step_accumulate(schedule, span_part(out, mine, bit), span_part(have, mine, bit), received);
-        first = mine;
+        step_accumulate(schedule, span_part(out, own_half, bit), span_part(have, own_half, bit), received);
+        first = own_half;
     }
     for (int bit = 1; bit < fold.power; bit *= 2, first &= ~(bit - 1)) {
         int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit));
@@ -131,8 +132,8 @@ void allreduce_rabenseifner(struct schedule *schedule)
 }
 
 /* Circulant: in each round a rank sends the far half of its remaining pieces and adds the received ones to the near
-   half; then the same rounds run backwards. 2 ⌈log2 p⌉ rounds and 2(p - 1)/p n for every p.
-   (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
+   half; then the same rounds run backwards. 2 ⌈log2 p⌉ rounds and 2(p - 1)/p n for every p. (Träff 2024: Optimal,
+   non-pipelined reduce-scatter and allreduce algorithms) */
 void team_allreduce_circulant(struct schedule *schedule, const struct team *team)
 {
     int me = team->me, widths[32], rounds = 0;
@@ -173,8 +174,8 @@ void allreduce_one_shot(struct schedule *schedule)
     step_sum_all_inputs(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), 0);
 }
 
-/* Two shot: each rank sums its chunk over all ranks and writes the result to all. 2 rounds; each rank reads
-   (p - 1)/p n and writes (p - 1)/p n. */
+/* Two shot: each rank sums its chunk over all ranks and writes the result to all. 2 rounds; each rank reads (p - 1)/p n
+   and writes (p - 1)/p n. */
 void allreduce_two_shot(struct schedule *schedule)
 {
     schedule_cut(schedule, schedule->size);
@@ -185,8 +186,8 @@ void allreduce_two_shot(struct schedule *schedule)
             mine);
 }
 
-/* Two shot read: each rank sums its chunk over all ranks, then reads the other results. 2 rounds; each rank reads
-   2(p - 1)/p n. */
+/* Two shot read: each rank sums its chunk over all ranks, then reads the other results. 2 rounds; each rank reads 2(p -
+   1)/p n. */
 void allreduce_two_shot_read(struct schedule *schedule)
 {
     schedule_cut(schedule, schedule->size);

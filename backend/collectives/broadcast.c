@@ -17,12 +17,12 @@ void broadcast_naive(struct schedule *schedule)
    rounds; the root sends ⌈log2 p⌉ n. */
 void team_broadcast_binomial(struct schedule *schedule, const struct team *team, int root)
 {
-    int v = int_modulo(team->me - root, team->size), bit = 1;
+    int relative = int_modulo(team->me - root, team->size), bit = 1;
     struct span out = team_all_pieces(schedule, team, OUTPUT);
-    while (bit < team->size && !(v & bit)) bit *= 2;
-    if (v) step_recv(schedule, out, team_rank(team, v - bit + root));
+    while (bit < team->size && !(relative & bit)) bit *= 2;
+    if (relative) step_recv(schedule, out, team_rank(team, relative - bit + root));
     for (bit /= 2; bit; bit /= 2)
-        if (v + bit < team->size) step_send(schedule, out, team_rank(team, v + bit + root));
+        if (relative + bit < team->size) step_send(schedule, out, team_rank(team, relative + bit + root));
 }
 void broadcast_binomial(struct schedule *schedule)
 {
@@ -34,9 +34,10 @@ void broadcast_binomial(struct schedule *schedule)
 /* Chain: each rank sends to the next. p - 1 rounds of n; in S tiles p - 2 + S rounds of n/S, for long messages. */
 void team_broadcast_chain(struct schedule *schedule, const struct team *team, int root)
 {
-    int v = int_modulo(team->me - root, team->size);
-    if (v > 0) step_recv(schedule, team_all_pieces(schedule, team, OUTPUT), team_rank(team, team->me - 1));
-    if (v < team->size - 1) step_send(schedule, team_all_pieces(schedule, team, OUTPUT), team_rank(team, team->me + 1));
+    int relative = int_modulo(team->me - root, team->size);
+    if (relative > 0) step_recv(schedule, team_all_pieces(schedule, team, OUTPUT), team_rank(team, team->me - 1));
+    if (relative < team->size - 1)
+        step_send(schedule, team_all_pieces(schedule, team, OUTPUT), team_rank(team, team->me + 1));
 }
 void broadcast_chain(struct schedule *schedule)
 {

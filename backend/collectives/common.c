@@ -88,13 +88,13 @@ void piece_run_recv(struct schedule *schedule, struct piece_run into, int peer)
 }
 void piece_run_copy(struct schedule *schedule, struct span to, struct piece_run from)
 {
-    for (int i = 0, done = 0; i < from.parts; done += from.part[i++].count)
-        step_copy(schedule, span_part(to, done, from.part[i].count), from.part[i]);
+    for (int i = 0, copied = 0; i < from.parts; copied += from.part[i++].count)
+        step_copy(schedule, span_part(to, copied, from.part[i].count), from.part[i]);
 }
 void piece_run_accumulate(struct schedule *schedule, struct piece_run sum, struct piece_run have, struct span received)
 {
-    for (int i = 0, done = 0; i < sum.parts; done += sum.part[i++].count)
-        step_accumulate(schedule, sum.part[i], have.part[i], span_part(received, done, sum.part[i].count));
+    for (int i = 0, added = 0; i < sum.parts; added += sum.part[i++].count)
+        step_accumulate(schedule, sum.part[i], have.part[i], span_part(received, added, sum.part[i].count));
 }
 
 /* ---- folding ---- */
@@ -126,18 +126,20 @@ int fold_member_of_id(const struct fold *fold, int id) { return id < fold->extra
 int fold_first_member(const struct fold *fold, int id) { return id < fold->extra ? 2 * id : id + fold->extra; }
 
 /* ---- binomial trees of blocks ---- */
+/* A rank at distance d after the root carries as many blocks as the lowest set bit of d, up to the last rank. */
 struct branch branch_of_rank(struct schedule *schedule)
 {
-    int nth = int_modulo(schedule->rank - schedule->root, schedule->size), low = nth ? nth & -nth : schedule->size;
-    struct branch b = { .count = int_min(low, schedule->size - nth),
-        .parent = nth ? int_modulo(schedule->rank - low, schedule->size) : -1 };
-    if (nth) b.landing = span_new_scratch(schedule, b.count);
-    return b;
+    int distance = int_modulo(schedule->rank - schedule->root, schedule->size),
+        low = distance ? distance & -distance : schedule->size;
+    struct branch branch = { .count = int_min(low, schedule->size - distance),
+        .parent = distance ? int_modulo(schedule->rank - low, schedule->size) : -1 };
+    if (distance) branch.blocks = span_new_scratch(schedule, branch.count);
+    return branch;
 }
-struct piece_run branch_block_run(const struct schedule *schedule, const struct branch *b, enum buffer at_root,
+struct piece_run branch_block_run(const struct schedule *schedule, const struct branch *branch, enum buffer at_root,
     int first, int count)
 {
     struct team all = team_of_blocks(schedule);
-    if (b->parent < 0) return team_piece_run(schedule, &all, at_root, schedule->root + first, count);
-    return (struct piece_run){ { span_part(b->landing, first, count) }, 1 };
+    if (branch->parent < 0) return team_piece_run(schedule, &all, at_root, schedule->root + first, count);
+    return (struct piece_run){ { span_part(branch->blocks, first, count) }, 1 };
 }

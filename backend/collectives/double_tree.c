@@ -7,21 +7,25 @@
  * position further, which turns all inner nodes of the first tree into leaves. */
 #include "backend/collectives/common.h"
 
+/* Returns the index in the team of the rank at a position of a tree (0 or 1). */
 static int double_tree_index_at(int size, int root, int tree, int position)
 {
     int others = size - 1;
     if (position && tree) position = position == 1 ? others : position - 1;
     return int_modulo(root + position, size);
 }
+/* An inner position at height h, a power of two, has children h/2 to each side, or nearer where the tree ends. */
 struct node double_tree_node(int size, int me, int root, int tree)
 {
-    int others = size - 1, nth = int_modulo(me - root, size), at = nth && tree ? nth % others + 1 : nth;
-    int height = at ? at & -at : 2 * power_of_two_below(others), up = (at - height) | 2 * height, right = height / 2;
+    int others = size - 1, relative = int_modulo(me - root, size),
+        position = relative && tree ? relative % others + 1 : relative;
+    int height = position ? position & -position : 2 * power_of_two_below(others),
+        up = (position - height) | 2 * height, right = height / 2;
     struct node node = { -1, { -1, -1 } };
-    while (right && at + right > others) right /= 2;
-    if (at) node.parent = double_tree_index_at(size, root, tree, up <= others ? up : at - height);
-    if (at && height > 1) node.child[0] = double_tree_index_at(size, root, tree, at - height / 2);
-    if (right) node.child[1] = double_tree_index_at(size, root, tree, at + right);
+    while (right && position + right > others) right /= 2;
+    if (position) node.parent = double_tree_index_at(size, root, tree, up <= others ? up : position - height);
+    if (position && height > 1) node.child[0] = double_tree_index_at(size, root, tree, position - height / 2);
+    if (right) node.child[1] = double_tree_index_at(size, root, tree, position + right);
     return node;
 }
 /* Returns the tree that this rank serves first. In it the rank is a leaf, so its parent there need not wait for its
@@ -36,13 +40,14 @@ static int double_tree_first_served(const struct team *team, int root)
 static void double_tree_reduce_half(struct schedule *schedule, const struct team *team, struct node node,
     struct span have, struct span sum)
 {
-    struct span landing = span_new_scratch(schedule, 2);
+    struct span recv_chunks = span_new_scratch(schedule, 2);
     for (int i = 0; i < 2; i++)
-        if (node.child[i] >= 0) step_recv(schedule, span_part(landing, i, 1), team_rank(team, node.child[i]));
+        if (node.child[i] >= 0) step_recv(schedule, span_part(recv_chunks, i, 1), team_rank(team, node.child[i]));
     for (int i = 0; i < 2; i++)
-        if (node.child[i] >= 0) have = step_accumulate(schedule, sum, have, span_part(landing, i, 1));
+        if (node.child[i] >= 0) have = step_accumulate(schedule, sum, have, span_part(recv_chunks, i, 1));
     if (node.parent >= 0) step_send(schedule, have, team_rank(team, node.parent));
 }
+/* Each of the two pieces goes up one tree. */
 void team_reduce_double_tree(struct schedule *schedule, const struct team *team, int root, struct span sum)
 {
     struct span have = team_all_pieces(schedule, team, team->source);
@@ -51,6 +56,7 @@ void team_reduce_double_tree(struct schedule *schedule, const struct team *team,
         double_tree_reduce_half(schedule, team, double_tree_node(team->size, team->me, root, tree),
             span_part(have, tree, 1), span_part(sum, tree, 1));
 }
+/* Each of the two pieces goes down one tree. */
 void team_broadcast_double_tree(struct schedule *schedule, const struct team *team, int root)
 {
     for (int i = 0, tree = double_tree_first_served(team, root); i < 2; i++, tree = !tree) {

@@ -20,13 +20,13 @@ void gather_naive(struct schedule *schedule)
    send at most p/2 b. Blocks are collected in order of distance from the root. */
 void gather_binomial(struct schedule *schedule)
 {
-    struct branch b = branch_of_rank(schedule);
-    for (int bit = 1; bit < b.count; bit *= 2)
-        piece_run_recv(schedule, branch_block_run(schedule, &b, OUTPUT, bit, int_min(bit, b.count - bit)),
+    struct branch branch = branch_of_rank(schedule);
+    for (int bit = 1; bit < branch.count; bit *= 2)
+        piece_run_recv(schedule, branch_block_run(schedule, &branch, OUTPUT, bit, int_min(bit, branch.count - bit)),
             int_modulo(schedule->rank + bit, schedule->size));
-    if (b.parent < 0) step_copy_input_to_block(schedule);
-    else step_send(schedule, span_of_buffer(schedule, schedule->rank, INPUT), b.parent);
-    if (b.parent >= 0 && b.count > 1) step_add_span(schedule, span_part(b.landing, 1, b.count - 1));
+    if (branch.parent < 0) step_copy_input_to_block(schedule);
+    else step_send(schedule, span_of_buffer(schedule, schedule->rank, INPUT), branch.parent);
+    if (branch.parent >= 0 && branch.count > 1) step_add_span(schedule, span_part(branch.blocks, 1, branch.count - 1));
 }
 
 /* ---- on one host ---- */

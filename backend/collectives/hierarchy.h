@@ -8,14 +8,16 @@
 #pragma once
 #include "backend/collectives/common.h"
 
-/* Slice k begins at chunk k * pieces. */
+/* A message cut into `count` slices of `pieces` chunks each. host: the ranks of this host, which own the slices. */
 struct slices { struct team host; int count, pieces; };
-/* Cuts the message into slices of `pieces` chunks. */
+/* Cuts the message into one slice for each rank of the largest host. */
 struct slices slices_cut(struct schedule *schedule, int pieces);
+/* Returns slice k in a buffer of a rank. */
 struct span slice_span_of_rank(const struct slices *all, int rank, enum buffer buffer, int k);
-/* Returns the owners of slice k on all hosts. The host's sum is in OUTPUT, or in INPUT on a host of one rank. */
+/* Returns the team of the owners of slice k, one on each host, with the slice as its message. Its source is the host's
+   sum in OUTPUT, or INPUT on a host of one rank. */
 struct team slice_owner_team(const struct schedule *schedule, const struct slices *all, int k);
-/* Copies the slices that peers own from their OUTPUT. */
+/* Records copies of the slices that other ranks of this host own, from their OUTPUT to this rank's. */
 void slices_read_from_peers(struct schedule *schedule, const struct slices *all);
 
 /* Records into = the sum of INPUT from chunk `first` on over the ranks of this host, read where it lies and added in
@@ -25,9 +27,10 @@ void step_sum_host_inputs(struct schedule *schedule, struct span into, int first
 /* Returns the rank on `host` that acts for a rank of another host. They take turns, so that a host's work is spread
    evenly. */
 int layout_carrier_of_rank(const struct layout *layout, int host, int rank);
-/* Returns one rank of each host, the root on its own host. The leaders work on the whole message. */
+/* Returns the team of one rank of each host, with the root as the leader of its host. Its message is the whole one. */
 struct team team_of_leaders(const struct schedule *schedule);
-/* True if this rank is a leader. */
+/* True if this rank is the leader of its host. */
 bool team_has_rank_as_leader(const struct schedule *schedule, const struct team *leaders);
-/* Receives the blocks of all ranks of a host, as one message, into their places in one of this rank's buffers. */
+/* Records that the blocks of all ranks of `host` are received from `peer`, as one message, into their places in a
+   buffer of this rank. */
 void blocks_recv_from_host(struct schedule *schedule, enum buffer buffer, int host, int peer);

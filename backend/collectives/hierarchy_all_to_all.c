@@ -2,7 +2,7 @@
  * n is the message of all p blocks. A host sends (H - 1)/H of its ranks' messages. */
 #include "backend/collectives/hierarchy.h"
 
-/* Reads this rank's blocks from the INPUTs of all ranks of its host. */
+/* Records copies of this rank's blocks from the INPUT of all ranks of its host. */
 static void blocks_read_on_host(struct schedule *schedule)
 {
     struct team host = team_of_host(schedule);

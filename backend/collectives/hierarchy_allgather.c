@@ -2,8 +2,9 @@
  * receiver. */
 #include "backend/collectives/hierarchy.h"
 
-/* Copies the blocks of a host. Blocks of this rank's host lie in INPUT of their ranks, blocks of other hosts in OUTPUT
-   of the leader that received them. leader -1: each block's carrier has received it. */
+/* Records copies of the blocks of all ranks of `host` into this rank's OUTPUT, but not of those that it has. Blocks of
+   this rank's host lie in INPUT of their ranks, blocks of other hosts in OUTPUT of the leader that received them.
+   leader -1: each block's carrier has received it. */
 static void blocks_copy_of_host(struct schedule *schedule, int host, int leader)
 {
     for (int i = 0; i < layout_host_size(schedule->layout, host); i++) {
@@ -16,8 +17,8 @@ static void blocks_copy_of_host(struct schedule *schedule, int host, int leader)
     }
 }
 
-/* Each rank sends its block to one rank of every other host. H - 1 rounds, all posted at once; a host sends
-   (H - 1)/H n if all hosts have equal size. On the host each rank reads about n. */
+/* Each rank sends its block to one rank of every other host. H - 1 rounds, all posted at once; a host sends (H - 1)/H n
+   if all hosts have equal size. On the host each rank reads about n. */
 void allgather_hierarchy(struct schedule *schedule)
 {
     const struct layout *layout = schedule->layout;

@@ -2,10 +2,10 @@
  * other hosts, and reads the other slices from its peers. n is the bytes of the message, and H the number of hosts. */
 #include "backend/collectives/hierarchy.h"
 
-/* On the host: 1 round of reading before and 1 after; each rank reads about 2n. Between hosts: the rounds of the team's
-   algorithm, one slice of a rank after the other. A host sends the bytes that one of H ranks would send, from all its
-   ranks at once. `between` needs each slice cut into `pieces` chunks. (Jia et al. 2018: Highly scalable deep learning
-   training system; the levels of MPI's hierarchies) */
+/* Allreduces slice by slice: over the host, then `between` hosts. On the host: 1 round of reading before and 1 after;
+   each rank reads about 2n. Between hosts: the rounds of the team's algorithm, one slice of a rank after the other. A
+   host sends the bytes that one of H ranks would send, from all its ranks at once. `between` needs each slice cut into
+   `pieces` chunks. (Jia et al. 2018: Highly scalable deep learning training system; the levels of MPI's hierarchies) */
 static void allreduce_by_slices(struct schedule *schedule, team_function *between, int pieces)
 {
     struct slices all = slices_cut(schedule, pieces);
@@ -19,31 +19,34 @@ static void allreduce_by_slices(struct schedule *schedule, team_function *betwee
     slices_read_from_peers(schedule, &all);
 }
 
-/* A host sends 2(H - 1)/H n in 2(H - 1) rounds. */
+/* Uses slices, and a ring between hosts. A host sends 2(H - 1)/H n in 2(H - 1) rounds. */
 void allreduce_hierarchy_ring(struct schedule *schedule)
 {
     allreduce_by_slices(schedule, team_allreduce_ring, schedule->layout->hosts);
 }
 
-/* A host sends 2(H - 1)/H n in 2 ⌈log2 H⌉ rounds. */
+/* Uses slices, and the circulant algorithm between hosts. A host sends 2(H - 1)/H n in 2 ⌈log2 H⌉ rounds. */
 void allreduce_hierarchy_circulant(struct schedule *schedule)
 {
     allreduce_by_slices(schedule, team_allreduce_circulant, schedule->layout->hosts);
 }
 
-/* A host sends 2(H - 1)/H n in 2 log2 H rounds for powers of two; else up to n more, in 2 rounds more, to fold. */
+/* Uses slices, and Rabenseifner's algorithm between hosts. A host sends 2(H - 1)/H n in 2 log2 H rounds for powers of
+   two; else up to n more, in 2 rounds more, to fold. */
 void allreduce_hierarchy_rabenseifner(struct schedule *schedule)
 {
     allreduce_by_slices(schedule, team_allreduce_rabenseifner, power_of_two_below(schedule->layout->hosts));
 }
 
-/* A host sends n log2 H in log2 H rounds for powers of two; else in 2 rounds more, to fold. For short messages. */
+/* Uses slices, and recursive doubling between hosts. A host sends n log2 H in log2 H rounds for powers of two; else in
+   2 rounds more, to fold. For short messages. */
 void allreduce_hierarchy_doubling(struct schedule *schedule)
 {
     allreduce_by_slices(schedule, team_allreduce_doubling, 1);
 }
 
-/* A host sends at most 2n in at most 4 ⌈log2 H⌉ + 1 rounds; tiles follow each other. */
+/* Uses slices, and a double tree between hosts. A host sends at most 2n in at most 4 ⌈log2 H⌉ + 1 rounds; tiles follow
+   each other. */
 void allreduce_hierarchy_double_tree(struct schedule *schedule)
 {
     allreduce_by_slices(schedule, team_allreduce_double_tree, 2);

@@ -2,8 +2,9 @@
  * on the other hosts; on every host the other ranks read the slices from their owners. */
 #include "backend/collectives/hierarchy.h"
 
-/* On the root's host 1 round of reading before, on every host 1 after; each rank reads about n. Between hosts a host
-   sends the bytes that one of H ranks would send, from all its ranks at once. */
+/* Broadcasts slice by slice, with `between` between hosts. On the root's host 1 round of reading before, on every host
+   1 after; each rank reads about n. Between hosts a host sends the bytes that one of H ranks would send, from all its
+   ranks at once. */
 static void broadcast_by_slices(struct schedule *schedule, team_spreading *between, int pieces)
 {
     struct slices all = slices_cut(schedule, pieces);
@@ -19,16 +20,18 @@ static void broadcast_by_slices(struct schedule *schedule, team_spreading *betwe
     if (schedule->rank != schedule->root) slices_read_from_peers(schedule, &all);
 }
 
-/* ⌈log2 H⌉ rounds; the root's host sends ⌈log2 H⌉ n. */
+/* Uses slices, and binomial trees between hosts. ⌈log2 H⌉ rounds; the root's host sends ⌈log2 H⌉ n. */
 void broadcast_hierarchy_binomial(struct schedule *schedule)
 {
     broadcast_by_slices(schedule, team_broadcast_binomial, 1);
 }
 
-/* H - 1 rounds; a host sends at most n, and tiles follow each other. For long messages on few hosts. */
+/* Uses slices, and chains between hosts. H - 1 rounds; a host sends at most n, and tiles follow each other. For long
+   messages on few hosts. */
 void broadcast_hierarchy_chain(struct schedule *schedule) { broadcast_by_slices(schedule, team_broadcast_chain, 1); }
 
-/* At most 2 ⌈log2 H⌉ + 1 rounds of n/2; a host sends at most n, and tiles follow each other. */
+/* Uses slices, and double trees between hosts. At most 2 ⌈log2 H⌉ + 1 rounds of n/2; a host sends at most n, and tiles
+   follow each other. */
 void broadcast_hierarchy_double_tree(struct schedule *schedule)
 {
     broadcast_by_slices(schedule, team_broadcast_double_tree, 2);

@@ -31,8 +31,8 @@ void scatter_hierarchy(struct schedule *schedule)
 {
     struct team host = team_of_host(schedule), leaders = team_of_leaders(schedule);
     int me = schedule->place.host, hosts = schedule->layout->hosts, leader = team_rank(&leaders, me);
-    bool reads_root = me == layout_host(schedule->layout, schedule->root);
-    struct span landing = span_new_scratch(schedule, reads_root ? 0 : host.size),
+    bool is_on_root_host = me == layout_host(schedule->layout, schedule->root);
+    struct span host_blocks = span_new_scratch(schedule, is_on_root_host ? 0 : host.size),
                 out = span_of_buffer(schedule, schedule->rank, OUTPUT);
     for (int hop = 1; hop < hosts && schedule->rank == schedule->root; hop++) {
         int to = int_modulo(me + hop, hosts);
@@ -41,12 +41,12 @@ void scatter_hierarchy(struct schedule *schedule)
         for (int i = 1; i < layout_host_size(schedule->layout, to); i++)
             step_add_span(schedule, span_of_chunk(schedule->root, INPUT, layout_rank(schedule->layout, to, i)));
     }
-    if (reads_root) step_copy(schedule, out, span_of_chunk(schedule->root, INPUT, schedule->rank));
+    if (is_on_root_host) step_copy(schedule, out, span_of_chunk(schedule->root, INPUT, schedule->rank));
     else if (schedule->rank != leader)
-        step_copy(schedule, out, span_of_chunk(leader, SCRATCH, landing.first + host.me));
+        step_copy(schedule, out, span_of_chunk(leader, SCRATCH, host_blocks.first + host.me));
     else {
         for (int i = 0; i < host.size; i++) {
-            struct span into = i == host.me ? out : span_part(landing, i, 1);
+            struct span into = i == host.me ? out : span_part(host_blocks, i, 1);
             if (i) step_add_span(schedule, into);
             else step_recv(schedule, into, schedule->root);
         }

@@ -2,16 +2,18 @@
  * root's host, and the root reads the slices from their owners. Only the root has OUTPUT; others work in SCRATCH. */
 #include "backend/collectives/hierarchy.h"
 
+/* Returns the largest number of slices that a rank of this host owns. */
 static int slices_per_rank(const struct slices *all) { return (all->count + all->host.size - 1) / all->host.size; }
-/* Returns where the owner of slice k on this host makes its sum. Its SCRATCH holds only the slices that it owns. */
+/* Returns the span in which the owner of slice k on this host sums it: on the root in OUTPUT, else in SCRATCH. `sums`:
+   the SCRATCH chunks for the slices that a rank owns, at the same place on every rank of the host. */
 static struct span slice_sum_span(const struct schedule *schedule, const struct slices *all, struct span sums, int k)
 {
     int owner = team_rank(&all->host, k);
     if (owner == schedule->root) return slice_span_of_rank(all, owner, OUTPUT, k);
     return (struct span){ owner, SCRATCH, sums.first + k / all->host.size * all->pieces, all->pieces };
 }
-/* On the host 1 round of reading before, and 1 after, by the root. Between hosts every host other than the root's sends
-   n. */
+/* Reduces slice by slice: over the host, then by `between` to the root's host. On the host 1 round of reading before,
+   and 1 after, by the root. Between hosts every host other than the root's sends n. */
 static void reduce_by_slices(struct schedule *schedule, team_reduction *between, int pieces)
 {
     struct slices all = slices_cut(schedule, pieces);
@@ -32,10 +34,10 @@ static void reduce_by_slices(struct schedule *schedule, team_reduction *between,
                 slice_sum_span(schedule, &all, sums, k));
 }
 
-/* ⌈log2 H⌉ rounds of n. */
+/* Uses slices, and binomial trees between hosts. ⌈log2 H⌉ rounds of n. */
 void reduce_hierarchy_binomial(struct schedule *schedule) { reduce_by_slices(schedule, team_reduce_binomial, 1); }
 
-/* At most 2 ⌈log2 H⌉ rounds of n/2; tiles follow each other. */
+/* Uses slices, and double trees between hosts. At most 2 ⌈log2 H⌉ rounds of n/2; tiles follow each other. */
 void reduce_hierarchy_double_tree(struct schedule *schedule) { reduce_by_slices(schedule, team_reduce_double_tree, 2); }
 
 /* Leaders: one rank of each host, the root on its own host, sums the whole message; the sums go up a binomial tree. For

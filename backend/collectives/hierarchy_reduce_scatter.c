@@ -8,21 +8,22 @@
 void reduce_scatter_hierarchy(struct schedule *schedule)
 {
     const struct layout *layout = schedule->layout;
-    struct span landing = span_new_scratch(schedule, 2), sums = span_new_scratch(schedule, 2),
+    struct span recv_chunks = span_new_scratch(schedule, 2), sums = span_new_scratch(schedule, 2),
                 out = span_of_buffer(schedule, schedule->rank, OUTPUT);
-    int me = schedule->place.host, turn = 0;
-    bool alone = layout_host_size(layout, me) == 1;
+    int me = schedule->place.host, sum_count = 0;
+    bool is_alone = layout_host_size(layout, me) == 1;
     step_sum_host_inputs(schedule, out, schedule->rank);
     for (int hop = 1; hop < layout->hosts; hop++) {
         int to = int_modulo(me + hop, layout->hosts);
-        struct span received = span_part(landing, hop % 2, 1);
+        struct span received = span_part(recv_chunks, hop % 2, 1);
         step_recv(schedule, received,
             layout_carrier_of_rank(layout, int_modulo(me - hop, layout->hosts), schedule->rank));
         for (int i = 0; i < layout_host_size(layout, to); i++) {
             int peer = layout_rank(layout, to, i);
             if (layout_carrier_of_rank(layout, me, peer) != schedule->rank) continue;
-            struct span sum = alone ? span_of_chunk(schedule->rank, INPUT, peer) : span_part(sums, turn++ % 2, 1);
-            if (!alone) step_sum_host_inputs(schedule, sum, peer);
+            struct span sum =
+                is_alone ? span_of_chunk(schedule->rank, INPUT, peer) : span_part(sums, sum_count++ % 2, 1);
+            if (!is_alone) step_sum_host_inputs(schedule, sum, peer);
             step_send(schedule, sum, peer);
         }
         step_reduce(schedule, out, received);

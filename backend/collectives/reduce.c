@@ -2,7 +2,7 @@
  * SCRATCH. */
 #include "backend/collectives/common.h"
 
-/* Returns where this rank may sum the message. */
+/* Returns the span in which this rank may sum the whole message: OUTPUT on the root, new SCRATCH chunks elsewhere. */
 static struct span reduce_own_sum_span(struct schedule *schedule)
 {
     return schedule->rank == schedule->root ? span_of_buffer(schedule, schedule->rank, OUTPUT)
@@ -13,12 +13,12 @@ static struct span reduce_own_sum_span(struct schedule *schedule)
 void reduce_naive(struct schedule *schedule)
 {
     struct span have = span_of_buffer(schedule, schedule->rank, INPUT),
-                landing = span_new_scratch(schedule, 2 * have.count);
+                recv_chunks = span_new_scratch(schedule, 2 * have.count);
     struct team all = team_of_group(schedule);
     if (schedule->rank != schedule->root) step_send(schedule, have, schedule->root);
     if (schedule->rank != schedule->root || team_is_alone(schedule, &all)) return;
     for (int hop = 1; hop < schedule->size; hop++) {
-        struct span received = span_part(landing, hop % 2 * have.count, have.count);
+        struct span received = span_part(recv_chunks, hop % 2 * have.count, have.count);
         step_recv(schedule, received, int_modulo(schedule->root + hop, schedule->size));
         have = step_accumulate(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), have, received);
     }
@@ -28,17 +28,17 @@ void reduce_naive(struct schedule *schedule)
    once. */
 void team_reduce_binomial(struct schedule *schedule, const struct team *team, int root, struct span sum)
 {
-    int v = int_modulo(team->me - root, team->size), half = 0, bit = 1;
+    int relative = int_modulo(team->me - root, team->size), half = 0, bit = 1;
     struct span have = team_all_pieces(schedule, team, team->source),
-                landing = span_new_scratch(schedule, 2 * sum.count);
+                recv_chunks = span_new_scratch(schedule, 2 * sum.count);
     if (team_is_alone_with_sum(schedule, team, sum)) return;
-    for (; bit < team->size && !(v & bit); bit *= 2, half = !half) {
-        if (v + bit >= team->size) continue;
-        struct span received = span_part(landing, half * sum.count, sum.count);
-        step_recv(schedule, received, team_rank(team, v + bit + root));
+    for (; bit < team->size && !(relative & bit); bit *= 2, half = !half) {
+        if (relative + bit >= team->size) continue;
+        struct span received = span_part(recv_chunks, half * sum.count, sum.count);
+        step_recv(schedule, received, team_rank(team, relative + bit + root));
         have = step_accumulate(schedule, sum, have, received);
     }
-    if (v) step_send(schedule, have, team_rank(team, v - bit + root));
+    if (relative) step_send(schedule, have, team_rank(team, relative - bit + root));
 }
 void reduce_binomial(struct schedule *schedule)
 {
@@ -63,16 +63,16 @@ void reduce_read(struct schedule *schedule)
         step_sum_all_inputs(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), 0);
 }
 
-/* Two shot: every rank sums one chunk over all ranks and writes the result to the root. 1 round; each rank reads
-   (p - 1)/p n and writes n/p. */
+/* Two shot: every rank sums one chunk over all ranks and writes the result to the root. 1 round; each rank reads (p -
+   1)/p n and writes n/p. */
 void reduce_two_shot(struct schedule *schedule)
 {
     schedule_cut(schedule, schedule->size);
     step_sum_all_inputs(schedule, span_of_chunk(schedule->root, OUTPUT, schedule->rank), schedule->rank);
 }
 
-/* Two shot read: every rank sums one chunk over all ranks, and the root reads the results. 2 rounds; each rank reads
-   (p - 1)/p n, the root twice that. */
+/* Two shot read: every rank sums one chunk over all ranks, and the root reads the results. 2 rounds; each rank reads (p
+   - 1)/p n, the root twice that. */
 void reduce_two_shot_read(struct schedule *schedule)
 {
     schedule_cut(schedule, schedule->size);

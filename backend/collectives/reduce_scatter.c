@@ -7,11 +7,11 @@
 void reduce_scatter_ring(struct schedule *schedule)
 {
     struct team all = team_of_blocks(schedule);
-    struct span landing = span_new_scratch(schedule, 2), have = team_piece(schedule, &all, INPUT, schedule->rank - 1),
-                received = have;
+    struct span recv_chunks = span_new_scratch(schedule, 2),
+                have = team_piece(schedule, &all, INPUT, schedule->rank - 1), received = have;
     if (team_is_alone(schedule, &all)) return;
     for (int k = 1; k < schedule->size; k++, have = received) {
-        received = span_part(landing, k % 2, 1);
+        received = span_part(recv_chunks, k % 2, 1);
         step_send(schedule, have, int_modulo(schedule->rank + 1, schedule->size));
         step_recv(schedule, received, int_modulo(schedule->rank - 1, schedule->size));
         if (k < schedule->size - 1)
@@ -21,9 +21,9 @@ void reduce_scatter_ring(struct schedule *schedule)
         span_of_chunk(schedule->rank, INPUT, schedule->rank), received);
 }
 
-/* Recursive halving: each rank sends the rank 2^k away the blocks on its side, from far to near. log2 p rounds and
-   (p - 1)/p n for powers of two; else ⌊log2 p⌋ + 2 rounds and up to n, because the ranks beyond the power of two are
-   folded in. (Thakur, Rabenseifner, Gropp 2005) */
+/* Recursive halving: each rank sends the rank 2^k away the blocks on its side, from far to near. log2 p rounds and (p -
+   1)/p n for powers of two; else ⌊log2 p⌋ + 2 rounds and up to n, because the ranks beyond the power of two are folded
+   in. (Thakur, Rabenseifner, Gropp 2005) */
 void reduce_scatter_halving(struct schedule *schedule)
 {
     struct fold fold = fold_for_rank(schedule->size, schedule->rank);
@@ -43,9 +43,9 @@ void reduce_scatter_halving(struct schedule *schedule)
         have = step_accumulate(schedule, sums, have, received);
     }
     for (int bit = fold.power / 2, low = 0; bit; bit /= 2, have = sums) {
-        int peer = fold_member_of_id(&fold, fold.id ^ bit), its = low + (~fold.id & bit),
-            first = fold_first_member(&fold, its);
-        step_send(schedule, span_part(have, first, fold_first_member(&fold, its + bit) - first), peer);
+        int peer = fold_member_of_id(&fold, fold.id ^ bit), peer_low = low + (~fold.id & bit),
+            first = fold_first_member(&fold, peer_low);
+        step_send(schedule, span_part(have, first, fold_first_member(&fold, peer_low + bit) - first), peer);
         low += fold.id & bit;
         first = fold_first_member(&fold, low);
         struct span received = span_new_scratch(schedule, fold_first_member(&fold, low + bit) - first);
@@ -58,8 +58,8 @@ void reduce_scatter_halving(struct schedule *schedule)
 }
 
 /* Circulant: in every round a rank sends the far half of its remaining sums and adds the received ones to the near
-   half. ⌈log2 p⌉ rounds and (p - 1)/p n for every p.
-   (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
+   half. ⌈log2 p⌉ rounds and (p - 1)/p n for every p. (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce
+   algorithms) */
 void reduce_scatter_circulant(struct schedule *schedule)
 {
     struct team all = team_of_blocks(schedule);

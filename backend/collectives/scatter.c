@@ -20,15 +20,15 @@ void scatter_naive(struct schedule *schedule)
    root sends (p - 1)b. */
 void scatter_binomial(struct schedule *schedule)
 {
-    struct branch b = branch_of_rank(schedule);
+    struct branch branch = branch_of_rank(schedule);
     struct span out = span_of_buffer(schedule, schedule->rank, OUTPUT);
-    if (b.parent >= 0) step_recv(schedule, out, b.parent);
-    if (b.parent >= 0 && b.count > 1) step_add_span(schedule, span_part(b.landing, 1, b.count - 1));
-    for (int bit = power_of_two_below(b.count); bit; bit /= 2)
-        if (bit < b.count)
-            piece_run_send(schedule, branch_block_run(schedule, &b, INPUT, bit, int_min(bit, b.count - bit)),
+    if (branch.parent >= 0) step_recv(schedule, out, branch.parent);
+    if (branch.parent >= 0 && branch.count > 1) step_add_span(schedule, span_part(branch.blocks, 1, branch.count - 1));
+    for (int bit = power_of_two_below(branch.count); bit; bit /= 2)
+        if (bit < branch.count)
+            piece_run_send(schedule, branch_block_run(schedule, &branch, INPUT, bit, int_min(bit, branch.count - bit)),
                 int_modulo(schedule->rank + bit, schedule->size));
-    if (b.parent < 0) step_copy(schedule, out, span_of_chunk(schedule->rank, INPUT, schedule->rank));
+    if (branch.parent < 0) step_copy(schedule, out, span_of_chunk(schedule->rank, INPUT, schedule->rank));
 }
 
 /* ---- on one host ---- */
