@@ -2,6 +2,7 @@
 #include "backend/check/check.h"
 #include "backend/schedule/build.h"
 
+/* Returns the bit of a rank in its word of value.have. */
 static uint64_t value_rank_bit(int rank) { return (uint64_t)1 << (rank % 64); }
 /* result_expected_chunk returns the chunk of INPUT that belongs in chunk c of OUTPUT. result_expected_owner returns the
    rank that it comes from; -1: the sum over all ranks. */
@@ -19,15 +20,16 @@ static int result_expected_owner(const struct schedule *schedule, int c)
         ? c / schedule->cut
         : -1;
 }
-/* True if a chunk of OUTPUT has the contributions of exactly the right ranks, finished once. */
+/* True if `value` is right for a tile of OUTPUT chunk c: it has the contributions of exactly the right ranks to the
+   right chunk, premultiplied and finished as it must be. */
 static bool result_is_right(const struct checker *checker, const struct schedule *schedule, int c, int tile,
     const struct value *value)
 {
-    int only = result_expected_owner(schedule, c);
+    int owner = result_expected_owner(schedule, c);
     bool right = value->valid && value->tile == tile && value->chunk == result_expected_chunk(schedule, c)
         && value->premultiplied == checker->plan->stage_inputs;
-    for (int q = 0; q < schedule->size; q++)
-        right &= ((value->have[q / 64] & value_rank_bit(q)) != 0) == (only < 0 || q == only);
+    for (int rank = 0; rank < schedule->size; rank++)
+        right &= ((value->have[rank / 64] & value_rank_bit(rank)) != 0) == (owner < 0 || rank == owner);
     return right && (schedule->size == 1 || value->finished == collective_is_reduction(schedule->collective));
 }
 /* Reports each OUTPUT chunk of a rank that is wrong after an operation. */
@@ -41,16 +43,16 @@ static void checker_judge_results(struct checker *checker, const struct schedule
                 checker_report_error(checker, "wrong result", schedule->rank, c, t);
         }
 }
-/* True if a chunk of INPUT is unchanged. An OUTPUT in the same cell may have changed it. */
+/* True if `value` is what the caller put into INPUT chunk c, or OUTPUT shares the cell and may have changed it. */
 static bool input_is_intact(const struct checker *checker, const struct schedule *schedule, int c,
     const struct value *value)
 {
-    int home = plan_cell_index(checker->plan, schedule->rank, INPUT, c),
+    int cell = plan_cell_index(checker->plan, schedule->rank, INPUT, c),
         output = plan_cell_index(checker->plan, schedule->rank, OUTPUT, 0);
     bool intact = value->valid && value->chunk == c && !value->premultiplied && !value->finished;
     for (int w = 0; w < CHECK_WORDS; w++)
         intact &= value->have[w] == (w == schedule->rank / 64 ? value_rank_bit(schedule->rank) : 0);
-    return intact || (!schedule->absent[OUTPUT] && home >= output && home < output + schedule->chunks[OUTPUT]);
+    return intact || (!schedule->absent[OUTPUT] && cell >= output && cell < output + schedule->chunks[OUTPUT]);
 }
 /* Reports each INPUT chunk of a rank that an operation has changed. */
 static void checker_judge_inputs(struct checker *checker, const struct schedule *schedule, int operation)

@@ -12,78 +12,83 @@
 #include <stdlib.h>
 
 /* ---- operations ---- */
-/* Synchronizes the threads of a rank at the ends of an operation. */
+/* Merges the clocks of all threads of a rank, as at both ends of an operation. */
 static void checker_join_threads(struct checker *checker, int rank)
 {
     int first = rank * checker->slots;
     for (int i = 1; i < checker->slots; i++) checker_merge_clock(checker, first, checker->thread[first + i].clock);
     for (int i = 1; i < checker->slots; i++) checker_merge_clock(checker, first + i, checker->thread[first].clock);
 }
-/* Ends the last call and makes the next one: its tensors are new, and the rank announces its arrival. */
+/* Checks the results of the rank's last operation, and calls the next one: its tensors are new, and the rank announces
+   its arrival. After the last operation it only checks. */
 static void checker_begin_call(struct checker *checker, int rank)
 {
     const struct schedule *schedule = &checker->plan->ranks[rank];
-    struct walker *w = &checker->walker[rank];
-    if (w->operation) checker_judge_operation(checker, schedule, w->operation - 1);
-    checker_rewrite_tensors(checker, schedule, w->operation);
+    struct walker *walker = &checker->walker[rank];
+    if (walker->operation) checker_judge_operation(checker, schedule, walker->operation - 1);
+    checker_rewrite_tensors(checker, schedule, walker->operation);
     ++*checker_clock_now(checker, rank * checker->slots);
     checker_join_threads(checker, rank);
-    w->called = true;
-    if (w->operation == checker->operations) return;
-    int *arrival = &w->arrival[(size_t)w->operation * (size_t)checker->threads];
+    walker->called = true;
+    if (walker->operation == checker->operations) return;
+    int *arrival = &walker->arrival[(size_t)walker->operation * (size_t)checker->threads];
     for (int i = 0; i < checker->threads; i++) arrival[i] = checker->thread[rank * checker->slots].clock[i];
     for (int i = 0; i < checker->slots; i++) {
         checker->thread[rank * checker->slots + i].tile = i;
         checker->thread[rank * checker->slots + i].step = 0;
     }
 }
-static bool walker_has_arrived(const struct walker *w, int operation)
+/* True if the rank has called the operation, or a later one. */
+static bool walker_has_arrived(const struct walker *walker, int operation)
 {
-    return w->operation > operation || (w->operation == operation && w->called);
+    return walker->operation > operation || (walker->operation == operation && walker->called);
 }
-/* True if all ranks of the host have arrived. The rank's threads then know their earlier accesses. */
+/* True if all ranks of this rank's host have arrived in its operation. Its threads then know what these ranks did
+   before their calls. */
 static bool checker_poll_roll_call(struct checker *checker, int rank)
 {
     const struct schedule *schedule = &checker->plan->ranks[rank];
-    struct walker *w = &checker->walker[rank];
-    if (w->arrived) return true;
+    struct walker *walker = &checker->walker[rank];
+    if (walker->all_arrived) return true;
     int host = schedule->place.host, size = layout_host_size(schedule->layout, host);
     for (int n = 0; n < size; n++)
-        if (!walker_has_arrived(&checker->walker[layout_rank(schedule->layout, host, n)], w->operation)) return false;
+        if (!walker_has_arrived(&checker->walker[layout_rank(schedule->layout, host, n)], walker->operation))
+            return false;
     for (int n = 0; n < size; n++) {
-        int q = layout_rank(schedule->layout, host, n);
-        for (int i = 0; q != rank && i < checker->slots; i++)
+        int peer = layout_rank(schedule->layout, host, n);
+        for (int i = 0; peer != rank && i < checker->slots; i++)
             checker_merge_clock(checker, rank * checker->slots + i,
-                &checker->walker[q].arrival[(size_t)w->operation * (size_t)checker->threads]);
+                &checker->walker[peer].arrival[(size_t)walker->operation * (size_t)checker->threads]);
     }
-    return w->arrived = true;
+    return walker->all_arrived = true;
 }
 
 /* ---- steps ---- */
-/* Simulates the post of a message: a send reads its chunks, a receive will write its chunks. */
+/* Simulates the post of a message by a thread: a send reads its chunks, and a receive will write its chunks. */
 static void checker_post_message(struct checker *checker, int thread, int step, int tile, int operation)
 {
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
-    const struct step *t = &schedule->steps[step];
-    struct check_message *m = memory_alloc_zeroed(1, sizeof *m);
+    const struct step *posted = &schedule->steps[step];
+    struct check_message *message = memory_alloc_zeroed(1, sizeof *message);
     int n = 0;
-    *checker_message(checker, schedule->rank, step, tile, operation) = m;
-    if (m) m->value_count = step_count_chunks(schedule, t);
-    if (m && t->kind == SEND) m->values = memory_alloc_zeroed((size_t)m->value_count, sizeof *m->values);
-    if (!m || (t->kind == SEND && !m->values)) {
+    *checker_message(checker, schedule->rank, step, tile, operation) = message;
+    if (message) message->value_count = step_count_chunks(schedule, posted);
+    if (message && posted->kind == SEND)
+        message->values = memory_alloc_zeroed((size_t)message->value_count, sizeof *message->values);
+    if (!message || (posted->kind == SEND && !message->values)) {
         checker_report_error(checker, "the checker is out of memory", schedule->rank, step, tile);
         return;
     }
-    for (int x = 0; x < t->from_count + t->to_count; x++)
-        for (int i = 0; i < schedule->spans[t->span + x].count; i++) {
-            struct check_cell *c = checker_cell(checker, schedule->spans[t->span + x], i, tile, operation);
-            checker_record_access(checker, c, thread, t->kind == RECV, m, step, tile);
-            if (t->kind == SEND) m->values[n++] = c->value;
+    for (int x = 0; x < posted->from_count + posted->to_count; x++)
+        for (int i = 0; i < schedule->spans[posted->span + x].count; i++) {
+            struct check_cell *cell = checker_cell(checker, schedule->spans[posted->span + x], i, tile, operation);
+            checker_record_access(checker, cell, thread, posted->kind == RECV, message, step, tile);
+            if (posted->kind == SEND) message->values[n++] = cell->value;
         }
     ++*checker_clock_now(checker, thread);
-    m->clock = checker_copy_clock(checker, thread);
+    message->clock = checker_copy_clock(checker, thread);
 }
-/* Simulates the arrival of a message: writes the values that were sent. */
+/* Simulates the arrival of a message: writes the values of `sent` to the targets of the receive step. */
 static void checker_receive_message(struct checker *checker, const struct schedule *schedule, int step,
     const struct check_message *sent, int tile, int operation)
 {
@@ -96,17 +101,17 @@ static void checker_receive_message(struct checker *checker, const struct schedu
             value->valid &= value->tile == tile && value->operation == operation;
         }
 }
-/* True if the message that this rank posted at `step` is complete. Completes it if its other end is posted. */
+/* True if the message that the thread posted at `step` is complete. Completes it if its other end is posted. */
 static bool checker_complete_message(struct checker *checker, int thread, int step, int tile, int operation)
 {
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
-    struct check_message *m = *checker_message(checker, schedule->rank, step, tile, operation), *other = NULL;
+    struct check_message *message = *checker_message(checker, schedule->rank, step, tile, operation), *other = NULL;
     struct position end = match_find_other_end(checker->match, schedule->rank, step);
-    if (!m) checker_report_error(checker, "awaits a message before posting it", schedule->rank, step, tile);
-    if (!m || m->done_at) return m != NULL;
+    if (!message) checker_report_error(checker, "awaits a message before posting it", schedule->rank, step, tile);
+    if (!message || message->done_at) return message != NULL;
     if (end.rank >= 0) other = *checker_message(checker, end.rank, end.step, tile, operation);
     if (!other || !other->clock) return false;
-    if (other->value_count != m->value_count) {
+    if (other->value_count != message->value_count) {
         checker_report_error(checker, "the ends of a message differ in length", schedule->rank, step, tile);
         return false;
     }
@@ -114,10 +119,10 @@ static bool checker_complete_message(struct checker *checker, int thread, int st
         checker_receive_message(checker, schedule, step, other, tile, operation);
         checker_merge_clock(checker, thread, other->clock);
     }
-    m->done_at = ++*checker_clock_now(checker, thread);
+    message->done_at = ++*checker_clock_now(checker, thread);
     return true;
 }
-/* Simulates a copy or sum over symbolic values, and records its accesses for the race check. */
+/* Simulates a copy or sum of symbolic values by a thread, with its accesses. */
 static void checker_run_work(struct checker *checker, int thread, int step, int tile, int operation)
 {
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
@@ -148,45 +153,47 @@ static void checker_run_work(struct checker *checker, int thread, int step, int 
 }
 
 /* ---- counters ---- */
+/* Returns the number that a slot publishes after a step of a tile: it grows over all tiles and operations. */
 static uint64_t checker_step_position(const struct checker *checker, int operation, int tile, int step)
 {
     uint64_t rounds = (uint64_t)((checker->tiles + checker->slots - 1) / checker->slots);
     uint64_t round = (uint64_t)operation * rounds + (uint64_t)(tile / checker->slots);
     return round * (uint64_t)checker->plan->period + (uint64_t)step + 1;
 }
-/* Simulates the publication of a counter, with the vector clock that a reader learns. */
-static void checker_publish_position(struct checker *checker, int thread, uint64_t value)
+/* Records that a thread publishes a position, with the clock that its readers learn. */
+static void checker_publish_position(struct checker *checker, int thread, uint64_t position)
 {
-    struct thread *t = &checker->thread[thread];
-    struct published *log = memory_grow(t->log, t->logged, &t->room, sizeof *log);
+    struct thread *publisher = &checker->thread[thread];
+    struct published *log = memory_grow(publisher->log, publisher->logged, &publisher->room, sizeof *log);
     int *clock = log ? checker_copy_clock(checker, thread) : NULL;
-    if (log) t->log = log;
-    if (clock) log[t->logged++] = (struct published){ value, clock };
+    if (log) publisher->log = log;
+    if (clock) log[publisher->logged++] = (struct published){ position, clock };
     else checker_report_error(checker, "the checker is out of memory", thread / checker->slots, 0, 0);
 }
-/* Merges the clock of the earliest publication that covers the position. False: it is not published yet. */
-static bool checker_position_is_reached(struct checker *checker, int thread, int peer, int tile, uint64_t target)
+/* True if the peer's slot of the tile has published `target` or more. The thread then learns the clock of the earliest
+   such publication. */
+static bool checker_position_is_reached(struct checker *checker, int thread, int peer, int tile, uint64_t position)
 {
-    const struct thread *q = &checker->thread[peer * checker->slots + tile % checker->slots];
-    int low = 0, high = q->logged;
+    const struct thread *publisher = &checker->thread[peer * checker->slots + tile % checker->slots];
+    int low = 0, high = publisher->logged;
     while (low < high) {
         int middle = low + (high - low) / 2;
-        if (q->log[middle].position < target) low = middle + 1;
+        if (publisher->log[middle].position < position) low = middle + 1;
         else high = middle;
     }
-    if (low < q->logged) checker_merge_clock(checker, thread, q->log[low].clock);
-    return low < q->logged;
+    if (low < publisher->logged) checker_merge_clock(checker, thread, publisher->log[low].clock);
+    return low < publisher->logged;
 }
-/* True if a simulated thread may pass a wait. */
+/* True if the wait of a thread in a tile of an operation is met. */
 static bool checker_wait_is_met(struct checker *checker, int thread, const struct wait *wait, int tile, int operation)
 {
-    int of = wait->lag == SLOT_REUSE ? tile - checker->slots : tile;
+    int awaited_tile = wait->lag == SLOT_REUSE ? tile - checker->slots : tile;
     if (wait->rank == thread / checker->slots)
         return checker_complete_message(checker, thread, wait->step, tile, operation);
     if (wait->lag != EVERY_TILE)
-        return of < 0
-            || checker_position_is_reached(checker, thread, wait->rank, of,
-                checker_step_position(checker, operation, of, wait->step));
+        return awaited_tile < 0
+            || checker_position_is_reached(checker, thread, wait->rank, awaited_tile,
+                checker_step_position(checker, operation, awaited_tile, wait->step));
     for (int t = checker->tiles > checker->slots ? checker->tiles - checker->slots : 0; t < checker->tiles; t++)
         if (!checker_position_is_reached(checker, thread, wait->rank, t,
                 checker_step_position(checker, operation, t, wait->step)))
@@ -195,7 +202,7 @@ static bool checker_wait_is_met(struct checker *checker, int thread, const struc
 }
 
 /* ---- ranks ---- */
-/* Runs one step if its waits are met. False: they are not. */
+/* Runs the thread's next step. False: its waits, or for a step behind the prelude the roll call, are not met. */
 static bool checker_run_step(struct checker *checker, int thread, int operation)
 {
     struct thread *me = &checker->thread[thread];
@@ -222,14 +229,14 @@ static bool checker_messages_are_complete(struct checker *checker, int thread, i
             return false;
     return true;
 }
-/* Runs up to `most` steps of one slot. True: it moved. */
-static bool checker_walk_slot(struct checker *checker, int thread, int most)
+/* Runs up to `max_steps` steps of one thread, up to an unmet wait. True: it moved. */
+static bool checker_walk_slot(struct checker *checker, int thread, int max_steps)
 {
     struct thread *me = &checker->thread[thread];
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
     int operation = checker->walker[schedule->rank].operation;
     bool moved = false;
-    for (; me->tile < checker->tiles && most > 0 && !checker->failed; most--, moved = true) {
+    for (; me->tile < checker->tiles && max_steps > 0 && !checker->failed; max_steps--, moved = true) {
         if (me->step < schedule->step_count) {
             if (!checker_run_step(checker, thread, operation)) break;
             me->step++;
@@ -241,13 +248,14 @@ static bool checker_walk_slot(struct checker *checker, int thread, int most)
     }
     return moved;
 }
-static int checker_draw_number(struct checker *checker, int n)
+/* Returns a random number from 0 to bound - 1. */
+static int checker_draw_number(struct checker *checker, int bound)
 {
     /* Knuth's MMIX generator. */
     checker->random = checker->random * 6364136223846793005u + 1442695040888963407u;
-    return (int)((checker->random >> 33) % (uint64_t)n);
+    return (int)((checker->random >> 33) % (uint64_t)bound);
 }
-/* True if a rank has run all tiles of the operation and may leave it. */
+/* True if a rank has run all tiles of its operation and the waits of its LEAVE are met. */
 static bool checker_operation_is_over(struct checker *checker, int rank)
 {
     const struct schedule *schedule = &checker->plan->ranks[rank];
@@ -262,36 +270,36 @@ static bool checker_operation_is_over(struct checker *checker, int rank)
             return false;
     return true;
 }
-/* Runs the rank as far as it gets, or a few steps if the order is random. */
+/* Runs the rank up to unmet waits, or a few steps if the order is random. True: it moved. */
 static bool checker_walk_rank(struct checker *checker, int rank)
 {
-    struct walker *w = &checker->walker[rank];
+    struct walker *walker = &checker->walker[rank];
     int start = checker->random ? checker_draw_number(checker, checker->slots) : 0;
     bool moved = false;
-    if (!w->called) {
+    if (!walker->called) {
         checker_begin_call(checker, rank);
         moved = true;
     }
-    if (w->operation == checker->operations) return moved;
+    if (walker->operation == checker->operations) return moved;
     for (int i = 0; i < checker->slots; i++) {
-        int most = checker->random ? checker_draw_number(checker, 4) + 1 : INT32_MAX;
-        moved |= checker_walk_slot(checker, rank * checker->slots + (start + i) % checker->slots, most);
+        int max_steps = checker->random ? checker_draw_number(checker, 4) + 1 : INT32_MAX;
+        moved |= checker_walk_slot(checker, rank * checker->slots + (start + i) % checker->slots, max_steps);
     }
     if (checker->failed || !checker_operation_is_over(checker, rank)) return moved;
-    w->operation++;
-    w->called = w->arrived = false;
+    walker->operation++;
+    walker->called = walker->all_arrived = false;
     return true;
 }
-/* Runs all ranks until they end or none can move, which is a deadlock. */
+/* Runs all ranks until they have done all operations, or none can move, which is a deadlock, or an error is found. */
 static void checker_run_plan(struct checker *checker)
 {
     int size = checker->plan->size;
     for (bool moved = true; moved && !checker->failed;) {
         int start = checker->random ? checker_draw_number(checker, size) : 0,
-            way = checker->random && checker_draw_number(checker, 2) ? size - 1 : 1;
+            stride = checker->random && checker_draw_number(checker, 2) ? size - 1 : 1;
         moved = false;
         for (int i = 0; i < size && !checker->failed; i++)
-            moved |= checker_walk_rank(checker, (start + i * way) % size);
+            moved |= checker_walk_rank(checker, (start + i * stride) % size);
     }
     for (int r = 0; r < size; r++) {
         const struct thread *t = &checker->thread[r * checker->slots];

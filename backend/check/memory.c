@@ -18,14 +18,14 @@ void checker_report_error(struct checker *checker, const char *what, int rank, i
 /* ---- values ---- */
 void value_reduce(struct checker *checker, struct value *into, const struct value *from)
 {
-    bool alike = into->chunk == from->chunk && into->tile == from->tile && into->operation == from->operation;
-    bool again = false;
+    bool same_chunk = into->chunk == from->chunk && into->tile == from->tile && into->operation == from->operation;
+    bool counted_twice = false;
     for (int w = 0; w < CHECK_WORDS; w++) {
-        again |= (into->have[w] & from->have[w]) != 0;
+        counted_twice |= (into->have[w] & from->have[w]) != 0;
         into->have[w] |= from->have[w];
     }
-    if (checker->plan->algorithm->collective == BARRIER) again = false;
-    into->valid &= from->valid && alike && !again && into->premultiplied == from->premultiplied
+    if (checker->plan->algorithm->collective == BARRIER) counted_twice = false;
+    into->valid &= from->valid && same_chunk && !counted_twice && into->premultiplied == from->premultiplied
         && into->premultiplied == checker->plan->stage_inputs;
     /* A quotient must not be summed. */
     into->valid &= !into->finished && !from->finished;
@@ -34,8 +34,8 @@ void value_reduce(struct checker *checker, struct value *into, const struct valu
 /* ---- clocks ---- */
 void checker_merge_clock(struct checker *checker, int thread, const int *clock)
 {
-    int *mine = checker->thread[thread].clock;
-    for (int i = 0; i < checker->threads; i++) mine[i] = clock[i] > mine[i] ? clock[i] : mine[i];
+    int *own = checker->thread[thread].clock;
+    for (int i = 0; i < checker->threads; i++) own[i] = clock[i] > own[i] ? clock[i] : own[i];
 }
 int *checker_copy_clock(struct checker *checker, int thread)
 {
@@ -54,36 +54,37 @@ struct check_cell *checker_cell(struct checker *checker, struct span span, int i
         size_t row = (rank * 2 + half) * slots + slot;
         return &checker->scratch[row * (size_t)checker->plan->ranks[0].chunks[SCRATCH] + (size_t)(span.first + index)];
     }
-    size_t home = (size_t)plan_cell_index(checker->plan, span.rank, span.buffer, span.first + index);
-    return &checker->tensors[(rank * (size_t)checker->tensor_cells + home) * (size_t)checker->tiles + (size_t)tile];
+    size_t cell = (size_t)plan_cell_index(checker->plan, span.rank, span.buffer, span.first + index);
+    return &checker->tensors[(rank * (size_t)checker->tensor_cells + cell) * (size_t)checker->tiles + (size_t)tile];
 }
-static bool access_is_over(const struct checker *checker, const struct access *a, int thread)
+/* True if the thread knows that the access has ended: it is its own, or its end is in the thread's clock. */
+static bool access_is_over(const struct checker *checker, const struct access *access, int thread)
 {
-    int at = a->message ? a->message->done_at : a->at;
-    return at > 0 && (a->thread == thread || checker->thread[thread].clock[a->thread] >= at);
+    int end = access->message ? access->message->done_at : access->at;
+    return end > 0 && (access->thread == thread || checker->thread[thread].clock[access->thread] >= end);
 }
-void checker_record_access(struct checker *checker, struct check_cell *c, int thread, bool write,
-    const struct check_message *m, int step, int tile)
+void checker_record_access(struct checker *checker, struct check_cell *cell, int thread, bool is_write,
+    const struct check_message *message, int step, int tile)
 {
     static const char *const races[2][2] = { { "", "race: written, then read" },
         { "race: read, then written", "race: written twice" } };
     int kept = 0;
-    for (int i = 0; i < c->count; i++) {
-        struct access a = c->list[i];
-        bool over = access_is_over(checker, &a, thread),
-             again = a.thread == thread && a.write == write && !a.message && !m;
-        if ((a.write || write) && !over)
-            checker_report_error(checker, races[write][a.write], thread / checker->slots, step, tile);
-        if (!(write && over) && !again) c->list[kept++] = a;
+    for (int i = 0; i < cell->count; i++) {
+        struct access earlier = cell->list[i];
+        bool is_over = access_is_over(checker, &earlier, thread),
+             is_repeated = earlier.thread == thread && earlier.is_write == is_write && !earlier.message && !message;
+        if ((earlier.is_write || is_write) && !is_over)
+            checker_report_error(checker, races[is_write][earlier.is_write], thread / checker->slots, step, tile);
+        if (!(is_write && is_over) && !is_repeated) cell->list[kept++] = earlier;
     }
-    c->count = kept;
-    struct access *list = memory_grow(c->list, c->count, &c->room, sizeof *list);
+    cell->count = kept;
+    struct access *list = memory_grow(cell->list, cell->count, &cell->room, sizeof *list);
     if (!list) {
         checker_report_error(checker, "the checker is out of memory", thread / checker->slots, step, tile);
         return;
     }
-    c->list = list;
-    list[c->count++] = (struct access){ m, thread, *checker_clock_now(checker, thread) + 1, write };
+    cell->list = list;
+    list[cell->count++] = (struct access){ message, thread, *checker_clock_now(checker, thread) + 1, is_write };
 }
 struct check_message **checker_message(struct checker *checker, int rank, int step, int tile, int operation)
 {
@@ -117,23 +118,23 @@ static bool checker_init_threads(struct checker *checker)
     size_t threads = (size_t)checker->threads, ranks = (size_t)checker->plan->size;
     checker->thread = memory_alloc_zeroed(threads, sizeof *checker->thread);
     checker->walker = memory_alloc_zeroed(ranks, sizeof *checker->walker);
-    bool fine = checker->thread && checker->walker;
-    for (size_t i = 0; i < threads && fine; i++) {
+    bool has_memory = checker->thread && checker->walker;
+    for (size_t i = 0; i < threads && has_memory; i++) {
         checker->thread[i].clock = memory_alloc_zeroed(threads, sizeof(int));
-        fine = checker->thread[i].clock != NULL;
+        has_memory = checker->thread[i].clock != NULL;
     }
-    for (size_t r = 0; r < ranks && fine; r++) {
+    for (size_t r = 0; r < ranks && has_memory; r++) {
         checker->walker[r].arrival = memory_alloc_zeroed((size_t)checker->operations * threads, sizeof(int));
-        fine = checker->walker[r].arrival != NULL;
+        has_memory = checker->walker[r].arrival != NULL;
     }
-    return fine;
+    return has_memory;
 }
 bool checker_init(struct checker *checker)
 {
     checker->match = match_create(checker->plan);
-    bool fine = checker->match && checker_init_memory(checker) && checker_init_threads(checker);
-    if (!fine) checker_report_error(checker, "the checker is out of memory", 0, 0, 0);
-    return fine;
+    bool has_memory = checker->match && checker_init_memory(checker) && checker_init_threads(checker);
+    if (!has_memory) checker_report_error(checker, "the checker is out of memory", 0, 0, 0);
+    return has_memory;
 }
 void checker_finish(struct checker *checker)
 {
